@@ -1,0 +1,60 @@
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "memory/backend.h"
+
+namespace brim {
+namespace {
+
+constexpr auto kAggregate = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+c10::CachingDeviceAllocator::DeviceStats device_stats(c10::Device device) {
+  return c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+}
+
+}  // namespace
+
+MemoryStats AcceleratorBackend::stats(c10::Device device) {
+  const auto now = device_stats(device);
+  MemoryStats stats;
+  stats.allocated = now.allocated_bytes[kAggregate].current;
+  stats.peak = now.allocated_bytes[kAggregate].peak;
+  stats.reserved = now.reserved_bytes[kAggregate].current;
+  stats.inactive_split = now.inactive_split_bytes[kAggregate].current;
+  stats.alloc_retries = now.num_alloc_retries;
+  stats.ooms = now.num_ooms;
+  const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+  stats.limit = static_cast<std::int64_t>(total);
+  stats.free = static_cast<std::int64_t>(free) + stats.reserved - stats.allocated;
+  return stats;
+}
+
+PeakSample AcceleratorBackend::peak(c10::Device device) {
+  const auto allocated = device_stats(device).allocated_bytes[kAggregate];
+  return {allocated.peak, allocated.current};
+}
+
+PeakSample AcceleratorBackend::take_peak(c10::Device device) {
+  const PeakSample sample = AcceleratorBackend::peak(device);
+  // c10 has no call that reads and resets at once: a peak of another thread exactly between the two calls is lost.
+  c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+  return sample;
+}
+
+std::int64_t AcceleratorBackend::capacity(c10::Device device) {
+  return static_cast<std::int64_t>(c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).second);
+}
+
+void AcceleratorBackend::set_limit(c10::Device device, std::optional<std::int64_t> /*bytes*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "a budget on ", device.str(), " is not possible: ",
+                              device.is_cuda() ? "this build of brim has no CUDA support (libbrim_cuda was not found)"
+                                               : "torch's allocator for this device knows no limit");
+}
+
+void AcceleratorBackend::release_cached(c10::Device device) {
+  c10::getDeviceAllocator(device.type())->emptyCache();
+}
+
+}  // namespace brim

@@ -1,0 +1,80 @@
+#include "memory/backend.h"
+
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+
+#include <atomic>
+
+namespace brim {
+namespace {
+
+std::atomic<DeviceBackend*> cuda_backend{nullptr};
+
+AcceleratorBackend& accelerator_backend() {
+  static auto* const backend = new AcceleratorBackend;
+  return *backend;
+}
+
+/// libbrim itself links to no CUDA library, so that one build serves machines with and without. What needs CUDA is in
+/// libbrim_cuda beside it, loaded at the first use of a CUDA device; its initialiser registers the backend.
+DeviceBackend& loaded_cuda_backend() {
+  static const bool tried = [] {
+    if (cuda_backend.load() == nullptr) {
+      dlopen("libbrim_cuda.so", RTLD_NOW | RTLD_LOCAL);  // absent in a build without CUDA: measuring still works
+    }
+    return true;
+  }();
+  (void)tried;
+  DeviceBackend* backend = cuda_backend.load();
+  return backend != nullptr ? *backend : accelerator_backend();
+}
+
+}  // namespace
+
+void register_cuda_backend(DeviceBackend& backend) {
+  cuda_backend.store(&backend);
+}
+
+DeviceBackend& backend_for(c10::Device device) {
+  if (device.is_cpu()) {
+    return cpu_backend();
+  }
+  if (device.is_cuda()) {
+    return loaded_cuda_backend();
+  }
+  return accelerator_backend();
+}
+
+c10::Device resolve_device(c10::Device device) {
+  if (device.is_cpu()) {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  TORCH_CHECK_VALUE(at::accelerator::isAccelerator(device.type()), "device must be the CPU or an accelerator, got ",
+                    device.str());
+  // Counting devices first turns torch's long complaints about a missing driver into one sentence.
+  const c10::DeviceIndex count =
+      c10::impl::hasDeviceGuardImpl(device.type()) ? c10::impl::VirtualGuardImpl(device.type()).deviceCount() : 0;
+  TORCH_CHECK_VALUE(count > 0, "device is ", device.str(), ", but torch sees no ", c10::DeviceTypeName(device.type()),
+                    " device here");
+  at::globalContext().lazyInitDevice(device.type());
+  if (!device.has_index()) {
+    return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+  }
+  TORCH_CHECK_VALUE(device.index() >= 0 && device.index() < count, "device is ", device.str(),
+                    ", but torch sees only ", static_cast<int>(count), " ", c10::DeviceTypeName(device.type()),
+                    " device(s)");
+  return device;
+}
+
+c10::Device default_device() {
+  const auto accelerator = at::accelerator::getAccelerator(false);
+  if (!accelerator || at::accelerator::deviceCount() == 0) {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  return resolve_device(c10::Device(*accelerator));
+}
+
+}  // namespace brim

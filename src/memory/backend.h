@@ -1,0 +1,73 @@
+#pragma once
+
+#include <brim/export.h>
+#include <brim/memory/stats.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "memory/cpu_allocator.h"
+
+namespace brim {
+
+/// What each kind of device must answer; the rest of the module is written against this. One object a device type, never
+/// destroyed; all members are thread-safe. Devices arrive with an index (see resolve_device).
+class DeviceBackend {
+ public:
+  virtual ~DeviceBackend() = default;
+
+  /// Everything in MemoryStats, where `peak` is the highest since the last take_peak.
+  virtual MemoryStats stats(c10::Device device) = 0;
+
+  /// Called before the first use by something that needs exact counts.
+  virtual void prepare(c10::Device /*device*/) {}
+
+  virtual PeakSample peak(c10::Device device) = 0;
+  virtual PeakSample take_peak(c10::Device device) = 0;
+
+  /// As stats(device).free and .allocated, but cheap enough for every step of a loop; the free bytes may be some
+  /// milliseconds old where asking the system is slow.
+  struct Room {
+    std::int64_t allocated = 0;
+    std::int64_t free = 0;
+  };
+  virtual Room room(c10::Device device) {
+    const MemoryStats now = stats(device);
+    return {now.allocated, now.free};
+  }
+
+  /// Bytes that the device has for this process when no budget is set.
+  virtual std::int64_t capacity(c10::Device device) = 0;
+
+  /// Keeps the device's allocations under `bytes` from now on; empty takes the limit away.
+  /// @throws c10::NotImplementedError where the device's allocator knows no limit.
+  virtual void set_limit(c10::Device device, std::optional<std::int64_t> bytes) = 0;
+
+  /// Gives cached memory back to the system.
+  virtual void release_cached(c10::Device device) = 0;
+};
+
+/// @throws c10::ValueError where `device` has no memory that brim can see.
+DeviceBackend& backend_for(c10::Device device);
+
+/// `device` with its index filled in (the current one where none is given), checked to exist.
+c10::Device resolve_device(c10::Device device);
+
+DeviceBackend& cpu_backend();
+
+/// A backend for any accelerator whose allocator is a c10::DeviceAllocator. It can measure but not limit.
+class BRIM_API AcceleratorBackend : public DeviceBackend {
+ public:
+  MemoryStats stats(c10::Device device) override;
+  PeakSample peak(c10::Device device) override;
+  PeakSample take_peak(c10::Device device) override;
+  std::int64_t capacity(c10::Device device) override;
+  void set_limit(c10::Device device, std::optional<std::int64_t> bytes) override;
+  void release_cached(c10::Device device) override;
+};
+
+/// Used by libbrim_cuda when it is loaded, to add what needs CUDA's own headers.
+BRIM_API void register_cuda_backend(DeviceBackend& backend);
+
+}  // namespace brim

@@ -1,0 +1,81 @@
+#include <brim/memory/budget.h>
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "memory/backend.h"
+
+namespace brim {
+namespace {
+
+/// The limits of the open budgets of every device. Kept as a list and not as "the previous limit", because budgets of
+/// several threads may end in any order.
+struct OpenBudgets {
+  std::mutex mutex;
+  std::unordered_map<c10::Device, std::vector<std::int64_t>> limits;
+};
+
+OpenBudgets& open_budgets() {
+  static auto* const instance = new OpenBudgets;
+  return *instance;
+}
+
+std::optional<std::int64_t> tightest(const std::vector<std::int64_t>& limits) {
+  if (limits.empty()) {
+    return std::nullopt;
+  }
+  return *std::min_element(limits.begin(), limits.end());
+}
+
+std::int64_t open_budget(const ByteLimit& limit, c10::Device device) {
+  DeviceBackend& backend = backend_for(device);
+  backend.prepare(device);
+  OpenBudgets& open = open_budgets();
+  const std::lock_guard lock(open.mutex);
+  auto& limits = open.limits[device];
+  const std::int64_t whole = limit.is_percentage() ? backend.stats(device).limit : 0;
+  limits.push_back(limit.resolve(whole));
+  const std::int64_t bytes = limits.back();
+  try {
+    backend.set_limit(device, tightest(limits));
+  } catch (...) {
+    limits.pop_back();
+    throw;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Budget::Budget(ByteLimit limit, c10::Device device)
+    : device_(resolve_device(device)), limit_(open_budget(limit, device_)) {}
+
+Budget::Budget(std::int64_t bytes, c10::Device device) : Budget(ByteLimit::of_bytes(bytes), device) {}
+
+Budget::Budget(std::string_view limit, c10::Device device) : Budget(ByteLimit::parse(limit), device) {}
+
+Budget::~Budget() {
+  close();
+}
+
+void Budget::close() noexcept {
+  if (closed_) {
+    return;
+  }
+  closed_ = true;
+  OpenBudgets& open = open_budgets();
+  const std::lock_guard lock(open.mutex);
+  auto& limits = open.limits[device_];
+  limits.erase(std::find(limits.begin(), limits.end(), limit_));
+  try {
+    backend_for(device_).set_limit(device_, tightest(limits));
+  } catch (const std::exception& error) {
+    TORCH_WARN("the budget on ", device_.str(), " could not be taken away: ", error.what());
+  }
+}
+
+}  // namespace brim

@@ -1,0 +1,133 @@
+#include <brim/memory/bytes.h>
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <optional>
+
+namespace brim {
+namespace {
+
+constexpr std::string_view kAllowed =
+    "expected a positive number of bytes such as \"512MiB\", \"8GB\", \"1.5GiB\", \"1048576\" or a percentage such as "
+    "\"50%\"";
+
+struct Unit {
+  std::string_view name;  // lower case
+  double bytes;
+};
+
+constexpr double kKilo = 1000.0;
+constexpr double kKibi = 1024.0;
+
+constexpr std::array<Unit, 14> kUnits{{
+    {"", 1.0},
+    {"b", 1.0},
+    {"kb", kKilo},
+    {"mb", kKilo* kKilo},
+    {"gb", kKilo* kKilo* kKilo},
+    {"tb", kKilo* kKilo* kKilo* kKilo},
+    {"pb", kKilo* kKilo* kKilo* kKilo* kKilo},
+    {"eb", kKilo* kKilo* kKilo* kKilo* kKilo* kKilo},
+    {"kib", kKibi},
+    {"mib", kKibi* kKibi},
+    {"gib", kKibi* kKibi* kKibi},
+    {"tib", kKibi* kKibi* kKibi* kKibi},
+    {"pib", kKibi* kKibi* kKibi* kKibi* kKibi},
+    {"eib", kKibi* kKibi* kKibi* kKibi* kKibi* kKibi},
+}};
+
+std::string_view trim(std::string_view text) {
+  const auto is_space = [](char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; };
+  while (!text.empty() && is_space(text.front())) {
+    text.remove_prefix(1);
+  }
+  while (!text.empty() && is_space(text.back())) {
+    text.remove_suffix(1);
+  }
+  return text;
+}
+
+std::optional<double> unit_bytes(std::string_view name) {
+  std::string lower(name);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); });
+  const auto* unit = std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& u) { return u.name == lower; });
+  if (unit == kUnits.end()) {
+    return std::nullopt;
+  }
+  return unit->bytes;
+}
+
+}  // namespace
+
+ByteLimit ByteLimit::of_bytes(std::int64_t bytes) {
+  TORCH_CHECK_VALUE(bytes > 0, "limit must be a positive number of bytes, got ", bytes);
+  return {bytes, 0.0};
+}
+
+ByteLimit ByteLimit::parse(std::string_view text) {
+  const std::string_view body = trim(text);
+  // A plain integer is read exactly: a double would lose bytes above 2^53.
+  std::int64_t whole = 0;
+  const auto as_int = std::from_chars(body.data(), body.data() + body.size(), whole);
+  if (!body.empty() && as_int.ec == std::errc{} && as_int.ptr == body.data() + body.size()) {
+    TORCH_CHECK_VALUE(whole > 0, "limit \"", text, "\" is not positive: ", kAllowed);
+    return {whole, 0.0};
+  }
+  double number = 0.0;
+  const auto as_double = std::from_chars(body.data(), body.data() + body.size(), number, std::chars_format::fixed);
+  const bool starts_with_digit = !body.empty() && (std::isdigit(static_cast<unsigned char>(body.front())) != 0 ||
+                                                   body.front() == '.' || body.front() == '-');
+  TORCH_CHECK_VALUE(starts_with_digit && as_double.ec == std::errc{} && std::isfinite(number), "limit \"", text,
+                    "\" is not understood: ", kAllowed);
+  TORCH_CHECK_VALUE(number > 0, "limit \"", text, "\" is not positive: ", kAllowed);
+
+  const auto rest = trim(body.substr(static_cast<std::size_t>(as_double.ptr - body.data())));
+  if (rest == "%") {
+    TORCH_CHECK_VALUE(number <= 100.0, "limit \"", text, "\" is over 100 %: ", kAllowed);
+    return {0, number};
+  }
+  const std::optional<double> unit = unit_bytes(rest);
+  TORCH_CHECK_VALUE(unit.has_value(), "limit \"", text, "\" has the unknown unit \"", rest, "\": ", kAllowed);
+  const double bytes = number * *unit;
+  // 2^63 is exact as a double, so this comparison is too.
+  TORCH_CHECK_VALUE(bytes < 0x1p63, "limit \"", text, "\" is more than 2^63 - 1 bytes: ", kAllowed);
+  TORCH_CHECK_VALUE(bytes >= 1.0, "limit \"", text, "\" is less than one byte: ", kAllowed);
+  return {static_cast<std::int64_t>(bytes), 0.0};
+}
+
+std::int64_t ByteLimit::resolve(std::int64_t whole) const {
+  if (!is_percentage()) {
+    return bytes_;
+  }
+  const double share = static_cast<double>(whole) * (percent_ / 100.0);
+  if (share >= static_cast<double>(whole)) {
+    return std::max<std::int64_t>(whole, 1);
+  }
+  return std::max<std::int64_t>(static_cast<std::int64_t>(share), 1);
+}
+
+std::string format_bytes(std::int64_t bytes) {
+  constexpr std::array<const char*, 7> kNames{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  // 1023.995 would print as "1024.00": carry it into the next unit instead.
+  while (std::abs(value) >= kKibi - 0.005 && unit + 1 < kNames.size()) {
+    value /= kKibi;
+    ++unit;
+  }
+  std::array<char, 48> text{};
+  const int digits = unit == 0 ? 0 : 2;
+  const int written = std::snprintf(text.data(), text.size(), "%.*f %s", digits, value, kNames[unit]);
+  return {text.data(), static_cast<std::size_t>(written)};
+}
+
+}  // namespace brim

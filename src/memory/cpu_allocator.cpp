@@ -1,0 +1,158 @@
+#include "memory/cpu_allocator.h"
+
+#include <brim/memory/bytes.h>
+#include <brim/memory/cpu.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace brim {
+namespace {
+
+// One cache line keeps torch's promise of 64-byte alignment for the data behind it.
+constexpr std::size_t kHeaderBytes = 64;
+
+void report_to_profiler(void* data, std::int64_t change, std::int64_t allocated) {
+  if (c10::memoryProfilingEnabled()) {
+    c10::reportMemoryUsageToProfiler(data, change, static_cast<std::size_t>(std::max<std::int64_t>(allocated, 0)), 0,
+                                     c10::Device(c10::DeviceType::CPU));
+  }
+}
+
+std::string with_exact(std::int64_t bytes) {
+  return format_bytes(bytes) + " (" + std::to_string(bytes) + " bytes)";
+}
+
+[[noreturn]] void throw_out_of_memory(std::int64_t bytes, std::int64_t in_use, const std::string& why) {
+  c10::reportOutOfMemoryToProfiler(bytes, static_cast<std::size_t>(std::max<std::int64_t>(in_use, 0)), 0,
+                                   c10::Device(c10::DeviceType::CPU));
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CPU out of memory. Tried to allocate ", with_exact(bytes), " with ",
+                   with_exact(in_use), " in use", why);
+}
+
+}  // namespace
+
+CpuAllocator& CpuAllocator::instance() {
+  static CpuAllocator* const allocator = new CpuAllocator;  // never destroyed, see the class comment
+  return *allocator;
+}
+
+void CpuAllocator::install() {
+  // Priority 0 as torch's own: a higher one could never be replaced again by the user.
+  static const bool once = [this] {
+    c10::SetCPUAllocator(this, 0);
+    installed_.store(true, std::memory_order_release);
+    return true;
+  }();
+  (void)once;
+}
+
+c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
+  const c10::Device cpu(c10::DeviceType::CPU);
+  if (bytes == 0) {
+    return {nullptr, nullptr, &CpuAllocator::free_block, cpu};
+  }
+  const auto size = static_cast<std::int64_t>(bytes);
+  TORCH_CHECK_WITH(OutOfMemoryError, bytes < static_cast<std::size_t>(kUnlimited) - kHeaderBytes,
+                   "CPU out of memory. Tried to allocate ", bytes, " bytes, more than any machine has");
+  if (gate_count_.load(std::memory_order_relaxed) != 0 && !admitted(bytes)) {
+    throw_out_of_memory(size, allocated(), ": this failure was injected by brim::testing::OomInjector");
+  }
+  reserve(size);
+  void* block = nullptr;
+  std::string system_error;
+  try {
+    block = c10::alloc_cpu(bytes + kHeaderBytes);
+  } catch (const c10::Error& error) {
+    system_error = error.what_without_backtrace();
+  }
+  if (block == nullptr) {
+    release(size);
+    throw_out_of_memory(size, allocated(), ": the system has no more (" + system_error + ")");
+  }
+  std::memcpy(block, &bytes, sizeof(bytes));
+  void* data = static_cast<char*>(block) + kHeaderBytes;
+  report_to_profiler(data, size, allocated());
+  return {data, data, &CpuAllocator::free_block, cpu};
+}
+
+void CpuAllocator::reserve(std::int64_t bytes) {
+  // Compare and swap, not add and take back: an allocation that fails must never make a concurrent one fail too.
+  std::int64_t held = allocated_.load(std::memory_order_relaxed);
+  do {
+    const std::int64_t allowed = limit();
+    if (bytes > allowed - held) {
+      throw_out_of_memory(bytes, held, " of " + with_exact(allowed) + " allowed by the budget");
+    }
+  } while (!allocated_.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
+  raise_peak(held + bytes);
+}
+
+void CpuAllocator::raise_peak(std::int64_t candidate) {
+  std::int64_t peak = peak_.load(std::memory_order_relaxed);
+  while (candidate > peak && !peak_.compare_exchange_weak(peak, candidate, std::memory_order_relaxed)) {
+  }
+}
+
+PeakSample CpuAllocator::take_peak() {
+  const std::int64_t now = allocated();
+  const std::int64_t peak = peak_.exchange(now, std::memory_order_relaxed);
+  // An allocation between the two lines above has its peak in `peak`; if it is still held, it counts from here too.
+  raise_peak(allocated());
+  return {std::max(peak, now), now};
+}
+
+void CpuAllocator::free_block(void* data) {
+  if (data == nullptr) {
+    return;
+  }
+  void* block = static_cast<char*>(data) - kHeaderBytes;
+  std::size_t bytes = 0;
+  std::memcpy(&bytes, block, sizeof(bytes));
+  auto& self = instance();
+  const auto size = static_cast<std::int64_t>(bytes);
+  self.release(size);
+  report_to_profiler(data, -size, self.allocated());
+  c10::free_cpu(block);
+}
+
+c10::DeleterFnPtr CpuAllocator::raw_deleter() const {
+  return &CpuAllocator::free_block;
+}
+
+void CpuAllocator::copy_data(void* dest, const void* src, std::size_t count) const {
+  default_copy_data(dest, src, count);
+}
+
+void CpuAllocator::add_gate(AllocationGate& gate) {
+  const std::lock_guard lock(gates_mutex_);
+  gates_.push_back(&gate);
+  gate_count_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void CpuAllocator::remove_gate(AllocationGate& gate) noexcept {
+  const std::lock_guard lock(gates_mutex_);
+  gate_count_.fetch_sub(static_cast<int>(std::erase(gates_, &gate)), std::memory_order_relaxed);
+}
+
+bool CpuAllocator::admitted(std::size_t bytes) {
+  const std::lock_guard lock(gates_mutex_);
+  bool admitted = true;
+  for (AllocationGate* gate : gates_) {
+    admitted = gate->admit(bytes) && admitted;  // every gate counts every allocation
+  }
+  return admitted;
+}
+
+void install_cpu_allocator() {
+  CpuAllocator::instance().install();
+}
+
+bool cpu_allocator_installed() {
+  return CpuAllocator::instance().installed();
+}
+
+}  // namespace brim

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <brim/export.h>
+#include <c10/core/Allocator.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <vector>
+
+namespace brim {
+
+/// Asked before each CPU allocation; a refusal makes that allocation fail as if memory were exhausted.
+class AllocationGate {
+ public:
+  virtual bool admit(std::size_t bytes) noexcept = 0;
+
+ protected:
+  ~AllocationGate() = default;
+};
+
+/// The most bytes held since the last reset, and the bytes held now.
+struct PeakSample {
+  std::int64_t peak = 0;
+  std::int64_t current = 0;
+};
+
+/// torch's CPU allocator with a count of every byte, a limit, and gates.
+///
+/// Each block is preceded by one cache line that holds its size, so that a block can be freed on any thread and after
+/// the limit changed, and the count stays exact. Only the bytes that were asked for are counted, not that line.
+///
+/// One instance for the process, never destroyed: tensors may outlive everything else. All members are thread-safe.
+class CpuAllocator final : public c10::Allocator {
+ public:
+  static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+
+  static CpuAllocator& instance();
+
+  /// Makes this torch's CPU allocator from now on. Tensors that exist already stay with the old one, uncounted.
+  void install();
+  bool installed() const { return installed_.load(std::memory_order_acquire); }
+
+  /// @throws c10::OutOfMemoryError over the limit, at a gate's refusal, or when the system has no more.
+  c10::DataPtr allocate(std::size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void copy_data(void* dest, const void* src, std::size_t count) const override;
+
+  std::int64_t allocated() const { return allocated_.load(std::memory_order_relaxed); }
+  std::int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
+
+  /// Reads the peak and starts a new one at the bytes held now. No peak is lost to a concurrent allocation: it is
+  /// either in the sample or in the peak that follows.
+  PeakSample take_peak();
+
+  std::int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
+  void set_limit(std::int64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
+
+  void add_gate(AllocationGate& gate);
+  void remove_gate(AllocationGate& gate) noexcept;
+
+ private:
+  CpuAllocator() = default;
+
+  static void free_block(void* data);
+  void reserve(std::int64_t bytes);
+  void release(std::int64_t bytes) { allocated_.fetch_sub(bytes, std::memory_order_relaxed); }
+  void raise_peak(std::int64_t candidate);
+  bool admitted(std::size_t bytes);
+
+  std::atomic<bool> installed_{false};
+  std::atomic<std::int64_t> allocated_{0};
+  std::atomic<std::int64_t> peak_{0};
+  std::atomic<std::int64_t> limit_{kUnlimited};
+
+  std::atomic<int> gate_count_{0};  // read on every allocation, so that the lock is taken only when there is a gate
+  std::mutex gates_mutex_;
+  std::vector<AllocationGate*> gates_;
+};
+
+}  // namespace brim

@@ -1,0 +1,85 @@
+#include <brim/memory/host_memory.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+
+#include "memory/backend.h"
+
+namespace brim {
+namespace {
+
+/// What the system can still give, read at most every 20 ms, since it takes several files. In between, tensors that came
+/// or went since the last reading are taken into account.
+std::int64_t recent_host_available(std::int64_t allocated) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kFresh = std::chrono::milliseconds(20);
+  static std::mutex mutex;
+  static Clock::time_point read_at{};
+  static std::int64_t available = 0;
+  static std::int64_t allocated_then = 0;
+  const std::lock_guard lock(mutex);
+  const auto now = Clock::now();
+  if (read_at == Clock::time_point{} || now - read_at > kFresh) {
+    available = read_host_memory().available();
+    allocated_then = allocated;
+    read_at = now;
+  }
+  return std::max<std::int64_t>(available - (allocated - allocated_then), 0);
+}
+
+class CpuBackend final : public DeviceBackend {
+ public:
+  MemoryStats stats(c10::Device /*device*/) override {
+    const HostMemory host = read_host_memory();
+    const CpuAllocator& allocator = CpuAllocator::instance();
+    MemoryStats stats;
+    stats.allocated = allocator.allocated();
+    stats.peak = allocator.peak();
+    stats.reserved = host.resident;
+    stats.limit = std::min(host.limit(), allocator.limit());
+    const std::int64_t left_of_budget = std::max<std::int64_t>(allocator.limit() - stats.allocated, 0);
+    stats.free = std::min(host.available(), left_of_budget);
+    return stats;
+  }
+
+  void prepare(c10::Device /*device*/) override { CpuAllocator::instance().install(); }
+
+  Room room(c10::Device /*device*/) override {
+    const CpuAllocator& allocator = CpuAllocator::instance();
+    const std::int64_t allocated = allocator.allocated();
+    const std::int64_t left_of_budget = std::max<std::int64_t>(allocator.limit() - allocated, 0);
+    return {allocated, std::min(recent_host_available(allocated), left_of_budget)};
+  }
+
+  PeakSample peak(c10::Device /*device*/) override {
+    // An allocation in progress on another thread is in the count a moment before it is in the peak.
+    const CpuAllocator& allocator = CpuAllocator::instance();
+    const std::int64_t now = allocator.allocated();
+    return {std::max(allocator.peak(), now), now};
+  }
+
+  PeakSample take_peak(c10::Device /*device*/) override { return CpuAllocator::instance().take_peak(); }
+
+  std::int64_t capacity(c10::Device /*device*/) override { return read_host_memory().limit(); }
+
+  void set_limit(c10::Device /*device*/, std::optional<std::int64_t> bytes) override {
+    CpuAllocator::instance().set_limit(bytes.value_or(CpuAllocator::kUnlimited));
+  }
+
+  void release_cached(c10::Device /*device*/) override {
+#if defined(__GLIBC__)
+    malloc_trim(0);  // torch keeps no cache on the CPU, but the C library does
+#endif
+  }
+};
+
+}  // namespace
+
+DeviceBackend& cpu_backend() {
+  static auto* const backend = new CpuBackend;
+  return *backend;
+}
+
+}  // namespace brim

@@ -1,0 +1,74 @@
+// Built into libbrim_cuda, the only part of the memory module that needs CUDA's headers.
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <unordered_map>
+
+#include "memory/backend.h"
+
+namespace brim {
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+/// The fraction for which torch's `static_cast<size_t>(fraction * total)` is exactly `bytes`: a plain quotient can
+/// land one byte below.
+double fraction_for(std::int64_t bytes, std::int64_t total) {
+  double fraction = static_cast<double>(bytes) / static_cast<double>(total);
+  while (static_cast<std::int64_t>(fraction * static_cast<double>(total)) < bytes) {
+    fraction = std::nextafter(fraction, 2.0);
+  }
+  return std::min(fraction, 1.0);
+}
+
+class CudaBackend final : public AcceleratorBackend {
+ public:
+  MemoryStats stats(c10::Device device) override {
+    MemoryStats stats = AcceleratorBackend::stats(device);
+    const double fraction = caching::getMemoryFraction(device.index());
+    if (fraction < 1.0) {
+      stats.limit = static_cast<std::int64_t>(fraction * static_cast<double>(stats.limit));
+      stats.free = std::clamp<std::int64_t>(stats.limit - stats.allocated, 0, std::max<std::int64_t>(stats.free, 0));
+    }
+    return stats;
+  }
+
+  void set_limit(c10::Device device, std::optional<std::int64_t> bytes) override {
+    const std::lock_guard lock(mutex_);
+    const auto outer = outer_fraction_.find(device.index());
+    if (!bytes) {
+      if (outer != outer_fraction_.end()) {
+        caching::setMemoryFraction(outer->second, device.index());
+        outer_fraction_.erase(outer);
+      }
+      return;
+    }
+    if (outer == outer_fraction_.end()) {
+      outer_fraction_[device.index()] = caching::getMemoryFraction(device.index());
+    }
+    const std::int64_t total = capacity(device);
+    // A fraction that the user set with torch's own call stays in force below the budget.
+    const double fraction = fraction_for(std::min(*bytes, total), total);
+    caching::setMemoryFraction(std::min(fraction, outer_fraction_[device.index()]), device.index());
+    // Blocks in torch's cache would be handed out without a look at the limit.
+    if (AcceleratorBackend::stats(device).reserved > *bytes) {
+      release_cached(device);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<c10::DeviceIndex, double> outer_fraction_;  // what was in force before our first limit
+};
+
+[[maybe_unused]] const bool kRegistered = [] {
+  register_cuda_backend(*new CudaBackend);  // never destroyed, as every backend
+  return true;
+}();
+
+}  // namespace
+}  // namespace brim

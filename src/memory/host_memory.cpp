@@ -1,0 +1,192 @@
+#include <brim/memory/host_memory.h>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+namespace brim {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::optional<std::int64_t> parse_int(std::string_view text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end == text.data()) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+std::optional<std::string> first_line(const fs::path& file) {
+  std::ifstream in(file);
+  std::string line;
+  if (!in || !std::getline(in, line)) {
+    return std::nullopt;
+  }
+  return line;
+}
+
+std::optional<std::int64_t> read_int(const fs::path& file) {
+  const auto line = first_line(file);
+  return line ? parse_int(*line) : std::nullopt;  // "max" (no limit) is not a number
+}
+
+void least(std::optional<std::int64_t>& current, std::int64_t candidate) {
+  current = current ? std::min(*current, candidate) : candidate;
+}
+
+/// One kernel interface for cgroup memory: v2's files or v1's.
+struct CgroupFiles {
+  const char* limit;
+  const char* usage;
+  const char* statistics;      // memory.stat: what of the usage the kernel can take back
+  std::string_view inactive_file;
+};
+
+constexpr CgroupFiles kVersion2{"memory.max", "memory.current", "memory.stat", "inactive_file"};
+constexpr CgroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat",
+                                "total_inactive_file"};
+
+// v1 writes "no limit" as the largest page-aligned number, v2 as "max"; nothing real is this large.
+constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;
+
+std::int64_t reclaimable(const fs::path& statistics, std::string_view key) {
+  std::ifstream in(statistics);
+  std::string name;
+  std::int64_t value = 0;
+  while (in >> name >> value) {
+    if (name == key) {
+      return value;
+    }
+  }
+  return 0;
+}
+
+/// Takes the least limit from `folder` up to `top`: a child cannot use more than any of its parents allows.
+void walk_cgroups(const fs::path& top, fs::path folder, const CgroupFiles& files, HostMemory& memory) {
+  for (;;) {
+    const auto limit = read_int(folder / files.limit);
+    if (limit && *limit < kNoLimit) {
+      least(memory.cgroup_limit, *limit);
+      if (const auto usage = read_int(folder / files.usage)) {
+        // Page cache that nobody is using counts as usage, but the kernel drops it before it kills anyone.
+        const std::int64_t held = *usage - reclaimable(folder / files.statistics, files.inactive_file);
+        least(memory.cgroup_available, std::max<std::int64_t>(*limit - std::max<std::int64_t>(held, 0), 0));
+      }
+    }
+    if (folder == top || !folder.has_relative_path() || folder == folder.root_path()) {
+      return;
+    }
+    folder = folder.parent_path();
+  }
+}
+
+/// The folder of a cgroup named in /proc/self/cgroup. Inside a container that path may belong to the host and not
+/// exist here: then the mount itself is the container's own group.
+fs::path cgroup_folder(const fs::path& mount, std::string_view name) {
+  while (!name.empty() && name.front() == '/') {
+    name.remove_prefix(1);
+  }
+  const fs::path folder = name.empty() ? mount : (mount / name).lexically_normal();
+  std::error_code ignored;
+  const auto inside = folder.lexically_relative(mount);
+  const bool escapes = !inside.empty() && *inside.begin() == "..";
+  return !escapes && fs::is_directory(folder, ignored) ? folder : mount;
+}
+
+void read_cgroups(const fs::path& root, HostMemory& memory) {
+  const fs::path mount = root / "sys/fs/cgroup";
+  std::ifstream in(root / "proc/self/cgroup");
+  std::string line;
+  while (std::getline(in, line)) {  // "hierarchy:controllers:path"
+    const auto first = line.find(':');
+    const auto second = first == std::string::npos ? std::string::npos : line.find(':', first + 1);
+    if (second == std::string::npos) {
+      continue;
+    }
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const std::string_view name = std::string_view(line).substr(second + 1);
+    if (controllers.empty()) {
+      walk_cgroups(mount, cgroup_folder(mount, name), kVersion2, memory);
+    } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
+      const fs::path memory_mount = mount / "memory";
+      walk_cgroups(memory_mount, cgroup_folder(memory_mount, name), kVersion1, memory);
+    }
+  }
+}
+
+void read_physical(const fs::path& root, HostMemory& memory) {
+  std::ifstream in(root / "proc/meminfo");
+  std::string line;
+  while (std::getline(in, line)) {  // "MemTotal:       24000000 kB"
+    std::istringstream fields(line);
+    std::string name;
+    std::int64_t kib = 0;
+    fields >> name >> kib;
+    if (name == "MemTotal:") {
+      memory.physical_total = kib * 1024;
+    } else if (name == "MemAvailable:") {
+      memory.physical_available = kib * 1024;
+    }
+  }
+  if (memory.physical_total == 0) {  // no /proc: the C library knows the total at least
+    memory.physical_total = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+    memory.physical_available = memory.physical_total;
+  }
+}
+
+void read_process(const fs::path& root, HostMemory& memory) {
+  std::ifstream in(root / "proc/self/statm");
+  std::int64_t size_pages = 0;
+  std::int64_t resident_pages = 0;
+  if (in >> size_pages >> resident_pages) {
+    const std::int64_t page = sysconf(_SC_PAGESIZE);
+    memory.address_space = size_pages * page;
+    memory.resident = resident_pages * page;
+  }
+  rlimit bound{};
+  if (getrlimit(RLIMIT_AS, &bound) == 0 && bound.rlim_cur != RLIM_INFINITY &&
+      bound.rlim_cur < static_cast<rlim_t>(kNoLimit)) {
+    memory.address_space_limit = static_cast<std::int64_t>(bound.rlim_cur);
+  }
+}
+
+}  // namespace
+
+std::int64_t HostMemory::limit() const {
+  std::int64_t result = physical_total;
+  for (const auto& bound : {cgroup_limit, address_space_limit}) {
+    if (bound) {
+      result = std::min(result, *bound);
+    }
+  }
+  return result;
+}
+
+std::int64_t HostMemory::available() const {
+  std::int64_t result = physical_available;
+  if (cgroup_available) {
+    result = std::min(result, *cgroup_available);
+  }
+  if (address_space_limit) {
+    result = std::min(result, *address_space_limit - address_space);
+  }
+  return std::max<std::int64_t>(result, 0);
+}
+
+HostMemory read_host_memory(const fs::path& root) {
+  HostMemory memory;
+  read_physical(root, memory);
+  read_process(root, memory);
+  read_cgroups(root, memory);
+  return memory;
+}
+
+}  // namespace brim

@@ -1,0 +1,118 @@
+#include <brim/memory/out_of_memory.h>
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <new>
+#include <stdexcept>
+
+#include "memory/oom_message.h"
+
+namespace brim {
+namespace {
+
+std::atomic<ExceptionClassifier> foreign_classifier{nullptr};
+
+// cudaErrorMemoryAllocation and hipErrorOutOfMemory are both 2.
+constexpr std::int32_t kRuntimeOutOfMemory = 2;
+
+/// Errors of these types blame an argument: no size would cure them, whatever their text says.
+bool blames_an_argument(const c10::Error& error) {
+  return dynamic_cast<const c10::ValueError*>(&error) != nullptr ||
+         dynamic_cast<const c10::TypeError*>(&error) != nullptr ||
+         dynamic_cast<const c10::IndexError*>(&error) != nullptr ||
+         dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr;
+}
+
+OomCause classify_torch_error(const c10::Error& error) {
+  if (blames_an_argument(error)) {
+    return {};
+  }
+  const auto* accelerator = dynamic_cast<const c10::AcceleratorError*>(&error);
+  const bool certain = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+                       (accelerator != nullptr && accelerator->get_error_code() == kRuntimeOutOfMemory);
+  return classify_message(error.what_without_backtrace(), certain ? OomKind::device_memory : OomKind::none);
+}
+
+}  // namespace
+
+OomCause classify(const std::exception& error) noexcept {
+  if (const auto foreign = foreign_classifier.load()) {
+    if (const auto cause = foreign(error)) {
+      return *cause;
+    }
+  }
+  try {
+    if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) {
+      return classify_torch_error(*torch_error);
+    }
+    if (dynamic_cast<const std::bad_array_new_length*>(&error) != nullptr) {
+      return {OomKind::size_limit, c10::Device(c10::DeviceType::CPU), std::nullopt, std::nullopt};
+    }
+    if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+      return {OomKind::host_memory, c10::Device(c10::DeviceType::CPU), std::nullopt, std::nullopt};
+    }
+    if (dynamic_cast<const std::runtime_error*>(&error) != nullptr) {
+      return oom_message::parse(error.what());
+    }
+  } catch (...) {
+    // No memory to look at an error about memory. Saying "not ours" lets it pass on unchanged.
+  }
+  return {};
+}
+
+OomCause classify(const std::exception_ptr& error) noexcept {
+  if (!error) {
+    return {};
+  }
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return classify(exception);
+  } catch (...) {
+    return {};
+  }
+}
+
+OomCause classify_message(std::string_view message, OomKind otherwise) noexcept {
+  OomCause cause = oom_message::parse(message);
+  if (!cause && otherwise != OomKind::none) {
+    cause.kind = otherwise;
+    cause.requested = oom_message::requested_bytes(message);
+    cause.in_use = oom_message::bytes_in_use(message);
+    if (otherwise == OomKind::host_memory) {
+      cause.device = c10::Device(c10::DeviceType::CPU);
+    }
+  }
+  return cause;
+}
+
+bool is_out_of_memory(const std::exception_ptr& error) noexcept {
+  return static_cast<bool>(classify(error));
+}
+
+bool is_out_of_memory(const std::exception& error) noexcept {
+  return static_cast<bool>(classify(error));
+}
+
+const char* to_string(OomKind kind) noexcept {
+  switch (kind) {
+    case OomKind::none:
+      return "not out of memory";
+    case OomKind::device_memory:
+      return "device memory";
+    case OomKind::host_memory:
+      return "host memory";
+    case OomKind::library_workspace:
+      return "library workspace";
+    case OomKind::size_limit:
+      return "size limit";
+  }
+  return "not out of memory";
+}
+
+void set_exception_classifier(ExceptionClassifier classifier) noexcept {
+  foreign_classifier.store(classifier);
+}
+
+}  // namespace brim

@@ -1,0 +1,85 @@
+#include "memory/peak_ledger.h"
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "memory/backend.h"
+
+namespace brim::peak_ledger {
+namespace {
+
+struct Ledger {
+  std::mutex mutex;
+  std::vector<PeakEntry*> open;
+  std::unordered_map<c10::Device, std::int64_t> highest;  // of what meters have taken from the allocators
+};
+
+Ledger& ledger() {
+  static auto* const instance = new Ledger;  // meters may close during static destruction
+  return *instance;
+}
+
+/// Takes the allocator's peak and credits it to everyone who was watching. The caller holds the lock.
+PeakSample fold(Ledger& book, c10::Device device) {
+  const PeakSample sample = backend_for(device).take_peak(device);
+  for (PeakEntry* entry : book.open) {
+    if (entry->device == device) {
+      entry->highest = std::max(entry->highest, sample.peak);
+    }
+  }
+  auto& highest = book.highest[device];
+  highest = std::max(highest, sample.peak);
+  return sample;
+}
+
+}  // namespace
+
+void open(PeakEntry& entry) {
+  backend_for(entry.device).prepare(entry.device);
+  Ledger& book = ledger();
+  const std::lock_guard lock(book.mutex);
+  const PeakSample sample = fold(book, entry.device);
+  entry.start = entry.highest = entry.end = sample.current;
+  book.open.push_back(&entry);
+}
+
+void close(PeakEntry& entry) noexcept {
+  Ledger& book = ledger();
+  const std::lock_guard lock(book.mutex);
+  std::erase(book.open, &entry);
+  try {
+    const PeakSample sample = backend_for(entry.device).peak(entry.device);
+    entry.highest = std::max(entry.highest, sample.peak);
+    entry.end = sample.current;
+  } catch (...) {
+    // The device is in an error state that has been reported elsewhere; the last known figures stay.
+  }
+}
+
+PeakEntry read(const PeakEntry& entry) {
+  Ledger& book = ledger();
+  const std::lock_guard lock(book.mutex);
+  const PeakSample sample = backend_for(entry.device).peak(entry.device);
+  PeakEntry now = entry;
+  now.highest = std::max(entry.highest, sample.peak);
+  now.end = sample.current;
+  return now;
+}
+
+std::int64_t highest_ever(c10::Device device, std::int64_t current_peak) {
+  Ledger& book = ledger();
+  const std::lock_guard lock(book.mutex);
+  const auto found = book.highest.find(device);
+  return found == book.highest.end() ? current_peak : std::max(found->second, current_peak);
+}
+
+void forget(c10::Device device) {
+  Ledger& book = ledger();
+  const std::lock_guard lock(book.mutex);
+  fold(book, device);
+  book.highest.erase(device);
+}
+
+}  // namespace brim::peak_ledger
