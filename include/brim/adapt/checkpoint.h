@@ -1,0 +1,34 @@
+#pragma once
+
+#include <brim/adapt/options.h>
+#include <brim/adapt/random_state.h>
+#include <brim/export.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace brim {
+
+/// How things stood before a try: what must come back afterwards, and where random numbers continue. Cheap, because it is
+/// taken on the path of a call that fits.
+class BRIM_API Checkpoint {
+ public:
+  explicit Checkpoint(const AdaptOptions& options);
+
+  /// The device that the options mean.
+  c10::Device device() const { return device_; }
+
+  /// Bytes that tensors held on `device` when this was taken; empty for a device that was not watched.
+  std::optional<std::int64_t> held(c10::Device device) const;
+
+  void restore_random_state() const;
+
+ private:
+  c10::Device device_;
+  std::int64_t cpu_held_;
+  std::int64_t device_held_ = 0;
+  std::optional<RandomState> random_;
+};
+
+}  // namespace brim

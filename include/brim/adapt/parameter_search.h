@@ -1,0 +1,118 @@
+#pragma once
+
+#include <brim/adapt/size_search.h>
+#include <brim/adapt/strategy.h>
+#include <brim/export.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace brim {
+
+/// One integer that may be lowered until the work fits. The fields are those of a SizeSearch.
+struct Parameter {
+  std::int64_t maximum = 0;
+  std::int64_t quantum = 1;
+  std::int64_t lower = 1;
+};
+
+struct ParameterSearchOptions {
+  Strategy strategy = Strategy::predictive;
+  Start start = Start::at_upper;
+  std::vector<Parameter> parameters{};
+  /// Indices into `parameters`, each exactly once: a group's parameters shrink together, and groups
+  /// are lowered in this order. Empty: each parameter is a group of its own, in the order of
+  /// `parameters`.
+  std::vector<std::vector<std::size_t>> groups{};
+  double margin = SizeSearchOptions{}.margin;
+  std::optional<std::int64_t> available{};  ///< as in SizeSearchOptions
+};
+
+/// Finds values for several parameters that fit, lowering one group of them after the other.
+///
+/// The first group is searched with all others at their maximum. Only when it fails at its floor
+/// (each of its parameters at `lower`) is the next group lowered, the first staying at its floor,
+/// and so on. Within a group all parameters have the same fraction of their maximum, each rounded
+/// down by its own quantum and never below its own `lower`.
+///
+/// With `Strategy::halving` and groups of one, the values tried are those of torch_max_mem in the
+/// same order, with one exception: it tries the values of a floor that failed once more when it
+/// turns to the next parameter, which can only fail again. Here they are tried once.
+///
+/// Owns its values; not thread-safe: one search belongs to one call.
+///
+/// @code
+/// ParameterSearch search({.parameters = {{.maximum = 4096, .quantum = 32}, {.maximum = 128}}});
+/// while (!search.finished()) {
+///   const auto values = search.next();  // values[0], values[1]
+///   ...
+///   search.record({.fitted = ok, .peak = peak, .requested = requested, .limit = limit, .held =
+///   held}); if (ok) break;
+/// }
+/// @endcode
+class BRIM_API ParameterSearch {
+ public:
+  /// @throws std::invalid_argument naming what is wrong, its value, and what is allowed.
+  explicit ParameterSearch(const ParameterSearchOptions& options);
+
+  /// Takes in what an earlier call found at `values`; see SizeSearch::remember. Values that no
+  /// search with these groups visits say nothing about the order of lowering and are passed over.
+  /// `outcome.size` is not read.
+  /// @return whether the fact was taken in.
+  /// @throws std::invalid_argument when the number of values is wrong or one is below 1.
+  bool remember(std::span<const std::int64_t> values, SizeOutcome outcome);
+
+  /// The values to try now, in the order of the parameters; valid until the next call of a
+  /// non-const member. Once finished: the values to use, which are `best()`, or the floor of all
+  /// when nothing fits.
+  [[nodiscard]] std::span<const std::int64_t> next() const noexcept { return next_; }
+
+  /// Takes in what happened at `next()`. `outcome.size` is not read.
+  void record(SizeOutcome outcome);
+
+  [[nodiscard]] bool finished() const noexcept { return groups_[current_].search.finished(); }
+
+  /// The largest values known to fit, in the order of lowering.
+  [[nodiscard]] std::optional<std::vector<std::int64_t>> best() const;
+
+  /// How many outcomes were recorded (a count).
+  [[nodiscard]] std::int64_t attempts() const noexcept { return attempts_; }
+
+ private:
+  // A group is searched by one number, its scale: that of its largest parameter, of which the
+  // others have the same fraction. Different scales may round to the same values; `same` is the
+  // range that does.
+  struct Group {
+    std::vector<std::size_t> members;
+    std::int64_t scale;  // at the maximum
+    SizeSearch search;
+  };
+  struct Range {
+    std::int64_t first;
+    std::int64_t last;
+  };
+
+  [[nodiscard]] std::int64_t value(const Group& group, std::size_t parameter,
+                                   std::int64_t scale) const;
+  [[nodiscard]] bool equal(const Group& group, std::int64_t scale, std::int64_t other) const;
+  [[nodiscard]] Range same(const Group& group, std::int64_t scale) const;
+  [[nodiscard]] Group make_group(const ParameterSearchOptions& options,
+                                 std::vector<std::size_t> members) const;
+  [[nodiscard]] std::vector<std::int64_t> values_at(std::size_t current, std::int64_t scale) const;
+  [[nodiscard]] std::optional<std::int64_t> scale_of(const Group& group,
+                                                     std::span<const std::int64_t> values) const;
+  [[nodiscard]] bool exhausted()
+      const;  // the current group failed at its floor, and there is another
+  void advance();
+
+  std::vector<Parameter> parameters_;
+  std::vector<Group> groups_;
+  std::vector<std::int64_t> next_;
+  std::size_t current_ = 0;
+  std::int64_t attempts_ = 0;
+};
+
+}  // namespace brim

@@ -1,0 +1,150 @@
+#pragma once
+
+#include <brim/adapt/strategy.h>
+#include <brim/export.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace brim {
+
+/// Where a predictive search begins when it remembers nothing.
+enum class Start : std::uint8_t {
+  at_upper,  ///< with the largest size: for work that is over at the first fit (`batch`,
+             ///< `maximize`)
+  probe,     ///< with a small one, and grows: for work in parts, where a small part is no loss
+             ///< (`range`, `chunked`)
+};
+
+/// What happened at one size. All numbers are bytes, and each may be missing; a negative one counts
+/// as missing.
+struct SizeOutcome {
+  std::int64_t size = 0;  ///< the size that was tried, 1 or more
+  bool fitted = false;    ///< whether the attempt succeeded
+  std::optional<std::int64_t>
+      peak{};  ///< held above `held` at its highest; of a failure: when it failed
+  std::optional<std::int64_t> requested{};  ///< asked for when it failed
+  std::optional<std::int64_t> limit{};      ///< allowed in all
+  std::int64_t held = 0;                    ///< in use before the attempt
+};
+
+struct SizeSearchOptions {
+  Strategy strategy = Strategy::predictive;
+  Start start = Start::at_upper;  ///< for `Strategy::predictive` only; the others begin at `upper`
+  std::int64_t upper = 0;  ///< the largest size; allowed even where it is no multiple of `quantum`
+  std::int64_t lower = 1;  ///< the smallest size; allowed even where it is no multiple of `quantum`
+  std::int64_t quantum = 1;  ///< sizes above it are its multiples, sizes up to it are all allowed
+  double margin = 0.015;     ///< share of the bytes that a prediction leaves free, [0, 0.5]
+  /// Bytes an attempt may use now (limit minus held). Only what is remembered needs it: an outcome
+  /// that is recorded brings its own.
+  std::optional<std::int64_t> available{};
+};
+
+/// `x` itself up to `quantum`, above it the largest multiple of `quantum` not above `x`.
+[[nodiscard]] constexpr std::int64_t floor_to_multiple(std::int64_t x,
+                                                       std::int64_t quantum) noexcept {
+  return x <= quantum ? x : x / quantum * quantum;
+}
+
+/// Finds the largest size that fits, from what happened at the sizes tried so far.
+///
+/// Pure logic: it allocates nothing, runs nothing and owns only numbers. Not thread-safe: one
+/// search belongs to one call; what outlives the call is given to the next search by `remember`.
+///
+/// `halving` ends at the first fit. `bisect` and `predictive` from `at_upper` go on until the
+/// largest size that fits is known exactly; who needs only one success stops at the first.
+/// `predictive` from `probe` ends when nothing larger is expected to fit safely: it does not
+/// provoke a failure to learn the last percent. It moves again when the available bytes do.
+///
+/// Whatever the numbers say, the next size is below all that failed and not one that fitted in this
+/// call, and the attempts are logarithmic in `upper`. Where outcomes contradict, the newest counts.
+///
+/// @code
+/// SizeSearch search({.upper = 65536});
+/// while (!search.finished()) {
+///   const std::int64_t size = search.next();
+///   const Attempt attempt = try_at(size);
+///   search.record({.size = size, .fitted = attempt.ok, .peak = attempt.peak, .limit = limit});
+///   if (attempt.ok) break;  // or go on, for the exact maximum
+/// }
+/// @endcode
+class BRIM_API SizeSearch {
+ public:
+  /// @throws std::invalid_argument naming the option that is wrong, its value, and what is allowed.
+  explicit SizeSearch(const SizeSearchOptions& options);
+
+  /// Takes in a fact from an earlier call. It shapes the predictions; it is a bound only as far as
+  /// the available bytes allow the conclusion: a fit while no less is available than then, a
+  /// failure while no more is available or while it needed more than is available now.
+  /// @throws std::invalid_argument when the size is below 1.
+  void remember(const SizeOutcome& outcome);
+
+  /// Takes in what happened at a size: `next()`, or another (the shorter last part of a range).
+  /// @throws std::invalid_argument when the size is below 1.
+  void record(const SizeOutcome& outcome);
+
+  /// Says how many bytes the next attempt may use, where the caller knows it. Else it is taken from
+  /// the last outcome, less what the attempts seem to leave behind (results that pile up).
+  /// @throws std::invalid_argument when it is negative.
+  void set_available(std::int64_t bytes);
+
+  /// The size to try now. Once finished: the size to use, `best()`, or `lower` when nothing fits.
+  [[nodiscard]] std::int64_t next() const noexcept { return next_; }
+
+  /// Whether there is nothing left worth trying; without a `best()` it means that nothing fits.
+  [[nodiscard]] bool finished() const noexcept { return finished_; }
+
+  /// The largest size known to fit, the smallest known not to: from this call or remembered.
+  [[nodiscard]] std::optional<std::int64_t> best() const noexcept;
+  [[nodiscard]] std::optional<std::int64_t> smallest_failure() const noexcept;
+
+  /// How many outcomes were recorded (a count; what is remembered is not in it).
+  [[nodiscard]] std::int64_t attempts() const noexcept { return fits_ + failures_; }
+  [[nodiscard]] const SizeSearchOptions& options() const noexcept { return options_; }
+
+ private:
+  struct Fact {
+    std::int64_t size = 0;
+    std::int64_t need = -1;       // a fit's peak, a failure's peak + requested; -1: not known
+    std::int64_t requested = -1;  // of a failure
+    std::int64_t available = -1;  // at that time; -1: not known
+    bool fitted = false;
+    bool remembered = false;
+  };
+  // Only sizes that differ are kept, and a search visits few: older ones have been superseded.
+  static constexpr std::size_t kFacts = 24;
+
+  void add(const SizeOutcome& outcome, bool remembered);
+  void expect_available(const Fact& previous) noexcept;
+  void update_bounds() noexcept;
+  void choose();
+  [[nodiscard]] bool bounds(const Fact& fact) const noexcept;
+  [[nodiscard]] double usable() const noexcept;  // negative: not known
+  [[nodiscard]] std::optional<double> predicted(double margin) const;
+  [[nodiscard]] std::int64_t first_choice(std::int64_t high) const;
+  [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
+  [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;
+  [[nodiscard]] std::int64_t probe_choice(std::int64_t high) const;
+  [[nodiscard]] std::int64_t hint() const noexcept;  // a fit without bytes; 0: none
+  [[nodiscard]] std::int64_t half() const noexcept;
+  [[nodiscard]] std::int64_t middle(std::int64_t high) const noexcept;
+  [[nodiscard]] std::int64_t clamp(double size, std::int64_t low, std::int64_t high) const noexcept;
+
+  SizeSearchOptions options_;
+  std::array<Fact, kFacts> facts_{};  // oldest first
+  std::size_t count_ = 0;
+  std::int64_t available_ = -1;  // to the next attempt; -1: not known
+  std::int64_t best_ = 0;        // 0: none
+  std::int64_t failure_ = 0;     // 0: none
+  std::int64_t next_ = 0;
+  std::int64_t fits_ = 0, failures_ = 0;  // recorded
+  std::int64_t grown_ = 0;                // recorded at a larger size than the one before
+  std::int64_t failed_in_a_row_ = 0;
+  int stalls_ = 0;            // recorded in a row that did not halve what is left to search
+  bool failed_here_ = false;  // failure_ was recorded, not remembered
+  bool finished_ = false;
+};
+
+}  // namespace brim

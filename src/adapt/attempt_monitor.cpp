@@ -1,0 +1,184 @@
+#include "adapt/attempt_monitor.h"
+
+#include <brim/memory/bytes.h>
+#include <brim/memory/release.h>
+#include <brim/memory/stats.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "memory/backend.h"
+
+namespace brim {
+namespace {
+
+// A summary of more tries than this would hide what matters.
+constexpr std::size_t kMostTries = 24;
+
+/// What may stay behind without being called a leak: libraries keep workspaces of torch's
+/// accelerator memory for good.
+std::int64_t tolerated(c10::Device device, std::int64_t attempt_peak) {
+  constexpr std::int64_t kCpu = 4096;
+  constexpr std::int64_t kAccelerator = std::int64_t{64} << 20;
+  return std::max(device.is_cpu() ? kCpu : kAccelerator, attempt_peak / 100);
+}
+
+std::string join(std::span<const std::int64_t> values) {
+  std::ostringstream out;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    out << (i == 0 ? "" : ", ") << values[i];
+  }
+  return out.str();
+}
+
+}  // namespace
+
+AttemptMonitor::AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint)
+    : options_(options), checkpoint_(std::move(checkpoint)) {}
+
+void AttemptMonitor::begin() {
+  meter_.emplace(checkpoint_.device());
+  begun_ = std::chrono::steady_clock::now();
+}
+
+AttemptMonitor::Result AttemptMonitor::fitted(std::span<const std::int64_t> values) {
+  Result result;
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+  meter_->close();
+  const auto room = backend_for(checkpoint_.device()).room(checkpoint_.device());
+  const std::int64_t held = meter_->start();
+  result.outcome = {.size = values.front(),
+                    .fitted = true,
+                    .peak = meter_->peak(),
+                    .requested = std::nullopt,
+                    .limit = room.allocated + room.free,
+                    .held = held};
+  if (options_.attempts != nullptr || options_.observer) {
+    publish({.values = {values.begin(), values.end()},
+             .outcome = OomKind::none,
+             .peak = result.outcome.peak,
+             .requested = std::nullopt,
+             .held = held,
+             .available = *result.outcome.limit - held,
+             .seconds = result.seconds,
+             .repeats = std::ranges::equal(values, released_for_)});
+  }
+  meter_.reset();
+  return result;
+}
+
+AttemptMonitor::Result AttemptMonitor::failed(std::span<const std::int64_t> values,
+                                              const OomCause& cause, const std::string& message) {
+  last_message_ = message;
+  Result result;
+  std::optional<std::int64_t> peak;
+  if (meter_) {
+    result.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+    meter_->close();
+    peak = meter_->peak();
+    meter_.reset();
+  }
+  const c10::Device device = cause.device && cause.device->type() != checkpoint_.device().type()
+                                 ? resolve_device(*cause.device)
+                                 : checkpoint_.device();
+  const std::optional<std::int64_t> before = checkpoint_.held(device);
+  if (cause.in_use && before) {
+    peak = std::max<std::int64_t>(*cause.in_use - *before, 0);
+  }
+  if (before) {
+    wait_for_memory(device, peak.value_or(0));
+  }
+  const auto room = backend_for(device).room(device);
+  const std::int64_t limit = room.allocated + room.free;
+
+  result.outcome = {.size = values.front(), .fitted = false};
+  // Figures of another device than the one that is watched would spoil the model of that one.
+  if (device == checkpoint_.device() && cause.kind != OomKind::size_limit) {
+    result.outcome.peak = peak;
+    result.outcome.requested = cause.requested;
+    result.outcome.limit = limit;
+    result.outcome.held = room.allocated;
+  }
+
+  const bool repeats = std::ranges::equal(values, released_for_);
+  const bool should_have_fitted =
+      cause.in_use && cause.requested && *cause.in_use + *cause.requested <= limit;
+  if (!device.is_cpu() && !repeats &&
+      (cause.kind == OomKind::library_workspace ||
+       (cause.kind == OomKind::device_memory && should_have_fitted))) {
+    release_cached(device);
+    released_for_.assign(values.begin(), values.end());
+    result.try_same_again = true;
+  }
+  publish({.values = {values.begin(), values.end()},
+           .outcome = cause.kind,
+           .peak = peak,
+           .requested = cause.requested,
+           .held = room.allocated,
+           .available = room.free,
+           .seconds = result.seconds,
+           .repeats = repeats});
+  return result;
+}
+
+void AttemptMonitor::wait_for_memory(c10::Device device, std::int64_t attempt_peak) {
+  const std::int64_t before = *checkpoint_.held(device);
+  const auto left = [&] { return backend_for(device).peak(device).current - before; };
+  const std::int64_t tolerance = tolerated(device, attempt_peak);
+  if (left() <= tolerance) {
+    return;
+  }
+  if (options_.collect_garbage) {
+    options_.collect_garbage();
+  }
+  const std::int64_t kept = left();
+  if (kept > tolerance && !warned_) {
+    warned_ = true;
+    TORCH_WARN(format_bytes(kept), " of a failed try's memory on ", device.str(),
+               " did not come back: something still refers to its tensors, so less is left for the "
+               "next try");
+  }
+}
+
+void AttemptMonitor::publish(Attempt attempt) {
+  if (options_.attempts != nullptr) {
+    options_.attempts->push_back(attempt);
+  }
+  if (options_.observer) {
+    options_.observer(attempt);
+  }
+  if (!attempt.fitted()) {
+    if (tries_.size() == kMostTries) {
+      tries_.erase(tries_.begin() + 1);  // the first one stays: it says where the call began
+    }
+    tries_.push_back(std::move(attempt));
+  }
+}
+
+void AttemptMonitor::give_up() const {
+  const c10::Device device = checkpoint_.device();
+  const MemoryStats stats = memory_stats(device);
+  const Fragmentation cache = fragmentation(device);
+  std::ostringstream out;
+  out << last_message_ << "\nIt does not fit even with " << options_.name << " = "
+      << join(tries_.back().values) << ", the smallest that is allowed. Tried:";
+  for (const Attempt& attempt : tries_) {
+    out << "\n  " << options_.name << " = " << join(attempt.values) << ": "
+        << to_string(attempt.outcome);
+    if (attempt.peak) {
+      out << ", held " << format_bytes(*attempt.peak);
+    }
+    if (attempt.requested) {
+      out << ", asked for " << format_bytes(*attempt.requested) << " more";
+    }
+  }
+  out << "\nOn " << device.str() << ": limit " << format_bytes(stats.limit)
+      << ", in use before the call "
+      << format_bytes(checkpoint_.held(device).value_or(stats.allocated)) << ", free now "
+      << format_bytes(stats.free) << ", cached and unusable " << format_bytes(cache.stuck);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, out.str());
+}
+
+}  // namespace brim

@@ -1,0 +1,117 @@
+#include <brim/adapt/run.h>
+#include <brim/adapt/throughput.h>
+
+#include <cmath>
+
+#include "adapt/attempt_monitor.h"
+#include "adapt/run_support.h"
+#include "memory/backend.h"
+
+namespace brim {
+namespace {
+
+SizeSearch make_search(std::int64_t upper, const AdaptOptions& options,
+                       const std::vector<SizeFact>& facts, c10::Device device) {
+  check_options(options);
+  SizeSearchOptions search{.strategy = options.strategy,
+                           .start = Start::probe,
+                           .upper = upper,
+                           .lower = std::min(options.lower, upper),
+                           .quantum = options.quantum};
+  if (!facts.empty()) {
+    search.available = backend_for(device).room(device).free;
+  }
+  auto result = as_value_error([&] { return SizeSearch(search); });
+  for (const SizeFact& fact : facts) {
+    result.remember(fact.outcome);
+  }
+  return result;
+}
+
+/// Whether a fit says nothing that is not known from `last`: most parts of a long range.
+bool repeats(const SizeFact& last, const SizeFact& fact) {
+  constexpr double kSame = 0.01;
+  const auto near = [](double a, double b) { return std::abs(a - b) <= kSame * std::max(a, b); };
+  return last.outcome.size == fact.outcome.size && last.outcome.fitted &&
+         near(static_cast<double>(last.outcome.peak.value_or(0)),
+              static_cast<double>(fact.outcome.peak.value_or(0)));
+}
+
+}  // namespace
+
+struct RangeRun::State {
+  const AdaptOptions& options;
+  AttemptMonitor monitor;
+  std::vector<SizeFact>
+      facts;  // what this run knows; the rates of all sizes it took, for Objective::throughput
+  SizeSearch search;
+  std::optional<SizeFact> learned;
+  std::int64_t lower;
+  bool repeats = false;
+};
+
+RangeRun::RangeRun(std::int64_t upper, const AdaptOptions& options) {
+  TORCH_CHECK_VALUE(upper >= 1, "the initial step must be 1 or more, got ", upper);
+  Checkpoint checkpoint(options);
+  const c10::Device device = checkpoint.device();
+  std::vector<SizeFact> facts = recall(options);
+  SizeSearch search = make_search(upper, options, facts, device);
+  state_ = std::unique_ptr<State>(new State{options, AttemptMonitor(options, std::move(checkpoint)),
+                                            std::move(facts), std::move(search), std::nullopt, std::min(options.lower, upper)});
+}
+
+RangeRun::~RangeRun() = default;
+RangeRun::RangeRun(RangeRun&&) noexcept = default;
+
+std::int64_t RangeRun::step() const {
+  const std::int64_t largest = state_->search.next();
+  if (state_->options.objective == Objective::memory || !state_->search.finished()) {
+    return largest;
+  }
+  return throughput_choice(state_->facts, largest, state_->lower,
+                           state_->options.quantum);
+}
+
+void RangeRun::begin() {
+  if (state_->repeats) {
+    state_->monitor.checkpoint().restore_random_state();
+  } else {
+    state_->monitor.renew(Checkpoint(state_->options));
+  }
+  state_->monitor.begin();
+}
+
+void RangeRun::fitted(std::int64_t size) {
+  state_->repeats = false;
+  const auto result = state_->monitor.fitted({&size, 1});
+  state_->search.record(result.outcome);
+  const double rate = result.seconds > 0 ? static_cast<double>(size) / result.seconds : 0.0;
+  SizeFact fact{.values = {size}, .outcome = result.outcome, .rate = rate};
+  if (state_->options.objective == Objective::throughput) {
+    state_->facts.push_back(fact);
+  }
+  if (!state_->learned || !repeats(*state_->learned, fact)) {
+    learn(state_->options, fact);
+    state_->learned = std::move(fact);
+  }
+}
+
+void RangeRun::failed(std::int64_t size, std::exception_ptr error) {
+  const ReleasedError released = release_error(std::move(error));
+  failed(size, released.cause, released.message);
+}
+
+void RangeRun::failed(std::int64_t size, const OomCause& cause, const std::string& message) {
+  state_->repeats = true;
+  const auto result = state_->monitor.failed({&size, 1}, cause, message);
+  if (result.try_same_again) {
+    return;
+  }
+  learn(state_->options, {.values = {size}, .outcome = result.outcome, .rate = 0.0});
+  state_->search.record(result.outcome);
+  if (size <= state_->lower) {
+    state_->monitor.give_up();
+  }
+}
+
+}  // namespace brim

@@ -1,0 +1,265 @@
+// How a SizeSearch chooses its next size, from the bounds and facts that size_search.cpp keeps.
+
+#include <brim/adapt/size_search.h>
+
+#include <algorithm>
+#include <bit>
+#include <span>
+
+#include "adapt/growth_model.h"
+#include "adapt/size_lattice.h"
+
+namespace brim {
+namespace {
+
+using detail::FailurePoint;
+using detail::lattice;
+using detail::NeedPoint;
+
+// The first probe is this part of the upper bound.
+constexpr double kProbeShare = 64.0;
+// A probe grows at most so much while no third point has confirmed the model, and so much
+// afterwards.
+constexpr double kProbeGrowth = 16.0;
+constexpr double kConfirmedProbeGrowth = 64.0;
+// A prediction this close to a fit needs less margin.
+constexpr double kNearby = 1.25;
+// A gain below this is not worth another size (the allocator would need new segments for it), nor
+// one below the second after many moves, which bounds their number.
+constexpr double kWorthMoving = 1.0 / 200;
+constexpr double kWorthMovingLate = 1.0 / 8;
+// A failure that explains less than this share of the available bytes is not believed.
+constexpr double kCredible = 0.5;
+// Below this use of the available bytes, one step of the lattice is worth a failure.
+constexpr double kUnusedForStep = 0.75;
+
+// The options' margin in parts. The first jump is optimistic anyway; the one after two failures
+// shall fit despite what the allocator rounds; near a size that fitted there is little left to be
+// wrong about.
+constexpr double kFirstJumpMargin = 1.0 / 6;
+constexpr double kLaterJumpMargin = 2.0 / 3;
+constexpr double kNearbyMargin = 1.0 / 4;
+
+// How much smaller the next size is at least, after so many failures in a row without any fit. The
+// first two steps come from the model alone; each that it did not foresee is trusted less, and from
+// the fifth on the search bisects.
+constexpr std::array<double, 4> kLeastShrink = {0.0, 0.005, 0.02, 0.125};
+
+}  // namespace
+
+void SizeSearch::choose() {
+  const std::int64_t high = failure_ == 0 ? options_.upper : lattice(options_).floor(failure_ - 1);
+  const bool halving = options_.strategy == Strategy::halving;
+  finished_ = high <= best_ || (halving && fits_ > 0 && best_ > 0);
+  if (finished_) {
+    next_ = best_ > 0 ? best_ : options_.lower;
+  } else if (options_.strategy == Strategy::predictive && options_.start == Start::probe) {
+    next_ = probe_choice(high);
+    finished_ = next_ == best_;
+  } else if (attempts() == 0) {
+    next_ = first_choice(high);
+  } else if (halving) {
+    next_ = failure_ == 0 ? high : half();
+  } else if (options_.strategy == Strategy::bisect) {
+    next_ = middle(high);
+  } else {
+    next_ = best_ == 0 ? shrink_choice(high) : narrow_choice(high);
+  }
+}
+
+double SizeSearch::usable() const noexcept {
+  if (available_ < 0) {
+    return -1.0;
+  }
+  auto bytes = static_cast<double>(available_);
+  for (std::size_t i = 0; i < count_; ++i) {
+    const auto need = static_cast<double>(facts_[i].need);
+    // It failed although there was room by the numbers: fragments, or a limit that promises too
+    // much. Half as much and less is no news about the limit, but a number not to be believed.
+    if (!facts_[i].fitted && !facts_[i].remembered &&
+        need >= kCredible * static_cast<double>(available_)) {
+      bytes = std::min(bytes, need);
+    }
+  }
+  return bytes;
+}
+
+std::optional<double> SizeSearch::predicted(double margin) const {
+  const double available = usable() * (1.0 - margin);
+  if (available < 0) {
+    return std::nullopt;
+  }
+  std::array<NeedPoint, kFacts> fits{};
+  std::array<NeedPoint, kFacts> failures{};
+  std::size_t fit_count = 0;
+  std::size_t failure_count = 0;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const Fact& fact = facts_[i];
+    if (fact.need >= 0) {
+      (fact.fitted ? fits[fit_count++] : failures[failure_count++]) = {fact.size, fact.need};
+    }
+  }
+  const auto by_size = [](const NeedPoint& a, const NeedPoint& b) { return a.size < b.size; };
+  const std::span fit_points(fits.data(), fit_count);
+  const std::span failure_points(failures.data(), failure_count);
+  std::sort(fit_points.begin(), fit_points.end(), by_size);
+  std::sort(failure_points.begin(), failure_points.end(), by_size);
+  const bool probing = options_.start == Start::probe;
+  const auto growth = detail::largest_within(fit_points, failure_points, available, probing);
+  if (!growth || !probing) {
+    return growth ? std::optional(growth->size) : std::nullopt;
+  }
+  const auto largest = static_cast<double>(fit_points.back().size);
+  double size =
+      std::min(growth->size, largest * (growth->confirmed ? kConfirmedProbeGrowth : kProbeGrowth));
+  const auto step = static_cast<double>(lattice(options_).above(best_));
+  const bool unconfirmed = !growth->confirmed && fit_count < 3 && best_ > 0;
+  const double use = static_cast<double>(fit_points.back().need) / std::max(available, 1.0);
+  if (unconfirmed && size < step &&
+      (fit_count == 1 ? use <= kUnusedForStep : growth->affine >= step)) {
+    // Between tiny sizes even the cautious prediction may allow no step; to stay at a tenth of what
+    // fits would cost more, for good, than the one failure that this risks.
+    size = step;
+  }
+  return size;
+}
+
+std::int64_t SizeSearch::clamp(double size, std::int64_t low, std::int64_t high) const noexcept {
+  if (!(size < static_cast<double>(high))) {
+    return high;
+  }
+  return size <= static_cast<double>(low)
+             ? low
+             : std::max(low, lattice(options_).floor(static_cast<std::int64_t>(size)));
+}
+
+std::int64_t SizeSearch::middle(std::int64_t high) const noexcept {
+  const auto grid = lattice(options_);
+  const std::int64_t low = std::max(best_, options_.lower - 1);
+  const std::int64_t top = failure_ == 0 ? options_.upper : failure_ - 1;
+  const std::int64_t half = low + (top - low) / 2 + (top - low) % 2;
+  return std::min(std::max(grid.floor(half), grid.above(best_)), high);
+}
+
+std::int64_t SizeSearch::half() const noexcept {
+  return std::max(options_.lower, floor_to_multiple(failure_ / 2, options_.quantum));
+}
+
+std::int64_t SizeSearch::hint() const noexcept {
+  std::int64_t fit = 0;
+  std::int64_t failure = 0;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const Fact& fact = facts_[i];
+    if (fact.remembered && (fact.available < 0 || available_ < 0)) {
+      if (fact.fitted) {
+        fit = std::max(fit, fact.size);
+      } else {
+        failure = failure == 0 ? fact.size : std::min(failure, fact.size);
+      }
+    }
+  }
+  return fit > 0 && failure > fit ? lattice(options_).floor(fit) : 0;
+}
+
+std::int64_t SizeSearch::first_choice(std::int64_t high) const {
+  if (options_.strategy == Strategy::predictive) {
+    if (const auto size = predicted(options_.margin * kFirstJumpMargin)) {
+      return clamp(*size, std::max(best_, options_.lower), high);
+    }
+    if (best_ == 0 && failure_ != 0) {
+      return shrink_choice(high);
+    }
+  }
+  if (failure_ != 0) {
+    const bool halving = options_.strategy == Strategy::halving;
+    return best_ > 0 ? best_ : halving ? half() : middle(high);
+  }
+  const std::int64_t size = best_ > 0 ? 0 : hint();
+  return size > 0 ? size : high;
+}
+
+std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
+  const auto failed = static_cast<std::size_t>(std::max<std::int64_t>(failed_in_a_row_, 1));
+  std::optional<FailurePoint> newest;
+  std::optional<FailurePoint> larger;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const Fact& fact = facts_[i];
+    if (fact.fitted || fact.need < 0) {
+      continue;
+    }
+    const FailurePoint point{fact.size, fact.need - fact.requested, fact.requested};
+    if (fact.size == failure_) {
+      newest = point;
+    } else if (fact.size > failure_ && (!larger || fact.size < larger->size)) {
+      larger = point;
+    }
+  }
+  const double available = usable();
+  const bool credible = newest && available >= 0 && newest->need() >= kCredible * available;
+  if (!credible || failed > kLeastShrink.size()) {
+    return middle(high);
+  }
+  const double part = options_.start == Start::probe ? 1.0
+                      : larger                       ? kLaterJumpMargin
+                                                     : kFirstJumpMargin;
+  const double size =
+      detail::size_after_failures(*newest, larger, available * (1.0 - options_.margin * part));
+  const double most = static_cast<double>(failure_) * (1.0 - kLeastShrink[failed - 1]);
+  return clamp(std::min(size, most), options_.lower, high);
+}
+
+std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
+  // Two guesses may miss, then the middle halves what is left: at most three times the attempts of
+  // bisecting.
+  if (stalls_ >= 2) {
+    return middle(high);
+  }
+  const bool only_remembered = fits_ == 0;
+  const auto guess = predicted(only_remembered ? options_.margin * kLaterJumpMargin : 0.0);
+  if (!guess) {
+    return only_remembered ? best_ : middle(high);
+  }
+  // A guess at or below the best is answered by the step above it, which either fails, and the
+  // search is over, or shows that there is more. Before anything fitted in this call, what did so
+  // earlier is the surer choice.
+  const std::int64_t low = only_remembered ? best_ : lattice(options_).above(best_);
+  return clamp(*guess, low, high);
+}
+
+std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
+  auto size = predicted(options_.margin);
+  if (size && best_ > 0 && *size <= kNearby * static_cast<double>(best_)) {
+    size = predicted(options_.margin * kNearbyMargin);
+  }
+  const bool blind = !size;
+  if (best_ == 0 && failed_here_) {
+    const std::int64_t smaller = shrink_choice(high);
+    return blind ? smaller : std::min(smaller, clamp(*size, options_.lower, high));
+  }
+  if (blind && best_ == 0) {
+    const std::int64_t start = hint();
+    return start > 0
+               ? start
+               : clamp(static_cast<double>(options_.upper) / kProbeShare, options_.lower, high);
+  }
+  double target = blind ? 2.0 * static_cast<double>(best_) : *size;
+  if (failure_ != 0 && best_ > 0 && (failed_here_ || blind)) {
+    // The model did not see this failure coming, or there is none. An eighth is not worth a second
+    // one.
+    if (best_ >= failure_ - failure_ / 8) {
+      return best_;
+    }
+    target = std::min(target, static_cast<double>(middle(high)));
+  }
+  const std::int64_t choice = clamp(target, options_.lower, high);
+  if (best_ == 0 || choice == options_.upper) {
+    return choice;
+  }
+  const auto width =
+      static_cast<std::int64_t>(std::bit_width(static_cast<std::uint64_t>(options_.upper)));
+  const bool late = grown_ > 12 + 2 * width;
+  const double gain = static_cast<double>(choice - best_) / static_cast<double>(best_);
+  return gain < (late ? kWorthMovingLate : kWorthMoving) ? best_ : choice;
+}
+
+}  // namespace brim

@@ -1,0 +1,47 @@
+#include <brim/adapt/throughput.h>
+
+#include <algorithm>
+
+namespace brim {
+namespace {
+
+// Less than this is within the noise of a timing, and memory is worth more.
+constexpr double kNegligible = 0.02;
+
+// The largest size that fits moves by a little from call to call; a rate measured this close to it
+// stands for it.
+constexpr double kSameSize = 0.9;
+
+}  // namespace
+
+std::int64_t throughput_choice(std::span<const SizeFact> facts, std::int64_t largest,
+                               std::int64_t lower, std::int64_t quantum) {
+  double best = 0.0;
+  bool knows_largest = false;
+  const auto counts = [&](const SizeFact& fact) {
+    return fact.outcome.fitted && fact.rate > 0 && fact.outcome.size <= largest;
+  };
+  for (const SizeFact& fact : facts) {
+    if (counts(fact)) {
+      best = std::max(best, fact.rate);
+      knows_largest = knows_largest || static_cast<double>(fact.outcome.size) >=
+                                           kSameSize * static_cast<double>(largest);
+    }
+  }
+  if (!knows_largest) {
+    return largest;
+  }
+  std::int64_t smallest = largest;
+  for (const SizeFact& fact : facts) {
+    if (counts(fact) && fact.rate >= best * (1.0 - kNegligible)) {
+      smallest = std::min(smallest, fact.outcome.size);
+    }
+  }
+  const std::int64_t half = std::max(floor_to_multiple(smallest / 2, quantum), lower);
+  const bool tried = std::any_of(facts.begin(), facts.end(), [&](const SizeFact& fact) {
+    return counts(fact) && fact.outcome.size <= half;
+  });
+  return tried ? smallest : half;
+}
+
+}  // namespace brim
