@@ -1,0 +1,71 @@
+#pragma once
+
+#include <brim/adapt/options.h>
+#include <brim/adapt/size_memory.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace brim::python {
+
+/// An argument of the decorated function, found without binding a signature: its place is known from the decoration.
+struct ArgumentSlot {
+  pybind11::object name;       // interned, so that comparing addresses nearly always decides
+  Py_ssize_t position = -1;    // among positional arguments; -1: keyword only
+  pybind11::object otherwise;  // its default; null where there is none
+};
+
+enum class AdaptKind : std::uint8_t { maximize, batch, range, chunked };
+
+/// What a decoration fixed, worked out once. Shared by a function and its bound copies; only read after it was made.
+struct AdaptiveConfig {
+  AdaptKind kind = AdaptKind::maximize;
+  AdaptOptions options;  // `memory`, `key`, `attempts` and the callbacks are filled in for each call
+
+  // maximize
+  std::vector<ArgumentSlot> parameters;
+  std::vector<std::int64_t> quanta;
+  std::vector<std::vector<std::size_t>> groups;
+  std::optional<ArgumentSlot> infer;  // its length is the maximum where none is passed
+
+  // batch, range, chunked
+  std::int64_t initial = 0;
+  std::int64_t dim = 0;  // chunked
+  pybind11::object progress;  // total -> an object with update(n) and close(); null: none
+
+  // remembering
+  std::shared_ptr<SizeMemory> memory;  // null: nothing is remembered
+  bool per_call_site = false;
+  std::vector<ArgumentSlot> key_arguments;  // empty: all tensors among the arguments
+  bool key_by_names = false;
+  pybind11::object hasher;  // mapping of the key arguments -> int; null: brim's own
+  std::uint64_t salt = 0;   // tells functions apart in a memory that is kept in files
+
+  pybind11::object observer;  // told of every try; null: nobody
+  pybind11::object logger;    // told of every try of a call that needed more than one look
+  pybind11::object collect;   // gc.collect
+};
+
+/// The arguments of a vectorcall, as they came.
+struct CallArguments {
+  PyObject* const* values;
+  Py_ssize_t positional;
+  PyObject* names;  // a tuple, or null
+
+  Py_ssize_t count() const { return positional + (names == nullptr ? 0 : PyTuple_GET_SIZE(names)); }
+
+  /// Where the argument is among `values`, or -1 where it was not passed.
+  Py_ssize_t find(const ArgumentSlot& slot) const;
+
+  /// The argument or its default, borrowed; null where there is neither.
+  PyObject* get(const ArgumentSlot& slot) const;
+};
+
+/// Identifies the kind of call for SizeMemory: the shapes, dtypes and devices of its tensors, or what the user named.
+/// @param skip_dim a dimension of the first argument whose length does not matter (chunked), or empty.
+std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments, std::optional<std::int64_t> skip_dim);
+
+}  // namespace brim::python

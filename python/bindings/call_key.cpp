@@ -1,0 +1,160 @@
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "adaptive_config.h"
+
+namespace brim::python {
+namespace py = pybind11;
+
+namespace {
+
+/// FNV-1a over 64-bit words: short, and the same in every process, as a key that is kept in files must be.
+class Hash {
+ public:
+  explicit Hash(std::uint64_t salt) : value_(salt ^ kOffset) {}
+
+  void add(std::uint64_t word) {
+    for (int byte = 0; byte < 8; ++byte) {
+      value_ = (value_ ^ ((word >> (8 * byte)) & 0xffU)) * kPrime;
+    }
+  }
+
+  /// By content: Python's own hash of a string differs between processes.
+  void add_text(PyObject* text) {
+    Py_ssize_t length = 0;
+    const char* bytes = PyUnicode_AsUTF8AndSize(text, &length);
+    if (bytes == nullptr) {
+      throw py::error_already_set();
+    }
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      value_ = (value_ ^ static_cast<unsigned char>(bytes[i])) * kPrime;
+    }
+    add(static_cast<std::uint64_t>(length));
+  }
+
+  std::uint64_t value() const { return value_; }
+
+ private:
+  static constexpr std::uint64_t kOffset = 0xcbf29ce484222325U;
+  static constexpr std::uint64_t kPrime = 0x100000001b3U;
+  std::uint64_t value_;
+};
+
+void add_tensor(Hash& hash, const at::Tensor& tensor, std::int64_t skip_dim) {
+  hash.add(static_cast<std::uint64_t>(tensor.scalar_type()));
+  hash.add(static_cast<std::uint64_t>(tensor.device().type()));
+  hash.add(static_cast<std::uint64_t>(tensor.device().index()));
+  hash.add(static_cast<std::uint64_t>(tensor.dim()));
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    hash.add(dim == skip_dim ? 0 : static_cast<std::uint64_t>(tensor.size(dim)));
+  }
+}
+
+constexpr std::int64_t kNoDim = -1;
+constexpr int kDeepest = 4;  // containers inside containers further down do not decide how much memory a call takes
+
+/// Adds the tensors in `value`, also those inside lists, tuples and dictionaries.
+void add_tensors(Hash& hash, PyObject* value, int depth, std::int64_t skip_dim = kNoDim) {
+  if (THPVariable_Check(value)) {
+    add_tensor(hash, THPVariable_Unpack(value), skip_dim);
+  } else if (depth < kDeepest && (PyList_Check(value) || PyTuple_Check(value))) {
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      add_tensors(hash, PySequence_Fast_GET_ITEM(value, i), depth + 1);
+    }
+  } else if (depth < kDeepest && PyDict_Check(value)) {
+    PyObject* key = nullptr;
+    PyObject* item = nullptr;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(value, &at, &key, &item) != 0) {
+      add_tensors(hash, item, depth + 1);
+    }
+  }
+}
+
+/// Adds the value of an argument that the user named.
+void add_value(Hash& hash, PyObject* value) {
+  if (value == nullptr || value == Py_None) {
+    hash.add(0);
+  } else if (THPVariable_Check(value)) {
+    add_tensor(hash, THPVariable_Unpack(value), kNoDim);
+  } else if (PyUnicode_Check(value)) {
+    hash.add_text(value);
+  } else {
+    const Py_hash_t own = PyObject_Hash(value);
+    if (own == -1) {
+      throw py::error_already_set();
+    }
+    hash.add(static_cast<std::uint64_t>(own));
+  }
+}
+
+std::uint64_t ask_hasher(const AdaptiveConfig& config, const CallArguments& arguments) {
+  py::dict mapping;
+  for (const ArgumentSlot& slot : config.key_arguments) {
+    PyObject* value = arguments.get(slot);
+    if (value != nullptr) {
+      mapping[slot.name] = py::reinterpret_borrow<py::object>(value);
+    }
+  }
+  return static_cast<std::uint64_t>(py::hash(config.hasher(mapping)));
+}
+
+/// Where the decorated function was called from: the caller's code and the place in it.
+void add_call_site(Hash& hash) {
+  PyFrameObject* frame = PyEval_GetFrame();
+  if (frame == nullptr) {
+    return;
+  }
+  const auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  hash.add_text(py::object(code.attr("co_filename")).ptr());
+  hash.add_text(py::object(code.attr("co_name")).ptr());
+  hash.add(static_cast<std::uint64_t>(PyFrame_GetLineNumber(frame)));
+}
+
+}  // namespace
+
+Py_ssize_t CallArguments::find(const ArgumentSlot& slot) const {
+  if (slot.position >= 0 && slot.position < positional) {
+    return slot.position;
+  }
+  const Py_ssize_t keywords = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < keywords; ++i) {
+    if (PyTuple_GET_ITEM(names, i) == slot.name.ptr()) {
+      return positional + i;
+    }
+  }
+  for (Py_ssize_t i = 0; i < keywords; ++i) {  // a name that was made at run time is not interned
+    if (PyUnicode_Compare(PyTuple_GET_ITEM(names, i), slot.name.ptr()) == 0) {
+      return positional + i;
+    }
+  }
+  return -1;
+}
+
+PyObject* CallArguments::get(const ArgumentSlot& slot) const {
+  const Py_ssize_t at = find(slot);
+  return at >= 0 ? values[at] : slot.otherwise.ptr();
+}
+
+std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments,
+                       std::optional<std::int64_t> skip_dim) {
+  Hash hash(config.salt);
+  if (config.per_call_site) {
+    add_call_site(hash);
+  }
+  if (config.hasher) {
+    hash.add(ask_hasher(config, arguments));
+  } else if (config.key_by_names) {
+    for (const ArgumentSlot& slot : config.key_arguments) {
+      add_value(hash, arguments.get(slot));
+    }
+  } else {
+    for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+      add_tensors(hash, arguments.values[i], 0, i == 0 ? skip_dim.value_or(kNoDim) : kNoDim);
+    }
+  }
+  return hash.value();
+}
+
+}  // namespace brim::python

@@ -1,0 +1,83 @@
+"""brim makes PyTorch programs fit the memory they have: fill memory to the brim, never over it.
+
+Example:
+    >>> import brim, torch
+    >>> with brim.budget("1GiB", device="cpu"), brim.PeakMeter("cpu") as meter:
+    ...     x = torch.zeros(1024, 1024)
+    >>> meter.peak
+    4194304
+"""
+
+from brim import _torch_version
+
+_torch_version.check()
+
+from brim import testing  # noqa: E402  the check above must come before anything loads the C++ core
+from brim._C import (  # noqa: E402
+    Budget,
+    Fragmentation,
+    MemoryStats,
+    OomCause,
+    OomKind,
+    PeakMeter,
+    __version__,
+)
+from brim.adapt import (  # noqa: E402
+    AdaptiveFunction,
+    Attempt,
+    SizeMemory,
+    batch,
+    chunked,
+    maximize,
+    range,
+    run_batch,
+    run_chunked,
+    run_range,
+)
+from brim.memory import (  # noqa: E402
+    budget,
+    classify_error,
+    cpu_allocator_installed,
+    default_device,
+    format_bytes,
+    fragmentation,
+    install_cpu_allocator,
+    is_out_of_memory,
+    memory_stats,
+    parse_bytes,
+    release_cached,
+    reset_peak,
+)
+
+__all__ = [
+    "AdaptiveFunction",
+    "Attempt",
+    "Budget",
+    "Fragmentation",
+    "MemoryStats",
+    "OomCause",
+    "OomKind",
+    "PeakMeter",
+    "SizeMemory",
+    "__version__",
+    "batch",
+    "budget",
+    "chunked",
+    "classify_error",
+    "cpu_allocator_installed",
+    "default_device",
+    "format_bytes",
+    "fragmentation",
+    "install_cpu_allocator",
+    "is_out_of_memory",
+    "maximize",
+    "memory_stats",
+    "parse_bytes",
+    "range",
+    "release_cached",
+    "reset_peak",
+    "run_batch",
+    "run_chunked",
+    "run_range",
+    "testing",
+]

@@ -1,0 +1,3 @@
+"""Written by the build beside the C++ core."""
+
+TORCH_VERSION: str

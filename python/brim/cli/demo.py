@@ -1,0 +1,117 @@
+"""`brim demo`: nearest neighbours under a memory budget, for a range of batch sizes."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+import brim
+from brim.cli.table import Table
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_BATCH_SIZES = (16, 64, 256, 1024, 4096, 16384, 65536)
+_FULL_QUERIES, _FULL_POINTS, _DIMENSION, _NEIGHBOURS = 2**16, 2**17, 128, 3
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add this command to the command line."""
+    parser = commands.add_parser(
+        "demo", help="nearest neighbours under a budget, for a range of batch sizes"
+    )
+    parser.add_argument(
+        "--device",
+        type=_device,
+        default=None,
+        help="cpu, cuda, … (default: the accelerator where there is one)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=_budget,
+        default=None,
+        help="e.g. 512MiB (default: 512MiB on the CPU, 8GiB elsewhere)",
+    )
+    parser.add_argument(
+        "--scale",
+        type=_scale,
+        default=None,
+        help="points are 131072 / SCALE and queries 65536 (default: 64 on the CPU, 1 elsewhere)",
+    )
+    parser.set_defaults(run=run)
+
+
+def _device(text: str) -> torch.device:
+    try:
+        brim.memory_stats(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return torch.device(text)
+
+
+def _budget(text: str) -> str:
+    try:
+        brim.parse_bytes(text, of=1)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _scale(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _FULL_POINTS // _NEIGHBOURS:
+        raise argparse.ArgumentTypeError(
+            f"must be from 1 to {_FULL_POINTS // _NEIGHBOURS}, got {text}"
+        )
+    return int(text)
+
+
+def knn(x: torch.Tensor, y: torch.Tensor, batch_size: int, k: int = _NEIGHBOURS) -> torch.Tensor:
+    """Indices of the k nearest of y for each row of x, `batch_size` rows at a time."""
+    return torch.cat(
+        [
+            torch.cdist(x[start : start + batch_size], y).topk(k=k, dim=1, largest=False).indices
+            for start in range(0, x.shape[0], batch_size)
+        ]
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one row a batch size: time, peak and share of the budget, or that it does not fit."""
+    device = arguments.device or brim.default_device()
+    on_cpu = device.type == "cpu"
+    scale = arguments.scale if arguments.scale is not None else (64 if on_cpu else 1)
+    budget = arguments.budget or ("512MiB" if on_cpu else "8GiB")
+    if on_cpu:
+        brim.install_cpu_allocator()  # so that the inputs below count too
+    torch.manual_seed(0)
+    x = torch.rand(_FULL_QUERIES, _DIMENSION, device=device)
+    y = torch.rand(_FULL_POINTS // scale, _DIMENSION, device=device)
+    print(
+        f"The {_NEIGHBOURS} nearest of {y.shape[0]} points for each of {x.shape[0]}, in {_DIMENSION} dimensions, "
+        f"on {device}, with a budget of {budget}:\n"
+    )
+    knn(x[:64], y, 16)  # the first call loads kernels
+    table = Table("batch size", "time", "peak", "of the budget")
+    for batch_size in _BATCH_SIZES:
+        table.add(str(batch_size), *measure(x, y, batch_size, budget, device))
+    return 0
+
+
+def measure(
+    x: torch.Tensor, y: torch.Tensor, batch_size: int, budget: str, device: torch.device
+) -> tuple[str, str, str]:
+    """Run once under the budget; the cells of one row."""
+    with brim.budget(budget, device=device) as limit, brim.PeakMeter(device) as meter:
+        begin = time.perf_counter()
+        try:
+            knn(x, y, batch_size)
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+        except torch.OutOfMemoryError:
+            return "out of memory", "", ""
+        seconds = time.perf_counter() - begin
+    held = meter.start + meter.peak
+    return f"{seconds:.2f} s", brim.format_bytes(held), f"{held / limit.limit:.0%}"

@@ -1,0 +1,199 @@
+"""Memory of the CPU and of accelerators: statistics, peaks, budgets, and telling out-of-memory errors apart.
+
+Everything here is a thin face of the C++ core (`include/brim/memory`).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+
+from brim import _C
+from brim._C import Budget, Fragmentation, MemoryStats, OomCause, OomKind, PeakMeter
+
+__all__ = [
+    "Budget",
+    "DeviceLike",
+    "Fragmentation",
+    "MemoryStats",
+    "OomCause",
+    "OomKind",
+    "PeakMeter",
+    "budget",
+    "classify_error",
+    "cpu_allocator_installed",
+    "default_device",
+    "format_bytes",
+    "fragmentation",
+    "install_cpu_allocator",
+    "is_out_of_memory",
+    "memory_stats",
+    "parse_bytes",
+    "release_cached",
+    "reset_peak",
+]
+
+DeviceLike: TypeAlias = str | torch.device | int | None
+"""A device: its name, a `torch.device`, the number of an accelerator, or None for `default_device()`."""
+
+
+def memory_stats(device: DeviceLike = None) -> MemoryStats:
+    """Memory of a device now, as this process sees it, in bytes.
+
+    Args:
+        device: which device.
+
+    Returns:
+        `allocated` (held by tensors), `peak` (the most of that so far), `reserved` (taken from the system: torch's
+        cache on an accelerator, the resident set on the CPU), `limit` (the least of what the machine, the container,
+        RLIMIT_AS and open budgets allow) and `free` (what can still be allocated). On the CPU `allocated` and `peak`
+        count from `install_cpu_allocator` on.
+
+    Raises:
+        ValueError: if the device does not exist or has no memory of its own.
+
+    Example:
+        >>> import brim
+        >>> stats = brim.memory_stats("cpu")
+        >>> 0 < stats.free <= stats.limit
+        True
+    """
+    return _C.memory_stats(device)
+
+
+def budget(limit: int | str, device: DeviceLike = None) -> Budget:
+    """Keep the memory of a device under a limit inside a `with` block.
+
+    Budgets nest and hold for the whole process; the tightest open one is in force. An allocation that would go over
+    raises `torch.OutOfMemoryError`.
+
+    Args:
+        limit: bytes as an int, or `"512MiB"`, `"8GB"`, or `"50%"` of the limit that is in force when it is entered.
+        device: which device: the CPU or a CUDA device.
+
+    Raises:
+        ValueError: if the limit is not positive or not understood.
+        TypeError: if it is neither an int nor a string.
+
+    Example:
+        >>> import brim, torch
+        >>> with brim.budget("1MiB", device="cpu"):
+        ...     try:
+        ...         torch.empty(2**20)
+        ...     except torch.OutOfMemoryError:
+        ...         print("does not fit")
+        does not fit
+    """
+    return Budget(limit, device)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory ran out, so that a smaller size may succeed.
+
+    Example:
+        >>> import brim
+        >>> brim.is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+        True
+        >>> brim.is_out_of_memory(ValueError("CUDA error: out of memory"))
+        False
+    """
+    return _C.is_out_of_memory(error)
+
+
+def classify_error(error: BaseException) -> OomCause:
+    """What an exception says about memory: its `kind`, the `device`, and the bytes `requested`.
+
+    The result is false where the exception is not about memory.
+
+    Example:
+        >>> import brim
+        >>> brim.classify_error(RuntimeError("MPS backend out of memory. Tried to allocate 1.00 GiB"))
+        OomCause(device memory, mps, requested 1.00 GiB)
+    """
+    return _C.classify_error(error)
+
+
+def release_cached(device: DeviceLike = None) -> int:
+    """Give memory that no tensor uses back to the system, and return by how many bytes `reserved` fell.
+
+    Example:
+        >>> import brim
+        >>> brim.release_cached("cpu") >= 0
+        True
+    """
+    return _C.release_cached(device)
+
+
+def fragmentation(device: DeviceLike = None) -> Fragmentation:
+    """How much memory torch's cache has reserved that no tensor holds, and how much of it is stuck.
+
+    Example:
+        >>> import brim
+        >>> brim.fragmentation("cpu").stuck
+        0
+    """
+    return _C.fragmentation(device)
+
+
+def reset_peak(device: DeviceLike = None) -> None:
+    """Start `memory_stats(device).peak` again from the bytes held now. Open meters keep theirs.
+
+    Example:
+        >>> import brim
+        >>> brim.reset_peak("cpu")
+    """
+    _C.reset_peak(device)
+
+
+def default_device() -> torch.device:
+    """The device that is meant when none is named: the current accelerator where there is one, else the CPU.
+
+    Example:
+        >>> import brim
+        >>> brim.default_device().type in {"cpu", "cuda", "xpu", "mps"}
+        True
+    """
+    return _C.default_device()
+
+
+def install_cpu_allocator() -> None:
+    """Count every CPU tensor's bytes from now on. Budgets, meters and injectors on the CPU do this by themselves.
+
+    Example:
+        >>> import brim
+        >>> brim.install_cpu_allocator()
+        >>> brim.cpu_allocator_installed()
+        True
+    """
+    _C.install_cpu_allocator()
+
+
+def cpu_allocator_installed() -> bool:
+    """Whether CPU tensors are being counted; importing brim alone does not do it."""
+    return _C.cpu_allocator_installed()
+
+
+def format_bytes(bytes: int) -> str:
+    """Bytes for people.
+
+    Example:
+        >>> import brim
+        >>> brim.format_bytes(1536 * 2**20)
+        '1.50 GiB'
+    """
+    return _C.format_bytes(bytes)
+
+
+def parse_bytes(limit: int | str, of: int | None = None) -> int:
+    """The bytes that a limit such as `"512MiB"` means; for a percentage, `of` is the whole.
+
+    Raises:
+        ValueError: if it is not understood, not positive, or a percentage without `of`.
+
+    Example:
+        >>> import brim
+        >>> brim.parse_bytes("1.5GiB"), brim.parse_bytes("50%", of=1000)
+        (1610612736, 500)
+    """
+    return _C.parse_bytes(limit, of)
