@@ -23,14 +23,15 @@ Strategy strategy_argument(const std::string& name) {
 }
 
 Objective objective_argument(const std::string& name) {
-  TORCH_CHECK_VALUE(name == "memory" || name == "throughput", "objective must be \"memory\" or \"throughput\", got \"",
-                    name, "\"");
+  TORCH_CHECK_VALUE(name == "memory" || name == "throughput",
+                    "objective must be \"memory\" or \"throughput\", got \"", name, "\"");
   return name == "memory" ? Objective::memory : Objective::throughput;
 }
 
 AdaptKind kind_argument(const std::string& name) {
-  for (const auto& [text, kind] : {std::pair{"maximize", AdaptKind::maximize}, std::pair{"batch", AdaptKind::batch},
-                                   std::pair{"range", AdaptKind::range}, std::pair{"chunked", AdaptKind::chunked}}) {
+  for (const auto& [text, kind] :
+       {std::pair{"maximize", AdaptKind::maximize}, std::pair{"batch", AdaptKind::batch},
+        std::pair{"range", AdaptKind::range}, std::pair{"chunked", AdaptKind::chunked}}) {
     if (name == text) {
       return kind;
     }
@@ -38,7 +39,8 @@ AdaptKind kind_argument(const std::string& name) {
   TORCH_CHECK_VALUE(false, "kind is \"", name, "\", which is not known");
 }
 
-/// (name, position, default); a position of -1 is keyword only, and the default is `inspect.Parameter.empty` for none.
+/// (name, position, default); a position of -1 is keyword only, and the default is
+/// `inspect.Parameter.empty` for none.
 ArgumentSlot slot_argument(const py::tuple& slot, const py::object& no_default) {
   PyObject* name = slot[0].cast<py::object>().release().ptr();
   PyUnicode_InternInPlace(&name);
@@ -56,7 +58,8 @@ py::object callable_or_null(const py::object& value) {
   return value.is_none() ? py::object() : value;
 }
 
-/// Everything that the Python side worked out about a decoration. The keys are those that brim/adapt.py writes.
+/// Everything that the Python side worked out about a decoration. The keys are those that
+/// brim/adapt.py writes.
 std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   auto config = std::make_shared<AdaptiveConfig>();
   const py::object no_default = given["no_default"];
@@ -66,6 +69,7 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   options.objective = objective_argument(given["objective"].cast<std::string>());
   options.lower = given["lower"].cast<std::int64_t>();
   options.restore_random_state = given["restore_random_state"].cast<bool>();
+  options.exact_halving = given["exact_halving"].cast<bool>();
   options.name = given["name"].cast<std::string>();
   if (!given["device"].is_none()) {
     options.device = device_argument(given["device"]);
@@ -120,7 +124,8 @@ std::string describe(const Attempt& attempt) {
 void register_adapt(py::module_& m) {
   py::class_<Attempt>(m, "Attempt")
       .def_property_readonly("size", [](const Attempt& self) { return self.values.front(); })
-      .def_property_readonly("values", [](const Attempt& self) { return py::tuple(py::cast(self.values)); })
+      .def_property_readonly("values",
+                             [](const Attempt& self) { return py::tuple(py::cast(self.values)); })
       .def_property_readonly("fitted", &Attempt::fitted)
       .def_readonly("outcome", &Attempt::outcome)
       .def_readonly("peak", &Attempt::peak)

@@ -7,6 +7,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 
 #include "python_error.h"
@@ -16,14 +17,12 @@ namespace py = pybind11;
 
 namespace {
 
-py::object steal(PyObject* object) {
-  return py::reinterpret_steal<py::object>(object);
-}
+py::object steal(PyObject* object) { return py::reinterpret_steal<py::object>(object); }
 
 std::int64_t size_argument(const ArgumentSlot& slot, PyObject* value) {
   const auto name = [&] { return slot.name.cast<std::string>(); };
-  TORCH_CHECK_TYPE(PyIndex_Check(value) != 0 && !PyBool_Check(value), name(), " must be an int, got ",
-                   py::repr(value).cast<std::string>());
+  TORCH_CHECK_TYPE(PyIndex_Check(value) != 0 && !PyBool_Check(value), name(),
+                   " must be an int, got ", py::repr(value).cast<std::string>());
   const py::object number = steal(PyNumber_Index(value));
   if (!number) {
     throw py::error_already_set();
@@ -35,8 +34,8 @@ std::int64_t size_argument(const ArgumentSlot& slot, PyObject* value) {
   return size;
 }
 
-/// Takes the pending Python exception. Where it is about memory, what it says is kept and it is released, with its frames
-/// and all that they hold; any other is put back as it was.
+/// Takes the pending Python exception. Where it is about memory, what it says is kept and it is
+/// released, with its frames and all that they hold; any other is put back as it was.
 struct TakenError {
   OomCause cause;
   std::string message;
@@ -70,7 +69,8 @@ struct TakenError {
 
 /// The options of one call; lives as long as the run that refers to it.
 AdaptOptions call_options(const AdaptiveConfig& config, const CallArguments& arguments,
-                          std::vector<Attempt>* attempts, std::optional<std::int64_t> skip_dim = std::nullopt) {
+                          std::vector<Attempt>* attempts,
+                          std::optional<std::int64_t> skip_dim = std::nullopt) {
   AdaptOptions options = config.options;
   if (config.memory) {
     options.memory = config.memory.get();
@@ -92,11 +92,20 @@ AdaptOptions call_options(const AdaptiveConfig& config, const CallArguments& arg
   return options;
 }
 
+/// Whether nothing is known that would change the size, and nobody wants to hear of a call that
+/// fits.
+bool may_run_unwatched(const AdaptiveConfig& config, const std::vector<Attempt>* attempts) {
+  return (!config.memory || !config.memory->may_know_something()) && attempts == nullptr &&
+         !config.observer && config.options.objective == Objective::memory;
+}
+
 /// Arguments with some values replaced or added, ready for another vectorcall.
 class ChangedArguments {
  public:
-  ChangedArguments(const CallArguments& original, std::size_t room_in_front) : front_(room_in_front) {
-    values_.resize(front_ + 1, nullptr);  // one slot ahead of the arguments, which a callee may borrow
+  ChangedArguments(const CallArguments& original, std::size_t room_in_front)
+      : front_(room_in_front) {
+    values_.resize(front_ + 1,
+                   nullptr);  // one slot ahead of the arguments, which a callee may borrow
     values_.append(original.values, original.values + original.count());
     positional_ = original.positional + static_cast<Py_ssize_t>(front_);
     names_ = py::reinterpret_borrow<py::object>(original.names);
@@ -113,7 +122,8 @@ class ChangedArguments {
     const Py_ssize_t old = names_ ? PyTuple_GET_SIZE(names_.ptr()) : 0;
     py::tuple longer(static_cast<std::size_t>(old + 1));
     for (Py_ssize_t i = 0; i < old; ++i) {
-      longer[static_cast<std::size_t>(i)] = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(names_.ptr(), i));
+      longer[static_cast<std::size_t>(i)] =
+          py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(names_.ptr(), i));
     }
     longer[static_cast<std::size_t>(old)] = name;
     names_ = longer;
@@ -122,8 +132,9 @@ class ChangedArguments {
   }
 
   PyObject* call(PyObject* function) {
-    return PyObject_Vectorcall(function, values_.data() + 1,
-                               static_cast<std::size_t>(positional_) | PY_VECTORCALL_ARGUMENTS_OFFSET, names_.ptr());
+    return PyObject_Vectorcall(
+        function, values_.data() + 1,
+        static_cast<std::size_t>(positional_) | PY_VECTORCALL_ARGUMENTS_OFFSET, names_.ptr());
   }
 
  private:
@@ -151,10 +162,11 @@ PyObject* until_it_fits(MaximizeRun& run, Attempt&& attempt) {
   }
 }
 
-// ---- maximize --------------------------------------------------------------------------------------------------------
+// ---- maximize
+// --------------------------------------------------------------------------------------------------------
 
 struct Maxima {
-  c10::SmallVector<Py_ssize_t, 4> index;    // in the arguments; -1: not passed
+  c10::SmallVector<Py_ssize_t, 4> index;  // in the arguments; -1: not passed
   c10::SmallVector<std::int64_t, 4> value;
   bool as_passed = true;  // the arguments can be handed on as they are
 };
@@ -162,7 +174,8 @@ struct Maxima {
 std::int64_t inferred_maximum(const AdaptiveConfig& config, const ArgumentSlot& parameter,
                               const CallArguments& arguments) {
   PyObject* source = config.infer ? arguments.get(*config.infer) : nullptr;
-  TORCH_CHECK_VALUE(source != nullptr, parameter.name.cast<std::string>(), " was not passed and has no default",
+  TORCH_CHECK_VALUE(source != nullptr, parameter.name.cast<std::string>(),
+                    " was not passed and has no default",
                     config.infer ? ", and neither has " + config.infer->name.cast<std::string>() +
                                        ", from whose length it would be inferred"
                                  : ": pass it, or name an argument in infer=");
@@ -180,23 +193,56 @@ Maxima find_maxima(const AdaptiveConfig& config, const CallArguments& arguments)
     PyObject* value = index >= 0 ? arguments.values[index] : parameter.otherwise.ptr();
     const bool given = value != nullptr && value != Py_None;
     maxima.index.push_back(index);
-    maxima.value.push_back(given ? size_argument(parameter, value) : inferred_maximum(config, parameter, arguments));
+    maxima.value.push_back(given ? size_argument(parameter, value)
+                                 : inferred_maximum(config, parameter, arguments));
     // A default applies by itself; a None must be replaced.
     maxima.as_passed = maxima.as_passed && given;
   }
   return maxima;
 }
 
+/// Calls with the values put in the place of the parameters, or added where they were not passed.
+class ParameterCall {
+ public:
+  ParameterCall(const AdaptiveConfig& config, const CallArguments& arguments, const Maxima& maxima)
+      : changed_(arguments, 0), index_(maxima.index) {
+    for (std::size_t i = 0; i < index_.size(); ++i) {
+      if (index_[i] < 0) {
+        index_[i] = changed_.add_keyword(config.parameters[i].name);
+      }
+    }
+  }
+
+  PyObject* operator()(PyObject* function, std::span<const std::int64_t> values) {
+    c10::SmallVector<py::object, 4> numbers;
+    for (std::size_t i = 0; i < index_.size(); ++i) {
+      numbers.push_back(py::int_(values[i]));
+      changed_.set(index_[i], numbers.back().ptr());
+    }
+    return changed_.call(function);
+  }
+
+ private:
+  ChangedArguments changed_;
+  c10::SmallVector<Py_ssize_t, 4> index_;
+};
+
+PyObject* call_unwatched(const AdaptiveConfig& config, PyObject* function,
+                         const CallArguments& arguments, const Maxima& maxima) {
+  if (maxima.as_passed) {
+    return PyObject_Vectorcall(function, arguments.values,
+                               static_cast<std::size_t>(arguments.positional), arguments.names);
+  }
+  return ParameterCall(config, arguments, maxima)(function, maxima.value);
+}
+
 PyObject* maximize(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
                    std::vector<Attempt>* attempts) {
   const Maxima maxima = find_maxima(config, arguments);
   Checkpoint checkpoint(config.options);
-  const bool knows = config.memory && config.memory->may_know_something();
   std::optional<TakenError> first_error;
-  if (maxima.as_passed && !knows && attempts == nullptr && !config.observer &&
-      config.options.objective == Objective::memory) {
-    PyObject* result = PyObject_Vectorcall(function, arguments.values, static_cast<std::size_t>(arguments.positional),
-                                           arguments.names);
+  if (may_run_unwatched(config, attempts)) {
+    PyObject* result = call_unwatched(config, function, arguments, maxima);
     if (result != nullptr) {
       return result;
     }
@@ -205,6 +251,7 @@ PyObject* maximize(const AdaptiveConfig& config, PyObject* function, const CallA
       return nullptr;
     }
   }
+  const torch::PyWarningHandler warnings;  // the core's warnings become Python's when it ends
   const AdaptOptions options = call_options(config, arguments, attempts);
   ParameterSearchOptions search;
   search.groups = config.groups;
@@ -217,24 +264,12 @@ PyObject* maximize(const AdaptiveConfig& config, PyObject* function, const CallA
   if (first_error) {
     run.failed(first_error->cause, first_error->message);
   }
-  ChangedArguments changed(arguments, 0);
-  c10::SmallVector<Py_ssize_t, 4> index = maxima.index;
-  for (std::size_t i = 0; i < index.size(); ++i) {
-    if (index[i] < 0) {
-      index[i] = changed.add_keyword(config.parameters[i].name);
-    }
-  }
-  return until_it_fits(run, [&]() -> PyObject* {
-    c10::SmallVector<py::object, 4> numbers;
-    for (std::size_t i = 0; i < index.size(); ++i) {
-      numbers.push_back(py::int_(run.values()[i]));
-      changed.set(index[i], numbers.back().ptr());
-    }
-    return changed.call(function);
-  });
+  ParameterCall call(config, arguments, maxima);
+  return until_it_fits(run, [&] { return call(function, run.values()); });
 }
 
-// ---- batch -----------------------------------------------------------------------------------------------------------
+// ---- batch
+// -----------------------------------------------------------------------------------------------------------
 
 PyObject* batch(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
                 std::vector<Attempt>* attempts) {
@@ -245,9 +280,8 @@ PyObject* batch(const AdaptiveConfig& config, PyObject* function, const CallArgu
     changed.set_front(0, number.ptr());
     return changed.call(function);
   };
-  const bool knows = config.memory && config.memory->may_know_something();
   std::optional<TakenError> first_error;
-  if (!knows && attempts == nullptr && !config.observer && config.options.objective == Objective::memory) {
+  if (may_run_unwatched(config, attempts)) {
     if (PyObject* result = call_with(config.initial)) {
       return result;
     }
@@ -256,6 +290,7 @@ PyObject* batch(const AdaptiveConfig& config, PyObject* function, const CallArgu
       return nullptr;
     }
   }
+  const torch::PyWarningHandler warnings;  // the core's warnings become Python's when it ends
   const AdaptOptions options = call_options(config, arguments, attempts);
   MaximizeRun run({.parameters = {{.maximum = config.initial,
                                    .quantum = options.quantum,
@@ -267,7 +302,8 @@ PyObject* batch(const AdaptiveConfig& config, PyObject* function, const CallArgu
   return until_it_fits(run, [&] { return call_with(run.values().front()); });
 }
 
-// ---- range and chunked -----------------------------------------------------------------------------------------------
+// ---- range and chunked
+// -----------------------------------------------------------------------------------------------
 
 /// A progress bar, where one is wanted; closed whatever happens.
 class Progress {
@@ -302,8 +338,8 @@ class Progress {
 
 /// Calls `part(begin, end)` for parts of [start, end) until all are done.
 template <class Part>
-PyObject* in_parts(const AdaptiveConfig& config, const AdaptOptions& options, std::int64_t start, std::int64_t end,
-                   Part&& part) {
+PyObject* in_parts(const AdaptiveConfig& config, const AdaptOptions& options, std::int64_t start,
+                   std::int64_t end, Part&& part) {
   if (start < end) {
     Progress progress(config, end - start);
     RangeRun run(std::min(config.initial, end - start), options);
@@ -328,15 +364,17 @@ PyObject* in_parts(const AdaptiveConfig& config, const AdaptOptions& options, st
 
 PyObject* range(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
                 std::vector<Attempt>* attempts) {
-  TORCH_CHECK_TYPE(arguments.positional >= 2, "start and end must be passed, as the first two positional arguments");
+  TORCH_CHECK_TYPE(arguments.positional >= 2,
+                   "start and end must be passed, as the first two positional arguments");
   const auto bound = [&](const char* name, PyObject* value) {
-    TORCH_CHECK_TYPE(PyIndex_Check(value) != 0 && !PyBool_Check(value), name, " must be an int, got ",
-                     py::repr(value).cast<std::string>());
+    TORCH_CHECK_TYPE(PyIndex_Check(value) != 0 && !PyBool_Check(value), name,
+                     " must be an int, got ", py::repr(value).cast<std::string>());
     return py::reinterpret_borrow<py::object>(value).cast<std::int64_t>();
   };
   const std::int64_t start = bound("start", arguments.values[0]);
   const std::int64_t end = bound("end", arguments.values[1]);
   TORCH_CHECK_VALUE(start <= end, "start must not be after end, got ", start, " and ", end);
+  const torch::PyWarningHandler warnings;  // the core's warnings become Python's when it ends
   const AdaptOptions options = call_options(config, arguments, attempts);
   ChangedArguments changed(arguments, 0);
   return in_parts(config, options, start, end, [&](std::int64_t from, std::int64_t to) {
@@ -350,13 +388,15 @@ PyObject* range(const AdaptiveConfig& config, PyObject* function, const CallArgu
 
 /// The dimension to cut, counted from the front, of the tensor that is the first argument.
 std::int64_t chunk_dim(const AdaptiveConfig& config, const CallArguments& arguments) {
-  TORCH_CHECK_TYPE(arguments.positional >= 1, "tensor must be passed, as the first positional argument");
+  TORCH_CHECK_TYPE(arguments.positional >= 1,
+                   "tensor must be passed, as the first positional argument");
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.values[0]);
-  TORCH_CHECK_TYPE(py::hasattr(tensor, "narrow") && py::hasattr(tensor, "shape"), "tensor must be a torch.Tensor, got ",
+  TORCH_CHECK_TYPE(py::hasattr(tensor, "narrow") && py::hasattr(tensor, "shape"),
+                   "tensor must be a torch.Tensor, got ",
                    py::repr(py::type::of(tensor)).cast<std::string>());
   const auto rank = static_cast<std::int64_t>(py::len(tensor.attr("shape")));
-  TORCH_CHECK_VALUE(config.dim >= -rank && config.dim < rank, "dim must be from ", -rank, " to ", rank - 1,
-                    " for a tensor of ", rank, " dimension(s), got ", config.dim);
+  TORCH_CHECK_VALUE(config.dim >= -rank && config.dim < rank, "dim must be from ", -rank, " to ",
+                    rank - 1, " for a tensor of ", rank, " dimension(s), got ", config.dim);
   return config.dim < 0 ? config.dim + rank : config.dim;
 }
 
@@ -364,6 +404,7 @@ PyObject* chunked(const AdaptiveConfig& config, PyObject* function, const CallAr
                   std::vector<Attempt>* attempts) {
   const std::int64_t dim = chunk_dim(config, arguments);
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.values[0]);
+  const torch::PyWarningHandler warnings;  // the core's warnings become Python's when it ends
   const AdaptOptions options = call_options(config, arguments, attempts, dim);
   const py::object narrow = tensor.attr("narrow");
   ChangedArguments changed(arguments, 2);
@@ -372,9 +413,9 @@ PyObject* chunked(const AdaptiveConfig& config, PyObject* function, const CallAr
     // Called here and not through pybind11, so that an exception stays where the loop looks for it.
     const py::int_ first(from);
     const py::int_ last(to);
-    const py::object chunk =
-        steal(PyObject_CallFunction(narrow.ptr(), "LLL", static_cast<long long>(dim), static_cast<long long>(from),
-                                    static_cast<long long>(to - from)));
+    const py::object chunk = steal(
+        PyObject_CallFunction(narrow.ptr(), "LLL", static_cast<long long>(dim),
+                              static_cast<long long>(from), static_cast<long long>(to - from)));
     if (!chunk) {
       return nullptr;
     }
@@ -388,33 +429,39 @@ PyObject* chunked(const AdaptiveConfig& config, PyObject* function, const CallAr
 
 }  // namespace
 
-PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
-                        std::vector<Attempt>* attempts) noexcept {
-  HANDLE_TH_ERRORS
-  switch (config.kind) {
-    case AdaptKind::maximize:
-      return maximize(config, function, arguments, attempts);
-    case AdaptKind::batch:
-      return batch(config, function, arguments, attempts);
-    case AdaptKind::range:
-      return range(config, function, arguments, attempts);
-    case AdaptKind::chunked:
-      return chunked(config, function, arguments, attempts);
+PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
+                        const CallArguments& arguments, std::vector<Attempt>* attempts) noexcept {
+  try {
+    switch (config.kind) {
+      case AdaptKind::maximize:
+        return maximize(config, function, arguments, attempts);
+      case AdaptKind::batch:
+        return batch(config, function, arguments, attempts);
+      case AdaptKind::range:
+        return range(config, function, arguments, attempts);
+      case AdaptKind::chunked:
+        return chunked(config, function, arguments, attempts);
+    }
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
   }
   return nullptr;
-  END_HANDLE_TH_ERRORS
 }
 
 PyObject* adaptive_forget(const AdaptiveConfig& config, const CallArguments& arguments) noexcept {
-  HANDLE_TH_ERRORS
-  if (config.memory && config.per_call_site) {
-    config.memory->clear();
-  } else if (config.memory) {
-    const bool cut = config.kind == AdaptKind::chunked && arguments.positional >= 1;
-    config.memory->forget(call_key(config, arguments, cut ? std::optional(chunk_dim(config, arguments)) : std::nullopt));
+  try {
+    if (config.memory && config.per_call_site) {
+      config.memory->clear();
+    } else if (config.memory) {
+      const bool cut = config.kind == AdaptKind::chunked && arguments.positional >= 1;
+      config.memory->forget(call_key(
+          config, arguments, cut ? std::optional(chunk_dim(config, arguments)) : std::nullopt));
+    }
+    return py::none().release().ptr();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
   }
-  return py::none().release().ptr();
-  END_HANDLE_TH_ERRORS
 }
 
 }  // namespace brim::python

@@ -11,7 +11,8 @@
 
 namespace brim::python {
 
-/// An argument of the decorated function, found without binding a signature: its place is known from the decoration.
+/// An argument of the decorated function, found without binding a signature: its place is known
+/// from the decoration.
 struct ArgumentSlot {
   pybind11::object name;       // interned, so that comparing addresses nearly always decides
   Py_ssize_t position = -1;    // among positional arguments; -1: keyword only
@@ -20,10 +21,12 @@ struct ArgumentSlot {
 
 enum class AdaptKind : std::uint8_t { maximize, batch, range, chunked };
 
-/// What a decoration fixed, worked out once. Shared by a function and its bound copies; only read after it was made.
+/// What a decoration fixed, worked out once. Shared by a function and its bound copies; only read
+/// after it was made.
 struct AdaptiveConfig {
   AdaptKind kind = AdaptKind::maximize;
-  AdaptOptions options;  // `memory`, `key`, `attempts` and the callbacks are filled in for each call
+  AdaptOptions
+      options;  // `memory`, `key`, `attempts` and the callbacks are filled in for each call
 
   // maximize
   std::vector<ArgumentSlot> parameters;
@@ -33,7 +36,7 @@ struct AdaptiveConfig {
 
   // batch, range, chunked
   std::int64_t initial = 0;
-  std::int64_t dim = 0;  // chunked
+  std::int64_t dim = 0;       // chunked
   pybind11::object progress;  // total -> an object with update(n) and close(); null: none
 
   // remembering
@@ -64,8 +67,11 @@ struct CallArguments {
   PyObject* get(const ArgumentSlot& slot) const;
 };
 
-/// Identifies the kind of call for SizeMemory: the shapes, dtypes and devices of its tensors, or what the user named.
-/// @param skip_dim a dimension of the first argument whose length does not matter (chunked), or empty.
-std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments, std::optional<std::int64_t> skip_dim);
+/// Identifies the kind of call for SizeMemory: the shapes, dtypes and devices of its tensors, or
+/// what the user named.
+/// @param skip_dim a dimension of the first argument whose length does not matter (chunked), or
+/// empty.
+std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments,
+                       std::optional<std::int64_t> skip_dim);
 
 }  // namespace brim::python

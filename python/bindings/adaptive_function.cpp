@@ -1,5 +1,5 @@
-// The object that a decorated function is: a callable of CPython's own kind, because everything that pybind11 or Python code
-// does on the way of a call costs more than the call may.
+// The object that a decorated function is: a callable of CPython's own kind, because everything
+// that pybind11 or Python code does on the way of a call costs more than the call may.
 #include "adaptive_function.h"
 
 #include <structmember.h>
@@ -15,8 +15,7 @@ namespace py = pybind11;
 namespace {
 
 struct AdaptiveFunction {
-  PyObject_HEAD
-  PyObject* function;
+  PyObject_HEAD PyObject* function;
   PyObject* dict;
   PyObject* weak_references;
   vectorcallfunc vectorcall;
@@ -29,14 +28,16 @@ AdaptiveFunction* as_function(PyObject* object) {
 
 PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
   const AdaptiveFunction* function = as_function(self);
-  return adaptive_call(*function->config, function->function, {values, PyVectorcall_NARGS(count), names}, nullptr);
+  return adaptive_call(*function->config, function->function,
+                       {values, PyVectorcall_NARGS(count), names}, nullptr);
 }
 
 /// `function.record(*args, **kwargs)` → (result, list of tries).
 PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   const AdaptiveFunction* function = as_function(self);
   std::vector<Attempt> attempts;
-  PyObject* result = adaptive_call(*function->config, function->function, {values, count, names}, &attempts);
+  PyObject* result =
+      adaptive_call(*function->config, function->function, {values, count, names}, &attempts);
   if (result == nullptr) {
     return nullptr;
   }
@@ -80,8 +81,9 @@ PyObject* make(PyObject* function, std::shared_ptr<const AdaptiveConfig> config)
   return self;
 }
 
-/// `maximize` finds its arguments by their place in the signature, `self` included, so an ordinary bound method does. The
-/// others put values in front of the arguments, which must come behind `self`: they wrap the bound method instead.
+/// `maximize` finds its arguments by their place in the signature, `self` included, so an ordinary
+/// bound method does. The others put values in front of the arguments, which must come behind
+/// `self`: they wrap the bound method instead.
 PyObject* bind(PyObject* self, PyObject* instance, PyObject* /*owner*/) {
   if (instance == nullptr || instance == Py_None) {
     return Py_NewRef(self);
@@ -142,16 +144,20 @@ PyObject* reduce(PyObject* self, PyObject* /*unused*/) {
 PyTypeObject* type_object() {
   static PyMemberDef members[] = {
       {"__dictoffset__", T_PYSSIZET, offsetof(AdaptiveFunction, dict), READONLY, nullptr},
-      {"__weaklistoffset__", T_PYSSIZET, offsetof(AdaptiveFunction, weak_references), READONLY, nullptr},
-      {"__vectorcalloffset__", T_PYSSIZET, offsetof(AdaptiveFunction, vectorcall), READONLY, nullptr},
-      {"__wrapped__", T_OBJECT, offsetof(AdaptiveFunction, function), READONLY, "The function that was decorated."},
+      {"__weaklistoffset__", T_PYSSIZET, offsetof(AdaptiveFunction, weak_references), READONLY,
+       nullptr},
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(AdaptiveFunction, vectorcall), READONLY,
+       nullptr},
+      {"__wrapped__", T_OBJECT, offsetof(AdaptiveFunction, function), READONLY,
+       "The function that was decorated."},
       {nullptr, 0, 0, 0, nullptr}};
   static PyMethodDef methods[] = {
-      {"record", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&record)), METH_FASTCALL | METH_KEYWORDS,
+      {"record", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&record)),
+       METH_FASTCALL | METH_KEYWORDS,
        "Call the function and return its result and the list of tries that it took."},
       {"clear", &clear_sizes, METH_NOARGS, "Forget every size that was learned."},
-      {"forget", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&forget)), METH_FASTCALL | METH_KEYWORDS,
-       "Forget what was learned of calls with such arguments."},
+      {"forget", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&forget)),
+       METH_FASTCALL | METH_KEYWORDS, "Forget what was learned of calls with such arguments."},
       {"__reduce__", &reduce, METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef attributes[] = {
@@ -180,7 +186,8 @@ PyTypeObject* type_object() {
 
 }  // namespace
 
-py::object make_adaptive_function(const py::object& function, std::shared_ptr<const AdaptiveConfig> config) {
+py::object make_adaptive_function(const py::object& function,
+                                  std::shared_ptr<const AdaptiveConfig> config) {
   PyObject* made = make(function.ptr(), std::move(config));
   if (made == nullptr) {
     throw py::error_already_set();

@@ -15,17 +15,19 @@ void register_adapt(py::module_& m);
 void register_memory(py::module_& m);
 void register_testing(py::module_& m);
 
-/// A device as Python code writes it: None (the current accelerator, else the CPU), `"cuda:1"`, a torch.device, or the
-/// index of an accelerator. @throws c10::ValueError / c10::TypeError naming the argument.
+/// A device as Python code writes it: None (the current accelerator, else the CPU), `"cuda:1"`, a
+/// torch.device, or the index of an accelerator. @throws c10::ValueError / c10::TypeError naming
+/// the argument.
 c10::Device device_argument(const py::object& device);
 
 py::object to_python(c10::Device device);
 
-/// A str as UTF-8. What UTF-8 cannot hold (stray bytes of file names) is escaped: an error message must not fail over it.
+/// A str as UTF-8. What UTF-8 cannot hold (stray bytes of file names) is escaped: an error message
+/// must not fail over it.
 std::string text_of(const py::object& text);
 
-/// An int, or what stands for one (numpy's), as 64 bits. @throws c10::TypeError for anything else, bools included,
-/// c10::ValueError for one that does not fit; both name the argument.
+/// An int, or what stands for one (numpy's), as 64 bits. @throws c10::TypeError for anything else,
+/// bools included, c10::ValueError for one that does not fit; both name the argument.
 std::int64_t integer_argument(const char* name, const py::object& value);
 
 }  // namespace brim::python

@@ -8,7 +8,8 @@ namespace py = pybind11;
 
 namespace {
 
-/// FNV-1a over 64-bit words: short, and the same in every process, as a key that is kept in files must be.
+/// FNV-1a over 64-bit words: short, and the same in every process, as a key that is kept in files
+/// must be.
 class Hash {
  public:
   explicit Hash(std::uint64_t salt) : value_(salt ^ kOffset) {}
@@ -51,7 +52,8 @@ void add_tensor(Hash& hash, const at::Tensor& tensor, std::int64_t skip_dim) {
 }
 
 constexpr std::int64_t kNoDim = -1;
-constexpr int kDeepest = 4;  // containers inside containers further down do not decide how much memory a call takes
+constexpr int kDeepest =
+    4;  // containers inside containers further down do not decide how much memory a call takes
 
 /// Adds the tensors in `value`, also those inside lists, tuples and dictionaries.
 void add_tensors(Hash& hash, PyObject* value, int depth, std::int64_t skip_dim = kNoDim) {
@@ -106,7 +108,8 @@ void add_call_site(Hash& hash) {
   if (frame == nullptr) {
     return;
   }
-  const auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  const auto code =
+      py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
   hash.add_text(py::object(code.attr("co_filename")).ptr());
   hash.add_text(py::object(code.attr("co_name")).ptr());
   hash.add(static_cast<std::uint64_t>(PyFrame_GetLineNumber(frame)));

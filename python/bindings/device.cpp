@@ -14,13 +14,15 @@ c10::Device parse_device(const std::string& text) {
   try {
     return c10::Device(text);
   } catch (const c10::Error& error) {
-    TORCH_CHECK_VALUE(false, "device must be a string such as \"cpu\" or \"cuda:0\", got \"", text, "\"");
+    TORCH_CHECK_VALUE(false, "device must be a string such as \"cpu\" or \"cuda:0\", got \"", text,
+                      "\"");
   }
 }
 
 c10::Device accelerator_number(std::int64_t index) {
   const c10::Device current = default_device();
-  TORCH_CHECK_VALUE(!current.is_cpu(), "device is the number ", index, ", but there is no accelerator here");
+  TORCH_CHECK_VALUE(!current.is_cpu(), "device is the number ", index,
+                    ", but there is no accelerator here");
   TORCH_CHECK_VALUE(index >= 0 && index <= std::numeric_limits<c10::DeviceIndex>::max(),
                     "device must be the number of an accelerator, got ", index);
   return {current.type(), static_cast<c10::DeviceIndex>(index)};
@@ -33,7 +35,8 @@ c10::Device device_argument(const py::object& device) {
     return default_device();
   }
   if (THPDevice_Check(device.ptr())) {
-    return reinterpret_cast<THPDevice*>(device.ptr())->device;  // NOLINT: how torch lays out its own type
+    return reinterpret_cast<THPDevice*>(device.ptr())
+        ->device;  // NOLINT: how torch lays out its own type
   }
   if (py::isinstance<py::str>(device)) {
     return parse_device(text_of(device));
@@ -41,8 +44,9 @@ c10::Device device_argument(const py::object& device) {
   if (py::isinstance<py::int_>(device) && !py::isinstance<py::bool_>(device)) {
     return accelerator_number(integer_argument("device", device));
   }
-  TORCH_CHECK_TYPE(false, "device must be None, a string, a torch.device or the number of an accelerator, got ",
-                   py::repr(device).cast<std::string>());
+  TORCH_CHECK_TYPE(
+      false, "device must be None, a string, a torch.device or the number of an accelerator, got ",
+      py::repr(device).cast<std::string>());
 }
 
 std::string text_of(const py::object& text) {
@@ -58,7 +62,8 @@ std::int64_t integer_argument(const char* name, const py::object& value) {
   }
   int overflow = 0;
   const long long result = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-  TORCH_CHECK_VALUE(overflow == 0, name, " must fit 64 bits, got ", py::str(number).cast<std::string>());
+  TORCH_CHECK_VALUE(overflow == 0, name, " must fit 64 bits, got ",
+                    py::str(number).cast<std::string>());
   return result;
 }
 

@@ -26,11 +26,13 @@ std::vector<c10::Device> device_list(const py::object& devices) {
   for (const py::handle device : devices) {
     result.push_back(device_argument(py::reinterpret_borrow<py::object>(device)));
   }
-  TORCH_CHECK_VALUE(!result.empty(), "device is an empty list: a PeakMeter needs at least one device");
+  TORCH_CHECK_VALUE(!result.empty(),
+                    "device is an empty list: a PeakMeter needs at least one device");
   return result;
 }
 
-/// A context manager around PeakMeter: a `with` statement opens it anew, and its figures stay readable afterwards.
+/// A context manager around PeakMeter: a `with` statement opens it anew, and its figures stay
+/// readable afterwards.
 class PyPeakMeter {
  public:
   explicit PyPeakMeter(const py::object& devices) : devices_(device_list(devices)) {}
@@ -49,7 +51,8 @@ class PyPeakMeter {
   }
 
   const PeakMeter& meter() const {
-    TORCH_CHECK(meter_.has_value(), "this PeakMeter has not been opened: write `with meter:` first");
+    TORCH_CHECK(meter_.has_value(),
+                "this PeakMeter has not been opened: write `with meter:` first");
     return *meter_;
   }
 
@@ -73,12 +76,15 @@ ByteLimit limit_argument(const py::object& limit) {
     return ByteLimit::parse(text_of(limit));
   }
   const bool integral = PyIndex_Check(limit.ptr()) != 0 && !py::isinstance<py::bool_>(limit);
-  TORCH_CHECK_TYPE(integral, "limit must be a number of bytes (an int) or a string such as \"512MiB\" or \"50%\", got ",
-                   py::repr(limit).cast<std::string>());
+  TORCH_CHECK_TYPE(
+      integral,
+      "limit must be a number of bytes (an int) or a string such as \"512MiB\" or \"50%\", got ",
+      py::repr(limit).cast<std::string>());
   return ByteLimit::of_bytes(integer_argument("limit", limit));
 }
 
-/// A context manager around Budget. Arguments are checked when it is made, the limit holds inside `with`.
+/// A context manager around Budget. Arguments are checked when it is made, the limit holds inside
+/// `with`.
 class PyBudget {
  public:
   PyBudget(const py::object& limit, const py::object& device)
@@ -94,7 +100,9 @@ class PyBudget {
   void exit() { budget_.reset(); }
 
   std::int64_t limit() const {
-    TORCH_CHECK(bytes_ > 0, "this budget has not been opened, and a percentage is resolved then: write `with` first");
+    TORCH_CHECK(
+        bytes_ > 0,
+        "this budget has not been opened, and a percentage is resolved then: write `with` first");
     return bytes_;
   }
   c10::Device device() const { return device_; }
@@ -118,9 +126,9 @@ void register_stats(py::module_& m) {
       .def_readonly("ooms", &MemoryStats::ooms)
       .def("__str__", [](const MemoryStats& self) { return to_string(self); })
       .def("__repr__", [](const MemoryStats& s) {
-        return "MemoryStats(allocated=" + std::to_string(s.allocated) + ", peak=" + std::to_string(s.peak) +
-               ", reserved=" + std::to_string(s.reserved) + ", limit=" + std::to_string(s.limit) +
-               ", free=" + std::to_string(s.free) + ")";
+        return "MemoryStats(allocated=" + std::to_string(s.allocated) +
+               ", peak=" + std::to_string(s.peak) + ", reserved=" + std::to_string(s.reserved) +
+               ", limit=" + std::to_string(s.limit) + ", free=" + std::to_string(s.free) + ")";
       });
   py::class_<Fragmentation>(m, "Fragmentation")
       .def_readonly("cached", &Fragmentation::cached)
@@ -128,32 +136,41 @@ void register_stats(py::module_& m) {
       .def_readonly("share", &Fragmentation::share)
       .def_readonly("usable", &Fragmentation::usable)
       .def("explains_failure_of", &Fragmentation::explains_failure_of, py::arg("requested"));
-  m.def("memory_stats", [](const py::object& device) { return memory_stats(device_argument(device)); },
-        py::arg("device") = py::none());
-  m.def("reset_peak", [](const py::object& device) { reset_peak(device_argument(device)); },
-        py::arg("device") = py::none());
-  m.def("release_cached",
-        [](const py::object& device) {
-          const c10::Device resolved = device_argument(device);
-          const py::gil_scoped_release no_gil;
-          return release_cached(resolved);
-        },
-        py::arg("device") = py::none());
-  m.def("fragmentation", [](const py::object& device) { return fragmentation(device_argument(device)); },
-        py::arg("device") = py::none());
+  m.def(
+      "memory_stats",
+      [](const py::object& device) { return memory_stats(device_argument(device)); },
+      py::arg("device") = py::none());
+  m.def(
+      "reset_peak", [](const py::object& device) { reset_peak(device_argument(device)); },
+      py::arg("device") = py::none());
+  m.def(
+      "release_cached",
+      [](const py::object& device) {
+        const c10::Device resolved = device_argument(device);
+        const py::gil_scoped_release no_gil;
+        return release_cached(resolved);
+      },
+      py::arg("device") = py::none());
+  m.def(
+      "fragmentation",
+      [](const py::object& device) { return fragmentation(device_argument(device)); },
+      py::arg("device") = py::none());
   m.def("default_device", [] { return to_python(default_device()); });
-  m.def("format_bytes", [](const py::object& bytes) { return format_bytes(integer_argument("bytes", bytes)); },
-        py::arg("bytes"));
-  m.def("parse_bytes",
-        [](const py::object& limit, const py::object& of) {
-          const ByteLimit parsed = limit_argument(limit);
-          TORCH_CHECK_VALUE(!parsed.is_percentage() || !of.is_none(),
-                            "limit is a percentage: `of` must say of how many bytes");
-          const std::int64_t whole = of.is_none() ? 1 : integer_argument("of", of);
-          TORCH_CHECK_VALUE(whole > 0, "of must be a positive number of bytes, got ", whole);
-          return parsed.resolve(whole);
-        },
-        py::arg("limit"), py::arg("of") = py::none());
+  m.def(
+      "format_bytes",
+      [](const py::object& bytes) { return format_bytes(integer_argument("bytes", bytes)); },
+      py::arg("bytes"));
+  m.def(
+      "parse_bytes",
+      [](const py::object& limit, const py::object& of) {
+        const ByteLimit parsed = limit_argument(limit);
+        TORCH_CHECK_VALUE(!parsed.is_percentage() || !of.is_none(),
+                          "limit is a percentage: `of` must say of how many bytes");
+        const std::int64_t whole = of.is_none() ? 1 : integer_argument("of", of);
+        TORCH_CHECK_VALUE(whole > 0, "of must be a positive number of bytes, got ", whole);
+        return parsed.resolve(whole);
+      },
+      py::arg("limit"), py::arg("of") = py::none());
   m.def("install_cpu_allocator", &install_cpu_allocator);
   m.def("cpu_allocator_installed", &cpu_allocator_installed);
 }
@@ -167,17 +184,20 @@ void register_meter(py::module_& m) {
       .def_property_readonly("start", [](const PyPeakMeter& self) { return self.meter().start(); })
       .def_property_readonly("left", [](const PyPeakMeter& self) { return self.meter().left(); })
       .def_property_readonly("peaks", [](const PyPeakMeter& self) {
-        return per_device(self, [](const PeakMeter& meter, c10::Device device) { return meter.peak(device); });
+        return per_device(
+            self, [](const PeakMeter& meter, c10::Device device) { return meter.peak(device); });
       });
 }
 
 void register_budget(py::module_& m) {
   py::class_<PyBudget>(m, "Budget")
-      .def(py::init<const py::object&, const py::object&>(), py::arg("limit"), py::arg("device") = py::none())
+      .def(py::init<const py::object&, const py::object&>(), py::arg("limit"),
+           py::arg("device") = py::none())
       .def("__enter__", &PyBudget::enter, py::return_value_policy::reference_internal)
       .def("__exit__", [](PyBudget& self, const py::args&) { self.exit(); })
       .def_property_readonly("limit", &PyBudget::limit)
-      .def_property_readonly("device", [](const PyBudget& self) { return to_python(self.device()); });
+      .def_property_readonly("device",
+                             [](const PyBudget& self) { return to_python(self.device()); });
 }
 
 void register_errors(py::module_& m) {
@@ -193,11 +213,13 @@ void register_errors(py::module_& m) {
       .def_readonly("in_use", &OomCause::in_use)
       .def_property_readonly("device",
                              [](const OomCause& self) -> py::object {
-                               return self.device ? to_python(*self.device) : py::object(py::none());
+                               return self.device ? to_python(*self.device)
+                                                  : py::object(py::none());
                              })
       .def("__bool__", [](const OomCause& self) { return static_cast<bool>(self); })
       .def("__repr__", [](const OomCause& self) {
-        return std::string("OomCause(") + to_string(self.kind) + (self.device ? ", " + self.device->str() : "") +
+        return std::string("OomCause(") + to_string(self.kind) +
+               (self.device ? ", " + self.device->str() : "") +
                (self.requested ? ", requested " + format_bytes(*self.requested) : "") + ")";
       });
   const auto checked = [](const py::object& error) {
@@ -206,8 +228,10 @@ void register_errors(py::module_& m) {
     return classify_python(error);
   };
   m.def("classify_error", checked, py::arg("error"));
-  m.def("is_out_of_memory", [checked](const py::object& error) { return static_cast<bool>(checked(error)); },
-        py::arg("error"));
+  m.def(
+      "is_out_of_memory",
+      [checked](const py::object& error) { return static_cast<bool>(checked(error)); },
+      py::arg("error"));
 }
 
 }  // namespace

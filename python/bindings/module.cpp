@@ -8,8 +8,8 @@ namespace {
 
 namespace py = pybind11;
 
-/// Every C++ exception that leaves our functions becomes the Python exception that torch makes of it: c10::ValueError a
-/// ValueError, c10::OutOfMemoryError a torch.OutOfMemoryError.
+/// Every C++ exception that leaves our functions becomes the Python exception that torch makes of
+/// it: c10::ValueError a ValueError, c10::OutOfMemoryError a torch.OutOfMemoryError.
 void translate(std::exception_ptr error) {
   if (error) {
     torch::translate_exception_to_python(error);

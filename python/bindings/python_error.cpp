@@ -11,8 +11,10 @@ namespace {
 
 /// Types of torch's that have no exported C++ name. Held for the life of the process, on purpose.
 struct TorchErrors {
-  py::handle out_of_memory = py::object(py::module_::import("torch").attr("OutOfMemoryError")).release();
-  py::handle accelerator = py::object(py::module_::import("torch").attr("AcceleratorError")).release();
+  py::handle out_of_memory =
+      py::object(py::module_::import("torch").attr("OutOfMemoryError")).release();
+  py::handle accelerator =
+      py::object(py::module_::import("torch").attr("AcceleratorError")).release();
 };
 
 const TorchErrors& torch_errors() {
@@ -64,7 +66,8 @@ OomCause classify_python(py::handle exception) {
   }
   if (is_a(exception, torch.accelerator)) {
     const py::object code = py::getattr(exception, "error_code", py::none());
-    const bool out = py::isinstance<py::int_>(code) && code.cast<std::int64_t>() == kRuntimeOutOfMemory;
+    const bool out =
+        py::isinstance<py::int_>(code) && code.cast<std::int64_t>() == kRuntimeOutOfMemory;
     return from_text(exception, out ? OomKind::device_memory : OomKind::none);
   }
   // Subclasses of RuntimeError that blame the program, not its memory.

@@ -18,9 +18,9 @@ std::string error_text(pybind11::handle exception);
 /// Teaches brim::classify about Python exceptions that pass through C++ code.
 void install_python_classifier();
 
-/// Calls into Python from C++. Out of memory there arrives here as c10::OutOfMemoryError, after the Python exception and
-/// with it the frames and tensors of the failed attempt have been released; every other exception passes untouched.
-/// The caller holds the GIL.
+/// Calls into Python from C++. Out of memory there arrives here as c10::OutOfMemoryError, after the
+/// Python exception and with it the frames and tensors of the failed attempt have been released;
+/// every other exception passes untouched. The caller holds the GIL.
 template <class... Arguments>
 pybind11::object call_python(const pybind11::object& function, Arguments&&... arguments) {
   std::string message;

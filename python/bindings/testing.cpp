@@ -8,7 +8,8 @@
 namespace brim::python {
 namespace {
 
-/// A context manager around OomInjector. Arguments are checked when it is made, counting starts at `with`.
+/// A context manager around OomInjector. Arguments are checked when it is made, counting starts at
+/// `with`.
 class PyOomInjector {
  public:
   PyOomInjector(const py::object& at, const py::object& count, const py::object& device)
@@ -46,14 +47,16 @@ class PyOomInjector {
 
 void register_testing(py::module_& m) {
   py::class_<PyOomInjector>(m, "OomInjector")
-      .def(py::init<const py::object&, const py::object&, const py::object&>(), py::arg("at"), py::arg("count"),
-           py::arg("device"))
+      .def(py::init<const py::object&, const py::object&, const py::object&>(), py::arg("at"),
+           py::arg("count"), py::arg("device"))
       .def("__enter__", &PyOomInjector::enter, py::return_value_policy::reference_internal)
       .def("__exit__", [](PyOomInjector& self, const py::args&) { self.exit(); })
       .def_property_readonly("allocations", &PyOomInjector::allocations)
       .def_property_readonly("failures", &PyOomInjector::failures);
   // Lets a test see what a Python callback's error becomes on its way through C++ and back.
-  m.def("call_through_cpp", [](const py::object& function) { return call_python(function); }, py::arg("function"));
+  m.def(
+      "call_through_cpp", [](const py::object& function) { return call_python(function); },
+      py::arg("function"));
 }
 
 }  // namespace brim::python

@@ -203,6 +203,7 @@ def _make(
             "lower": _positive("lower", options["lower"]),
             "device": options["device"],
             "restore_random_state": bool(options["restore_random_state"]),
+            "exact_halving": False,  # the compat faces' own
             "name": name,
             "memory": memory or _memory(options),
             "per_call_site": options["remember"] == "call_site",

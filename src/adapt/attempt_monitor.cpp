@@ -80,11 +80,13 @@ AttemptMonitor::Result AttemptMonitor::failed(std::span<const std::int64_t> valu
     peak = meter_->peak();
     meter_.reset();
   }
-  const c10::Device device = cause.device && cause.device->type() != checkpoint_.device().type()
-                                 ? resolve_device(*cause.device)
-                                 : checkpoint_.device();
+  // A failure may be elsewhere than where memory is watched: on the host beside an accelerator, or
+  // on a device that only a message names. The CPU can always be looked at.
+  const bool elsewhere = cause.device && cause.device->type() != checkpoint_.device().type();
+  const c10::Device device =
+      elsewhere && cause.device->is_cpu() ? *cause.device : checkpoint_.device();
   const std::optional<std::int64_t> before = checkpoint_.held(device);
-  if (cause.in_use && before) {
+  if (cause.in_use && before && !(elsewhere && !device.is_cpu())) {
     peak = std::max<std::int64_t>(*cause.in_use - *before, 0);
   }
   if (before) {
@@ -95,7 +97,7 @@ AttemptMonitor::Result AttemptMonitor::failed(std::span<const std::int64_t> valu
 
   result.outcome = {.size = values.front(), .fitted = false};
   // Figures of another device than the one that is watched would spoil the model of that one.
-  if (device == checkpoint_.device() && cause.kind != OomKind::size_limit) {
+  if (!elsewhere && cause.kind != OomKind::size_limit) {
     result.outcome.peak = peak;
     result.outcome.requested = cause.requested;
     result.outcome.limit = limit;
@@ -105,12 +107,14 @@ AttemptMonitor::Result AttemptMonitor::failed(std::span<const std::int64_t> valu
   const bool repeats = std::ranges::equal(values, released_for_);
   const bool should_have_fitted =
       cause.in_use && cause.requested && *cause.in_use + *cause.requested <= limit;
-  if (!device.is_cpu() && !repeats &&
+  if (!elsewhere && !device.is_cpu() && !repeats &&
       (cause.kind == OomKind::library_workspace ||
        (cause.kind == OomKind::device_memory && should_have_fitted))) {
     release_cached(device);
-    released_for_.assign(values.begin(), values.end());
-    result.try_same_again = true;
+    if (!options_.exact_halving) {
+      released_for_.assign(values.begin(), values.end());
+      result.try_same_again = true;
+    }
   }
   publish({.values = {values.begin(), values.end()},
            .outcome = cause.kind,

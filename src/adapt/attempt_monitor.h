@@ -15,8 +15,8 @@
 
 namespace brim {
 
-/// Watches the tries of one adaptive call: measures them, cleans up after a failed one, finds out why it failed, and tells
-/// whoever wants to know. It does not choose sizes.
+/// Watches the tries of one adaptive call: measures them, cleans up after a failed one, finds out
+/// why it failed, and tells whoever wants to know. It does not choose sizes.
 class AttemptMonitor {
  public:
   AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint);
@@ -25,21 +25,23 @@ class AttemptMonitor {
   void renew(Checkpoint checkpoint) { checkpoint_ = std::move(checkpoint); }
   const Checkpoint& checkpoint() const { return checkpoint_; }
 
-  /// Starts to measure a try. A try that was not begun (the first one, on the fast path) has no time, and its peak comes
-  /// from what the error says.
+  /// Starts to measure a try. A try that was not begun (the first one, on the fast path) has no
+  /// time, and its peak comes from what the error says.
   void begin();
 
   struct Result {
-    SizeOutcome outcome;        // its size is the first of the values
+    SizeOutcome outcome;  // its size is the first of the values
     double seconds = 0.0;
     bool try_same_again = false;  // cached memory was in the way and has been released
   };
 
   Result fitted(std::span<const std::int64_t> values);
 
-  /// To be called when the exception is gone and with it all that it kept alive. Checks that the memory of the failed try
-  /// came back, has garbage collected if not, and warns if even that did not help.
-  Result failed(std::span<const std::int64_t> values, const OomCause& cause, const std::string& message);
+  /// To be called when the exception is gone and with it all that it kept alive. Checks that the
+  /// memory of the failed try came back, has garbage collected if not, and warns if even that did
+  /// not help.
+  Result failed(std::span<const std::int64_t> values, const OomCause& cause,
+                const std::string& message);
 
   /// Raises c10::OutOfMemoryError with the last message and a summary of all tries.
   [[noreturn]] void give_up() const;

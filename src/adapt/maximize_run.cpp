@@ -25,6 +25,7 @@ ParameterSearch make_search(ParameterSearchOptions search, const AdaptOptions& o
   const std::vector<SizeFact> facts = recall(options);
   search.strategy = options.strategy;
   search.start = Start::at_upper;
+  search.revisit_floor = options.exact_halving;
   if (!facts.empty()) {
     search.available = backend_for(device).room(device).free;
   }

@@ -83,7 +83,7 @@ std::int64_t smallest_scale(std::int64_t high, const Predicate& holds) {
 }  // namespace
 
 ParameterSearch::ParameterSearch(const ParameterSearchOptions& options)
-    : parameters_(options.parameters) {
+    : parameters_(options.parameters), revisit_floor_(options.revisit_floor) {
   for (auto& members : checked_groups(options)) {
     groups_.push_back(make_group(options, std::move(members)));
   }
@@ -175,6 +175,9 @@ void ParameterSearch::record(SizeOutcome outcome) {
   // but one value passes the failure on.
   while (!outcome.fitted && exhausted()) {
     ++current_;
+    if (revisit_floor_) {
+      break;
+    }
     tell(groups_[current_].scale);
   }
   advance();

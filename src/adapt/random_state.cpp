@@ -98,9 +98,7 @@ RandomState::RandomState(c10::Device device) : cpu_(snapshot_cpu()) {
   }
 }
 
-RandomState::~RandomState() {
-  release(cpu_);
-}
+RandomState::~RandomState() { release(cpu_); }
 
 void RandomState::restore() const {
   {

@@ -57,7 +57,8 @@ RangeRun::RangeRun(std::int64_t upper, const AdaptOptions& options) {
   std::vector<SizeFact> facts = recall(options);
   SizeSearch search = make_search(upper, options, facts, device);
   state_ = std::unique_ptr<State>(new State{options, AttemptMonitor(options, std::move(checkpoint)),
-                                            std::move(facts), std::move(search), std::nullopt, std::min(options.lower, upper)});
+                                            std::move(facts), std::move(search), std::nullopt,
+                                            std::min(options.lower, upper)});
 }
 
 RangeRun::~RangeRun() = default;
@@ -68,8 +69,7 @@ std::int64_t RangeRun::step() const {
   if (state_->options.objective == Objective::memory || !state_->search.finished()) {
     return largest;
   }
-  return throughput_choice(state_->facts, largest, state_->lower,
-                           state_->options.quantum);
+  return throughput_choice(state_->facts, largest, state_->lower, state_->options.quantum);
 }
 
 void RangeRun::begin() {

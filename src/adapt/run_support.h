@@ -13,7 +13,8 @@
 
 namespace brim {
 
-/// The pure parts of this module know no torch and throw std::invalid_argument; at its border that is a ValueError.
+/// The pure parts of this module know no torch and throw std::invalid_argument; at its border that
+/// is a ValueError.
 template <class Function>
 auto as_value_error(Function&& function) {
   try {

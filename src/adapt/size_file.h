@@ -12,13 +12,14 @@ namespace brim::size_file {
 /// The file of a key inside the directory: its 16 hexadecimal digits and ".brim-sizes".
 std::string name(std::uint64_t key);
 
-/// The facts in a file; none where there is no file. A damaged or foreign file gives none and a warning: it is text that is
-/// parsed field by field, and never executed.
+/// The facts in a file; none where there is no file. A damaged or foreign file gives none and a
+/// warning: it is text that is parsed field by field, and never executed.
 std::vector<SizeFact> read(const std::filesystem::path& file, std::uint64_t key);
 
-/// Replaces the file at once, so that a reader sees the old text or the new one. Failing to write is a warning: what was
-/// learned is still known to this process.
-void write(const std::filesystem::path& file, std::uint64_t key, const std::vector<SizeFact>& facts);
+/// Replaces the file at once, so that a reader sees the old text or the new one. Failing to write
+/// is a warning: what was learned is still known to this process.
+void write(const std::filesystem::path& file, std::uint64_t key,
+           const std::vector<SizeFact>& facts);
 
 void remove(const std::filesystem::path& file);
 

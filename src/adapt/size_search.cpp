@@ -10,6 +10,8 @@
 namespace brim {
 namespace {
 
+constexpr double kClearly = 1.1;
+
 void require(bool condition, const char* name, const std::string& value, const char* allowed) {
   if (!condition) {
     throw std::invalid_argument(std::string(name) + "=" + value + " is not allowed; it must be " +
@@ -97,7 +99,8 @@ void SizeSearch::add(const SizeOutcome& outcome, bool remembered) {
   const std::int64_t peak = known(outcome.peak);
   fact.requested = known(outcome.requested);
   if (outcome.fitted) {
-    fact.need = peak;
+    // Work that is seen to hold nothing says nothing of its growth; in small parts it may go on.
+    fact.need = peak > 0 || options_.start == Start::probe ? peak : -1;
   } else if (peak >= 0 && fact.requested >= 0) {
     fact.need = saturating_sum(peak, fact.requested);
   }
@@ -122,12 +125,17 @@ void SizeSearch::add(const SizeOutcome& outcome, bool remembered) {
 
 bool SizeSearch::bounds(const Fact& fact) const noexcept {
   const bool comparable = fact.available >= 0 && available_ >= 0;
+  // A fact without figures (a kernel's size limit, memory of another device) stays true until there
+  // is clearly more or less room: what is free moves by a little all the time.
+  const double tolerance = fact.need < 0 ? kClearly : 1.0;
+  const auto now = static_cast<double>(available_);
+  const auto then = static_cast<double>(fact.available);
   if (fact.fitted) {
-    const bool no_less = comparable && available_ >= fact.available;
+    const bool no_less = comparable ? now * tolerance >= then : fact.need < 0;
     return no_less ||
            (!fact.remembered && (fact.need < 0 || available_ < 0 || fact.need <= available_));
   }
-  const bool no_more = comparable && available_ <= fact.available;
+  const bool no_more = comparable ? now <= then * tolerance : fact.need < 0;
   return !fact.remembered || no_more || (available_ >= 0 && fact.need > available_);
 }
 

@@ -38,19 +38,22 @@ PeakSample AcceleratorBackend::peak(c10::Device device) {
 
 PeakSample AcceleratorBackend::take_peak(c10::Device device) {
   const PeakSample sample = AcceleratorBackend::peak(device);
-  // c10 has no call that reads and resets at once: a peak of another thread exactly between the two calls is lost.
+  // c10 has no call that reads and resets at once: a peak of another thread exactly between the two
+  // calls is lost.
   c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
   return sample;
 }
 
 std::int64_t AcceleratorBackend::capacity(c10::Device device) {
-  return static_cast<std::int64_t>(c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).second);
+  return static_cast<std::int64_t>(
+      c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).second);
 }
 
 void AcceleratorBackend::set_limit(c10::Device device, std::optional<std::int64_t> /*bytes*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "a budget on ", device.str(), " is not possible: ",
-                              device.is_cuda() ? "this build of brim has no CUDA support (libbrim_cuda was not found)"
-                                               : "torch's allocator for this device knows no limit");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "a budget on ", device.str(), " is not possible: ",
+      device.is_cuda() ? "this build of brim has no CUDA support (libbrim_cuda was not found)"
+                       : "torch's allocator for this device knows no limit");
 }
 
 void AcceleratorBackend::release_cached(c10::Device device) {

@@ -18,12 +18,14 @@ AcceleratorBackend& accelerator_backend() {
   return *backend;
 }
 
-/// libbrim itself links to no CUDA library, so that one build serves machines with and without. What needs CUDA is in
-/// libbrim_cuda beside it, loaded at the first use of a CUDA device; its initialiser registers the backend.
+/// libbrim itself links to no CUDA library, so that one build serves machines with and without.
+/// What needs CUDA is in libbrim_cuda beside it, loaded at the first use of a CUDA device; its
+/// initialiser registers the backend.
 DeviceBackend& loaded_cuda_backend() {
   static const bool tried = [] {
     if (cuda_backend.load() == nullptr) {
-      dlopen("libbrim_cuda.so", RTLD_NOW | RTLD_LOCAL);  // absent in a build without CUDA: measuring still works
+      dlopen("libbrim_cuda.so",
+             RTLD_NOW | RTLD_LOCAL);  // absent in a build without CUDA: measuring still works
     }
     return true;
   }();
@@ -34,9 +36,7 @@ DeviceBackend& loaded_cuda_backend() {
 
 }  // namespace
 
-void register_cuda_backend(DeviceBackend& backend) {
-  cuda_backend.store(&backend);
-}
+void register_cuda_backend(DeviceBackend& backend) { cuda_backend.store(&backend); }
 
 DeviceBackend& backend_for(c10::Device device) {
   if (device.is_cpu()) {
@@ -52,20 +52,21 @@ c10::Device resolve_device(c10::Device device) {
   if (device.is_cpu()) {
     return c10::Device(c10::DeviceType::CPU);
   }
-  TORCH_CHECK_VALUE(at::accelerator::isAccelerator(device.type()), "device must be the CPU or an accelerator, got ",
-                    device.str());
+  TORCH_CHECK_VALUE(at::accelerator::isAccelerator(device.type()),
+                    "device must be the CPU or an accelerator, got ", device.str());
   // Counting devices first turns torch's long complaints about a missing driver into one sentence.
-  const c10::DeviceIndex count =
-      c10::impl::hasDeviceGuardImpl(device.type()) ? c10::impl::VirtualGuardImpl(device.type()).deviceCount() : 0;
-  TORCH_CHECK_VALUE(count > 0, "device is ", device.str(), ", but torch sees no ", c10::DeviceTypeName(device.type()),
-                    " device here");
+  const c10::DeviceIndex count = c10::impl::hasDeviceGuardImpl(device.type())
+                                     ? c10::impl::VirtualGuardImpl(device.type()).deviceCount()
+                                     : 0;
+  TORCH_CHECK_VALUE(count > 0, "device is ", device.str(), ", but torch sees no ",
+                    c10::DeviceTypeName(device.type()), " device here");
   at::globalContext().lazyInitDevice(device.type());
   if (!device.has_index()) {
     return c10::impl::VirtualGuardImpl(device.type()).getDevice();
   }
   TORCH_CHECK_VALUE(device.index() >= 0 && device.index() < count, "device is ", device.str(),
-                    ", but torch sees only ", static_cast<int>(count), " ", c10::DeviceTypeName(device.type()),
-                    " device(s)");
+                    ", but torch sees only ", static_cast<int>(count), " ",
+                    c10::DeviceTypeName(device.type()), " device(s)");
   return device;
 }
 

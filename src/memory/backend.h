@@ -11,8 +11,9 @@
 
 namespace brim {
 
-/// What each kind of device must answer; the rest of the module is written against this. One object a device type, never
-/// destroyed; all members are thread-safe. Devices arrive with an index (see resolve_device).
+/// What each kind of device must answer; the rest of the module is written against this. One object
+/// a device type, never destroyed; all members are thread-safe. Devices arrive with an index (see
+/// resolve_device).
 class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
@@ -26,8 +27,8 @@ class DeviceBackend {
   virtual PeakSample peak(c10::Device device) = 0;
   virtual PeakSample take_peak(c10::Device device) = 0;
 
-  /// As stats(device).free and .allocated, but cheap enough for every step of a loop; the free bytes may be some
-  /// milliseconds old where asking the system is slow.
+  /// As stats(device).free and .allocated, but cheap enough for every step of a loop; the free
+  /// bytes may be some milliseconds old where asking the system is slow.
   struct Room {
     std::int64_t allocated = 0;
     std::int64_t free = 0;
@@ -56,7 +57,8 @@ c10::Device resolve_device(c10::Device device);
 
 DeviceBackend& cpu_backend();
 
-/// A backend for any accelerator whose allocator is a c10::DeviceAllocator. It can measure but not limit.
+/// A backend for any accelerator whose allocator is a c10::DeviceAllocator. It can measure but not
+/// limit.
 class BRIM_API AcceleratorBackend : public DeviceBackend {
  public:
   MemoryStats stats(c10::Device device) override;

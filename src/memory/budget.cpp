@@ -12,8 +12,8 @@
 namespace brim {
 namespace {
 
-/// The limits of the open budgets of every device. Kept as a list and not as "the previous limit", because budgets of
-/// several threads may end in any order.
+/// The limits of the open budgets of every device. Kept as a list and not as "the previous limit",
+/// because budgets of several threads may end in any order.
 struct OpenBudgets {
   std::mutex mutex;
   std::unordered_map<c10::Device, std::vector<std::int64_t>> limits;
@@ -54,13 +54,13 @@ std::int64_t open_budget(const ByteLimit& limit, c10::Device device) {
 Budget::Budget(ByteLimit limit, c10::Device device)
     : device_(resolve_device(device)), limit_(open_budget(limit, device_)) {}
 
-Budget::Budget(std::int64_t bytes, c10::Device device) : Budget(ByteLimit::of_bytes(bytes), device) {}
+Budget::Budget(std::int64_t bytes, c10::Device device)
+    : Budget(ByteLimit::of_bytes(bytes), device) {}
 
-Budget::Budget(std::string_view limit, c10::Device device) : Budget(ByteLimit::parse(limit), device) {}
+Budget::Budget(std::string_view limit, c10::Device device)
+    : Budget(ByteLimit::parse(limit), device) {}
 
-Budget::~Budget() {
-  close();
-}
+Budget::~Budget() { close(); }
 
 void Budget::close() noexcept {
   if (closed_) {

@@ -16,7 +16,8 @@ namespace brim {
 namespace {
 
 constexpr std::string_view kAllowed =
-    "expected a positive number of bytes such as \"512MiB\", \"8GB\", \"1.5GiB\", \"1048576\" or a percentage such as "
+    "expected a positive number of bytes such as \"512MiB\", \"8GB\", \"1.5GiB\", \"1048576\" or a "
+    "percentage such as "
     "\"50%\"";
 
 struct Unit {
@@ -31,17 +32,17 @@ constexpr std::array<Unit, 14> kUnits{{
     {"", 1.0},
     {"b", 1.0},
     {"kb", kKilo},
-    {"mb", kKilo* kKilo},
-    {"gb", kKilo* kKilo* kKilo},
-    {"tb", kKilo* kKilo* kKilo* kKilo},
-    {"pb", kKilo* kKilo* kKilo* kKilo* kKilo},
-    {"eb", kKilo* kKilo* kKilo* kKilo* kKilo* kKilo},
+    {"mb", kKilo * kKilo},
+    {"gb", kKilo * kKilo * kKilo},
+    {"tb", kKilo * kKilo * kKilo * kKilo},
+    {"pb", kKilo * kKilo * kKilo * kKilo * kKilo},
+    {"eb", kKilo * kKilo * kKilo * kKilo * kKilo * kKilo},
     {"kib", kKibi},
-    {"mib", kKibi* kKibi},
-    {"gib", kKibi* kKibi* kKibi},
-    {"tib", kKibi* kKibi* kKibi* kKibi},
-    {"pib", kKibi* kKibi* kKibi* kKibi* kKibi},
-    {"eib", kKibi* kKibi* kKibi* kKibi* kKibi* kKibi},
+    {"mib", kKibi * kKibi},
+    {"gib", kKibi * kKibi * kKibi},
+    {"tib", kKibi * kKibi * kKibi * kKibi},
+    {"pib", kKibi * kKibi * kKibi * kKibi * kKibi},
+    {"eib", kKibi * kKibi * kKibi * kKibi * kKibi * kKibi},
 }};
 
 std::string_view trim(std::string_view text) {
@@ -57,9 +58,11 @@ std::string_view trim(std::string_view text) {
 
 std::optional<double> unit_bytes(std::string_view name) {
   std::string lower(name);
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); });
-  const auto* unit = std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& u) { return u.name == lower; });
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) {
+    return static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  });
+  const auto* unit =
+      std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& u) { return u.name == lower; });
   if (unit == kUnits.end()) {
     return std::nullopt;
   }
@@ -83,11 +86,13 @@ ByteLimit ByteLimit::parse(std::string_view text) {
     return {whole, 0.0};
   }
   double number = 0.0;
-  const auto as_double = std::from_chars(body.data(), body.data() + body.size(), number, std::chars_format::fixed);
-  const bool starts_with_digit = !body.empty() && (std::isdigit(static_cast<unsigned char>(body.front())) != 0 ||
-                                                   body.front() == '.' || body.front() == '-');
-  TORCH_CHECK_VALUE(starts_with_digit && as_double.ec == std::errc{} && std::isfinite(number), "limit \"", text,
-                    "\" is not understood: ", kAllowed);
+  const auto as_double =
+      std::from_chars(body.data(), body.data() + body.size(), number, std::chars_format::fixed);
+  const bool starts_with_digit =
+      !body.empty() && (std::isdigit(static_cast<unsigned char>(body.front())) != 0 ||
+                        body.front() == '.' || body.front() == '-');
+  TORCH_CHECK_VALUE(starts_with_digit && as_double.ec == std::errc{} && std::isfinite(number),
+                    "limit \"", text, "\" is not understood: ", kAllowed);
   TORCH_CHECK_VALUE(number > 0, "limit \"", text, "\" is not positive: ", kAllowed);
 
   const auto rest = trim(body.substr(static_cast<std::size_t>(as_double.ptr - body.data())));
@@ -96,7 +101,8 @@ ByteLimit ByteLimit::parse(std::string_view text) {
     return {0, number};
   }
   const std::optional<double> unit = unit_bytes(rest);
-  TORCH_CHECK_VALUE(unit.has_value(), "limit \"", text, "\" has the unknown unit \"", rest, "\": ", kAllowed);
+  TORCH_CHECK_VALUE(unit.has_value(), "limit \"", text, "\" has the unknown unit \"", rest,
+                    "\": ", kAllowed);
   const double bytes = number * *unit;
   // 2^63 is exact as a double, so this comparison is too.
   TORCH_CHECK_VALUE(bytes < 0x1p63, "limit \"", text, "\" is more than 2^63 - 1 bytes: ", kAllowed);
@@ -126,7 +132,8 @@ std::string format_bytes(std::int64_t bytes) {
   }
   std::array<char, 48> text{};
   const int digits = unit == 0 ? 0 : 2;
-  const int written = std::snprintf(text.data(), text.size(), "%.*f %s", digits, value, kNames[unit]);
+  const int written =
+      std::snprintf(text.data(), text.size(), "%.*f %s", digits, value, kNames[unit]);
   return {text.data(), static_cast<std::size_t>(written)};
 }
 

@@ -17,8 +17,9 @@ constexpr std::size_t kHeaderBytes = 64;
 
 void report_to_profiler(void* data, std::int64_t change, std::int64_t allocated) {
   if (c10::memoryProfilingEnabled()) {
-    c10::reportMemoryUsageToProfiler(data, change, static_cast<std::size_t>(std::max<std::int64_t>(allocated, 0)), 0,
-                                     c10::Device(c10::DeviceType::CPU));
+    c10::reportMemoryUsageToProfiler(data, change,
+                                     static_cast<std::size_t>(std::max<std::int64_t>(allocated, 0)),
+                                     0, c10::Device(c10::DeviceType::CPU));
   }
 }
 
@@ -26,17 +27,20 @@ std::string with_exact(std::int64_t bytes) {
   return format_bytes(bytes) + " (" + std::to_string(bytes) + " bytes)";
 }
 
-[[noreturn]] void throw_out_of_memory(std::int64_t bytes, std::int64_t in_use, const std::string& why) {
-  c10::reportOutOfMemoryToProfiler(bytes, static_cast<std::size_t>(std::max<std::int64_t>(in_use, 0)), 0,
+[[noreturn]] void throw_out_of_memory(std::int64_t bytes, std::int64_t in_use,
+                                      const std::string& why) {
+  c10::reportOutOfMemoryToProfiler(bytes,
+                                   static_cast<std::size_t>(std::max<std::int64_t>(in_use, 0)), 0,
                                    c10::Device(c10::DeviceType::CPU));
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CPU out of memory. Tried to allocate ", with_exact(bytes), " with ",
-                   with_exact(in_use), " in use", why);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CPU out of memory. Tried to allocate ",
+                   with_exact(bytes), " with ", with_exact(in_use), " in use", why);
 }
 
 }  // namespace
 
 CpuAllocator& CpuAllocator::instance() {
-  static CpuAllocator* const allocator = new CpuAllocator;  // never destroyed, see the class comment
+  static CpuAllocator* const allocator =
+      new CpuAllocator;  // never destroyed, see the class comment
   return *allocator;
 }
 
@@ -57,9 +61,11 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
   }
   const auto size = static_cast<std::int64_t>(bytes);
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < static_cast<std::size_t>(kUnlimited) - kHeaderBytes,
-                   "CPU out of memory. Tried to allocate ", bytes, " bytes, more than any machine has");
+                   "CPU out of memory. Tried to allocate ", bytes,
+                   " bytes, more than any machine has");
   if (gate_count_.load(std::memory_order_relaxed) != 0 && !admitted(bytes)) {
-    throw_out_of_memory(size, allocated(), ": this failure was injected by brim::testing::OomInjector");
+    throw_out_of_memory(size, allocated(),
+                        ": this failure was injected by brim::testing::OomInjector");
   }
   reserve(size);
   void* block = nullptr;
@@ -80,7 +86,8 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
 }
 
 void CpuAllocator::reserve(std::int64_t bytes) {
-  // Compare and swap, not add and take back: an allocation that fails must never make a concurrent one fail too.
+  // Compare and swap, not add and take back: an allocation that fails must never make a concurrent
+  // one fail too.
   std::int64_t held = allocated_.load(std::memory_order_relaxed);
   do {
     const std::int64_t allowed = limit();
@@ -93,14 +100,16 @@ void CpuAllocator::reserve(std::int64_t bytes) {
 
 void CpuAllocator::raise_peak(std::int64_t candidate) {
   std::int64_t peak = peak_.load(std::memory_order_relaxed);
-  while (candidate > peak && !peak_.compare_exchange_weak(peak, candidate, std::memory_order_relaxed)) {
+  while (candidate > peak &&
+         !peak_.compare_exchange_weak(peak, candidate, std::memory_order_relaxed)) {
   }
 }
 
 PeakSample CpuAllocator::take_peak() {
   const std::int64_t now = allocated();
   const std::int64_t peak = peak_.exchange(now, std::memory_order_relaxed);
-  // An allocation between the two lines above has its peak in `peak`; if it is still held, it counts from here too.
+  // An allocation between the two lines above has its peak in `peak`; if it is still held, it
+  // counts from here too.
   raise_peak(allocated());
   return {std::max(peak, now), now};
 }
@@ -119,9 +128,7 @@ void CpuAllocator::free_block(void* data) {
   c10::free_cpu(block);
 }
 
-c10::DeleterFnPtr CpuAllocator::raw_deleter() const {
-  return &CpuAllocator::free_block;
-}
+c10::DeleterFnPtr CpuAllocator::raw_deleter() const { return &CpuAllocator::free_block; }
 
 void CpuAllocator::copy_data(void* dest, const void* src, std::size_t count) const {
   default_copy_data(dest, src, count);
@@ -147,12 +154,8 @@ bool CpuAllocator::admitted(std::size_t bytes) {
   return admitted;
 }
 
-void install_cpu_allocator() {
-  CpuAllocator::instance().install();
-}
+void install_cpu_allocator() { CpuAllocator::instance().install(); }
 
-bool cpu_allocator_installed() {
-  return CpuAllocator::instance().installed();
-}
+bool cpu_allocator_installed() { return CpuAllocator::instance().installed(); }
 
 }  // namespace brim

@@ -12,7 +12,8 @@
 
 namespace brim {
 
-/// Asked before each CPU allocation; a refusal makes that allocation fail as if memory were exhausted.
+/// Asked before each CPU allocation; a refusal makes that allocation fail as if memory were
+/// exhausted.
 class AllocationGate {
  public:
   virtual bool admit(std::size_t bytes) noexcept = 0;
@@ -29,21 +30,25 @@ struct PeakSample {
 
 /// torch's CPU allocator with a count of every byte, a limit, and gates.
 ///
-/// Each block is preceded by one cache line that holds its size, so that a block can be freed on any thread and after
-/// the limit changed, and the count stays exact. Only the bytes that were asked for are counted, not that line.
+/// Each block is preceded by one cache line that holds its size, so that a block can be freed on
+/// any thread and after the limit changed, and the count stays exact. Only the bytes that were
+/// asked for are counted, not that line.
 ///
-/// One instance for the process, never destroyed: tensors may outlive everything else. All members are thread-safe.
+/// One instance for the process, never destroyed: tensors may outlive everything else. All members
+/// are thread-safe.
 class CpuAllocator final : public c10::Allocator {
  public:
   static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 
   static CpuAllocator& instance();
 
-  /// Makes this torch's CPU allocator from now on. Tensors that exist already stay with the old one, uncounted.
+  /// Makes this torch's CPU allocator from now on. Tensors that exist already stay with the old
+  /// one, uncounted.
   void install();
   bool installed() const { return installed_.load(std::memory_order_acquire); }
 
-  /// @throws c10::OutOfMemoryError over the limit, at a gate's refusal, or when the system has no more.
+  /// @throws c10::OutOfMemoryError over the limit, at a gate's refusal, or when the system has no
+  /// more.
   c10::DataPtr allocate(std::size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* dest, const void* src, std::size_t count) const override;
@@ -51,8 +56,8 @@ class CpuAllocator final : public c10::Allocator {
   std::int64_t allocated() const { return allocated_.load(std::memory_order_relaxed); }
   std::int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
 
-  /// Reads the peak and starts a new one at the bytes held now. No peak is lost to a concurrent allocation: it is
-  /// either in the sample or in the peak that follows.
+  /// Reads the peak and starts a new one at the bytes held now. No peak is lost to a concurrent
+  /// allocation: it is either in the sample or in the peak that follows.
   PeakSample take_peak();
 
   std::int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
@@ -75,7 +80,8 @@ class CpuAllocator final : public c10::Allocator {
   std::atomic<std::int64_t> peak_{0};
   std::atomic<std::int64_t> limit_{kUnlimited};
 
-  std::atomic<int> gate_count_{0};  // read on every allocation, so that the lock is taken only when there is a gate
+  std::atomic<int> gate_count_{
+      0};  // read on every allocation, so that the lock is taken only when there is a gate
   std::mutex gates_mutex_;
   std::vector<AllocationGate*> gates_;
 };

@@ -10,8 +10,8 @@
 namespace brim {
 namespace {
 
-/// What the system can still give, read at most every 20 ms, since it takes several files. In between, tensors that came
-/// or went since the last reading are taken into account.
+/// What the system can still give, read at most every 20 ms, since it takes several files. In
+/// between, tensors that came or went since the last reading are taken into account.
 std::int64_t recent_host_available(std::int64_t allocated) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kFresh = std::chrono::milliseconds(20);
@@ -39,7 +39,8 @@ class CpuBackend final : public DeviceBackend {
     stats.peak = allocator.peak();
     stats.reserved = host.resident;
     stats.limit = std::min(host.limit(), allocator.limit());
-    const std::int64_t left_of_budget = std::max<std::int64_t>(allocator.limit() - stats.allocated, 0);
+    const std::int64_t left_of_budget =
+        std::max<std::int64_t>(allocator.limit() - stats.allocated, 0);
     stats.free = std::min(host.available(), left_of_budget);
     return stats;
   }
@@ -54,13 +55,16 @@ class CpuBackend final : public DeviceBackend {
   }
 
   PeakSample peak(c10::Device /*device*/) override {
-    // An allocation in progress on another thread is in the count a moment before it is in the peak.
+    // An allocation in progress on another thread is in the count a moment before it is in the
+    // peak.
     const CpuAllocator& allocator = CpuAllocator::instance();
     const std::int64_t now = allocator.allocated();
     return {std::max(allocator.peak(), now), now};
   }
 
-  PeakSample take_peak(c10::Device /*device*/) override { return CpuAllocator::instance().take_peak(); }
+  PeakSample take_peak(c10::Device /*device*/) override {
+    return CpuAllocator::instance().take_peak();
+  }
 
   std::int64_t capacity(c10::Device /*device*/) override { return read_host_memory().limit(); }
 

@@ -15,8 +15,8 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-/// The fraction for which torch's `static_cast<size_t>(fraction * total)` is exactly `bytes`: a plain quotient can
-/// land one byte below.
+/// The fraction for which torch's `static_cast<size_t>(fraction * total)` is exactly `bytes`: a
+/// plain quotient can land one byte below.
 double fraction_for(std::int64_t bytes, std::int64_t total) {
   double fraction = static_cast<double>(bytes) / static_cast<double>(total);
   while (static_cast<std::int64_t>(fraction * static_cast<double>(total)) < bytes) {
@@ -32,7 +32,8 @@ class CudaBackend final : public AcceleratorBackend {
     const double fraction = caching::getMemoryFraction(device.index());
     if (fraction < 1.0) {
       stats.limit = static_cast<std::int64_t>(fraction * static_cast<double>(stats.limit));
-      stats.free = std::clamp<std::int64_t>(stats.limit - stats.allocated, 0, std::max<std::int64_t>(stats.free, 0));
+      stats.free = std::clamp<std::int64_t>(stats.limit - stats.allocated, 0,
+                                            std::max<std::int64_t>(stats.free, 0));
     }
     return stats;
   }
@@ -62,7 +63,8 @@ class CudaBackend final : public AcceleratorBackend {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<c10::DeviceIndex, double> outer_fraction_;  // what was in force before our first limit
+  std::unordered_map<c10::DeviceIndex, double>
+      outer_fraction_;  // what was in force before our first limit
 };
 
 [[maybe_unused]] const bool kRegistered = [] {

@@ -46,7 +46,7 @@ void least(std::optional<std::int64_t>& current, std::int64_t candidate) {
 struct CgroupFiles {
   const char* limit;
   const char* usage;
-  const char* statistics;      // memory.stat: what of the usage the kernel can take back
+  const char* statistics;  // memory.stat: what of the usage the kernel can take back
   std::string_view inactive_file;
 };
 
@@ -69,16 +69,21 @@ std::int64_t reclaimable(const fs::path& statistics, std::string_view key) {
   return 0;
 }
 
-/// Takes the least limit from `folder` up to `top`: a child cannot use more than any of its parents allows.
-void walk_cgroups(const fs::path& top, fs::path folder, const CgroupFiles& files, HostMemory& memory) {
+/// Takes the least limit from `folder` up to `top`: a child cannot use more than any of its parents
+/// allows.
+void walk_cgroups(const fs::path& top, fs::path folder, const CgroupFiles& files,
+                  HostMemory& memory) {
   for (;;) {
     const auto limit = read_int(folder / files.limit);
     if (limit && *limit < kNoLimit) {
       least(memory.cgroup_limit, *limit);
       if (const auto usage = read_int(folder / files.usage)) {
-        // Page cache that nobody is using counts as usage, but the kernel drops it before it kills anyone.
-        const std::int64_t held = *usage - reclaimable(folder / files.statistics, files.inactive_file);
-        least(memory.cgroup_available, std::max<std::int64_t>(*limit - std::max<std::int64_t>(held, 0), 0));
+        // Page cache that nobody is using counts as usage, but the kernel drops it before it kills
+        // anyone.
+        const std::int64_t held =
+            *usage - reclaimable(folder / files.statistics, files.inactive_file);
+        least(memory.cgroup_available,
+              std::max<std::int64_t>(*limit - std::max<std::int64_t>(held, 0), 0));
       }
     }
     if (folder == top || !folder.has_relative_path() || folder == folder.root_path()) {
@@ -88,8 +93,8 @@ void walk_cgroups(const fs::path& top, fs::path folder, const CgroupFiles& files
   }
 }
 
-/// The folder of a cgroup named in /proc/self/cgroup. Inside a container that path may belong to the host and not
-/// exist here: then the mount itself is the container's own group.
+/// The folder of a cgroup named in /proc/self/cgroup. Inside a container that path may belong to
+/// the host and not exist here: then the mount itself is the container's own group.
 fs::path cgroup_folder(const fs::path& mount, std::string_view name) {
   while (!name.empty() && name.front() == '/') {
     name.remove_prefix(1);
@@ -137,7 +142,8 @@ void read_physical(const fs::path& root, HostMemory& memory) {
     }
   }
   if (memory.physical_total == 0) {  // no /proc: the C library knows the total at least
-    memory.physical_total = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+    memory.physical_total =
+        static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
     memory.physical_available = memory.physical_total;
   }
 }

@@ -29,9 +29,11 @@ OomCause classify_torch_error(const c10::Error& error) {
     return {};
   }
   const auto* accelerator = dynamic_cast<const c10::AcceleratorError*>(&error);
-  const bool certain = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
-                       (accelerator != nullptr && accelerator->get_error_code() == kRuntimeOutOfMemory);
-  return classify_message(error.what_without_backtrace(), certain ? OomKind::device_memory : OomKind::none);
+  const bool certain =
+      dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+      (accelerator != nullptr && accelerator->get_error_code() == kRuntimeOutOfMemory);
+  return classify_message(error.what_without_backtrace(),
+                          certain ? OomKind::device_memory : OomKind::none);
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ namespace {
 struct Ledger {
   std::mutex mutex;
   std::vector<PeakEntry*> open;
-  std::unordered_map<c10::Device, std::int64_t> highest;  // of what meters have taken from the allocators
+  std::unordered_map<c10::Device, std::int64_t>
+      highest;  // of what meters have taken from the allocators
 };
 
 Ledger& ledger() {
@@ -21,7 +22,8 @@ Ledger& ledger() {
   return *instance;
 }
 
-/// Takes the allocator's peak and credits it to everyone who was watching. The caller holds the lock.
+/// Takes the allocator's peak and credits it to everyone who was watching. The caller holds the
+/// lock.
 PeakSample fold(Ledger& book, c10::Device device) {
   const PeakSample sample = backend_for(device).take_peak(device);
   for (PeakEntry* entry : book.open) {
@@ -54,7 +56,8 @@ void close(PeakEntry& entry) noexcept {
     entry.highest = std::max(entry.highest, sample.peak);
     entry.end = sample.current;
   } catch (...) {
-    // The device is in an error state that has been reported elsewhere; the last known figures stay.
+    // The device is in an error state that has been reported elsewhere; the last known figures
+    // stay.
   }
 }
 

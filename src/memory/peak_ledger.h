@@ -14,8 +14,8 @@ struct PeakEntry {
   std::int64_t end = 0;      ///< held when it was closed
 };
 
-/// Lets any number of meters share the one peak that an allocator keeps. Whoever resets that peak first adds it to every
-/// open entry, so none loses what happened before the reset.
+/// Lets any number of meters share the one peak that an allocator keeps. Whoever resets that peak
+/// first adds it to every open entry, so none loses what happened before the reset.
 namespace peak_ledger {
 
 void open(PeakEntry& entry);
@@ -24,7 +24,8 @@ void close(PeakEntry& entry) noexcept;
 /// The entry as it would be if it were closed now.
 PeakEntry read(const PeakEntry& entry);
 
-/// The most held on `device` since the process began or since forget, whatever meters did meanwhile.
+/// The most held on `device` since the process began or since forget, whatever meters did
+/// meanwhile.
 std::int64_t highest_ever(c10::Device device, std::int64_t current_peak);
 void forget(c10::Device device);
 

@@ -10,13 +10,9 @@
 
 namespace brim {
 
-PeakMeter::PeakMeter(c10::Device device) {
-  open({device});
-}
+PeakMeter::PeakMeter(c10::Device device) { open({device}); }
 
-PeakMeter::PeakMeter(const std::vector<c10::Device>& devices) {
-  open(devices);
-}
+PeakMeter::PeakMeter(const std::vector<c10::Device>& devices) { open(devices); }
 
 void PeakMeter::open(const std::vector<c10::Device>& devices) {
   TORCH_CHECK_VALUE(!devices.empty(), "devices is empty: a PeakMeter needs at least one device");
@@ -24,7 +20,8 @@ void PeakMeter::open(const std::vector<c10::Device>& devices) {
   for (std::size_t i = 0; i < devices.size(); ++i) {
     const c10::Device device = resolve_device(devices[i]);
     for (std::size_t earlier = 0; earlier < i; ++earlier) {
-      TORCH_CHECK_VALUE(entries_[earlier].device != device, "devices names ", device.str(), " twice");
+      TORCH_CHECK_VALUE(entries_[earlier].device != device, "devices names ", device.str(),
+                        " twice");
     }
     entries_[i].device = device;
   }
@@ -38,9 +35,7 @@ void PeakMeter::open(const std::vector<c10::Device>& devices) {
   }
 }
 
-PeakMeter::~PeakMeter() {
-  close();
-}
+PeakMeter::~PeakMeter() { close(); }
 
 void PeakMeter::close() noexcept {
   if (closed_) {
@@ -64,8 +59,10 @@ const PeakEntry& PeakMeter::only_entry() const {
 const PeakEntry& PeakMeter::entry(c10::Device device) const {
   const c10::Device resolved = resolve_device(device);
   const std::span<const PeakEntry> entries(entries_.get(), count_);
-  const auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return e.device == resolved; });
-  TORCH_CHECK_VALUE(found != entries.end(), "device is ", device.str(), ", which this meter does not watch");
+  const auto found = std::find_if(entries.begin(), entries.end(),
+                                  [&](const auto& e) { return e.device == resolved; });
+  TORCH_CHECK_VALUE(found != entries.end(), "device is ", device.str(),
+                    ", which this meter does not watch");
   return *found;
 }
 
@@ -79,13 +76,9 @@ std::int64_t PeakMeter::peak(c10::Device device) const {
   return now.highest - now.start;
 }
 
-std::int64_t PeakMeter::start() const {
-  return only_entry().start;
-}
+std::int64_t PeakMeter::start() const { return only_entry().start; }
 
-std::int64_t PeakMeter::start(c10::Device device) const {
-  return entry(device).start;
-}
+std::int64_t PeakMeter::start(c10::Device device) const { return entry(device).start; }
 
 std::int64_t PeakMeter::left() const {
   const PeakEntry now = read(only_entry());

@@ -15,15 +15,13 @@ MemoryStats memory_stats(c10::Device device) {
   return stats;
 }
 
-void reset_peak(c10::Device device) {
-  peak_ledger::forget(resolve_device(device));
-}
+void reset_peak(c10::Device device) { peak_ledger::forget(resolve_device(device)); }
 
 std::string to_string(const MemoryStats& stats) {
   std::ostringstream out;
-  out << "allocated " << format_bytes(stats.allocated) << "\npeak      " << format_bytes(stats.peak) << "\nreserved  "
-      << format_bytes(stats.reserved) << "\nlimit     " << format_bytes(stats.limit) << "\nfree      "
-      << format_bytes(stats.free);
+  out << "allocated " << format_bytes(stats.allocated) << "\npeak      " << format_bytes(stats.peak)
+      << "\nreserved  " << format_bytes(stats.reserved) << "\nlimit     "
+      << format_bytes(stats.limit) << "\nfree      " << format_bytes(stats.free);
   return out.str();
 }
 

@@ -42,9 +42,7 @@ OomInjector::OomInjector(std::int64_t at, std::int64_t count, c10::Device device
   CpuAllocator::instance().add_gate(*gate_);
 }
 
-OomInjector::~OomInjector() {
-  close();
-}
+OomInjector::~OomInjector() { close(); }
 
 void OomInjector::close() noexcept {
   if (!closed_) {
@@ -53,12 +51,8 @@ void OomInjector::close() noexcept {
   }
 }
 
-std::int64_t OomInjector::allocations() const {
-  return gate_->allocations.load();
-}
+std::int64_t OomInjector::allocations() const { return gate_->allocations.load(); }
 
-std::int64_t OomInjector::failures() const {
-  return gate_->failures.load();
-}
+std::int64_t OomInjector::failures() const { return gate_->failures.load(); }
 
 }  // namespace brim::testing

@@ -18,8 +18,8 @@
 namespace brim {
 namespace detail {
 
-/// Calls `attempt` until it fits. What failed is gone before anything else happens: the exception is let go outside of the
-/// catch block, by `run.failed`.
+/// Calls `attempt` until it fits. What failed is gone before anything else happens: the exception
+/// is let go outside of the catch block, by `run.failed`.
 template <class Run, class Attempt, class... Size>
 auto until_it_fits(Run& run, Attempt&& attempt, Size... size) {
   using Result = std::invoke_result_t<Attempt&>;
@@ -59,26 +59,31 @@ inline const AdaptOptions& default_options() {
 
 }  // namespace detail
 
-/// Calls `function(values)` with the largest values of the parameters that fit, and returns its result.
+/// Calls `function(values)` with the largest values of the parameters that fit, and returns its
+/// result.
 ///
-/// The first try is at the maxima, or at what `options.memory` knows to fit. After running out of memory the next values are
-/// worked out from the figures of the failure, and the call is repeated with the random state of the first try. An error that
-/// is not about memory passes through untouched.
+/// The first try is at the maxima, or at what `options.memory` knows to fit. After running out of
+/// memory the next values are worked out from the figures of the failure, and the call is repeated
+/// with the random state of the first try. An error that is not about memory passes through
+/// untouched.
 ///
 /// @param search maxima, quanta, floors and groups; its strategy comes from `options`.
 /// @throws c10::OutOfMemoryError with a summary if it does not fit even at the floor.
 template <class Function>
-auto maximize(ParameterSearchOptions search, Function&& function, const AdaptOptions& options = detail::default_options()) {
+auto maximize(ParameterSearchOptions search, Function&& function,
+              const AdaptOptions& options = detail::default_options()) {
   MaximizeRun run(std::move(search), options, Checkpoint(options));
   return detail::until_it_fits(run, [&] { return std::invoke(function, run.values()); });
 }
 
-/// Calls `function(size)` with the largest size up to `initial` that fits, and returns its result; see maximize. A call that
-/// fits at once costs some ten nanoseconds and allocates nothing.
+/// Calls `function(size)` with the largest size up to `initial` that fits, and returns its result;
+/// see maximize. A call that fits at once costs some ten nanoseconds and allocates nothing.
 ///
-///     auto result = brim::batch(512, [&](std::int64_t batch_size) { return evaluate(model, data, batch_size); });
+///     auto result = brim::batch(512, [&](std::int64_t batch_size) { return evaluate(model, data,
+///     batch_size); });
 template <class Function>
-auto batch(std::int64_t initial, Function&& function, const AdaptOptions& options = detail::default_options()) {
+auto batch(std::int64_t initial, Function&& function,
+           const AdaptOptions& options = detail::default_options()) {
   TORCH_CHECK_VALUE(initial >= 1, "initial must be 1 or more, got ", initial);
   const auto run_from = [&](Checkpoint checkpoint, std::exception_ptr first_error) {
     MaximizeRun run({.parameters = {{.maximum = initial,
@@ -105,14 +110,17 @@ auto batch(std::int64_t initial, Function&& function, const AdaptOptions& option
 
 /// `batch` under the name that the Python decorator has: one parameter, from `maximum` down.
 template <class Function>
-auto maximize(std::int64_t maximum, Function&& function, const AdaptOptions& options = detail::default_options()) {
+auto maximize(std::int64_t maximum, Function&& function,
+              const AdaptOptions& options = detail::default_options()) {
   return batch(maximum, std::forward<Function>(function), options);
 }
 
-/// Calls `function(begin, end)` for parts that together cover [start, end), each as long as fits, at most `initial`.
+/// Calls `function(begin, end)` for parts that together cover [start, end), each as long as fits,
+/// at most `initial`.
 ///
-/// A part that succeeded is never done again. With Strategy::predictive and nothing remembered the first parts are short: they
-/// show how memory grows, and the step then goes to the largest that fits, usually without running out of memory at all.
+/// A part that succeeded is never done again. With Strategy::predictive and nothing remembered the
+/// first parts are short: they show how memory grows, and the step then goes to the largest that
+/// fits, usually without running out of memory at all.
 /// @throws c10::OutOfMemoryError with a summary if a part does not fit even at the floor.
 template <class Function>
 void range(std::int64_t start, std::int64_t end, std::int64_t initial, Function&& function,
@@ -141,14 +149,14 @@ void range(std::int64_t start, std::int64_t end, std::int64_t initial, Function&
   }
 }
 
-/// Calls `function(chunk, begin, end)` for chunks of `tensor` along `dim`, each as long as fits; see range. The chunks are
-/// views: what is written to them is written to the tensor.
+/// Calls `function(chunk, begin, end)` for chunks of `tensor` along `dim`, each as long as fits;
+/// see range. The chunks are views: what is written to them is written to the tensor.
 template <class Function>
-void chunked(const at::Tensor& tensor, std::int64_t initial, Function&& function, std::int64_t dim = 0,
-             const AdaptOptions& options = detail::default_options()) {
+void chunked(const at::Tensor& tensor, std::int64_t initial, Function&& function,
+             std::int64_t dim = 0, const AdaptOptions& options = detail::default_options()) {
   TORCH_CHECK_VALUE(tensor.dim() > 0, "tensor has no dimension to cut");
-  TORCH_CHECK_VALUE(dim >= -tensor.dim() && dim < tensor.dim(), "dim must be from ", -tensor.dim(), " to ",
-                    tensor.dim() - 1, ", got ", dim);
+  TORCH_CHECK_VALUE(dim >= -tensor.dim() && dim < tensor.dim(), "dim must be from ", -tensor.dim(),
+                    " to ", tensor.dim() - 1, ", got ", dim);
   range(
       0, tensor.size(dim), initial,
       [&](std::int64_t begin, std::int64_t end) {

@@ -10,8 +10,8 @@
 
 namespace brim {
 
-/// How things stood before a try: what must come back afterwards, and where random numbers continue. Cheap, because it is
-/// taken on the path of a call that fits.
+/// How things stood before a try: what must come back afterwards, and where random numbers
+/// continue. Cheap, because it is taken on the path of a call that fits.
 class BRIM_API Checkpoint {
  public:
   explicit Checkpoint(const AdaptOptions& options);
@@ -19,7 +19,8 @@ class BRIM_API Checkpoint {
   /// The device that the options mean.
   c10::Device device() const { return device_; }
 
-  /// Bytes that tensors held on `device` when this was taken; empty for a device that was not watched.
+  /// Bytes that tensors held on `device` when this was taken; empty for a device that was not
+  /// watched.
   std::optional<std::int64_t> held(c10::Device device) const;
 
   void restore_random_state() const;

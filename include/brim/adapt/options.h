@@ -22,14 +22,15 @@ enum class Objective : std::uint8_t {
 
 /// One try of an adaptive call: what was tried and what came of it.
 struct Attempt {
-  std::vector<std::int64_t> values;       ///< the size, or the value of each parameter
-  OomKind outcome = OomKind::none;        ///< none: it fitted
-  std::optional<std::int64_t> peak;       ///< bytes above `held` at its highest; of a failure: when it failed
-  std::optional<std::int64_t> requested;  ///< bytes asked for when it failed
-  std::int64_t held = 0;                  ///< bytes in use before
-  std::int64_t available = 0;             ///< bytes that it could use
-  double seconds = 0.0;                   ///< 0 for a first try that was not measured
-  bool repeats = false;                   ///< the same values once more, after cached memory had been released
+  std::vector<std::int64_t> values{};  ///< the size, or the value of each parameter
+  OomKind outcome = OomKind::none;     ///< none: it fitted
+  std::optional<std::int64_t>
+      peak{};  ///< bytes above `held` at its highest; of a failure: when it failed
+  std::optional<std::int64_t> requested{};  ///< bytes asked for when it failed
+  std::int64_t held = 0;                    ///< bytes in use before
+  std::int64_t available = 0;               ///< bytes that it could use
+  double seconds = 0.0;                     ///< 0 for a first try that was not measured
+  bool repeats = false;  ///< the same values once more, after cached memory had been released
 
   bool fitted() const { return outcome == OomKind::none; }
 };
@@ -41,19 +42,27 @@ struct AdaptOptions {
   std::int64_t lower = 1;    ///< the floor: failing there is final
   std::int64_t quantum = 1;  ///< sizes above it are its multiples
 
-  /// Where memory is measured and random numbers are drawn; empty: default_device(). A failure elsewhere is noticed.
-  std::optional<c10::Device> device;
+  /// Where memory is measured and random numbers are drawn; empty: default_device(). A failure
+  /// elsewhere is noticed.
+  std::optional<c10::Device> device{};
 
   /// Whether a repeated call starts with the random state of the first try.
   bool restore_random_state = true;
 
-  SizeMemory* memory = nullptr;  ///< what earlier calls learned; not owned; null: nothing is remembered
-  std::uint64_t key = 0;         ///< which kind of call this is, in `memory`
+  /// For Strategy::halving: the very values that torch_max_mem and toma try, for programs that see
+  /// them. No second try of a size after cached memory was released, and the values at which one
+  /// parameter reached its floor once more before the next parameter is lowered.
+  bool exact_halving = false;
 
-  std::vector<Attempt>* attempts = nullptr;       ///< where to append each try; not owned
-  std::function<void(const Attempt&)> observer;   ///< told of each try after it ended
-  std::function<void()> collect_garbage;          ///< called where a failed try's memory did not come back by itself
-  std::string name = "size";                      ///< what is being adapted, for messages
+  SizeMemory* memory =
+      nullptr;            ///< what earlier calls learned; not owned; null: nothing is remembered
+  std::uint64_t key = 0;  ///< which kind of call this is, in `memory`
+
+  std::vector<Attempt>* attempts = nullptr;        ///< where to append each try; not owned
+  std::function<void(const Attempt&)> observer{};  ///< told of each try after it ended
+  std::function<void()>
+      collect_garbage{};      ///< called where a failed try's memory did not come back by itself
+  std::string name = "size";  ///< what is being adapted, for messages
 };
 
 }  // namespace brim

@@ -29,6 +29,9 @@ struct ParameterSearchOptions {
   std::vector<std::vector<std::size_t>> groups{};
   double margin = SizeSearchOptions{}.margin;
   std::optional<std::int64_t> available{};  ///< as in SizeSearchOptions
+  /// Whether values that failed at the floor of one group are tried again as the maximum of the
+  /// next. They can only fail again; this is for the exact sequence of torch_max_mem.
+  bool revisit_floor = false;
 };
 
 /// Finds values for several parameters that fit, lowering one group of them after the other.
@@ -40,7 +43,8 @@ struct ParameterSearchOptions {
 ///
 /// With `Strategy::halving` and groups of one, the values tried are those of torch_max_mem in the
 /// same order, with one exception: it tries the values of a floor that failed once more when it
-/// turns to the next parameter, which can only fail again. Here they are tried once.
+/// turns to the next parameter, which can only fail again. Here they are tried once, unless
+/// `revisit_floor` is set.
 ///
 /// Owns its values; not thread-safe: one search belongs to one call.
 ///
@@ -113,6 +117,7 @@ class BRIM_API ParameterSearch {
   std::vector<std::int64_t> next_;
   std::size_t current_ = 0;
   std::int64_t attempts_ = 0;
+  bool revisit_floor_;
 };
 
 }  // namespace brim

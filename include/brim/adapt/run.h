@@ -15,12 +15,12 @@
 
 namespace brim {
 
-/// Whether a call with these options may go straight to the function: nothing is known that would change the size, and
-/// nobody wants to hear of a call that fits.
+/// Whether a call with these options may go straight to the function: nothing is known that would
+/// change the size, and nobody wants to hear of a call that fits.
 BRIM_API bool may_run_unwatched(const AdaptOptions& options) noexcept;
 
-/// The tries of one call of `batch` or `maximize`, for those who drive the loop themselves (the templates in this module,
-/// and the Python binding).
+/// The tries of one call of `batch` or `maximize`, for those who drive the loop themselves (the
+/// templates in this module, and the Python binding).
 ///
 ///     MaximizeRun run({.parameters = {{.maximum = 512}}}, options, Checkpoint(options));
 ///     for (;;) {
@@ -49,7 +49,8 @@ class BRIM_API MaximizeRun {
   void fitted();
 
   /// Takes the error of a failed try, lets go of it, and chooses the next values.
-  /// @throws the error itself if it is not about memory, c10::OutOfMemoryError with a summary at the floor.
+  /// @throws the error itself if it is not about memory, c10::OutOfMemoryError with a summary at
+  /// the floor.
   void failed(std::exception_ptr error);
 
   /// The same for an error of another language, which the caller has classified and released.
@@ -60,7 +61,8 @@ class BRIM_API MaximizeRun {
   std::unique_ptr<State> state_;
 };
 
-/// The tries of one call of `range` or `chunked`: as MaximizeRun, but each fit moves on to the next part.
+/// The tries of one call of `range` or `chunked`: as MaximizeRun, but each fit moves on to the next
+/// part.
 class BRIM_API RangeRun {
  public:
   /// @param upper the largest step, 1 or more.

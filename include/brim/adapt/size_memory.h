@@ -17,31 +17,35 @@ namespace brim {
 
 /// One thing learned about one kind of call: what happened at a size, and how fast it was.
 struct SizeFact {
-  std::vector<std::int64_t> values;  ///< the size, or the values of all parameters where there are several
-  SizeOutcome outcome;               ///< what happened there; its `size` is the first of the values
-  double rate = 0.0;                 ///< of a fit: items (or calls) per second; 0 where it was not measured
+  std::vector<std::int64_t>
+      values{};           ///< the size, or the values of all parameters where there are several
+  SizeOutcome outcome{};  ///< what happened there; its `size` is the first of the values
+  double rate = 0.0;      ///< of a fit: items (or calls) per second; 0 where it was not measured
 };
 
 /// What earlier calls learned about sizes, by key, for the next call to start from.
 ///
-/// Facts are kept, not conclusions: how many bytes a size needed and how many there were. So a limit learned when memory was
-/// short does not hold when there is more, and a size learned for one shape of the arguments says nothing about another,
-/// because the shape is part of the key. Each key keeps the newest few facts; the least recently used key is dropped when
-/// there are too many.
+/// Facts are kept, not conclusions: how many bytes a size needed and how many there were. So a
+/// limit learned when memory was short does not hold when there is more, and a size learned for one
+/// shape of the arguments says nothing about another, because the shape is part of the key. Each
+/// key keeps the newest few facts; the least recently used key is dropped when there are too many.
 ///
-/// With a directory, what is learned is kept across processes: one small text file per key, replaced atomically, read on the
-/// first use of the key. A file that is damaged or not ours is ignored with a warning.
+/// With a directory, what is learned is kept across processes: one small text file per key,
+/// replaced atomically, read on the first use of the key. A file that is damaged or not ours is
+/// ignored with a warning.
 ///
 /// Thread-safe. Owned by the caller; it must outlive the calls that use it.
 class BRIM_API SizeMemory {
  public:
   static constexpr std::size_t kFactsPerKey = 16;
 
-  explicit SizeMemory(std::size_t capacity = 128, std::optional<std::filesystem::path> directory = std::nullopt);
+  explicit SizeMemory(std::size_t capacity = 128,
+                      std::optional<std::filesystem::path> directory = std::nullopt);
   SizeMemory(const SizeMemory&) = delete;
   SizeMemory& operator=(const SizeMemory&) = delete;
 
-  /// False as long as nothing at all can be recalled: asked before anything else on the path of a call that fits.
+  /// False as long as nothing at all can be recalled: asked before anything else on the path of a
+  /// call that fits.
   bool may_know_something() const noexcept {
     return directory_.has_value() || count_.load(std::memory_order_acquire) != 0;
   }

@@ -8,12 +8,13 @@
 
 namespace brim {
 
-/// For Objective::throughput: the size to try next, given what fits and how fast the sizes tried so far were.
+/// For Objective::throughput: the size to try next, given what fits and how fast the sizes tried so
+/// far were.
 ///
-/// Starts at `largest`, the largest size that fits, and halves as long as the rate stays within 2 % of the best one seen; from
-/// then on it is the smallest size that does. Pure logic over the facts; facts without a rate, failures and sizes above
-/// `largest` do not count.
-BRIM_API std::int64_t throughput_choice(std::span<const SizeFact> facts, std::int64_t largest, std::int64_t lower,
-                                        std::int64_t quantum);
+/// Starts at `largest`, the largest size that fits, and halves as long as the rate stays within 2 %
+/// of the best one seen; from then on it is the smallest size that does. Pure logic over the facts;
+/// facts without a rate, failures and sizes above `largest` do not count.
+BRIM_API std::int64_t throughput_choice(std::span<const SizeFact> facts, std::int64_t largest,
+                                        std::int64_t lower, std::int64_t quantum);
 
 }  // namespace brim

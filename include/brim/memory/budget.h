@@ -14,13 +14,15 @@ namespace brim {
 ///     brim::Budget budget("8GiB", at::kCPU);
 ///     run();  // an allocation that would go over throws c10::OutOfMemoryError
 ///
-/// Budgets hold for the whole process, whichever thread allocates. They nest, and may end in any order: the least of the
-/// open ones is in force. A percentage is a share of the limit in force when the budget is opened. A limit below what is in
-/// use is allowed; the next allocation fails and says how much was asked for, in use and allowed.
+/// Budgets hold for the whole process, whichever thread allocates. They nest, and may end in any
+/// order: the least of the open ones is in force. A percentage is a share of the limit in force
+/// when the budget is opened. A limit below what is in use is allowed; the next allocation fails
+/// and says how much was asked for, in use and allowed.
 ///
-/// On the CPU the limit is on the bytes that tensors hold and is exact (opening a budget installs the counting allocator,
-/// see brim/memory/cpu.h; older tensors do not count). On CUDA it is on what torch's caching allocator takes from the
-/// device, through its memory fraction. Other accelerators have no such limit.
+/// On the CPU the limit is on the bytes that tensors hold and is exact (opening a budget installs
+/// the counting allocator, see brim/memory/cpu.h; older tensors do not count). On CUDA it is on
+/// what torch's caching allocator takes from the device, through its memory fraction. Other
+/// accelerators have no such limit.
 class BRIM_API Budget {
  public:
   /// @throws c10::ValueError if `bytes` is not positive or `device` does not exist,

@@ -8,11 +8,13 @@
 
 namespace brim {
 
-/// A limit as a person writes it: a number of bytes, or a share of a whole that is known only later.
+/// A limit as a person writes it: a number of bytes, or a share of a whole that is known only
+/// later.
 ///
-/// Accepted: an optional fraction and a unit, `"512MiB"`, `"8GB"`, `"1.5 GiB"`, `"1048576"`, `"64B"`, or a percentage
-/// `"50%"`. kB, MB … EB are powers of 1000; KiB, MiB … EiB powers of 1024; case does not matter. A lone
-/// letter (`"8G"`) is refused because tools disagree about what it means.
+/// Accepted: an optional fraction and a unit, `"512MiB"`, `"8GB"`, `"1.5 GiB"`, `"1048576"`,
+/// `"64B"`, or a percentage
+/// `"50%"`. kB, MB … EB are powers of 1000; KiB, MiB … EiB powers of 1024; case does not matter. A
+/// lone letter (`"8G"`) is refused because tools disagree about what it means.
 ///
 /// A value type; safe to copy and to use from any thread.
 class BRIM_API ByteLimit {
@@ -20,7 +22,8 @@ class BRIM_API ByteLimit {
   /// @throws c10::ValueError if `bytes` is zero or negative.
   static ByteLimit of_bytes(std::int64_t bytes);
 
-  /// @throws c10::ValueError if `text` is not of the form above, is not positive, is over 100 %, or does not fit 63 bits.
+  /// @throws c10::ValueError if `text` is not of the form above, is not positive, is over 100 %, or
+  /// does not fit 63 bits.
   static ByteLimit parse(std::string_view text);
 
   /// The limit in bytes, where a percentage is a share of `whole` bytes; at least 1.
@@ -35,7 +38,8 @@ class BRIM_API ByteLimit {
   double percent_;      // 0 when this is a number of bytes
 };
 
-/// `bytes` for people, in binary units and with three digits: `"1.50 GiB"`, `"512 B"`, `"-2.00 MiB"`.
+/// `bytes` for people, in binary units and with three digits: `"1.50 GiB"`, `"512 B"`, `"-2.00
+/// MiB"`.
 BRIM_API std::string format_bytes(std::int64_t bytes);
 
 }  // namespace brim

@@ -8,26 +8,31 @@
 
 namespace brim {
 
-/// What the operating system says about this process's memory, all in bytes. A limit that is not set is empty.
+/// What the operating system says about this process's memory, all in bytes. A limit that is not
+/// set is empty.
 struct HostMemory {
   std::int64_t physical_total = 0;      ///< SIZE: memory of the machine.
   std::int64_t physical_available = 0;  ///< SIZE: what the kernel could hand out without swapping.
   std::int64_t resident = 0;            ///< SIZE: this process's resident set (RSS).
-  std::int64_t address_space = 0;       ///< SIZE: this process's virtual size, which RLIMIT_AS bounds.
-  std::optional<std::int64_t> cgroup_limit;         ///< The least limit of the process's cgroup and its parents.
-  std::optional<std::int64_t> cgroup_available;     ///< The least of limit minus usage over the same cgroups.
+  std::int64_t address_space = 0;  ///< SIZE: this process's virtual size, which RLIMIT_AS bounds.
+  std::optional<std::int64_t>
+      cgroup_limit;  ///< The least limit of the process's cgroup and its parents.
+  std::optional<std::int64_t>
+      cgroup_available;  ///< The least of limit minus usage over the same cgroups.
   std::optional<std::int64_t> address_space_limit;  ///< RLIMIT_AS, the soft limit.
 
   /// The least of physical memory, the cgroup's limit and RLIMIT_AS.
   BRIM_API std::int64_t limit() const;
 
-  /// Bytes that this process can still take before the first of these limits is reached; never negative.
+  /// Bytes that this process can still take before the first of these limits is reached; never
+  /// negative.
   BRIM_API std::int64_t available() const;
 };
 
 /// Reads the machine's, the container's (cgroup v1 and v2) and the process's memory figures.
 ///
-/// @param root where `proc` and `sys` are found; another folder lets a test stand in for a machine. RLIMIT_AS always
+/// @param root where `proc` and `sys` are found; another folder lets a test stand in for a machine.
+/// RLIMIT_AS always
 ///     comes from the running process.
 /// Costs tens of microseconds (it reads files); safe to call from any thread.
 BRIM_API HostMemory read_host_memory(const std::filesystem::path& root = "/");

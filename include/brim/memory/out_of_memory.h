@@ -19,28 +19,34 @@ enum class OomKind : std::uint8_t {
   size_limit,         ///< a kernel's index range (INT_MAX elements) was exceeded
 };
 
-/// What an error says about memory. `kind` is none for an error that is not about memory; the rest is then empty.
+/// What an error says about memory. `kind` is none for an error that is not about memory; the rest
+/// is then empty.
 struct OomCause {
   OomKind kind = OomKind::none;
-  std::optional<c10::Device> device;       ///< where, if the error tells; the index only if it tells that too
-  std::optional<std::int64_t> requested;   ///< bytes asked for; rounded where the message prints "2.00 GiB" and no more
+  std::optional<c10::Device>
+      device;  ///< where, if the error tells; the index only if it tells that too
+  std::optional<std::int64_t>
+      requested;  ///< bytes asked for; rounded where the message prints "2.00 GiB" and no more
 
-  std::optional<std::int64_t> in_use;     ///< bytes that tensors held at that moment, rounded likewise
+  std::optional<std::int64_t> in_use;  ///< bytes that tensors held at that moment, rounded likewise
 
   explicit operator bool() const { return kind != OomKind::none; }
 };
 
-/// Tells running out of memory from every other error, by type first and then by what torch and the CUDA libraries write.
-/// Everything that a smaller size would cure counts, a size limit included. A wrong argument whose message merely mentions
-/// memory (c10::ValueError, std::logic_error …) does not.
+/// Tells running out of memory from every other error, by type first and then by what torch and the
+/// CUDA libraries write. Everything that a smaller size would cure counts, a size limit included. A
+/// wrong argument whose message merely mentions memory (c10::ValueError, std::logic_error …) does
+/// not.
 BRIM_API OomCause classify(const std::exception& error) noexcept;
 
-/// The same for an exception in flight; empty pointers and exceptions that are no std::exception give `none`.
+/// The same for an exception in flight; empty pointers and exceptions that are no std::exception
+/// give `none`.
 BRIM_API OomCause classify(const std::exception_ptr& error) noexcept;
 
-/// The same for the text of an error alone. `otherwise` is the answer for a text that is not recognised, for callers who
-/// know from the error's type that it is about memory.
-BRIM_API OomCause classify_message(std::string_view message, OomKind otherwise = OomKind::none) noexcept;
+/// The same for the text of an error alone. `otherwise` is the answer for a text that is not
+/// recognised, for callers who know from the error's type that it is about memory.
+BRIM_API OomCause classify_message(std::string_view message,
+                                   OomKind otherwise = OomKind::none) noexcept;
 
 BRIM_API bool is_out_of_memory(const std::exception_ptr& error) noexcept;
 BRIM_API bool is_out_of_memory(const std::exception& error) noexcept;
@@ -48,12 +54,13 @@ BRIM_API bool is_out_of_memory(const std::exception& error) noexcept;
 /// "device memory", "host memory", "library workspace", "size limit", "not out of memory".
 BRIM_API const char* to_string(OomKind kind) noexcept;
 
-/// Recognises exceptions that the core has no type for, such as Python's seen from C++. Returns empty for one that it does
-/// not know. Called under no lock and from any thread; it must not throw.
+/// Recognises exceptions that the core has no type for, such as Python's seen from C++. Returns
+/// empty for one that it does not know. Called under no lock and from any thread; it must not
+/// throw.
 using ExceptionClassifier = std::optional<OomCause> (*)(const std::exception&) noexcept;
 
-/// Adds a classifier that is asked before the built-in rules. Meant to be called once, when a language binding is loaded;
-/// it replaces the one before.
+/// Adds a classifier that is asked before the built-in rules. Meant to be called once, when a
+/// language binding is loaded; it replaces the one before.
 BRIM_API void set_exception_classifier(ExceptionClassifier classifier) noexcept;
 
 }  // namespace brim

@@ -8,19 +8,23 @@
 
 namespace brim::testing {
 
-/// Makes chosen allocations fail with c10::OutOfMemoryError, to test what a program does when memory runs out.
+/// Makes chosen allocations fail with c10::OutOfMemoryError, to test what a program does when
+/// memory runs out.
 ///
 ///     brim::testing::OomInjector injector(3, 2);  // the 3rd and the 4th allocation from now fail
 ///     EXPECT_THROW(run(), c10::OutOfMemoryError);
 ///
-/// Counts the CPU allocations of every thread from its construction on (empty tensors allocate nothing). Several may be
-/// open at once: each counts every allocation, and an allocation fails if any of them says so. Only the CPU can be
-/// injected; on an accelerator, a small Budget gives a real failure. Thread-safe.
+/// Counts the CPU allocations of every thread from its construction on (empty tensors allocate
+/// nothing). Several may be open at once: each counts every allocation, and an allocation fails if
+/// any of them says so. Only the CPU can be injected; on an accelerator, a small Budget gives a
+/// real failure. Thread-safe.
 class BRIM_API OomInjector {
  public:
-  /// @param at the first allocation that fails, counted from 1. @param count how many fail in a row from there.
+  /// @param at the first allocation that fails, counted from 1. @param count how many fail in a row
+  /// from there.
   /// @throws c10::ValueError if `at` or `count` is below 1 or `device` is not the CPU.
-  explicit OomInjector(std::int64_t at, std::int64_t count = 1, c10::Device device = c10::DeviceType::CPU);
+  explicit OomInjector(std::int64_t at, std::int64_t count = 1,
+                       c10::Device device = c10::DeviceType::CPU);
 
   /// Throws as the constructor does, for a caller who opens the injector later.
   static void check_arguments(std::int64_t at, std::int64_t count, c10::Device device);
