@@ -100,6 +100,7 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   config->salt = given["salt"].cast<std::uint64_t>();
   config->observer = callable_or_null(given["observer"]);
   config->logger = callable_or_null(given["logger"]);
+  config->log_level = callable_or_null(given["log_level"]);
   config->collect = callable_or_null(given["collect"]);
   return config;
 }

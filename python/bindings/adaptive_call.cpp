@@ -67,6 +67,11 @@ struct TakenError {
   }
 };
 
+// Levels of Python's logging: from which on what is told.
+constexpr int kLogFits = 10;      // DEBUG
+constexpr int kLogFailures = 20;  // INFO
+constexpr int kLogNothing = 100;
+
 /// The options of one call; lives as long as the run that refers to it.
 AdaptOptions call_options(const AdaptiveConfig& config, const CallArguments& arguments,
                           std::vector<Attempt>* attempts,
@@ -77,13 +82,17 @@ AdaptOptions call_options(const AdaptiveConfig& config, const CallArguments& arg
     options.key = call_key(config, arguments, skip_dim);
   }
   options.attempts = attempts;
-  options.observer = [&config](const Attempt& attempt) {
-    for (const py::object* listener : {&config.logger, &config.observer}) {
-      if (*listener) {
-        (*listener)(attempt);
+  const int level = config.log_level ? config.log_level().cast<int>() : kLogNothing;
+  if (config.observer || level <= kLogFailures) {
+    options.observer = [&config, level](const Attempt& attempt) {
+      if (level <= (attempt.fitted() ? kLogFits : kLogFailures)) {
+        config.logger(attempt);
       }
-    }
-  };
+      if (config.observer) {
+        config.observer(attempt);
+      }
+    };
+  }
   options.collect_garbage = [&config] {
     if (config.collect) {
       config.collect();

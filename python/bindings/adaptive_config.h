@@ -47,9 +47,10 @@ struct AdaptiveConfig {
   pybind11::object hasher;  // mapping of the key arguments -> int; null: brim's own
   std::uint64_t salt = 0;   // tells functions apart in a memory that is kept in files
 
-  pybind11::object observer;  // told of every try; null: nobody
-  pybind11::object logger;    // told of every try of a call that needed more than one look
-  pybind11::object collect;   // gc.collect
+  pybind11::object observer;   // told of every try; null: nobody
+  pybind11::object logger;     // told of every try of a call that needed more than one look
+  pybind11::object log_level;  // () -> the level from which on the logger wants to hear
+  pybind11::object collect;    // gc.collect
 };
 
 /// The arguments of a vectorcall, as they came.

@@ -212,6 +212,7 @@ def _make(
             "salt": int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=8).digest(), "little"),
             "observer": options["observer"],
             "logger": functools.partial(_log, own),
+            "log_level": _logger.getEffectiveLevel,
             "collect": gc.collect,
             "parameters": (),
             "quanta": (),

@@ -24,6 +24,12 @@ std::int64_t tolerated(c10::Device device, std::int64_t attempt_peak) {
   return std::max(device.is_cpu() ? kCpu : kAccelerator, attempt_peak / 100);
 }
 
+/// A device that a message names without an index is the one of its type.
+bool is_another(c10::Device named, c10::Device watched) {
+  return named.type() != watched.type() ||
+         (named.has_index() && watched.has_index() && named.index() != watched.index());
+}
+
 std::string join(std::span<const std::int64_t> values) {
   std::ostringstream out;
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -82,11 +88,11 @@ AttemptMonitor::Result AttemptMonitor::failed(std::span<const std::int64_t> valu
   }
   // A failure may be elsewhere than where memory is watched: on the host beside an accelerator, or
   // on a device that only a message names. The CPU can always be looked at.
-  const bool elsewhere = cause.device && cause.device->type() != checkpoint_.device().type();
+  const bool elsewhere = cause.device && is_another(*cause.device, checkpoint_.device());
   const c10::Device device =
       elsewhere && cause.device->is_cpu() ? *cause.device : checkpoint_.device();
   const std::optional<std::int64_t> before = checkpoint_.held(device);
-  if (cause.in_use && before && !(elsewhere && !device.is_cpu())) {
+  if (cause.in_use && before && (!elsewhere || cause.device->is_cpu())) {
     peak = std::max<std::int64_t>(*cause.in_use - *before, 0);
   }
   if (before) {

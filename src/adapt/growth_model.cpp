@@ -33,6 +33,12 @@ constexpr double kPlausibleLine = 0.7;
 // constant.
 constexpr double kLargestGuessedConstant = 0.05;
 
+// Two sizes this far apart differ by more than what an allocator rounds.
+constexpr double kApart = 1.1;
+// One small fit says little about a size more than so many times larger: most of its need may be
+// constant.
+constexpr double kFarBeyond = 4.0;
+
 double slope(const NeedPoint& from, const NeedPoint& to) {
   return (static_cast<double>(to.need) - static_cast<double>(from.need)) /
          (static_cast<double>(to.size) - static_cast<double>(from.size));
@@ -120,6 +126,29 @@ Growth beyond_two(const NeedPoint& first, const NeedPoint& last, double availabl
   return {size, false, affine};
 }
 
+// Less is available than any fit used. Proportional, unless a larger point shows that part of the
+// need is constant; one too close to the smallest fit shows nothing but how the allocator rounds.
+double below_all(std::span<const NeedPoint> fits, std::span<const NeedPoint> failures,
+                 double available) {
+  const NeedPoint& smallest = fits.front();
+  const double straight = proportional(smallest, available);
+  const auto line_to = [&](std::span<const NeedPoint> points) -> std::optional<double> {
+    for (const NeedPoint& point : points) {
+      if (static_cast<double>(point.size) >= kApart * static_cast<double>(smallest.size) &&
+          point.need > smallest.need) {
+        return static_cast<double>(smallest.size) -
+               (static_cast<double>(smallest.need) - available) / slope(smallest, point);
+      }
+    }
+    return std::nullopt;
+  };
+  if (const auto line = line_to(fits)) {
+    return *line > 0 ? std::min(straight, *line) : straight;
+  }
+  const auto line = line_to(failures);  // a failure says "at least": not believed too far
+  return line && *line >= kPlausibleLine * straight ? std::min(straight, *line) : straight;
+}
+
 // Three points far enough apart for their differences to mean something, counted back from the
 // last.
 Line spread(std::span<const NeedPoint> points) {
@@ -182,9 +211,11 @@ std::optional<Growth> largest_within(std::span<const NeedPoint> fits,
   });
   if (over != fits.end()) {
     // Less is available than a fit once used: between two fits, no model beats the straight line.
-    const NeedPoint under = over == fits.begin() ? NeedPoint{0, 0} : *(over - 1);
-    const double size = static_cast<double>(under.size) +
-                        (available - static_cast<double>(under.need)) / slope(under, *over);
+    const double size =
+        over == fits.begin()
+            ? below_all(fits, failures, available)
+            : static_cast<double>((over - 1)->size) +
+                  (available - static_cast<double>((over - 1)->need)) / slope(*(over - 1), *over);
     return Growth{size, true, size};
   }
   const NeedPoint& last = fits.back();
@@ -201,6 +232,17 @@ std::optional<Growth> largest_within(std::span<const NeedPoint> fits,
   }
   if (fits.size() == 1) {
     const double size = proportional(last, available);
+    if (!probing && size > kFarBeyond * static_cast<double>(last.size)) {
+      const auto larger = std::find_if(failures.begin(), failures.end(), [&](const NeedPoint& p) {
+        return p.size > last.size && p.need > last.need;
+      });
+      if (larger == failures.end()) {
+        return std::nullopt;
+      }
+      const double line = static_cast<double>(last.size) +
+                          (available - static_cast<double>(last.need)) / slope(last, *larger);
+      return Growth{line, false, line};
+    }
     // k times the size needs at most k² times as much, unless the growth is cubic.
     const double square = std::sqrt(static_cast<double>(last.size)) * std::sqrt(size);
     return Growth{probing ? square : size, false, size};

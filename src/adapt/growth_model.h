@@ -42,7 +42,8 @@ struct Growth {
                                          double available);
 
 /// The largest size whose need is expected to be within `available`, from fits (and, where they lie
-/// on the same line, failures); both ascending in size. Empty when no fit says anything.
+/// on the same line, failures); both ascending in size. Empty when no fit says anything about sizes
+/// so large.
 ///
 /// Cautious: until a third point confirms a line, it assumes the steepest growth that the points
 /// allow, up to quadratic; `probing` allows for a quadratic one after a single fit too, where the

@@ -5,7 +5,9 @@
 namespace brim {
 
 bool may_run_unwatched(const AdaptOptions& options) noexcept {
-  return (options.memory == nullptr || !options.memory->may_know_something()) &&
+  // A wrong option is left to the run, which says so before the function is called.
+  return options.lower >= 1 && options.quantum >= 1 &&
+         (options.memory == nullptr || !options.memory->may_know_something()) &&
          options.objective == Objective::memory && options.attempts == nullptr && !options.observer;
 }
 

@@ -217,7 +217,8 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
   const bool only_remembered = fits_ == 0;
   const auto guess = predicted(only_remembered ? options_.margin * kLaterJumpMargin : 0.0);
   if (!guess) {
-    return only_remembered ? best_ : middle(high);
+    // What fitted earlier is the surer choice, unless it was a call that wanted far less.
+    return only_remembered && best_ >= high / 8 ? best_ : middle(high);
   }
   // A guess at or below the best is answered by the step above it, which either fails, and the
   // search is over, or shows that there is more. Before anything fitted in this call, what did so

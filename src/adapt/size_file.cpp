@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <locale>
 #include <sstream>
 
 namespace brim::size_file {
@@ -20,7 +22,7 @@ constexpr const char* kHeader = "brim-sizes 1";
 constexpr const char* kSuffix = ".brim-sizes";
 constexpr std::size_t kHexDigits = 16;
 // Sixteen facts take some 2 kB; anything much larger was not written by us.
-constexpr std::uintmax_t kLargestFile = 65536;
+constexpr std::size_t kLargestFile = 65536;
 constexpr std::size_t kMostValues = 64;
 
 constexpr std::int64_t kUnknown = -1;
@@ -29,6 +31,15 @@ std::string hex(std::uint64_t key) {
   std::array<char, kHexDigits + 1> text{};
   std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(key));
   return text.data();
+}
+
+/// FNV-1a: enough to notice what a crash or a disk does to a short text.
+std::uint64_t checksum(std::string_view text) {
+  std::uint64_t sum = 0xcbf29ce484222325U;
+  for (const char byte : text) {
+    sum = (sum ^ static_cast<unsigned char>(byte)) * 0x100000001b3U;
+  }
+  return sum;
 }
 
 std::optional<std::int64_t> known(std::int64_t value) {
@@ -47,7 +58,13 @@ bool plausible(const SizeFact& fact, std::int64_t fitted) {
 }
 
 /// The facts, or empty if any line is not as `write` writes it.
-std::optional<std::vector<SizeFact>> parse(std::istream& in, std::uint64_t key) {
+std::optional<std::vector<SizeFact>> parse(std::string_view text, std::uint64_t key) {
+  // The last line is the checksum of all before it.
+  const std::size_t body = text.size() < kHexDigits + 1 ? 0 : text.size() - kHexDigits - 1;
+  if (body == 0 || text.substr(body) != hex(checksum(text.substr(0, body))) + '\n') {
+    return std::nullopt;
+  }
+  std::istringstream in{std::string(text.substr(0, body))};
   std::string line;
   if (!std::getline(in, line) || line != kHeader || !std::getline(in, line) || line != hex(key)) {
     return std::nullopt;
@@ -55,6 +72,7 @@ std::optional<std::vector<SizeFact>> parse(std::istream& in, std::uint64_t key) 
   std::vector<SizeFact> facts;
   while (std::getline(in, line)) {
     std::istringstream fields(line);
+    fields.imbue(std::locale::classic());  // the same in every program, whatever its language
     SizeFact fact;
     std::int64_t fitted = 0;
     std::int64_t peak = 0;
@@ -91,13 +109,22 @@ std::string name(std::uint64_t key) { return hex(key) + kSuffix; }
 
 std::vector<SizeFact> read(const fs::path& file, std::uint64_t key) {
   std::error_code error;
-  if (!fs::exists(file, error)) {
+  const fs::file_status status = fs::status(file, error);
+  if (!fs::exists(status)) {
     return {};
   }
   std::optional<std::vector<SizeFact>> facts;
-  if (fs::is_regular_file(file, error) && fs::file_size(file, error) <= kLargestFile) {
-    std::ifstream in(file);
-    facts = parse(in, key);
+  if (fs::is_regular_file(status)) {  // opening a pipe would wait for its writer
+    std::ifstream in(file, std::ios::binary);
+    if (!in.is_open() && errno == ENOENT) {
+      return {};  // another process has just forgotten it
+    }
+    std::string text(kLargestFile + 1, '\0');
+    in.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text.resize(static_cast<std::size_t>(in.gcount()));
+    if (text.size() <= kLargestFile) {
+      facts = parse(text, key);
+    }
   }
   if (!facts) {
     TORCH_WARN("ignored ", file.string(),
@@ -115,7 +142,8 @@ void write(const fs::path& file, std::uint64_t key, const std::vector<SizeFact>&
   const fs::path temporary = file.string() + "." + std::to_string(getpid()) + "." +
                              std::to_string(counter.fetch_add(1)) + ".tmp";
   {
-    std::ofstream out(temporary);
+    std::ostringstream out;
+    out.imbue(std::locale::classic());
     out.precision(17);
     out << kHeader << '\n' << hex(key) << '\n';
     for (const SizeFact& fact : facts) {
@@ -128,7 +156,10 @@ void write(const fs::path& file, std::uint64_t key, const std::vector<SizeFact>&
       }
       out << '\n';
     }
-    if (!out.flush()) {
+    const std::string text = out.str();
+    std::ofstream stream(temporary, std::ios::binary);
+    stream << text << hex(checksum(text)) << '\n';
+    if (!stream.flush()) {
       error = std::make_error_code(std::errc::io_error);
     }
   }

@@ -10,11 +10,11 @@
 namespace brim {
 namespace {
 
-/// What the system can still give, read at most every 20 ms, since it takes several files. In
+/// What the system can still give, read at most every 50 ms, since it takes several files. In
 /// between, tensors that came or went since the last reading are taken into account.
 std::int64_t recent_host_available(std::int64_t allocated) {
   using Clock = std::chrono::steady_clock;
-  constexpr auto kFresh = std::chrono::milliseconds(20);
+  constexpr auto kFresh = std::chrono::milliseconds(50);
   static std::mutex mutex;
   static Clock::time_point read_at{};
   static std::int64_t available = 0;

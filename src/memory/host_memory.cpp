@@ -1,12 +1,11 @@
 #include <brim/memory/host_memory.h>
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -14,6 +13,9 @@ namespace brim {
 namespace {
 
 namespace fs = std::filesystem;
+
+// More than any of these files has before what is looked for.
+constexpr std::size_t kLargestFile = 8192;
 
 std::optional<std::int64_t> parse_int(std::string_view text) {
   std::int64_t value = 0;
@@ -24,18 +26,47 @@ std::optional<std::int64_t> parse_int(std::string_view text) {
   return value;
 }
 
-std::optional<std::string> first_line(const fs::path& file) {
-  std::ifstream in(file);
-  std::string line;
-  if (!in || !std::getline(in, line)) {
-    return std::nullopt;
+/// The start of a small file of the kernel's, or nothing. Plain reads, because streams take three
+/// times as long and this is read while programs run.
+std::string read_text(const fs::path& file) {
+  const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) {
+    return {};
   }
-  return line;
+  std::string text(kLargestFile, '\0');
+  const ssize_t length = read(descriptor, text.data(), text.size());
+  close(descriptor);
+  text.resize(length > 0 ? static_cast<std::size_t>(length) : 0);
+  return text;
 }
 
 std::optional<std::int64_t> read_int(const fs::path& file) {
-  const auto line = first_line(file);
-  return line ? parse_int(*line) : std::nullopt;  // "max" (no limit) is not a number
+  return parse_int(read_text(file));  // "max" (no limit) is not a number
+}
+
+/// The next line of `text`, which is cut off it; empty at the end.
+std::optional<std::string_view> next_line(std::string_view& text) {
+  if (text.empty()) {
+    return std::nullopt;
+  }
+  const auto end = text.find('\n');
+  const std::string_view line = text.substr(0, end);
+  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  return line;
+}
+
+/// The number behind `key` and spaces at the start of a line: "MemTotal:   24000000 kB".
+std::optional<std::int64_t> value_of(std::string_view text, std::string_view key) {
+  while (const auto line = next_line(text)) {
+    if (line->starts_with(key)) {
+      const std::string_view rest = line->substr(key.size());
+      const auto number = rest.find_first_not_of(' ');
+      if (number != 0 && number != std::string_view::npos) {
+        return parse_int(rest.substr(number));
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 void least(std::optional<std::int64_t>& current, std::int64_t candidate) {
@@ -57,18 +88,6 @@ constexpr CgroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes"
 // v1 writes "no limit" as the largest page-aligned number, v2 as "max"; nothing real is this large.
 constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;
 
-std::int64_t reclaimable(const fs::path& statistics, std::string_view key) {
-  std::ifstream in(statistics);
-  std::string name;
-  std::int64_t value = 0;
-  while (in >> name >> value) {
-    if (name == key) {
-      return value;
-    }
-  }
-  return 0;
-}
-
 /// Takes the least limit from `folder` up to `top`: a child cannot use more than any of its parents
 /// allows.
 void walk_cgroups(const fs::path& top, fs::path folder, const CgroupFiles& files,
@@ -81,7 +100,8 @@ void walk_cgroups(const fs::path& top, fs::path folder, const CgroupFiles& files
         // Page cache that nobody is using counts as usage, but the kernel drops it before it kills
         // anyone.
         const std::int64_t held =
-            *usage - reclaimable(folder / files.statistics, files.inactive_file);
+            *usage -
+            value_of(read_text(folder / files.statistics), files.inactive_file).value_or(0);
         least(memory.cgroup_available,
               std::max<std::int64_t>(*limit - std::max<std::int64_t>(held, 0), 0));
       }
@@ -108,9 +128,10 @@ fs::path cgroup_folder(const fs::path& mount, std::string_view name) {
 
 void read_cgroups(const fs::path& root, HostMemory& memory) {
   const fs::path mount = root / "sys/fs/cgroup";
-  std::ifstream in(root / "proc/self/cgroup");
-  std::string line;
-  while (std::getline(in, line)) {  // "hierarchy:controllers:path"
+  const std::string text = read_text(root / "proc/self/cgroup");
+  std::string_view rest = text;
+  while (const auto next = next_line(rest)) {  // "hierarchy:controllers:path"
+    const std::string line(*next);
     const auto first = line.find(':');
     const auto second = first == std::string::npos ? std::string::npos : line.find(':', first + 1);
     if (second == std::string::npos) {
@@ -128,19 +149,10 @@ void read_cgroups(const fs::path& root, HostMemory& memory) {
 }
 
 void read_physical(const fs::path& root, HostMemory& memory) {
-  std::ifstream in(root / "proc/meminfo");
-  std::string line;
-  while (std::getline(in, line)) {  // "MemTotal:       24000000 kB"
-    std::istringstream fields(line);
-    std::string name;
-    std::int64_t kib = 0;
-    fields >> name >> kib;
-    if (name == "MemTotal:") {
-      memory.physical_total = kib * 1024;
-    } else if (name == "MemAvailable:") {
-      memory.physical_available = kib * 1024;
-    }
-  }
+  constexpr std::int64_t kKib = 1024;
+  const std::string text = read_text(root / "proc/meminfo");
+  memory.physical_total = value_of(text, "MemTotal:").value_or(0) * kKib;
+  memory.physical_available = value_of(text, "MemAvailable:").value_or(0) * kKib;
   if (memory.physical_total == 0) {  // no /proc: the C library knows the total at least
     memory.physical_total =
         static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -149,13 +161,16 @@ void read_physical(const fs::path& root, HostMemory& memory) {
 }
 
 void read_process(const fs::path& root, HostMemory& memory) {
-  std::ifstream in(root / "proc/self/statm");
-  std::int64_t size_pages = 0;
-  std::int64_t resident_pages = 0;
-  if (in >> size_pages >> resident_pages) {
+  const std::string text = read_text(root / "proc/self/statm");  // "size resident shared ..."
+  const auto second = text.find(' ');
+  const auto size_pages = parse_int(text);
+  const auto resident_pages = second == std::string::npos
+                                  ? std::nullopt
+                                  : parse_int(std::string_view(text).substr(second + 1));
+  if (size_pages && resident_pages) {
     const std::int64_t page = sysconf(_SC_PAGESIZE);
-    memory.address_space = size_pages * page;
-    memory.resident = resident_pages * page;
+    memory.address_space = *size_pages * page;
+    memory.resident = *resident_pages * page;
   }
   rlimit bound{};
   if (getrlimit(RLIMIT_AS, &bound) == 0 && bound.rlim_cur != RLIM_INFINITY &&

@@ -16,7 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words behind `brim`; those of the process where None.
     """
-    parser = argparse.ArgumentParser(prog="brim", description="Fill memory to the brim, never over it.")
+    parser = argparse.ArgumentParser(
+        prog="brim", description="Fill memory to the brim, never over it."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (info, demo):
         command.add_parser(commands)

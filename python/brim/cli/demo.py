@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     x = torch.rand(_FULL_QUERIES, _DIMENSION, device=device)
     y = torch.rand(_FULL_POINTS // scale, _DIMENSION, device=device)
     print(
-        f"The {_NEIGHBOURS} nearest of {y.shape[0]} points for each of {x.shape[0]}, in {_DIMENSION} dimensions, "
-        f"on {device}, with a budget of {budget}:\n"
+        f"The {_NEIGHBOURS} nearest of {y.shape[0]} points for each of {x.shape[0]}, "
+        f"in {_DIMENSION} dimensions, on {device}, with a budget of {budget}:\n"
     )
     knn(x[:64], y, 16)  # the first call loads kernels
     table = Table("batch size", "time", "peak", "of the budget")

@@ -26,7 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
     devices = [torch.device("cpu")]
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
-        devices += [torch.device(accelerator.type, i) for i in range(torch.accelerator.device_count())]
+        devices += [
+            torch.device(accelerator.type, i) for i in range(torch.accelerator.device_count())
+        ]
     table = Table("device", "allocated", "reserved", "limit", "free")
     for device in devices:
         stats = brim.memory_stats(device)

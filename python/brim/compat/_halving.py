@@ -1,0 +1,65 @@
+"""The loop that the faces of torch_max_mem and toma share: halve until it fits, run by the core."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from brim import adapt, memory
+
+Sizes = tuple[int, ...]
+
+
+def _ignore(sizes: Sizes) -> None:
+    """Nobody wants to hear of a failed try."""
+
+
+def halving(
+    names: Sequence[str],
+    quanta: Sequence[int],
+    is_out_of_memory: Callable[[Exception], bool],
+    on_failure: Callable[[Sizes], None] = _ignore,
+) -> Callable[..., tuple[Any, Sizes]]:
+    """Make the search for sizes that fit, with the very sequence of the libraries that halve.
+
+    Args:
+        names: what the sizes are called, for messages.
+        quanta: of which number each size is kept a multiple.
+        is_out_of_memory: tells errors that a smaller size cures; asked of failed tries only. What
+            brim itself takes for one counts in any case.
+        on_failure: told of the sizes of each try that ran out of memory.
+
+    Returns:
+        A function of one upper bound a name, then `call`, which is called with a tuple of sizes. It
+        gives the result of the first call that fits, and its sizes. Where nothing fits it raises
+        `torch.OutOfMemoryError`.
+    """
+
+    def attempt(*sizes_and_call: Any) -> tuple[Any, Sizes]:
+        sizes = sizes_and_call[:-1]
+        try:
+            return sizes_and_call[-1](sizes), sizes
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            on_failure(sizes)
+            if memory.is_out_of_memory(error):
+                raise
+            message = str(error)
+        # One that the core does not know: said again in its words, once the original is gone.
+        raise torch.OutOfMemoryError(message)
+
+    return adapt._make(
+        "maximize",
+        attempt,
+        {"strategy": "halving", "remember": "none"},
+        name=", ".join(names),
+        slots={},
+        parameters=[(name, place, inspect.Parameter.empty) for place, name in enumerate(names)],
+        quanta=[adapt._positive("q", quantum) for quantum in quanta],
+        groups=[[place] for place in range(len(names))],
+        exact_halving=True,
+    )

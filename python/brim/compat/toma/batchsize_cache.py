@@ -1,0 +1,129 @@
+"""What is remembered of batch sizes: nothing, one size a function, or one a place and free memory.
+
+A cache belongs to one function, or to the context that was passed in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from brim.compat.toma import cpu_memory
+from brim.compat.toma import stacktrace as tst
+from brim.compat.toma import torch_cuda_memory as tcm
+
+__all__ = [
+    "Batchsize",
+    "BatchsizeCache",
+    "GlobalBatchsizeCache",
+    "NoBatchsizeCache",
+    "StacktraceMemoryBatchsizeCache",
+]
+
+
+@dataclass
+class Batchsize:
+    """A size that goes down when memory runs out; calls that share it share what they learned.
+
+    Example:
+        >>> size = Batchsize(64)
+        >>> size.decrease_batchsize()
+        >>> size
+        Batchsize(value=32)
+    """
+
+    value: int | None = None
+
+    def set_initial_batchsize(self, initial_batchsize: int) -> None:
+        """Set the size, unless there is one already."""
+        if not self.value:
+            self.value = initial_batchsize
+
+    def get(self) -> int:
+        """The size to try now."""
+        return self.value  # type: ignore[return-value]  # None only before it is set
+
+    def decrease_batchsize(self) -> None:
+        """Halve the size."""
+        assert self.value is not None
+        self.value //= 2
+        assert self.value > 0
+
+
+class BatchsizeCache:
+    """What a cache must do; `all_instances` has those that called this constructor."""
+
+    all_instances: ClassVar[weakref.WeakValueDictionary[tuple[tst.Frame, ...], BatchsizeCache]] = (
+        weakref.WeakValueDictionary()
+    )
+
+    def __init__(self) -> None:
+        BatchsizeCache.all_instances[tst.get_simple_traceback(2)] = self
+
+    def get_batchsize(self, initial_batchsize: int) -> Batchsize:
+        """The size to start a call with, `initial_batchsize` where nothing is known."""
+        raise NotImplementedError
+
+
+@dataclass
+class NoBatchsizeCache(BatchsizeCache):
+    """Remembers nothing: every call starts with the size that it is given."""
+
+    def get_batchsize(self, initial_batchsize: int) -> Batchsize:
+        """A new size."""
+        return Batchsize(initial_batchsize)
+
+
+@dataclass
+class GlobalBatchsizeCache(BatchsizeCache):
+    """Remembers the last size, wherever the function is called from."""
+
+    batchsize: Batchsize | None = None
+
+    def get_batchsize(self, initial_batchsize: int) -> Batchsize:
+        """The one size of this cache."""
+        if not self.batchsize:
+            self.batchsize = Batchsize(initial_batchsize)
+        return self.batchsize
+
+
+class StacktraceMemoryBatchsizeCache(BatchsizeCache):
+    """Remembers the last size for each place that calls, and for the memory free at that time.
+
+    Attributes:
+        LRU_CACHE_SIZE: how many sizes a cache keeps.
+        MEMORY_GRANULARITY: free memory counts in steps of so many bytes.
+        TRACK_RAM: whether the CPU's memory counts too.
+    """
+
+    LRU_CACHE_SIZE: int = 2**16
+    MEMORY_GRANULARITY: int = 2**28
+    TRACK_RAM: bool = True
+
+    initial_batchsize: int | None
+    get_batchsize_from_cache: Callable[[tuple[tst.Frame, ...], int, int], Batchsize]
+
+    def __init__(self, lru_cache_size: int | None = None) -> None:
+        super().__init__()
+        self.initial_batchsize = None
+
+        @functools.lru_cache(lru_cache_size or StacktraceMemoryBatchsizeCache.LRU_CACHE_SIZE)
+        def get_batchsize_from_cache(
+            stacktrace: tuple[tst.Frame, ...], cpu_available_memory: int, gpu_available_memory: int
+        ) -> Batchsize:
+            return Batchsize(self.initial_batchsize)
+
+        self.get_batchsize_from_cache = get_batchsize_from_cache
+
+    def get_batchsize(self, initial_batchsize: int) -> Batchsize:
+        """The size of the place that called the function which asks."""
+        stacktrace = tst.get_simple_traceback(2)
+        step = self.MEMORY_GRANULARITY
+        ram = int(cpu_memory.get_available_cpu_memory() // step) if self.TRACK_RAM else -1
+        gpu = int(tcm.get_cuda_assumed_available_memory() // step)
+        batchsize = self.get_batchsize_from_cache(stacktrace, ram, gpu)
+        batchsize.set_initial_batchsize(initial_batchsize)
+        return batchsize

@@ -1,0 +1,622 @@
+"""Everything of torch_max_mem's `api` module, on brim's core.
+
+`maximize_memory_utilization` makes a decorator that lowers an integer argument, by default
+`batch_size`, until the call fits the memory, and starts there the next time.
+`infer_maximum_batch_size` goes on top of it and takes the first value from the length of another
+argument.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+import torch
+
+from brim import memory
+from brim.compat._halving import Sizes, halving
+
+__all__ = [
+    "infer_maximum_batch_size",
+    "maximize_memory_utilization",
+    "set_memory_budget",
+]
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Set on what `infer_maximum_batch_size` returns, so that the decorators' order can be checked.
+INFERS_BATCH_SIZE_ATTRIBUTE = "__torch_max_mem_infers_batch_size__"
+
+#: How many tuned values a `MemoryUtilizationMaximizer` keeps unless told otherwise.
+DEFAULT_MAX_CACHE_SIZE = 128
+
+#: Texts of a RuntimeError, each of which alone means that a smaller size may work. More may be
+#: added. What brim's classifier knows (Linux' CPU allocator, XPU, cuBLAS, …) counts besides.
+ADDITIONAL_OOM_ERROR_INFIXES = {
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. "
+    "This error may appear if you passed in a non-contiguous input.",
+    "CUDA out of memory.",
+    "nonzero is not supported for tensors with more than INT_MAX elements",
+    "Invalid buffer size: ",
+    "MPS backend out of memory",
+    "DefaultCPUAllocator: not enough memory:",
+    "CUDA driver error: device not ready",
+}
+
+#: Texts that mean it only together: an assertion of torch's can be about anything, but one in the
+#: caching allocator fails when memory is short.
+ADDITIONAL_OOM_ERROR_INFIX_CONJUNCTIONS: Collection[Collection[str]] = (
+    ("INTERNAL ASSERT FAILED", "CUDACachingAllocator"),
+)
+
+
+def upgrade_to_sequence(
+    parameter_name: str | Sequence[str], q: int | Sequence[int]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Bring names and multiples into tuples of the same length; a single `q` is for all names.
+
+    Raises:
+        ValueError: if the lengths differ.
+
+    Example:
+        >>> upgrade_to_sequence(("batch_size", "slice_size"), 32)
+        (('batch_size', 'slice_size'), (32, 32))
+    """
+    names = (parameter_name,) if isinstance(parameter_name, str) else tuple(parameter_name)
+    quanta = (q,) if isinstance(q, int) else tuple(q)
+    if len(quanta) == 1:
+        quanta *= len(names)
+    if len(quanta) != len(names):
+        raise ValueError(
+            f"length of q={quanta} does not match length of parameter_names={names}: "
+            f"{len(quanta)} and {len(names)}"
+        )
+    return names, quanta
+
+
+def determine_default_max_value(
+    func: Callable[..., Any], parameter_name: str, signature: inspect.Signature
+) -> int | None:
+    """The parameter's default as an int; None where it has no default, or the default is None.
+
+    Raises:
+        ValueError: if the function has no such parameter.
+    """
+    parameter = signature.parameters.get(parameter_name)
+    if parameter is None:
+        raise ValueError(
+            f"{func} does not have a parameter {parameter_name}. "
+            f"It has {', '.join(signature.parameters) or 'none'}."
+        )
+    if parameter.annotation not in (inspect.Parameter.empty, int, "int"):
+        logger.warning(
+            "%s is annotated as %s, but only integers can be lowered; casting to int",
+            parameter_name,
+            parameter.annotation,
+        )
+    if parameter.default is inspect.Parameter.empty or parameter.default is None:
+        return None
+    return int(parameter.default)
+
+
+def determine_max_value(
+    bound_arguments: inspect.BoundArguments, parameter_name: str, default_max_value: int | None
+) -> int:
+    """The value that was passed for a parameter, or the default where it was None or not passed.
+
+    Raises:
+        ValueError: if it is neither an int nor None, or there is no default either.
+    """
+    return _max_value(
+        bound_arguments.arguments.get(parameter_name), parameter_name, default_max_value
+    )
+
+
+def _max_value(value: object, name: str, default: int | None) -> int:
+    if isinstance(value, int):
+        return value
+    if value is not None:
+        raise ValueError(f"{name}={value!r} is neither integer nor None.")
+    if default is None:
+        raise ValueError(f"Neither value nor default value found for {name}")
+    return default
+
+
+def iter_tensor_devices(*args: Any, **kwargs: Any) -> Iterable[torch.device]:
+    """The devices of all tensors among the arguments, also inside containers, with repetitions."""
+    seen: set[int] = set()  # a container may contain itself
+    waiting: list[Any] = [*args, *kwargs.values()]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            yield value.device
+        elif isinstance(value, (Mapping, list, tuple, set, frozenset)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, Mapping) else value
+
+
+def create_tensor_checker(
+    safe_devices: Collection[str] | None = None,
+) -> Callable[..., None]:
+    """Make a function that logs a warning when one of its arguments is on a device not in the list.
+
+    Args:
+        safe_devices: types of devices where running out of memory raises an error that can be
+            caught; `{"cuda"}` by default. The CPU is not among them since the kernel may end the
+            process first: `brim.budget` makes it safe.
+    """
+    safe = frozenset({"cuda"} if safe_devices is None else safe_devices)
+    logger.debug("devices considered safe for memory utilization maximization: %s", sorted(safe))
+
+    def check_tensors(*args: Any, **kwargs: Any) -> None:
+        """Log a warning if a tensor is on another device."""
+        device_types = {device.type for device in iter_tensor_devices(*args, **kwargs)}
+        if not device_types <= safe:
+            logger.warning(
+                "There are tensors on device_types=%s, but only %s are considered safe: elsewhere, "
+                "running out of memory may end the process (brim.budget prevents that on the CPU).",
+                sorted(device_types),
+                sorted(safe),
+            )
+
+    return check_tensors
+
+
+def floor_to_nearest_multiple_of(x: int, q: int) -> int:
+    """`x` up to `q`; above it the largest multiple of `q` that is not above `x`.
+
+    Example:
+        >>> floor_to_nearest_multiple_of(100, 32), floor_to_nearest_multiple_of(20, 32)
+        (96, 20)
+    """
+    return x if x <= q else x - x % q
+
+
+def is_oom_error(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, so that a smaller value may succeed.
+
+    Example:
+        >>> is_oom_error(RuntimeError("CUDA driver error: device not ready"))
+        True
+        >>> is_oom_error(RuntimeError("selected index k out of range"))
+        False
+    """
+    if memory.is_out_of_memory(error):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    message = str(error)
+    return any(text in message for text in ADDITIONAL_OOM_ERROR_INFIXES) or any(
+        all(text in message for text in texts) for texts in ADDITIONAL_OOM_ERROR_INFIX_CONJUNCTIONS
+    )
+
+
+def check_decorator_order(func: Callable[..., Any]) -> None:
+    """Refuse a function that `infer_maximum_batch_size` has decorated already.
+
+    Raises:
+        ValueError: if it has.
+    """
+    if getattr(func, INFERS_BATCH_SIZE_ATTRIBUTE, None) is not None:
+        raise ValueError(
+            f"{func} was decorated in the wrong order: infer_maximum_batch_size finds the value to "
+            f"start with, so it has to be the outer one, above maximize_memory_utilization:\n\n"
+            f"    @infer_maximum_batch_size()\n"
+            f"    @maximize_memory_utilization()\n"
+            f"    def {getattr(func, '__name__', 'func')}(...): ...\n"
+        )
+
+
+def set_memory_budget(budget: int, device: int | str | torch.device | None = None) -> float:
+    """Let this process take no more than `budget` bytes of a CUDA device from now on.
+
+    What goes over it fails with `torch.cuda.OutOfMemoryError`, also where the device drives a
+    display or is shared. `brim.budget` does the same for a `with` block, and on the CPU too.
+
+    Args:
+        budget: bytes for torch's caching allocator; CUDA itself and its libraries need some more.
+        device: which device; the current one by default.
+
+    Returns:
+        The share of the device's memory that this is, 1.0 at most.
+
+    Raises:
+        ValueError: if the budget is not positive.
+    """
+    if budget <= 0:
+        raise ValueError(f"budget={budget} must be positive.")
+    if isinstance(device, str):
+        device = torch.device(device)
+    if device is None or (isinstance(device, torch.device) and device.index is None):
+        device = torch.cuda.current_device()
+    total = torch.cuda.get_device_properties(device).total_memory
+    fraction = min(budget / total, 1.0)
+    torch.cuda.set_per_process_memory_fraction(fraction, device)
+    logger.debug("device=%s is limited to %.3f of its %d bytes", device, fraction, total)
+    return fraction
+
+
+class _Argument(NamedTuple):
+    """Where a plain argument of a function is found, without binding the signature."""
+
+    name: str
+    position: int  # among the positional arguments; -1: keyword only
+    default: object  # inspect.Parameter.empty where there is none
+
+    def get(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if 0 <= self.position < len(args):
+            return args[self.position]
+        return kwargs.get(self.name, self.default)
+
+
+def _plain_arguments(signature: inspect.Signature) -> dict[str, _Argument]:
+    """All arguments but `*args` and `**kwargs`."""
+    arguments = {}
+    for position, (name, parameter) in enumerate(signature.parameters.items()):
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            place = -1 if parameter.kind is parameter.KEYWORD_ONLY else position
+            arguments[name] = _Argument(name, place, parameter.default)
+    return arguments
+
+
+class _Search(Generic[R]):
+    """A function and the parameters to lower; the part that both decorators have in common."""
+
+    def __init__(
+        self,
+        func: Callable[..., R],
+        names: tuple[str, ...],
+        qs: tuple[int, ...],
+        safe_devices: Collection[str] | None,
+    ) -> None:
+        check_decorator_order(func)
+        self.signature = inspect.signature(func)
+        self.defaults = [determine_default_max_value(func, name, self.signature) for name in names]
+        self.arguments = _plain_arguments(self.signature)
+        self.check_tensors = create_tensor_checker(safe_devices)
+        self._func = func
+        self._names = names
+        self._parameters = [self.arguments[name] for name in names]
+        self._halve = halving(
+            names,
+            qs,
+            # Looked up at each failure: both may be patched, and the texts may be added to.
+            lambda error: is_oom_error(error),
+            lambda sizes: logger.info(
+                "Out of memory with %s", dict(zip(names, sizes, strict=True))
+            ),
+        )
+        kinds = [self.signature.parameters[name].kind for name in names]
+        self._positional_only = inspect.Parameter.POSITIONAL_ONLY in kinds
+
+    def complete(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments, with defaults where a parameter could not be added by its name."""
+        if self._positional_only:
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return bound.args, bound.kwargs
+        return args, kwargs
+
+    def requested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The values that the caller wants, or the defaults."""
+        values = [parameter.get(args, kwargs) for parameter in self._parameters]
+        if inspect.Parameter.empty in values:
+            self.signature.bind(*args, **kwargs)  # says what is missing
+        return values
+
+    def max_values(self, values: Sequence[Any]) -> list[int]:
+        return [
+            _max_value(value, name, default)
+            for value, name, default in zip(values, self._names, self.defaults, strict=True)
+        ]
+
+    def run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], max_values: Sequence[int]
+    ) -> tuple[R, Sizes]:
+        """Call with the largest values that fit; `kwargs` is used up."""
+
+        def call(sizes: Sizes) -> R:
+            positional = list(args)
+            for parameter, size in zip(self._parameters, sizes, strict=True):
+                if 0 <= parameter.position < len(positional):
+                    positional[parameter.position] = size
+                else:
+                    kwargs[parameter.name] = size
+            return self._func(*positional, **kwargs)
+
+        cause: Exception | None = None
+        if min(max_values) > 0:
+            try:
+                return self._halve(*max_values, call)
+            except torch.OutOfMemoryError as error:
+                cause = error
+        if logger.isEnabledFor(logging.DEBUG):
+            for device in set(iter_tensor_devices(*args, **kwargs)):
+                if device.type == "cuda":
+                    logger.debug("%s:\n%s", device, torch.cuda.memory_summary(device))
+        raise MemoryError(
+            f"Execution did not even succeed with {self._names} all equal to 1."
+            if cause is not None
+            else f"Execution needs values of 1 or more, got {self._names} = {tuple(max_values)}."
+        ) from cause
+
+
+def maximize_memory_utilization_decorator(
+    parameter_name: str | Sequence[str] = "batch_size",
+    q: int | Sequence[int] = 32,
+    safe_devices: Collection[str] | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, tuple[R, tuple[int, ...]]]]:
+    """Make a decorator that lowers parameters until the call fits, and returns their values too.
+
+    Args:
+        parameter_name: the parameter, or several: each is lowered to 1 before the next.
+        q: values above it are kept its multiples; one number, or one a parameter.
+        safe_devices: see `create_tensor_checker`.
+
+    Returns:
+        A decorator. The decorated function returns its result and the tuple of values that fitted.
+        It raises `MemoryError` where nothing fits, and lets all other errors through.
+
+    Example:
+        >>> @maximize_memory_utilization_decorator(q=4)
+        ... def double(batch_size):
+        ...     if batch_size > 5:
+        ...         raise torch.cuda.OutOfMemoryError
+        ...     return 2 * batch_size
+        >>> double(9)
+        (8, (4,))
+    """
+    names, qs = upgrade_to_sequence(parameter_name, q)
+
+    def decorate(func: Callable[P, R]) -> Callable[P, tuple[R, tuple[int, ...]]]:
+        search = _Search(func, names, qs, safe_devices)
+
+        @functools.wraps(func)
+        def maximized(*args: P.args, **kwargs: P.kwargs) -> tuple[R, tuple[int, ...]]:
+            search.check_tensors(*args, **kwargs)
+            values, named = search.complete(args, kwargs)
+            return search.run(values, named, search.max_values(search.requested(values, named)))
+
+        return maximized
+
+    return decorate
+
+
+def infer_maximum_batch_size(
+    parameter_name: str = "batch_size",
+    x_parameter_name: str = "x",
+    max_value: int | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a decorator that passes the length of one argument as another, where that is not given.
+
+    Args:
+        parameter_name: the parameter to fill in where it is not passed, or None.
+        x_parameter_name: the parameter whose length is taken.
+        max_value: the most that is filled in; a value that is passed may be larger.
+
+    Raises:
+        ValueError: at decoration, if there is no `x_parameter_name`.
+        TypeError: at a call without a value for it.
+
+    Example:
+        >>> @infer_maximum_batch_size(max_value=100)
+        ... def size(x, batch_size=None):
+        ...     return batch_size
+        >>> size([1, 2, 3]), size([1, 2, 3], batch_size=2)
+        (3, 2)
+    """
+
+    def decorate(func: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(func)
+        if x_parameter_name not in signature.parameters:
+            raise ValueError(
+                f"{func} does not have a parameter {x_parameter_name}. "
+                f"It has {', '.join(signature.parameters) or 'none'}."
+            )
+        arguments = _plain_arguments(signature)
+        unknown = _Argument(parameter_name, -1, None)  # one that goes into **kwargs
+        target = arguments.get(parameter_name, unknown)
+        source = arguments.get(x_parameter_name)
+
+        def length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            if source is not None:
+                x = source.get(args, kwargs)
+            else:
+                bound = signature.bind_partial(*args, **kwargs)
+                x = bound.arguments.get(x_parameter_name, ())
+            if x is inspect.Parameter.empty:
+                raise TypeError(
+                    f"Cannot infer {parameter_name}: {getattr(func, '__name__', func)} did not "
+                    f"receive a value for {x_parameter_name}."
+                )
+            return len(x) if max_value is None else min(len(x), max_value)
+
+        @functools.wraps(func)
+        def inferring(*args: P.args, **kwargs: P.kwargs) -> R:
+            place = target.position
+            if 0 <= place < len(args):
+                if args[place] is None:
+                    found = length(args, kwargs)
+                    return func(*args[:place], found, *args[place + 1 :], **kwargs)  # type: ignore[arg-type]
+            elif kwargs.get(parameter_name) is None:
+                kwargs[parameter_name] = length(args, kwargs)
+            return func(*args, **kwargs)
+
+        setattr(inferring, INFERS_BATCH_SIZE_ATTRIBUTE, parameter_name)
+        return inferring
+
+    return decorate
+
+
+def hashable_key(value: Any) -> Any:
+    """What stands for a value in a hash: for a tensor its shape, dtype and device, else itself.
+
+    A tensor's own hash is its identity; what it needs in memory depends on these three.
+    """
+    if isinstance(value, torch.Tensor):
+        return "torch.Tensor", tuple(value.shape), value.dtype, value.device
+    return value
+
+
+class KeyHasher:
+    """Hashes some of the arguments of a call, by their names."""
+
+    @staticmethod
+    def normalize_keys(keys: Collection[str] | str | None) -> Collection[str]:
+        """A collection of names, whether given as one, as a single name or as None."""
+        if keys is None:
+            return []
+        return [keys] if isinstance(keys, str) else keys
+
+    def __init__(self, keys: Collection[str] | str | None) -> None:
+        self.keys = self.normalize_keys(keys)
+
+    def __call__(self, kwargs: Mapping[str, Any]) -> int:
+        """The hash of the values of the keys; a key that is missing counts as None."""
+        return hash(tuple(hashable_key(kwargs.get(key)) for key in self.keys))
+
+
+def flatten_variadic_keyword_arguments(
+    bound_arguments: inspect.BoundArguments,
+) -> dict[str, Any]:
+    """The arguments by name, those of a `**kwargs` parameter among the others.
+
+    Example:
+        >>> def function(a, **others): ...
+        >>> flatten_variadic_keyword_arguments(inspect.signature(function).bind(1, b=2))
+        {'a': 1, 'b': 2}
+    """
+    flat: dict[str, Any] = {}
+    parameters = bound_arguments.signature.parameters
+    for name, value in bound_arguments.arguments.items():
+        if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            flat.update(value)
+        else:
+            flat[name] = value
+    return flat
+
+
+class MemoryUtilizationMaximizer:
+    """A decorator that lowers parameters until the call fits, and starts there the next time.
+
+    What was learned is in `parameter_value`: for each hash of a call the values that fitted. They
+    are only ever lowered; `reset` forgets them. (`brim.maximize` has limits that grow again by
+    themselves.)
+
+    Args:
+        parameter_name: the parameter, or several: each is lowered to 1 before the next.
+        q: values above it are kept its multiples; one number, or one a parameter.
+        safe_devices: see `create_tensor_checker`.
+        hasher: a function of the mapping of all arguments; calls with another hash have values of
+            their own. One hash for all by default.
+        keys: names of arguments to hash, where no `hasher` is given.
+        max_cache_size: how many hashes to keep values for, the least recently used go; None: all.
+
+    Example:
+        >>> maximizer = MemoryUtilizationMaximizer(q=4)
+        >>> @maximizer
+        ... def tried(batch_size):
+        ...     if batch_size > 5:
+        ...         raise torch.cuda.OutOfMemoryError
+        ...     return batch_size
+        >>> tried(9), list(maximizer.parameter_value.values())
+        (4, [(4,)])
+    """
+
+    def __init__(
+        self,
+        parameter_name: str | Sequence[str] = "batch_size",
+        q: int | Sequence[int] = 32,
+        safe_devices: Collection[str] | None = None,
+        hasher: Callable[[Mapping[str, Any]], int] | None = None,
+        keys: Collection[str] | str | None = None,
+        max_cache_size: int | None = DEFAULT_MAX_CACHE_SIZE,
+    ) -> None:
+        self.parameter_names, self.qs = upgrade_to_sequence(parameter_name=parameter_name, q=q)
+        self.safe_devices = safe_devices
+        self.max_cache_size = max_cache_size
+        self.parameter_value: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+        self._lock = threading.Lock()  # threads may call one decorated function
+        if hasher is None:
+            own = KeyHasher(keys)
+            intersection = set(own.keys).intersection(self.parameter_names)
+            if intersection:
+                logger.warning(
+                    "%s are contained in the hashing keys *and* the parameter names: a call with "
+                    "another value then starts anew, which is likely not what is wanted.",
+                    intersection,
+                )
+            hasher = own
+        self.hasher = hasher
+
+    def reset(self) -> None:
+        """Forget all values, so that the next call starts with what it is passed."""
+        with self._lock:
+            self.parameter_value.clear()
+
+    def _lookup(self, key: int) -> tuple[int, ...] | None:
+        """The values for a hash, which is now the most recently used."""
+        with self._lock:
+            values = self.parameter_value.get(key)
+            if values is not None:
+                self.parameter_value.move_to_end(key)
+            return values
+
+    def _store(self, key: int, values: tuple[int, ...]) -> None:
+        """Keep the values for a hash, and drop the least recently used if there are too many."""
+        with self._lock:
+            self.parameter_value[key] = values
+            self.parameter_value.move_to_end(key)
+            if self.max_cache_size is not None:
+                while len(self.parameter_value) > self.max_cache_size:
+                    self.parameter_value.popitem(last=False)
+
+    def _hash(self, search: _Search[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        hasher = self.hasher
+        if type(hasher) is KeyHasher and all(key in search.arguments for key in hasher.keys):
+            return hasher({key: search.arguments[key].get(args, kwargs) for key in hasher.keys})
+        bound = search.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return hasher(flatten_variadic_keyword_arguments(bound))
+
+    def __call__(self, func: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function."""
+        search = _Search(func, self.parameter_names, self.qs, self.safe_devices)
+
+        @functools.wraps(func)
+        def maximized(*args: P.args, **kwargs: P.kwargs) -> R:
+            search.check_tensors(*args, **kwargs)
+            values, named = search.complete(args, kwargs)
+            requested = search.requested(values, named)
+            key = self._hash(search, values, named)
+            known = self._lookup(key)
+            if known is None:
+                bounds = search.max_values(requested)
+            else:
+                wanted = [k if r is None else r for r, k in zip(requested, known, strict=True)]
+                bounds = list(map(min, search.max_values(wanted), known))
+            result, sizes = search.run(values, named, bounds)
+            # A value that was asked for and fits says nothing about larger ones: what is known
+            # stays. Only one that had to be lowered is news.
+            if known is None:
+                self._store(key, sizes)
+            elif list(sizes) != bounds:
+                learned = zip(sizes, bounds, known, strict=True)
+                self._store(key, tuple(s if s < bound else k for s, bound, k in learned))
+            return result
+
+        return maximized
+
+
+# Another name for the same.
+maximize_memory_utilization = MemoryUtilizationMaximizer
