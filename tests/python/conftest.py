@@ -1,0 +1,49 @@
+"""What the tests share: hypothesis' settings, the CUDA mark, a watch on what tests leave behind."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import hypothesis
+import pytest
+import torch
+
+import brim
+
+# No deadline: no test of ours measures time. Derandomised: a run that passes here passes in CI.
+hypothesis.settings.register_profile("brim", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("brim")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is loaded by now stays; the collections below then take a millisecond
+
+
+@pytest.fixture(autouse=True)
+def _no_budget_is_left_open() -> Iterator[None]:
+    gc.collect()  # tensors in the last test's tracebacks must not be freed in the middle of this
+    before = brim.memory_stats("cpu").limit
+    yield
+    assert brim.memory_stats("cpu").limit == before
+
+
+@pytest.fixture
+def tensor_of() -> Callable[[int], torch.Tensor]:
+    """Makes a CPU tensor of exactly so many bytes."""
+    return lambda size: torch.empty(size, dtype=torch.uint8)
+
+
+@pytest.fixture
+def held() -> int:
+    """Bytes that CPU tensors hold at the start of the test."""
+    brim.install_cpu_allocator()
+    return brim.memory_stats("cpu").allocated

@@ -1,0 +1,65 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import brim
+from brim.cli import main
+
+
+def test_info_shows_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"brim {brim.__version__}, torch {torch.__version__}"
+    assert lines[1].split() == ["device", "allocated", "reserved", "limit", "free"]
+    row = next(line for line in lines if line.startswith("cpu"))
+    assert brim.format_bytes(brim.memory_stats("cpu").limit) in row
+
+
+def test_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "brim", "info"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"brim {brim.__version__}")
+
+
+def test_demo_tells_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--device", "cpu", "--scale", "2048", "--budget", "44MiB"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "with a budget of 44MiB" in lines[0]
+    rows = [line for line in lines if line.split() and line.split()[0].isdigit()]
+    assert [int(row.split()[0]) for row in rows] == [16, 64, 256, 1024, 4096, 16384, 65536]
+    assert rows[0].endswith("%"), "a small batch fits"
+    assert rows[-1].rstrip().endswith("out of memory"), "the largest does not"
+    shares = [int(row.split()[-1].rstrip("%")) for row in rows if row.endswith("%")]
+    assert shares == sorted(shares)
+    assert shares[-1] <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "COMMAND"),
+        (["nonsense"], "nonsense"),
+        (["demo", "--scale", "0"], "--scale"),
+        (["demo", "--scale", "x"], "--scale"),
+        (["demo", "--budget", "lots"], "--budget"),
+        (["demo", "--device", "meta"], "--device"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_a_sentence(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code not in (0, None)
+    assert text in capsys.readouterr().err + str(caught.value.code)
