@@ -1,4 +1,4 @@
-"""`brim demo`: nearest neighbours under a memory budget, for a range of batch sizes."""
+"""`brim demo`: nearest neighbours under a memory budget, for fixed batch sizes and adaptively."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     table = Table("batch size", "time", "peak", "of the budget")
     for batch_size in _BATCH_SIZES:
         table.add(str(batch_size), *measure(x, y, batch_size, budget, device))
+    adapt(x, y, budget, device)
     return 0
 
 
@@ -108,10 +109,36 @@ def measure(
         begin = time.perf_counter()
         try:
             knn(x, y, batch_size)
-            if device.type != "cpu":
-                torch.accelerator.synchronize()
+            synchronize(device)
         except torch.OutOfMemoryError:
             return "out of memory", "", ""
         seconds = time.perf_counter() - begin
     held = meter.start + meter.peak
     return f"{seconds:.2f} s", brim.format_bytes(held), f"{held / limit.limit:.0%}"
+
+
+def adapt(x: torch.Tensor, y: torch.Tensor, budget: str, device: torch.device) -> None:
+    """Run the same function adaptively, asked for everything at once; one row a size it tried."""
+    print("\nThe same, decorated with @brim.maximize and asked for everything at once:\n")
+    adaptive = brim.maximize("batch_size", device=device)(knn)
+    with brim.budget(budget, device=device) as limit:
+        for call in ("first call", "second call"):
+            begin = time.perf_counter()
+            _, attempts = adaptive.record(x, y, batch_size=x.shape[0])
+            synchronize(device)
+            seconds = time.perf_counter() - begin
+            table = Table(call, "time", "peak", "of the budget")
+            for attempt in attempts:
+                if not attempt.fitted:
+                    table.add(str(attempt.size), "out of memory", "", "")
+                    continue
+                held = attempt.held + (attempt.peak or 0)
+                cells = (f"{seconds:.2f} s", brim.format_bytes(held), f"{held / limit.limit:.0%}")
+                table.add(str(attempt.size), *cells)
+            print()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for an accelerator; the CPU is always done."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
