@@ -25,7 +25,9 @@ import brim
 BATCHES = 51
 
 
-def medians(works: dict[str, Callable[[], object]], calls: int, batches: int = BATCHES) -> dict[str, float]:
+def medians(
+    works: dict[str, Callable[[], object]], calls: int, batches: int = BATCHES
+) -> dict[str, float]:
     """Median seconds a call of each."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
@@ -105,7 +107,9 @@ class Case:
     def knn(self, x: torch.Tensor, y: torch.Tensor, batch_size: int, k: int = 3) -> torch.Tensor:
         return torch.cat(
             [
-                torch.cdist(x[start : start + batch_size], y).topk(k=k, dim=1, largest=False).indices
+                torch.cdist(x[start : start + batch_size], y)
+                .topk(k=k, dim=1, largest=False)
+                .indices
                 for start in range(0, x.shape[0], batch_size)
             ]
         )
@@ -162,15 +166,16 @@ def peers_on(case: Case, largest: int) -> None:
         report(
             "accelerate",
             lambda: accelerate.find_executable_batch_size(
-                lambda batch_size: counted(case.x, case.y, batch_size), starting_batch_size=case.x.shape[0]
+                lambda batch_size: counted(case.x, case.y, batch_size),
+                starting_batch_size=case.x.shape[0],
             )(),
         )
 
 
 def nearest_neighbours(case: Case) -> None:
     print(
-        f"Nearest neighbours, {case.x.shape[0]} of {case.y.shape[0]} in {case.x.shape[1]} dimensions, "
-        f"on {case.device.type} under {case.budget}"
+        f"Nearest neighbours, {case.x.shape[0]} of {case.y.shape[0]} "
+        f"in {case.x.shape[1]} dimensions, on {case.device.type} under {case.budget}"
     )
     with brim.budget(case.budget, device=case.device):
         out = torch.empty(case.x.shape[0], 3, dtype=torch.long, device=case.device)
@@ -203,13 +208,25 @@ def nearest_neighbours(case: Case) -> None:
         tries, third = first[0], later[-1]
         row("brim.maximize: failed attempts, first call", str(len(tries) - 1), "target ≤ 2")
         row("brim.maximize: sizes tried", " ".join(str(t.size) for t in tries))
-        row("brim.maximize: size reached, first call", f"{tries[-1].size / largest:.1%}", "target ≥ 97 %")
-        row("brim.maximize: size reached, third call", f"{third[-1].size / largest:.1%}", "target ≥ 99 %")
+        row(
+            "brim.maximize: size reached, first call",
+            f"{tries[-1].size / largest:.1%}",
+            "target ≥ 97 %",
+        )
+        row(
+            "brim.maximize: size reached, third call",
+            f"{third[-1].size / largest:.1%}",
+            "target ≥ 99 %",
+        )
         failed_later = sum(not t.fitted for call in later for t in call)
         row("brim.maximize: failed attempts, second and third call", str(failed_later))
         ratio = statistics.median(maximize) / statistics.median(known)
         row("brim.maximize: first call / one that knew the size", f"{ratio:.2f}×", "target ≤ 1.3×")
-        row("brim.chunked, nothing known: out of memory", str(sum(not s.fitted for s in steps[0])), "target 0")
+        row(
+            "brim.chunked, nothing known: out of memory",
+            str(sum(not s.fitted for s in steps[0])),
+            "target 0",
+        )
         row("brim.chunked: steps taken", " ".join(str(s.size) for s in steps[0]))
         ratio = statistics.median(chunked) / statistics.median(known)
         row("brim.chunked: first call / one that knew the size", f"{ratio:.2f}×", "target ≤ 1.15×")

@@ -30,7 +30,7 @@ PACKAGES = (
 
 
 def install() -> None:
-    """Put the peers into their folder, once. Where nothing can be installed, what is missing is left out."""
+    """Put the peers into their folder, once; what cannot be installed is left out."""
     if not FOLDER.exists():
         print("==> Installing the peers (once)")
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(FOLDER)]

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "core_warnings.h"
 #include "python_error.h"
 
 namespace brim::python {
@@ -260,7 +261,7 @@ PyObject* maximize(const AdaptiveConfig& config, PyObject* function, const CallA
       return nullptr;
     }
   }
-  const torch::PyWarningHandler warnings;  // the core's warnings become Python's when it ends
+  CoreWarnings warnings;
   const AdaptOptions options = call_options(config, arguments, attempts);
   ParameterSearchOptions search;
   search.groups = config.groups;
@@ -274,7 +275,7 @@ PyObject* maximize(const AdaptiveConfig& config, PyObject* function, const CallA
     run.failed(first_error->cause, first_error->message);
   }
   ParameterCall call(config, arguments, maxima);
-  return until_it_fits(run, [&] { return call(function, run.values()); });
+  return warnings.deliver(until_it_fits(run, [&] { return call(function, run.values()); }));
 }
 
 // ---- batch
@@ -299,7 +300,7 @@ PyObject* batch(const AdaptiveConfig& config, PyObject* function, const CallArgu
       return nullptr;
     }
   }
-  const torch::PyWarningHandler warnings;  // the core's warnings become Python's when it ends
+  CoreWarnings warnings;
   const AdaptOptions options = call_options(config, arguments, attempts);
   MaximizeRun run({.parameters = {{.maximum = config.initial,
                                    .quantum = options.quantum,
@@ -308,7 +309,7 @@ PyObject* batch(const AdaptiveConfig& config, PyObject* function, const CallArgu
   if (first_error) {
     run.failed(first_error->cause, first_error->message);
   }
-  return until_it_fits(run, [&] { return call_with(run.values().front()); });
+  return warnings.deliver(until_it_fits(run, [&] { return call_with(run.values().front()); }));
 }
 
 // ---- range and chunked
@@ -383,16 +384,17 @@ PyObject* range(const AdaptiveConfig& config, PyObject* function, const CallArgu
   const std::int64_t start = bound("start", arguments.values[0]);
   const std::int64_t end = bound("end", arguments.values[1]);
   TORCH_CHECK_VALUE(start <= end, "start must not be after end, got ", start, " and ", end);
-  const torch::PyWarningHandler warnings;  // the core's warnings become Python's when it ends
+  CoreWarnings warnings;
   const AdaptOptions options = call_options(config, arguments, attempts);
   ChangedArguments changed(arguments, 0);
-  return in_parts(config, options, start, end, [&](std::int64_t from, std::int64_t to) {
-    const py::int_ first(from);
-    const py::int_ last(to);
-    changed.set(0, first.ptr());
-    changed.set(1, last.ptr());
-    return changed.call(function);
-  });
+  return warnings.deliver(
+      in_parts(config, options, start, end, [&](std::int64_t from, std::int64_t to) {
+        const py::int_ first(from);
+        const py::int_ last(to);
+        changed.set(0, first.ptr());
+        changed.set(1, last.ptr());
+        return changed.call(function);
+      }));
 }
 
 /// The dimension to cut, counted from the front, of the tensor that is the first argument.
@@ -413,27 +415,30 @@ PyObject* chunked(const AdaptiveConfig& config, PyObject* function, const CallAr
                   std::vector<Attempt>* attempts) {
   const std::int64_t dim = chunk_dim(config, arguments);
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.values[0]);
-  const torch::PyWarningHandler warnings;  // the core's warnings become Python's when it ends
+  CoreWarnings warnings;
   const AdaptOptions options = call_options(config, arguments, attempts, dim);
   const py::object narrow = tensor.attr("narrow");
   ChangedArguments changed(arguments, 2);
   const auto length = py::object(tensor.attr("shape")[py::int_(dim)]).cast<std::int64_t>();
-  return in_parts(config, options, 0, length, [&](std::int64_t from, std::int64_t to) -> PyObject* {
-    // Called here and not through pybind11, so that an exception stays where the loop looks for it.
-    const py::int_ first(from);
-    const py::int_ last(to);
-    const py::object chunk = steal(
-        PyObject_CallFunction(narrow.ptr(), "LLL", static_cast<long long>(dim),
-                              static_cast<long long>(from), static_cast<long long>(to - from)));
-    if (!chunk) {
-      return nullptr;
-    }
-    // chunk, start, end, then the caller's other arguments: the tensor itself makes room for `end`.
-    changed.set_front(0, chunk.ptr());
-    changed.set_front(1, first.ptr());
-    changed.set(0, last.ptr());
-    return changed.call(function);
-  });
+  return warnings.deliver(
+      in_parts(config, options, 0, length, [&](std::int64_t from, std::int64_t to) -> PyObject* {
+        // Called here and not through pybind11, so that an exception stays where the loop looks for
+        // it.
+        const py::int_ first(from);
+        const py::int_ last(to);
+        const py::object chunk = steal(
+            PyObject_CallFunction(narrow.ptr(), "LLL", static_cast<long long>(dim),
+                                  static_cast<long long>(from), static_cast<long long>(to - from)));
+        if (!chunk) {
+          return nullptr;
+        }
+        // chunk, start, end, then the caller's other arguments: the tensor itself makes room for
+        // `end`.
+        changed.set_front(0, chunk.ptr());
+        changed.set_front(1, first.ptr());
+        changed.set(0, last.ptr());
+        return changed.call(function);
+      }));
 }
 
 }  // namespace

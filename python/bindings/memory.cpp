@@ -20,11 +20,11 @@ namespace {
 
 std::vector<c10::Device> device_list(const py::object& devices) {
   if (!py::isinstance<py::list>(devices) && !py::isinstance<py::tuple>(devices)) {
-    return {device_argument(devices)};
+    return {resolve_device(device_argument(devices))};
   }
   std::vector<c10::Device> result;
   for (const py::handle device : devices) {
-    result.push_back(device_argument(py::reinterpret_borrow<py::object>(device)));
+    result.push_back(resolve_device(device_argument(py::reinterpret_borrow<py::object>(device))));
   }
   TORCH_CHECK_VALUE(!result.empty(),
                     "device is an empty list: a PeakMeter needs at least one device");
@@ -88,7 +88,7 @@ ByteLimit limit_argument(const py::object& limit) {
 class PyBudget {
  public:
   PyBudget(const py::object& limit, const py::object& device)
-      : limit_(limit_argument(limit)), device_(device_argument(device)) {}
+      : limit_(limit_argument(limit)), device_(resolve_device(device_argument(device))) {}
 
   PyBudget& enter() {
     TORCH_CHECK(!budget_.has_value(), "this budget is open already: use a second one to nest");

@@ -29,7 +29,7 @@ from brim.adapt import (  # noqa: E402
     batch,
     chunked,
     maximize,
-    range,
+    range,  # noqa: A004  the public name
     run_batch,
     run_chunked,
     run_range,

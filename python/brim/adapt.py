@@ -1,6 +1,7 @@
 """Adaptive execution: call a function with the largest size that fits the memory there is.
 
-The decorators only work out, once, where a function's arguments are; the calls themselves run in the C++ core.
+The decorators only work out, once, where a function's arguments are; the calls themselves run in
+the C++ core.
 """
 
 from __future__ import annotations
@@ -48,20 +49,24 @@ class Options(TypedDict, total=False):
     """What all adaptive calls can be told; the defaults are right for most.
 
     Attributes:
-        strategy: `"predictive"` (default) works the next size out from the figures of the failure; `"halving"` and
-            `"bisect"` do not look at them.
-        objective: `"memory"` (default) for the largest size that fits, `"throughput"` for the smallest one within 2 %
-            of the best rate seen.
+        strategy: `"predictive"` (default) works the next size out from the figures of the failure;
+            `"halving"` and `"bisect"` do not look at them.
+        objective: `"memory"` (default) for the largest size that fits, `"throughput"` for the
+            smallest one within 2 % of the best rate seen.
         lower: the floor; running out of memory there is final. 1 by default.
-        device: where memory is measured and random numbers are drawn; the current accelerator, else the CPU.
-        remember: `"global"` (default) remembers sizes for the function wherever it is called from, `"call_site"` for
-            each place separately, `"none"` not at all. What is remembered is a limit, by the shapes, dtypes and devices
-            of the tensors passed, and it grows again when more memory is free.
+        device: where memory is measured and random numbers are drawn; the current accelerator,
+            else the CPU.
+        remember: `"global"` (default) remembers sizes for the function wherever it is called from,
+            `"call_site"` for each place separately, `"none"` not at all. What is remembered is a
+            limit, by the shapes, dtypes and devices of the tensors passed, and it grows again when
+            more memory is free.
         keys: names of the arguments to remember by instead.
-        hasher: a function of a mapping of those arguments (all, where `keys` is not given) that returns an int.
-        persist: keep what is learned across processes: True for the user's cache directory, or a directory.
-        restore_random_state: start a repeated call with the random state of the first try (default), so that the
-            result does not depend on how many tries it took.
+        hasher: a function of a mapping of those arguments (all, where `keys` is not given) that
+            returns an int.
+        persist: keep what is learned across processes: True for the user's cache directory, or a
+            directory.
+        restore_random_state: start a repeated call with the random state of the first try
+            (default), so that the result does not depend on how many tries it took.
         observer: called with each `Attempt` after it ended.
     """
 
@@ -102,7 +107,9 @@ def _positive(name: str, value: object) -> int:
 
 def _check_function(function: Callable[..., Any]) -> None:
     if isinstance(function, (staticmethod, classmethod)):
-        raise TypeError(f"put @{type(function).__name__} above the adaptive decorator, not below it")
+        raise TypeError(
+            f"put @{type(function).__name__} above the adaptive decorator, not below it"
+        )
     if not callable(function):
         raise TypeError(f"function must be callable, got {function!r}")
     for what, is_one in (
@@ -111,7 +118,10 @@ def _check_function(function: Callable[..., Any]) -> None:
         ("a generator", inspect.isgeneratorfunction),
     ):
         if is_one(function):
-            raise TypeError(f"{function!r} is {what} function: it runs after the call has returned, and cannot adapt")
+            raise TypeError(
+                f"{function!r} is {what} function: it runs after the call has "
+                "returned, and cannot adapt"
+            )
 
 
 _Slot = tuple[str, int, object]
@@ -130,10 +140,13 @@ def _slots(function: Callable[..., Any]) -> dict[str, _Slot]:
     return slots
 
 
-def _slot(function: Callable[..., Any], slots: Mapping[str, _Slot], argument: str, name: str) -> _Slot:
+def _slot(
+    function: Callable[..., Any], slots: Mapping[str, _Slot], argument: str, name: str
+) -> _Slot:
     if name not in slots:
         raise ValueError(
-            f"{argument} names {name!r}, which is not an argument of {_name_of(function)}: it has {', '.join(slots)}"
+            f"{argument} names {name!r}, which is not an argument of "
+            f"{_name_of(function)}: it has {', '.join(slots)}"
         )
     return slots[name]
 
@@ -157,16 +170,22 @@ def _memory(options: Options) -> SizeMemory | None:
         return None
     if persist is False:
         return SizeMemory()
-    return SizeMemory(directory=SizeMemory.default_directory() if persist is True else Path(persist))
+    return SizeMemory(
+        directory=SizeMemory.default_directory() if persist is True else Path(persist)
+    )
 
 
-def _key_slots(function: Callable[..., Any], slots: Mapping[str, _Slot], options: Options) -> list[_Slot] | None:
+def _key_slots(
+    function: Callable[..., Any], slots: Mapping[str, _Slot], options: Options
+) -> list[_Slot] | None:
     keys, hasher = options["keys"], options["hasher"]
     if hasher is not None and not callable(hasher):
         raise TypeError(f"hasher must be callable, got {hasher!r}")
     if keys is None:
         return None if hasher is None else list(slots.values())
-    return [_slot(function, slots, "keys", name) for name in ([keys] if isinstance(keys, str) else keys)]
+    return [
+        _slot(function, slots, "keys", name) for name in ([keys] if isinstance(keys, str) else keys)
+    ]
 
 
 def _make(
@@ -178,13 +197,15 @@ def _make(
     memory: SizeMemory | None = None,
     slots: Mapping[str, _Slot] | None = None,
     **specific: object,
-) -> AdaptiveFunction[..., Any]:
+) -> Any:
     """Check what is common to all kinds and make the callable."""
     unknown = given.keys() - _DEFAULTS.keys()
     if unknown:
-        raise TypeError(f"unknown option(s) {', '.join(sorted(unknown))}: there are {', '.join(_DEFAULTS)}")
+        raise TypeError(
+            f"unknown option(s) {', '.join(sorted(unknown))}: there are {', '.join(_DEFAULTS)}"
+        )
     _check_function(function)
-    options: Options = {**_DEFAULTS, **given}  # type: ignore[typeddict-item]
+    options: Options = {**_DEFAULTS, **given}
     if options["observer"] is not None and not callable(options["observer"]):
         raise TypeError(f"observer must be callable, got {options['observer']!r}")
     try:
@@ -209,7 +230,9 @@ def _make(
             "per_call_site": options["remember"] == "call_site",
             "keys": _key_slots(function, known, options),
             "hasher": options["hasher"],
-            "salt": int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=8).digest(), "little"),
+            "salt": int.from_bytes(
+                hashlib.blake2b(identity.encode(), digest_size=8).digest(), "little"
+            ),
             "observer": options["observer"],
             "logger": functools.partial(_log, own),
             "log_level": _logger.getEffectiveLevel,
@@ -237,21 +260,29 @@ def maximize(function: Callable[P, R], /) -> AdaptiveFunction[P, R]: ...
 
 @overload
 def maximize(
-    *names: str | Sequence[str], infer: str | None = None, q: int | Mapping[str, int] = 1, **options: Unpack[Options]
+    *names: str | Sequence[str],
+    infer: str | None = None,
+    q: int | Mapping[str, int] = 1,
+    **options: Unpack[Options],
 ) -> Callable[[Callable[P, R]], AdaptiveFunction[P, R]]: ...
 
 
 def maximize(
-    *names: Any, infer: str | None = None, q: int | Mapping[str, int] = 1, **options: Unpack[Options]
+    *names: Any,
+    infer: str | None = None,
+    q: int | Mapping[str, int] = 1,
+    **options: Unpack[Options],
 ) -> Any:
-    """Decorate a function so that each call uses the largest values of some integer arguments that fit.
+    """Decorate a function to use the largest values of some integer arguments that fit.
 
-    The value that is passed is the most that is wanted. When memory runs out, the next value is worked out from what was
-    held, asked for and allowed, and the call is repeated. The limit is remembered for the next call.
+    The value that is passed is the most that is wanted. When memory runs out, the next value is
+    worked out from what was held, asked for and allowed, and the call is repeated. The limit is
+    remembered for the next call.
 
     Args:
-        *names: the arguments to adapt, `"batch_size"` where none is named. Several are lowered in this order, each to
-            its floor before the next; a tuple of names is a group that shrinks together.
+        *names: the arguments to adapt, `"batch_size"` where none is named. Several are lowered in
+            this order, each to its floor before the next; a tuple of names is a group that shrinks
+            together.
         infer: an argument whose length is the value where none is passed.
         q: prefer multiples of this, for all or by name.
         **options: see `Options`.
@@ -263,14 +294,16 @@ def maximize(
     Example:
         >>> import brim, torch
         >>> @brim.maximize("batch_size", infer="x")
-        ... def distances(x: torch.Tensor, y: torch.Tensor, batch_size: int | None = None) -> torch.Tensor:
-        ...     return torch.cat([torch.cdist(part, y).amin(1) for part in x.split(batch_size)])
-        >>> distances(torch.zeros(10, 3), torch.ones(20, 3)).shape
+        ... def distances(x: torch.Tensor, y: torch.Tensor, batch_size: int | None = None) ->
+        torch.Tensor: ...     return torch.cat([torch.cdist(part, y).amin(1) for part in
+        x.split(batch_size)]) >>> distances(torch.zeros(10, 3), torch.ones(20, 3)).shape
         torch.Size([10])
     """
     if len(names) == 1 and callable(names[0]):
         return maximize("batch_size")(names[0])
-    groups = [(group,) if isinstance(group, str) else tuple(group) for group in names or ("batch_size",)]
+    groups = [
+        (group,) if isinstance(group, str) else tuple(group) for group in names or ("batch_size",)
+    ]
     flat = [name for group in groups for name in group]
     if not all(isinstance(name, str) for name in flat) or not all(groups):
         raise TypeError(f"names must be strings or groups of strings, got {names!r}")
@@ -279,7 +312,9 @@ def maximize(
     if isinstance(q, Mapping):
         stray = q.keys() - set(flat)
         if stray:
-            raise ValueError(f"q has {', '.join(sorted(stray))}, which is not among the names {', '.join(flat)}")
+            raise ValueError(
+                f"q has {', '.join(sorted(stray))}, which is not among the names {', '.join(flat)}"
+            )
         quanta = [_positive(f"q[{name!r}]", q.get(name, 1)) for name in flat]
     else:
         quanta = [_positive("q", q)] * len(flat)
@@ -308,7 +343,7 @@ def maximize(
 def batch(
     initial: int, *, q: int = 1, **options: Unpack[Options]
 ) -> Callable[[Callable[Concatenate[int, P], R]], AdaptiveFunction[P, R]]:
-    """Decorate `function(batch_size, ...)` so that it is called without the size, with the largest that fits.
+    """Decorate `function(batch_size, ...)` to be called with the largest size that fits.
 
     Args:
         initial: the largest size, tried first.
@@ -326,20 +361,23 @@ def batch(
     size, quantum = _positive("initial", initial), _positive("q", q)
 
     def decorate(function: Callable[Concatenate[int, P], R]) -> AdaptiveFunction[P, R]:
-        return _without_first(1, _make("batch", function, options, name="batch size", initial=size, quanta=[quantum]))
+        adaptive: AdaptiveFunction[P, R] = _without_first(
+            1, _make("batch", function, options, name="batch size", initial=size, quanta=[quantum])
+        )
+        return adaptive
 
     return decorate
 
 
-def range(
+def range(  # noqa: A001  the public name
     initial: int, *, q: int = 1, progress: bool = False, **options: Unpack[Options]
 ) -> Callable[
     [Callable[Concatenate[int, int, P], object]], AdaptiveFunction[Concatenate[int, int, P], None]
 ]:
-    """Decorate `function(start, end, ...)` so that a call covers the range in parts, each as long as fits.
+    """Decorate `function(start, end, ...)` to cover a range in parts, each as long as fits.
 
-    A part that succeeded is never done again. Where nothing is remembered the first parts are short: they show how
-    memory grows, and the step then goes to the largest that fits.
+    A part that succeeded is never done again. Where nothing is remembered the first parts are
+    short: they show how memory grows, and the step then goes to the largest that fits.
 
     Args:
         initial: the longest part.
@@ -363,7 +401,10 @@ def range(
         function: Callable[Concatenate[int, int, P], object],
     ) -> AdaptiveFunction[Concatenate[int, int, P], None]:
         bar = _bar(function, progress)
-        return _make("range", function, options, name="step", initial=step, quanta=[quantum], progress=bar)
+        adaptive: AdaptiveFunction[Concatenate[int, int, P], None] = _make(
+            "range", function, options, name="step", initial=step, quanta=[quantum], progress=bar
+        )
+        return adaptive
 
     return decorate
 
@@ -374,7 +415,7 @@ def chunked(
     [Callable[Concatenate[torch.Tensor, int, int, P], object]],
     AdaptiveFunction[Concatenate[torch.Tensor, P], None],
 ]:
-    """Decorate `function(chunk, start, end, ...)` so that a call with a tensor covers it in chunks that fit.
+    """Decorate `function(chunk, start, end, ...)` to cover a tensor in chunks that fit.
 
     The chunks are views: what is written to them is written to the tensor.
 
@@ -404,9 +445,19 @@ def chunked(
     ) -> AdaptiveFunction[Concatenate[torch.Tensor, P], None]:
         bar = _bar(function, progress)
         adaptive = _make(
-            "chunked", function, options, name="step", initial=step, dim=dim, quanta=[quantum], progress=bar
+            "chunked",
+            function,
+            options,
+            name="step",
+            initial=step,
+            dim=dim,
+            quanta=[quantum],
+            progress=bar,
         )
-        return _without_first(2, adaptive, keep=1)
+        visible: AdaptiveFunction[Concatenate[torch.Tensor, P], None] = _without_first(
+            2, adaptive, keep=1
+        )
+        return visible
 
     return decorate
 
@@ -415,13 +466,13 @@ def _bar(function: Callable[..., Any], progress: bool) -> Callable[[int], Any] |
     if not progress:
         return None
     try:
-        from tqdm.auto import tqdm
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: pip install tqdm") from error
     return lambda total: tqdm(total=total, desc=_name_of(function), leave=False)
 
 
-def _without_first(count: int, adaptive: AdaptiveFunction[..., Any], keep: int = 0) -> AdaptiveFunction[..., Any]:
+def _without_first(count: int, adaptive: Any, keep: int = 0) -> Any:
     """Show the signature that callers see: without the arguments that brim passes."""
     try:
         signature = inspect.signature(adaptive.__wrapped__)
@@ -430,11 +481,14 @@ def _without_first(count: int, adaptive: AdaptiveFunction[..., Any], keep: int =
     parameters = list(signature.parameters.values())
     # In a class body the function is not bound yet: its first argument is the instance.
     keep += 1 if parameters and parameters[0].name in ("self", "cls") else 0
-    adaptive.__signature__ = signature.replace(parameters=parameters[:keep] + parameters[keep + count :])
+    adaptive.__signature__ = signature.replace(
+        parameters=parameters[:keep] + parameters[keep + count :]
+    )
     return adaptive
 
 
-# What `run_*` learned, by the code that was run: a lambda is a new object on every call, but its code is not.
+# What `run_*` learned, by the code that was run: a lambda is a new object on every call, but its
+# code is not.
 _run_memories: OrderedDict[object, SizeMemory] = OrderedDict()
 _MOST_RUN_MEMORIES = 1024
 
@@ -451,9 +505,14 @@ def _run_memory(kind: str, function: Callable[..., Any], options: Options) -> Si
 
 
 def run_batch(
-    initial: int, function: Callable[Concatenate[int, P], R], /, *args: Any, q: int = 1, **options: Unpack[Options]
+    initial: int,
+    function: Callable[Concatenate[int, P], R],
+    /,
+    *args: Any,
+    q: int = 1,
+    **options: Unpack[Options],
 ) -> R:
-    """Call `function(size, *args)` now with the largest size up to `initial` that fits, and return its result.
+    """Call `function(size, *args)` now, with the largest size up to `initial` that fits.
 
     Example:
         >>> import brim
@@ -485,7 +544,7 @@ def run_range(
     progress: bool = False,
     **options: Unpack[Options],
 ) -> None:
-    """Call `function(begin, stop, *args)` now for parts of the range, each as long as fits, at most `initial`.
+    """Call `function(begin, stop, *args)` now for parts of the range, at most `initial` long.
 
     Example:
         >>> import brim
@@ -519,7 +578,7 @@ def run_chunked(
     progress: bool = False,
     **options: Unpack[Options],
 ) -> None:
-    """Call `function(chunk, start, end, *args)` now for chunks of a tensor, each as long as fits, at most `initial`.
+    """Call `function(chunk, start, end, *args)` now for chunks, at most `initial` long.
 
     Example:
         >>> import brim, torch

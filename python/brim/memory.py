@@ -1,4 +1,4 @@
-"""Memory of the CPU and of accelerators: statistics, peaks, budgets, and telling out-of-memory errors apart.
+"""Memory of the CPU and of accelerators: statistics, peaks, budgets, and what an error means.
 
 Everything here is a thin face of the C++ core (`include/brim/memory`).
 """
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 DeviceLike: TypeAlias = str | torch.device | int | None
-"""A device: its name, a `torch.device`, the number of an accelerator, or None for `default_device()`."""
+"""A device: its name, a `torch.device`, an accelerator's number, or None for `default_device()`."""
 
 
 def memory_stats(device: DeviceLike = None) -> MemoryStats:
@@ -45,10 +45,11 @@ def memory_stats(device: DeviceLike = None) -> MemoryStats:
         device: which device.
 
     Returns:
-        `allocated` (held by tensors), `peak` (the most of that so far), `reserved` (taken from the system: torch's
-        cache on an accelerator, the resident set on the CPU), `limit` (the least of what the machine, the container,
-        RLIMIT_AS and open budgets allow) and `free` (what can still be allocated). On the CPU `allocated` and `peak`
-        count from `install_cpu_allocator` on.
+        `allocated` (held by tensors), `peak` (the most of that so far), `reserved` (taken from the
+        system: torch's cache on an accelerator, the resident set on the CPU), `limit` (the least
+            of what the machine, the container,
+        RLIMIT_AS and open budgets allow) and `free` (what can still be allocated). On the CPU
+        `allocated` and `peak` count from `install_cpu_allocator` on.
 
     Raises:
         ValueError: if the device does not exist or has no memory of its own.
@@ -65,11 +66,12 @@ def memory_stats(device: DeviceLike = None) -> MemoryStats:
 def budget(limit: int | str, device: DeviceLike = None) -> Budget:
     """Keep the memory of a device under a limit inside a `with` block.
 
-    Budgets nest and hold for the whole process; the tightest open one is in force. An allocation that would go over
-    raises `torch.OutOfMemoryError`.
+    Budgets nest and hold for the whole process; the tightest open one is in force. An allocation
+    that would go over raises `torch.OutOfMemoryError`.
 
     Args:
-        limit: bytes as an int, or `"512MiB"`, `"8GB"`, or `"50%"` of the limit that is in force when it is entered.
+        limit: bytes as an int, or `"512MiB"`, `"8GB"`, or `"50%"` of the limit that is in force
+            when it is entered.
         device: which device: the CPU or a CUDA device.
 
     Raises:
@@ -108,14 +110,14 @@ def classify_error(error: BaseException) -> OomCause:
 
     Example:
         >>> import brim
-        >>> brim.classify_error(RuntimeError("MPS backend out of memory. Tried to allocate 1.00 GiB"))
-        OomCause(device memory, mps, requested 1.00 GiB)
+        >>> brim.classify_error(RuntimeError("MPS backend out of memory. Tried to allocate 1.00
+        GiB")) OomCause(device memory, mps, requested 1.00 GiB)
     """
     return _C.classify_error(error)
 
 
 def release_cached(device: DeviceLike = None) -> int:
-    """Give memory that no tensor uses back to the system, and return by how many bytes `reserved` fell.
+    """Give unused memory back to the system; returns by how many bytes `reserved` fell.
 
     Example:
         >>> import brim
@@ -147,7 +149,7 @@ def reset_peak(device: DeviceLike = None) -> None:
 
 
 def default_device() -> torch.device:
-    """The device that is meant when none is named: the current accelerator where there is one, else the CPU.
+    """The device that is meant when none is named: the current accelerator, else the CPU.
 
     Example:
         >>> import brim
@@ -158,7 +160,9 @@ def default_device() -> torch.device:
 
 
 def install_cpu_allocator() -> None:
-    """Count every CPU tensor's bytes from now on. Budgets, meters and injectors on the CPU do this by themselves.
+    """Count every CPU tensor's bytes from now on.
+
+    Budgets, meters and injectors on the CPU do this by themselves.
 
     Example:
         >>> import brim
@@ -174,7 +178,7 @@ def cpu_allocator_installed() -> bool:
     return _C.cpu_allocator_installed()
 
 
-def format_bytes(bytes: int) -> str:
+def format_bytes(bytes: int) -> str:  # noqa: A002  the name that C++ has
     """Bytes for people.
 
     Example:

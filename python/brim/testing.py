@@ -12,7 +12,8 @@ def inject_oom(at: int = 1, count: int = 1, device: DeviceLike = "cpu") -> OomIn
     """Make chosen allocations inside a `with` block fail with `torch.OutOfMemoryError`.
 
     Args:
-        at: the first allocation that fails, counted from 1 at the start of the block, over all threads.
+        at: the first allocation that fails, counted from 1 at the start of the block, over all
+            threads.
         count: how many fail in a row from there.
         device: the CPU; on an accelerator, use a small `brim.budget`, which fails for real.
 

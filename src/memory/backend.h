@@ -52,9 +52,6 @@ class DeviceBackend {
 /// @throws c10::ValueError where `device` has no memory that brim can see.
 DeviceBackend& backend_for(c10::Device device);
 
-/// `device` with its index filled in (the current one where none is given), checked to exist.
-c10::Device resolve_device(c10::Device device);
-
 DeviceBackend& cpu_backend();
 
 /// A backend for any accelerator whose allocator is a c10::DeviceAllocator. It can measure but not

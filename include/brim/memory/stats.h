@@ -48,6 +48,10 @@ BRIM_API void reset_peak(c10::Device device);
 /// the CPU.
 BRIM_API c10::Device default_device();
 
+/// `device` with its index filled in (the current one where none is given), checked to exist.
+/// @throws c10::ValueError if it does not, or has no memory of its own.
+BRIM_API c10::Device resolve_device(c10::Device device);
+
 /// Several lines for people: one figure a line, with units.
 BRIM_API std::string to_string(const MemoryStats& stats);
 

@@ -52,7 +52,7 @@ def halving(
         # One that the core does not know: said again in its words, once the original is gone.
         raise torch.OutOfMemoryError(message)
 
-    return adapt._make(
+    run: Callable[..., tuple[Any, Sizes]] = adapt._make(
         "maximize",
         attempt,
         {"strategy": "halving", "remember": "none"},
@@ -63,3 +63,4 @@ def halving(
         groups=[[place] for place in range(len(names))],
         exact_halving=True,
     )
+    return run

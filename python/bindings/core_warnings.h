@@ -1,0 +1,59 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace brim::python {
+
+/// Collects what the core warns of on this thread, for Python to hear when the call ends. Not
+/// torch's PyWarningHandler: that one throws from its destructor where warnings are errors, which
+/// ends the process when another exception is on its way, and loses the result where none is.
+class CoreWarnings final : public c10::WarningHandler {
+ public:
+  CoreWarnings() = default;
+  CoreWarnings(const CoreWarnings&) = delete;
+  CoreWarnings& operator=(const CoreWarnings&) = delete;
+
+  /// A C++ exception passes: it is what the caller gets.
+  ~CoreWarnings() override { warn_beside_an_error(); }
+
+  void process(const c10::Warning& warning) override { texts_.push_back(warning.msg()); }
+
+  /// Hands the result on after the warnings; null where one of them is an error. A null result
+  /// means a Python exception, which stays the one that the caller gets.
+  PyObject* deliver(PyObject* result) {
+    if (result == nullptr) {
+      warn_beside_an_error();
+      return nullptr;
+    }
+    for (const std::string& text : std::exchange(texts_, {})) {
+      if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) < 0) {
+        Py_DECREF(result);
+        return nullptr;
+      }
+    }
+    return result;
+  }
+
+ private:
+  void warn_beside_an_error() noexcept {
+    if (texts_.empty()) {
+      return;
+    }
+    const pybind11::error_scope pending;
+    for (const std::string& text : std::exchange(texts_, {})) {
+      if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) < 0) {
+        PyErr_Clear();  // there can be but one exception, and it is the other one
+      }
+    }
+  }
+
+  std::vector<std::string> texts_;
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+}  // namespace brim::python

@@ -1,0 +1,133 @@
+"""Adaptive execution on a CUDA device, under a cap that makes running out of memory cheap."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import brim
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+MIB = 2**20
+
+
+def knn(x: torch.Tensor, y: torch.Tensor, batch_size: int) -> torch.Tensor:
+    parts = [
+        torch.cdist(part, y).topk(3, dim=1, largest=False).indices for part in x.split(batch_size)
+    ]
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def points() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    brim.release_cached("cuda")
+    x = torch.rand(16384, 64, device="cuda")
+    y = torch.rand(8192, 64, device="cuda")
+    knn(x[:64], y, 32)  # workspaces of the libraries, once
+    return x, y
+
+
+def largest(x: torch.Tensor, y: torch.Tensor) -> int:
+    low, high = 1, x.shape[0]
+    while low < high:
+        middle = (low + high + 1) // 2
+        try:
+            knn(x, y, middle)
+            low = middle
+        except torch.OutOfMemoryError:
+            high = middle - 1
+        brim.release_cached("cuda")
+    return low
+
+
+def test_finds_nearly_the_largest_size_after_at_most_two_failures(
+    points: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    x, y = points
+    expected = knn(x, y, 512)
+    with brim.budget(brim.memory_stats("cuda").allocated + 256 * MIB, device="cuda"):
+        most = largest(x, y)
+        assert most < x.shape[0], "the budget is too large for this test"
+        adaptive = brim.maximize("batch_size")(knn)
+        result, attempts = adaptive.record(x, y, batch_size=x.shape[0])
+        assert torch.equal(result, expected)
+        assert len(attempts) <= 3
+        assert attempts[-1].size >= 0.97 * most
+        for _ in range(2):
+            _, attempts = adaptive.record(x, y, batch_size=x.shape[0])
+        assert attempts[-1].size >= 0.97 * most
+
+
+def test_chunked_does_not_run_out_of_memory(points: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, y = points
+    expected = knn(x, y, 512)
+    out = torch.empty_like(expected)
+
+    @brim.chunked(x.shape[0])
+    def fill(chunk: torch.Tensor, start: int, end: int) -> None:
+        out[start:end] = torch.cdist(chunk, y).topk(3, dim=1, largest=False).indices
+
+    with brim.budget(brim.memory_stats("cuda").allocated + 256 * MIB, device="cuda"):
+        _, attempts = fill.record(x)
+    assert torch.equal(out, expected)
+    assert all(attempt.fitted for attempt in attempts)
+
+
+def test_random_state_of_the_device_is_put_back() -> None:
+    x = torch.ones(1024, 1024, device="cuda")
+
+    def work(size: int, fail_above: int) -> torch.Tensor:
+        result = torch.nn.functional.dropout(x, 0.5) * torch.rand(1, device="cuda")
+        if size > fail_above:
+            torch.empty(2**50, dtype=torch.uint8, device="cuda")
+        return result
+
+    torch.cuda.manual_seed(3)
+    undisturbed = brim.batch(8)(work)(8)
+    torch.cuda.manual_seed(3)
+    repeated, attempts = brim.batch(8)(work).record(2)
+    assert len(attempts) > 1
+    assert torch.equal(undisturbed, repeated)
+
+
+def test_a_failed_attempt_is_gone_before_the_next() -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    held: list[int] = []
+    gc.disable()
+    try:
+
+        @brim.batch(4)
+        def work(size: int) -> None:
+            assert all(reference() is None for reference in alive)
+            held.append(brim.memory_stats("cuda").allocated)
+            mine = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+            alive.append(weakref.ref(mine))
+            if size > 1:
+                torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+        work()
+    finally:
+        gc.enable()
+    assert len(held) >= 2
+    assert len(set(held)) == 1
+
+
+def test_a_library_without_workspace_is_tried_again_at_the_same_size() -> None:
+    sizes: list[int] = []
+
+    @brim.batch(8)
+    def work(size: int) -> None:
+        sizes.append(size)
+        if len(sizes) == 1:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+
+    work()
+    assert sizes == [8, 8]
