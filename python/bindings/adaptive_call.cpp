@@ -7,6 +7,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <string>
 
@@ -270,7 +271,8 @@ PyObject* maximize(const AdaptiveConfig& config, PyObject* function, const CallA
                                  .quantum = config.quanta[i],
                                  .lower = std::min(options.lower, maxima.value[i])});
   }
-  MaximizeRun run(std::move(search), options, std::move(checkpoint));
+  MaximizeRun run(std::move(search), options, std::move(checkpoint), MaximizeRun::Rate::calls,
+                  first_error ? MaximizeRun::FirstTry::failed : MaximizeRun::FirstTry::ahead);
   if (first_error) {
     run.failed(first_error->cause, first_error->message);
   }
@@ -305,7 +307,8 @@ PyObject* batch(const AdaptiveConfig& config, PyObject* function, const CallArgu
   MaximizeRun run({.parameters = {{.maximum = config.initial,
                                    .quantum = options.quantum,
                                    .lower = std::min(options.lower, config.initial)}}},
-                  options, std::move(checkpoint), MaximizeRun::Rate::items);
+                  options, std::move(checkpoint), MaximizeRun::Rate::items,
+                  first_error ? MaximizeRun::FirstTry::failed : MaximizeRun::FirstTry::ahead);
   if (first_error) {
     run.failed(first_error->cause, first_error->message);
   }
@@ -379,11 +382,21 @@ PyObject* range(const AdaptiveConfig& config, PyObject* function, const CallArgu
   const auto bound = [&](const char* name, PyObject* value) {
     TORCH_CHECK_TYPE(PyIndex_Check(value) != 0 && !PyBool_Check(value), name,
                      " must be an int, got ", py::repr(value).cast<std::string>());
-    return py::reinterpret_borrow<py::object>(value).cast<std::int64_t>();
+    const py::object number = steal(PyNumber_Index(value));
+    if (!number) {
+      throw py::error_already_set();
+    }
+    int overflow = 0;
+    const long long result = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+    TORCH_CHECK_VALUE(overflow == 0, name, " must be between -2^63 and 2^63 - 1, got ",
+                      py::str(number).cast<std::string>());
+    return std::int64_t{result};
   };
   const std::int64_t start = bound("start", arguments.values[0]);
   const std::int64_t end = bound("end", arguments.values[1]);
   TORCH_CHECK_VALUE(start <= end, "start must not be after end, got ", start, " and ", end);
+  TORCH_CHECK_VALUE(start >= 0 || end <= std::numeric_limits<std::int64_t>::max() + start,
+                    "start and end must be less than 2^63 apart, got ", start, " and ", end);
   CoreWarnings warnings;
   const AdaptOptions options = call_options(config, arguments, attempts);
   ChangedArguments changed(arguments, 0);

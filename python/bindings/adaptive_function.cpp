@@ -26,8 +26,20 @@ AdaptiveFunction* as_function(PyObject* object) {
   return reinterpret_cast<AdaptiveFunction*>(object);
 }
 
+/// What the garbage collector took apart can be called no more, but a finaliser may try to.
+bool usable(const AdaptiveFunction* function) {
+  if (function->function != nullptr && function->config != nullptr) {
+    return true;
+  }
+  PyErr_SetString(PyExc_ReferenceError, "this adaptive function is being destroyed");
+  return false;
+}
+
 PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
   const AdaptiveFunction* function = as_function(self);
+  if (!usable(function)) {
+    return nullptr;
+  }
   return adaptive_call(*function->config, function->function,
                        {values, PyVectorcall_NARGS(count), names}, nullptr);
 }
@@ -35,6 +47,9 @@ PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObj
 /// `function.record(*args, **kwargs)` → (result, list of tries).
 PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   const AdaptiveFunction* function = as_function(self);
+  if (!usable(function)) {
+    return nullptr;
+  }
   std::vector<Attempt> attempts;
   PyObject* result =
       adaptive_call(*function->config, function->function, {values, count, names}, &attempts);
@@ -55,6 +70,9 @@ PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyOb
 
 /// `function.clear()`: forgets every size that was learned.
 PyObject* clear_sizes(PyObject* self, PyObject* /*unused*/) {
+  if (!usable(as_function(self))) {
+    return nullptr;
+  }
   if (const auto& memory = as_function(self)->config->memory) {
     memory->clear();
   }
@@ -64,6 +82,9 @@ PyObject* clear_sizes(PyObject* self, PyObject* /*unused*/) {
 /// `function.forget(*args, **kwargs)`: forgets what was learned of calls with such arguments.
 PyObject* forget(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   const AdaptiveFunction* function = as_function(self);
+  if (!usable(function)) {
+    return nullptr;
+  }
   return adaptive_forget(*function->config, {values, count, names});
 }
 
@@ -89,6 +110,9 @@ PyObject* bind(PyObject* self, PyObject* instance, PyObject* /*owner*/) {
     return Py_NewRef(self);
   }
   AdaptiveFunction* function = as_function(self);
+  if (!usable(function)) {
+    return nullptr;
+  }
   if (function->config->kind == AdaptKind::maximize) {
     return PyMethod_New(self, instance);
   }
@@ -104,11 +128,32 @@ PyObject* bind(PyObject* self, PyObject* instance, PyObject* /*owner*/) {
   return bound;
 }
 
+/// The Python objects of a configuration: an observer or a default may refer back to the function.
+int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
+  for (const auto* slots : {&config.parameters, &config.key_arguments}) {
+    for (const ArgumentSlot& slot : *slots) {
+      Py_VISIT(slot.otherwise.ptr());
+    }
+  }
+  if (config.infer) {
+    Py_VISIT(config.infer->otherwise.ptr());
+  }
+  for (const py::object* object :
+       {&config.progress, &config.hasher, &config.observer, &config.logger, &config.collect}) {
+    Py_VISIT(object->ptr());
+  }
+  return 0;
+}
+
 int traverse(PyObject* self, visitproc visit, void* arg) {
   AdaptiveFunction* function = as_function(self);
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(function->function);
   Py_VISIT(function->dict);
+  // Shared with bound copies while there are any; counted once for each it would look unreachable.
+  if (function->config.use_count() == 1) {
+    return traverse(*function->config, visit, arg);
+  }
   return 0;
 }
 
@@ -116,6 +161,7 @@ int clear(PyObject* self) {
   AdaptiveFunction* function = as_function(self);
   Py_CLEAR(function->function);
   Py_CLEAR(function->dict);
+  function->config.reset();
   return 0;
 }
 
@@ -163,16 +209,17 @@ PyTypeObject* type_object() {
   static PyGetSetDef attributes[] = {
       {"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
-  static PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
-                                {Py_tp_descr_get, reinterpret_cast<void*>(&bind)},
-                                {Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
-                                {Py_tp_clear, reinterpret_cast<void*>(&clear)},
-                                {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
-                                {Py_tp_repr, reinterpret_cast<void*>(&represent)},
-                                {Py_tp_members, members},
-                                {Py_tp_methods, methods},
-                                {Py_tp_getset, attributes},
-                                {0, nullptr}};
+  static PyType_Slot slots[] = {
+      {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
+      {Py_tp_descr_get, reinterpret_cast<void*>(&bind)},
+      {Py_tp_traverse, reinterpret_cast<void*>(static_cast<traverseproc>(&traverse))},
+      {Py_tp_clear, reinterpret_cast<void*>(&clear)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
+      {Py_tp_repr, reinterpret_cast<void*>(&represent)},
+      {Py_tp_members, members},
+      {Py_tp_methods, methods},
+      {Py_tp_getset, attributes},
+      {0, nullptr}};
   static PyType_Spec spec = {"brim._C.AdaptiveFunction", sizeof(AdaptiveFunction), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
                                  Py_TPFLAGS_DISALLOW_INSTANTIATION,

@@ -226,7 +226,7 @@ def _make(
             "restore_random_state": bool(options["restore_random_state"]),
             "exact_halving": False,  # the compat faces' own
             "name": name,
-            "memory": memory or _memory(options),
+            "memory": _memory(options) if memory is None else memory,
             "per_call_site": options["remember"] == "call_site",
             "keys": _key_slots(function, known, options),
             "hasher": options["hasher"],
@@ -294,15 +294,16 @@ def maximize(
     Example:
         >>> import brim, torch
         >>> @brim.maximize("batch_size", infer="x")
-        ... def distances(x: torch.Tensor, y: torch.Tensor, batch_size: int | None = None) ->
-        torch.Tensor: ...     return torch.cat([torch.cdist(part, y).amin(1) for part in
-        x.split(batch_size)]) >>> distances(torch.zeros(10, 3), torch.ones(20, 3)).shape
+        ... def nearest(x, y, batch_size=None):
+        ...     return torch.cat([torch.cdist(part, y).amin(1) for part in x.split(batch_size)])
+        >>> nearest(torch.zeros(10, 3), torch.ones(20, 3)).shape
         torch.Size([10])
     """
     if len(names) == 1 and callable(names[0]):
         return maximize("batch_size")(names[0])
     groups = [
-        (group,) if isinstance(group, str) else tuple(group) for group in names or ("batch_size",)
+        tuple(group) if isinstance(group, Sequence) and not isinstance(group, str) else (group,)
+        for group in names or ("batch_size",)
     ]
     flat = [name for group in groups for name in group]
     if not all(isinstance(name, str) for name in flat) or not all(groups):

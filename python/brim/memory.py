@@ -110,8 +110,9 @@ def classify_error(error: BaseException) -> OomCause:
 
     Example:
         >>> import brim
-        >>> brim.classify_error(RuntimeError("MPS backend out of memory. Tried to allocate 1.00
-        GiB")) OomCause(device memory, mps, requested 1.00 GiB)
+        >>> text = "MPS backend out of memory. Tried to allocate 1.00 GiB"
+        >>> brim.classify_error(RuntimeError(text))
+        OomCause(device memory, mps, requested 1.00 GiB)
     """
     return _C.classify_error(error)
 

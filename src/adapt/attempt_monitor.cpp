@@ -44,19 +44,42 @@ AttemptMonitor::AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoin
     : options_(options), checkpoint_(std::move(checkpoint)) {}
 
 void AttemptMonitor::begin() {
-  meter_.emplace(checkpoint_.device());
+  // Work on CPU tensors is not told apart from work on an accelerator until it has run, so both are
+  // watched where both can be.
+  const c10::Device device = checkpoint_.device();
+  const bool host_too =
+      !options_.device && !device.is_cpu() && CpuAllocator::instance().installed();
+  if (host_too) {
+    meter_.emplace(std::vector<c10::Device>{device, c10::DeviceType::CPU});
+  } else {
+    meter_.emplace(device);
+  }
   begun_ = std::chrono::steady_clock::now();
+}
+
+c10::Device AttemptMonitor::tightest_device() const {
+  if (checkpoint_.device().is_cpu()) {
+    return checkpoint_.device();
+  }
+  const auto use = [&](c10::Device device) {
+    const auto room = backend_for(device).room(device);
+    const auto peak = static_cast<double>(meter_->peak(device));
+    return peak / std::max(static_cast<double>(room.free) + peak, 1.0);
+  };
+  const std::vector<c10::Device> watched = meter_->devices();
+  return watched.size() == 2 && use(watched[1]) > use(watched[0]) ? watched[1] : watched[0];
 }
 
 AttemptMonitor::Result AttemptMonitor::fitted(std::span<const std::int64_t> values) {
   Result result;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
   meter_->close();
-  const auto room = backend_for(checkpoint_.device()).room(checkpoint_.device());
-  const std::int64_t held = meter_->start();
+  result.device = tightest_device();
+  const auto room = backend_for(result.device).room(result.device);
+  const std::int64_t held = meter_->start(result.device);
   result.outcome = {.size = values.front(),
                     .fitted = true,
-                    .peak = meter_->peak(),
+                    .peak = meter_->peak(result.device),
                     .requested = std::nullopt,
                     .limit = room.allocated + room.free,
                     .held = held};
@@ -78,21 +101,27 @@ AttemptMonitor::Result AttemptMonitor::failed(std::span<const std::int64_t> valu
                                               const OomCause& cause, const std::string& message) {
   last_message_ = message;
   Result result;
+  // A message may name a device that is not here (a wrapped error, a test): then its figures say
+  // nothing of the one that is watched. The host can always be looked at.
+  const bool on_host = cause.device && cause.device->is_cpu();
+  const c10::Device device =
+      on_host && !options_.device ? c10::Device(c10::DeviceType::CPU) : checkpoint_.device();
+  const bool elsewhere = cause.device && is_another(*cause.device, device);
+  result.device = device;
+  failed_on_ = device;
   std::optional<std::int64_t> peak;
   if (meter_) {
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
     meter_->close();
-    peak = meter_->peak();
+    const std::vector<c10::Device> watched = meter_->devices();
+    if (std::find(watched.begin(), watched.end(), device) != watched.end()) {
+      peak = meter_->peak(device);
+    }
     meter_.reset();
   }
-  // A failure may be elsewhere than where memory is watched: on the host beside an accelerator, or
-  // on a device that only a message names. The CPU can always be looked at.
-  const bool elsewhere = cause.device && is_another(*cause.device, checkpoint_.device());
-  const c10::Device device =
-      elsewhere && cause.device->is_cpu() ? *cause.device : checkpoint_.device();
   const std::optional<std::int64_t> before = checkpoint_.held(device);
-  if (cause.in_use && before && (!elsewhere || cause.device->is_cpu())) {
+  if (cause.in_use && before && !elsewhere) {
     peak = std::max<std::int64_t>(*cause.in_use - *before, 0);
   }
   if (before) {
@@ -168,7 +197,7 @@ void AttemptMonitor::publish(Attempt attempt) {
 }
 
 void AttemptMonitor::give_up() const {
-  const c10::Device device = checkpoint_.device();
+  const c10::Device device = failed_on_.value_or(checkpoint_.device());
   const MemoryStats stats = memory_stats(device);
   const Fragmentation cache = fragmentation(device);
   std::ostringstream out;

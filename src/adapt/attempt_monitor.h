@@ -30,7 +30,8 @@ class AttemptMonitor {
   void begin();
 
   struct Result {
-    SizeOutcome outcome;  // its size is the first of the values
+    SizeOutcome outcome;                        // its size is the first of the values
+    c10::Device device = c10::DeviceType::CPU;  // whose bytes it has
     double seconds = 0.0;
     bool try_same_again = false;  // cached memory was in the way and has been released
   };
@@ -49,6 +50,7 @@ class AttemptMonitor {
  private:
   void publish(Attempt attempt);
   void wait_for_memory(c10::Device device, std::int64_t attempt_peak);
+  c10::Device tightest_device() const;
 
   const AdaptOptions& options_;
   Checkpoint checkpoint_;
@@ -56,6 +58,7 @@ class AttemptMonitor {
   std::chrono::steady_clock::time_point begun_;
   std::vector<Attempt> tries_;  // the newest few, for the summary
   std::string last_message_;
+  std::optional<c10::Device> failed_on_;
   std::vector<std::int64_t> released_for_;  // values that were tried again after a release
   bool warned_ = false;
 };

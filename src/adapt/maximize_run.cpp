@@ -5,7 +5,6 @@
 
 #include "adapt/attempt_monitor.h"
 #include "adapt/run_support.h"
-#include "memory/backend.h"
 
 namespace brim {
 
@@ -13,6 +12,7 @@ struct MaximizeRun::State {
   const AdaptOptions& options;
   AttemptMonitor monitor;
   ParameterSearch search;
+  FiguresOfOneDevice figures;
   Rate rate;
   bool tried = false;  // a try has ended: the next one repeats work
 };
@@ -20,15 +20,13 @@ struct MaximizeRun::State {
 namespace {
 
 ParameterSearch make_search(ParameterSearchOptions search, const AdaptOptions& options,
-                            c10::Device device) {
-  check_options(options);
-  const std::vector<SizeFact> facts = recall(options);
+                            const Recollection& recollection, c10::Device device) {
+  const std::vector<SizeFact>& facts = recollection.facts;
   search.strategy = options.strategy;
   search.start = Start::at_upper;
   search.revisit_floor = options.exact_halving;
-  if (!facts.empty()) {
-    search.available = backend_for(device).room(device).free;
-  }
+  search.available = recollection.available;
+  search.margin = margin_on(recollection.device.value_or(device));
   auto result = as_value_error([&] { return ParameterSearch(search); });
   for (const SizeFact& fact : facts) {
     if (fact.values.size() == search.parameters.size()) {
@@ -50,10 +48,14 @@ ParameterSearch make_search(ParameterSearchOptions search, const AdaptOptions& o
 }  // namespace
 
 MaximizeRun::MaximizeRun(ParameterSearchOptions search, const AdaptOptions& options,
-                         Checkpoint checkpoint, Rate rate) {
+                         Checkpoint checkpoint, Rate rate, FirstTry first_try) {
+  check_options(options);
   const c10::Device device = checkpoint.device();
-  state_ = std::unique_ptr<State>(new State{options, AttemptMonitor(options, std::move(checkpoint)),
-                                            make_search(std::move(search), options, device), rate});
+  const Recollection recollection = first_try == FirstTry::ahead ? recall(options) : Recollection{};
+  state_ = std::unique_ptr<State>(
+      new State{options, AttemptMonitor(options, std::move(checkpoint)),
+                make_search(std::move(search), options, recollection, device),
+                FiguresOfOneDevice(recollection.device), rate});
 }
 
 MaximizeRun::~MaximizeRun() = default;
@@ -73,6 +75,7 @@ void MaximizeRun::fitted() {
   const double items = state_->rate == Rate::items ? static_cast<double>(values().front()) : 1.0;
   learn(state_->options, {.values = {values().begin(), values().end()},
                           .outcome = result.outcome,
+                          .device = result.device,
                           .rate = result.seconds > 0 ? items / result.seconds : 0.0});
 }
 
@@ -87,9 +90,10 @@ void MaximizeRun::failed(const OomCause& cause, const std::string& message) {
   if (result.try_same_again) {
     return;
   }
-  learn(state_->options,
-        {.values = {values().begin(), values().end()}, .outcome = result.outcome, .rate = 0.0});
-  state_->search.record(result.outcome);
+  learn(state_->options, {.values = {values().begin(), values().end()},
+                          .outcome = result.outcome,
+                          .device = result.device});
+  state_->search.record(state_->figures(result.outcome, result.device));
   if (state_->search.finished() && !state_->search.best()) {
     state_->monitor.give_up();
   }

@@ -5,36 +5,32 @@
 
 #include "adapt/attempt_monitor.h"
 #include "adapt/run_support.h"
-#include "memory/backend.h"
 
 namespace brim {
 namespace {
 
 SizeSearch make_search(std::int64_t upper, const AdaptOptions& options,
-                       const std::vector<SizeFact>& facts, c10::Device device) {
-  check_options(options);
-  SizeSearchOptions search{.strategy = options.strategy,
-                           .start = Start::probe,
-                           .upper = upper,
-                           .lower = std::min(options.lower, upper),
-                           .quantum = options.quantum};
-  if (!facts.empty()) {
-    search.available = backend_for(device).room(device).free;
-  }
+                       const Recollection& recollection, c10::Device device) {
+  const SizeSearchOptions search{.strategy = options.strategy,
+                                 .start = Start::probe,
+                                 .upper = upper,
+                                 .lower = std::min(options.lower, upper),
+                                 .quantum = options.quantum,
+                                 .margin = margin_on(recollection.device.value_or(device)),
+                                 .available = recollection.available};
   auto result = as_value_error([&] { return SizeSearch(search); });
-  for (const SizeFact& fact : facts) {
+  for (const SizeFact& fact : recollection.facts) {
     result.remember(fact.outcome);
   }
   return result;
 }
 
 /// Whether a fit says nothing that is not known from `last`: most parts of a long range.
-bool repeats(const SizeFact& last, const SizeFact& fact) {
+bool repeats(const SizeOutcome& last, const SizeOutcome& fit) {
   constexpr double kSame = 0.01;
   const auto near = [](double a, double b) { return std::abs(a - b) <= kSame * std::max(a, b); };
-  return last.outcome.size == fact.outcome.size && last.outcome.fitted &&
-         near(static_cast<double>(last.outcome.peak.value_or(0)),
-              static_cast<double>(fact.outcome.peak.value_or(0)));
+  return last.size == fit.size && near(static_cast<double>(last.peak.value_or(0)),
+                                       static_cast<double>(fit.peak.value_or(0)));
 }
 
 }  // namespace
@@ -42,22 +38,25 @@ bool repeats(const SizeFact& last, const SizeFact& fact) {
 struct RangeRun::State {
   const AdaptOptions& options;
   AttemptMonitor monitor;
-  std::vector<SizeFact>
-      facts;  // what this run knows; the rates of all sizes it took, for Objective::throughput
+  // What this run knows; the rates of all sizes it took, for Objective::throughput.
+  std::vector<SizeFact> facts;
   SizeSearch search;
-  std::optional<SizeFact> learned;
+  FiguresOfOneDevice figures;
+  std::optional<SizeOutcome> learned;  // the last fit that was
   std::int64_t lower;
   bool repeats = false;
 };
 
 RangeRun::RangeRun(std::int64_t upper, const AdaptOptions& options) {
   TORCH_CHECK_VALUE(upper >= 1, "the initial step must be 1 or more, got ", upper);
+  check_options(options);
   Checkpoint checkpoint(options);
   const c10::Device device = checkpoint.device();
-  std::vector<SizeFact> facts = recall(options);
-  SizeSearch search = make_search(upper, options, facts, device);
+  Recollection recollection = recall(options);
+  SizeSearch search = make_search(upper, options, recollection, device);
   state_ = std::unique_ptr<State>(new State{options, AttemptMonitor(options, std::move(checkpoint)),
-                                            std::move(facts), std::move(search), std::nullopt,
+                                            std::move(recollection.facts), std::move(search),
+                                            FiguresOfOneDevice(recollection.device), std::nullopt,
                                             std::min(options.lower, upper)});
 }
 
@@ -84,15 +83,15 @@ void RangeRun::begin() {
 void RangeRun::fitted(std::int64_t size) {
   state_->repeats = false;
   const auto result = state_->monitor.fitted({&size, 1});
-  state_->search.record(result.outcome);
+  state_->search.record(state_->figures(result.outcome, result.device));
   const double rate = result.seconds > 0 ? static_cast<double>(size) / result.seconds : 0.0;
-  SizeFact fact{.values = {size}, .outcome = result.outcome, .rate = rate};
-  if (state_->options.objective == Objective::throughput) {
-    state_->facts.push_back(fact);
-  }
-  if (!state_->learned || !repeats(*state_->learned, fact)) {
+  SizeFact fact{.values = {size}, .outcome = result.outcome, .device = result.device, .rate = rate};
+  if (!state_->learned || !repeats(*state_->learned, fact.outcome)) {
     learn(state_->options, fact);
-    state_->learned = std::move(fact);
+    state_->learned = fact.outcome;
+  }
+  if (state_->options.objective == Objective::throughput) {
+    state_->facts.push_back(std::move(fact));
   }
 }
 
@@ -107,8 +106,8 @@ void RangeRun::failed(std::int64_t size, const OomCause& cause, const std::strin
   if (result.try_same_again) {
     return;
   }
-  learn(state_->options, {.values = {size}, .outcome = result.outcome, .rate = 0.0});
-  state_->search.record(result.outcome);
+  learn(state_->options, {.values = {size}, .outcome = result.outcome, .device = result.device});
+  state_->search.record(state_->figures(result.outcome, result.device));
   if (size <= state_->lower) {
     state_->monitor.give_up();
   }

@@ -1,6 +1,9 @@
 #include "adapt/run_support.h"
 
 #include <brim/adapt/run.h>
+#include <brim/memory/stats.h>
+
+#include "memory/backend.h"
 
 namespace brim {
 
@@ -32,8 +35,51 @@ void check_options(const AdaptOptions& options) {
   TORCH_CHECK_VALUE(options.quantum >= 1, "quantum must be 1 or more, got ", options.quantum);
 }
 
-std::vector<SizeFact> recall(const AdaptOptions& options) {
-  return options.memory != nullptr ? options.memory->recall(options.key) : std::vector<SizeFact>{};
+namespace {
+
+/// What a file remembers may be of a device that this machine has not.
+bool exists(c10::Device device) {
+  try {
+    resolve_device(device);
+    return true;
+  } catch (const c10::ValueError&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+Recollection recall(const AdaptOptions& options) {
+  Recollection result;
+  if (options.memory != nullptr) {
+    result.facts = options.memory->recall(options.key);
+  }
+  if (result.facts.empty()) {
+    return result;
+  }
+  const c10::Device device = result.facts.back().device;
+  if (!exists(device)) {
+    return {};
+  }
+  std::erase_if(result.facts, [&](const SizeFact& fact) { return fact.device != device; });
+  result.device = device;
+  result.available = backend_for(device).room(device).free;
+  return result;
+}
+
+SizeOutcome FiguresOfOneDevice::operator()(SizeOutcome outcome, c10::Device device) {
+  if (!device_) {
+    device_ = device;
+  }
+  if (device != *device_) {
+    outcome.peak = outcome.requested = outcome.limit = std::nullopt;
+  }
+  return outcome;
+}
+
+double margin_on(c10::Device device) {
+  constexpr double kAccelerator = 0.02;
+  return device.is_cpu() ? SizeSearchOptions{}.margin : kAccelerator;
 }
 
 void learn(const AdaptOptions& options, const SizeFact& fact) {

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -36,7 +37,31 @@ ReleasedError release_error(std::exception_ptr error);
 /// Checks what is common to all adaptive calls. @throws c10::ValueError.
 void check_options(const AdaptOptions& options);
 
-std::vector<SizeFact> recall(const AdaptOptions& options);
+/// What is remembered of such calls, and where their bytes were: facts of another device than the
+/// newest one's are left out, since a model of bytes is of one device.
+struct Recollection {
+  std::vector<SizeFact> facts;
+  std::optional<c10::Device> device;      // of the facts; empty where there are none
+  std::optional<std::int64_t> available;  // there, now
+};
+Recollection recall(const AdaptOptions& options);
+
+/// Keeps the figures of one call's outcomes to one device: those of another are taken out, so that
+/// only "it fitted" or "it did not" is left of them.
+class FiguresOfOneDevice {
+ public:
+  explicit FiguresOfOneDevice(std::optional<c10::Device> device) : device_(device) {}
+
+  SizeOutcome operator()(SizeOutcome outcome, c10::Device device);
+
+ private:
+  std::optional<c10::Device> device_;
+};
+
+/// What an unconfirmed prediction leaves free: an accelerator's allocator hands out blocks, and its
+/// count of bytes says little of how they lie.
+double margin_on(c10::Device device);
+
 void learn(const AdaptOptions& options, const SizeFact& fact);
 
 }  // namespace brim

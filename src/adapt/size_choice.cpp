@@ -28,6 +28,7 @@ constexpr double kNearby = 1.25;
 // one below the second after many moves, which bounds their number.
 constexpr double kWorthMoving = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
+constexpr double kWorthRepeating = 1.005;
 // A failure that explains less than this share of the available bytes is not believed.
 constexpr double kCredible = 0.5;
 // Below this use of the available bytes, one step of the lattice is worth a failure.
@@ -164,7 +165,9 @@ std::int64_t SizeSearch::hint() const noexcept {
 std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   if (options_.strategy == Strategy::predictive) {
     if (const auto size = predicted(options_.margin * kFirstJumpMargin)) {
-      return clamp(*size, std::max(best_, options_.lower), high);
+      // A failure would cost the whole call: what fitted before is not left for the last percent.
+      const bool worth_it = *size >= kWorthRepeating * static_cast<double>(best_);
+      return best_ > 0 && !worth_it ? best_ : clamp(*size, std::max(best_, options_.lower), high);
     }
     if (best_ == 0 && failure_ != 0) {
       return shrink_choice(high);

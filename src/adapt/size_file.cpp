@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kHeader = "brim-sizes 1";
+constexpr const char* kHeader = "brim-sizes 2";
 constexpr const char* kSuffix = ".brim-sizes";
 constexpr std::size_t kHexDigits = 16;
 // Sixteen facts take some 2 kB; anything much larger was not written by us.
@@ -44,6 +44,14 @@ std::uint64_t checksum(std::string_view text) {
 
 std::optional<std::int64_t> known(std::int64_t value) {
   return value == kUnknown ? std::nullopt : std::optional<std::int64_t>(value);
+}
+
+std::optional<c10::Device> device_named(const std::string& text) {
+  try {
+    return c10::Device(text);
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
 }
 
 bool plausible(const SizeFact& fact, std::int64_t fitted) {
@@ -79,10 +87,17 @@ std::optional<std::vector<SizeFact>> parse(std::string_view text, std::uint64_t 
     std::int64_t requested = 0;
     std::int64_t limit = 0;
     std::size_t values = 0;
-    fields >> fitted >> peak >> requested >> limit >> fact.outcome.held >> fact.rate >> values;
+    std::string device;
+    fields >> fitted >> peak >> requested >> limit >> fact.outcome.held >> fact.rate >> device >>
+        values;
     if (!fields || values < 1 || values > kMostValues) {
       return std::nullopt;
     }
+    const auto named = device_named(device);
+    if (!named) {
+      return std::nullopt;
+    }
+    fact.device = *named;
     fact.values.resize(values);
     for (std::int64_t& value : fact.values) {
       fields >> value;
@@ -150,7 +165,7 @@ void write(const fs::path& file, std::uint64_t key, const std::vector<SizeFact>&
       const SizeOutcome& o = fact.outcome;
       out << (o.fitted ? 1 : 0) << ' ' << o.peak.value_or(kUnknown) << ' '
           << o.requested.value_or(kUnknown) << ' ' << o.limit.value_or(kUnknown) << ' ' << o.held
-          << ' ' << fact.rate << ' ' << fact.values.size();
+          << ' ' << fact.rate << ' ' << fact.device.str() << ' ' << fact.values.size();
       for (const std::int64_t value : fact.values) {
         out << ' ' << value;
       }

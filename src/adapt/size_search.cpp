@@ -132,7 +132,10 @@ bool SizeSearch::bounds(const Fact& fact) const noexcept {
   const auto then = static_cast<double>(fact.available);
   if (fact.fitted) {
     const bool no_less = comparable ? now * tolerance >= then : fact.need < 0;
-    return no_less ||
+    // With a known need, a little less than then is no matter as long as it is enough.
+    const bool enough = comparable && fact.need >= 0 && fact.need <= available_ &&
+                        now >= then * (1.0 - options_.margin);
+    return no_less || enough ||
            (!fact.remembered && (fact.need < 0 || available_ < 0 || fact.need <= available_));
   }
   const bool no_more = comparable ? now <= then * tolerance : fact.need < 0;

@@ -35,7 +35,8 @@ class DeviceBackend {
   };
   virtual Room room(c10::Device device) {
     const MemoryStats now = stats(device);
-    return {now.allocated, now.free};
+    // What lies between live blocks serves small requests only.
+    return {now.allocated, now.free > now.inactive_split ? now.free - now.inactive_split : 0};
   }
 
   /// Bytes that the device has for this process when no budget is set.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -32,17 +33,27 @@ def test_runs_as_a_module() -> None:
     assert done.stdout.startswith(f"brim {brim.__version__}")
 
 
+def rows_in(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.split() and line.split()[0].isdigit()]
+
+
 def test_demo_tells_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--device", "cpu", "--scale", "2048", "--budget", "44MiB"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "with a budget of 44MiB" in lines[0]
-    rows = [line for line in lines if line.split() and line.split()[0].isdigit()]
-    assert [int(row.split()[0]) for row in rows] == [16, 64, 256, 1024, 4096, 16384, 65536]
-    assert rows[0].endswith("%"), "a small batch fits"
-    assert rows[-1].rstrip().endswith("out of memory"), "the largest does not"
-    shares = [int(row.split()[-1].rstrip("%")) for row in rows if row.endswith("%")]
+    output = "\n".join(lines)
+    fixed, first, second = (rows_in(part) for part in re.split("first call|second call", output))
+    assert [int(row.split()[0]) for row in fixed] == [16, 64, 256, 1024, 4096, 16384, 65536]
+    assert fixed[0].endswith("%"), "a small batch fits"
+    assert fixed[-1].rstrip().endswith("out of memory"), "the largest does not"
+    shares = [int(row.split()[-1].rstrip("%")) for row in fixed if row.endswith("%")]
     assert shares == sorted(shares)
     assert shares[-1] <= 100
+    # The adaptive run: what it tried, last what it settled on, and nothing failing the second time.
+    assert int(first[0].split()[0]) == 65536
+    assert first[0].rstrip().endswith("out of memory")
+    assert first[-1].endswith("%")
+    assert [row.endswith("%") for row in second] == [True]
 
 
 @pytest.mark.parametrize(

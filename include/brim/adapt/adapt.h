@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -89,7 +90,8 @@ auto batch(std::int64_t initial, Function&& function,
     MaximizeRun run({.parameters = {{.maximum = initial,
                                      .quantum = options.quantum,
                                      .lower = std::min(options.lower, initial)}}},
-                    options, std::move(checkpoint), MaximizeRun::Rate::items);
+                    options, std::move(checkpoint), MaximizeRun::Rate::items,
+                    first_error ? MaximizeRun::FirstTry::failed : MaximizeRun::FirstTry::ahead);
     if (first_error) {
       run.failed(std::move(first_error));
     }
@@ -127,6 +129,8 @@ void range(std::int64_t start, std::int64_t end, std::int64_t initial, Function&
            const AdaptOptions& options = detail::default_options()) {
   TORCH_CHECK_VALUE(initial >= 1, "initial must be 1 or more, got ", initial);
   TORCH_CHECK_VALUE(start <= end, "start must not be after end, got ", start, " and ", end);
+  TORCH_CHECK_VALUE(start >= 0 || end <= std::numeric_limits<std::int64_t>::max() + start,
+                    "start and end must be less than 2^63 apart, got ", start, " and ", end);
   if (start == end) {
     return;
   }

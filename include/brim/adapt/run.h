@@ -34,9 +34,14 @@ class BRIM_API MaximizeRun {
   /// What `rate` counts, for Objective::throughput.
   enum class Rate : std::uint8_t { calls, items };
 
+  /// Whether the first try, at the maxima, is still to be made, or was made before there was a run
+  /// and is reported by `failed`. In the second case nothing is recalled: what other calls learned
+  /// in the meantime would say that the try had been at their size.
+  enum class FirstTry : std::uint8_t { ahead, failed };
+
   /// @param search its strategy and available bytes are taken from `options` and the device.
   MaximizeRun(ParameterSearchOptions search, const AdaptOptions& options, Checkpoint checkpoint,
-              Rate rate = Rate::calls);
+              Rate rate = Rate::calls, FirstTry first_try = FirstTry::ahead);
   ~MaximizeRun();
   MaximizeRun(MaximizeRun&&) noexcept;
 

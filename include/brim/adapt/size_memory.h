@@ -2,6 +2,7 @@
 
 #include <brim/adapt/size_search.h>
 #include <brim/export.h>
+#include <c10/core/Device.h>
 
 #include <atomic>
 #include <cstddef>
@@ -20,7 +21,8 @@ struct SizeFact {
   std::vector<std::int64_t>
       values{};           ///< the size, or the values of all parameters where there are several
   SizeOutcome outcome{};  ///< what happened there; its `size` is the first of the values
-  double rate = 0.0;      ///< of a fit: items (or calls) per second; 0 where it was not measured
+  c10::Device device = c10::DeviceType::CPU;  ///< whose bytes the outcome has
+  double rate = 0.0;  ///< of a fit: items (or calls) per second; 0 where it was not measured
 };
 
 /// What earlier calls learned about sizes, by key, for the next call to start from.
