@@ -32,8 +32,10 @@ std::string with_exact(std::int64_t bytes) {
   c10::reportOutOfMemoryToProfiler(bytes,
                                    static_cast<std::size_t>(std::max<std::int64_t>(in_use, 0)), 0,
                                    c10::Device(c10::DeviceType::CPU));
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CPU out of memory. Tried to allocate ",
-                   with_exact(bytes), " with ", with_exact(in_use), " in use", why);
+  // Without a backtrace, which TORCH_CHECK_WITH would add: running out of memory is expected here,
+  // and torch prints the whole text where oneDNN fails and it takes another way.
+  throw c10::OutOfMemoryError("CPU out of memory. Tried to allocate " + with_exact(bytes) +
+                              " with " + with_exact(in_use) + " in use" + why);
 }
 
 }  // namespace
