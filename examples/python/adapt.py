@@ -12,7 +12,10 @@ def knn(
     """Indices of the k nearest of y for each row of x."""
     assert batch_size is not None  # inferred from x where it is not passed
     return torch.cat(
-        [torch.cdist(part, y).topk(k, dim=1, largest=False).indices for part in x.split(batch_size)]
+        [
+            torch.cdist(part, y, p=1).topk(k, dim=1, largest=False).indices
+            for part in x.split(batch_size)
+        ]
     )
 
 

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kHeader = "brim-sizes 2";
+constexpr const char* kHeader = "brim-sizes 1";
 constexpr const char* kSuffix = ".brim-sizes";
 constexpr std::size_t kHexDigits = 16;
 // Sixteen facts take some 2 kB; anything much larger was not written by us.

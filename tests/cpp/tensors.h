@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <brim/memory/cpu.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -14,9 +13,8 @@ namespace brim::tests {
 
 inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
-/// A CPU tensor that asks the counting allocator for exactly `bytes`.
+/// A CPU tensor that asks its allocator for exactly `bytes`.
 inline at::Tensor tensor_of(std::int64_t bytes) {
-  install_cpu_allocator();
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
 }
 

@@ -1,4 +1,5 @@
 #include <ATen/DeviceAccelerator.h>
+#include <brim/memory/cpu.h>
 #include <brim/memory/peak_meter.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -54,6 +55,7 @@ TEST(PeakMeter, SumOfASetOfTensorsIsTheBytesTheyAskedFor) {
 }
 
 TEST(PeakMeter, CountsFromWhatWasHeldAtItsOpening) {
+  install_cpu_allocator();
   at::Tensor older = tensor_of(10'000);
   const PeakMeter meter(at::kCPU);
   EXPECT_GE(meter.start(), 10'000);
@@ -145,6 +147,7 @@ TEST(PeakMeter, ClosesWhenAnExceptionPasses) {
 }
 
 TEST(PeakMeter, RandomPatternsAgreeWithABookkeeper) {
+  install_cpu_allocator();
   // The reference: the bytes held after each step, and for each meter the steps between which it
   // was open.
   std::mt19937 random(2024);

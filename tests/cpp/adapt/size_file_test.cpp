@@ -1,0 +1,354 @@
+#include "adapt/size_file.h"
+
+#include <brim/adapt/adapt.h>
+#include <brim/adapt/size_memory.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <locale>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "adapt/calls.h"
+
+namespace brim {
+namespace {
+
+using namespace tests;
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kKey = 0xfedcba9876543210;
+
+bool same(const SizeFact& a, const SizeFact& b) {
+  return a.values == b.values && a.rate == b.rate && a.outcome.size == b.outcome.size &&
+         a.outcome.fitted == b.outcome.fitted && a.outcome.peak == b.outcome.peak &&
+         a.outcome.requested == b.outcome.requested && a.outcome.limit == b.outcome.limit &&
+         a.outcome.held == b.outcome.held;
+}
+
+SizeFact random_fact(std::mt19937_64& random) {
+  const auto bytes = [&] { return static_cast<std::int64_t>(random() >> (1 + random() % 62)); };
+  const auto maybe = [&] {
+    return random() % 3 == 0 ? std::nullopt : std::optional<std::int64_t>(bytes());
+  };
+  SizeFact fact;
+  fact.values.resize(1 + random() % 4);
+  for (std::int64_t& value : fact.values) {
+    value = std::max<std::int64_t>(bytes(), 1);
+  }
+  fact.outcome = {.size = fact.values.front(),
+                  .fitted = random() % 2 == 0,
+                  .peak = maybe(),
+                  .requested = maybe(),
+                  .limit = maybe(),
+                  .held = bytes()};
+  fact.rate = static_cast<double>(random()) / 3e7;
+  return fact;
+}
+
+class SizeFile : public ::testing::Test {
+ protected:
+  SizeFile() {
+    std::string pattern = (fs::temp_directory_path() / "brim-sizes-XXXXXX").string();
+    directory_ = mkdtemp(pattern.data());
+    file_ = directory_ / size_file::name(kKey);
+  }
+  ~SizeFile() override { fs::remove_all(directory_); }
+
+  std::string text() const {
+    std::ifstream in(file_, std::ios::binary);
+    std::ostringstream out;
+    out << in.rdbuf();
+    return out.str();
+  }
+  void put(const std::string& text) const { std::ofstream(file_, std::ios::binary) << text; }
+
+  void write_some() const {
+    std::mt19937_64 random(3);
+    size_file::write(file_, kKey, {random_fact(random), random_fact(random)});
+  }
+
+  std::size_t files() const {
+    return static_cast<std::size_t>(
+        std::distance(fs::directory_iterator(directory_), fs::directory_iterator()));
+  }
+
+  fs::path directory_;
+  fs::path file_;
+};
+
+TEST_F(SizeFile, NameIsTheKeyInHexadecimal) {
+  EXPECT_EQ(size_file::name(kKey), "fedcba9876543210.brim-sizes");
+  EXPECT_EQ(size_file::name(1), "0000000000000001.brim-sizes");
+}
+
+TEST_F(SizeFile, ReadsBackWhatWasWritten) {
+  const CapturedWarnings warnings;
+  std::mt19937_64 random(1);
+  for (std::size_t i = 0; i < 300; ++i) {
+    std::vector<SizeFact> facts(i % (SizeMemory::kFactsPerKey + 1));
+    for (SizeFact& fact : facts) {
+      fact = random_fact(random);
+    }
+    size_file::write(file_, kKey, facts);
+    const auto read = size_file::read(file_, kKey);
+    ASSERT_EQ(read.size(), facts.size());
+    for (std::size_t k = 0; k < facts.size(); ++k) {
+      EXPECT_TRUE(same(read[k], facts[k])) << text();
+    }
+  }
+  EXPECT_TRUE(warnings.texts().empty());
+  EXPECT_EQ(files(), 1U) << "nothing temporary is left";
+}
+
+TEST_F(SizeFile, NumbersDoNotDependOnTheProgramsLanguage) {
+  struct Grouping : std::numpunct<char> {
+    char do_thousands_sep() const override { return '.'; }
+    char do_decimal_point() const override { return ','; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  const SizeFact fact{.values = {1'234'567},
+                      .outcome = {.size = 1'234'567, .fitted = true, .peak = 9'876'543'210},
+                      .rate = 12345.678};
+  const std::locale before = std::locale::global(std::locale(std::locale(), new Grouping));
+  size_file::write(file_, kKey, {fact});
+  const auto inside = size_file::read(file_, kKey);
+  std::locale::global(before);
+  const auto outside = size_file::read(file_, kKey);
+  ASSERT_EQ(inside.size(), 1U);
+  ASSERT_EQ(outside.size(), 1U) << text();
+  EXPECT_TRUE(same(inside[0], fact));
+  EXPECT_TRUE(same(outside[0], fact));
+}
+
+TEST_F(SizeFile, NoFileMeansNoFactsAndNoWarning) {
+  const CapturedWarnings warnings;
+  EXPECT_TRUE(size_file::read(file_, kKey).empty());
+  EXPECT_TRUE(size_file::read("/nowhere/at/all", kKey).empty());
+  EXPECT_TRUE(warnings.texts().empty());
+}
+
+TEST_F(SizeFile, WhatIsNotOursIsIgnoredWithAWarning) {
+  write_some();
+  const std::string good = text();
+  const std::string first_line = good.substr(0, good.find('\n') + 1);
+  const std::vector<std::string> bad{
+      "",
+      "\n",
+      "hello\n",
+      std::string(100, '\0'),
+      std::string(1000, '\xff'),
+      "brim-sizes 2" + good.substr(good.find('\n')),
+      first_line,
+      first_line + "0000000000000001" + good.substr(good.find('\n', first_line.size())),
+      good + good,
+      good + "x",
+      good + "1 100 -1 1000 10 0 1 64\n",
+      good + std::string(70'000, '\n'),
+      std::string(100'000'000, '1'),
+      "#!/bin/sh\nrm -rf /\n",
+  };
+  for (const std::string& content : bad) {
+    put(content);
+    const CapturedWarnings warnings;
+    EXPECT_TRUE(size_file::read(file_, kKey).empty()) << content.substr(0, 200);
+    ASSERT_EQ(warnings.texts().size(), 1U) << content.substr(0, 200);
+    EXPECT_CONTAINS(warnings.texts()[0], file_.string());
+    EXPECT_CONTAINS(warnings.texts()[0], "damaged");
+  }
+  fs::remove(file_);
+  fs::create_directory(file_);
+  const CapturedWarnings warnings;
+  EXPECT_TRUE(size_file::read(file_, kKey).empty()) << "a directory of that name";
+  EXPECT_EQ(warnings.texts().size(), 1U);
+}
+
+TEST_F(SizeFile, ATruncatedFileIsIgnoredWhereverItEnds) {
+  write_some();
+  const std::string good = text();
+  for (std::size_t length = 0; length + 1 < good.size(); ++length) {
+    put(good.substr(0, length));
+    const CapturedWarnings warnings;
+    ASSERT_TRUE(size_file::read(file_, kKey).empty()) << "after " << length << " bytes";
+    ASSERT_EQ(warnings.texts().size(), 1U) << "after " << length << " bytes";
+  }
+}
+
+TEST_F(SizeFile, AnyByteThatChangedIsNoticed) {
+  write_some();
+  const std::string good = text();
+  std::mt19937 random(8);
+  for (std::size_t i = 0; i < good.size(); ++i) {
+    for (int k = 0; k < 4; ++k) {
+      std::string bad = good;
+      // Half of them a digit, which is damage that still looks like a number.
+      bad[i] = k % 2 == 0 ? static_cast<char>('0' + random() % 10) : static_cast<char>(random());
+      if (bad[i] == good[i]) {
+        continue;
+      }
+      put(bad);
+      const CapturedWarnings warnings;
+      ASSERT_TRUE(size_file::read(file_, kKey).empty()) << "byte " << i << "\n" << bad;
+      ASSERT_EQ(warnings.texts().size(), 1U);
+    }
+  }
+}
+
+TEST_F(SizeFile, AReaderNeverSeesAPartOfAFile) {
+  std::vector<std::vector<SizeFact>> versions(2);
+  std::mt19937_64 random(5);
+  for (std::size_t i = 0; i < SizeMemory::kFactsPerKey; ++i) {
+    versions[0].push_back(random_fact(random));
+    versions[1].push_back(random_fact(random));
+  }
+  versions[1].resize(3);
+  size_file::write(file_, kKey, versions[0]);
+  std::atomic<bool> done{false};
+  std::vector<std::thread> writers;
+  for (int w = 0; w < 2; ++w) {
+    writers.emplace_back([&] {
+      for (int i = 0; !done.load(); ++i) {
+        size_file::write(file_, kKey, versions[static_cast<std::size_t>(i % 2)]);
+      }
+    });
+  }
+  const CapturedWarnings warnings;
+  int seen[2] = {0, 0};
+  bool whole = true;
+  for (int i = 0; whole && (i < 3000 || (i < 100'000 && (seen[0] == 0 || seen[1] == 0))); ++i) {
+    const auto facts = size_file::read(file_, kKey);
+    const std::size_t which = facts.size() == versions[0].size() ? 0 : 1;
+    ++seen[which];
+    whole = whole && facts.size() == versions[which].size() &&
+            same(facts.back(), versions[which].back());
+  }
+  done.store(true);
+  for (std::thread& writer : writers) {
+    writer.join();
+  }
+  EXPECT_TRUE(warnings.texts().empty()) << warnings.texts().front();
+  EXPECT_TRUE(whole);
+  EXPECT_GT(seen[0], 0);
+  EXPECT_GT(seen[1], 0);
+  EXPECT_EQ(files(), 1U);
+}
+
+TEST_F(SizeFile, AFileThatIsRemovedWhileItIsReadIsNotDamaged) {
+  write_some();
+  std::atomic<bool> done{false};
+  std::thread other([&] {
+    while (!done.load()) {
+      size_file::remove(file_);
+      write_some();
+    }
+  });
+  const CapturedWarnings warnings;
+  for (int i = 0; i < 5000; ++i) {
+    size_file::read(file_, kKey);
+  }
+  done.store(true);
+  other.join();
+  EXPECT_TRUE(warnings.texts().empty()) << warnings.texts().front();
+}
+
+TEST_F(SizeFile, ADirectoryThatCannotBeWrittenIsAWarningAndCallsStillWork) {
+  const fs::path blocked = directory_ / "a file, not a directory";
+  std::ofstream(blocked) << "x";
+  const CapturedWarnings warnings;
+  SizeMemory memory(4, blocked / "sizes");
+  for (int i = 0; i < 2; ++i) {
+    std::vector<Attempt> attempts;
+    batch(8,
+          [](std::int64_t size) {
+            if (size > 4) {
+              throw_out_of_memory();
+            }
+          },
+          {.memory = &memory, .attempts = &attempts});
+    EXPECT_TRUE(attempts.back().fitted());
+  }
+  EXPECT_FALSE(memory.recall(0).empty()) << "this process knows";
+  ASSERT_EQ(warnings.texts().size(), 1U) << "said once a process";
+  EXPECT_CONTAINS(warnings.texts()[0], "sizes could not be kept in " + blocked.string());
+}
+
+// ---------------------------------------------------------------- SizeMemory with a directory
+
+TEST_F(SizeFile, WhatOneMemoryLearnedTheNextOneKnows) {
+  const fs::path deep = directory_ / "not" / "there" / "yet";
+  std::mt19937_64 random(6);
+  SizeFact fact = random_fact(random);
+  {
+    SizeMemory memory(4, deep);
+    EXPECT_TRUE(memory.may_know_something()) << "there may be a file";
+    memory.learn(kKey, fact);
+  }
+  SizeMemory memory(4, deep);
+  ASSERT_EQ(memory.recall(kKey).size(), 1U);
+  EXPECT_TRUE(same(memory.recall(kKey).front(), fact));
+  EXPECT_TRUE(memory.recall(kKey + 1).empty());
+}
+
+TEST_F(SizeFile, AKeyThatWasDroppedForLackOfRoomIsReadAgain) {
+  std::mt19937_64 random(6);
+  SizeMemory memory(2, directory_);
+  for (std::uint64_t key = 1; key <= 5; ++key) {
+    memory.learn(key, random_fact(random));
+  }
+  EXPECT_EQ(memory.size(), 2U);
+  EXPECT_EQ(memory.recall(1).size(), 1U);
+}
+
+TEST_F(SizeFile, DamagedFileIsReplacedByTheNextFact) {
+  const CapturedWarnings warnings;
+  put("rubbish");
+  std::mt19937_64 random(6);
+  SizeMemory memory(2, directory_);
+  EXPECT_TRUE(memory.recall(kKey).empty());
+  memory.learn(kKey, random_fact(random));
+  EXPECT_EQ(warnings.texts().size(), 1U);
+  EXPECT_EQ(size_file::read(file_, kKey).size(), 1U);
+  EXPECT_EQ(warnings.texts().size(), 1U);
+}
+
+TEST_F(SizeFile, ForgettingRemovesOurFilesAndNoOther) {
+  std::mt19937_64 random(6);
+  SizeMemory memory(2, directory_);
+  for (std::uint64_t key = 1; key <= 5; ++key) {
+    memory.learn(key, random_fact(random));
+  }
+  std::ofstream(directory_ / "notes.txt") << "keep me";
+  std::ofstream(directory_ / "0000000000000001.brim-sizes.bak") << "keep me";
+  std::ofstream(directory_ / "000000000000000g.brim-sizes") << "keep me";
+  memory.forget(3);
+  EXPECT_FALSE(fs::exists(directory_ / size_file::name(3)));
+  EXPECT_EQ(files(), 7U);
+  memory.clear();
+  EXPECT_EQ(files(), 3U) << "also of keys that are not in this process's memory any more";
+  EXPECT_TRUE(memory.recall(1).empty());
+}
+
+TEST_F(SizeFile, CallsInAnotherMemoryFitAtOnce) {
+  const AffineWork work{.base = kMiB, .slope = 1024};
+  const Budget budget = room_for(9 * kMiB);
+  for (int process = 0; process < 2; ++process) {
+    SizeMemory memory(4, directory_);
+    std::vector<Attempt> attempts;
+    batch(100'000, work, {.memory = &memory, .key = kKey, .attempts = &attempts});
+    if (process == 1) {
+      EXPECT_EQ(failures_of(attempts), 0);
+      EXPECT_GE(attempts.back().values.front(), 8 * 1024 * 97 / 100);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace brim

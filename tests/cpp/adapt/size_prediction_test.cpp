@@ -1,0 +1,408 @@
+// What the search makes of bytes: how few failures, and how near to the largest size, in simulated
+// memory.
+
+#include <brim/adapt/size_search.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "adapt/memory_simulation.h"
+
+namespace brim {
+namespace {
+
+using namespace simulation;
+
+// ---------------------------------------------------------------- predicting from failures
+
+TEST(SizeSearch, AffineNeedFitsAfterTwoFailuresAtNearlyTheMaximum) {
+  Random random(5);
+  for (const std::int64_t granule : {std::int64_t{64}, std::int64_t{512}, 2 * kMiB}) {
+    for (int i = 0; i < 3000; ++i) {
+      const Affine f = random_affine(random, granule, granule > 512 ? 1e9 : 1e8);
+      const std::int64_t upper =
+          static_cast<std::int64_t>(static_cast<double>(f.most) * random.real(0.8, 50));
+      const std::int64_t most = largest_fit(f.need, f.available, upper);
+      std::vector<SizeOutcome> memory;
+      for (int call = 0; call < 3; ++call) {
+        SizeSearch search({.upper = upper, .available = f.available});
+        for (const SizeOutcome& outcome : memory) {
+          search.remember(outcome);
+        }
+        const Attempts run = until_fit(search, f.need, f.available, f.base);
+        memory.insert(memory.end(), run.outcomes.begin(), run.outcomes.end());
+        ASSERT_LE(run.failures, call == 0 ? 2 : 0)
+            << "call " << call << " upper " << upper << " of " << most;
+        ASSERT_GE(share(memory.back().size, most), call == 0 ? 0.97 : 0.975);
+      }
+      ASSERT_GE(memory.back().size + 1,
+                static_cast<std::int64_t>(0.99 * static_cast<double>(most)));
+    }
+  }
+}
+
+TEST(SizeSearch, ProportionalNeedFitsAfterOneFailure) {
+  const Need need = [](std::int64_t s) { return s * 4096; };
+  SizeSearch search({.upper = 1'000'000});
+  const Attempts run = until_fit(search, need, 4096 * 15112);
+  EXPECT_EQ(run.failures, 1);
+  EXPECT_GE(run.outcomes.back().size, 15000);
+}
+
+TEST(SizeSearch, FailureThatMovedToALaterPlaceIsReadAnew) {
+  // At the upper bound the first tensor does not fit, later the second, of the same size: the two
+  // failures are no line.
+  const std::int64_t available = 8000 * kMiB;
+  SizeSearch search({.upper = 100'000});
+  int failures = 0;
+  std::int64_t size = 0;
+  for (;; ++failures) {
+    size = search.next();
+    const std::int64_t one = size * kMiB / 4;
+    const bool first = one > available;
+    const bool fitted = 2 * one <= available;
+    SizeOutcome outcome{.size = size,
+                        .fitted = fitted,
+                        .peak = fitted  ? 2 * one
+                                : first ? 0
+                                        : one,
+                        .limit = available};
+    outcome.requested = one;
+    search.record(outcome);
+    if (fitted) {
+      break;
+    }
+  }
+  EXPECT_EQ(failures, 2);
+  EXPECT_GE(size, 15'520);  // 97 % of 16000
+}
+
+struct SeveralRequests {
+  double largest_constant;  // share of the available bytes
+  double failures;          // on average, at most
+  double near;              // share of the cases whose first fit is at least 97 % of the maximum
+};
+
+class RequestsOneAfterTheOther : public testing::TestWithParam<SeveralRequests> {};
+
+TEST_P(RequestsOneAfterTheOther, AreFoundOneByOneAndTheThirdCallIsNearTheMaximum) {
+  // Up to three tensors, all kept: a smaller size fails at a later one, and no failure tells of the
+  // tensors to come.
+  Random random(12);
+  const double available = 8e9;
+  const int cases = 4000;
+  int failures = 0;
+  int near = 0;
+  int near_at_last = 0;
+  for (int i = 0; i < cases; ++i) {
+    const double constant = random.real(0, GetParam().largest_constant) * available;
+    const auto most = static_cast<double>(random.magnitude(256, 1e6));
+    std::vector<double> slopes(static_cast<std::size_t>(random.integer(1, 3)));
+    double sum = 0;
+    for (double& slope : slopes) {
+      slope = random.real(0.05, 1);
+      sum += slope;
+    }
+    const auto run = [&](std::int64_t size) {
+      SizeOutcome outcome{
+          .size = size, .fitted = true, .limit = static_cast<std::int64_t>(available)};
+      double held = constant;
+      for (const double slope : slopes) {
+        const double request =
+            slope / sum * (available - constant) / most * static_cast<double>(size);
+        if (held + request > available) {
+          outcome.fitted = false;
+          outcome.requested = static_cast<std::int64_t>(request);
+          break;
+        }
+        held += request;
+      }
+      outcome.peak = static_cast<std::int64_t>(held);
+      return outcome;
+    };
+    const auto upper = static_cast<std::int64_t>(most * random.real(1.01, 30));
+    std::vector<SizeOutcome> memory;
+    for (int call = 0; call < 3; ++call) {
+      SizeSearch search({.upper = upper, .available = static_cast<std::int64_t>(available)});
+      for (const SizeOutcome& outcome : memory) {
+        search.remember(outcome);
+      }
+      do {
+        memory.push_back(run(search.next()));
+        search.record(memory.back());
+        failures += memory.back().fitted || call > 0 ? 0 : 1;
+      } while (!memory.back().fitted);
+      near +=
+          call == 0 && static_cast<double>(memory.back().size) >= 0.97 * std::floor(most) ? 1 : 0;
+    }
+    near_at_last += static_cast<double>(memory.back().size) >= 0.97 * std::floor(most) ? 1 : 0;
+  }
+  EXPECT_LE(failures, GetParam().failures * cases) << "average " << failures / double{cases};
+  EXPECT_GE(near, GetParam().near * cases) << "share " << near / double{cases};
+  EXPECT_GE(near_at_last, 0.99 * cases) << "share " << near_at_last / double{cases};
+}
+
+INSTANTIATE_TEST_SUITE_P(SizeSearch, RequestsOneAfterTheOther,
+                         testing::Values(SeveralRequests{0.0, 2.3, 0.84},
+                                         SeveralRequests{0.05, 3.1, 0.85}));
+
+TEST(SizeSearch, ProbingLeavesTinySizes) {
+  // From 1 the cautious prediction is 1.4: without a step on trial it would stay at a tenth of what
+  // fits.
+  const Need need = [](std::int64_t s) { return 500 + 50 * s; };
+  SizeSearch search({.start = Start::probe, .upper = 10});
+  const Attempts run = until_finished(search, need, 1000);
+  EXPECT_EQ(run.failures, 0);
+  EXPECT_GE(*search.best(), 9);
+}
+
+TEST(SizeSearch, FailureDespiteRoomStillShrinks) {
+  // The limit promises 10 % more than there is (another process, fragments).
+  const std::int64_t promised = 1000 * kMiB;
+  const std::int64_t real = 900 * kMiB;
+  SizeSearch search({.upper = 100'000});
+  for (;;) {
+    const std::int64_t need = search.next() * kMiB;
+    SizeOutcome outcome{.size = search.next(),
+                        .fitted = need <= real,
+                        .peak = need <= real ? need : 0,
+                        .limit = promised};
+    outcome.requested = need;
+    search.record(outcome);
+    if (outcome.fitted) {
+      break;
+    }
+    ASSERT_LT(search.attempts(), 6);
+  }
+  EXPECT_GE(*search.best(), 800);
+}
+
+// ---------------------------------------------------------------- probing
+
+TEST(SizeSearch, ProbingAnAffineNeedNeverFailsAndReachesNearlyTheMaximum) {
+  Random random(7);
+  for (int i = 0; i < 6000; ++i) {
+    const Affine f = random_affine(random, 512, 1e8);
+    const std::int64_t upper =
+        static_cast<std::int64_t>(static_cast<double>(f.most) * random.real(0.3, 60));
+    const std::int64_t most = largest_fit(f.need, f.available, upper);
+    SizeSearch search({.start = Start::probe, .upper = upper});
+    const Attempts run = until_finished(search, f.need, f.available, f.base);
+    ASSERT_EQ(run.failures, 0) << "upper " << upper << " of " << most;
+    const std::size_t fourth = std::min<std::size_t>(4, run.outcomes.size()) - 1;
+    ASSERT_GE(share(run.outcomes[fourth].size, most), 0.95) << "upper " << upper << " of " << most;
+    ASSERT_GE(share(*search.best(), most), 0.98);
+    ASSERT_LE(run.outcomes.size(), 7U);
+  }
+}
+
+struct Kind {
+  const char* name;
+  std::function<double(double)> curve;  // from 0 to 1 over the sizes up to the largest fit
+  std::int64_t granule;
+  double without_failure;  // at least this share of the cases
+  double end;              // reached at least, in 99 % of the cases
+  double least = 1e9;      // available bytes
+  double most = 8e10;
+};
+
+class ProbingHarderNeeds : public testing::TestWithParam<Kind> {};
+
+TEST_P(ProbingHarderNeeds, RarelyFailsAndComesClose) {
+  const Kind& kind = GetParam();
+  Random random(8);
+  const int cases = 3000;
+  int clean = 0;
+  int close = 0;
+  for (int i = 0; i < cases; ++i) {
+    const double available = static_cast<double>(random.magnitude(kind.least, kind.most));
+    const double constant = random.real(0, 0.5);
+    const double scale = static_cast<double>(random.magnitude(256, 1e6));
+    const Need need = [&](std::int64_t s) {
+      const double x = kind.curve(static_cast<double>(s) / scale);
+      const auto bytes = static_cast<std::int64_t>(available * (constant + (1 - constant) * x));
+      return (bytes + kind.granule - 1) / kind.granule * kind.granule;
+    };
+    const auto bytes = static_cast<std::int64_t>(available);
+    const auto upper = static_cast<std::int64_t>(scale * random.real(0.5, 50));
+    const std::int64_t most = largest_fit(need, bytes, upper);
+    SizeSearch search({.start = Start::probe, .upper = upper});
+    const Attempts run = until_finished(search, need, bytes);
+    ASSERT_LE(run.failures, 3);
+    ASSERT_LE(run.outcomes.size(), 20U);
+    clean += run.failures == 0 ? 1 : 0;
+    close += share(search.best().value_or(0), most) >= kind.end ? 1 : 0;
+  }
+  EXPECT_GE(clean, kind.without_failure * cases) << clean;
+  EXPECT_GE(close, 0.99 * cases);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    SizeSearch, ProbingHarderNeeds,
+    testing::Values(Kind{"coarse", [](double x) { return x; }, 2 * kMiB, 1.0, 0.98},
+                    Kind{"coarse_beside_little", [](double x) { return x; }, 2 * kMiB, 1.0, 0.85,
+                         1e8, 1e9},
+                    Kind{"quadratic", [](double x) { return x * x; }, 512, 0.995, 0.98},
+                    Kind{"quadratic_coarse", [](double x) { return x * x; }, 2 * kMiB, 0.97, 0.93},
+                    Kind{"concave", [](double x) { return std::pow(x, 0.8); }, 512, 0.99, 0.95}),
+    [](const auto& setting) { return std::string(setting.param.name); });
+
+TEST(SizeSearch, ProbingSurvivesAnotherKernelAtSmallSizes) {
+  // Below 25 no temporaries are needed: what tiny probes show is too little by far.
+  Random random(9);
+  int clean = 0;
+  const int cases = 3000;
+  for (int i = 0; i < cases; ++i) {
+    const std::int64_t most = random.magnitude(256, 1e5);
+    const std::int64_t available = most * 12 * kMiB;
+    const std::int64_t constant = random.integer(0, available / 3);
+    const Need need = [&](std::int64_t s) {
+      return s < 25 ? s * 4 * kMiB : constant + s * 12 * kMiB;
+    };
+    const std::int64_t upper = most * random.integer(1, 30);
+    SizeSearch search({.start = Start::probe, .upper = upper});
+    const Attempts run = until_finished(search, need, available);
+    ASSERT_LE(run.failures, 2);
+    ASSERT_GE(share(*search.best(), largest_fit(need, available, upper)), 0.85);
+    clean += run.failures == 0 ? 1 : 0;
+  }
+  EXPECT_GE(clean, 0.97 * cases);
+}
+
+TEST(SizeSearch, ProbingStartsSmallAndGrowsAtMostSixteenfoldUnconfirmed) {
+  SizeSearch search({.start = Start::probe, .upper = 6400});
+  EXPECT_EQ(search.next(), 100);
+  search.record({.size = 100, .fitted = true, .peak = 0, .limit = 1'000'000'000});
+  EXPECT_EQ(search.next(), 1600);
+}
+
+TEST(SizeSearch, ProbingShrinksBeforeItFailsWhenLessIsLeft) {
+  // Results that pile up: each part leaves bytes behind, so the step that fitted will not fit for
+  // ever.
+  const Need need = [](std::int64_t s) { return s * kMiB; };
+  SizeSearch search({.start = Start::probe, .upper = 4000});
+  std::int64_t held = 0;
+  std::int64_t smallest_use = kHuge;
+  for (int part = 0; part < 300; ++part) {
+    const std::int64_t available = 1000 * kMiB - held;
+    search.record([&] {
+      SizeOutcome outcome = attempt(need, search.next(), available);
+      EXPECT_TRUE(outcome.fitted) << part;
+      if (part > 10) {
+        smallest_use = std::min(smallest_use, 100 * need(outcome.size) / available);
+      }
+      return outcome;
+    }());
+    held += 2 * kMiB;
+  }
+  EXPECT_GE(smallest_use, 93);
+}
+
+TEST(SizeSearch, SettledProbingStaysAtItsSize) {
+  const Need need = [](std::int64_t s) { return 1000 + s * 100; };
+  SizeSearch search({.start = Start::probe, .upper = 100'000});
+  until_finished(search, need, 1'000'000);
+  const std::int64_t settled = search.next();
+  for (int part = 0; part < 100; ++part) {
+    search.record(attempt(need, settled, 1'000'000));
+    ASSERT_EQ(search.next(), settled);
+    ASSERT_TRUE(search.finished());
+  }
+  search.record(attempt(need, 17, 1'000'000));  // the shorter last part
+  EXPECT_EQ(search.best(), settled);
+}
+
+// ---------------------------------------------------------------- remembered facts
+
+const Need kRemembered = [](std::int64_t s) {
+  return 100 * kMiB + s * kMiB;
+};  // 900 fit in 1000 MiB
+
+SizeSearch with_memory(std::int64_t upper, std::int64_t then, std::int64_t now,
+                       const std::vector<std::int64_t>& sizes, Start start = Start::at_upper) {
+  SizeSearch search({.start = start, .upper = upper, .available = now});
+  for (const std::int64_t size : sizes) {
+    search.remember(attempt(kRemembered, size, then, 100 * kMiB));
+  }
+  return search;
+}
+
+TEST(SizeSearch, RememberedFitsStartAtThePredictedMaximum) {
+  const SizeSearch search =
+      with_memory(100'000, 1000 * kMiB, 1000 * kMiB, {100'000, 800, 850, 880});
+  EXPECT_GE(search.next(), 890);
+  EXPECT_LE(search.next(), 900);
+}
+
+TEST(SizeSearch, RememberedFitsOfAProbeStartThereToo) {
+  const SizeSearch search =
+      with_memory(100'000, 1000 * kMiB, 1000 * kMiB, {100, 300, 880}, Start::probe);
+  EXPECT_GE(search.next(), 880);
+  EXPECT_LE(search.next(), 900);
+}
+
+TEST(SizeSearch, MoreMemoryLiftsARememberedFailure) {
+  SizeSearch search =
+      with_memory(100'000, 1000 * kMiB, 2000 * kMiB, {100'000, 1000, 880, 800, 600});
+  EXPECT_EQ(search.smallest_failure(), 100'000);  // it needs more than there is now, 1000 does not
+  EXPECT_EQ(search.best(), 880);
+  EXPECT_GE(search.next(), 1860);
+  EXPECT_LE(search.next(), 1900);
+}
+
+TEST(SizeSearch, LessMemoryUnbindsARememberedFit) {
+  SizeSearch search = with_memory(100'000, 1000 * kMiB, 500 * kMiB, {100'000, 1000, 880, 800, 200});
+  EXPECT_EQ(search.best(), std::nullopt);
+  EXPECT_EQ(search.smallest_failure(), 1000);
+  EXPECT_GE(search.next(), 380);
+  EXPECT_LE(search.next(), 400);
+}
+
+TEST(SizeSearch, RememberedFailuresAloneStartBelowThem) {
+  const SizeSearch search = with_memory(100'000, 1000 * kMiB, 1000 * kMiB, {100'000, 1200});
+  EXPECT_GE(search.next(), 873);
+  EXPECT_LE(search.next(), 900);
+}
+
+TEST(SizeSearch, RememberedBoundsThatMeetFinishTheSearch) {
+  const SizeSearch search = with_memory(1000, 1000 * kMiB, 1000 * kMiB, {901, 900});
+  EXPECT_TRUE(search.finished());
+  EXPECT_EQ(search.next(), 900);
+}
+
+TEST(SizeSearch, RememberedSizesWithoutBytesAreWhereItStarts) {
+  for (const Strategy strategy : {Strategy::predictive, Strategy::halving, Strategy::bisect}) {
+    SizeSearch search({.strategy = strategy, .upper = 1000});
+    search.remember({.size = 1000});
+    search.remember({.size = 250, .fitted = true});
+    EXPECT_EQ(search.next(), 250);
+    EXPECT_FALSE(search.finished());
+    search.record({.size = 250});
+    EXPECT_LT(search.next(), 250);  // what happens now outweighs it
+  }
+}
+
+TEST(SizeSearch, RememberedFactsOfOtherAvailableBytesNeverPreventTheExactMaximum) {
+  Random random(10);
+  for (int i = 0; i < 3000; ++i) {
+    const Affine f = random_affine(random, 512, 1e8);
+    const std::int64_t upper = f.most * random.integer(1, 20);
+    SizeSearch search({.upper = upper, .available = f.available});
+    for (std::int64_t fact = random.integer(0, 40); fact > 0; --fact) {  // more than are kept
+      const auto then =
+          static_cast<std::int64_t>(static_cast<double>(f.available) * random.real(0.3, 3));
+      search.remember(attempt(f.need, random.integer(1, upper), then, std::min(f.base, then)));
+    }
+    const Attempts run = until_finished(search, f.need, f.available, f.base);
+    ASSERT_EQ(search.best(), largest_fit(f.need, f.available, upper));
+    ASSERT_LE(run.outcomes.size(), 40U);
+  }
+}
+
+}  // namespace
+}  // namespace brim

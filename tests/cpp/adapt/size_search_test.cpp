@@ -1,0 +1,353 @@
+// The search whatever the numbers say: strategies, lattice, bounds, termination. Numerical targets:
+// size_prediction_test.
+
+#include <brim/adapt/size_search.h>
+#include <brim/adapt/strategy.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "adapt/memory_simulation.h"
+
+namespace brim {
+namespace {
+
+using namespace simulation;
+
+// ---------------------------------------------------------------- strategies and options
+
+TEST(Strategy, NamesAreParsedBack) {
+  for (const Strategy s : {Strategy::predictive, Strategy::halving, Strategy::bisect}) {
+    EXPECT_EQ(parse_strategy(to_string(s)), s);
+  }
+}
+
+TEST(Strategy, UnknownNameIsAnErrorThatSaysWhatIsAllowed) {
+  try {
+    (void)parse_strategy("Halving");
+    FAIL() << "no error";
+  } catch (const std::invalid_argument& error) {
+    const std::string text = error.what();
+    for (const char* part : {"strategy", "'Halving'", "'predictive'", "'halving'", "'bisect'"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
+  }
+}
+
+TEST(SizeSearch, WrongOptionIsAnErrorThatNamesIt) {
+  const auto message = [](const SizeSearchOptions& options) -> std::string {
+    try {
+      const SizeSearch search(options);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message({.upper = 0}), "upper=0 is not allowed; it must be at least lower");
+  EXPECT_EQ(message({.upper = -3}), "upper=-3 is not allowed; it must be at least lower");
+  EXPECT_EQ(message({.upper = 4, .lower = 0}), "lower=0 is not allowed; it must be at least 1");
+  EXPECT_EQ(message({.upper = 4, .lower = 5}), "upper=4 is not allowed; it must be at least lower");
+  EXPECT_EQ(message({.upper = 4, .quantum = 0}), "quantum=0 is not allowed; it must be at least 1");
+  EXPECT_NE(message({.upper = 4, .margin = -0.1}).find("margin=-0.1"), std::string::npos);
+  EXPECT_NE(message({.upper = 4, .margin = std::nan("")}).find("margin="), std::string::npos);
+  EXPECT_EQ(message({.upper = 4, .lower = 4, .quantum = 9, .margin = 0.5}), "no error");
+}
+
+TEST(SizeSearch, OutcomeWithoutASizeIsAnError) {
+  SizeSearch search({.upper = 8});
+  EXPECT_THROW(search.record({.size = 0, .fitted = true}), std::invalid_argument);
+  EXPECT_THROW(search.remember({.size = -1}), std::invalid_argument);
+}
+
+// ---------------------------------------------------------------- any monotone predicate
+
+struct Setting {
+  Strategy strategy;
+  Start start;
+  bool numbers;
+};
+
+class SizeSearchOnAnyPredicate : public testing::TestWithParam<Setting> {};
+
+TEST_P(SizeSearchOnAnyPredicate, EndsWithinItsBoundOnTheLatticeWithoutRepeatingAFailedSize) {
+  const auto [strategy, start, numbers] = GetParam();
+  Random random(1);
+  for (int i = 0; i < 4000; ++i) {
+    const SizeSearchOptions o = random_options(random, strategy, start);
+    const std::int64_t threshold = random.integer(0, o.upper + 1);
+    const std::int64_t available = random.magnitude(1e3, 1e10);
+    SizeSearch search(o);
+    std::set<std::int64_t> failed;
+    while (!search.finished()) {
+      const std::int64_t size = search.next();
+      ASSERT_TRUE(allowed(size, o))
+          << size << " of " << o.lower << ".." << o.upper << " q " << o.quantum;
+      ASSERT_FALSE(failed.contains(size)) << size;
+      ASSERT_GT(size, search.best().value_or(0));
+      ASSERT_LT(size, search.smallest_failure().value_or(kHuge));
+      ASSERT_LT(search.attempts(), bound_of_attempts(o));
+      SizeOutcome outcome{.size = size, .fitted = size <= threshold};
+      if (numbers) {  // arbitrary, and mostly absurd
+        outcome.limit = available;
+        outcome.held = random.integer(0, available / 8);
+        outcome.peak = random.integer(0, outcome.fitted ? available - outcome.held : available);
+        outcome.requested = random.magnitude(1, 1e12);
+      }
+      search.record(outcome);
+      if (!outcome.fitted) {
+        failed.insert(size);
+      }
+    }
+    EXPECT_EQ(search.next(), search.best().value_or(o.lower));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SizeSearchOnAnyPredicate,
+                         testing::Values(Setting{Strategy::predictive, Start::at_upper, true},
+                                         Setting{Strategy::predictive, Start::at_upper, false},
+                                         Setting{Strategy::predictive, Start::probe, false},
+                                         Setting{Strategy::halving, Start::at_upper, true},
+                                         Setting{Strategy::bisect, Start::at_upper, true},
+                                         Setting{Strategy::bisect, Start::at_upper, false}));
+
+TEST(SizeSearch, FindsTheExactMaximumOfAnyMonotonePredicate) {
+  Random random(2);
+  for (const Strategy strategy : {Strategy::predictive, Strategy::bisect}) {
+    for (int i = 0; i < 4000; ++i) {
+      const SizeSearchOptions o = random_options(random, strategy, Start::at_upper);
+      const std::int64_t threshold = random.integer(0, o.upper + 1);
+      const double power = random.real(0.3, 3);
+      const Need need = [=](std::int64_t s) {  // one byte steps in at the threshold
+        return static_cast<std::int64_t>(
+                   1e6 * std::pow(static_cast<double>(s) / static_cast<double>(o.upper), power)) +
+               (s > threshold ? 100'000'000 : 0);
+      };
+      SizeSearch search(o);
+      until_finished(search, need, 50'000'000);
+      ASSERT_EQ(search.best().value_or(0), largest_allowed(threshold, o))
+          << o.lower << ".." << o.upper << " q " << o.quantum;
+    }
+  }
+}
+
+TEST(SizeSearch, ExactMaximumOfAnAffineNeedTakesFewAttempts) {
+  Random random(3);
+  for (int i = 0; i < 3000; ++i) {
+    const Affine f = random_affine(random, 512, 1e8);
+    const std::int64_t upper = f.most * random.integer(1, 30);
+    SizeSearch search({.upper = upper});
+    const Attempts run = until_finished(search, f.need, f.available, f.base);
+    ASSERT_EQ(search.best(), largest_fit(f.need, f.available, upper));
+    ASSERT_LE(run.outcomes.size(), 24U);  // bisecting takes up to 25, and most of them fail
+    ASSERT_LE(run.failures, 8);
+  }
+}
+
+TEST(SizeSearch, NothingFitsMeansFinishedWithoutBest) {
+  for (const Strategy strategy : {Strategy::predictive, Strategy::halving, Strategy::bisect}) {
+    for (const Start start : {Start::at_upper, Start::probe}) {
+      SizeSearch search({.strategy = strategy, .start = start, .upper = 1000, .lower = 3});
+      std::int64_t last = 0;
+      while (!search.finished()) {
+        last = search.next();
+        search.record({.size = last});
+      }
+      EXPECT_EQ(last, 3);
+      EXPECT_EQ(search.best(), std::nullopt);
+      EXPECT_EQ(search.smallest_failure(), 3);
+      EXPECT_EQ(search.next(), 3);
+    }
+  }
+}
+
+TEST(SizeSearch, LargestPossibleSizesDoNotOverflow) {
+  for (const Strategy strategy : {Strategy::predictive, Strategy::halving, Strategy::bisect}) {
+    for (const std::int64_t quantum : {std::int64_t{1}, std::int64_t{32}, kHuge}) {
+      for (const std::int64_t threshold : {std::int64_t{0}, std::int64_t{1}, kHuge - 1, kHuge}) {
+        const SizeSearchOptions o{.strategy = strategy, .upper = kHuge, .quantum = quantum};
+        SizeSearch search(o);
+        while (!search.finished()) {
+          ASSERT_LT(search.attempts(), bound_of_attempts(o));
+          const std::int64_t size = search.next();
+          ASSERT_GE(size, 1);
+          search.record({.size = size,
+                         .fitted = size <= threshold,
+                         .peak = kHuge,
+                         .requested = kHuge,
+                         .limit = kHuge});
+        }
+        if (strategy != Strategy::halving) {
+          EXPECT_EQ(search.best().value_or(0), largest_allowed(threshold, o));
+        }
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------- halving and bisecting
+
+TEST(SizeSearch, HalvingTriesTheSizesOfTorchMaxMem) {
+  Random random(4);
+  for (int i = 0; i < 3000; ++i) {
+    const SizeSearchOptions o{.strategy = Strategy::halving,
+                              .upper = random.magnitude(1, 1e6),
+                              .quantum = random.coin() ? 1 : random.magnitude(1, 300)};
+    const std::int64_t threshold = random.integer(0, 2) == 0 ? 0 : random.integer(0, o.upper);
+    std::vector<std::int64_t>
+        expected;  // `while max_value > 0: try; max_value = floor(max_value // 2, q)`
+    for (std::int64_t x = o.upper; x > 0;) {
+      expected.push_back(x);
+      if (x <= threshold) {
+        break;
+      }
+      x /= 2;
+      x = x <= o.quantum ? x : (x / o.quantum) * o.quantum;
+    }
+    SizeSearch search(o);
+    std::vector<std::int64_t> tried;
+    while (!search.finished()) {
+      tried.push_back(search.next());
+      search.record({.size = tried.back(), .fitted = tried.back() <= threshold});
+    }
+    ASSERT_EQ(tried, expected);
+    ASSERT_EQ(search.best().value_or(0), expected.back() <= threshold ? expected.back() : 0);
+  }
+}
+
+TEST(SizeSearch, HalvingEndsAtTheLowerBound) {
+  SizeSearch search({.strategy = Strategy::halving, .upper = 100, .lower = 20});
+  std::vector<std::int64_t> tried;
+  while (!search.finished()) {
+    tried.push_back(search.next());
+    search.record({.size = tried.back()});
+  }
+  EXPECT_EQ(tried, (std::vector<std::int64_t>{100, 50, 25, 20}));
+}
+
+TEST(SizeSearch, BisectGoesToTheMiddleOfWhatIsLeft) {
+  SizeSearch search({.strategy = Strategy::bisect, .upper = 100});
+  std::vector<std::int64_t> tried;
+  while (!search.finished()) {
+    tried.push_back(search.next());
+    search.record({.size = tried.back(), .fitted = tried.back() <= 60});
+  }
+  EXPECT_EQ(tried, (std::vector<std::int64_t>{100, 50, 75, 62, 56, 59, 60, 61}));
+}
+
+// ---------------------------------------------------------------- numbers that are missing, absurd
+// or contradict
+
+TEST(SizeSearch, FailuresWithoutNumbersAreHalvedAndBisected) {
+  SizeSearch search({.upper = 1000});
+  std::vector<std::int64_t> tried;
+  while (!search.finished()) {
+    tried.push_back(search.next());
+    search.record({.size = tried.back(), .fitted = tried.back() <= 200});
+  }
+  EXPECT_EQ(std::vector<std::int64_t>(tried.begin(), tried.begin() + 4),
+            (std::vector<std::int64_t>{1000, 500, 250, 125}));
+  EXPECT_EQ(search.best(), 200);
+}
+
+TEST(SizeSearch, AdversarialNumbersCannotStallIt) {
+  const std::vector<std::optional<std::int64_t>> values = {
+      std::nullopt, -1, 0, 1, 1 << 20, std::int64_t{1} << 40, kHuge};
+  for (const Start start : {Start::at_upper, Start::probe}) {
+    for (const auto& peak : values) {
+      for (const auto& requested : values) {
+        for (const auto& limit : values) {
+          for (const std::int64_t held :
+               {std::int64_t{-5}, std::int64_t{0}, std::int64_t{1} << 40, kHuge}) {
+            for (const std::int64_t threshold : {0, 1, 777'777, 1'000'000}) {
+              const SizeSearchOptions o{.start = start, .upper = 1'000'000};
+              SizeSearch search(o);
+              while (!search.finished()) {
+                ASSERT_LT(search.attempts(), bound_of_attempts(o));
+                const std::int64_t size = search.next();
+                search.record({.size = size,
+                               .fitted = size <= threshold,
+                               .peak = peak,
+                               .requested = requested,
+                               .limit = limit,
+                               .held = held});
+              }
+              if (start == Start::at_upper) {
+                ASSERT_EQ(search.best().value_or(0), threshold);
+              } else {
+                ASSERT_EQ(search.best().has_value(), threshold > 0);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SizeSearch, ProbingEndsWithAnyPeaks) {
+  Random random(6);
+  for (int i = 0; i < 4000; ++i) {
+    const SizeSearchOptions o = random_options(random, Strategy::predictive, Start::probe);
+    const std::int64_t threshold = random.integer(0, o.upper + 1);
+    SizeSearch search(o);
+    std::int64_t largest_failure_below = kHuge;
+    while (!search.finished()) {
+      ASSERT_LT(search.attempts(), bound_of_attempts(o));
+      const std::int64_t size = search.next();
+      ASSERT_TRUE(allowed(size, o));
+      ASSERT_LT(size, largest_failure_below);
+      const bool fitted = size <= threshold;
+      // Peaks that leave just enough room for the search to creep on.
+      const double used = random.coin() ? 0.98 : random.real(0, 1);
+      search.record({.size = size,
+                     .fitted = fitted,
+                     .peak = static_cast<std::int64_t>(1e9 * used),
+                     .requested = 900'000'000,
+                     .limit = 1'000'000'000});
+      largest_failure_below = fitted ? largest_failure_below : size;
+    }
+    ASSERT_EQ(search.best().has_value(), threshold >= o.lower);
+  }
+}
+
+TEST(SizeSearch, FailureThatItsBytesDoNotExplainIsHalved) {
+  SizeSearch search({.upper = 1000});
+  search.record({.size = 1000, .peak = 0, .requested = 1, .limit = 1'000'000'000});
+  EXPECT_EQ(search.next(), 500);
+}
+
+TEST(SizeSearch, ProbingDoesNotCreep) {
+  // Peaks that always leave room for one or two percent more, and never lie on a line.
+  Random random(11);
+  for (int i = 0; i < 1000; ++i) {
+    const SizeSearchOptions o{.start = Start::probe, .upper = random.magnitude(1e4, 1e9)};
+    SizeSearch search(o);
+    while (!search.finished()) {
+      ASSERT_LT(search.attempts(), bound_of_attempts(o));
+      search.record({.size = search.next(),
+                     .fitted = true,
+                     .peak = random.integer(975'000'000, 985'000'000),
+                     .limit = 1'000'000'000});
+    }
+  }
+}
+
+TEST(SizeSearch, NewestOutcomeCountsWhereTwoContradict) {
+  SizeSearch search({.upper = 1000});
+  search.record({.size = 600, .fitted = true});
+  search.record({.size = 500});
+  EXPECT_EQ(search.best(), std::nullopt);
+  EXPECT_EQ(search.smallest_failure(), 500);
+  search.record({.size = 800, .fitted = true});
+  EXPECT_EQ(search.best(), 800);
+  EXPECT_EQ(search.smallest_failure(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace brim

@@ -1,0 +1,151 @@
+#include <brim/adapt/adapt.h>
+#include <brim/adapt/size_memory.h>
+#include <brim/adapt/throughput.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "adapt/calls.h"
+#include "adapt/memory_simulation.h"
+
+namespace brim {
+namespace {
+
+using namespace tests;
+using Sizes = std::vector<std::int64_t>;
+
+SizeFact fit(std::int64_t size, double rate) {
+  return {.values = {size}, .outcome = {.size = size, .fitted = true}, .rate = rate};
+}
+
+/// The sizes chosen one after the other when each is then measured.
+Sizes choices(const std::function<double(std::int64_t)>& rate, std::int64_t largest, int count,
+              std::int64_t lower = 1, std::int64_t quantum = 1) {
+  std::vector<SizeFact> facts;
+  Sizes chosen;
+  for (int i = 0; i < count; ++i) {
+    chosen.push_back(throughput_choice(facts, largest, lower, quantum));
+    facts.push_back(fit(chosen.back(), rate(chosen.back())));
+  }
+  return chosen;
+}
+
+TEST(Throughput, HalvesAsLongAsTheRateStaysAndThenTakesTheSmallestThatIsAsFast) {
+  // Saturates at 128: below it, half the size is half as fast.
+  const auto saturating = [](std::int64_t size) {
+    return static_cast<double>(std::min<std::int64_t>(size, 128));
+  };
+  EXPECT_EQ(choices(saturating, 1024, 7), (Sizes{1024, 512, 256, 128, 64, 128, 128}));
+}
+
+TEST(Throughput, TheLargestStaysWhereSmallerIsSlower) {
+  EXPECT_EQ(
+      choices([](std::int64_t size) { return std::sqrt(static_cast<double>(size)); }, 1000, 4),
+      (Sizes{1000, 500, 1000, 1000}));
+}
+
+TEST(Throughput, AFlatRateGoesToTheFloorAndStays) {
+  const auto flat = [](std::int64_t) { return 5.0; };
+  EXPECT_EQ(choices(flat, 16, 7), (Sizes{16, 8, 4, 2, 1, 1, 1}));
+  EXPECT_EQ(choices(flat, 16, 5, 5), (Sizes{16, 8, 5, 5, 5}));
+  EXPECT_EQ(choices(flat, 100, 4, 1, 32), (Sizes{100, 32, 16, 8}));
+}
+
+TEST(Throughput, TwoPercentAreNegligibleAndThreeAreNot) {
+  const auto slower_below_100 = [](double part) {
+    return [part](std::int64_t size) { return size < 100 ? part : 1.0; };
+  };
+  EXPECT_EQ(choices(slower_below_100(0.985), 100, 3)[2], 25);
+  EXPECT_EQ(choices(slower_below_100(0.97), 100, 3)[2], 100);
+}
+
+TEST(Throughput, WhatDoesNotFitNowDoesNotCount) {
+  const std::vector<SizeFact> facts{fit(1000, 50.0), fit(500, 50.0), fit(100, 10.0)};
+  EXPECT_EQ(throughput_choice(facts, 100, 1, 1), 50) << "of those that fit, 100 is the best";
+  EXPECT_EQ(throughput_choice(facts, 300, 1, 1), 300) << "and 300 has not been measured";
+}
+
+TEST(Throughput, FailuresAndFitsThatWereNotMeasuredDoNotCount) {
+  std::vector<SizeFact> facts{fit(64, 0.0)};
+  EXPECT_EQ(throughput_choice(facts, 64, 1, 1), 64);
+  facts.push_back({.values = {64}, .outcome = {.size = 64, .fitted = false}, .rate = 9.0});
+  EXPECT_EQ(throughput_choice(facts, 64, 1, 1), 64);
+  EXPECT_EQ(throughput_choice({}, 64, 1, 1), 64);
+}
+
+TEST(Throughput, ChoiceIsAlwaysAllowedAndEnds) {
+  simulation::Random random(31);
+  for (int i = 0; i < 3000; ++i) {
+    const std::int64_t largest = random.magnitude(1, 1e9);
+    const std::int64_t lower = random.integer(1, largest);
+    const std::int64_t quantum = random.magnitude(1, 500);
+    const Sizes chosen =
+        choices([&](std::int64_t) { return random.real(0.1, 10); }, largest, 70, lower, quantum);
+    for (const std::int64_t size : chosen) {
+      ASSERT_TRUE(size >= lower && size <= largest);
+      ASSERT_TRUE(size == largest || size == lower || size <= quantum || size % quantum == 0)
+          << size;
+    }
+    ASSERT_EQ(chosen[68], chosen[69]) << "it settles";
+  }
+}
+
+// ---------------------------------------------------------------- in calls
+
+// The times differ so much that no disturbance of the machine turns their order round.
+void wait(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+TEST(Throughput, BatchSettlesAtTheSizeWithTheBestRate) {
+  SizeMemory memory;
+  Sizes tried;
+  for (int i = 0; i < 5; ++i) {
+    batch(64,
+          [&](std::int64_t size) {
+            tried.push_back(size);
+            wait(size == 32 ? 1 : 100);
+          },
+          {.objective = Objective::throughput, .memory = &memory});
+  }
+  EXPECT_EQ(tried, (Sizes{64, 32, 16, 32, 32}));
+}
+
+TEST(Throughput, BatchStaysWithinWhatFits) {
+  const Budget budget = room_for(kMiB);  // else what is available would change from call to call
+  SizeMemory memory;
+  Sizes tried;
+  for (int i = 0; i < 4; ++i) {
+    batch(64,
+          [&](std::int64_t size) {
+            if (size > 40) {
+              throw_out_of_memory();
+            }
+            tried.push_back(size);
+            wait(size > 20 ? 1 : 100);
+          },
+          {.objective = Objective::throughput, .memory = &memory});
+  }
+  EXPECT_EQ(tried[0], 32);
+  EXPECT_EQ(tried[1], 16);
+  EXPECT_GE(tried[2], 32);
+}
+
+TEST(Throughput, RangeSettlesAtTheSizeWithTheBestRate) {
+  Sizes tried;
+  range(0, 1000, 64,
+        [&](std::int64_t begin, std::int64_t end) {
+          tried.push_back(end - begin);
+          wait(end - begin == 16 ? 1 : 30);  // one of the probes
+        },
+        {.objective = Objective::throughput});
+  ASSERT_GT(tried.size(), 4U);
+  EXPECT_EQ(tried[tried.size() - 2], 16) << ::testing::PrintToString(tried);
+}
+
+}  // namespace
+}  // namespace brim
