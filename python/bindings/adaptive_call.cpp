@@ -43,29 +43,13 @@ struct TakenError {
   std::string message;
 
   TakenError() {
-    PyObject* type = nullptr;
-    PyObject* value = nullptr;
-    PyObject* trace = nullptr;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    try {
-      cause = classify_python(value);
-      if (cause) {
-        message = py::str(py::handle(value)).cast<std::string>();
-      }
-    } catch (py::error_already_set&) {
-      cause = {};  // an exception that cannot even be printed is none of ours
+    py::error_already_set pending;  // takes it
+    cause = classify_python(pending.value());
+    if (cause) {
+      message = error_text(pending.value());
+    } else {
+      pending.restore();
     }
-    if (!cause) {
-      if (trace != nullptr) {
-        PyException_SetTraceback(value, trace);
-      }
-      PyErr_Restore(type, value, trace);
-      return;
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
   }
 };
 
@@ -473,6 +457,18 @@ PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
     torch::translate_exception_to_python(std::current_exception());
   }
   return nullptr;
+}
+
+PyObject* adaptive_clear(const AdaptiveConfig& config) noexcept {
+  try {
+    if (config.memory) {
+      config.memory->clear();
+    }
+    return py::none().release().ptr();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
 }
 
 PyObject* adaptive_forget(const AdaptiveConfig& config, const CallArguments& arguments) noexcept {

@@ -3,6 +3,7 @@
 #include "adaptive_function.h"
 
 #include <structmember.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <new>
 #include <utility>
@@ -56,14 +57,15 @@ PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyOb
   if (result == nullptr) {
     return nullptr;
   }
+  const auto owned = py::reinterpret_steal<py::object>(result);
   try {
     py::list list;
     for (Attempt& attempt : attempts) {
       list.append(py::cast(std::move(attempt)));
     }
-    return py::make_tuple(py::reinterpret_steal<py::object>(result), list).release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
+    return py::make_tuple(owned, list).release().ptr();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
     return nullptr;
   }
 }
@@ -73,10 +75,7 @@ PyObject* clear_sizes(PyObject* self, PyObject* /*unused*/) {
   if (!usable(as_function(self))) {
     return nullptr;
   }
-  if (const auto& memory = as_function(self)->config->memory) {
-    memory->clear();
-  }
-  Py_RETURN_NONE;
+  return adaptive_clear(*as_function(self)->config);
 }
 
 /// `function.forget(*args, **kwargs)`: forgets what was learned of calls with such arguments.
@@ -102,6 +101,24 @@ PyObject* make(PyObject* function, std::shared_ptr<const AdaptiveConfig> config)
   return self;
 }
 
+/// The signature that a decorated function shows has the instance first; a bound copy's has not.
+void drop_self_from_signature(PyObject* dict) {
+  PyObject* signature = dict == nullptr ? nullptr : PyDict_GetItemString(dict, "__signature__");
+  if (signature == nullptr) {
+    return;
+  }
+  try {
+    const auto whole = py::reinterpret_borrow<py::object>(signature);
+    const py::list parameters(whole.attr("parameters").attr("values")());
+    const py::object rest =
+        parameters[py::slice(1, static_cast<py::ssize_t>(parameters.size()), 1)];
+    const py::object shorter = whole.attr("replace")(py::arg("parameters") = rest);
+    PyDict_SetItemString(dict, "__signature__", shorter.ptr());
+  } catch (py::error_already_set&) {
+    PyErr_Clear();  // it is only shown
+  }
+}
+
 /// `maximize` finds its arguments by their place in the signature, `self` included, so an ordinary
 /// bound method does. The others put values in front of the arguments, which must come behind
 /// `self`: they wrap the bound method instead.
@@ -124,6 +141,7 @@ PyObject* bind(PyObject* self, PyObject* instance, PyObject* /*owner*/) {
   Py_DECREF(method);
   if (bound != nullptr && function->dict != nullptr) {
     as_function(bound)->dict = PyDict_Copy(function->dict);
+    drop_self_from_signature(as_function(bound)->dict);
   }
   return bound;
 }

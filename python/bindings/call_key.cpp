@@ -1,4 +1,5 @@
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "adaptive_config.h"
@@ -74,32 +75,62 @@ void add_tensors(Hash& hash, PyObject* value, int depth, std::int64_t skip_dim =
   }
 }
 
-/// Adds the value of an argument that the user named.
-void add_value(Hash& hash, PyObject* value) {
+// Told apart before their content: None is not 0, and True is not 1.
+enum class Kind : std::uint8_t { none, integer, number, text, bytes, sequence, tensor, other };
+
+void add_kind(Hash& hash, Kind kind) { hash.add(static_cast<std::uint64_t>(kind)); }
+
+/// Adds a value that the user named, by its content where that is the same in every process.
+void add_value(Hash& hash, PyObject* value, const py::object& name) {
   if (value == nullptr || value == Py_None) {
-    hash.add(0);
+    add_kind(hash, Kind::none);
   } else if (THPVariable_Check(value)) {
+    add_kind(hash, Kind::tensor);
     add_tensor(hash, THPVariable_Unpack(value), kNoDim);
+  } else if (PyLong_CheckExact(value) || PyBool_Check(value)) {
+    add_kind(hash, PyBool_Check(value) ? Kind::other : Kind::integer);
+    hash.add_text(py::repr(value).ptr());
+  } else if (PyFloat_CheckExact(value)) {
+    add_kind(hash, Kind::number);
+    hash.add_text(py::repr(value).ptr());
   } else if (PyUnicode_Check(value)) {
+    add_kind(hash, Kind::text);
     hash.add_text(value);
+  } else if (PyBytes_Check(value)) {
+    add_kind(hash, Kind::bytes);
+    hash.add_text(py::repr(value).ptr());
+  } else if (PyTuple_Check(value) || PyList_Check(value)) {
+    add_kind(hash, Kind::sequence);
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
+    hash.add(static_cast<std::uint64_t>(size));
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      add_value(hash, PySequence_Fast_GET_ITEM(value, i), name);
+    }
   } else {
+    add_kind(hash, Kind::other);
     const Py_hash_t own = PyObject_Hash(value);
     if (own == -1) {
-      throw py::error_already_set();
+      PyErr_Clear();
+      TORCH_CHECK_TYPE(false, "keys names ", name.cast<std::string>(), ", whose value ",
+                       py::repr(value).cast<std::string>(),
+                       " cannot be told from others: it has no hash");
     }
     hash.add(static_cast<std::uint64_t>(own));
   }
 }
 
 std::uint64_t ask_hasher(const AdaptiveConfig& config, const CallArguments& arguments) {
-  py::dict mapping;
+  py::dict mapping;  // NOLINT(misc-const-correctness): it is filled below
   for (const ArgumentSlot& slot : config.key_arguments) {
     PyObject* value = arguments.get(slot);
     if (value != nullptr) {
       mapping[slot.name] = py::reinterpret_borrow<py::object>(value);
     }
   }
-  return static_cast<std::uint64_t>(py::hash(config.hasher(mapping)));
+  const py::object key = config.hasher(mapping);
+  TORCH_CHECK_TYPE(PyLong_Check(key.ptr()), "hasher must return an int, got ",
+                   py::repr(key).cast<std::string>());
+  return static_cast<std::uint64_t>(py::hash(key));
 }
 
 /// Where the decorated function was called from: the caller's code and the place in it.
@@ -150,12 +181,22 @@ std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& argume
     hash.add(ask_hasher(config, arguments));
   } else if (config.key_by_names) {
     for (const ArgumentSlot& slot : config.key_arguments) {
-      add_value(hash, arguments.get(slot));
+      add_value(hash, arguments.get(slot), slot.name);
     }
   } else {
-    for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    for (Py_ssize_t i = 0; i < arguments.positional; ++i) {
+      hash.add(static_cast<std::uint64_t>(i));
       add_tensors(hash, arguments.values[i], 0, i == 0 ? skip_dim.value_or(kNoDim) : kNoDim);
     }
+    // The order in which keywords are written does not matter: their hashes are added up.
+    std::uint64_t keywords = 0;
+    for (Py_ssize_t i = arguments.positional; i < arguments.count(); ++i) {
+      Hash one(config.salt);
+      one.add_text(PyTuple_GET_ITEM(arguments.names, i - arguments.positional));
+      add_tensors(one, arguments.values[i], 0);
+      keywords += one.value();
+    }
+    hash.add(keywords);
   }
   return hash.value();
 }

@@ -66,8 +66,7 @@ OomCause classify_python(py::handle exception) {
   }
   if (is_a(exception, torch.accelerator)) {
     const py::object code = py::getattr(exception, "error_code", py::none());
-    const bool out =
-        py::isinstance<py::int_>(code) && code.cast<std::int64_t>() == kRuntimeOutOfMemory;
+    const bool out = py::isinstance<py::int_>(code) && code.equal(py::int_(kRuntimeOutOfMemory));
     return from_text(exception, out ? OomKind::device_memory : OomKind::none);
   }
   // Subclasses of RuntimeError that blame the program, not its memory.

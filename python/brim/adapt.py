@@ -7,22 +7,27 @@ the C++ core.
 from __future__ import annotations
 
 import functools
-import gc
-import hashlib
 import inspect
-import logging
-import os
+import sys
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import torch
-from typing_extensions import TypedDict, Unpack
+from typing_extensions import Unpack
 
-from brim import _C
+from brim._adaptive import (
+    Options,
+    check_function,
+    flag,
+    make,
+    name_of,
+    positive,
+    slot_of,
+    slots_of,
+)
 from brim._C import AdaptiveFunction, Attempt, SizeMemory
-from brim.memory import DeviceLike
 
 __all__ = [
     "AdaptiveFunction",
@@ -41,217 +46,21 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_logger = logging.getLogger("brim")
 _builtin_range = range  # this module's own `range` is the adaptive one
 
 
-class Options(TypedDict, total=False):
-    """What all adaptive calls can be told; the defaults are right for most.
-
-    Attributes:
-        strategy: `"predictive"` (default) works the next size out from the figures of the failure;
-            `"halving"` and `"bisect"` do not look at them.
-        objective: `"memory"` (default) for the largest size that fits, `"throughput"` for the
-            smallest one within 2 % of the best rate seen.
-        lower: the floor; running out of memory there is final. 1 by default.
-        device: where memory is measured and random numbers are drawn; the current accelerator,
-            else the CPU.
-        remember: `"global"` (default) remembers sizes for the function wherever it is called from,
-            `"call_site"` for each place separately, `"none"` not at all. What is remembered is a
-            limit, by the shapes, dtypes and devices of the tensors passed, and it grows again when
-            more memory is free.
-        keys: names of the arguments to remember by instead.
-        hasher: a function of a mapping of those arguments (all, where `keys` is not given) that
-            returns an int.
-        persist: keep what is learned across processes: True for the user's cache directory, or a
-            directory.
-        restore_random_state: start a repeated call with the random state of the first try
-            (default), so that the result does not depend on how many tries it took.
-        observer: called with each `Attempt` after it ended.
-    """
-
-    strategy: Literal["predictive", "halving", "bisect"]
-    objective: Literal["memory", "throughput"]
-    lower: int
-    device: DeviceLike
-    remember: Literal["global", "call_site", "none"]
-    keys: str | Iterable[str] | None
-    hasher: Callable[[Mapping[str, Any]], int] | None
-    persist: bool | str | os.PathLike[str]
-    restore_random_state: bool
-    observer: Callable[[Attempt], object] | None
-
-
-_DEFAULTS: Options = {
-    "strategy": "predictive",
-    "objective": "memory",
-    "lower": 1,
-    "device": None,
-    "remember": "global",
-    "keys": None,
-    "hasher": None,
-    "persist": False,
-    "restore_random_state": True,
-    "observer": None,
-}
-
-
-def _positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    number = int(value.__index__())
-    if not 1 <= number < 2**63:
-        raise ValueError(f"{name} must be between 1 and 2^63 - 1, got {number}")
-    return number
-
-
-def _check_function(function: Callable[..., Any]) -> None:
-    if isinstance(function, (staticmethod, classmethod)):
-        raise TypeError(
-            f"put @{type(function).__name__} above the adaptive decorator, not below it"
-        )
-    if not callable(function):
-        raise TypeError(f"function must be callable, got {function!r}")
-    for what, is_one in (
-        ("a coroutine", inspect.iscoroutinefunction),
-        ("an async generator", inspect.isasyncgenfunction),
-        ("a generator", inspect.isgeneratorfunction),
-    ):
-        if is_one(function):
-            raise TypeError(
-                f"{function!r} is {what} function: it runs after the call has "
-                "returned, and cannot adapt"
+def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: str | None) -> None:
+    """What was not passed is added as a keyword, which a positional-only argument does not take."""
+    parameters = inspect.signature(function).parameters
+    for name in names:
+        parameter = parameters.get(name)
+        if parameter is None or parameter.kind is not parameter.POSITIONAL_ONLY:
+            continue
+        if infer is not None or parameter.default is not parameter.empty:
+            raise ValueError(
+                f"{name} is positional-only in {name_of(function)} and may be left out: brim could "
+                "not pass it on. Remove the default (and infer=), or the `/`"
             )
-
-
-_Slot = tuple[str, int, object]
-
-
-def _slots(function: Callable[..., Any]) -> dict[str, _Slot]:
-    """Name, position among positional arguments (-1: keyword only) and default of each argument."""
-    slots: dict[str, _Slot] = {}
-    position = 0
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            slots[name] = (name, position, parameter.default)
-            position += 1
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            slots[name] = (name, -1, parameter.default)
-    return slots
-
-
-def _slot(
-    function: Callable[..., Any], slots: Mapping[str, _Slot], argument: str, name: str
-) -> _Slot:
-    if name not in slots:
-        raise ValueError(
-            f"{argument} names {name!r}, which is not an argument of "
-            f"{_name_of(function)}: it has {', '.join(slots)}"
-        )
-    return slots[name]
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", repr(function))
-
-
-def _log(name: str, attempt: Attempt) -> None:
-    level = logging.DEBUG if attempt.fitted else logging.INFO
-    _logger.log(level, "%s: %r", name, attempt)
-
-
-def _memory(options: Options) -> SizeMemory | None:
-    remember, persist = options["remember"], options["persist"]
-    if remember not in ("global", "call_site", "none"):
-        raise ValueError(f"remember must be 'global', 'call_site' or 'none', got {remember!r}")
-    if remember == "none":
-        if persist:
-            raise ValueError("persist asks for sizes to be kept, but remember is 'none'")
-        return None
-    if persist is False:
-        return SizeMemory()
-    return SizeMemory(
-        directory=SizeMemory.default_directory() if persist is True else Path(persist)
-    )
-
-
-def _key_slots(
-    function: Callable[..., Any], slots: Mapping[str, _Slot], options: Options
-) -> list[_Slot] | None:
-    keys, hasher = options["keys"], options["hasher"]
-    if hasher is not None and not callable(hasher):
-        raise TypeError(f"hasher must be callable, got {hasher!r}")
-    if keys is None:
-        return None if hasher is None else list(slots.values())
-    return [
-        _slot(function, slots, "keys", name) for name in ([keys] if isinstance(keys, str) else keys)
-    ]
-
-
-def _make(
-    kind: str,
-    function: Callable[..., Any],
-    given: Options,
-    *,
-    name: str,
-    memory: SizeMemory | None = None,
-    slots: Mapping[str, _Slot] | None = None,
-    **specific: object,
-) -> Any:
-    """Check what is common to all kinds and make the callable."""
-    unknown = given.keys() - _DEFAULTS.keys()
-    if unknown:
-        raise TypeError(
-            f"unknown option(s) {', '.join(sorted(unknown))}: there are {', '.join(_DEFAULTS)}"
-        )
-    _check_function(function)
-    options: Options = {**_DEFAULTS, **given}
-    if options["observer"] is not None and not callable(options["observer"]):
-        raise TypeError(f"observer must be callable, got {options['observer']!r}")
-    try:
-        known = _slots(function) if slots is None else slots
-    except ValueError:  # a built-in function without a signature
-        known = {}
-    own = _name_of(function)
-    identity = f"{kind}:{getattr(function, '__module__', '')}:{own}"
-    adaptive = _C.make_adaptive(
-        function,
-        {
-            "kind": kind,
-            "no_default": inspect.Parameter.empty,
-            "strategy": options["strategy"],
-            "objective": options["objective"],
-            "lower": _positive("lower", options["lower"]),
-            "device": options["device"],
-            "restore_random_state": bool(options["restore_random_state"]),
-            "exact_halving": False,  # the compat faces' own
-            "name": name,
-            "memory": _memory(options) if memory is None else memory,
-            "per_call_site": options["remember"] == "call_site",
-            "keys": _key_slots(function, known, options),
-            "hasher": options["hasher"],
-            "salt": int.from_bytes(
-                hashlib.blake2b(identity.encode(), digest_size=8).digest(), "little"
-            ),
-            "observer": options["observer"],
-            "logger": functools.partial(_log, own),
-            "log_level": _logger.getEffectiveLevel,
-            "collect": gc.collect,
-            "parameters": (),
-            "quanta": (),
-            "groups": (),
-            "infer": None,
-            "initial": 1,
-            "dim": 0,
-            "progress": None,
-            **specific,
-        },
-    )
-    for attribute in functools.WRAPPER_ASSIGNMENTS:
-        if hasattr(function, attribute):
-            setattr(adaptive, attribute, getattr(function, attribute))
-    adaptive.__dict__.update(getattr(function, "__dict__", {}))
-    return adaptive
 
 
 @overload
@@ -314,26 +123,30 @@ def maximize(
         stray = q.keys() - set(flat)
         if stray:
             raise ValueError(
-                f"q has {', '.join(sorted(stray))}, which is not among the names {', '.join(flat)}"
+                f"q has {', '.join(sorted(map(str, stray)))}, which is not among the names "
+                f"{', '.join(flat)}"
             )
-        quanta = [_positive(f"q[{name!r}]", q.get(name, 1)) for name in flat]
+        quanta = [positive(f"q[{name!r}]", q.get(name, 1)) for name in flat]
     else:
-        quanta = [_positive("q", q)] * len(flat)
+        quanta = [positive("q", q)] * len(flat)
+    if infer is not None and not isinstance(infer, str):
+        raise TypeError(f"infer must be the name of an argument, got {infer!r}")
     indices = iter(_builtin_range(len(flat)))
 
     def decorate(function: Callable[P, R]) -> AdaptiveFunction[P, R]:
-        _check_function(function)
-        slots = _slots(function)
-        adaptive: AdaptiveFunction[P, R] = _make(
+        check_function(function)
+        slots = slots_of(function)
+        _check_can_be_added(function, flat, infer)
+        adaptive: AdaptiveFunction[P, R] = make(
             "maximize",
             function,
             options,
             name=", ".join(flat),
             slots=slots,
-            parameters=[_slot(function, slots, "names", name) for name in flat],
+            parameters=[slot_of(function, slots, "names", name) for name in flat],
             quanta=quanta,
             groups=group_indices,
-            infer=None if infer is None else _slot(function, slots, "infer", infer),
+            infer=None if infer is None else slot_of(function, slots, "infer", infer),
         )
         return adaptive
 
@@ -359,11 +172,11 @@ def batch(
         >>> run("with")
         'with 512'
     """
-    size, quantum = _positive("initial", initial), _positive("q", q)
+    size, quantum = positive("initial", initial), positive("q", q)
 
     def decorate(function: Callable[Concatenate[int, P], R]) -> AdaptiveFunction[P, R]:
         adaptive: AdaptiveFunction[P, R] = _without_first(
-            1, _make("batch", function, options, name="batch size", initial=size, quanta=[quantum])
+            1, make("batch", function, options, name="batch size", initial=size, quanta=[quantum])
         )
         return adaptive
 
@@ -396,13 +209,13 @@ def range(  # noqa: A001  the public name
         >>> out.sum()
         tensor(100.)
     """
-    step, quantum = _positive("initial", initial), _positive("q", q)
+    step, quantum = positive("initial", initial), positive("q", q)
 
     def decorate(
         function: Callable[Concatenate[int, int, P], object],
     ) -> AdaptiveFunction[Concatenate[int, int, P], None]:
         bar = _bar(function, progress)
-        adaptive: AdaptiveFunction[Concatenate[int, int, P], None] = _make(
+        adaptive: AdaptiveFunction[Concatenate[int, int, P], None] = make(
             "range", function, options, name="step", initial=step, quanta=[quantum], progress=bar
         )
         return adaptive
@@ -437,7 +250,7 @@ def chunked(
         >>> out.sum()
         tensor(200.)
     """
-    step, quantum = _positive("initial", initial), _positive("q", q)
+    step, quantum = positive("initial", initial), positive("q", q)
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim must be an int, got {dim!r}")
 
@@ -445,7 +258,7 @@ def chunked(
         function: Callable[Concatenate[torch.Tensor, int, int, P], object],
     ) -> AdaptiveFunction[Concatenate[torch.Tensor, P], None]:
         bar = _bar(function, progress)
-        adaptive = _make(
+        adaptive = make(
             "chunked",
             function,
             options,
@@ -464,13 +277,13 @@ def chunked(
 
 
 def _bar(function: Callable[..., Any], progress: bool) -> Callable[[int], Any] | None:
-    if not progress:
+    if not flag("progress", progress):
         return None
     try:
         from tqdm.auto import tqdm  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-    return lambda total: tqdm(total=total, desc=_name_of(function), leave=False)
+    return lambda total: tqdm(total=total, desc=name_of(function), leave=False)
 
 
 def _without_first(count: int, adaptive: Any, keep: int = 0) -> Any:
@@ -491,18 +304,28 @@ def _without_first(count: int, adaptive: Any, keep: int = 0) -> Any:
 # What `run_*` learned, by the code that was run: a lambda is a new object on every call, but its
 # code is not.
 _run_memories: OrderedDict[object, SizeMemory] = OrderedDict()
+_run_lock = threading.Lock()
 _MOST_RUN_MEMORIES = 1024
 
 
-def _run_memory(kind: str, function: Callable[..., Any], options: Options) -> SizeMemory | None:
+def _run_context(
+    kind: str, function: Callable[..., Any], options: Options
+) -> tuple[SizeMemory | None, str]:
+    """The memory of a `run_*` call, and the place that it is made from where that matters."""
+    site = ""
+    if options.get("remember") == "call_site":
+        caller = sys._getframe(2)
+        site = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     if options.get("remember") == "none" or options.get("persist"):
-        return None  # made, or not, by the decorator
-    owner = (kind, getattr(function, "__code__", None) or _name_of(function))
-    memory = _run_memories.setdefault(owner, SizeMemory())
-    _run_memories.move_to_end(owner)
-    while len(_run_memories) > _MOST_RUN_MEMORIES:
-        _run_memories.popitem(last=False)
-    return memory
+        return None, site  # made, or not, by `make`
+    inner = function.func if isinstance(function, functools.partial) else function
+    owner = (kind, site, getattr(inner, "__code__", None) or name_of(inner))
+    with _run_lock:
+        memory = _run_memories.setdefault(owner, SizeMemory())
+        _run_memories.move_to_end(owner)
+        while len(_run_memories) > _MOST_RUN_MEMORIES:
+            _run_memories.popitem(last=False)
+    return memory, site
 
 
 def run_batch(
@@ -520,15 +343,16 @@ def run_batch(
         >>> brim.run_batch(512, lambda size: size * 2)
         1024
     """
-    memory = _run_memory("batch", function, options)
-    adaptive = _make(
+    memory, site = _run_context("batch", function, options)
+    adaptive = make(
         "batch",
         function,
         options,
         name="batch size",
         memory=memory,
-        initial=_positive("initial", initial),
-        quanta=[_positive("q", q)],
+        site=site,
+        initial=positive("initial", initial),
+        quanta=[positive("q", q)],
     )
     result: R = adaptive(*args)
     return result
@@ -554,15 +378,16 @@ def run_range(
         >>> sum(parts)
         10
     """
-    memory = _run_memory("range", function, options)
-    adaptive = _make(
+    memory, site = _run_context("range", function, options)
+    adaptive = make(
         "range",
         function,
         options,
         name="step",
         memory=memory,
-        initial=_positive("initial", initial),
-        quanta=[_positive("q", q)],
+        site=site,
+        initial=positive("initial", initial),
+        quanta=[positive("q", q)],
         progress=_bar(function, progress),
     )
     adaptive(start, end, *args)
@@ -588,16 +413,17 @@ def run_chunked(
         >>> total.sum()
         tensor(10.)
     """
-    memory = _run_memory("chunked", function, options)
-    adaptive = _make(
+    memory, site = _run_context("chunked", function, options)
+    adaptive = make(
         "chunked",
         function,
         options,
         name="step",
         memory=memory,
-        initial=_positive("initial", initial),
+        site=site,
+        initial=positive("initial", initial),
         dim=dim,
-        quanta=[_positive("q", q)],
+        quanta=[positive("q", q)],
         progress=_bar(function, progress),
     )
     adaptive(tensor, *args)

@@ -19,7 +19,7 @@ constexpr std::size_t kMostTries = 24;
 /// What may stay behind without being called a leak: libraries keep workspaces of torch's
 /// accelerator memory for good.
 std::int64_t tolerated(c10::Device device, std::int64_t attempt_peak) {
-  constexpr std::int64_t kCpu = 4096;
+  constexpr std::int64_t kCpu = std::int64_t{64} << 10;
   constexpr std::int64_t kAccelerator = std::int64_t{64} << 20;
   return std::max(device.is_cpu() ? kCpu : kAccelerator, attempt_peak / 100);
 }
@@ -58,16 +58,18 @@ void AttemptMonitor::begin() {
 }
 
 c10::Device AttemptMonitor::tightest_device() const {
-  if (checkpoint_.device().is_cpu()) {
-    return checkpoint_.device();
+  const c10::Device device = checkpoint_.device();
+  const bool host_too = meter_->devices().size() == 2;
+  if (!host_too) {
+    return device;
   }
-  const auto use = [&](c10::Device device) {
-    const auto room = backend_for(device).room(device);
-    const auto peak = static_cast<double>(meter_->peak(device));
-    return peak / std::max(static_cast<double>(room.free) + peak, 1.0);
+  const c10::Device host(c10::DeviceType::CPU);
+  // Asking an accelerator for its free memory is slow: only where the work held some of it.
+  const auto use = [&](c10::Device on) {
+    const auto peak = static_cast<double>(meter_->peak(on));
+    return peak == 0 ? 0.0 : peak / (static_cast<double>(backend_for(on).room(on).free) + peak);
   };
-  const std::vector<c10::Device> watched = meter_->devices();
-  return watched.size() == 2 && use(watched[1]) > use(watched[0]) ? watched[1] : watched[0];
+  return use(host) >= use(device) ? host : device;
 }
 
 AttemptMonitor::Result AttemptMonitor::fitted(std::span<const std::int64_t> values) {
@@ -176,8 +178,8 @@ void AttemptMonitor::wait_for_memory(c10::Device device, std::int64_t attempt_pe
   if (kept > tolerance && !warned_) {
     warned_ = true;
     TORCH_WARN(format_bytes(kept), " of a failed try's memory on ", device.str(),
-               " did not come back: something still refers to its tensors, so less is left for the "
-               "next try");
+               " did not come back: something still refers to its tensors, or another thread has "
+               "allocated since; less is left for the next try");
   }
 }
 
@@ -201,6 +203,10 @@ void AttemptMonitor::give_up() const {
   const MemoryStats stats = memory_stats(device);
   const Fragmentation cache = fragmentation(device);
   std::ostringstream out;
+  if (device.is_cpu() && !classify_message(last_message_)) {
+    out << "CPU out of memory. ";  // an error known by its type alone; of this one the text must
+                                   // tell
+  }
   out << last_message_ << "\nIt does not fit even with " << options_.name << " = "
       << join(tries_.back().values) << ", the smallest that is allowed. Tried:";
   for (const Attempt& attempt : tries_) {

@@ -1,19 +1,21 @@
 #include <brim/adapt/checkpoint.h>
 #include <brim/memory/stats.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "memory/backend.h"
 
 namespace brim {
 namespace {
 
-/// default_device() asks torch for its devices, which takes longer than all the rest; they do not
-/// change while it runs, but for the current index.
+/// default_device() asks torch for all of its devices, which takes longer than all the rest. Which
+/// kind there is does not change while the program runs; the current one of that kind may.
 c10::Device device_of(const AdaptOptions& options) {
   if (options.device) {
     return options.device->is_cpu() ? *options.device : resolve_device(*options.device);
   }
-  static const bool cpu_only = default_device().is_cpu();
-  return cpu_only ? c10::Device(c10::DeviceType::CPU) : default_device();
+  static const c10::DeviceType type = default_device().type();
+  return type == c10::DeviceType::CPU ? c10::Device(type)
+                                      : c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
 }  // namespace

@@ -37,15 +37,19 @@ const at::mt19937_data_pod& data_of(const at::mt19937& engine) {
   return reinterpret_cast<const at::mt19937_data_pod&>(engine);
 }
 
-/// Whether two engines are in the same state, without comparing all 624 words: a block of words
-/// follows from the seed and its number, so equal seeds, equal positions and equal first words mean
-/// equal blocks.
-bool same_state(const at::mt19937& left, const at::mt19937& right) {
-  const at::mt19937_data_pod& a = data_of(left);
-  const at::mt19937_data_pod& b = data_of(right);
-  return a.seed_ == b.seed_ && a.left_ == b.left_ && a.next_ == b.next_ &&
-         a.state_[0] == b.state_[0] && a.state_[1] == b.state_[1] && a.state_[2] == b.state_[2] &&
-         a.state_[3] == b.state_[3];
+/// Whether the generator is still where `snapshot` was taken, without comparing all 624 words: a
+/// block of words follows from the seed and its number, so equal seeds, equal positions and equal
+/// first words mean equal blocks. Read without the generator's lock, which would take longer than
+/// all the rest: where another thread draws at the same moment, what this one draws is not
+/// determined anyway.
+bool unchanged(const CpuRandomSnapshot& snapshot, at::CPUGeneratorImpl& generator) {
+  const at::mt19937_data_pod& then = data_of(snapshot.engine);
+  const at::mt19937_data_pod& now = data_of(engine_of(generator));
+  return then.seed_ == now.seed_ && then.left_ == now.left_ && then.next_ == now.next_ &&
+         then.state_[0] == now.state_[0] && then.state_[1] == now.state_[1] &&
+         then.state_[2] == now.state_[2] && then.state_[3] == now.state_[3] &&
+         snapshot.next_float == generator.next_float_normal_sample() &&
+         snapshot.next_double == generator.next_double_normal_sample();
 }
 
 at::CPUGeneratorImpl& cpu_generator() {
@@ -69,20 +73,15 @@ CpuRandomSnapshot* snapshot_cpu() {
   thread_local Latest latest;
   CpuRandomSnapshot*& snapshot = latest.snapshot;
   at::CPUGeneratorImpl& generator = cpu_generator();
-  const std::lock_guard lock(generator.mutex_);
-  const std::optional<float> next_float = generator.next_float_normal_sample();
-  const std::optional<double> next_double = generator.next_double_normal_sample();
-  const at::mt19937& engine = engine_of(generator);
-  const bool unchanged = snapshot != nullptr && same_state(snapshot->engine, engine) &&
-                         snapshot->next_float == next_float && snapshot->next_double == next_double;
-  if (!unchanged) {
+  if (snapshot == nullptr || !unchanged(*snapshot, generator)) {
     if (snapshot == nullptr || snapshot->users > 1) {  // else nobody needs the old one: reuse it
       release(std::exchange(snapshot, nullptr));
       snapshot = new CpuRandomSnapshot{.users = 1};
     }
-    snapshot->engine = engine;
-    snapshot->next_float = next_float;
-    snapshot->next_double = next_double;
+    const std::lock_guard lock(generator.mutex_);
+    snapshot->engine = engine_of(generator);
+    snapshot->next_float = generator.next_float_normal_sample();
+    snapshot->next_double = generator.next_double_normal_sample();
   }
   ++snapshot->users;
   return snapshot;

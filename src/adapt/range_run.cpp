@@ -91,6 +91,9 @@ void RangeRun::fitted(std::int64_t size) {
     state_->learned = fact.outcome;
   }
   if (state_->options.objective == Objective::throughput) {
+    std::erase_if(state_->facts, [&](const SizeFact& old) {
+      return old.outcome.fitted && old.outcome.size == size;
+    });
     state_->facts.push_back(std::move(fact));
   }
 }

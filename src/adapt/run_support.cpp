@@ -47,6 +47,24 @@ bool exists(c10::Device device) {
   }
 }
 
+/// Whether there is clearly more room now where a size failed, or clearly less where it fitted.
+bool outdated(const SizeFact& fact) {
+  if (!exists(fact.device) || !fact.outcome.limit) {
+    return !exists(fact.device);
+  }
+  constexpr double kClearly = 1.1;
+  const auto then = static_cast<double>(*fact.outcome.limit - fact.outcome.held);
+  const auto now = static_cast<double>(backend_for(fact.device).room(fact.device).free);
+  return fact.outcome.fitted ? now * kClearly < then : now > then * kClearly;
+}
+
+SizeOutcome without_foreign_figures(SizeOutcome outcome, c10::Device of, c10::Device wanted) {
+  if (of != wanted) {
+    outcome.peak = outcome.requested = outcome.limit = std::nullopt;
+  }
+  return outcome;
+}
+
 }  // namespace
 
 Recollection recall(const AdaptOptions& options) {
@@ -61,7 +79,11 @@ Recollection recall(const AdaptOptions& options) {
   if (!exists(device)) {
     return {};
   }
-  std::erase_if(result.facts, [&](const SizeFact& fact) { return fact.device != device; });
+  std::erase_if(result.facts,
+                [&](const SizeFact& fact) { return fact.device != device && outdated(fact); });
+  for (SizeFact& fact : result.facts) {
+    fact.outcome = without_foreign_figures(fact.outcome, fact.device, device);
+  }
   result.device = device;
   result.available = backend_for(device).room(device).free;
   return result;
@@ -71,10 +93,7 @@ SizeOutcome FiguresOfOneDevice::operator()(SizeOutcome outcome, c10::Device devi
   if (!device_) {
     device_ = device;
   }
-  if (device != *device_) {
-    outcome.peak = outcome.requested = outcome.limit = std::nullopt;
-  }
-  return outcome;
+  return without_foreign_figures(outcome, device, *device_);
 }
 
 double margin_on(c10::Device device) {

@@ -37,8 +37,9 @@ ReleasedError release_error(std::exception_ptr error);
 /// Checks what is common to all adaptive calls. @throws c10::ValueError.
 void check_options(const AdaptOptions& options);
 
-/// What is remembered of such calls, and where their bytes were: facts of another device than the
-/// newest one's are left out, since a model of bytes is of one device.
+/// What is remembered of such calls, and where their bytes were. A model of bytes is of one device,
+/// that of the newest fact: of the others only "it fitted" or "it did not" is kept, as long as the
+/// room on their device is about the same.
 struct Recollection {
   std::vector<SizeFact> facts;
   std::optional<c10::Device> device;      // of the facts; empty where there are none

@@ -11,6 +11,8 @@ namespace brim {
 namespace {
 
 constexpr double kClearly = 1.1;
+constexpr double kDoubtful = 0.5;
+constexpr int kFitsToLift = 3;
 
 void require(bool condition, const char* name, const std::string& value, const char* allowed) {
   if (!condition) {
@@ -65,6 +67,8 @@ void SizeSearch::record(const SizeOutcome& outcome) {
   grown_ += outcome.size > previous.size ? 1 : 0;
   ++(outcome.fitted ? fits_ : failures_);
   failed_in_a_row_ = outcome.fitted ? 0 : failed_in_a_row_ + 1;
+  fits_in_a_row_ = outcome.fitted ? fits_in_a_row_ + 1 : 0;
+  doubtful_failures_ += facts_[count_ - 1].doubtful ? 1 : 0;
   update_bounds();
   stalls_ = left() > before / 2 ? stalls_ + 1 : 0;
   choose();
@@ -107,6 +111,8 @@ void SizeSearch::add(const SizeOutcome& outcome, bool remembered) {
   if (const std::int64_t limit = known(outcome.limit); limit >= 0 && outcome.held >= 0) {
     fact.available = std::max<std::int64_t>(limit - outcome.held, 0);
   }
+  fact.doubtful = !fact.fitted && fact.need >= 0 &&
+                  static_cast<double>(fact.need) < kDoubtful * static_cast<double>(fact.available);
   const auto end = facts_.begin() + static_cast<std::ptrdiff_t>(count_);
   auto drop = std::find_if(facts_.begin(), end, [&](const Fact& f) {
     return f.size == fact.size && f.fitted == fact.fitted;
@@ -137,6 +143,13 @@ bool SizeSearch::bounds(const Fact& fact) const noexcept {
                         now >= then * (1.0 - options_.margin);
     return no_less || enough ||
            (!fact.remembered && (fact.need < 0 || available_ < 0 || fact.need <= available_));
+  }
+  if (fact.doubtful) {
+    // Memory that was short for a moment (another thread, a test) shall not keep sizes small for
+    // good. The next call forgets it; parts of one call try once more after some fits.
+    const bool lifted =
+        options_.start == Start::probe && doubtful_failures_ == 1 && fits_in_a_row_ >= kFitsToLift;
+    return !fact.remembered && !lifted;
   }
   const bool no_more = comparable ? now <= then * tolerance : fact.need < 0;
   return !fact.remembered || no_more || (available_ >= 0 && fact.need > available_);

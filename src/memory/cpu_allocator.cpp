@@ -54,6 +54,9 @@ void CpuAllocator::install() {
     return true;
   }();
   (void)once;
+  TORCH_CHECK(c10::GetCPUAllocator() == this,
+              "CPU memory cannot be counted or limited: another CPU allocator is installed, which "
+              "torch gives a higher priority or which was set after brim's");
 }
 
 c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {

@@ -210,6 +210,12 @@ std::optional<std::int64_t> bytes_in_use(std::string_view message) noexcept {
 
 OomCause parse(std::string_view message) noexcept {
   OomCause cause;
+  // What torch makes of a std::bad_alloc on its way to Python: the whole text, or it is another's.
+  if (message == "std::bad_alloc" || message == "bad allocation") {
+    cause.kind = OomKind::host_memory;
+    cause.device = c10::Device(c10::DeviceType::CPU);
+    return cause;
+  }
   for (const Phrase& phrase : kPhrases) {
     if (contains(message, phrase)) {
       cause.kind = phrase.kind;

@@ -92,6 +92,7 @@ std::int64_t PeakMeter::left(c10::Device device) const {
 
 std::vector<c10::Device> PeakMeter::devices() const {
   std::vector<c10::Device> devices;
+  devices.reserve(count_);
   for (std::size_t i = 0; i < count_; ++i) {
     devices.push_back(entries_[i].device);
   }

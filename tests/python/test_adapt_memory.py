@@ -100,8 +100,10 @@ def test_keys_may_be_several_positional_and_of_any_hashable_type() -> None:
     for x, other in [((1, 2), None), ("text", 1.5), (X, frozenset({1})), (None, None)]:
         assert first_size(function, x, other=other) == 64
         assert first_size(function, x, other=other) == 4
-    with pytest.raises(TypeError, match="unhashable"):
-        function([1])  # only asked for when something is to be remembered
+    assert first_size(function, [1], other=None) == 64
+    assert first_size(function, [1], other=None) == 4
+    with pytest.raises(TypeError, match="keys names x, whose value"):
+        function({1: 2})  # only asked for when something is to be remembered
 
 
 def test_a_hasher_decides_by_itself() -> None:
@@ -242,7 +244,7 @@ def test_another_process_knows_what_this_one_learned(tmp_path: Path) -> None:
     options = f"persist={str(tmp_path)!r}"
     assert run_script(options).stdout == "64\n"
     assert run_script(options).stdout == "4\n"
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.rglob("*.brim-sizes")
     assert file.suffix == ".brim-sizes"
     file.write_bytes(b"\x80\x04not ours")
     damaged = run_script(options)
@@ -256,9 +258,9 @@ def test_the_users_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert brim.SizeMemory.default_directory() == tmp_path / "brim" / "sizes"
     function = make(persist=True)
     function(X)
-    assert len(list((tmp_path / "brim" / "sizes").iterdir())) == 1
+    assert len(list((tmp_path / "brim" / "sizes").rglob("*.brim-sizes"))) == 1
     function.forget(X)
-    assert not list((tmp_path / "brim" / "sizes").iterdir())
+    assert not list((tmp_path / "brim" / "sizes").rglob("*.brim-sizes"))
 
 
 def test_persistence_within_one_process(tmp_path: Path) -> None:
@@ -267,14 +269,76 @@ def test_persistence_within_one_process(tmp_path: Path) -> None:
     again = make(persist=tmp_path / "deep" / "er")
     assert first_size(again, X) == 4
     again.clear()
-    assert not list((tmp_path / "deep" / "er").iterdir())
+    assert not list((tmp_path / "deep" / "er").rglob("*.brim-sizes"))
 
 
 def test_a_damaged_file_is_a_warning(tmp_path: Path) -> None:
     function = make(persist=tmp_path)
     function(X)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.rglob("*.brim-sizes")
     file.write_text("rubbish")
     with pytest.warns(UserWarning, match="it is damaged"):
         assert first_size(make(persist=tmp_path), X) == 64
     assert first_size(make(persist=tmp_path), X) == 4, "and is replaced"
+
+
+def test_values_that_look_alike_are_told_apart() -> None:
+    function = make(keys=["x"])
+    for x in (None, 0, False, -1, -2, "0", b"0", 0.0, (0,), ((0,),), ()):
+        assert first_size(function, x) == 64, x
+        assert first_size(function, x) == 4, x
+
+
+def test_tensors_in_other_places_are_other_calls_but_the_order_of_keywords_is_not() -> None:
+    def work(size: int, a: Any = None, b: Any = None) -> None:
+        sizes.append(size)
+        if size > 4:
+            raise RuntimeError("CUDA out of memory.")
+
+    sizes: list[int] = []
+    function = brim.batch(64)(work)
+    other = torch.zeros(7)
+
+    def first(*args: Any, **kwargs: Any) -> int:
+        sizes.clear()
+        function(*args, **kwargs)
+        return sizes[0]
+
+    assert first(X, None) == 64
+    assert first(None, X) == 64
+    assert first(a=X, b=other) == 64
+    assert first(b=other, a=X) == 4
+
+
+def test_clearing_one_function_keeps_the_files_of_another(tmp_path: Path) -> None:
+    def another(size: int, x: Any) -> None:
+        if size > 2:
+            raise RuntimeError("CUDA out of memory.")
+
+    one, two = make(persist=tmp_path), brim.batch(64, persist=tmp_path)(another)
+    one(X)
+    two(X)
+    assert len(list(tmp_path.rglob("*.brim-sizes"))) == 2
+    one.clear()
+    assert len(list(tmp_path.rglob("*.brim-sizes"))) == 1
+
+
+def test_a_hasher_must_return_an_int() -> None:
+    with pytest.raises(TypeError, match=r"hasher must return an int, got 'text'"):
+        make(hasher=lambda arguments: "text")(X)
+
+
+def test_run_batch_may_remember_by_the_place_of_the_call() -> None:
+    sizes: list[int] = []
+
+    def work(size: int) -> None:
+        sizes.append(size)
+        if size > 4:
+            raise RuntimeError("CUDA out of memory.")
+
+    for _ in range(2):
+        brim.run_batch(64, work, remember="call_site")
+    assert sizes[-1:] == [4]
+    assert sizes.count(64) == 1, "the second time, this place knows"
+    brim.run_batch(64, work, remember="call_site")
+    assert sizes.count(64) == 2, "another place does not"

@@ -336,3 +336,16 @@ def test_a_batch_inside_a_chunk_adapts_first() -> None:
     outside(torch.zeros(40))
     assert sum(rows) == 40
     assert max(rows) <= 12
+
+
+def test_memory_that_was_short_for_a_moment_does_not_keep_the_steps_small() -> None:
+    def work(start: int, end: int) -> None:
+        torch.empty((end - start) * 1024, dtype=torch.uint8)
+
+    function = brim.range(1000)(work)
+    with brim.testing.inject_oom(at=1):
+        _, attempts = function.record(0, 20_000)
+    assert sum(not attempt.fitted for attempt in attempts) == 1
+    assert max(attempt.size for attempt in attempts) == 1000
+    _, attempts = function.record(0, 20_000)
+    assert [attempt.size for attempt in attempts] == [1000] * 20

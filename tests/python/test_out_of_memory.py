@@ -407,3 +407,10 @@ class TestWhereItArises:
     def test_what_cannot_be_called_is_a_type_error(self) -> None:
         with pytest.raises(TypeError):
             _C.call_through_cpp(5)  # type: ignore[arg-type]
+
+
+def test_torch_turns_bad_alloc_into_a_runtime_error_which_counts() -> None:
+    cause = brim.classify_error(RuntimeError("std::bad_alloc"))
+    assert cause.kind == brim.OomKind.host_memory
+    assert cause.device == torch.device("cpu")
+    assert not brim.is_out_of_memory(RuntimeError("caught std::bad_alloc in the logger"))

@@ -158,6 +158,7 @@ void range(std::int64_t start, std::int64_t end, std::int64_t initial, Function&
 template <class Function>
 void chunked(const at::Tensor& tensor, std::int64_t initial, Function&& function,
              std::int64_t dim = 0, const AdaptOptions& options = detail::default_options()) {
+  TORCH_CHECK_VALUE(tensor.defined(), "tensor is undefined");
   TORCH_CHECK_VALUE(tensor.dim() > 0, "tensor has no dimension to cut");
   TORCH_CHECK_VALUE(dim >= -tensor.dim() && dim < tensor.dim(), "dim must be from ", -tensor.dim(),
                     " to ", tensor.dim() - 1, ", got ", dim);

@@ -19,8 +19,8 @@ namespace brim {
 /// change the size, and nobody wants to hear of a call that fits.
 BRIM_API bool may_run_unwatched(const AdaptOptions& options) noexcept;
 
-/// The tries of one call of `batch` or `maximize`, for those who drive the loop themselves (the
-/// templates in this module, and the Python binding).
+/// The tries of one call of `batch` or `maximize` (the options must outlive it), for those who
+/// drive the loop themselves (the templates in this module, and the Python binding).
 ///
 ///     MaximizeRun run({.parameters = {{.maximum = 512}}}, options, Checkpoint(options));
 ///     for (;;) {

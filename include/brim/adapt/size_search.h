@@ -112,6 +112,8 @@ class BRIM_API SizeSearch {
     std::int64_t available = -1;  // at that time; -1: not known
     bool fitted = false;
     bool remembered = false;
+    bool doubtful =
+        false;  // a failure whose bytes would have fitted: something else held them then
   };
   // Only sizes that differ are kept, and a search visits few: older ones have been superseded.
   static constexpr std::size_t kFacts = 24;
@@ -142,8 +144,10 @@ class BRIM_API SizeSearch {
   std::int64_t fits_ = 0, failures_ = 0;  // recorded
   std::int64_t grown_ = 0;                // recorded at a larger size than the one before
   std::int64_t failed_in_a_row_ = 0;
-  int stalls_ = 0;            // recorded in a row that did not halve what is left to search
-  bool failed_here_ = false;  // failure_ was recorded, not remembered
+  int stalls_ = 0;             // recorded in a row that did not halve what is left to search
+  bool failed_here_ = false;   // failure_ was recorded, not remembered
+  int fits_in_a_row_ = 0;      // recorded
+  int doubtful_failures_ = 0;  // recorded
   bool finished_ = false;
 };
 

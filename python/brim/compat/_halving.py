@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from brim import adapt, memory
+from brim import _adaptive, memory
 
 Sizes = tuple[int, ...]
 
@@ -52,14 +52,14 @@ def halving(
         # One that the core does not know: said again in its words, once the original is gone.
         raise torch.OutOfMemoryError(message)
 
-    run: Callable[..., tuple[Any, Sizes]] = adapt._make(
+    run: Callable[..., tuple[Any, Sizes]] = _adaptive.make(
         "maximize",
         attempt,
         {"strategy": "halving", "remember": "none"},
         name=", ".join(names),
         slots={},
         parameters=[(name, place, inspect.Parameter.empty) for place, name in enumerate(names)],
-        quanta=[adapt._positive("q", quantum) for quantum in quanta],
+        quanta=[_adaptive.positive("q", quantum) for quantum in quanta],
         groups=[[place] for place in range(len(names))],
         exact_halving=True,
     )

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from brim import memory
-from brim.adapt import _positive
+from brim._adaptive import positive
 from brim.compat._halving import Sizes, halving
 from brim.compat.toma import batchsize_cache, cpu_memory, stacktrace, torch_cuda_memory
 from brim.compat.toma import stacktrace as tst
@@ -162,7 +162,7 @@ class simple:  # noqa: N801  the name of the library's
             >>> simple.batch(lambda batchsize, text: f"{text} {batchsize}", 64, "size")
             'size 64'
         """
-        size = Batchsize(_positive("initial_batchsize", initial_batchsize))
+        size = Batchsize(positive("initial_batchsize", initial_batchsize))
         return _fit(_halve_batchsize, size, lambda n: func(n, *args, **kwargs))[0]
 
     @staticmethod
@@ -182,7 +182,7 @@ class simple:  # noqa: N801  the name of the library's
             4 8
             8 10
         """
-        step = Batchsize(_positive("initial_step", initial_step))
+        step = Batchsize(positive("initial_step", initial_step))
         _cover(lambda a, b: func(a, b, *args, **kwargs), start, end, step)
 
     @staticmethod
@@ -190,7 +190,7 @@ class simple:  # noqa: N801  the name of the library's
         func: Callable[..., object], tensor: torch.Tensor, initial_step: int, dimension: int = 0
     ) -> None:
         """Call `func(chunk, start, end)` for chunks of the tensor, cut along `dimension`."""
-        step = Batchsize(_positive("initial_step", initial_step))
+        step = Batchsize(positive("initial_step", initial_step))
         part = _chunks(func, tensor, dimension, (), {})
         _cover(part, 0, tensor.shape[dimension], step)
 
@@ -217,7 +217,7 @@ class explicit:  # noqa: N801
             toma_cache_type: the type of the cache; `DEFAULT_CACHE_TYPE` by default.
             **kwargs: passed on.
         """
-        initial = _positive("initial_batchsize", initial_batchsize)
+        initial = positive("initial_batchsize", initial_batchsize)
         size = _cache(toma_cache_type, toma_context or func).get_batchsize(initial)
         return _fit(_halve_batchsize, size, lambda n: func(n, *args, **kwargs))[0]
 
@@ -233,7 +233,7 @@ class explicit:  # noqa: N801
         **kwargs: Any,
     ) -> None:
         """Call `func(start, end, *args, **kwargs)` for parts of the range; see `batch`."""
-        initial = _positive("initial_step", initial_step)
+        initial = positive("initial_step", initial_step)
         step = _cache(toma_cache_type, toma_context or func).get_batchsize(initial)
         _cover(lambda a, b: func(a, b, *args, **kwargs), start, end, step)
 
@@ -253,7 +253,7 @@ class explicit:  # noqa: N801
         The chunks are views, cut along `toma_dimension`, 0 by default.
         """
         dimension = toma_dimension or 0
-        initial = _positive("initial_step", initial_step)
+        initial = positive("initial_step", initial_step)
         step = _cache(toma_cache_type, toma_context or func).get_batchsize(initial)
         part = _chunks(func, tensor, dimension, args, kwargs)
         _cover(part, 0, tensor.shape[dimension], step)
