@@ -24,7 +24,8 @@ constexpr int kBatches = 101;
 double nanoseconds(const std::function<void()>& loop) {
   const auto begin = std::chrono::steady_clock::now();
   loop();
-  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count() /
+  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin)
+             .count() /
          kCalls;
 }
 

@@ -3,12 +3,8 @@
 
 namespace brim {
 
-const char* version() noexcept {
-  return BRIM_VERSION_STRING;
-}
+const char* version() noexcept { return BRIM_VERSION_STRING; }
 
-const char* built_with_torch() noexcept {
-  return BRIM_TORCH_VERSION;
-}
+const char* built_with_torch() noexcept { return BRIM_TORCH_VERSION; }
 
 }  // namespace brim

@@ -2,6 +2,7 @@
 
 #include <brim/adapt/checkpoint.h>
 #include <brim/adapt/run.h>
+#include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
@@ -10,6 +11,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "core_warnings.h"
 #include "python_error.h"
@@ -94,6 +96,15 @@ bool may_run_unwatched(const AdaptiveConfig& config, const std::vector<Attempt>*
          !config.observer && config.options.objective == Objective::memory;
 }
 
+/// On the path of a call that fits, an accelerator is asked only where the call is on one.
+Checkpoint checkpoint_before(const AdaptiveConfig& config, const CallArguments& arguments,
+                             const std::vector<Attempt>* attempts) {
+  static const bool only_cpu = default_device().is_cpu();
+  const bool cheap = only_cpu || (may_run_unwatched(config, attempts) && !config.options.device &&
+                                  !has_accelerator_tensor(arguments));
+  return Checkpoint(config.options, cheap ? Checkpoint::Detail::cheap : Checkpoint::Detail::all);
+}
+
 /// Arguments with some values replaced or added, ready for another vectorcall.
 class ChangedArguments {
  public:
@@ -115,13 +126,14 @@ class ChangedArguments {
   /// Appends a keyword argument; returns its index for `set`.
   Py_ssize_t add_keyword(const py::object& name) {
     const Py_ssize_t old = names_ ? PyTuple_GET_SIZE(names_.ptr()) : 0;
-    py::tuple longer(static_cast<std::size_t>(old + 1));
+    py::tuple longer(  // NOLINT(misc-const-correctness): filled below
+        static_cast<std::size_t>(old + 1));
     for (Py_ssize_t i = 0; i < old; ++i) {
       longer[static_cast<std::size_t>(i)] =
           py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(names_.ptr(), i));
     }
     longer[static_cast<std::size_t>(old)] = name;
-    names_ = longer;
+    names_ = std::move(longer);
     values_.push_back(nullptr);
     return static_cast<Py_ssize_t>(values_.size() - 2 - front_);
   }
@@ -157,8 +169,7 @@ PyObject* until_it_fits(MaximizeRun& run, Attempt&& attempt) {
   }
 }
 
-// ---- maximize
-// --------------------------------------------------------------------------------------------------------
+// maximize
 
 struct Maxima {
   c10::SmallVector<Py_ssize_t, 4> index;  // in the arguments; -1: not passed
@@ -234,7 +245,7 @@ PyObject* call_unwatched(const AdaptiveConfig& config, PyObject* function,
 PyObject* maximize(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
                    std::vector<Attempt>* attempts) {
   const Maxima maxima = find_maxima(config, arguments);
-  Checkpoint checkpoint(config.options);
+  Checkpoint checkpoint = checkpoint_before(config, arguments, attempts);
   std::optional<TakenError> first_error;
   if (may_run_unwatched(config, attempts)) {
     PyObject* result = call_unwatched(config, function, arguments, maxima);
@@ -264,12 +275,11 @@ PyObject* maximize(const AdaptiveConfig& config, PyObject* function, const CallA
   return warnings.deliver(until_it_fits(run, [&] { return call(function, run.values()); }));
 }
 
-// ---- batch
-// -----------------------------------------------------------------------------------------------------------
+// batch
 
 PyObject* batch(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
                 std::vector<Attempt>* attempts) {
-  Checkpoint checkpoint(config.options);
+  Checkpoint checkpoint = checkpoint_before(config, arguments, attempts);
   ChangedArguments changed(arguments, 1);
   const auto call_with = [&](std::int64_t size) {
     const py::int_ number(size);
@@ -299,8 +309,7 @@ PyObject* batch(const AdaptiveConfig& config, PyObject* function, const CallArgu
   return warnings.deliver(until_it_fits(run, [&] { return call_with(run.values().front()); }));
 }
 
-// ---- range and chunked
-// -----------------------------------------------------------------------------------------------
+// range and chunked
 
 /// A progress bar, where one is wanted; closed whatever happens.
 class Progress {

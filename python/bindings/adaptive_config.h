@@ -68,6 +68,9 @@ struct CallArguments {
   PyObject* get(const ArgumentSlot& slot) const;
 };
 
+/// Whether an argument is a tensor on an accelerator.
+bool has_accelerator_tensor(const CallArguments& arguments);
+
 /// Identifies the kind of call for SizeMemory: the shapes, dtypes and devices of its tensors, or
 /// what the user named.
 /// @param skip_dim a dimension of the first argument whose length does not matter (chunked), or

@@ -126,7 +126,7 @@ PyObject* bind(PyObject* self, PyObject* instance, PyObject* /*owner*/) {
   if (instance == nullptr || instance == Py_None) {
     return Py_NewRef(self);
   }
-  AdaptiveFunction* function = as_function(self);
+  const AdaptiveFunction* function = as_function(self);
   if (!usable(function)) {
     return nullptr;
   }
@@ -164,7 +164,7 @@ int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
 }
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
-  AdaptiveFunction* function = as_function(self);
+  const AdaptiveFunction* function = as_function(self);
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(function->function);
   Py_VISIT(function->dict);

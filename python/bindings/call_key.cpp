@@ -42,6 +42,11 @@ class Hash {
   std::uint64_t value_;
 };
 
+/// THPVariable_Check asks Python's isinstance, which takes longer than all the rest of a call.
+bool is_tensor(PyObject* value) {
+  return PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
+}
+
 void add_tensor(Hash& hash, const at::Tensor& tensor, std::int64_t skip_dim) {
   hash.add(static_cast<std::uint64_t>(tensor.scalar_type()));
   hash.add(static_cast<std::uint64_t>(tensor.device().type()));
@@ -58,7 +63,7 @@ constexpr int kDeepest =
 
 /// Adds the tensors in `value`, also those inside lists, tuples and dictionaries.
 void add_tensors(Hash& hash, PyObject* value, int depth, std::int64_t skip_dim = kNoDim) {
-  if (THPVariable_Check(value)) {
+  if (is_tensor(value)) {
     add_tensor(hash, THPVariable_Unpack(value), skip_dim);
   } else if (depth < kDeepest && (PyList_Check(value) || PyTuple_Check(value))) {
     const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
@@ -84,7 +89,7 @@ void add_kind(Hash& hash, Kind kind) { hash.add(static_cast<std::uint64_t>(kind)
 void add_value(Hash& hash, PyObject* value, const py::object& name) {
   if (value == nullptr || value == Py_None) {
     add_kind(hash, Kind::none);
-  } else if (THPVariable_Check(value)) {
+  } else if (is_tensor(value)) {
     add_kind(hash, Kind::tensor);
     add_tensor(hash, THPVariable_Unpack(value), kNoDim);
   } else if (PyLong_CheckExact(value) || PyBool_Check(value)) {
@@ -169,6 +174,16 @@ Py_ssize_t CallArguments::find(const ArgumentSlot& slot) const {
 PyObject* CallArguments::get(const ArgumentSlot& slot) const {
   const Py_ssize_t at = find(slot);
   return at >= 0 ? values[at] : slot.otherwise.ptr();
+}
+
+bool has_accelerator_tensor(const CallArguments& arguments) {
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    PyObject* value = arguments.values[i];
+    if (is_tensor(value) && !THPVariable_Unpack(value).device().is_cpu()) {
+      return true;
+    }
+  }
+  return false;
 }
 
 std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments,

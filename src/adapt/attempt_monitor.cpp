@@ -123,13 +123,14 @@ AttemptMonitor::Result AttemptMonitor::failed(std::span<const std::int64_t> valu
     meter_.reset();
   }
   const std::optional<std::int64_t> before = checkpoint_.held(device);
-  if (cause.in_use && before && !elsewhere) {
-    peak = std::max<std::int64_t>(*cause.in_use - *before, 0);
-  }
   if (before) {
-    wait_for_memory(device, peak.value_or(0));
+    const std::int64_t held_then = cause.in_use.value_or(*before) - *before;
+    wait_for_memory(device, std::max(peak.value_or(0), held_then));
   }
   const auto room = backend_for(device).room(device);
+  if (cause.in_use && !elsewhere) {
+    peak = std::max<std::int64_t>(*cause.in_use - before.value_or(room.allocated), 0);
+  }
   const std::int64_t limit = room.allocated + room.free;
 
   result.outcome = {.size = values.front(), .fitted = false};

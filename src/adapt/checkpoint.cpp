@@ -20,9 +20,9 @@ c10::Device device_of(const AdaptOptions& options) {
 
 }  // namespace
 
-Checkpoint::Checkpoint(const AdaptOptions& options)
+Checkpoint::Checkpoint(const AdaptOptions& options, Detail detail)
     : device_(device_of(options)), cpu_held_(CpuAllocator::instance().allocated()) {
-  if (!device_.is_cpu()) {
+  if (!device_.is_cpu() && detail == Detail::all) {
     device_held_ = backend_for(device_).peak(device_).current;
   }
   if (options.restore_random_state) {
@@ -34,7 +34,7 @@ std::optional<std::int64_t> Checkpoint::held(c10::Device device) const {
   if (device.is_cpu()) {
     return cpu_held_;
   }
-  return device == device_ ? std::optional<std::int64_t>(device_held_) : std::nullopt;
+  return device == device_ ? device_held_ : std::nullopt;
 }
 
 void Checkpoint::restore_random_state() const {

@@ -52,10 +52,10 @@ MaximizeRun::MaximizeRun(ParameterSearchOptions search, const AdaptOptions& opti
   check_options(options);
   const c10::Device device = checkpoint.device();
   const Recollection recollection = first_try == FirstTry::ahead ? recall(options) : Recollection{};
-  state_ = std::unique_ptr<State>(
-      new State{options, AttemptMonitor(options, std::move(checkpoint)),
-                make_search(std::move(search), options, recollection, device),
-                FiguresOfOneDevice(recollection.device), rate});
+  // NOLINTNEXTLINE(modernize-make-unique): an aggregate that cannot be moved
+  state_.reset(new State{options, AttemptMonitor(options, std::move(checkpoint)),
+                         make_search(std::move(search), options, recollection, device),
+                         FiguresOfOneDevice(recollection.device), rate});
 }
 
 MaximizeRun::~MaximizeRun() = default;

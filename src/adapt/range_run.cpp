@@ -54,10 +54,11 @@ RangeRun::RangeRun(std::int64_t upper, const AdaptOptions& options) {
   const c10::Device device = checkpoint.device();
   Recollection recollection = recall(options);
   SizeSearch search = make_search(upper, options, recollection, device);
-  state_ = std::unique_ptr<State>(new State{options, AttemptMonitor(options, std::move(checkpoint)),
-                                            std::move(recollection.facts), std::move(search),
-                                            FiguresOfOneDevice(recollection.device), std::nullopt,
-                                            std::min(options.lower, upper)});
+  // NOLINTNEXTLINE(modernize-make-unique): an aggregate that cannot be moved
+  state_.reset(new State{options, AttemptMonitor(options, std::move(checkpoint)),
+                         std::move(recollection.facts), search,
+                         FiguresOfOneDevice(recollection.device), std::nullopt,
+                         std::min(options.lower, upper)});
 }
 
 RangeRun::~RangeRun() = default;

@@ -123,7 +123,7 @@ std::int64_t ByteLimit::resolve(std::int64_t whole) const {
 
 std::string format_bytes(std::int64_t bytes) {
   constexpr std::array<const char*, 7> kNames{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  double value = static_cast<double>(bytes);
+  auto value = static_cast<double>(bytes);
   std::size_t unit = 0;
   // 1023.995 would print as "1024.00": carry it into the next unit instead.
   while (std::abs(value) >= kKibi - 0.005 && unit + 1 < kNames.size()) {

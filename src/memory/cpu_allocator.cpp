@@ -41,8 +41,7 @@ std::string with_exact(std::int64_t bytes) {
 }  // namespace
 
 CpuAllocator& CpuAllocator::instance() {
-  static CpuAllocator* const allocator =
-      new CpuAllocator;  // never destroyed, see the class comment
+  static auto* const allocator = new CpuAllocator;  // never destroyed, see the class comment
   return *allocator;
 }
 

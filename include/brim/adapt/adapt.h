@@ -97,8 +97,10 @@ auto batch(std::int64_t initial, Function&& function,
     }
     return detail::until_it_fits(run, [&] { return std::invoke(function, run.values().front()); });
   };
-  Checkpoint checkpoint(options);
-  if (!may_run_unwatched(options)) {
+  const bool unwatched = may_run_unwatched(options);
+  Checkpoint checkpoint(
+      options, unwatched && !options.device ? Checkpoint::Detail::cheap : Checkpoint::Detail::all);
+  if (!unwatched) {
     return run_from(std::move(checkpoint), nullptr);
   }
   std::exception_ptr error;

@@ -14,7 +14,12 @@ namespace brim {
 /// continue. Cheap, because it is taken on the path of a call that fits.
 class BRIM_API Checkpoint {
  public:
-  explicit Checkpoint(const AdaptOptions& options);
+  /// What is noted of an accelerator: reading how much of its memory is held takes microseconds,
+  /// many times the rest. Without it a first failed try is not checked for memory that did not come
+  /// back; the tries after it are.
+  enum class Detail : std::uint8_t { all, cheap };
+
+  explicit Checkpoint(const AdaptOptions& options, Detail detail = Detail::all);
 
   /// The device that the options mean.
   c10::Device device() const { return device_; }
@@ -28,7 +33,7 @@ class BRIM_API Checkpoint {
  private:
   c10::Device device_;
   std::int64_t cpu_held_;
-  std::int64_t device_held_ = 0;
+  std::optional<std::int64_t> device_held_;  // of an accelerator
   std::optional<RandomState> random_;
 };
 

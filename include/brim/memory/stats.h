@@ -10,26 +10,26 @@ namespace brim {
 
 /// Memory of one device as this process sees it, in bytes unless said otherwise.
 ///
-/// | field            | CPU                                                    | accelerator | |
-/// ---------------- | ------------------------------------------------------ |
-/// ----------------------------------------- | | allocated        | held by tensors since the
-/// allocator was installed      | held by tensors                           | | peak             |
-/// the most of that so far (see reset_peak)               | the same | | reserved         |
-/// resident set of the process (RSS)                      | taken from the device by torch's cache
-/// | | limit            | least of RAM, cgroup, RLIMIT_AS and the budget         | least of the
-/// device's memory and budget   | | free             | what can still be allocated before a limit
-/// is reached  | the same, cached blocks included          | | inactive_split   | 0 | cached, but
-/// stuck beside a live block     | | alloc_retries    | 0 | COUNT of cache flushes to make room |
-/// | ooms             | 0                                                      | COUNT of
-/// out-of-memory errors             |
+/// The figures mean the same on every device, as far as it has them; the comments say where they
+/// differ.
 struct MemoryStats {
+  /// Held by tensors. On the CPU: since the counting allocator was installed.
   std::int64_t allocated = 0;
+  /// The most of that so far, or since reset_peak.
   std::int64_t peak = 0;
+  /// Taken from the system: torch's cache of an accelerator, the resident set (RSS) on the CPU.
   std::int64_t reserved = 0;
+  /// The least of what the device has and the budget; on the CPU of RAM, cgroup, RLIMIT_AS and
+  /// budget.
   std::int64_t limit = 0;
+  /// What can still be allocated before a limit is reached; an accelerator's cached blocks
+  /// included.
   std::int64_t free = 0;
+  /// Cached by torch, but stuck beside a live block; 0 on the CPU.
   std::int64_t inactive_split = 0;
+  /// COUNT of times that torch flushed its cache to make room; 0 on the CPU.
   std::int64_t alloc_retries = 0;
+  /// COUNT of out-of-memory errors of torch's allocator; 0 on the CPU.
   std::int64_t ooms = 0;
 };
 
