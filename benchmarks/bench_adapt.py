@@ -41,6 +41,23 @@ def medians(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def medians_of_loops(
+    works: dict[str, Callable[[], object]], calls: int, rounds: int
+) -> dict[str, float]:
+    """Median seconds of one call, each work in a loop of its own, as pytest-benchmark has it.
+
+    toma's garbage collections would leave the caches cold for whoever comes next.
+    """
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            for _ in range(calls):
+                begin = time.perf_counter()
+                work()
+                times[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
 def row(name: str, value: str, target: str = "") -> None:
     print(f"  {name:<58}{value:>14}   {target}")
 
@@ -87,7 +104,7 @@ def toma_overhead() -> None:
         theirs = toma.toma.chunked(initial_step=32)(body)
         works["toma.chunked"] = lambda: theirs(tensor)
         works["toma simple.chunked"] = lambda: toma.simple.chunked(body, tensor, 32)
-    times = medians(works, calls=1)
+    times = medians_of_loops(works, calls=20, rounds=7)
     print("toma's own benchmark, chunks of 32 of 128×256×256: against the native loop")
     for name, value in times.items():
         target = "target ≤ 1.05×" if name == "brim.chunked" else ""

@@ -59,8 +59,7 @@ void AttemptMonitor::begin() {
 
 c10::Device AttemptMonitor::tightest_device() const {
   const c10::Device device = checkpoint_.device();
-  const bool host_too = meter_->devices().size() == 2;
-  if (!host_too) {
+  if (device.is_cpu() || meter_->devices().size() == 1) {
     return device;
   }
   const c10::Device host(c10::DeviceType::CPU);

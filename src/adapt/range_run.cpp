@@ -19,9 +19,12 @@ SizeSearch make_search(std::int64_t upper, const AdaptOptions& options,
                                  .margin = margin_on(recollection.device.value_or(device)),
                                  .available = recollection.available};
   auto result = as_value_error([&] { return SizeSearch(search); });
+  std::vector<SizeOutcome> outcomes;
+  outcomes.reserve(recollection.facts.size());
   for (const SizeFact& fact : recollection.facts) {
-    result.remember(fact.outcome);
+    outcomes.push_back(fact.outcome);
   }
+  result.remember(outcomes);
   return result;
 }
 
@@ -53,7 +56,7 @@ RangeRun::RangeRun(std::int64_t upper, const AdaptOptions& options) {
   Checkpoint checkpoint(options);
   const c10::Device device = checkpoint.device();
   Recollection recollection = recall(options);
-  SizeSearch search = make_search(upper, options, recollection, device);
+  const SizeSearch search = make_search(upper, options, recollection, device);
   // NOLINTNEXTLINE(modernize-make-unique): an aggregate that cannot be moved
   state_.reset(new State{options, AttemptMonitor(options, std::move(checkpoint)),
                          std::move(recollection.facts), search,

@@ -50,8 +50,12 @@ std::optional<std::int64_t> SizeSearch::smallest_failure() const noexcept {
   return failure_ == 0 ? std::nullopt : std::optional(failure_);
 }
 
-void SizeSearch::remember(const SizeOutcome& outcome) {
-  add(outcome, true);
+void SizeSearch::remember(const SizeOutcome& outcome) { remember(std::span(&outcome, 1)); }
+
+void SizeSearch::remember(std::span<const SizeOutcome> outcomes) {
+  for (const SizeOutcome& outcome : outcomes) {
+    add(outcome, true);
+  }
   update_bounds();
   choose();
 }

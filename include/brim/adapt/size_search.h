@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 namespace brim {
 
@@ -80,6 +81,7 @@ class BRIM_API SizeSearch {
   /// failure while no more is available or while it needed more than is available now.
   /// @throws std::invalid_argument when the size is below 1.
   void remember(const SizeOutcome& outcome);
+  void remember(std::span<const SizeOutcome> outcomes);  ///< several, oldest first
 
   /// Takes in what happened at a size: `next()`, or another (the shorter last part of a range).
   /// @throws std::invalid_argument when the size is below 1.
