@@ -28,6 +28,7 @@ from brim._adaptive import (
     slots_of,
 )
 from brim._C import AdaptiveFunction, Attempt, SizeMemory
+from brim._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
 
 __all__ = [
     "AdaptiveFunction",
@@ -154,9 +155,7 @@ def maximize(
     return decorate
 
 
-def batch(
-    initial: int, *, q: int = 1, **options: Unpack[Options]
-) -> Callable[[Callable[Concatenate[int, P], R]], AdaptiveFunction[P, R]]:
+def batch(initial: int, *, q: int = 1, **options: Unpack[Options]) -> BatchDecorator:
     """Decorate `function(batch_size, ...)` to be called with the largest size that fits.
 
     Args:
@@ -174,20 +173,18 @@ def batch(
     """
     size, quantum = positive("initial", initial), positive("q", q)
 
-    def decorate(function: Callable[Concatenate[int, P], R]) -> AdaptiveFunction[P, R]:
-        adaptive: AdaptiveFunction[P, R] = _without_first(
-            1, make("batch", function, options, name="batch size", initial=size, quanta=[quantum])
+    def decorate(function: Callable[..., object]) -> Any:
+        adaptive = make(
+            "batch", function, options, name="batch size", initial=size, quanta=[quantum]
         )
-        return adaptive
+        return _without_first(1, adaptive)
 
     return decorate
 
 
 def range(  # noqa: A001  the public name
     initial: int, *, q: int = 1, progress: bool = False, **options: Unpack[Options]
-) -> Callable[
-    [Callable[Concatenate[int, int, P], object]], AdaptiveFunction[Concatenate[int, int, P], None]
-]:
+) -> RangeDecorator:
     """Decorate `function(start, end, ...)` to cover a range in parts, each as long as fits.
 
     A part that succeeded is never done again. Where nothing is remembered the first parts are
@@ -211,24 +208,18 @@ def range(  # noqa: A001  the public name
     """
     step, quantum = positive("initial", initial), positive("q", q)
 
-    def decorate(
-        function: Callable[Concatenate[int, int, P], object],
-    ) -> AdaptiveFunction[Concatenate[int, int, P], None]:
+    def decorate(function: Callable[..., object]) -> Any:
         bar = _bar(function, progress)
-        adaptive: AdaptiveFunction[Concatenate[int, int, P], None] = make(
+        return make(
             "range", function, options, name="step", initial=step, quanta=[quantum], progress=bar
         )
-        return adaptive
 
     return decorate
 
 
 def chunked(
     initial: int, *, dim: int = 0, q: int = 1, progress: bool = False, **options: Unpack[Options]
-) -> Callable[
-    [Callable[Concatenate[torch.Tensor, int, int, P], object]],
-    AdaptiveFunction[Concatenate[torch.Tensor, P], None],
-]:
+) -> ChunkedDecorator:
     """Decorate `function(chunk, start, end, ...)` to cover a tensor in chunks that fit.
 
     The chunks are views: what is written to them is written to the tensor.
@@ -254,9 +245,7 @@ def chunked(
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim must be an int, got {dim!r}")
 
-    def decorate(
-        function: Callable[Concatenate[torch.Tensor, int, int, P], object],
-    ) -> AdaptiveFunction[Concatenate[torch.Tensor, P], None]:
+    def decorate(function: Callable[..., object]) -> Any:
         bar = _bar(function, progress)
         adaptive = make(
             "chunked",
@@ -268,10 +257,7 @@ def chunked(
             quanta=[quantum],
             progress=bar,
         )
-        visible: AdaptiveFunction[Concatenate[torch.Tensor, P], None] = _without_first(
-            2, adaptive, keep=1
-        )
-        return visible
+        return _without_first(2, adaptive, keep=1)
 
     return decorate
 
