@@ -294,24 +294,39 @@ _run_lock = threading.Lock()
 _MOST_RUN_MEMORIES = 1024
 
 
-def _run_context(
-    kind: str, function: Callable[..., Any], options: Options
-) -> tuple[SizeMemory | None, str]:
-    """The memory of a `run_*` call, and the place that it is made from where that matters."""
-    site = ""
+def _once(
+    kind: str,
+    name: str,
+    function: Callable[..., Any],
+    options: Options,
+    initial: object,
+    q: object,
+    **specific: Any,
+) -> Any:
+    """What the decorator would make, for one call, with the memory of earlier such calls."""
+    site, memory = "", None
     if options.get("remember") == "call_site":
         caller = sys._getframe(2)
         site = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    if options.get("remember") == "none" or options.get("persist"):
-        return None, site  # made, or not, by `make`
-    inner = function.func if isinstance(function, functools.partial) else function
-    owner = (kind, site, getattr(inner, "__code__", None) or name_of(inner))
-    with _run_lock:
-        memory = _run_memories.setdefault(owner, SizeMemory())
-        _run_memories.move_to_end(owner)
-        while len(_run_memories) > _MOST_RUN_MEMORIES:
-            _run_memories.popitem(last=False)
-    return memory, site
+    if options.get("remember") != "none" and not options.get("persist"):
+        inner = function.func if isinstance(function, functools.partial) else function
+        owner = (kind, site, getattr(inner, "__code__", None) or name_of(inner))
+        with _run_lock:
+            memory = _run_memories.setdefault(owner, SizeMemory())
+            _run_memories.move_to_end(owner)
+            while len(_run_memories) > _MOST_RUN_MEMORIES:
+                _run_memories.popitem(last=False)
+    return make(
+        kind,
+        function,
+        options,
+        name=name,
+        memory=memory,  # None: made, or not, by `make`
+        site=site,
+        initial=positive("initial", initial),
+        quanta=[positive("q", q)],
+        **specific,
+    )
 
 
 def run_batch(
@@ -329,17 +344,7 @@ def run_batch(
         >>> brim.run_batch(512, lambda size: size * 2)
         1024
     """
-    memory, site = _run_context("batch", function, options)
-    adaptive = make(
-        "batch",
-        function,
-        options,
-        name="batch size",
-        memory=memory,
-        site=site,
-        initial=positive("initial", initial),
-        quanta=[positive("q", q)],
-    )
+    adaptive = _once("batch", "batch size", function, options, initial, q)
     result: R = adaptive(*args)
     return result
 
@@ -364,18 +369,8 @@ def run_range(
         >>> sum(parts)
         10
     """
-    memory, site = _run_context("range", function, options)
-    adaptive = make(
-        "range",
-        function,
-        options,
-        name="step",
-        memory=memory,
-        site=site,
-        initial=positive("initial", initial),
-        quanta=[positive("q", q)],
-        progress=_bar(function, progress),
-    )
+    bar = _bar(function, progress)
+    adaptive = _once("range", "step", function, options, initial, q, progress=bar)
     adaptive(start, end, *args)
 
 
@@ -399,17 +394,6 @@ def run_chunked(
         >>> total.sum()
         tensor(10.)
     """
-    memory, site = _run_context("chunked", function, options)
-    adaptive = make(
-        "chunked",
-        function,
-        options,
-        name="step",
-        memory=memory,
-        site=site,
-        initial=positive("initial", initial),
-        dim=dim,
-        quanta=[positive("q", q)],
-        progress=_bar(function, progress),
-    )
+    bar = _bar(function, progress)
+    adaptive = _once("chunked", "step", function, options, initial, q, dim=dim, progress=bar)
     adaptive(tensor, *args)
