@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "bindings.h"
 #include "core_warnings.h"
 #include "python_error.h"
 
@@ -24,17 +25,11 @@ namespace {
 py::object steal(PyObject* object) { return py::reinterpret_steal<py::object>(object); }
 
 std::int64_t size_argument(const ArgumentSlot& slot, PyObject* value) {
-  const auto name = [&] { return slot.name.cast<std::string>(); };
-  TORCH_CHECK_TYPE(PyIndex_Check(value) != 0 && !PyBool_Check(value), name(),
-                   " must be an int, got ", py::repr(value).cast<std::string>());
-  const py::object number = steal(PyNumber_Index(value));
-  if (!number) {
-    throw py::error_already_set();
-  }
-  int overflow = 0;
-  const long long size = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-  TORCH_CHECK_VALUE(overflow == 0 && size >= 1, name(), " must be between 1 and 2^63 - 1, got ",
-                    py::str(number).cast<std::string>());
+  constexpr const char* kMust = "be between 1 and 2^63 - 1";
+  const char* name = PyUnicode_AsUTF8(slot.name.ptr());
+  const std::int64_t size =
+      integer_argument(name, py::reinterpret_borrow<py::object>(value), kMust);
+  TORCH_CHECK_VALUE(size >= 1, name, " must ", kMust, ", got ", size);
   return size;
 }
 
@@ -169,6 +164,34 @@ PyObject* until_it_fits(MaximizeRun& run, Attempt&& attempt) {
   }
 }
 
+/// A first try as the function was called where nothing is known that would change it, then tries
+/// until it fits.
+/// @param search makes the search from the options; only asked for after the first try failed.
+template <class Search, class First, class Call>
+PyObject* adapt(const AdaptiveConfig& config, const CallArguments& arguments,
+                std::vector<Attempt>* attempts, MaximizeRun::Rate rate, const Search& search,
+                const First& first, const Call& call) {
+  Checkpoint checkpoint = checkpoint_before(config, arguments, attempts);
+  std::optional<TakenError> first_error;
+  if (may_run_unwatched(config, attempts)) {
+    if (PyObject* result = first()) {
+      return result;
+    }
+    first_error.emplace();
+    if (!first_error->cause) {
+      return nullptr;
+    }
+  }
+  CoreWarnings warnings;
+  const AdaptOptions options = call_options(config, arguments, attempts);
+  MaximizeRun run(search(options), options, std::move(checkpoint), rate,
+                  first_error ? MaximizeRun::FirstTry::failed : MaximizeRun::FirstTry::ahead);
+  if (first_error) {
+    run.failed(first_error->cause, first_error->message);
+  }
+  return warnings.deliver(until_it_fits(run, [&] { return call(run.values()); }));
+}
+
 // maximize
 
 struct Maxima {
@@ -245,68 +268,48 @@ PyObject* call_unwatched(const AdaptiveConfig& config, PyObject* function,
 PyObject* maximize(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
                    std::vector<Attempt>* attempts) {
   const Maxima maxima = find_maxima(config, arguments);
-  Checkpoint checkpoint = checkpoint_before(config, arguments, attempts);
-  std::optional<TakenError> first_error;
-  if (may_run_unwatched(config, attempts)) {
-    PyObject* result = call_unwatched(config, function, arguments, maxima);
-    if (result != nullptr) {
-      return result;
+  const auto search = [&](const AdaptOptions& options) {
+    ParameterSearchOptions result;
+    result.groups = config.groups;
+    for (std::size_t i = 0; i < config.parameters.size(); ++i) {
+      result.parameters.push_back({.maximum = maxima.value[i],
+                                   .quantum = config.quanta[i],
+                                   .lower = std::min(options.lower, maxima.value[i])});
     }
-    first_error.emplace();
-    if (!first_error->cause) {
-      return nullptr;
-    }
-  }
-  CoreWarnings warnings;
-  const AdaptOptions options = call_options(config, arguments, attempts);
-  ParameterSearchOptions search;
-  search.groups = config.groups;
-  for (std::size_t i = 0; i < config.parameters.size(); ++i) {
-    search.parameters.push_back({.maximum = maxima.value[i],
-                                 .quantum = config.quanta[i],
-                                 .lower = std::min(options.lower, maxima.value[i])});
-  }
-  MaximizeRun run(std::move(search), options, std::move(checkpoint), MaximizeRun::Rate::calls,
-                  first_error ? MaximizeRun::FirstTry::failed : MaximizeRun::FirstTry::ahead);
-  if (first_error) {
-    run.failed(first_error->cause, first_error->message);
-  }
-  ParameterCall call(config, arguments, maxima);
-  return warnings.deliver(until_it_fits(run, [&] { return call(function, run.values()); }));
+    return result;
+  };
+  std::optional<ParameterCall> changed;  // made when it is needed: a call that fits needs none
+  return adapt(
+      config, arguments, attempts, MaximizeRun::Rate::calls, search,
+      [&] { return call_unwatched(config, function, arguments, maxima); },
+      [&](std::span<const std::int64_t> values) {
+        if (!changed) {
+          changed.emplace(config, arguments, maxima);
+        }
+        return (*changed)(function, values);
+      });
 }
 
 // batch
 
 PyObject* batch(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
                 std::vector<Attempt>* attempts) {
-  Checkpoint checkpoint = checkpoint_before(config, arguments, attempts);
   ChangedArguments changed(arguments, 1);
   const auto call_with = [&](std::int64_t size) {
     const py::int_ number(size);
     changed.set_front(0, number.ptr());
     return changed.call(function);
   };
-  std::optional<TakenError> first_error;
-  if (may_run_unwatched(config, attempts)) {
-    if (PyObject* result = call_with(config.initial)) {
-      return result;
-    }
-    first_error.emplace();
-    if (!first_error->cause) {
-      return nullptr;
-    }
-  }
-  CoreWarnings warnings;
-  const AdaptOptions options = call_options(config, arguments, attempts);
-  MaximizeRun run({.parameters = {{.maximum = config.initial,
-                                   .quantum = options.quantum,
-                                   .lower = std::min(options.lower, config.initial)}}},
-                  options, std::move(checkpoint), MaximizeRun::Rate::items,
-                  first_error ? MaximizeRun::FirstTry::failed : MaximizeRun::FirstTry::ahead);
-  if (first_error) {
-    run.failed(first_error->cause, first_error->message);
-  }
-  return warnings.deliver(until_it_fits(run, [&] { return call_with(run.values().front()); }));
+  const auto search = [&](const AdaptOptions& options) {
+    return ParameterSearchOptions{
+        .parameters = {{.maximum = config.initial,
+                        .quantum = options.quantum,
+                        .lower = std::min(options.lower, config.initial)}}};
+  };
+  return adapt(
+      config, arguments, attempts, MaximizeRun::Rate::items, search,
+      [&] { return call_with(config.initial); },
+      [&](std::span<const std::int64_t> values) { return call_with(values.front()); });
 }
 
 // range and chunked
@@ -373,17 +376,8 @@ PyObject* range(const AdaptiveConfig& config, PyObject* function, const CallArgu
   TORCH_CHECK_TYPE(arguments.positional >= 2,
                    "start and end must be passed, as the first two positional arguments");
   const auto bound = [&](const char* name, PyObject* value) {
-    TORCH_CHECK_TYPE(PyIndex_Check(value) != 0 && !PyBool_Check(value), name,
-                     " must be an int, got ", py::repr(value).cast<std::string>());
-    const py::object number = steal(PyNumber_Index(value));
-    if (!number) {
-      throw py::error_already_set();
-    }
-    int overflow = 0;
-    const long long result = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-    TORCH_CHECK_VALUE(overflow == 0, name, " must be between -2^63 and 2^63 - 1, got ",
-                      py::str(number).cast<std::string>());
-    return std::int64_t{result};
+    return integer_argument(name, py::reinterpret_borrow<py::object>(value),
+                            "be between -2^63 and 2^63 - 1");
   };
   const std::int64_t start = bound("start", arguments.values[0]);
   const std::int64_t end = bound("end", arguments.values[1]);

@@ -27,7 +27,9 @@ py::object to_python(c10::Device device);
 std::string text_of(const py::object& text);
 
 /// An int, or what stands for one (numpy's), as 64 bits. @throws c10::TypeError for anything else,
-/// bools included, c10::ValueError for one that does not fit; both name the argument.
-std::int64_t integer_argument(const char* name, const py::object& value);
+/// bools included, c10::ValueError for one that does not fit; both name the argument, the second
+/// says what it `must` be.
+std::int64_t integer_argument(const char* name, const py::object& value,
+                              const char* must = "fit 64 bits");
 
 }  // namespace brim::python

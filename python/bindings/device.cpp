@@ -53,7 +53,7 @@ std::string text_of(const py::object& text) {
   return text.attr("encode")("utf-8", "backslashreplace").cast<std::string>();
 }
 
-std::int64_t integer_argument(const char* name, const py::object& value) {
+std::int64_t integer_argument(const char* name, const py::object& value, const char* must) {
   const bool integral = PyIndex_Check(value.ptr()) != 0 && !py::isinstance<py::bool_>(value);
   TORCH_CHECK_TYPE(integral, name, " must be an int, got ", py::repr(value).cast<std::string>());
   const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
@@ -62,7 +62,7 @@ std::int64_t integer_argument(const char* name, const py::object& value) {
   }
   int overflow = 0;
   const long long result = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-  TORCH_CHECK_VALUE(overflow == 0, name, " must fit 64 bits, got ",
+  TORCH_CHECK_VALUE(overflow == 0, name, " must ", must, ", got ",
                     py::str(number).cast<std::string>());
   return result;
 }
