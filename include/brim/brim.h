@@ -5,6 +5,14 @@
 // IWYU pragma: begin_exports
 #include <brim/adapt/adapt.h>
 #include <brim/adapt/size_memory.h>
+#include <brim/batching/batches.h>
+#include <brim/batching/batching.h>
+#include <brim/batching/buckets.h>
+#include <brim/batching/cost.h>
+#include <brim/batching/gauge.h>
+#include <brim/batching/plan.h>
+#include <brim/batching/sample_sizes.h>
+#include <brim/batching/stream.h>
 #include <brim/memory/budget.h>
 #include <brim/memory/bytes.h>
 #include <brim/memory/cpu.h>
@@ -13,6 +21,10 @@
 #include <brim/memory/peak_meter.h>
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
+#include <brim/predict/collect_peaks.h>
+#include <brim/predict/memory_model.h>
+#include <brim/predict/polynomial_regression.h>
+#include <brim/predict/probe.h>
 #include <brim/runtime.h>
 #include <brim/testing/oom_injector.h>
 #include <brim/version.h>

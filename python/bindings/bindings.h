@@ -12,7 +12,10 @@ namespace py = pybind11;
 
 // One function a module, called by module.cpp.
 void register_adapt(py::module_& m);
+void register_batching(py::module_& m);
+void register_buckets(py::module_& m);
 void register_memory(py::module_& m);
+void register_predict(py::module_& m);
 void register_testing(py::module_& m);
 
 /// A device as Python code writes it: None (the current accelerator, else the CPU), `"cuda:1"`, a

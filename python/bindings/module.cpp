@@ -25,6 +25,9 @@ PYBIND11_MODULE(_C, m) {
   m.attr("built_with_torch") = brim::built_with_torch();
   brim::python::install_python_classifier();
   brim::python::register_memory(m);
+  brim::python::register_predict(m);
   brim::python::register_adapt(m);
+  brim::python::register_batching(m);
+  brim::python::register_buckets(m);
   brim::python::register_testing(m);
 }

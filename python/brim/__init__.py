@@ -12,7 +12,7 @@ from brim import _torch_version
 
 _torch_version.check()
 
-from brim import testing  # noqa: E402  the check above must come before anything loads the C++ core
+from brim import data, testing  # noqa: E402  the check above must come before anything loads the C++ core
 from brim._C import (  # noqa: E402
     Budget,
     Fragmentation,
@@ -48,23 +48,40 @@ from brim.memory import (  # noqa: E402
     release_cached,
     reset_peak,
 )
+from brim.predict import (  # noqa: E402
+    MemoryModel,
+    MemorySample,
+    ModelError,
+    Peaks,
+    PeakSample,
+    PolynomialRegression,
+    collect_peaks,
+)
 
 __all__ = [
     "AdaptiveFunction",
     "Attempt",
     "Budget",
     "Fragmentation",
+    "MemoryModel",
+    "MemorySample",
     "MemoryStats",
+    "ModelError",
     "OomCause",
     "OomKind",
     "PeakMeter",
+    "PeakSample",
+    "Peaks",
+    "PolynomialRegression",
     "SizeMemory",
     "__version__",
     "batch",
     "budget",
     "chunked",
     "classify_error",
+    "collect_peaks",
     "cpu_allocator_installed",
+    "data",
     "default_device",
     "format_bytes",
     "fragmentation",

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace brim::batching {
+
+/// Why a sample is in no batch.
+enum class LeftOutReason : std::uint8_t {
+  over_budget,        ///< it exceeds the budget by itself
+  outside_buckets,    ///< no bucket holds its size
+  dropped_last,       ///< it was in a batch that was not full, and those are dropped
+  too_few_for_ranks,  ///< it was in the last step, which had no batch for every rank
+};
+
+/// A sample that is in no batch, by its index.
+struct LeftOut {
+  std::int64_t index;
+  LeftOutReason reason;
+
+  friend bool operator==(const LeftOut&, const LeftOut&) = default;
+};
+
+/// Batches one after the other in one array: batch b is `indices[offsets[b]]` up to, but without,
+/// `indices[offsets[b + 1]]`.
+struct Batches {
+  std::vector<std::int64_t> indices;
+  std::vector<std::int64_t> offsets{0};
+  /// What each batch costs, in shares of the budget (1 is full). Of several budgets the fullest
+  /// counts.
+  std::vector<double> loads;
+  std::vector<LeftOut> left_out;
+
+  /// COUNT of batches.
+  [[nodiscard]] std::size_t count() const { return offsets.size() - 1; }
+
+  [[nodiscard]] std::span<const std::int64_t> operator[](std::size_t batch) const {
+    const auto begin = static_cast<std::size_t>(offsets[batch]);
+    return {indices.data() + begin, static_cast<std::size_t>(offsets[batch + 1]) - begin};
+  }
+
+  /// What was added to `indices` since the last call becomes a batch.
+  void close(double load) {
+    offsets.push_back(static_cast<std::int64_t>(indices.size()));
+    loads.push_back(load);
+  }
+
+  void clear() {
+    indices.clear();
+    offsets.resize(1);
+    loads.clear();
+    left_out.clear();
+  }
+};
+
+}  // namespace brim::batching

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <brim/export.h>
+
+#include <cstdint>
+#include <functional>
+
+namespace brim::batching {
+
+/// How the sizes of a batch's samples add up to what the batch costs.
+///
+/// Every cost grows with each sample that is added and with each sample that is made longer, so a
+/// part of a batch never costs more than the whole.
+class BRIM_API Cost {
+ public:
+  enum class Kind : std::uint8_t { sum, count, padded, padded_squared, custom };
+
+  /// Σ size: samples laid one after the other (packed tokens, nodes of graphs).
+  static Cost sum() { return Cost(Kind::sum); }
+  /// The number of samples, whatever their sizes.
+  static Cost count() { return Cost(Kind::count); }
+  /// n × longest: every sample padded to the longest.
+  static Cost padded() { return Cost(Kind::padded); }
+  /// n × longest²: padded, and needed for each pair of positions (attention).
+  static Cost padded_squared() { return Cost(Kind::padded_squared); }
+
+  /// How many samples of size `longest` stay within `budget`.
+  using LargestCount = std::function<std::int64_t(double longest, double budget)>;
+  /// What `count` samples padded to `longest` cost.
+  using Price = std::function<double(std::int64_t count, double longest)>;
+
+  /// Any cost that depends on the number of samples and on the longest, such as the bytes that a
+  /// memory model predicts. Both functions must not depend on anything else: batches are built
+  /// again when a run is resumed. `largest_count` must not rise with `longest`.
+  static Cost custom(LargestCount largest_count, Price price);
+
+  [[nodiscard]] Kind kind() const { return kind_; }
+  [[nodiscard]] const LargestCount& largest_count() const { return largest_count_; }
+  [[nodiscard]] const Price& price() const { return price_; }
+
+ private:
+  explicit Cost(Kind kind) : kind_(kind) {}
+
+  Kind kind_;
+  LargestCount largest_count_;
+  Price price_;
+};
+
+/// A budget: no batch's cost may exceed `maximum`.
+class BRIM_API Limit {
+ public:
+  /// @throws std::invalid_argument if `maximum` is not positive.
+  Limit(Cost cost, std::int64_t maximum);
+  /// @throws std::invalid_argument if `maximum` is not positive, or not finite.
+  Limit(Cost cost, double maximum);
+
+  [[nodiscard]] const Cost& cost() const { return cost_; }
+  /// For whole sizes a fraction does not count: costs of whole sizes are whole.
+  [[nodiscard]] std::int64_t whole() const { return whole_; }
+  [[nodiscard]] double real() const { return real_; }
+
+ private:
+  Cost cost_;
+  std::int64_t whole_;
+  double real_;
+};
+
+}  // namespace brim::batching

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <brim/batching/cost.h>
+#include <brim/export.h>
+
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace brim::batching {
+
+/// How full one batch is, for programs that make batches themselves, sample by sample:
+///
+///     brim::batching::Gauge gauge({{brim::batching::Cost::padded(), 16384.0}});
+///     for (const Request& request : requests) {
+///       const double size = request.length();
+///       if (!gauge.fits({&size, 1})) { run(batch); gauge.clear(); }
+///       gauge.add({&size, 1});
+///     }
+///
+/// Sizes are given one for each limit. For one thread.
+class BRIM_API Gauge {
+ public:
+  /// @throws std::invalid_argument if there is no limit.
+  explicit Gauge(std::vector<Limit> limits);
+  ~Gauge();
+  Gauge(Gauge&&) noexcept;
+  Gauge& operator=(Gauge&&) noexcept;
+
+  /// Whether an empty batch has room for the sample.
+  [[nodiscard]] bool fits_alone(std::span<const double> sizes) const;
+  /// Whether this batch has.
+  [[nodiscard]] bool fits(std::span<const double> sizes) const;
+  void add(std::span<const double> sizes);
+  /// Starts another batch.
+  void clear();
+  /// Cost as a share of the budget; of the fullest where there are several.
+  [[nodiscard]] double load() const;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace brim::batching

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <brim/export.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace brim {
+
+/// What the sizes of a MemoryModel are.
+enum class SizeKind : std::uint8_t {
+  size,   ///< one number s
+  batch,  ///< a pair (n, L): n samples, the longest of them L long
+};
+
+/// What one piece of work needed.
+struct MemorySample {
+  double n = 0;       ///< COUNT of samples; of SizeKind::size the size itself
+  double length = 0;  ///< of the longest sample; 0 of SizeKind::size
+  double peak = 0;    ///< bytes held at most; where it ran out of memory, the need was more
+  bool out_of_memory = false;
+
+  bool operator==(const MemorySample&) const = default;
+};
+
+/// How far a model is off for a sample that it has not seen, as shares of what was measured.
+struct ModelError {
+  double median = 0;
+  double worst = 0;
+  std::vector<double> each;  ///< predicted / measured - 1, in the order of the measured samples
+};
+
+/// Everything that a fitted model consists of, for saving it.
+struct MemoryModelState {
+  SizeKind kind = SizeKind::size;
+  double floor = 0;                         ///< bytes
+  std::vector<std::vector<double>> phases;  ///< bytes a term, in the order of term_names()
+  double margin = 0;
+  ModelError error;
+  std::vector<MemorySample> samples;
+};
+
+/// How many bytes a piece of work needs at its peak, as a function of its size.
+///
+///     brim::MemoryModel model;
+///     model.fit({{1, 128, 3e6}, {8, 64, 9e6}, {8, 256, 5e7}, {32, 32, 2e7}},
+///     brim::SizeKind::batch); std::int64_t n = model.largest_batch(512, 8e9);
+///
+/// The peak is `max(floor, phases…)`, each phase a sum of terms with coefficients that are not
+/// negative: of 1, nL, nL² (and n, L, L² where the samples call for them) for a batch, of 1, s, s²
+/// for one size. So it never falls as n or L grows. Up to two phases are fitted, by non-negative
+/// least squares of the relative error. See docs/predict.md.
+///
+/// Bytes are those of the whole device (PeakSample::peak), so they compare with a budget.
+/// A value type without torch in it. Reading one from several threads is safe.
+class BRIM_API MemoryModel {
+ public:
+  /// The largest answer of largest_batch() and largest_size(): the need does not grow, or the
+  /// budget is beyond everything.
+  static constexpr std::int64_t kLargestSize = std::int64_t{1} << 53;
+
+  /// A model that knows nothing yet.
+  MemoryModel() = default;
+
+  /// Fits to the samples, forgetting earlier ones. A sample that ran out of memory is a lower
+  /// bound: the model is at least that there.
+  /// @throws std::invalid_argument if a figure is not finite and positive, or fewer than 2 (of one
+  ///     size) or 3 (of batches) different sizes were measured. The earlier fit then stays.
+  void fit(std::span<const MemorySample> samples, SizeKind kind);
+
+  /// @throws std::invalid_argument if the state is not of a fitted model.
+  static MemoryModel from_state(MemoryModelState state);
+  [[nodiscard]] const MemoryModelState& state() const { return state_; }
+
+  [[nodiscard]] bool fitted() const { return !state_.phases.empty(); }
+  [[nodiscard]] SizeKind kind() const { return state_.kind; }
+
+  /// Bytes expected at the peak. @throws std::invalid_argument before fit(), for the other kind of
+  /// size, or one that is negative or not finite.
+  [[nodiscard]] double peak(double size) const;
+  [[nodiscard]] double peak(double n, double length) const;
+
+  /// Of one batch of samples of these lengths: n × the longest. 0 for none.
+  [[nodiscard]] double peak_of(std::span<const double> lengths) const;
+
+  /// peak() and the margin on top: what to compare with a budget.
+  [[nodiscard]] double safe_peak(double size) const;
+  [[nodiscard]] double safe_peak(double n, double length) const;
+
+  /// The largest n with safe_peak(n, length) <= bytes; 0 for none. Costs some tens of nanoseconds.
+  [[nodiscard]] std::int64_t largest_batch(double length, double bytes) const;
+
+  /// The largest whole size with safe_peak(size) <= bytes; 0 for none.
+  [[nodiscard]] std::int64_t largest_size(double bytes) const;
+
+  /// Leave-one-out: each measured sample predicted by a model fitted without it (of more than 32
+  /// samples, every 32nd at once). Empty `each` and zeros where there are too few for that.
+  [[nodiscard]] const ModelError& error() const { return state_.error; }
+
+  /// Share of the peak that safe_peak() adds: four times the error expected elsewhere, from the
+  /// residuals and the numbers of samples and coefficients. See docs/predict.md.
+  [[nodiscard]] double margin() const { return state_.margin; }
+
+  [[nodiscard]] const std::vector<MemorySample>& samples() const { return state_.samples; }
+
+  /// "1", "nL", "nL²", "n", "L", "L²", or "1", "s", "s²".
+  [[nodiscard]] static std::vector<std::string> term_names(SizeKind kind);
+
+  /// Several lines for people: floor, phases, error and margin.
+  [[nodiscard]] std::string to_string() const;
+
+ private:
+  void check(SizeKind kind) const;
+  [[nodiscard]] double evaluate(double n, double length) const;
+
+  MemoryModelState state_;
+};
+
+}  // namespace brim

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <brim/export.h>
+#include <brim/predict/memory_model.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace brim {
+
+struct ProbeOptions {
+  std::optional<c10::Device> device{};   ///< default_device() where empty
+  std::optional<std::int64_t> budget{};  ///< bytes that the work may hold; what is free where empty
+  std::int64_t probes = 7;               ///< how many sizes to measure at most
+  std::function<void()> cleanup{};       ///< see CollectOptions
+  std::function<void()> collect_garbage{};
+};
+
+/// Measures a few of the sizes and fits a MemoryModel to them.
+///
+///     auto model = brim::probe_memory([&](std::int64_t n) { step(n); }, {1, 2, 4, 8, 16, 32, 64});
+///
+/// It chooses the sizes itself: the smallest first (once unmeasured, to warm up), then growing, and
+/// each only where its need is expected to stay within the budget, or within 90 % of what the
+/// device has free where none is given. A size that runs out of memory nevertheless is a lower
+/// bound for the fit. `model.samples()` tells what was measured.
+///
+/// @throws std::invalid_argument if the sizes are empty, not positive, or too few different ones
+///     are given (2, of batches 3) or could be measured; c10::ValueError for a device that does not
+///     exist; c10::OutOfMemoryError if even the smallest size does not fit; and what `work` throws.
+BRIM_API MemoryModel probe_memory(const std::function<void(std::int64_t)>& work,
+                                  const std::vector<std::int64_t>& sizes,
+                                  const ProbeOptions& options = {});
+
+/// The same over batches: `sizes` are pairs of a number of samples and their length.
+BRIM_API MemoryModel probe_memory(const std::function<void(std::int64_t, std::int64_t)>& work,
+                                  const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes,
+                                  const ProbeOptions& options = {});
+
+}  // namespace brim

@@ -1,0 +1,181 @@
+// The iterator that a batch sampler gives: of CPython's own kind, because a call through pybind11
+// costs as much as a whole batch may.
+#include <c10/core/TensorImpl.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "bindings.h"
+#include "sample_batching.h"
+#include "tensors.h"
+
+namespace brim::python {
+namespace {
+
+struct BatchIterator {
+  PyObject_HEAD struct State* state;
+};
+
+struct State {
+  std::shared_ptr<SampleBatching> batching;
+  batching::BatchStream stream;
+  bool as_tensors;
+  py::dict description;
+  bool finished = false;
+  bool busy = false;  // opening a block without Python's lock
+  std::int64_t block = 0;
+  at::Tensor indices = {};  // of the open block
+};
+
+State& state_of(PyObject* self) { return *reinterpret_cast<BatchIterator*>(self)->state; }
+
+/// The next batch, or nothing at the end. Blocks are worked out without Python's lock.
+std::optional<std::span<const std::int64_t>> next_batch(State& state) {
+  if (!state.stream.at_block_end()) {
+    return state.stream.next();
+  }
+  TORCH_CHECK_VALUE(!state.busy, "this iterator is in use by another thread");
+  state.busy = true;
+  try {
+    auto batch = unlocked([&] { return state.stream.next(); });
+    state.busy = false;
+    return batch;
+  } catch (...) {
+    state.busy = false;
+    throw;
+  }
+}
+
+PyObject* as_list(std::span<const std::int64_t> batch) {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(batch.size()));
+  if (list == nullptr) {
+    return nullptr;
+  }
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    PyObject* index = PyLong_FromLongLong(batch[i]);
+    if (index == nullptr) {
+      Py_DECREF(list);
+      return nullptr;
+    }
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), index);
+  }
+  return list;
+}
+
+/// A view of the block's indices: one allocation a block, and none of torch's dispatcher a batch.
+PyObject* as_tensor(State& state, std::span<const std::int64_t> batch) {
+  const std::vector<std::int64_t>& block = state.stream.block().indices;
+  if (state.block != state.stream.blocks_opened()) {
+    state.block = state.stream.blocks_opened();
+    state.indices = tensor_of(std::span<const std::int64_t>(block));
+  }
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(state.indices.storage()), state.indices.key_set(),
+      state.indices.dtype());
+  c10::TensorImpl* impl = view.unsafeGetTensorImpl();
+  impl->set_storage_offset(batch.data() - block.data());
+  impl->set_sizes_contiguous(static_cast<std::int64_t>(batch.size()));
+  return THPVariable_Wrap(std::move(view));
+}
+
+PyObject* next(PyObject* self) {
+  HANDLE_TH_ERRORS
+  State& state = state_of(self);
+  const auto batch = state.finished ? std::nullopt : next_batch(state);
+  if (!batch) {
+    state.finished = true;
+    return nullptr;  // the end, without an exception
+  }
+  return state.as_tensors ? as_tensor(state, *batch) : as_list(*batch);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* state_dict(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
+  HANDLE_TH_ERRORS
+  const State& state = state_of(self);
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  TORCH_CHECK_TYPE(count + named <= 1, "state_dict() takes at most 1 argument, batches");
+  if (named == 1) {
+    const auto name = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(names, 0));
+    TORCH_CHECK_TYPE(text_of(name) == "batches", "state_dict() has no argument ", text_of(name));
+  }
+  std::int64_t batches = state.stream.given();
+  if (count + named == 1 && values[0] != Py_None) {
+    batches = integer_argument("batches", py::reinterpret_borrow<py::object>(values[0]));
+  }
+  TORCH_CHECK_VALUE(!state.busy, "this iterator is in use by another thread");
+  const batching::Position position = checked([&] { return state.stream.position(batches); });
+  py::dict result(state.description.attr("copy")());
+  result["finished"] = state.finished && batches == state.stream.given();
+  py::list cursor;
+  for (const std::int64_t word : position.cursor) {
+    cursor.append(word);
+  }
+  py::list segments;
+  for (const batching::Position::Segment& segment : position.segments) {
+    py::list entry;
+    entry.append(segment.world_size);
+    entry.append(segment.phase);
+    entry.append(segment.done);
+    segments.append(std::move(entry));
+  }
+  result["cursor"] = std::move(cursor);
+  result["segments"] = std::move(segments);
+  return result.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+void dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  delete reinterpret_cast<BatchIterator*>(self)->state;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyTypeObject* type_object() {
+  static PyMethodDef methods[] = {
+      {"state_dict", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&state_dict)),
+       METH_FASTCALL | METH_KEYWORDS, "Where this iterator stands, to go on from there later."},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_iter, reinterpret_cast<void*>(&PyObject_SelfIter)},
+                                {Py_tp_iternext, reinterpret_cast<void*>(&next)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
+                                {Py_tp_methods, methods},
+                                {0, nullptr}};
+  static PyType_Spec spec = {"brim._C.BatchIterator", sizeof(BatchIterator), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+  static PyObject* const type = PyType_FromSpec(&spec);
+  if (type == nullptr) {
+    throw py::error_already_set();
+  }
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+}  // namespace
+
+py::object make_batch_iterator(std::shared_ptr<SampleBatching> batching, IteratorOptions options) {
+  auto stream = checked([&] {
+    batching::BatchStream result(*batching->core, options.seed, options.ranks);
+    if (!options.position.cursor.empty()) {
+      result.seek(options.position);
+    }
+    return result;
+  });
+  auto state = std::unique_ptr<State>(new State{
+      std::move(batching), std::move(stream), options.as_tensors, std::move(options.description)});
+  PyTypeObject* type = type_object();
+  auto* self = reinterpret_cast<BatchIterator*>(type->tp_alloc(type, 0));
+  if (self == nullptr) {
+    throw py::error_already_set();
+  }
+  self->state = state.release();
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(self));
+}
+
+py::object batch_iterator_type() {
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(type_object()));
+}
+
+}  // namespace brim::python

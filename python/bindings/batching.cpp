@@ -1,0 +1,328 @@
+#include <brim/batching/batching.h>
+#include <brim/batching/plan.h>
+#include <brim/batching/stream.h>
+#include <brim/predict/memory_model.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "bindings.h"
+#include "sample_batching.h"
+#include "tensors.h"
+
+namespace brim::python {
+namespace {
+
+using batching::AnyColumns;
+using batching::Column;
+using batching::Columns;
+using batching::Cost;
+using batching::Limit;
+
+using SharedBatching = std::shared_ptr<SampleBatching>;
+
+Limit model_limit(const MemoryModel& model, const Limit& bytes) {
+  TORCH_CHECK_VALUE(model.fitted(), "cost is a memory model that has not been fitted");
+  if (model.kind() == SizeKind::size) {
+    const std::int64_t largest = model.largest_size(bytes.real());
+    TORCH_CHECK_VALUE(largest > 0, "max_total_size is ", bytes.whole(),
+                      " bytes, and the memory model needs ", model.safe_peak(1.0),
+                      " for a batch of total size 1");
+    return {Cost::sum(), largest};
+  }
+  return {Cost::custom([model](double longest,
+                               double budget) { return model.largest_batch(longest, budget); },
+                       [model](std::int64_t n, double longest) {
+                         return model.safe_peak(static_cast<double>(n), longest);
+                       }),
+          bytes.whole()};
+}
+
+Cost named_cost(const std::string& name) {
+  if (name == "sum") {
+    return Cost::sum();
+  }
+  if (name == "count") {
+    return Cost::count();
+  }
+  if (name == "padded") {
+    return Cost::padded();
+  }
+  TORCH_CHECK_VALUE(name == "padded_squared",
+                    "cost must be \"sum\", \"count\", \"padded\", \"padded_squared\" or a fitted "
+                    "MemoryModel, got \"",
+                    name, "\"");
+  return Cost::padded_squared();
+}
+
+template <typename T>
+Columns<T> columns_of(const std::vector<at::Tensor>& tensors, const std::vector<Limit>& limits) {
+  Columns<T> columns;
+  columns.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    columns.push_back({values_of<T>(tensors[i]), limits[i]});
+  }
+  return columns;
+}
+
+/// What a call to one of the functions below brings: tensors of sizes, all of one dtype, each with
+/// its cost and its maximum.
+struct Arguments {
+  std::vector<at::Tensor> tensors;
+  std::vector<Limit> limits;
+
+  Arguments(const py::list& sizes, const py::list& costs, const py::list& maxima) {
+    for (const py::handle tensor : sizes) {
+      tensors.push_back(numbers_argument("sizes", py::reinterpret_borrow<py::object>(tensor)));
+    }
+    limits = limits_argument(costs, maxima);
+  }
+
+  [[nodiscard]] AnyColumns columns(at::ScalarType type) const {
+    return type == at::kDouble ? AnyColumns(columns_of<double>(tensors, limits))
+                               : AnyColumns(columns_of<std::int64_t>(tensors, limits));
+  }
+};
+
+batching::Oversize oversize_argument(const std::string& oversize) {
+  TORCH_CHECK_VALUE(oversize == "leave_out" || oversize == "error",
+                    "oversize must be \"leave_out\" or \"error\", got \"", oversize, "\"");
+  return oversize == "error" ? batching::Oversize::error : batching::Oversize::leave_out;
+}
+
+batching::Order order_of(const std::optional<at::Tensor>& indices, bool shuffle) {
+  batching::Order order{.indices = std::nullopt, .shuffle = shuffle};
+  if (indices) {
+    order.indices = values_of<std::int64_t>(*indices);
+  }
+  return order;
+}
+
+std::optional<at::Tensor> indices_argument(const py::object& indices) {
+  if (indices.is_none()) {
+    return std::nullopt;
+  }
+  at::Tensor tensor = numbers_argument("indices", indices);
+  TORCH_CHECK_VALUE(tensor.scalar_type() == at::kLong, "indices must be whole numbers, got ",
+                    tensor.scalar_type());
+  return tensor;
+}
+
+/// Makes a Batching, and keeps the tensors that it looks into.
+template <typename Make>
+SharedBatching make_batching(Arguments arguments, std::optional<at::Tensor> other, Make make) {
+  auto result = std::make_shared<SampleBatching>();
+  result->tensors = std::move(arguments.tensors);
+  if (other) {
+    result->tensors.push_back(std::move(*other));
+  }
+  result->core = unlocked(make);
+  return result;
+}
+
+SharedBatching ordered(const py::list& sizes, const py::list& costs, const py::list& maxima,
+                       const py::object& indices, bool shuffle, const std::string& oversize) {
+  Arguments arguments(sizes, costs, maxima);
+  const auto order = indices_argument(indices);
+  AnyColumns columns = arguments.columns(arguments.tensors.at(0).scalar_type());
+  const batching::Oversize what = oversize_argument(oversize);
+  return make_batching(std::move(arguments), order, [&] {
+    return batching::ordered_batching(std::move(columns), order_of(order, shuffle), what);
+  });
+}
+
+SharedBatching packed(const py::list& sizes, const py::list& costs, const py::list& maxima,
+                      const py::object& indices, bool shuffle, std::optional<std::int64_t> window,
+                      const std::string& oversize) {
+  Arguments arguments(sizes, costs, maxima);
+  const auto order = indices_argument(indices);
+  AnyColumns columns = arguments.columns(arguments.tensors.at(0).scalar_type());
+  const batching::PackOptions options{.window = window, .oversize = oversize_argument(oversize)};
+  return make_batching(std::move(arguments), order, [&] {
+    return batching::packed_batching(std::move(columns), order_of(order, shuffle), options);
+  });
+}
+
+SharedBatching bucketed(const py::object& bucket_sizes, std::vector<double> boundaries,
+                        std::vector<std::int64_t> batch_sizes, const py::list& sizes,
+                        const py::list& costs, const py::list& maxima, bool drop_last, bool shuffle,
+                        const std::string& oversize) {
+  Arguments arguments(sizes, costs, maxima);
+  const at::Tensor deciding = numbers_argument("sizes", bucket_sizes);
+  AnyColumns columns = arguments.columns(deciding.scalar_type());
+  batching::BucketOptions options{.boundaries = std::move(boundaries),
+                                  .batch_sizes = std::move(batch_sizes),
+                                  .drop_last = drop_last,
+                                  .shuffle = shuffle,
+                                  .oversize = oversize_argument(oversize)};
+  return make_batching(std::move(arguments), deciding, [&] {
+    std::variant<std::span<const std::int64_t>, std::span<const double>> values;
+    if (deciding.scalar_type() == at::kDouble) {
+      values = values_of<double>(deciding);
+    } else {
+      values = values_of<std::int64_t>(deciding);
+    }
+    return batching::bucket_batching(values, std::move(columns), std::move(options));
+  });
+}
+
+batching::Position position_argument(const py::object& cursor, const py::object& segments) {
+  batching::Position position;
+  for (const py::handle word : cursor) {
+    position.cursor.push_back(integer_argument("cursor", py::reinterpret_borrow<py::object>(word)));
+  }
+  for (const py::handle entry : segments) {
+    const auto segment = py::reinterpret_borrow<py::sequence>(entry);
+    TORCH_CHECK_VALUE(segment.size() == 3, "a segment of a position has 3 numbers, got ",
+                      segment.size());
+    position.segments.push_back({integer_argument("world_size", segment[0]),
+                                 integer_argument("phase", segment[1]),
+                                 integer_argument("done", segment[2])});
+  }
+  return position;
+}
+
+/// A stream for counting and for plans; at the position where there is one.
+batching::BatchStream stream_of(const SampleBatching& batching, std::uint64_t seed,
+                                batching::Ranks ranks, const batching::Position& position) {
+  batching::BatchStream stream(*batching.core, seed, ranks);
+  if (!position.cursor.empty()) {
+    stream.seek(position);
+  }
+  return stream;
+}
+
+py::dict left_out_of(const std::vector<batching::LeftOut>& left_out) {
+  py::dict result;
+  for (const auto reason :
+       {batching::LeftOutReason::over_budget, batching::LeftOutReason::outside_buckets,
+        batching::LeftOutReason::dropped_last, batching::LeftOutReason::too_few_for_ranks}) {
+    std::vector<std::int64_t> indices;
+    for (const batching::LeftOut& sample : left_out) {
+      if (sample.reason == reason) {
+        indices.push_back(sample.index);
+      }
+    }
+    if (!indices.empty()) {
+      result[batching::to_string(reason)] = to_tensor(std::move(indices));
+    }
+  }
+  return result;
+}
+
+py::tuple plan(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
+               std::int64_t world_size, const py::object& cursor, const py::object& segments) {
+  const batching::Position position = position_argument(cursor, segments);
+  batching::Batches batches = unlocked([&] {
+    auto stream = stream_of(batching, seed, {rank, world_size}, position);
+    batching::Batches result;
+    result.indices.reserve(
+        static_cast<std::size_t>(batching.core->samples() / std::max<std::int64_t>(world_size, 1)));
+    stream.read_rest(result);
+    return result;
+  });
+  return py::make_tuple(to_tensor(std::move(batches.offsets)),
+                        to_tensor(std::move(batches.indices)));
+}
+
+}  // namespace
+
+namespace {
+
+/// A budget from what Python code writes: the name of a cost or a memory model, and a number.
+Limit limit_argument(const py::object& cost, const py::object& maximum) {
+  const bool named = py::isinstance<py::str>(cost);
+  TORCH_CHECK_TYPE(named || py::isinstance<MemoryModel>(cost),
+                   "cost must be \"sum\", \"count\", \"padded\", \"padded_squared\" or a fitted "
+                   "MemoryModel, got ",
+                   text_of(py::repr(cost)));
+  TORCH_CHECK_TYPE(PyNumber_Check(maximum.ptr()) != 0 && !py::isinstance<py::bool_>(maximum),
+                   "max_total_size must be a positive number, got ", text_of(py::repr(maximum)));
+  return checked([&] {
+    const Cost kind = named ? named_cost(text_of(cost)) : Cost::sum();
+    const Limit limit = PyIndex_Check(maximum.ptr()) != 0
+                            ? Limit(kind, integer_argument("max_total_size", maximum))
+                            : Limit(kind, py::float_(maximum).cast<double>());
+    return named ? limit : model_limit(cost.cast<const MemoryModel&>(), limit);
+  });
+}
+
+}  // namespace
+
+std::vector<Limit> limits_argument(const py::list& costs, const py::list& maxima) {
+  std::vector<Limit> result;
+  result.reserve(costs.size());
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    result.push_back(limit_argument(costs[i], maxima[i]));
+  }
+  return result;
+}
+
+void register_batching(py::module_& m) {
+  py::class_<batching::PlanReport>(m, "PlanReport")
+      .def_readonly("samples", &batching::PlanReport::samples)
+      .def_readonly("batched", &batching::PlanReport::batched)
+      .def_readonly("batches", &batching::PlanReport::batches)
+      .def_readonly("world_size", &batching::PlanReport::world_size)
+      .def_readonly("fill", &batching::PlanReport::fill)
+      .def_readonly("padding", &batching::PlanReport::padding)
+      .def_readonly("imbalance", &batching::PlanReport::imbalance)
+      .def_property_readonly(
+          "left_out", [](const batching::PlanReport& self) { return left_out_of(self.left_out); })
+      .def("__str__", [](const batching::PlanReport& self) { return batching::to_string(self); })
+      .def("__repr__", [](const batching::PlanReport& self) {
+        return "<PlanReport: " + batching::to_string(self) + ">";
+      });
+
+  py::class_<SampleBatching, std::shared_ptr<SampleBatching>>(m, "SampleBatching")
+      .def_property_readonly("samples",
+                             [](const SampleBatching& self) { return self.core->samples(); })
+      .def_property_readonly(
+          "left_out", [](const SampleBatching& self) { return left_out_of(self.core->left_out()); })
+      .def(
+          "iterate",
+          [](const SharedBatching& self, std::uint64_t seed, std::int64_t rank,
+             std::int64_t world_size, bool as_tensors, const py::object& cursor,
+             const py::object& segments, py::dict description) {
+            return make_batch_iterator(self, {seed,
+                                              {rank, world_size},
+                                              as_tensors,
+                                              position_argument(cursor, segments),
+                                              std::move(description)});
+          },
+          py::arg("seed"), py::arg("rank"), py::arg("world_size"), py::arg("as_tensors"),
+          py::arg("cursor"), py::arg("segments"), py::arg("description"))
+      .def(
+          "count",
+          [](const SampleBatching& self, std::uint64_t seed, std::int64_t rank,
+             std::int64_t world_size, const py::object& cursor, const py::object& segments) {
+            const batching::Position position = position_argument(cursor, segments);
+            return unlocked(
+                [&] { return stream_of(self, seed, {rank, world_size}, position).count_rest(); });
+          },
+          py::arg("seed"), py::arg("rank"), py::arg("world_size"), py::arg("cursor"),
+          py::arg("segments"))
+      .def("plan", &plan, py::arg("seed"), py::arg("rank"), py::arg("world_size"),
+           py::arg("cursor"), py::arg("segments"))
+      .def(
+          "report",
+          [](const SampleBatching& self, std::uint64_t seed, std::int64_t world_size) {
+            return unlocked([&] { return batching::report(*self.core, seed, world_size); });
+          },
+          py::arg("seed"), py::arg("world_size"));
+
+  m.def("ordered_batching", &ordered, py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
+        py::arg("indices"), py::arg("shuffle"), py::arg("oversize"));
+  m.def("packed_batching", &packed, py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
+        py::arg("indices"), py::arg("shuffle"), py::arg("window"), py::arg("oversize"));
+  m.def("bucket_batching", &bucketed, py::arg("bucket_sizes"), py::arg("boundaries"),
+        py::arg("batch_sizes"), py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
+        py::arg("drop_last"), py::arg("shuffle"), py::arg("oversize"));
+  m.def("epoch_seed", &batching::epoch_seed, py::arg("seed"), py::arg("epoch"));
+  m.attr("BatchIterator") = batch_iterator_type();
+  register_sample_stream(m);
+}
+
+}  // namespace brim::python

@@ -1,0 +1,303 @@
+#include <brim/memory/bytes.h>
+#include <brim/predict/collect_peaks.h>
+#include <brim/predict/memory_model.h>
+#include <brim/predict/polynomial_regression.h>
+#include <brim/predict/probe.h>
+#include <c10/util/Exception.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "python_error.h"
+
+namespace brim::python {
+namespace {
+
+using Numbers = std::vector<double>;
+
+/// Calls a pure part of the core; its std::invalid_argument is Python's ValueError.
+template <class Work>
+auto checked(const Work& work) {
+  try {
+    return work();
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+/// A PeakSample whose feature is any Python object.
+struct PyPeakSample {
+  py::object feature;
+  PeakSample sample;
+};
+
+void check_callable(const char* name, const py::object& value) {
+  TORCH_CHECK_TYPE(PyCallable_Check(value.ptr()) != 0, name, " must be callable, got ",
+                   py::repr(value).cast<std::string>());
+}
+
+std::function<void()> cleanup_argument(const py::object& cleanup) {
+  if (cleanup.is_none()) {
+    return {};
+  }
+  check_callable("cleanup", cleanup);
+  return [cleanup] { cleanup(); };
+}
+
+void collect_garbage() { py::module_::import("gc").attr("collect")(); }
+
+py::list collect(const py::object& work, const py::iterable& inputs, const py::object& device,
+                 const py::object& cleanup) {
+  check_callable("work", work);
+  const CollectOptions options{device_argument(device), cleanup_argument(cleanup),
+                               &collect_garbage};
+  py::list result;
+  // One at a time: an iterable that makes its inputs as it goes never has two of them alive here.
+  for (py::iterator input = py::iter(inputs); input != py::iterator::sentinel(); ++input) {
+    PyPeakSample found{py::none(), {}};
+    const std::function<double(std::size_t)> call = [&](std::size_t) {
+      found.feature = call_python(work, *input);
+      return 0.0;
+    };
+    found.sample = collect_peaks(call, 1, options).front();
+    result.append(std::move(found));
+  }
+  return result;
+}
+
+MemoryModel probe(const py::object& function,
+                  const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes, bool batch,
+                  const py::object& device, const std::optional<std::int64_t>& budget,
+                  const py::object& probes, const py::object& cleanup) {
+  check_callable("fn", function);
+  const ProbeOptions options{.device = device_argument(device),
+                             .budget = budget,
+                             .probes = integer_argument("probes", probes),
+                             .cleanup = cleanup_argument(cleanup),
+                             .collect_garbage = &collect_garbage};
+  if (batch) {
+    return checked([&] {
+      return probe_memory(
+          [&](std::int64_t n, std::int64_t length) { call_python(function, n, length); }, sizes,
+          options);
+    });
+  }
+  std::vector<std::int64_t> numbers;
+  numbers.reserve(sizes.size());
+  for (const auto& size : sizes) {
+    numbers.push_back(size.first);
+  }
+  return checked([&] {
+    return probe_memory([&](std::int64_t size) { call_python(function, size); }, numbers, options);
+  });
+}
+
+void register_regression(py::module_& m) {
+  using Model = PolynomialRegression;
+  py::class_<Model>(m, "PolynomialRegression")
+      .def(py::init([](const py::object& degree) {
+             return checked([&] { return Model(integer_argument("degree", degree)); });
+           }),
+           py::arg("degree"))
+      .def("_fit", [](Model& self, const Numbers& x, const Numbers& y,
+                      std::size_t features) { checked([&] { self.fit(x, y, features); }); })
+      .def("_predict",
+           [](const Model& self, const Numbers& x, std::size_t features) {
+             Numbers result;
+             result.reserve(x.size() / features);
+             for (std::size_t i = 0; i < x.size(); i += features) {
+               result.push_back(
+                   checked([&] { return self.predict(std::span(x).subspan(i, features)); }));
+             }
+             return result;
+           })
+      .def("_inverse",
+           [](const Model& self, double budget, const Numbers& point, std::size_t feature,
+              const py::object& lower, const py::object& upper) {
+             return checked([&] {
+               return self.inverse(budget, point, feature, integer_argument("lower", lower),
+                                   integer_argument("upper", upper));
+             });
+           })
+      .def_property_readonly("degree", &Model::degree)
+      .def_property_readonly("features", &Model::features)
+      .def_property_readonly("fitted", &Model::fitted)
+      .def_property_readonly("exponents",
+                             [](const Model& self) {
+                               py::list result;
+                               for (const std::vector<int>& powers : self.exponents()) {
+                                 result.append(py::tuple(py::cast(powers)));
+                               }
+                               return result;
+                             })
+      .def_property_readonly("coefficients", [](const Model& self) {
+        return checked([&] { return self.coefficients(); });
+      });
+}
+
+void register_samples(py::module_& m) {
+  py::class_<PyPeakSample>(m, "PeakSample")
+      .def_readonly("feature", &PyPeakSample::feature)
+      .def_property_readonly("peak", [](const PyPeakSample& s) { return s.sample.peak; })
+      .def_property_readonly("start", [](const PyPeakSample& s) { return s.sample.start; })
+      .def_property_readonly("out_of_memory",
+                             [](const PyPeakSample& s) { return s.sample.out_of_memory; })
+      .def_property_readonly("requested", [](const PyPeakSample& s) { return s.sample.requested; })
+      .def("__repr__", [](const PyPeakSample& s) {
+        return "PeakSample(feature=" + py::repr(s.feature).cast<std::string>() +
+               ", peak=" + std::to_string(s.sample.peak) +
+               ", start=" + std::to_string(s.sample.start) +
+               ", out_of_memory=" + (s.sample.out_of_memory ? "True" : "False") + ")";
+      });
+  py::class_<MemorySample>(m, "MemorySample")
+      .def(py::init([](double n, double length, double peak, bool out_of_memory) {
+        return MemorySample{n, length, peak, out_of_memory};
+      }))
+      .def_readonly("n", &MemorySample::n)
+      .def_readonly("length", &MemorySample::length)
+      .def_readonly("peak", &MemorySample::peak)
+      .def_readonly("out_of_memory", &MemorySample::out_of_memory)
+      .def("__repr__", [](const MemorySample& s) {
+        const auto number = [](double value) {
+          return py::repr(py::float_(value)).cast<std::string>();
+        };
+        return "MemorySample(n=" + number(s.n) + ", length=" + number(s.length) +
+               ", peak=" + number(s.peak) +
+               ", out_of_memory=" + (s.out_of_memory ? "True" : "False") + ")";
+      });
+  py::class_<ModelError>(m, "ModelError")
+      .def_readonly("median", &ModelError::median)
+      .def_readonly("worst", &ModelError::worst)
+      .def_readonly("each", &ModelError::each)
+      .def("__repr__", [](const ModelError& self) {
+        return "ModelError(median=" + py::repr(py::float_(self.median)).cast<std::string>() +
+               ", worst=" + py::repr(py::float_(self.worst)).cast<std::string>() + ")";
+      });
+  m.def("collect_peaks", &collect, py::arg("work"), py::arg("inputs"), py::arg("device"),
+        py::arg("cleanup"));
+}
+
+py::dict state_of(const MemoryModel& self) {
+  py::dict result;
+  const MemoryModelState& state = self.state();
+  py::list samples;
+  for (const MemorySample& sample : state.samples) {
+    samples.append(py::make_tuple(sample.n, sample.length, sample.peak, sample.out_of_memory));
+  }
+  result["kind"] = self.kind() == SizeKind::batch ? "batch" : "size";
+  result["floor"] = state.floor;
+  result["phases"] = state.phases;
+  result["margin"] = state.margin;
+  result["errors"] = state.error.each;
+  result["median_error"] = state.error.median;
+  result["worst_error"] = state.error.worst;
+  result["samples"] = samples;
+  return result;
+}
+
+MemoryModel model_of(const py::dict& given) {
+  const auto entry = [&](const char* name) {
+    TORCH_CHECK_VALUE(given.contains(name), "state_dict has no \"", name,
+                      "\": it is not that of a MemoryModel");
+    return given[name].cast<py::object>();
+  };
+  MemoryModelState state;
+  try {
+    const auto kind = entry("kind").cast<std::string>();
+    TORCH_CHECK_VALUE(kind == "batch" || kind == "size",
+                      "state_dict's \"kind\" must be \"batch\" or \"size\", got \"", kind, "\"");
+    state.kind = kind == "batch" ? SizeKind::batch : SizeKind::size;
+    state.floor = entry("floor").cast<double>();
+    state.phases = entry("phases").cast<std::vector<Numbers>>();
+    if (state.phases.empty()) {
+      return {};  // saved before it was fitted
+    }
+    state.margin = entry("margin").cast<double>();
+    state.error = {entry("median_error").cast<double>(), entry("worst_error").cast<double>(),
+                   entry("errors").cast<Numbers>()};
+    for (const py::handle sample : entry("samples")) {
+      const auto [n, length, peak, out_of_memory] =
+          sample.cast<std::tuple<double, double, double, bool>>();
+      state.samples.push_back({n, length, peak, out_of_memory});
+    }
+  } catch (const py::cast_error&) {
+    TORCH_CHECK_TYPE(
+        false, "state_dict holds a value of the wrong type: ", py::repr(given).cast<std::string>());
+  }
+  return checked([&] { return MemoryModel::from_state(std::move(state)); });
+}
+
+void register_model(py::module_& m) {
+  using Model = MemoryModel;
+  py::class_<Model>(m, "MemoryModel")
+      .def(py::init<>())
+      .def("_assign", [](Model& self, const Model& other) { self = other; })
+      .def("_fit",
+           [](Model& self, const std::vector<MemorySample>& samples, bool batch) {
+             checked([&] { self.fit(samples, batch ? SizeKind::batch : SizeKind::size); });
+           })
+      .def("_state", &state_of)
+      .def("_load", [](Model& self, const py::dict& state) { self = model_of(state); })
+      .def("_peak",
+           [](const Model& self, double n, const std::optional<double>& length) {
+             return checked([&] { return length ? self.peak(n, *length) : self.peak(n); });
+           })
+      .def(
+          "_safe_peak",
+          [](const Model& self, double n, const std::optional<double>& length) {
+            return checked([&] { return length ? self.safe_peak(n, *length) : self.safe_peak(n); });
+          })
+      .def("_peak_of",
+           [](const Model& self, const Numbers& lengths) {
+             return checked([&] { return self.peak_of(lengths); });
+           })
+      .def("_largest_batch",
+           [](const Model& self, double length, double budget) {
+             return checked([&] { return self.largest_batch(length, budget); });
+           })
+      .def("_largest_size",
+           [](const Model& self, double budget) {
+             return checked([&] { return self.largest_size(budget); });
+           })
+      .def_property_readonly("fitted", &Model::fitted)
+      .def_property_readonly(
+          "kind",
+          [](const Model& self) { return self.kind() == SizeKind::batch ? "batch" : "size"; })
+      .def_property_readonly("error", &Model::error)
+      .def_property_readonly("margin", &Model::margin)
+      .def_property_readonly("floor", [](const Model& self) { return self.state().floor; })
+      .def_property_readonly("phases",
+                             [](const Model& self) {
+                               const auto names = Model::term_names(self.kind());
+                               py::list result;
+                               for (const Numbers& phase : self.state().phases) {
+                                 py::dict terms;
+                                 for (std::size_t j = 0; j < phase.size(); ++j) {
+                                   if (phase[j] > 0) {
+                                     terms[py::str(names[j])] = phase[j];
+                                   }
+                                 }
+                                 result.append(terms);
+                               }
+                               return result;
+                             })
+      .def_property_readonly("samples", &Model::samples)
+      .def("__str__", &Model::to_string);
+  m.def("probe_memory", &probe, py::arg("fn"), py::arg("sizes"), py::arg("batch"),
+        py::arg("device"), py::arg("budget"), py::arg("probes"), py::arg("cleanup"));
+}
+
+}  // namespace
+
+void register_predict(py::module_& m) {
+  register_regression(m);
+  register_samples(m);
+  register_model(m);
+}
+
+}  // namespace brim::python

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <brim/batching/batching.h>
+#include <brim/batching/stream.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace brim::python {
+
+/// A Batching and the tensors that its spans lie in.
+struct SampleBatching {
+  std::vector<at::Tensor> tensors;
+  std::shared_ptr<const batching::Batching> core;
+};
+
+/// Budgets from what Python code writes, equally many of both: the names of costs ("sum", "count",
+/// "padded", "padded_squared") or memory models, and numbers.
+/// @throws c10::ValueError / c10::TypeError naming the argument.
+std::vector<batching::Limit> limits_argument(const pybind11::list& costs,
+                                             const pybind11::list& maxima);
+
+struct IteratorOptions {
+  std::uint64_t seed = 0;
+  batching::Ranks ranks;
+  bool as_tensors = false;
+  batching::Position position;
+  pybind11::dict description;  // what state_dict() says beside the position
+};
+
+/// An iterator over batches, each a list of int or a tensor; with `state_dict(batches=None)`.
+pybind11::object make_batch_iterator(std::shared_ptr<SampleBatching> batching,
+                                     IteratorOptions options);
+
+pybind11::object batch_iterator_type();
+
+void register_sample_stream(pybind11::module_& m);
+
+}  // namespace brim::python

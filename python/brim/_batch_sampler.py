@@ -1,0 +1,251 @@
+"""What the batch samplers of `brim.data` have in common."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.utils.data import Sampler
+
+from brim import _C
+
+Batch = list[int]
+
+
+class Plan(NamedTuple):
+    """All batches of one rank: batch b is `indices[offsets[b]:offsets[b + 1]]`."""
+
+    offsets: torch.Tensor
+    indices: torch.Tensor
+
+
+class Start(NamedTuple):
+    """Where an iteration begins: an epoch's seed, and a place in it."""
+
+    seed: int
+    cursor: list[int]
+    segments: list[list[int]]
+
+
+def whole(name: str, value: object, least: int) -> int:
+    """An int of at least `least`; NumPy's ints are, bools are not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, got {value!r:.100}")
+    number = int(value.__index__())
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def flag(name: str, value: object) -> bool:
+    """A bool, and nothing that is merely true or false."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r:.100}")
+    return value
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """A seed from a generator, torch's own where there is none."""
+    drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
+    return int(drawn.item())
+
+
+def warn_of_left_out(left_out: Mapping[str, torch.Tensor], samples: int) -> None:
+    """Say which samples will be in no batch."""
+    for reason, indices in left_out.items():
+        first = ", ".join(str(index) for index in indices[:5].tolist())
+        more = ", …" if len(indices) > 5 else ""
+        warnings.warn(
+            f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+class BatchSamplerBase(Sampler[Batch]):
+    """Iterates over the batches of a C++ batching; resumes, shards and reports.
+
+    Subclasses call `_set_up` and then, when it is known, set `_batching`.
+    """
+
+    _batching: _C.SampleBatching | None = None
+
+    def _set_up(
+        self,
+        *,
+        shuffle: bool,
+        seed: int | None,
+        generator: torch.Generator | None,
+        rank: int,
+        world_size: int,
+        as_tensors: bool,
+    ) -> None:
+        self.shuffle = flag("shuffle", shuffle)
+        if seed is not None and generator is not None:
+            raise ValueError("give either seed or generator, not both")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, got {generator!r:.100}")
+        self._seed = None if seed is None else whole("seed", seed, 0)
+        if self._seed is not None and self._seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63, got {seed}")
+        self.generator = generator
+        self.world_size = whole("world_size", world_size, 1)
+        self.rank = whole("rank", rank, 0)
+        if self.rank >= self.world_size:
+            raise ValueError(
+                f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank}"
+            )
+        self.as_tensors = flag("as_tensors", as_tensors)
+        if self.shuffle and self._seed is None and self.world_size > 1:
+            raise ValueError("seed must be given when world_size > 1: ranks must shuffle alike")
+        self.epoch = 0
+        self._drawn: int | None = None  # of the coming epoch, where seeds are drawn
+        self._start: Start | None = None  # where a resumed epoch goes on
+        self._resumed: Iterator[Any] | None = None  # the same, opened
+        self._latest: Any = None
+        self._counted: tuple[object, int] | None = None
+
+    # ---- epochs ----------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is: with `seed`, each is shuffled in its own way.
+
+        A position that was loaded stays where it is of this epoch, and is dropped otherwise.
+        """
+        epoch = whole("epoch", epoch, 0)
+        if epoch != self.epoch:
+            self._start = self._resumed = None
+        self.epoch = epoch
+
+    def _coming_seed(self) -> int:
+        if not self.shuffle:
+            return 0
+        if self._seed is not None:
+            return _C.epoch_seed(self._seed, self.epoch)
+        if self._drawn is None:
+            self._drawn = draw_seed(self.generator)
+        return self._drawn
+
+    def _coming(self) -> Start:
+        return self._start or Start(self._coming_seed(), [], [])
+
+    def _ready(self) -> _C.SampleBatching:
+        assert self._batching is not None
+        return self._batching
+
+    # ---- batches ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches as lists of indices, or as tensors with `as_tensors=True`."""
+        if self._resumed is not None:
+            iterator, self._resumed = self._resumed, None
+        else:
+            iterator = self._open(self._coming())
+        self._start = self._drawn = None
+        self._latest = iterator
+        return iterator
+
+    def _open(self, start: Start) -> Iterator[Batch]:
+        return cast(
+            "Iterator[Batch]",
+            self._ready().iterate(
+                start.seed,
+                self.rank,
+                self.world_size,
+                self.as_tensors,
+                start.cursor,
+                start.segments,
+                self._description(start.seed),
+            ),
+        )
+
+    def __len__(self) -> int:
+        """The exact number of batches that the next iteration gives on this rank."""
+        start = self._coming()
+        key = (start.seed, tuple(start.cursor), str(start.segments), id(self._ready()))
+        if self._counted is None or self._counted[0] != key:
+            count = self._ready().count(
+                start.seed, self.rank, self.world_size, start.cursor, start.segments
+            )
+            self._counted = (key, count)
+        return self._counted[1]
+
+    def plan(self) -> Plan:
+        """All batches of the next iteration on this rank, as two tensors."""
+        start = self._coming()
+        return Plan(
+            *self._ready().plan(
+                start.seed, self.rank, self.world_size, start.cursor, start.segments
+            )
+        )
+
+    def report(self) -> _C.PlanReport:
+        """What becomes of the samples in the coming epoch, over all ranks. Print it."""
+        return self._ready().report(self._coming().seed, self.world_size)
+
+    # ---- saving and resuming ---------------------------------------------------------------
+
+    def _description(self, seed: int) -> dict[str, Any]:
+        return {
+            "format": 1,
+            "sampler": type(self).__name__,
+            "samples": self._sample_count(),
+            "epoch": self.epoch,
+            "seed": seed,
+        }
+
+    def _sample_count(self) -> int:
+        return self._ready().samples
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Where the latest iteration stands, to go on from there later; plain numbers and lists.
+
+        The state is the same on every rank, and may be loaded with another number of ranks.
+
+        Args:
+            batches: how many batches of that iteration are done. All that were given where None,
+                which is too many with a DataLoader that has workers: they fetch ahead.
+        """
+        if self._latest is None or self._start is not None:
+            start = self._coming()
+            return {
+                **self._description(start.seed),
+                "finished": False,
+                "cursor": list(start.cursor),
+                "segments": list(start.segments),
+            }
+        state: dict[str, Any] = self._latest.state_dict(batches)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration go on where the one stood that the state was taken from.
+
+        `len` is then what is left. Costs as much as a few batches, however far it stood.
+
+        Raises:
+            ValueError: if the state is of another sampler, or of other samples.
+        """
+        wanted = {"format", "sampler", "samples", "epoch", "seed", "finished", "cursor", "segments"}
+        missing = wanted - set(state)
+        if missing:
+            raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
+        own = self._description(0)
+        for key in ("format", "sampler", "samples"):
+            if state[key] != own[key]:
+                raise ValueError(
+                    f"state is of another run: its {key} is {state[key]!r}, here it is {own[key]!r}"
+                )
+        epoch = whole("epoch", state["epoch"], 0)
+        start = Start(whole("seed", state["seed"], 0), state["cursor"], state["segments"])
+        # Opened first, so that a wrong state changes nothing.
+        kept, self.epoch = self.epoch, epoch
+        try:
+            resumed = None if state["finished"] else self._open(start)
+        except Exception:
+            self.epoch = kept
+            raise
+        self._drawn = self._latest = None
+        self._resumed = resumed
+        self._start = None if resumed is None else start

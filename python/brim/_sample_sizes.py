@@ -1,0 +1,192 @@
+"""Sizes of samples as people have them, turned into what the C++ core takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from brim import _C
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Real: TypeAlias = int | float
+Sizes: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]"
+Cost: TypeAlias = "str | _C.MemoryModel"
+Budget: TypeAlias = "Real | str | Sequence[Real | str]"
+
+_WHOLE = {
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+}
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is a tensor or a NumPy array."""
+    return isinstance(value, torch.Tensor) or type(value).__module__.split(".")[0] == "numpy"
+
+
+def one_column(name: str, sizes: object) -> torch.Tensor:
+    """Sizes as an int64 or float64 tensor with one dimension."""
+    tensor = as_tensor(name, sizes)
+    if tensor.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, got shape {tuple(tensor.shape)}")
+    return tensor.contiguous()
+
+
+def as_tensor(name: str, sizes: object) -> torch.Tensor:
+    """Numbers as an int64 or float64 tensor on the CPU; what they are is checked, not their range.
+
+    Raises:
+        TypeError: if they are no numbers.
+        ValueError: if an int does not fit 64 bits.
+    """
+    if isinstance(sizes, torch.Tensor):
+        return _checked_tensor(name, sizes.detach())
+    if is_array(sizes):
+        array: Any = sizes
+        if array.dtype.kind not in "iuf":
+            raise TypeError(f"{name} must be ints or floats, got an array of {array.dtype}")
+        native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
+        # torch warns of arrays that must not be written to.
+        return _checked_tensor(
+            name, torch.as_tensor(native if native.flags.writeable else native.copy())
+        )
+    if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
+        raise TypeError(
+            f"{name} must be a tensor, an array or a sequence of numbers, got {sizes!r:.100}"
+        )
+    return _C.sizes_tensor(sizes)
+
+
+def _checked_tensor(name: str, sizes: torch.Tensor) -> torch.Tensor:
+    if sizes.dtype == torch.uint64:
+        # As int64 the values beyond it are negative.
+        wrapped = sizes.cpu().view(torch.int64)
+        beyond = (wrapped < 0).nonzero()
+        if len(beyond) > 0:
+            index = int(beyond[0, 0])
+            value = int(wrapped.flatten()[index]) + 2**64
+            raise ValueError(f"{name} must fit 64 bits with a sign, got {value} at index {index}")
+        return wrapped
+    if sizes.dtype in _WHOLE:
+        return sizes.to("cpu", torch.int64)
+    if sizes.is_floating_point():
+        return sizes.to("cpu", torch.float64)
+    raise TypeError(f"{name} must be ints or floats, got a tensor of {sizes.dtype}")
+
+
+class Limits:
+    """One budget or several, each with its cost.
+
+    Args:
+        cost: `"sum"`, `"count"`, `"padded"`, `"padded_squared"` or a fitted memory model; for
+            several budgets one for all, or one for each.
+        maximum: a positive number, for a memory model also text such as `"8GiB"`; a list or tuple
+            of them for several budgets.
+    """
+
+    def __init__(self, cost: Cost | Sequence[Cost], maximum: Budget) -> None:
+        self.several = isinstance(maximum, (list, tuple))
+        maxima: list[Any] = list(maximum) if isinstance(maximum, (list, tuple)) else [maximum]
+        if not maxima:
+            raise ValueError("max_total_size is empty: there must be at least one budget")
+        if isinstance(cost, (list, tuple)):
+            self.costs: list[Any] = list(cost)
+            if len(self.costs) != len(maxima):
+                raise ValueError(
+                    f"cost has {len(self.costs)} entries and max_total_size {len(maxima)}: "
+                    "there must be one cost for each budget, or one for all"
+                )
+        else:
+            self.costs = [cost] * len(maxima)
+        self.maxima = [
+            _number_of_bytes(name, value) for name, value in zip(self.costs, maxima, strict=True)
+        ]
+        _C.check_limits(self.costs, self.maxima)
+
+    def columns(self, sizes: object) -> list[torch.Tensor]:
+        """The sizes as one tensor a budget, all of one dtype."""
+        if not self.several:
+            return [one_column("sizes", sizes)]
+        if is_array(sizes):
+            columns = list(as_tensor("sizes", sizes).unbind(1)) if _dimensions(sizes) == 2 else []
+            if len(columns) != len(self.maxima):
+                raise ValueError(
+                    f"sizes must have shape (samples, {len(self.maxima)}), one column for each "
+                    f"budget, got {tuple(sizes.shape)}"  # type: ignore[attr-defined]
+                )
+        else:
+            columns = self._columns_of_rows(sizes)
+        dtype = torch.float64 if any(c.is_floating_point() for c in columns) else torch.int64
+        return [column.to(dtype).contiguous() for column in columns]
+
+    def _columns_of_rows(self, sizes: object) -> list[torch.Tensor]:
+        if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
+            raise TypeError(f"sizes must be an array or a sequence of tuples, got {sizes!r:.100}")
+        for index, row in enumerate(sizes):
+            if not isinstance(row, Sequence) or len(row) != len(self.maxima):
+                raise ValueError(
+                    f"sizes must have {len(self.maxima)} numbers for each sample, one for each "
+                    f"budget, got {row!r:.100} at index {index}"
+                )
+        return [_C.sizes_tensor([row[k] for row in sizes]) for k in range(len(self.maxima))]
+
+
+def _dimensions(sizes: Any) -> int:
+    return int(sizes.ndim)
+
+
+def _number_of_bytes(cost: object, maximum: object) -> object:
+    """`"8GiB"` as a number, where bytes are meant; everything else is checked by the core."""
+    if isinstance(maximum, str):
+        if isinstance(cost, str):
+            raise TypeError(
+                f"max_total_size must be a positive number, got {maximum!r}; "
+                "text is for a budget in bytes, with a memory model as cost"
+            )
+        return _C.parse_bytes(maximum)
+    return maximum
+
+
+def size_function(sizeof: object) -> Callable[[Any], Any] | None:
+    """What gives the size of one sample; None where `sizeof` holds the sizes themselves.
+
+    Raises:
+        TypeError: if it is neither.
+    """
+    if isinstance(sizeof, Mapping):
+        return sizeof.__getitem__
+    if is_array(sizeof) or (isinstance(sizeof, Sequence) and not isinstance(sizeof, (str, bytes))):
+        return None
+    if callable(sizeof):
+        return sizeof
+    raise TypeError(
+        "sizeof must be a callable, a mapping, or the sizes as a tensor, an array or a sequence, "
+        f"got {sizeof!r:.100}"
+    )
+
+
+def oversize_is_error(oversize: object) -> bool:
+    """Whether `oversize` asks for an error."""
+    if oversize not in ("leave_out", "error"):
+        raise ValueError(f'oversize must be "leave_out" or "error", got {oversize!r:.100}')
+    return oversize == "error"
+
+
+def sizes_of(function: Callable[[Any], Any], indices: Iterable[int], limits: Limits) -> Any:
+    """Ask for the size of each sample.
+
+    Returns:
+        a list of numbers, or of tuples where there are several budgets.
+    """
+    if limits.several:
+        return [tuple(function(index)) for index in indices]
+    return [function(index) for index in indices]

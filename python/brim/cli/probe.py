@@ -1,0 +1,167 @@
+"""`brim probe`: how a function's memory grows with its size, and the largest size that fits."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import brim
+from brim.cli.table import Table
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_MOST_CANDIDATES = 32  # of each of the two ranges
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add this command to the command line."""
+    parser = commands.add_parser("probe", help="how a function's memory grows with its size")
+    parser.add_argument(
+        "function",
+        type=_function,
+        help="module:function or file.py:function; called with a size, or with (n, length)",
+    )
+    parser.add_argument(
+        "--sizes", type=_range, required=True, help="1:64, or a list: 1,2,4,8 (with --lengths: n)"
+    )
+    parser.add_argument("--lengths", type=_range, default=None, help="16:512, or a list")
+    parser.add_argument("--device", type=_device, default=None, help="cpu, cuda, …")
+    parser.add_argument(
+        "--budget", type=_budget, default=None, help="e.g. 8GiB (default: 90%% of what is free)"
+    )
+    parser.add_argument("--probes", type=int, default=7, help="how many sizes to measure")
+    parser.set_defaults(run=run)
+
+
+def _function(text: str) -> Callable[..., Any]:
+    source, _, name = text.rpartition(":")
+    if not source or not name:
+        raise argparse.ArgumentTypeError(f"must be module:function or file.py:function, got {text}")
+    try:
+        module = _load(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        found = getattr(module, name)
+    except (ImportError, AttributeError, OSError) as error:
+        raise argparse.ArgumentTypeError(f"{text} was not found: {error}") from error
+    if not callable(found):
+        raise argparse.ArgumentTypeError(f"{text} is not a function, but {found!r}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _range(text: str) -> list[int]:
+    """`a:b` as whole numbers spread evenly on a logarithmic scale, or `a,b,c` as they are.
+
+    Example:
+        >>> _range("1:6"), _range("8,2"), len(_range("1:100000"))
+        ([1, 2, 3, 4, 5, 6], [8, 2], 31)
+    """
+    wrong = argparse.ArgumentTypeError(f"must be such as 1:64 or 1,2,4, positive, got {text}")
+    first, colon, last = text.partition(":")
+    parts = [first, last] if colon else text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise wrong
+    numbers = [int(part) for part in parts]
+    if not colon:
+        return numbers
+    low, high = numbers
+    if low > high:
+        raise wrong
+    if high - low < _MOST_CANDIDATES:
+        return list(range(low, high + 1))
+    step = math.log(high / low) / (_MOST_CANDIDATES - 1)
+    return sorted({round(low * math.exp(step * i)) for i in range(_MOST_CANDIDATES)})
+
+
+def _device(text: str) -> str:
+    try:
+        brim.memory_stats(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _budget(text: str) -> str:
+    try:
+        brim.parse_bytes(text, of=1)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Probe, then print what was measured, the model and the largest sizes under the budget."""
+    device = arguments.device or brim.default_device()
+    sizes: list[Any] = arguments.sizes
+    if arguments.lengths is not None:
+        sizes = [(n, length) for n in sizes for length in arguments.lengths]
+    try:
+        model = brim.MemoryModel.probe(
+            arguments.function, sizes, device, budget=arguments.budget, probes=arguments.probes
+        )
+    except ValueError as error:
+        sys.exit(f"brim probe: {error}")
+    table = Table("size", "measured", "predicted", "error")
+    for sample in model.samples:
+        table.add(*_row(model, sample))
+    print(f"\n{model}\n")
+    stats = brim.memory_stats(device)
+    limit = (
+        brim.parse_bytes(arguments.budget, of=stats.limit)
+        if arguments.budget
+        else stats.allocated + stats.free
+    )
+    print(f"Largest sizes within {brim.format_bytes(limit)} on {device}:\n")
+    if arguments.lengths is None:
+        print(f"size {_most(model.largest_size(limit))}")
+        return 0
+    table = Table("length", "largest n")
+    for length in _some(arguments.lengths):
+        table.add(str(length), _most(model.largest_batch(length, limit)))
+    return 0
+
+
+def _row(model: brim.MemoryModel, sample: brim.MemorySample) -> list[str]:
+    batch = model.kind == "batch"
+    shape = (sample.n, sample.length) if batch else (sample.n,)
+    predicted = model.peak(*shape)
+    size = " x ".join(f"{number:.0f}" for number in shape)
+    measured = brim.format_bytes(round(sample.peak))
+    return [
+        size,
+        f"> {measured}" if sample.out_of_memory else measured,
+        brim.format_bytes(round(predicted)),
+        "out of memory" if sample.out_of_memory else f"{predicted / sample.peak - 1:+.1%}",
+    ]
+
+
+def _most(size: int) -> str:
+    return "any" if size >= 2**53 else str(size)
+
+
+def _some(lengths: list[int]) -> list[int]:
+    """At most eight of them, the first and the last included.
+
+    Example:
+        >>> _some(list(range(1, 100)))
+        [1, 15, 29, 43, 57, 71, 85, 99]
+    """
+    if len(lengths) <= 8:
+        return lengths
+    return [lengths[round(i * (len(lengths) - 1) / 7)] for i in range(8)]

@@ -1,0 +1,122 @@
+"""A polynomial that predicts peak memory from a size."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ("PolynomialRegression",)
+
+
+def _check_points(name: str, values: object) -> torch.Tensor:
+    if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+        kind = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
+        raise TypeError(f"{name} must be a floating point tensor, but got {kind}")
+    if values.ndim != 1:
+        raise TypeError(f"{name} must be a 1D tensor, but got a shape of {tuple(values.shape)}")
+    return values.detach()
+
+
+def _check_finite(name: str, values: torch.Tensor) -> None:
+    wrong = torch.nonzero(~torch.isfinite(values))
+    if len(wrong) > 0:
+        index = int(wrong[0])
+        raise ValueError(f"{name}[{index}] is {values[index].item()}; it must be a finite number")
+
+
+class PolynomialRegression(torch.nn.Module):
+    """A polynomial of one variable, fitted by least squares.
+
+    The fit and the values are worked out in double precision, on scaled points, whatever the dtype
+    of the tensors: sizes up to 1e9 do no harm. `brim.PolynomialRegression` takes several variables,
+    and has an inverse.
+
+    Args:
+        degree: its degree, at least 0.
+        has_degree0: whether it has a constant term.
+
+    Attributes:
+        coeffs: the coefficients, the lowest power first; a buffer, so it is in the `state_dict`.
+            After `fit` it has the dtype and device of x. It may be set.
+
+    Raises:
+        ValueError: if `degree` is not an integer, or negative.
+
+    Example:
+        >>> model = PolynomialRegression(degree=2)
+        >>> size = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        >>> model.fit(size, 5 + 3 * size**2)
+        >>> model(torch.tensor([10.0]))
+        tensor([305.])
+    """
+
+    coeffs: torch.Tensor
+
+    def __init__(self, degree: int, has_degree0: bool = True) -> None:
+        super().__init__()
+        if not isinstance(degree, int) or degree < 0:
+            raise ValueError(f"degree must be a non-negative integer, but got {degree!r}")
+        self.degree = degree
+        self.has_degree0 = has_degree0
+        self.n_degrees = degree + int(has_degree0)
+        self.register_buffer("coeffs", torch.zeros(self.n_degrees, dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The polynomial's values.
+
+        Args:
+            x: where, one-dimensional.
+
+        Returns:
+            The value at each place, in the dtype of x (of the coefficients, where x has integers).
+
+        Raises:
+            TypeError: if x is not a 1D tensor.
+        """
+        if not isinstance(x, torch.Tensor) or x.ndim != 1:
+            shape = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+            raise TypeError(f"x must be a 1D tensor, but got {shape}")
+        place = x.double()
+        value = torch.zeros_like(place)
+        for coefficient in reversed(self.coeffs.to(place).unbind()):
+            value = value * place + coefficient
+        if not self.has_degree0:
+            value = value * place
+        return value.to(x.dtype if x.is_floating_point() else self.coeffs.dtype)
+
+    def fit(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Fits the polynomial to points; what was fitted before is forgotten.
+
+        With fewer points than coefficients it goes through all of them.
+
+        Args:
+            x: where the points are, one-dimensional.
+            y: their values, as many.
+
+        Raises:
+            TypeError: if x or y is not a 1D tensor of floating point numbers.
+            ValueError: if x and y differ in length, are empty, or hold NaN or an infinity.
+        """
+        places = _check_points("x", x)
+        values = _check_points("y", y)
+        if len(places) != len(values):
+            raise ValueError(
+                "The number of samples in x and y must be equal, but there are "
+                f"{len(places)} and {len(values)}"
+            )
+        if len(places) == 0:
+            raise ValueError("x and y are empty; a fit needs at least one sample")
+        _check_finite("x", places)
+        _check_finite("y", values)
+        places = places.to("cpu", torch.float64)
+        values = values.to("cpu", torch.float64)
+        # Powers of numbers up to 1 are of one order of magnitude: those of sizes are not.
+        scale = places.abs().max()
+        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        first = 0 if self.has_degree0 else 1
+        powers = torch.arange(first, first + self.n_degrees, device="cpu")
+        columns = (places / scale).unsqueeze(1) ** powers
+        if self.n_degrees > 0:
+            found = torch.linalg.lstsq(columns, values.unsqueeze(1), driver="gelsd").solution
+            # float16 holds no sizes in bytes.
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            self.coeffs = (found.squeeze(1) / scale**powers).to(x.device, dtype)

@@ -1,0 +1,463 @@
+"""Batches under a limit of their total size, and batches of elements of similar size."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import torch
+from torch.utils.data import Sampler
+
+from brim import _C
+
+__all__: Sequence[str] = (
+    "BucketBatchSampler",
+    "Real",
+    "SizeAwareBatchSampler",
+    "size_aware_batching",
+)
+
+Data = TypeVar("Data")
+BatchCollated = TypeVar("BatchCollated")
+Real: TypeAlias = int | float
+S = TypeVar("S", bound="Sampler[Any]")
+TorchIntegerDataTypes = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+SizeOf: TypeAlias = Callable[[Data], Real] | Mapping[Data, Real] | Sequence[Real] | torch.Tensor
+Logger: TypeAlias = Callable[[str], None]
+
+
+def _print(message: str) -> None:
+    print(message)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+def _size_function(sizeof: Any) -> Callable[[Any], Any]:
+    """A function that gives an element's size, of whatever `sizeof` is."""
+    if callable(sizeof):
+        return cast("Callable[[Any], Any]", sizeof)
+    # Tensors and arrays become lists: to read them element by element takes ten times as long.
+    is_array = isinstance(sizeof, torch.Tensor) or hasattr(sizeof, "__array_interface__")
+    if is_array and sizeof.ndim == 1:
+        return cast("Callable[[Any], Any]", sizeof.tolist().__getitem__)
+    if isinstance(sizeof, (Mapping, Sequence)) and not isinstance(sizeof, (str, bytes)):
+        return sizeof.__getitem__
+    raise TypeError(
+        "sizeof must be a callable, a dictionary, or a sequence of sizes (also a 1D tensor or "
+        f"array), but got {type(sizeof).__name__}"
+    )
+
+
+def _check_sampler(sampler: object) -> None:
+    if isinstance(sampler, str) or not isinstance(sampler, (Sampler, Iterable)):
+        raise TypeError(
+            "sampler should be an instance of torch.utils.data.Sampler or Iterable, but got "
+            f"{type(sampler).__name__}"
+        )
+
+
+def _check_limit(max_total_size: object) -> None:
+    if not isinstance(max_total_size, numbers.Real):
+        raise ValueError(f"max_total_size should be int or float but got {type(max_total_size)}")
+    if not cast("Any", max_total_size) > 0:
+        raise ValueError(f"max_total_size should be positive but got {max_total_size}")
+
+
+def _is_too_large(size: Any, limit: Any, data: object) -> bool:
+    """Whether a size is over the limit; an error if it is not a size at all."""
+    try:
+        too_large = bool(size > limit)
+        is_size = 0 <= size < math.inf
+    except TypeError as error:
+        raise TypeError(f"{error}: sizeof({data}) is {size!r}, not int or float") from error
+    if not is_size:
+        raise ValueError(
+            f"the size of element {data} is {size}; it must be a finite number, at least 0"
+        )
+    return too_large
+
+
+def size_aware_batching(
+    dataset: Iterable[Data],
+    sizeof: SizeOf[Data],
+    max_total_size: Real,
+    collate_fn: Callable[[list[Data]], BatchCollated] | None = None,
+    info_logger: Logger | None = None,
+    warn_logger: Logger | None = None,
+) -> Iterator[list[Data] | BatchCollated]:
+    """Batches the elements of an iterable, in their order, up to a total size.
+
+    A batch ends before the element that would take its total over `max_total_size`. The input is
+    read once, one element after the other. An element that is larger than the limit by itself is
+    skipped and reported to `warn_logger`.
+
+    Args:
+        dataset: the elements.
+        sizeof: an element's size: a function, a dictionary with the elements as keys, or (for
+            elements that are indices) a sequence, tensor or array.
+        max_total_size: the limit, in the unit of `sizeof`.
+        collate_fn: makes a batch out of a list of elements; without it a batch is the list.
+        info_logger: called at the end with the number of elements and batches.
+        warn_logger: called for each element that is skipped, and at the end.
+
+    Returns:
+        An iterator over the batches.
+
+    Raises:
+        TypeError: if `sizeof` is none of these or `collate_fn` cannot be called; while iterating,
+            if a size cannot be compared with `max_total_size`.
+        ValueError: if `max_total_size` is NaN; while iterating, if a size is NaN, infinite or
+            negative.
+        RuntimeError: while iterating, if `sizeof` fails.
+
+    Example:
+        >>> words = ["a", "list", "of", "a", "few", "words"]
+        >>> list(size_aware_batching(words, len, 5))
+        [['a', 'list'], ['of', 'a'], ['few'], ['words']]
+    """
+    size_of = _size_function(sizeof)
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"collate_fn must be a callable or None, but got {collate_fn!r}")
+    if max_total_size != max_total_size:
+        raise ValueError(f"max_total_size must be a number, but got {max_total_size}")
+    return _batches(dataset, size_of, max_total_size, collate_fn, info_logger, warn_logger)
+
+
+def _batches(
+    dataset: Iterable[Data],
+    size_of: Callable[[Data], Any],
+    limit: Any,
+    collate_fn: Callable[[list[Data]], BatchCollated] | None,
+    info_logger: Logger | None,
+    warn_logger: Logger | None,
+) -> Iterator[list[Data] | BatchCollated]:
+    batch: list[Data] = []
+    total: Any = 0
+    most = limit if limit != math.inf else sys.float_info.max
+    batched = skipped = batches = 0
+    for data in dataset:
+        try:
+            size = size_of(data)
+            kind = size.__class__
+            if kind is not int and kind is not float and hasattr(size, "item"):
+                size = size.item()  # a total of uint8 would wrap at 256
+        except Exception as error:
+            raise RuntimeError(f"sizeof raises error at data={data}: {error}") from error
+        try:
+            fits = 0 <= size <= most
+        except TypeError:
+            fits = False
+        if not fits and _is_too_large(size, limit, data):
+            skipped += 1
+            if warn_logger is not None:
+                warn_logger(
+                    f"Size of element {data} exceeds max_total_size ({size} > {limit}), skipping"
+                )
+            continue
+        if size + total > limit:
+            batches += 1
+            batched += len(batch)
+            yield batch if collate_fn is None else collate_fn(batch)
+            batch = []
+            total = 0
+        batch.append(data)
+        total += size
+    if batch:
+        batches += 1
+        batched += len(batch)
+        yield batch if collate_fn is None else collate_fn(batch)
+    if warn_logger is not None and skipped > 0:
+        warn_logger(
+            f"{batched} of {batched + skipped} samples were batched; the other {skipped} exceed "
+            f"max_total_size={limit}"
+        )
+    if info_logger is not None:
+        info_logger(f"Batched {batched} samples into {batches} batches of at most {limit} each")
+
+
+class SizeAwareBatchSampler(Sampler[list[int]]):
+    """Batches of indices whose total size stays under a limit; a `batch_sampler` of a DataLoader.
+
+    Args:
+        sampler: gives the indices, anew for each iteration.
+        sizeof: the size at an index: a function, a dictionary, a sequence, a tensor or an array.
+        max_total_size: the largest total size of a batch, above 0.
+        info_logger: called at the end of each iteration with the number of samples and batches; by
+            default it prints.
+        warn_logger: called for each index that is skipped because its size alone exceeds the limit;
+            by default it warns.
+
+    Raises:
+        TypeError: if `sampler` is not a Sampler or an iterable, or `sizeof` none of the above.
+        ValueError: if `max_total_size` is not a positive number. While iterating: as
+            `size_aware_batching`.
+
+    Example:
+        >>> sampler = SizeAwareBatchSampler(range(5), [3, 1, 2, 2, 4], max_total_size=4)
+        >>> list(sampler)
+        Batched 5 samples into 3 batches of at most 4 each
+        [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler[int] | Iterable[int],
+        sizeof: SizeOf[int],
+        max_total_size: Real,
+        info_logger: Logger | None = _print,
+        warn_logger: Logger | None = _warn,
+    ) -> None:
+        _check_sampler(sampler)
+        _check_limit(max_total_size)
+        self._sizeof = _size_function(sizeof)
+        self._sampler = sampler
+        self._max_total_size = max_total_size
+        self._info_logger = info_logger
+        self._warn_logger = warn_logger
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterates over the batches."""
+        return cast(
+            "Iterator[list[int]]",
+            size_aware_batching(
+                self._sampler,
+                self._sizeof,
+                self._max_total_size,
+                info_logger=self._info_logger,
+                warn_logger=self._warn_logger,
+            ),
+        )
+
+
+def _check_numbers(name: str, values: object) -> torch.Tensor:
+    if not isinstance(values, torch.Tensor):
+        raise TypeError(f"{name} should be a torch tensor, but got {name}={values}")
+    if values.ndim != 1:
+        raise ValueError(f"{name} should be a 1D tensor, but got a shape of {tuple(values.shape)}")
+    if not values.is_floating_point() and values.dtype not in TorchIntegerDataTypes:
+        raise ValueError(
+            f"{name} should contain only integers or floating point numbers, but got "
+            f"{name}.dtype={values.dtype}"
+        )
+    return values.detach()
+
+
+def _check_keywords(name: str, keywords: dict[str, Any] | None) -> dict[str, Any]:
+    if keywords is None:
+        return {}
+    if not isinstance(keywords, dict):
+        raise TypeError(f"{name} should be a dictionary, but got {name}={keywords}")
+    if not all(isinstance(key, str) for key in keywords):
+        raise TypeError(f"{name} should have string keys, but got keys={list(keywords)}")
+    return keywords
+
+
+class BucketBatchSampler(Sampler[list[int]]):
+    """Batches of indices of elements of similar size: each batch comes from one bucket.
+
+    Bucket k holds the elements whose sizes lie in [boundary k, boundary k + 1), and has a batch
+    sampler of its own, `base_batch_sampler_class(indices of the bucket, **keywords)`. Elements
+    outside all buckets are left out, with a warning.
+
+    With `shuffle`, each iteration shuffles the elements inside their buckets, further than they
+    were, and takes each batch from a bucket that is drawn with the chance of its elements left.
+    Without, the buckets follow each other. Iterators do not disturb each other, shuffled or not.
+
+    Args:
+        sizes: the size of each element; one-dimensional, integers or floating point.
+        bucket_boundaries: at least two numbers, in any order, none twice. They may be infinite.
+        base_batch_sampler_class: a subclass of `torch.utils.data.Sampler` that makes batches.
+        base_batch_sampler_shared_kwargs: keywords for all its objects.
+        base_batch_sampler_individual_kwargs: keywords with one value for each bucket.
+        shuffle: whether to shuffle.
+        generator: where the random numbers come from; by default one with a random seed.
+
+    Attributes:
+        bucket_sizes: how many elements each bucket holds.
+        bucket_element_indices: their indices.
+        base_batch_samplers: the sampler of each bucket.
+        num_buckets: how many buckets there are.
+        num_samples: how many elements they hold.
+
+    Raises:
+        TypeError: if an argument has the wrong type, or the sampler class does not take the
+            keywords.
+        ValueError: if `sizes` or `bucket_boundaries` are not as described, `sizes` holds NaN or an
+            infinity, or the values of an individual keyword are not as many as the buckets.
+        RuntimeError: if no element lies in any bucket.
+
+    Example:
+        >>> sampler = BucketBatchSampler(
+        ...     sizes=torch.tensor([9, 1, 8, 2, 3]),
+        ...     bucket_boundaries=torch.tensor([0, 5, 10]),
+        ...     base_batch_sampler_class=torch.utils.data.BatchSampler,
+        ...     base_batch_sampler_shared_kwargs={"drop_last": False},
+        ...     base_batch_sampler_individual_kwargs={"batch_size": [2, 4]},
+        ...     shuffle=False,
+        ... )
+        >>> list(sampler), len(sampler)
+        ([[1, 3], [4], [0, 2]], 3)
+    """
+
+    def __init__(
+        self,
+        sizes: torch.Tensor,
+        bucket_boundaries: torch.Tensor,
+        base_batch_sampler_class: type[S],
+        base_batch_sampler_shared_kwargs: dict[str, Any] | None = None,
+        base_batch_sampler_individual_kwargs: dict[str, Iterable[Any]] | None = None,
+        shuffle: bool | None = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        values = _check_numbers("sizes", sizes)
+        boundaries = _check_numbers("bucket_boundaries", bucket_boundaries)
+        if len(boundaries) < 2:
+            raise ValueError(
+                f"bucket_boundaries should have at least 2 numbers, but got {len(boundaries)}"
+            )
+        boundaries = torch.sort(boundaries)[0]
+        if not torch.all(boundaries[:-1] < boundaries[1:]):
+            raise ValueError(
+                "bucket_boundaries should be numbers without duplicates, but got, sorted, "
+                f"{boundaries}"
+            )
+        if not isinstance(shuffle, bool):
+            raise TypeError(f"shuffle should be a boolean value, but got shuffle={shuffle}")
+        if not isinstance(base_batch_sampler_class, type) or not issubclass(
+            base_batch_sampler_class, Sampler
+        ):
+            raise TypeError(
+                "base_batch_sampler_class should be a batch sampler class inherited from "
+                f"torch.utils.data.Sampler, but got {base_batch_sampler_class}"
+            )
+        if shuffle and generator is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            generator = torch.Generator().manual_seed(seed)
+
+        self.sizes = sizes
+        self.bucket_boundaries = boundaries
+        self.num_buckets = len(boundaries) - 1
+        self.shuffle = shuffle
+        self.generator = generator
+        self.base_batch_sampler_class: type[Sampler[Any]] = base_batch_sampler_class
+        self.base_batch_sampler_shared_kwargs = _check_keywords(
+            "base_batch_sampler_shared_kwargs", base_batch_sampler_shared_kwargs
+        )
+        individual = {
+            key: list(value)
+            for key, value in _check_keywords(
+                "base_batch_sampler_individual_kwargs", base_batch_sampler_individual_kwargs
+            ).items()
+        }
+        if any(len(value) != self.num_buckets for value in individual.values()):
+            raise ValueError(
+                "Each value in base_batch_sampler_individual_kwargs should have a length of "
+                f"{self.num_buckets}, the number of buckets, but got lengths "
+                f"{[len(value) for value in individual.values()]}"
+            )
+        self.base_batch_sampler_individual_kwargs = [
+            {key: value[k] for key, value in individual.items()} for k in range(self.num_buckets)
+        ]
+
+        # One dtype that holds both: int64, where all are integers.
+        exact = not (values.is_floating_point() or boundaries.is_floating_point())
+        dtype = torch.int64 if exact else torch.float64
+        indices, offsets = _C.group_by_bucket(values.to("cpu", dtype), boundaries.to("cpu", dtype))
+        counts = offsets.diff()
+        self.num_samples = len(indices)
+        if self.num_samples == 0:
+            raise RuntimeError(
+                "The sizes of all elements in the dataset are outside the bucket ranges provided"
+            )
+        if self.num_samples < len(sizes):
+            warnings.warn(
+                f"{len(sizes) - self.num_samples} elements are outside the buckets provided and "
+                "will be skipped",
+                stacklevel=2,
+            )
+        #: The elements of each bucket, as the last shuffle left them.
+        self._orders: Sequence[torch.Tensor] = torch.split(indices, counts.tolist())
+        self.bucket_sizes = counts.to(sizes.device)
+        self.bucket_element_indices: list[list[int]] = [order.tolist() for order in self._orders]
+        #: Whose order each list of `bucket_element_indices` has now; see `__iter__`.
+        self._owners: list[object] = [None] * self.num_buckets
+        self.base_batch_samplers: list[Sampler[list[int]]] = self._init_base_batch_samplers()
+
+    def _init_base_batch_samplers(self) -> list[Sampler[list[int]]]:
+        make: Any = self.base_batch_sampler_class
+        shared = self.base_batch_sampler_shared_kwargs
+        return [
+            make(indices, **shared, **keywords)
+            for indices, keywords in zip(
+                self.bucket_element_indices,
+                self.base_batch_sampler_individual_kwargs,
+                strict=True,
+            )
+        ]
+
+    def __len__(self) -> int:
+        """The number of batches; needs a sampler class that knows its length."""
+        samplers: list[Any] = self.base_batch_samplers
+        return sum(len(sampler) for sampler in samplers)
+
+    def _shuffled(self) -> Sequence[torch.Tensor]:
+        generator = self.generator
+        assert generator is not None
+        permutations = [
+            torch.randperm(len(order), generator=generator, device=generator.device)
+            for order in self._orders
+        ]
+        self._orders = [
+            order[permutation.cpu()]
+            for order, permutation in zip(self._orders, permutations, strict=True)
+        ]
+        return self._orders
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterates over the batches."""
+        if self.shuffle:
+            yield from self._shuffled_batches()
+            return
+        iterators = [iter(sampler) for sampler in self.base_batch_samplers]
+        for iterator, remaining in zip(iterators, self.bucket_sizes.tolist(), strict=True):
+            while remaining > 0:
+                batch = next(iterator, None)
+                if batch is None:
+                    break
+                remaining -= len(batch)
+                yield batch
+
+    def _shuffled_batches(self) -> Iterator[list[int]]:
+        # The samplers of the buckets read lists that all iterators share. So each iterator has an
+        # order of its own, and puts it back into a bucket's list before it asks for a batch, where
+        # another one has been at that list since.
+        orders = self._shuffled()
+        me = object()
+        for bucket in range(self.num_buckets):
+            self._put_order(bucket, orders[bucket], me)
+        iterators = [iter(sampler) for sampler in self.base_batch_samplers]
+        assert self.generator is not None
+        remaining = self.bucket_sizes.to(self.generator.device, copy=True)
+        total = self.num_samples
+        while total > 0:
+            bucket = int(torch.multinomial(remaining / total, 1, generator=self.generator))
+            if self._owners[bucket] is not me:
+                self._put_order(bucket, orders[bucket], me)
+            batch = next(iterators[bucket], None)
+            if batch is None:  # it left elements out: those of a last batch that is not full, say
+                remaining[bucket] = 0
+                total = int(remaining.sum())
+                continue
+            remaining[bucket] -= len(batch)
+            total -= len(batch)
+            yield batch
+
+    def _put_order(self, bucket: int, order: torch.Tensor, owner: object) -> None:
+        self.bucket_element_indices[bucket][:] = order.tolist()
+        self._owners[bucket] = owner

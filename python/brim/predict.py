@@ -1,0 +1,413 @@
+"""Predicting memory: how it grows with the size, and the largest size that fits.
+
+Everything here is a thin face of the C++ core (`include/brim/predict`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from brim import _C
+from brim._C import MemorySample, ModelError, PeakSample
+from brim.memory import DeviceLike
+
+__all__ = [
+    "MemoryModel",
+    "MemorySample",
+    "ModelError",
+    "PeakSample",
+    "Peaks",
+    "PolynomialRegression",
+    "collect_peaks",
+]
+
+_Input = TypeVar("_Input")
+_Self = TypeVar("_Self", bound="MemoryModel")
+Numbers: TypeAlias = Any
+"""Numbers as a list, a tuple, a NumPy array or a tensor; nested for several features."""
+
+_LARGEST_SIZE = 2**53
+
+
+def _tensor(name: str, values: Numbers) -> torch.Tensor:
+    """The numbers in double precision on the CPU."""
+    if isinstance(values, (str, bytes, dict, set)):
+        raise TypeError(f"{name} must be numbers, got {values!r}")
+    if not isinstance(values, torch.Tensor) and isinstance(values, Iterable):
+        values = values if hasattr(values, "__array__") else list(values)
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be numbers, got {values!r}: {error}") from None
+    if tensor.is_complex():
+        raise TypeError(f"{name} must be real numbers, got {tensor.dtype}")
+    return tensor.detach().to("cpu", torch.float64)
+
+
+def _number(name: str, value: object) -> float:
+    """One number, which may be NumPy's or a tensor of one."""
+    if isinstance(value, (str, bytes, bool)) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _bytes(name: str, value: float | str, device: DeviceLike = None) -> float:
+    """Bytes as a number, or text such as "8GiB"; a percentage is one of the device's limit."""
+    if isinstance(value, str):
+        whole = _C.memory_stats(device).limit if value.strip().endswith("%") else None
+        return _C.parse_bytes(value, whole)
+    return _number(name, value)
+
+
+class PolynomialRegression(_C.PolynomialRegression):
+    """A polynomial through points, by least squares in double precision, and its inverse.
+
+    Features are scaled and the system is solved by QR, so sizes from 1 to 1e9 do no harm. With
+    several features it has all monomials up to the total degree.
+
+    Args:
+        degree: 0 to 16.
+
+    Raises:
+        ValueError: if the degree is out of range.
+        TypeError: if it is not an int.
+
+    Example:
+        >>> import brim
+        >>> model = brim.PolynomialRegression(2).fit([1, 2, 3, 4], [3, 9, 19, 33])
+        >>> round(model.predict(10), 6)
+        201.0
+        >>> model.inverse(200)
+        9
+    """
+
+    def fit(self, x: Numbers, y: Numbers) -> PolynomialRegression:
+        """Fit to points, forgetting earlier ones.
+
+        Args:
+            x: one number a point, or one row of features a point.
+            y: one number a point.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            ValueError: if the lengths differ, a number is not finite, or the points are too few or
+                lie so that some coefficient stays open (duplicates, a constant feature).
+            TypeError: if these are not numbers.
+        """
+        points, values = _tensor("x", x), _tensor("y", y)
+        if points.dim() not in (1, 2):
+            raise ValueError(
+                f"x must be one number or one row a point, got the shape {tuple(points.shape)}"
+            )
+        if values.dim() != 1:
+            raise ValueError(f"y must be one number a point, got the shape {tuple(values.shape)}")
+        if points.shape[0] != values.shape[0]:
+            raise ValueError(
+                f"x and y must have the same length, got {points.shape[0]} and {values.shape[0]}"
+            )
+        features = 1 if points.dim() == 1 else points.shape[1]
+        self._fit(points.flatten().tolist(), values.tolist(), features)
+        return self
+
+    def predict(self, x: Numbers) -> Any:
+        """Values of the polynomial.
+
+        Args:
+            x: one point (a number, or its features) or many (a list of numbers, or of rows).
+
+        Returns:
+            A float for one point, a tensor of float64 for many.
+        """
+        points = _tensor("x", x)
+        features = max(self.features, 1)
+        one = points.dim() == (0 if features == 1 else 1)
+        if not one and points.dim() == (1 if features == 1 else 0):
+            points = points.reshape(-1, 1)
+        if points.dim() > 2 or (not one and points.shape[-1:] != (features,)):
+            raise ValueError(
+                f"x must have {features} feature(s) as in fit, got the shape {tuple(points.shape)}"
+            )
+        width = features if not one else points.numel()
+        values = self._predict(points.flatten().tolist(), width)
+        return values[0] if one else torch.tensor(values, dtype=torch.float64)
+
+    def inverse(
+        self,
+        budget: float | str,
+        *,
+        at: Sequence[float | None] | None = None,
+        lower: int = 1,
+        upper: int = _LARGEST_SIZE,
+    ) -> int:
+        """The largest whole size such that no size from `lower` to it is predicted over the budget.
+
+        Args:
+            budget: the most that a prediction may be; text such as `"8GiB"` means bytes.
+            at: with several features, the values of the others, and None for the one to solve.
+            lower: the least size.
+            upper: the answer where nothing up to it is over the budget.
+
+        Returns:
+            The size; `lower - 1`, so 0 by default, where even `lower` is over the budget.
+
+        Example:
+            >>> import brim
+            >>> x = [(n, size) for n in (1, 2, 3) for size in (10, 20, 30)]
+            >>> model = brim.PolynomialRegression(2).fit(x, [n * size + 5.5 for n, size in x])
+            >>> model.inverse(1000, at=(None, 100))
+            9
+        """
+        limit = _bytes("budget", budget)
+        if at is None:
+            return self._inverse(limit, [0.0], 0, lower, upper)
+        open_ones = [i for i, value in enumerate(at) if value is None]
+        if len(open_ones) != 1:
+            raise ValueError(
+                f"at must hold None once, for the feature that is asked for, got {at!r}"
+            )
+        point = [0.0 if value is None else _number("at", value) for value in at]
+        return self._inverse(limit, point, open_ones[0], lower, upper)
+
+    def __repr__(self) -> str:
+        """The degree, and the number of features once it is fitted."""
+        fitted = f", {self.features} feature(s)" if self.fitted else ", not fitted"
+        return f"PolynomialRegression(degree={self.degree}{fitted})"
+
+
+class Peaks(list[PeakSample]):
+    """What `collect_peaks` returns: a list of `PeakSample`, aligned with the inputs."""
+
+    @property
+    def features(self) -> list[Any]:
+        """What the work returned; None where it ran out of memory."""
+        return [sample.feature for sample in self]
+
+    @property
+    def peaks(self) -> list[int]:
+        """Bytes held at most; where it ran out, the need was at least that."""
+        return [sample.peak for sample in self]
+
+    @property
+    def out_of_memory(self) -> list[bool]:
+        """Which of them ran out of memory."""
+        return [sample.out_of_memory for sample in self]
+
+
+def collect_peaks(
+    work: Callable[[_Input], Any],
+    inputs: Iterable[_Input],
+    device: DeviceLike = None,
+    cleanup: Callable[[], object] | None = None,
+) -> Peaks:
+    """Run a piece of work on each input and measure the most memory that it holds.
+
+    Work that runs out of memory stays in the result, with what it held and asked for as a lower
+    bound of its need. Its exception and its tensors are gone before anything else happens, and the
+    device's cache is released.
+
+    Args:
+        work: called with each input; what it returns is the sample's `feature`.
+        inputs: any iterable, used one at a time.
+        device: where to measure, the CPU included.
+        cleanup: called after each input, also after a failure.
+
+    Returns:
+        One `PeakSample` for each input, in order: `feature`, `peak` (bytes held on the device at
+        most, older tensors included, so that it compares with a budget), `start` (bytes held
+        before), `out_of_memory` and `requested`.
+
+    Raises:
+        Exception: whatever `work` raises that is not about memory, untouched, after `cleanup`.
+
+    Example:
+        >>> import brim, torch
+        >>> def work(size):
+        ...     torch.zeros(size, dtype=torch.uint8)
+        ...     return size
+        >>> samples = brim.collect_peaks(work, [1000, 2000], device="cpu")
+        >>> [sample.peak - sample.start for sample in samples], samples.features
+        ([1000, 2000], [1000, 2000])
+    """
+    return Peaks(_C.collect_peaks(work, inputs, device, cleanup))
+
+
+def _shapes(sizes: Numbers) -> tuple[list[tuple[float, float]], bool]:
+    """Pairs of numbers, and whether they are batches (n, length) or sizes (size, 0)."""
+    values = sizes if isinstance(sizes, torch.Tensor) else list(sizes)
+    kinds = {torch.as_tensor(value).shape for value in values}
+    if len(kinds) == 0:
+        raise ValueError("sizes is empty")
+    if len(kinds) > 1:
+        raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {values!r}")
+    tensor = _tensor("sizes", values if isinstance(values, torch.Tensor) else _stacked(values))
+    if tensor.dim() == 1:
+        return [(size, 0.0) for size in tensor.tolist()], False
+    if tensor.dim() != 2 or tensor.shape[1] != 2:
+        raise ValueError(
+            f"sizes must be numbers or pairs (n, length), got the shape {tuple(tensor.shape)}"
+        )
+    return [(n, length) for n, length in tensor.tolist()], True
+
+
+def _stacked(values: list[Any]) -> torch.Tensor:
+    return torch.stack([_tensor("sizes", value) for value in values])
+
+
+class MemoryModel(_C.MemoryModel):
+    """How many bytes a piece of work needs at its peak, learned from a few measurements.
+
+    Sizes are one number, or pairs `(n, length)`: n samples, the longest so long. The peak is
+    `max(floor, phases…)` with coefficients that are never negative, so it never falls as a size
+    grows. See docs/predict.md for the formulas.
+
+    Example:
+        >>> import brim
+        >>> sizes = [(1, 16), (2, 32), (32, 16), (1, 512), (8, 128), (32, 512)]
+        >>> peaks = [10_000 + 64 * n * length + n * length**2 for n, length in sizes]
+        >>> model = brim.MemoryModel().fit(sizes, peaks)
+        >>> round(model.peak(4, 64))
+        42768
+        >>> model.largest_batch(256, "1MiB")
+        12
+    """
+
+    def fit(
+        self: _Self, sizes: Numbers, peaks: Numbers, out_of_memory: Numbers | None = None
+    ) -> _Self:
+        """Fit to measured peaks, forgetting earlier ones.
+
+        Args:
+            sizes: numbers, or pairs (n, length).
+            peaks: bytes, one a size.
+            out_of_memory: one bool a size, where some ran out of memory: their peaks are lower
+                bounds, and the model is at least that there.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            ValueError: if lengths differ, a figure is not finite and positive, or fewer than 2
+                sizes (3 pairs) are different.
+        """
+        shapes, batch = _shapes(sizes)
+        values = _tensor("peaks", peaks)
+        failed = [False] * len(shapes) if out_of_memory is None else list(out_of_memory)
+        if values.dim() != 1 or not len(shapes) == len(values) == len(failed):
+            raise ValueError(
+                "sizes, peaks and out_of_memory must have the same length, got "
+                f"{len(shapes)}, {tuple(values.shape)} and {len(failed)}"
+            )
+        self._fit(
+            [
+                MemorySample(n, length, peak, bool(over))
+                for (n, length), peak, over in zip(shapes, values.tolist(), failed, strict=True)
+            ],
+            batch,
+        )
+        return self
+
+    @classmethod
+    def probe(
+        cls: type[_Self],
+        fn: Callable[..., object],
+        sizes: Iterable[Any],
+        device: DeviceLike = None,
+        *,
+        budget: int | str | None = None,
+        probes: int = 7,
+        cleanup: Callable[[], object] | None = None,
+    ) -> _Self:
+        """Measure a few of the sizes and fit a model to them.
+
+        It chooses them itself: the smallest first (once unmeasured, to warm up), then growing and
+        spread out, each only where its need is expected to stay within the budget. One that runs
+        out of memory nevertheless becomes a lower bound. `model.samples` tells what was measured.
+
+        Args:
+            fn: called as `fn(size)`, or `fn(n, length)` where the sizes are pairs.
+            sizes: candidates, ints or pairs of ints. The smallest and largest should be those that
+                the model is meant for.
+            device: where to measure.
+            budget: bytes that may be held on the device, or text such as `"8GiB"`; 90 % of what is
+                free where None.
+            probes: how many sizes to measure at most.
+            cleanup: called after each call of `fn`.
+
+        Raises:
+            ValueError: if the sizes are empty, not positive, of mixed kinds, or too few.
+            torch.OutOfMemoryError: if even the smallest size does not fit.
+
+        Example:
+            >>> import brim, torch
+            >>> model = brim.MemoryModel.probe(
+            ...     lambda size: torch.zeros(size, 1024), [1, 10, 100, 1000], device="cpu"
+            ... )
+            >>> round(model.phases[0]["s"])
+            4096
+        """
+        shapes, batch = _shapes(sizes)
+        whole = [(int(n), int(length)) for n, length in shapes]
+        if whole != shapes:
+            wrong = next(a for a, b in zip(shapes, whole, strict=True) if a != b)
+            raise TypeError(f"sizes must be ints, got {wrong if batch else wrong[0]!r}")
+        limit = None if budget is None else int(_bytes("budget", budget, device))
+        model = cls()
+        model._assign(_C.probe_memory(fn, whole, batch, device, limit, probes, cleanup))
+        return model
+
+    def peak(self, n: float, length: float | None = None) -> float:
+        """Bytes expected at the peak of a size, or of n samples of a length."""
+        return self._peak(_number("n", n), None if length is None else _number("length", length))
+
+    def safe_peak(self, n: float, length: float | None = None) -> float:
+        """`peak` with the margin on top: what to compare with a budget."""
+        return self._safe_peak(
+            _number("n", n), None if length is None else _number("length", length)
+        )
+
+    def peak_of(self, lengths: Numbers) -> float:
+        """Bytes expected for one batch of samples of these lengths: n and the longest count."""
+        return self._peak_of(_tensor("lengths", lengths).flatten().tolist())
+
+    def largest_batch(self, length: float, budget: float | str) -> int:
+        """The most samples of a length with `safe_peak` within the budget; 0 for none."""
+        return self._largest_batch(_number("length", length), _bytes("budget", budget))
+
+    def largest_size(self, budget: float | str) -> int:
+        """The largest size with `safe_peak` within the budget; 0 for none."""
+        return self._largest_size(_bytes("budget", budget))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the model knows, as plain numbers, lists and strings."""
+        return self._state()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Become the model that `state_dict` was taken from.
+
+        Raises:
+            ValueError: if an entry is missing or out of range.
+            TypeError: if one is of the wrong type.
+        """
+        self._load(dict(state_dict))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied through `state_dict`."""
+        return (type(self), (), self.state_dict())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The other half of `__reduce__`."""
+        self.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        """One line; `str` gives the whole model."""
+        if not self.fitted:
+            return "MemoryModel(not fitted)"
+        return (
+            f"MemoryModel({self.kind}, {len(self.samples)} samples, "
+            f"worst error {self.error.worst:.1%}, margin {self.margin:.1%})"
+        )

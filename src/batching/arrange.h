@@ -1,0 +1,22 @@
+#pragma once
+
+#include <brim/batching/batches.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace brim::batching::detail {
+
+/// Orders a block's batches for ranks that take turns, so that the batches of one step cost alike.
+///
+/// @param phase batches of the first step that lie in the block before.
+/// @param last whether the epoch ends with this block: then the last step is made complete by
+///     splitting batches; what cannot be split is moved to `left_out`.
+void arrange(Batches& block, std::int64_t world_size, std::int64_t phase, bool last,
+             std::vector<LeftOut>& left_out);
+
+/// Takes the first `count` batches away.
+void drop_front(Batches& block, std::size_t count);
+
+}  // namespace brim::batching::detail

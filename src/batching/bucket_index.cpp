@@ -1,0 +1,93 @@
+#include "batching/bucket_index.h"
+
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace brim::batching::detail {
+
+void check_boundaries(const std::vector<double>& boundaries) {
+  if (boundaries.size() < 2) {
+    throw std::invalid_argument("bucket_boundaries must be at least two, got " +
+                                std::to_string(boundaries.size()));
+  }
+  for (std::size_t i = 0; i < boundaries.size(); ++i) {
+    if (!std::isfinite(boundaries[i]) || (i > 0 && boundaries[i] <= boundaries[i - 1])) {
+      throw std::invalid_argument("bucket_boundaries must be finite and ascending, got " +
+                                  std::to_string(boundaries[i]) + " at index " + std::to_string(i));
+    }
+  }
+}
+
+namespace {
+
+bool fits_word(std::span<const std::int64_t> sizes) {
+  std::int64_t bits = 0;
+  for (const std::int64_t size : sizes) {
+    bits |= size;
+  }
+  return !sizes.empty() && bits >= 0 && bits <= std::numeric_limits<std::uint32_t>::max();
+}
+
+bool fits_word(std::span<const double> /*sizes*/) { return false; }
+
+}  // namespace
+
+// A counting sort.
+template <class T>
+BucketIndex group(std::span<const T> sizes, std::span<const T> costs,
+                  std::vector<double> boundaries, const std::vector<LeftOut>& oversize,
+                  std::vector<LeftOut>& outside) {
+  const BucketFinder<T> find(boundaries);
+  const std::size_t buckets = boundaries.size() - 1;
+  // Slot 0: below the first boundary, then the buckets, then beyond the last, then left out.
+  const auto nowhere = static_cast<std::uint32_t>(buckets + 2);
+  std::vector<std::uint32_t> slots(sizes.size());
+  std::vector<std::size_t> counts(buckets + 3);
+  std::size_t next_oversize = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const bool over = next_oversize < oversize.size() &&
+                      oversize[next_oversize].index == static_cast<std::int64_t>(i);
+    next_oversize += static_cast<std::size_t>(over);
+    slots[i] = over ? nowhere : find(sizes[i]);
+    ++counts[slots[i]];
+  }
+  BucketIndex index;
+  index.begins.resize(buckets + 1);
+  std::inclusive_scan(counts.begin() + 1, counts.begin() + 1 + static_cast<std::ptrdiff_t>(buckets),
+                      index.begins.begin() + 1);
+  std::vector<std::size_t> ends(index.begins.begin(), index.begins.end() - 1);
+  outside.reserve(counts[0] + counts[buckets + 1]);
+  const auto scatter = [&](auto put) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      const std::uint32_t slot = slots[i];
+      if (slot >= 1 && slot <= buckets) {
+        put(ends[slot - 1]++, i);
+      } else if (slot != nowhere) {
+        outside.push_back({static_cast<std::int64_t>(i), LeftOutReason::outside_buckets});
+      }
+    }
+  };
+  if (fits_word(costs)) {
+    index.sized_samples.resize(index.begins.back());
+    scatter([&](std::size_t place, std::size_t i) {
+      index.sized_samples[place] = {static_cast<std::uint32_t>(i),
+                                    static_cast<std::uint32_t>(costs[i])};
+    });
+  } else {
+    index.samples.resize(index.begins.back());
+    scatter([&](std::size_t place, std::size_t i) {
+      index.samples[place] = static_cast<std::uint32_t>(i);
+    });
+  }
+  index.boundaries = std::move(boundaries);
+  return index;
+}
+
+template BucketIndex group(std::span<const std::int64_t>, std::span<const std::int64_t>,
+                           std::vector<double>, const std::vector<LeftOut>&, std::vector<LeftOut>&);
+template BucketIndex group(std::span<const double>, std::span<const double>, std::vector<double>,
+                           const std::vector<LeftOut>&, std::vector<LeftOut>&);
+
+}  // namespace brim::batching::detail

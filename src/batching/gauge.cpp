@@ -1,0 +1,45 @@
+#include <brim/batching/gauge.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "batching/gauge.h"
+
+namespace brim::batching {
+
+struct Gauge::Parts {
+  Columns<double> columns;  // the gauge refers to their limits
+  detail::MultiGauge<double> gauge;
+
+  explicit Parts(Columns<double> of) : columns(std::move(of)), gauge(columns) {}
+};
+
+Gauge::Gauge(std::vector<Limit> limits) {
+  if (limits.empty()) {
+    throw std::invalid_argument("a gauge needs at least one limit");
+  }
+  Columns<double> columns;
+  columns.reserve(limits.size());
+  for (Limit& limit : limits) {
+    columns.push_back({{}, std::move(limit)});
+  }
+  parts_ = std::make_unique<Parts>(std::move(columns));
+}
+
+Gauge::~Gauge() = default;
+Gauge::Gauge(Gauge&&) noexcept = default;
+Gauge& Gauge::operator=(Gauge&&) noexcept = default;
+
+bool Gauge::fits_alone(std::span<const double> sizes) const {
+  return parts_->gauge.fits_alone(sizes.data());
+}
+
+bool Gauge::fits(std::span<const double> sizes) const { return parts_->gauge.fits(sizes.data()); }
+
+void Gauge::add(std::span<const double> sizes) { parts_->gauge.add(sizes.data()); }
+
+void Gauge::clear() { parts_->gauge.clear(); }
+
+double Gauge::load() const { return parts_->gauge.load(); }
+
+}  // namespace brim::batching

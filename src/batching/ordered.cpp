@@ -1,0 +1,150 @@
+#include <brim/batching/batching.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "batching/gauge.h"
+#include "batching/permutation.h"
+#include "batching/sample_table.h"
+
+namespace brim::batching {
+namespace {
+
+using detail::SampleTable;
+
+// The first block is small, for a quick first batch; the last ones large, for speed.
+constexpr std::int64_t kFirstChunk = 1024;
+constexpr std::int64_t kLargestChunk = 16384;
+
+/// What is left open at the end of a chunk is read again with the next one: so the cursor is a
+/// place among the samples, and nothing else.
+template <class T>
+class OrderedSource : public BatchSource {
+ public:
+  OrderedSource(const SampleTable<T>& table, std::uint64_t seed, std::int64_t world_size)
+      : table_(table),
+        permutation_(table.permutation(seed)),
+        chunk_(std::max(kFirstChunk, 4 * world_size)) {}
+
+  bool fill(Batches& block) override {
+    const std::size_t before = block.count();
+    while (true) {
+      const std::int64_t rest = table_.size() - position_;
+      // The last chunk takes what would be too little for one of its own.
+      const std::int64_t count = rest <= 2 * chunk_ ? rest : chunk_;
+      const bool last = count == rest;
+      read(count);
+      const std::int64_t used = batch(block, last);
+      position_ += used;
+      chunk_ = std::max(chunk_, std::min(2 * chunk_, kLargestChunk));
+      if (last) {
+        return false;
+      }
+      if (block.count() > before) {
+        return true;
+      }
+      chunk_ *= 2;  // one batch takes more than a chunk
+    }
+  }
+
+  [[nodiscard]] Cursor cursor() const override { return {position_, chunk_}; }
+
+  void seek(const Cursor& cursor) override {
+    if (cursor.size() != 2 || cursor[0] < 0 || cursor[0] > table_.size() || cursor[1] < 1) {
+      throw std::invalid_argument("the position is not one of these samples in order");
+    }
+    position_ = cursor[0];
+    chunk_ = cursor[1];
+  }
+
+ private:
+  void read(std::int64_t count) {
+    samples_.resize(static_cast<std::size_t>(count));
+    table_.read(permutation_, position_, samples_);
+    sizes_ = table_.in_a_row(position_);
+    if (sizes_ == nullptr) {
+      table_.gather(samples_, gathered_);
+      sizes_ = gathered_.data();
+    }
+  }
+
+  // Returns how many samples of the chunk are in closed batches.
+  std::int64_t batch(Batches& block, bool last) {
+    const Columns<T>& columns = table_.columns();
+    if (columns.size() > 1) {
+      return batch(block, last, detail::MultiGauge<T>(columns),
+                   [&](std::size_t i) { return sizes_ + i * columns.size(); });
+    }
+    const auto size_of = [sizes = sizes_](std::size_t i) { return sizes[i]; };
+    return columns[0].limit.cost().kind() == Cost::Kind::sum
+               ? batch(block, last, detail::SumGauge<T>(columns[0].limit), size_of)
+               : batch(block, last, detail::PaddedGauge<T>(columns[0].limit), size_of);
+  }
+
+  template <class Gauge, class SizeOf>
+  std::int64_t batch(Batches& block, bool last, Gauge gauge, SizeOf size_of) {
+    std::size_t begin = 0;
+    const auto close = [&](std::size_t end) {
+      block.indices.insert(block.indices.end(),
+                           samples_.begin() + static_cast<std::ptrdiff_t>(begin),
+                           samples_.begin() + static_cast<std::ptrdiff_t>(end));
+      block.close(gauge.load());
+      begin = end;
+    };
+    const std::size_t count = samples_.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto size = size_of(i);
+      if (i > begin && !gauge.fits(size)) {
+        close(i);
+        gauge.clear();
+      }
+      gauge.add(size);
+    }
+    if (last && begin < samples_.size()) {
+      close(samples_.size());
+    }
+    return static_cast<std::int64_t>(begin);
+  }
+
+  const SampleTable<T>& table_;
+  detail::Permutation permutation_;
+  std::int64_t chunk_;
+  std::int64_t position_ = 0;
+  std::vector<std::int64_t> samples_;
+  std::vector<T> gathered_;
+  const T* sizes_ = nullptr;  // of samples_
+};
+
+template <class T>
+class OrderedBatching : public Batching {
+ public:
+  OrderedBatching(Columns<T> columns, const Order& order, Oversize oversize)
+      : table_(std::move(columns), order, oversize) {}
+
+  [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed,
+                                                   std::int64_t world_size) const override {
+    return std::make_unique<OrderedSource<T>>(table_, seed, world_size);
+  }
+  [[nodiscard]] std::int64_t samples() const override { return table_.given(); }
+  [[nodiscard]] const std::vector<LeftOut>& left_out() const override { return table_.left_out(); }
+  [[nodiscard]] BatchFigures figures(std::span<const std::int64_t> batch) const override {
+    return table_.figures(batch);
+  }
+
+ private:
+  SampleTable<T> table_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Batching> ordered_batching(AnyColumns columns, Order order,
+                                                 Oversize oversize) {
+  return std::visit(
+      [&]<class T>(Columns<T>& some) -> std::shared_ptr<const Batching> {
+        return std::make_shared<OrderedBatching<T>>(std::move(some), order, oversize);
+      },
+      columns);
+}
+
+}  // namespace brim::batching

@@ -1,0 +1,160 @@
+#include <brim/batching/batching.h>
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "batching/bin_packing.h"
+#include "batching/permutation.h"
+#include "batching/sample_table.h"
+
+namespace brim::batching {
+namespace {
+
+using detail::SampleTable;
+
+// A batch emptier than this waits for the next window, where more samples may fill it.
+constexpr double kFullEnough = 0.999;
+
+/// Window after window. The emptiest batch of a window is not given away: its samples are packed
+/// again with the next window. They are the only thing to remember, beside the place.
+template <class T>
+class PackedSource : public BatchSource {
+ public:
+  PackedSource(const SampleTable<T>& table, std::int64_t window, std::uint64_t seed,
+               std::int64_t world_size)
+      : table_(table),
+        permutation_(table.permutation(seed)),
+        seed_(seed),
+        window_(std::max(window, std::min(2 * world_size, table.size()))),
+        packing_(table.columns()) {}
+
+  bool fill(Batches& block) override {
+    while (true) {
+      const std::int64_t rest = table_.size() - position_;
+      // The last window takes what would be too little for one of its own.
+      const std::int64_t count = rest - window_ < window_ / 2 ? rest : window_;
+      const bool last = count == rest;
+      read(count);
+      table_.gather(samples_, sizes_);
+      packing_.pack(sizes_);
+      const std::size_t bins = packing_.bins();
+      const std::size_t emptiest = last ? bins : emptiest_bin();
+      if (bins > 1 || last) {
+        give(block, emptiest);
+        return !last;
+      }
+      // One batch takes more than a window: with the next window more of it.
+      carried_ = samples_;
+    }
+  }
+
+  [[nodiscard]] Cursor cursor() const override {
+    Cursor words{position_, window_};
+    words.insert(words.end(), carried_.begin(), carried_.end());
+    return words;
+  }
+
+  void seek(const Cursor& cursor) override {
+    const auto samples = static_cast<std::int64_t>(table_.columns()[0].sizes.size());
+    if (cursor.size() < 2 || cursor[0] < 0 || cursor[0] > table_.size() || cursor[1] < 1 ||
+        std::any_of(
+            cursor.begin() + 2, cursor.end(),
+            [&](std::int64_t sample) { return sample < 0 || sample >= samples; })) {
+      throw std::invalid_argument("the position is not one of these packed samples");
+    }
+    position_ = cursor[0];
+    window_ = cursor[1];
+    carried_.assign(cursor.begin() + 2, cursor.end());
+  }
+
+ private:
+  void read(std::int64_t count) {
+    samples_.resize(carried_.size() + static_cast<std::size_t>(count));
+    std::copy(carried_.begin(), carried_.end(), samples_.begin());
+    table_.read(permutation_, position_, std::span(samples_).subspan(carried_.size()));
+    carried_.clear();
+    position_ += count;
+  }
+
+  // The one to hold back; the number of bins where all are full.
+  [[nodiscard]] std::size_t emptiest_bin() const {
+    const std::vector<double>& loads = packing_.loads();
+    const auto least = std::min_element(loads.begin(), loads.end());
+    return *least < kFullEnough ? static_cast<std::size_t>(least - loads.begin()) : loads.size();
+  }
+
+  void give(Batches& block, std::size_t held_back) {
+    const std::size_t bins = packing_.bins();
+    const detail::Permutation order(
+        table_.shuffled() ? bins : 0,
+        detail::mix(seed_ ^ 0x2545F491U, static_cast<std::uint64_t>(position_)));
+    order_.resize(bins);
+    if (table_.shuffled()) {
+      order.read(0, std::span(order_));
+    } else {
+      std::iota(order_.begin(), order_.end(), 0U);
+    }
+    for (const std::uint32_t bin : order_) {
+      std::vector<std::int64_t>& to = bin == held_back ? carried_ : block.indices;
+      for (const std::uint32_t member : packing_.members(bin)) {
+        to.push_back(samples_[member]);
+      }
+      if (bin != held_back) {
+        block.close(packing_.loads()[bin]);
+      }
+    }
+  }
+
+  const SampleTable<T>& table_;
+  detail::Permutation permutation_;
+  std::uint64_t seed_;
+  std::int64_t window_;
+  std::int64_t position_ = 0;
+  std::vector<std::int64_t> carried_;
+  std::vector<std::int64_t> samples_;
+  std::vector<T> sizes_;
+  std::vector<std::uint32_t> order_;
+  detail::BinPacking<T> packing_;
+};
+
+template <class T>
+class PackedBatching : public Batching {
+ public:
+  PackedBatching(Columns<T> columns, const Order& order, const PackOptions& options)
+      : table_(std::move(columns), order, options.oversize),
+        window_(options.window.value_or(std::max<std::int64_t>(table_.size(), 1))) {
+    if (window_ <= 0) {
+      throw std::invalid_argument("window must be positive, got " + std::to_string(window_));
+    }
+  }
+
+  [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed,
+                                                   std::int64_t world_size) const override {
+    return std::make_unique<PackedSource<T>>(table_, window_, seed, world_size);
+  }
+  [[nodiscard]] std::int64_t samples() const override { return table_.given(); }
+  [[nodiscard]] const std::vector<LeftOut>& left_out() const override { return table_.left_out(); }
+  [[nodiscard]] BatchFigures figures(std::span<const std::int64_t> batch) const override {
+    return table_.figures(batch);
+  }
+
+ private:
+  SampleTable<T> table_;
+  std::int64_t window_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Batching> packed_batching(AnyColumns columns, Order order,
+                                                PackOptions options) {
+  return std::visit(
+      [&]<class T>(Columns<T>& some) -> std::shared_ptr<const Batching> {
+        return std::make_shared<PackedBatching<T>>(std::move(some), order, options);
+      },
+      columns);
+}
+
+}  // namespace brim::batching

@@ -1,0 +1,101 @@
+#include <brim/batching/plan.h>
+#include <brim/batching/stream.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdio>
+
+namespace brim::batching {
+namespace {
+
+std::string percent(double share) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2f %%", 100 * share);
+  return text.data();
+}
+
+}  // namespace
+
+PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t world_size) {
+  BatchStream stream(batching, seed, {.rank = 0, .world_size = world_size});
+  Batches batches;
+  batches.indices.reserve(static_cast<std::size_t>(batching.samples()));
+  stream.read_rest(batches, /*all_ranks=*/true);
+
+  PlanReport result;
+  result.samples = batching.samples();
+  result.batched = static_cast<std::int64_t>(batches.indices.size());
+  result.batches = static_cast<std::int64_t>(batches.count());
+  result.world_size = world_size;
+  result.left_out = batching.left_out();
+  result.left_out.insert(result.left_out.end(), stream.left_out().begin(), stream.left_out().end());
+
+  const auto ranks = static_cast<std::size_t>(world_size);
+  double loads = 0.0;
+  double sizes = 0.0;
+  double padded = 0.0;
+  double excess = 0.0;  // over the mean, SUM over steps
+  double of_step = 0.0;
+  double most_of_step = 0.0;
+  for (std::size_t b = 0; b < batches.count(); ++b) {
+    const BatchFigures figures = batching.figures(batches[b]);
+    loads += figures.load;
+    sizes += figures.sizes;
+    padded += figures.padded;
+    of_step += figures.load;
+    most_of_step = std::max(most_of_step, figures.load);
+    if ((b + 1) % ranks == 0) {
+      const double mean = of_step / static_cast<double>(world_size);
+      excess += mean > 0 ? most_of_step / mean - 1 : 0.0;
+      of_step = most_of_step = 0.0;
+    }
+  }
+  if (result.batches > 0) {
+    result.fill = loads / static_cast<double>(result.batches);
+    result.imbalance =
+        excess * static_cast<double>(world_size) / static_cast<double>(result.batches);
+  }
+  result.padding = padded > 0 ? 1 - sizes / padded : 0.0;
+  return result;
+}
+
+const char* to_string(LeftOutReason reason) {
+  switch (reason) {
+    case LeftOutReason::over_budget:
+      return "over budget";
+    case LeftOutReason::outside_buckets:
+      return "outside buckets";
+    case LeftOutReason::dropped_last:
+      return "dropped last";
+    case LeftOutReason::too_few_for_ranks:
+      return "too few for ranks";
+  }
+  return "unknown";
+}
+
+std::string to_string(const PlanReport& report) {
+  std::string text = std::to_string(report.batched) + " of " + std::to_string(report.samples) +
+                     " samples in " + std::to_string(report.batches) + " batches";
+  if (report.world_size > 1) {
+    text += " on " + std::to_string(report.world_size) + " ranks";
+  }
+  text += "\n  fill       " + percent(report.fill);
+  text += "\n  padding    " + percent(report.padding);
+  if (report.world_size > 1) {
+    text += "\n  imbalance  " + percent(report.imbalance);
+  }
+  for (const LeftOutReason reason :
+       {LeftOutReason::over_budget, LeftOutReason::outside_buckets, LeftOutReason::dropped_last,
+        LeftOutReason::too_few_for_ranks}) {
+    const auto count =
+        std::count_if(report.left_out.begin(), report.left_out.end(),
+                      [&](const LeftOut& sample) { return sample.reason == reason; });
+    if (count > 0) {
+      text += "\n  left out   " + std::to_string(count) + ", " + to_string(reason);
+    }
+  }
+  return text;
+}
+
+}  // namespace brim::batching

@@ -1,0 +1,172 @@
+#pragma once
+
+#include <brim/batching/batching.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "batching/gauge.h"
+#include "batching/permutation.h"
+
+namespace brim::batching::detail {
+
+/// Checked sizes, and the samples among them that fit a budget, in the order asked for.
+template <class T>
+class SampleTable {
+ public:
+  SampleTable(Columns<T> columns, const Order& order, Oversize oversize)
+      : columns_(std::move(columns)), indices_(order.indices), shuffle_(order.shuffle) {
+    check_sizes(columns_);
+    check_indices();
+    given_ = indices_ ? static_cast<std::int64_t>(indices_->size())
+                      : static_cast<std::int64_t>(columns_[0].sizes.size());
+    if (!all_fit()) {
+      keep_what_fits(oversize);
+    }
+  }
+
+  [[nodiscard]] const Columns<T>& columns() const { return columns_; }
+  [[nodiscard]] std::int64_t given() const { return given_; }
+  /// COUNT of samples to be batched.
+  [[nodiscard]] std::int64_t size() const {
+    return given_ - static_cast<std::int64_t>(left_out_.size());
+  }
+  [[nodiscard]] const std::vector<LeftOut>& left_out() const { return left_out_; }
+  [[nodiscard]] bool shuffled() const { return shuffle_; }
+
+  [[nodiscard]] Permutation permutation(std::uint64_t seed) const {
+    return shuffle_ ? Permutation(static_cast<std::uint64_t>(size()), seed) : Permutation();
+  }
+
+  /// The indices of samples first, first + 1, … of the epoch with this permutation.
+  void read(const Permutation& permutation, std::int64_t first, std::span<std::int64_t> out) const {
+    if (shuffle_) {
+      permutation.read(static_cast<std::uint64_t>(first), out);
+      if (indices_) {
+        for (std::int64_t& index : out) {
+          index = (*indices_)[static_cast<std::size_t>(index)];
+        }
+      }
+    } else if (indices_) {
+      std::copy_n(indices_->begin() + first, out.size(), out.begin());
+    } else {
+      std::iota(out.begin(), out.end(), first);
+    }
+  }
+
+  /// The sizes of all samples from `first` on, where the epoch has them in a row in memory.
+  [[nodiscard]] const T* in_a_row(std::int64_t first) const {
+    return shuffle_ || indices_ || columns_.size() > 1 ? nullptr : columns_[0].sizes.data() + first;
+  }
+
+  /// Sizes of these samples, sample after sample with all its columns.
+  void gather(std::span<const std::int64_t> samples, std::vector<T>& sizes) const {
+    sizes.resize(samples.size() * columns_.size());
+    gather(samples, std::span(sizes));
+  }
+  void gather(std::span<const std::int64_t> samples, std::span<T> sizes) const {
+    T* out = sizes.data();
+    if (columns_.size() == 1) {
+      // A loop of nothing but loads: each misses the cache, and many can be on their way at once.
+      const T* const column = columns_[0].sizes.data();
+      for (const std::int64_t sample : samples) {
+        *out++ = column[sample];
+      }
+      return;
+    }
+    for (const std::int64_t sample : samples) {
+      for (const Column<T>& column : columns_) {
+        *out++ = column.sizes[static_cast<std::size_t>(sample)];
+      }
+    }
+  }
+
+  [[nodiscard]] BatchFigures figures(std::span<const std::int64_t> batch) const {
+    MultiGauge<T> gauge(columns_);
+    std::vector<T> sizes;
+    gather(batch, sizes);
+    BatchFigures result;
+    double longest = 0.0;
+    for (std::size_t i = 0; i < sizes.size(); i += columns_.size()) {
+      gauge.add(sizes.data() + i);
+      result.sizes += static_cast<double>(sizes[i]);
+      longest = std::max(longest, static_cast<double>(sizes[i]));
+    }
+    result.load = gauge.load();
+    result.padded = static_cast<double>(batch.size()) * longest;
+    return result;
+  }
+
+ private:
+  void check_indices() const {
+    if (!indices_) {
+      return;
+    }
+    const auto samples = static_cast<std::int64_t>(columns_[0].sizes.size());
+    const auto outside = std::find_if(indices_->begin(), indices_->end(), [&](std::int64_t index) {
+      return index < 0 || index >= samples;
+    });
+    if (outside != indices_->end()) {
+      throw std::invalid_argument("indices must be from 0 to " + std::to_string(samples - 1) +
+                                  ", the samples that have a size, got " +
+                                  std::to_string(*outside) + " at place " +
+                                  std::to_string(outside - indices_->begin()));
+    }
+  }
+
+  static bool fits_alone(const Column<T>& column, T size) {
+    return column.limit.cost().kind() == Cost::Kind::sum
+               ? SumGauge<T>(column.limit).fits_alone(size)
+               : PaddedGauge<T>(column.limit).fits_alone(size);
+  }
+
+  // Costs grow with the size, so the largest size tells for all.
+  [[nodiscard]] bool all_fit() const {
+    return std::all_of(columns_.begin(), columns_.end(), [](const Column<T>& column) {
+      T largest = 0;
+      for (const T size : column.sizes) {
+        largest = std::max(largest, size);
+      }
+      return fits_alone(column, largest);
+    });
+  }
+
+  void keep_what_fits(Oversize oversize) {
+    kept_.reserve(static_cast<std::size_t>(given_));
+    for (std::int64_t i = 0; i < given_; ++i) {
+      const std::int64_t sample = indices_ ? (*indices_)[static_cast<std::size_t>(i)] : i;
+      const auto over =
+          std::find_if(columns_.begin(), columns_.end(), [&](const Column<T>& column) {
+            return !fits_alone(column, column.sizes[static_cast<std::size_t>(sample)]);
+          });
+      if (over == columns_.end()) {
+        kept_.push_back(sample);
+      } else if (oversize == Oversize::error) {
+        throw std::invalid_argument(
+            "sample " + std::to_string(sample) + " exceeds the budget by itself: its size is " +
+            std::to_string(over->sizes[static_cast<std::size_t>(sample)]) + ", max_total_size is " +
+            std::to_string(maximum_of<T>(over->limit)));
+      } else {
+        left_out_.push_back({sample, LeftOutReason::over_budget});
+      }
+    }
+    indices_ = kept_;
+  }
+
+  Columns<T> columns_;
+  std::optional<std::span<const std::int64_t>> indices_;
+  bool shuffle_;
+  std::int64_t given_ = 0;
+  std::vector<std::int64_t> kept_;
+  std::vector<LeftOut> left_out_;
+};
+
+}  // namespace brim::batching::detail

@@ -1,0 +1,184 @@
+#include <brim/batching/stream.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "batching/arrange.h"
+#include "batching/permutation.h"
+
+namespace brim::batching {
+namespace {
+
+[[noreturn]] void wrong_position() {
+  throw std::invalid_argument("the position is not one of a run over these samples");
+}
+
+}  // namespace
+
+std::uint64_t epoch_seed(std::uint64_t seed, std::uint64_t epoch) {
+  return detail::mix(seed, epoch);
+}
+
+BatchStream::BatchStream(const Batching& batching, std::uint64_t seed, Ranks ranks)
+    : ranks_(ranks) {
+  if (ranks.world_size < 1) {
+    throw std::invalid_argument("world_size must be at least 1, got " +
+                                std::to_string(ranks.world_size));
+  }
+  if (ranks.rank < 0 || ranks.rank >= ranks.world_size) {
+    throw std::invalid_argument(
+        "rank must be from 0 to world_size - 1 = " + std::to_string(ranks.world_size - 1) +
+        ", got " + std::to_string(ranks.rank));
+  }
+  source_ = batching.epoch(seed, ranks.world_size);
+}
+
+BatchStream::~BatchStream() = default;
+BatchStream::BatchStream(BatchStream&&) noexcept = default;
+
+std::optional<std::span<const std::int64_t>> BatchStream::next() {
+  if (!reach_next()) {
+    return std::nullopt;
+  }
+  const auto batch = block_[static_cast<std::size_t>(next_)];
+  next_ += ranks_.world_size;
+  ++given_;
+  return batch;
+}
+
+// Opens blocks until this rank's next batch is in the open one.
+bool BatchStream::reach_next() {
+  while (at_block_end()) {
+    if (!open_block()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+BatchStream::OpenedBlock BatchStream::block_ahead() const {
+  OpenedBlock ahead{source_->cursor(), {}, 0, 0, 0};
+  if (!opened_.empty()) {
+    const OpenedBlock& before = opened_.back();
+    const auto count = static_cast<std::int64_t>(block_.count());
+    ahead.start = before.start + count;
+    ahead.phase = (before.phase + before.done + count) % ranks_.world_size;
+  }
+  return ahead;
+}
+
+bool BatchStream::open_block() {
+  if (!more_) {
+    return false;
+  }
+  OpenedBlock opened = block_ahead();
+  next_ = opened_.empty() ? ranks_.rank : next_ - static_cast<std::int64_t>(block_.count());
+  block_.clear();
+  more_ = source_->fill(block_);
+  ++blocks_opened_;
+
+  // What earlier runs took of this block. Where they had as many ranks, their order goes on.
+  std::vector<Position::Segment> segments = std::exchange(resume_segments_, {});
+  if (!segments.empty() && segments.back().world_size == ranks_.world_size) {
+    opened.phase = segments.back().phase;
+    opened.done = segments.back().done;
+    segments.pop_back();
+  }
+  for (const Position::Segment& segment : segments) {
+    std::vector<LeftOut> returned;
+    detail::arrange(block_, segment.world_size, segment.phase, !more_, returned);
+    if (segment.done > static_cast<std::int64_t>(block_.count())) {
+      wrong_position();
+    }
+    detail::drop_front(block_, static_cast<std::size_t>(segment.done));
+    // What so many ranks could not share, others may.
+    for (const LeftOut& sample : returned) {
+      block_.indices.push_back(sample.index);
+      block_.close(0.0);
+    }
+  }
+  detail::arrange(block_, ranks_.world_size, opened.phase, !more_, left_out_);
+  if (opened.done > static_cast<std::int64_t>(block_.count())) {
+    wrong_position();
+  }
+  detail::drop_front(block_, static_cast<std::size_t>(opened.done));
+  left_out_.insert(left_out_.end(), block_.left_out.begin(), block_.left_out.end());
+  opened.past = std::move(segments);
+  opened_.push_back(std::move(opened));
+  return true;
+}
+
+Position BatchStream::position(std::int64_t batches) const {
+  if (batches < 0 || batches > given_) {
+    throw std::invalid_argument("batches must be from 0 to the " + std::to_string(given_) +
+                                " that were given, got " + std::to_string(batches));
+  }
+  if (opened_.empty()) {
+    return {source_->cursor(), resume_segments_};
+  }
+  const std::int64_t taken = batches * ranks_.world_size;
+  const OpenedBlock ahead = block_ahead();
+  // Ranks before this one may have opened another block, or this one may still have to: the
+  // position is the same for all.
+  if (more_ && taken >= ahead.start) {
+    return {ahead.cursor, {{ranks_.world_size, ahead.phase, taken - ahead.start}}};
+  }
+  const auto after = std::upper_bound(
+      opened_.begin(), opened_.end(), taken,
+      [](std::int64_t place, const OpenedBlock& opened) { return place < opened.start; });
+  const OpenedBlock& opened = *std::prev(after);
+  Position position{opened.cursor, opened.past};
+  position.segments.push_back(
+      {ranks_.world_size, opened.phase, opened.done + taken - opened.start});
+  return position;
+}
+
+void BatchStream::seek(const Position& position) {
+  if (blocks_opened_ > 0) {
+    throw std::invalid_argument("a stream can be moved only before its first batch");
+  }
+  for (const Position::Segment& segment : position.segments) {
+    if (segment.world_size < 1 || segment.phase < 0 || segment.phase >= segment.world_size ||
+        segment.done < 0 || (segment.phase + segment.done) % segment.world_size != 0) {
+      wrong_position();
+    }
+  }
+  if (!position.cursor.empty()) {
+    source_->seek(position.cursor);
+  } else if (!position.segments.empty()) {
+    wrong_position();
+  }
+  resume_segments_ = position.segments;
+  // Here and not with the first batch: a wrong position is an error at once.
+  open_block();
+}
+
+std::int64_t BatchStream::count_rest() {
+  std::int64_t count = 0;
+  while (reach_next()) {
+    const std::int64_t rest = static_cast<std::int64_t>(block_.count()) - next_;
+    const std::int64_t mine = (rest + ranks_.world_size - 1) / ranks_.world_size;
+    count += mine;
+    next_ += mine * ranks_.world_size;
+  }
+  return count;
+}
+
+void BatchStream::read_rest(Batches& batches, bool all_ranks) {
+  const std::int64_t step = all_ranks ? 1 : ranks_.world_size;
+  while (reach_next()) {
+    for (; next_ < static_cast<std::int64_t>(block_.count()); next_ += step) {
+      const auto batch = block_[static_cast<std::size_t>(next_)];
+      batches.indices.insert(batches.indices.end(), batch.begin(), batch.end());
+      batches.close(block_.loads[static_cast<std::size_t>(next_)]);
+    }
+    while (more_ && ranks_.world_size == 1) {  // nothing to arrange: no copy
+      more_ = source_->fill(batches);
+    }
+  }
+  left_out_.insert(left_out_.end(), batches.left_out.begin(), batches.left_out.end());
+}
+
+}  // namespace brim::batching

@@ -1,0 +1,93 @@
+#include <brim/memory/out_of_memory.h>
+#include <brim/memory/peak_meter.h>
+#include <brim/memory/release.h>
+#include <brim/memory/stats.h>
+#include <brim/predict/collect_peaks.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace brim {
+namespace {
+
+/// A device that a message names without an index is the one of its type.
+bool is_another(c10::Device named, c10::Device watched) {
+  return named.type() != watched.type() || (named.has_index() && named.index() != watched.index());
+}
+
+/// The least that the work would have needed on the watched device.
+std::int64_t lower_bound(const PeakSample& held, const OomCause& cause, c10::Device device) {
+  const bool elsewhere = cause.device && is_another(*cause.device, device);
+  if (elsewhere || !cause.requested) {
+    return held.peak;
+  }
+  // Without a figure of the moment, the peak stands in for it: an allocation that fails comes
+  // mostly at the top.
+  return std::max(held.peak, cause.in_use.value_or(held.peak) + *cause.requested);
+}
+
+/// Runs one piece of work. Its exception has ended when this returns; one that is not about memory
+/// is handed back.
+PeakSample measure(const std::function<double(std::size_t)>& work, std::size_t index,
+                   c10::Device device, std::exception_ptr& other) {
+  PeakSample sample;
+  OomCause cause;
+  PeakMeter meter(device);
+  try {
+    sample.feature = work(index);
+  } catch (...) {
+    std::exception_ptr error = std::current_exception();
+    cause = classify(error);
+    if (!cause) {
+      other = std::move(error);
+    }
+  }
+  meter.close();
+  sample.start = meter.start();
+  sample.peak = meter.start() + meter.peak();
+  if (cause) {
+    sample.out_of_memory = true;
+    sample.requested = cause.requested;
+    sample.peak = lower_bound(sample, cause, device);
+  }
+  return sample;
+}
+
+}  // namespace
+
+std::vector<PeakSample> collect_peaks(const std::function<double(std::size_t)>& work,
+                                      std::size_t count, const CollectOptions& options) {
+  TORCH_CHECK_VALUE(work, "work is empty: it must be a function");
+  const c10::Device device = resolve_device(options.device.value_or(default_device()));
+  std::vector<PeakSample> samples;
+  samples.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    std::exception_ptr other;
+    samples.push_back(measure(work, i, device, other));
+    const PeakSample& sample = samples.back();
+    if (sample.out_of_memory) {
+      if (options.collect_garbage && memory_stats(device).allocated > sample.start) {
+        options.collect_garbage();
+      }
+      release_cached(device);
+    }
+    try {
+      if (options.cleanup) {
+        options.cleanup();
+      }
+    } catch (...) {
+      if (!other) {
+        throw;
+      }
+      // The work's own error came first, and it is the one that explains this one.
+    }
+    if (other) {
+      std::rethrow_exception(other);
+    }
+  }
+  return samples;
+}
+
+}  // namespace brim

@@ -1,0 +1,341 @@
+#include <brim/predict/polynomial_regression.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "predict/least_squares.h"
+#include "predict/numbers.h"
+
+namespace brim {
+namespace {
+
+using detail::text;
+
+constexpr std::size_t kMostCoefficients = 2000;
+
+/// All powers of `features` features whose sum is at most `degree`, by sum and then by the first
+/// feature's.
+std::vector<std::vector<int>> monomials(std::size_t features, int degree) {
+  std::vector<std::vector<int>> result;
+  std::vector<int> powers(features);
+  const auto extend = [&](const auto& self, std::size_t feature, int left) -> void {
+    if (feature + 1 == features) {
+      powers[feature] = left;
+      result.push_back(powers);
+      return;
+    }
+    for (int power = left; power >= 0; --power) {
+      powers[feature] = power;
+      self(self, feature + 1, left - power);
+    }
+  };
+  for (int total = 0; total <= degree; ++total) {
+    extend(extend, 0, total);
+  }
+  return result;
+}
+
+std::size_t count_monomials(std::size_t features, std::int64_t degree) {
+  double count = 1;  // (features + degree) over degree
+  for (std::int64_t i = 1; i <= degree; ++i) {
+    count *= (static_cast<double>(features) + static_cast<double>(i)) / static_cast<double>(i);
+  }
+  return count > 1e9 ? std::size_t{1'000'000'000} : static_cast<std::size_t>(std::lround(count));
+}
+
+double power_of(double base, int exponent) {
+  double result = 1;
+  for (int i = 0; i < exponent; ++i) {
+    result *= base;
+  }
+  return result;
+}
+
+double horner(std::span<const double> coefficients, double x) {
+  double result = 0;
+  for (std::size_t i = coefficients.size(); i-- > 0;) {
+    result = result * x + coefficients[i];
+  }
+  return result;
+}
+
+std::vector<double> derivative(std::span<const double> coefficients) {
+  std::vector<double> result;
+  result.reserve(coefficients.size());
+  for (std::size_t i = 1; i < coefficients.size(); ++i) {
+    result.push_back(static_cast<double>(i) * coefficients[i]);
+  }
+  return result;
+}
+
+/// Where a polynomial changes its sign between `low` and `high`, ascending: between neighbouring
+/// zeros of its derivative it is monotone, so halving finds each.
+std::vector<double> zeros(std::span<const double> coefficients, double low, double high) {
+  if (coefficients.size() <= 1) {
+    return {};
+  }
+  std::vector<double> ends = zeros(derivative(coefficients), low, high);
+  ends.insert(ends.begin(), low);
+  ends.push_back(high);
+  std::vector<double> result;
+  for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
+    double left = ends[i];
+    double right = ends[i + 1];
+    const bool rises = horner(coefficients, left) <= 0;
+    if (rises == (horner(coefficients, right) <= 0)) {
+      continue;
+    }
+    for (int step = 0; step < 200; ++step) {
+      const double middle = left + (right - left) / 2;
+      if (middle <= left || middle >= right) {
+        break;
+      }
+      ((horner(coefficients, middle) <= 0) == rises ? left : right) = middle;
+    }
+    result.push_back(left);
+  }
+  return result;
+}
+
+void check_finite(const char* name, std::span<const double> values) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!std::isfinite(values[i])) {
+      throw std::invalid_argument(std::string(name) + " must hold finite numbers, got " +
+                                  text(values[i]) + " at " + text(i));
+    }
+  }
+}
+
+std::size_t count_different(std::span<const double> x, std::size_t features) {
+  std::set<std::vector<double>> seen;
+  for (std::size_t i = 0; i < x.size(); i += features) {
+    const auto point = x.subspan(i, features);
+    seen.emplace(point.begin(), point.end());
+  }
+  return seen.size();
+}
+
+void check_shape(std::span<const double> x, std::span<const double> y, std::size_t features) {
+  if (features == 0) {
+    throw std::invalid_argument("features must be 1 or more, got 0");
+  }
+  if (x.size() != y.size() * features) {
+    throw std::invalid_argument("x and y must have the same length, got " +
+                                text(x.size() / features) + " point(s) and " + text(y.size()) +
+                                " value(s)");
+  }
+  check_finite("x", x);
+  check_finite("y", y);
+}
+
+}  // namespace
+
+PolynomialRegression::PolynomialRegression(std::int64_t degree) : degree_(degree) {
+  if (degree < 0 || degree > kLargestDegree) {
+    throw std::invalid_argument("degree must be from 0 to " + text(kLargestDegree) + ", got " +
+                                text(degree));
+  }
+}
+
+void PolynomialRegression::fit(std::span<const double> x, std::span<const double> y,
+                               std::size_t features) {
+  check_shape(x, y, features);
+  const std::size_t count = count_monomials(features, degree_);
+  if (count > kMostCoefficients) {
+    throw std::invalid_argument("degree " + text(degree_) + " with " + text(features) +
+                                " features has " + text(count) + " coefficients: at most " +
+                                text(kMostCoefficients) + " are allowed");
+  }
+  const std::size_t different = count_different(x, features);
+  if (different < count) {
+    throw std::invalid_argument("x has " + text(different) + " different point(s): degree " +
+                                text(degree_) + " with " + text(features) +
+                                " feature(s) needs at least " + text(count));
+  }
+  PolynomialRegression next(degree_);
+  for (std::size_t f = 0; f < features; ++f) {
+    double low = std::numeric_limits<double>::infinity();
+    double high = -low;
+    for (std::size_t i = f; i < x.size(); i += features) {
+      low = std::min(low, x[i]);
+      high = std::max(high, x[i]);
+    }
+    if (degree_ > 0 && !(low < high)) {
+      throw std::invalid_argument("x has the same value " + text(low) +
+                                  " at every point in feature " + text(f) +
+                                  ": what it does cannot be told; leave it out or vary it");
+    }
+    next.centre_.push_back(low / 2 + high / 2);
+    next.scale_.push_back(low < high ? high / 2 - low / 2 : 1.0);
+  }
+  next.exponents_ = monomials(features, static_cast<int>(degree_));
+  detail::Matrix a(y.size(), count);
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    for (std::size_t j = 0; j < count; ++j) {
+      double value = 1;
+      for (std::size_t f = 0; f < features; ++f) {
+        value *= power_of(next.scaled(f, x[i * features + f]), next.exponents_[j][f]);
+      }
+      a.at(i, j) = value;
+    }
+  }
+  detail::LeastSquares solved = detail::solve_least_squares(std::move(a), {y.begin(), y.end()});
+  if (solved.rank < count) {
+    throw std::invalid_argument("x leaves " + text(count - solved.rank) + " of " + text(count) +
+                                " coefficients open (points on a line, or too close together): "
+                                "use a lower degree or points that are further apart");
+  }
+  next.weights_ = std::move(solved.x);
+  *this = std::move(next);
+}
+
+void PolynomialRegression::check_point(std::size_t features) const {
+  if (!fitted()) {
+    throw std::invalid_argument("this PolynomialRegression has not been fitted: call fit first");
+  }
+  if (features != centre_.size()) {
+    throw std::invalid_argument("x must have " + text(centre_.size()) +
+                                " feature(s) as in fit, got " + text(features));
+  }
+}
+
+double PolynomialRegression::predict(std::span<const double> point) const {
+  check_point(point.size());
+  if (point.size() == 1) {
+    return horner(weights_, scaled(0, point[0]));
+  }
+  std::vector<double> position(point.size());
+  for (std::size_t f = 0; f < point.size(); ++f) {
+    position[f] = scaled(f, point[f]);
+  }
+  double result = 0;
+  for (std::size_t j = 0; j < weights_.size(); ++j) {
+    double value = weights_[j];
+    for (std::size_t f = 0; f < position.size(); ++f) {
+      value *= power_of(position[f], exponents_[j][f]);
+    }
+    result += value;
+  }
+  return result;
+}
+
+double PolynomialRegression::predict(double x) const {
+  return predict(std::span<const double>(&x, 1));
+}
+
+std::vector<double> PolynomialRegression::along(std::span<const double> point,
+                                                std::size_t feature) const {
+  std::vector<double> result(static_cast<std::size_t>(degree_) + 1);
+  for (std::size_t j = 0; j < weights_.size(); ++j) {
+    double value = weights_[j];
+    for (std::size_t f = 0; f < point.size(); ++f) {
+      value *= f == feature ? 1.0 : power_of(scaled(f, point[f]), exponents_[j][f]);
+    }
+    result[static_cast<std::size_t>(exponents_[j][feature])] += value;
+  }
+  return result;
+}
+
+std::int64_t PolynomialRegression::inverse(double budget, std::int64_t lower,
+                                           std::int64_t upper) const {
+  const double any = 0;
+  return inverse(budget, std::span<const double>(&any, 1), 0, lower, upper);
+}
+
+std::int64_t PolynomialRegression::inverse(double budget, std::span<const double> point,
+                                           std::size_t feature, std::int64_t lower,
+                                           std::int64_t upper) const {
+  check_point(point.size());
+  if (std::isnan(budget)) {
+    throw std::invalid_argument("budget must be a number, got nan");
+  }
+  if (feature >= point.size()) {
+    throw std::invalid_argument("feature must be from 0 to " + text(point.size() - 1) + ", got " +
+                                text(feature));
+  }
+  if (lower > upper || lower < -kLargestSize || upper > kLargestSize) {
+    throw std::invalid_argument("lower and upper must be in order and within ±2^53, got " +
+                                text(lower) + " and " + text(upper));
+  }
+  std::vector<double> at(point.begin(), point.end());
+  at[feature] = 0;
+  check_finite("point", at);
+  const std::vector<double> polynomial = along(at, feature);
+  // predict() itself decides, so that the answer is right to the last unit also where both round.
+  const auto fits = [&](std::int64_t size) {
+    at[feature] = static_cast<double>(size);
+    return predict(at) <= budget;
+  };
+  if (!fits(lower)) {
+    return lower - 1;
+  }
+  // Between neighbouring ends the prediction is monotone; around a turning point every whole number
+  // is an end.
+  std::vector<std::int64_t> ends;
+  const double low = scaled(feature, static_cast<double>(lower));
+  const double high = scaled(feature, static_cast<double>(upper));
+  for (const double turn : zeros(derivative(polynomial), low, high)) {
+    const auto near =
+        static_cast<std::int64_t>(std::floor(turn * scale_[feature] + centre_[feature]));
+    for (std::int64_t size = near - 1; size <= near + 2; ++size) {
+      if (size > lower && size < upper) {
+        ends.push_back(size);
+      }
+    }
+  }
+  ends.push_back(upper);
+  std::sort(ends.begin(), ends.end());
+  std::int64_t good = lower;
+  for (const std::int64_t end : ends) {
+    if (fits(end)) {
+      good = end;
+      continue;
+    }
+    std::int64_t bad = end;
+    while (bad - good > 1) {
+      const std::int64_t middle = good + (bad - good) / 2;
+      (fits(middle) ? good : bad) = middle;
+    }
+    return good;
+  }
+  return upper;
+}
+
+std::vector<double> PolynomialRegression::coefficients() const {
+  check_point(centre_.size());
+  std::vector<double> result(weights_.size());
+  const auto index_of = [&](const std::vector<int>& powers) {
+    const auto found = std::find(exponents_.begin(), exponents_.end(), powers);
+    return static_cast<std::size_t>(found - exponents_.begin());
+  };
+  // ((x - c) / s)^e = sum over k of (e over k) x^k (-c)^(e-k) / s^e, multiplied out over features.
+  std::vector<int> powers(centre_.size());
+  const auto expand = [&](const auto& self, const std::vector<int>& exponents, std::size_t feature,
+                          double value) -> void {
+    if (feature == exponents.size()) {
+      result[index_of(powers)] += value;
+      return;
+    }
+    const int exponent = exponents[feature];
+    double choose = 1;
+    for (int k = 0; k <= exponent; ++k) {
+      powers[feature] = k;
+      self(self, exponents, feature + 1,
+           value * choose * power_of(-centre_[feature], exponent - k) /
+               power_of(scale_[feature], exponent));
+      choose = choose * (exponent - k) / (k + 1);
+    }
+  };
+  for (std::size_t j = 0; j < weights_.size(); ++j) {
+    expand(expand, exponents_[j], 0, weights_[j]);
+  }
+  return result;
+}
+
+}  // namespace brim

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <brim/export.h>
+#include <brim/predict/memory_model.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace brim::detail {
+
+/// Chooses which of the candidates to measure next: few, spread over both the number and the
+/// length, growing, and only where the need is expected to stay within the limit. Pure logic.
+class BRIM_API ProbePlan {
+ public:
+  using Shape = std::pair<std::int64_t, std::int64_t>;  ///< n and length; (size, 0) of one size
+
+  /// @throws std::invalid_argument if there are too few different candidates, one is not positive,
+  ///     or `probes` is too few for a fit.
+  ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t probes);
+
+  [[nodiscard]] const Shape& smallest() const { return candidates_.front(); }
+
+  /// The next to measure; empty when there are enough, or none is left that is expected to fit.
+  /// @param limit bytes that the work may hold at most.
+  [[nodiscard]] std::optional<Shape> next(double limit);
+
+  /// What came of it. `base` is what was held before the work began.
+  void add(const Shape& shape, double peak, double base, bool out_of_memory);
+
+  [[nodiscard]] const std::vector<MemorySample>& samples() const { return samples_; }
+
+ private:
+  struct Target {
+    double n;       ///< 0 (least) to 1 (most), on a logarithmic scale
+    double length;  ///< likewise
+  };
+
+  [[nodiscard]] std::vector<Target> targets() const;
+  [[nodiscard]] Target place(const Shape& shape) const;
+  [[nodiscard]] double most_needed(const Shape& shape) const;
+  [[nodiscard]] double cautious_need(const Shape& shape) const;
+  [[nodiscard]] bool open(const Shape& shape) const;
+  [[nodiscard]] Target farthest() const;
+  [[nodiscard]] std::optional<Shape> nearest(
+      const Target& target, const std::function<bool(const Shape&)>& allowed) const;
+
+  std::vector<Shape> candidates_;
+  Shape least_;  // of each coordinate by itself
+  Shape most_;
+  SizeKind kind_;
+  std::size_t probes_;
+  std::vector<Target> targets_;  // those still to come, the next one last
+  std::vector<MemorySample> samples_;
+  std::vector<double> bases_;
+  std::optional<MemoryModel> model_;  // once a measured size has confirmed it
+};
+
+}  // namespace brim::detail
