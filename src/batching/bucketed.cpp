@@ -77,6 +77,7 @@ class BucketBatching : public Batching {
       const T size = table_.columns()[0].sizes[static_cast<std::size_t>(batch[0])];
       result.load = static_cast<double>(batch.size()) /
                     static_cast<double>(options_.batch_sizes[find(size) - 1]);
+      result.work = result.padded;
     }
     return result;
   }

@@ -43,8 +43,8 @@ PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t wor
     loads += figures.load;
     sizes += figures.sizes;
     padded += figures.padded;
-    of_step += figures.load;
-    most_of_step = std::max(most_of_step, figures.load);
+    of_step += figures.work;
+    most_of_step = std::max(most_of_step, figures.work);
     if ((b + 1) % ranks == 0) {
       const double mean = of_step / static_cast<double>(world_size);
       excess += mean > 0 ? most_of_step / mean - 1 : 0.0;

@@ -101,6 +101,7 @@ class SampleTable {
       longest = std::max(longest, static_cast<double>(sizes[i]));
     }
     result.load = gauge.load();
+    result.work = result.load;
     result.padded = static_cast<double>(batch.size()) * longest;
     return result;
   }

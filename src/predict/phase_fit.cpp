@@ -46,6 +46,23 @@ bool is_constant(const Phase& phase) {
   return std::all_of(phase.begin() + 1, phase.end(), [](double value) { return value == 0; });
 }
 
+/// Solves for the share 1 of every row. A coefficient that adds less than rounding to each of them
+/// is not there.
+std::vector<double> solve_shares(const Matrix& a) {
+  constexpr double kNothing = 1e-9;
+  std::vector<double> x = solve_non_negative(a, std::vector<double>(a.rows, 1.0));
+  for (std::size_t j = 0; j < a.columns; ++j) {
+    double most = 0;
+    for (std::size_t i = 0; i < a.rows; ++i) {
+      most = std::max(most, x[j] * a.at(i, j));
+    }
+    if (most < kNothing) {
+      x[j] = 0;
+    }
+  }
+  return x;
+}
+
 class Fitter {
  public:
   Fitter(std::span<const ShapePoint> points, bool batch) : points_(points), batch_(batch) {
@@ -79,7 +96,7 @@ Phase Fitter::phase_of(const Indices& points, std::size_t terms) const {
       a.at(i, j) = terms_[points[i]][j] / points_[points[i]].bytes;
     }
   }
-  const std::vector<double> x = solve_non_negative(a, std::vector<double>(points.size(), 1.0));
+  const std::vector<double> x = solve_shares(a);
   Phase phase{};
   std::copy(x.begin(), x.end(), phase.begin());
   return phase;
@@ -113,7 +130,7 @@ std::vector<Phase> Fitter::phases_on_one_base(const std::vector<Indices>& groups
       ++row;
     }
   }
-  const std::vector<double> x = solve_non_negative(a, std::vector<double>(a.rows, 1.0));
+  const std::vector<double> x = solve_shares(a);
   std::vector<Phase> phases(2, Phase{});
   for (std::size_t g = 0; g < 2; ++g) {
     phases[g][0] = x[0];

@@ -37,6 +37,8 @@ class BRIM_API BatchSource {
 /// What one batch amounts to.
 struct BatchFigures {
   double load = 0.0;    ///< cost as a share of the budget; of the fullest where there are several
+  double work = 0.0;    ///< what ranks are balanced by: the load, or n × longest where batches have
+                        ///< a number of samples in place of a budget
   double sizes = 0.0;   ///< SUM of the sizes (of the first column)
   double padded = 0.0;  ///< SIZE: n × longest (of the first column)
 };
