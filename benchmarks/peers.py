@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "build" / "peers"
 PACKAGES = (
     "torch_max_mem==0.1.6",
     "toma==1.1.0",
+    "bionemo-size-aware-batching==1.0.0",
     "psutil",
     "accelerate",
     "huggingface_hub",
@@ -29,12 +32,28 @@ PACKAGES = (
 )
 
 
+def missing() -> list[str]:
+    """The packages that are not in the folder, or in another version than the one wanted."""
+    there = {
+        re.sub("[-_.]+", "-", found.metadata["Name"]).lower(): found.version
+        for found in importlib.metadata.distributions(path=[str(FOLDER)])
+    }
+
+    def wanted(package: str) -> bool:
+        name, _, version = package.partition("==")
+        found = there.get(re.sub("[-_.]+", "-", name).lower())
+        return found is None or version not in ("", found)
+
+    return [package for package in PACKAGES if wanted(package)]
+
+
 def install() -> None:
-    """Put the peers into their folder, once; what cannot be installed is left out."""
-    if not FOLDER.exists():
-        print("==> Installing the peers (once)")
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(FOLDER)]
-        if subprocess.run([*pip, *PACKAGES], check=False).returncode != 0:
+    """Put the peers that are missing into their folder; what cannot be installed is left out."""
+    if packages := missing():
+        print(f"==> Installing peers (once): {' '.join(packages)}")
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
+        pip += ["--disable-pip-version-check", "--target", str(FOLDER)]
+        if subprocess.run([*pip, *packages], check=False).returncode != 0:
             print("    could not: rows of peers that are missing are left out")
     sys.path.append(str(FOLDER))
 

@@ -15,7 +15,7 @@
 namespace brim::batching {
 namespace {
 
-constexpr std::int64_t kBatchesInBlock = 1024;
+constexpr std::size_t kBatchesInBlock = 1024;
 
 using detail::BucketFinder;
 using detail::BucketIndex;
@@ -31,11 +31,15 @@ class BucketSource : public BatchSource {
   BucketSource(const BucketBatching<T>& batching, std::uint64_t seed, std::int64_t world_size);
 
   bool fill(Batches& block) override;
+  [[nodiscard]] std::int64_t rest() const override { return rest_; }
   [[nodiscard]] Cursor cursor() const override;
   void seek(const Cursor& cursor) override;
 
  private:
   [[nodiscard]] std::int64_t usable(std::size_t bucket) const;
+  [[nodiscard]] std::int64_t left(std::size_t bucket) const {
+    return usable(bucket) - buckets_[bucket].taken();
+  }
   [[nodiscard]] std::size_t choose_bucket();
   void read_batch(std::size_t bucket, Batches& block);
   void report_dropped(Batches& block);
@@ -44,8 +48,9 @@ class BucketSource : public BatchSource {
   std::uint64_t seed_;
   std::vector<detail::BucketReader<T>> buckets_;
   std::int64_t rest_ = 0;   // COUNT of samples that still come into a batch
-  std::int64_t drawn_ = 0;  // COUNT of batches so far
-  std::int64_t batches_in_block_;
+  std::int64_t drawn_ = 0;  // COUNT of buckets chosen so far
+  std::int64_t world_size_;
+  std::int64_t in_a_row_;  // COUNT of batches from one bucket in the next block
 };
 
 template <class T>
@@ -132,9 +137,7 @@ class BucketBatching : public Batching {
 template <class T>
 BucketSource<T>::BucketSource(const BucketBatching<T>& batching, std::uint64_t seed,
                               std::int64_t world_size)
-    : batching_(batching),
-      seed_(seed),
-      batches_in_block_(std::max(kBatchesInBlock, 2 * world_size)) {
+    : batching_(batching), seed_(seed), world_size_(world_size), in_a_row_(world_size) {
   const BucketIndex& index = batching.index();
   const bool with_sizes = batching.options().batch_sizes.empty();
   buckets_.reserve(index.buckets());
@@ -147,7 +150,9 @@ BucketSource<T>::BucketSource(const BucketBatching<T>& batching, std::uint64_t s
 
 template <class T>
 bool BucketSource<T>::fill(Batches& block) {
-  const std::size_t enough = block.count() + static_cast<std::size_t>(batches_in_block_);
+  // The first block after seek() is as it was for the ranks of that time.
+  const std::int64_t in_a_row = std::exchange(in_a_row_, world_size_);
+  const std::size_t enough = block.count() + kBatchesInBlock;
   const std::size_t begin = block.indices.size();
   while (rest_ > 0) {
     // The last block takes what would be too little for one of its own.
@@ -155,7 +160,11 @@ bool BucketSource<T>::fill(Batches& block) {
         rest_ > static_cast<std::int64_t>(block.indices.size() - begin)) {
       return true;
     }
-    read_batch(choose_bucket(), block);
+    const std::size_t bucket = choose_bucket();
+    // As many as there are ranks, so that all have work of one kind in a step.
+    for (std::int64_t i = 0; i < in_a_row && left(bucket) > 0; ++i) {
+      read_batch(bucket, block);
+    }
   }
   report_dropped(block);
   return false;
@@ -172,7 +181,6 @@ std::int64_t BucketSource<T>::usable(std::size_t bucket) const {
 // A bucket is chosen as often as it has samples left.
 template <class T>
 std::size_t BucketSource<T>::choose_bucket() {
-  const auto left = [&](std::size_t b) { return usable(b) - buckets_[b].taken(); };
   std::size_t bucket = 0;
   if (batching_.options().shuffle) {
     const std::uint64_t random = detail::mix(~seed_, static_cast<std::uint64_t>(drawn_));
@@ -258,7 +266,7 @@ void BucketSource<T>::report_dropped(Batches& block) {
 
 template <class T>
 Cursor BucketSource<T>::cursor() const {
-  Cursor words{drawn_, batches_in_block_};
+  Cursor words{drawn_, in_a_row_};
   for (const detail::BucketReader<T>& bucket : buckets_) {
     words.push_back(bucket.taken());
   }
@@ -277,7 +285,7 @@ void BucketSource<T>::seek(const Cursor& cursor) {
     throw std::invalid_argument("the position is not one of these buckets");
   }
   drawn_ = cursor[0];
-  batches_in_block_ = cursor[1];
+  in_a_row_ = cursor[1];
   rest_ = rest;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b].seek(cursor[2 + b]);

@@ -22,18 +22,15 @@ constexpr std::int64_t kLargestChunk = 16384;
 template <class T>
 class OrderedSource : public BatchSource {
  public:
-  OrderedSource(const SampleTable<T>& table, std::uint64_t seed, std::int64_t world_size)
-      : table_(table),
-        permutation_(table.permutation(seed)),
-        chunk_(std::max(kFirstChunk, 4 * world_size)) {}
+  OrderedSource(const SampleTable<T>& table, std::uint64_t seed)
+      : table_(table), permutation_(table.permutation(seed)) {}
 
   bool fill(Batches& block) override {
     const std::size_t before = block.count();
     while (true) {
-      const std::int64_t rest = table_.size() - position_;
       // The last chunk takes what would be too little for one of its own.
-      const std::int64_t count = rest <= 2 * chunk_ ? rest : chunk_;
-      const bool last = count == rest;
+      const std::int64_t count = rest() <= 2 * chunk_ ? rest() : chunk_;
+      const bool last = count == rest();
       read(count);
       const std::int64_t used = batch(block, last);
       position_ += used;
@@ -47,6 +44,8 @@ class OrderedSource : public BatchSource {
       chunk_ *= 2;  // one batch takes more than a chunk
     }
   }
+
+  [[nodiscard]] std::int64_t rest() const override { return table_.size() - position_; }
 
   [[nodiscard]] Cursor cursor() const override { return {position_, chunk_}; }
 
@@ -109,7 +108,7 @@ class OrderedSource : public BatchSource {
 
   const SampleTable<T>& table_;
   detail::Permutation permutation_;
-  std::int64_t chunk_;
+  std::int64_t chunk_ = kFirstChunk;
   std::int64_t position_ = 0;
   std::vector<std::int64_t> samples_;
   std::vector<T> gathered_;
@@ -123,8 +122,8 @@ class OrderedBatching : public Batching {
       : table_(std::move(columns), order, oversize) {}
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed,
-                                                   std::int64_t world_size) const override {
-    return std::make_unique<OrderedSource<T>>(table_, seed, world_size);
+                                                   std::int64_t /*world_size*/) const override {
+    return std::make_unique<OrderedSource<T>>(table_, seed);
   }
   [[nodiscard]] std::int64_t samples() const override { return table_.given(); }
   [[nodiscard]] const std::vector<LeftOut>& left_out() const override { return table_.left_out(); }

@@ -23,20 +23,19 @@ constexpr double kFullEnough = 0.999;
 template <class T>
 class PackedSource : public BatchSource {
  public:
-  PackedSource(const SampleTable<T>& table, std::int64_t window, std::uint64_t seed,
-               std::int64_t world_size)
+  PackedSource(const SampleTable<T>& table, std::int64_t window, std::uint64_t seed)
       : table_(table),
         permutation_(table.permutation(seed)),
         seed_(seed),
-        window_(std::max(window, std::min(2 * world_size, table.size()))),
+        window_(window),
         packing_(table.columns()) {}
 
   bool fill(Batches& block) override {
     while (true) {
-      const std::int64_t rest = table_.size() - position_;
+      const std::int64_t unread = table_.size() - position_;
       // The last window takes what would be too little for one of its own.
-      const std::int64_t count = rest - window_ < window_ / 2 ? rest : window_;
-      const bool last = count == rest;
+      const std::int64_t count = unread - window_ < window_ / 2 ? unread : window_;
+      const bool last = count == unread;
       read(count);
       table_.gather(samples_, sizes_);
       packing_.pack(sizes_);
@@ -51,8 +50,12 @@ class PackedSource : public BatchSource {
     }
   }
 
+  [[nodiscard]] std::int64_t rest() const override {
+    return table_.size() - position_ + static_cast<std::int64_t>(carried_.size());
+  }
+
   [[nodiscard]] Cursor cursor() const override {
-    Cursor words{position_, window_};
+    Cursor words{position_};
     words.insert(words.end(), carried_.begin(), carried_.end());
     return words;
   }
@@ -66,8 +69,7 @@ class PackedSource : public BatchSource {
       throw std::invalid_argument("the position is not one of these packed samples");
     }
     position_ = cursor[0];
-    window_ = cursor[1];
-    carried_.assign(cursor.begin() + 2, cursor.end());
+    carried_.assign(cursor.begin() + 1, cursor.end());
   }
 
  private:
@@ -132,8 +134,8 @@ class PackedBatching : public Batching {
   }
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed,
-                                                   std::int64_t world_size) const override {
-    return std::make_unique<PackedSource<T>>(table_, window_, seed, world_size);
+                                                   std::int64_t /*world_size*/) const override {
+    return std::make_unique<PackedSource<T>>(table_, window_, seed);
   }
   [[nodiscard]] std::int64_t samples() const override { return table_.given(); }
   [[nodiscard]] const std::vector<LeftOut>& left_out() const override { return table_.left_out(); }

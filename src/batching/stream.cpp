@@ -88,7 +88,7 @@ bool BatchStream::open_block() {
   }
   for (const Position::Segment& segment : segments) {
     std::vector<LeftOut> returned;
-    detail::arrange(block_, segment.world_size, segment.phase, !more_, returned);
+    arrange_block(segment.world_size, segment.phase, returned);
     if (segment.done > static_cast<std::int64_t>(block_.count())) {
       wrong_position();
     }
@@ -99,7 +99,7 @@ bool BatchStream::open_block() {
       block_.close(0.0);
     }
   }
-  detail::arrange(block_, ranks_.world_size, opened.phase, !more_, left_out_);
+  arrange_block(ranks_.world_size, opened.phase, left_out_);
   if (opened.done > static_cast<std::int64_t>(block_.count())) {
     wrong_position();
   }
@@ -108,6 +108,18 @@ bool BatchStream::open_block() {
   opened.past = std::move(segments);
   opened_.push_back(std::move(opened));
   return true;
+}
+
+// The last block must have samples enough to split for all ranks, because a step that began in the
+// block before has been given away.
+void BatchStream::arrange_block(std::int64_t world_size, std::int64_t phase,
+                                std::vector<LeftOut>& left_out) {
+  const std::int64_t enough = 4 * world_size;
+  while (more_ &&
+         (static_cast<std::int64_t>(block_.indices.size()) < enough || source_->rest() < enough)) {
+    more_ = source_->fill(block_);
+  }
+  detail::arrange(block_, world_size, phase, !more_, left_out);
 }
 
 Position BatchStream::position(std::int64_t batches) const {

@@ -29,6 +29,9 @@ class BRIM_API BatchSource {
   /// Appends the next block. Returns whether there is another one.
   virtual bool fill(Batches& block) = 0;
 
+  /// COUNT of samples that are in blocks still to come.
+  [[nodiscard]] virtual std::int64_t rest() const = 0;
+
   [[nodiscard]] virtual Cursor cursor() const = 0;
   /// @throws std::invalid_argument if this kind of source has no such cursor.
   virtual void seek(const Cursor& cursor) = 0;
@@ -56,7 +59,7 @@ class BRIM_API Batching {
 
   /// @param seed decides every random choice, the same on every machine and for any number of
   ///     threads. It is not used where nothing is shuffled.
-  /// @param world_size how many ranks share the epoch: decides how large blocks are at least.
+  /// @param world_size how many ranks share the epoch: so many batches of one kind in a row.
   [[nodiscard]] virtual std::unique_ptr<BatchSource> epoch(std::uint64_t seed,
                                                            std::int64_t world_size = 1) const = 0;
 

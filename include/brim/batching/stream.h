@@ -107,6 +107,7 @@ class BRIM_API BatchStream {
 
   [[nodiscard]] OpenedBlock block_ahead() const;
   bool open_block();
+  void arrange_block(std::int64_t world_size, std::int64_t phase, std::vector<LeftOut>& left_out);
   bool reach_next();
 
   std::unique_ptr<BatchSource> source_;
