@@ -13,7 +13,7 @@ Example:
       padding    33.33 %
 """
 
-from brim._batch_sampler import Plan
+from brim._batch_sampler import BatchSamplerBase, Plan
 from brim._bucket_sampler import (
     BucketBatchSampler,
     Buckets,
@@ -25,6 +25,7 @@ from brim._packed_sampler import PackedBatchSampler
 from brim._size_aware_sampler import SizeAwareBatchSampler, size_aware_batching
 
 __all__ = [
+    "BatchSamplerBase",
     "BucketBatchSampler",
     "Buckets",
     "PackedBatchSampler",

@@ -1,7 +1,6 @@
 #include <brim/predict/polynomial_regression.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <set>

@@ -1,4 +1,4 @@
-"""`brim demo`: nearest neighbours under a memory budget, for fixed batch sizes and adaptively."""
+"""`brim demo`: nearest neighbours under a memory budget, then batches of different lengths."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import brim
+from brim.cli.demo_batches import show_batches
 from brim.cli.table import Table
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _FULL_QUERIES, _FULL_POINTS, _DIMENSION, _NEIGHBOURS = 2**16, 2**17, 128, 3
 def add_parser(commands: Subparsers) -> None:
     """Add this command to the command line."""
     parser = commands.add_parser(
-        "demo", help="nearest neighbours under a budget, for a range of batch sizes"
+        "demo", help="nearest neighbours under a memory budget, and batches of different lengths"
     )
     parser.add_argument(
         "--device",
@@ -98,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     for batch_size in _BATCH_SIZES:
         table.add(str(batch_size), *measure(x, y, batch_size, budget, device))
     adapt(x, y, budget, device)
+    show_batches()
     return 0
 
 

@@ -84,14 +84,11 @@ TEST(MemoryModel, TakesAnotherTermWhereTheSamplesCallForIt) {
 }
 
 TEST(MemoryModel, OneSizeHasALineOrAParabola) {
-  const std::vector<MemorySample> samples{
-      {1, 0, 1010}, {10, 0, 1200}, {100, 0, 12000}, {50, 0, 4000}};
-  // 1000 + 10 s + s², to the byte at each
-  MemoryModel model;
-  std::vector<MemorySample> exact = samples;
-  for (MemorySample& sample : exact) {
-    sample.peak = 1000 + 10 * sample.n + sample.n * sample.n;
+  std::vector<MemorySample> exact;
+  for (const double size : {1.0, 10.0, 50.0, 100.0}) {
+    exact.push_back({size, 0, 1000 + 10 * size + size * size, false});
   }
+  MemoryModel model;
   model.fit(exact, SizeKind::size);
   EXPECT_NEAR(model.peak(70), 1000 + 700 + 4900, 1e-6);
   const std::int64_t most = model.largest_size(12000);
