@@ -62,10 +62,9 @@ class PackedSource : public BatchSource {
 
   void seek(const Cursor& cursor) override {
     const auto samples = static_cast<std::int64_t>(table_.columns()[0].sizes.size());
-    if (cursor.size() < 2 || cursor[0] < 0 || cursor[0] > table_.size() || cursor[1] < 1 ||
-        std::any_of(
-            cursor.begin() + 2, cursor.end(),
-            [&](std::int64_t sample) { return sample < 0 || sample >= samples; })) {
+    if (cursor.empty() || cursor[0] < 0 || cursor[0] > table_.size() ||
+        std::any_of(cursor.begin() + 1, cursor.end(),
+                    [&](std::int64_t sample) { return sample < 0 || sample >= samples; })) {
       throw std::invalid_argument("the position is not one of these packed samples");
     }
     position_ = cursor[0];
