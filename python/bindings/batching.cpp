@@ -238,7 +238,8 @@ Limit limit_argument(const py::object& cost, const py::object& maximum) {
                    "cost must be \"sum\", \"count\", \"padded\", \"padded_squared\" or a fitted "
                    "MemoryModel, got ",
                    text_of(py::repr(cost)));
-  TORCH_CHECK_TYPE(PyNumber_Check(maximum.ptr()) != 0 && !py::isinstance<py::bool_>(maximum),
+  TORCH_CHECK_TYPE(PyNumber_Check(maximum.ptr()) != 0 && !PyComplex_Check(maximum.ptr()) &&
+                       !py::isinstance<py::bool_>(maximum),
                    "max_total_size must be a positive number, got ", text_of(py::repr(maximum)));
   return checked([&] {
     const Cost kind = named ? named_cost(text_of(cost)) : Cost::sum();

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace brim::python {
@@ -17,23 +18,31 @@ struct NumberPlace {
   std::int64_t index;
 };
 
-[[noreturn]] inline void not_a_number(PyObject* value, const NumberPlace& at) {
+[[noreturn]] inline void not_a_number(PyObject* value, const NumberPlace& at, const char* must) {
   PyErr_Clear();
-  TORCH_CHECK_TYPE(false, at.what, " must be ints or floats, got ",
+  TORCH_CHECK_TYPE(false, at.what, " must be ", must, ", got ",
                    pybind11::repr(pybind11::handle(value)).cast<std::string>(), " at ", at.place,
                    " ", at.index);
 }
 
-/// An int that fits 64 bits. @throws c10::TypeError, c10::ValueError.
-inline std::int64_t whole_number(PyObject* value, const NumberPlace& at) {
+/// An int that fits 64 bits; nothing where the value is none, bools included. Tensors say that they
+/// can be an index whatever they hold, so they are asked. @throws c10::ValueError.
+inline std::optional<std::int64_t> whole_if_any(PyObject* value, const NumberPlace& at) {
   int overflow = 0;
   long long result = 0;
   if (PyLong_Check(value)) {
+    if (PyBool_Check(value)) {
+      return std::nullopt;
+    }
     result = PyLong_AsLongLongAndOverflow(value, &overflow);
   } else {
+    if (PyIndex_Check(value) == 0) {
+      return std::nullopt;
+    }
     const auto number = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Index(value));
     if (!number) {
-      not_a_number(value, at);
+      PyErr_Clear();
+      return std::nullopt;
     }
     result = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
   }
@@ -43,27 +52,32 @@ inline std::int64_t whole_number(PyObject* value, const NumberPlace& at) {
   return result;
 }
 
-/// Whether a number is whole by its type.
-inline bool is_whole(PyObject* value) { return PyLong_Check(value) || PyIndex_Check(value) != 0; }
+/// The same, where it must be one. @throws c10::TypeError, c10::ValueError.
+inline std::int64_t whole_number(PyObject* value, const NumberPlace& at) {
+  const auto whole = whole_if_any(value, at);
+  if (!whole) {
+    not_a_number(value, at, "ints");
+  }
+  return *whole;
+}
 
-/// Any real number. @throws c10::TypeError for what is none, text included; c10::ValueError for an
-/// int that a double cannot hold exactly.
+/// Any real number. @throws c10::TypeError for what is none, text and bools included;
+/// c10::ValueError for an int that a double cannot hold exactly.
 inline double real_number(PyObject* value, const NumberPlace& at) {
   if (PyFloat_Check(value)) {
     return PyFloat_AS_DOUBLE(value);
   }
-  if (is_whole(value)) {
-    const std::int64_t whole = whole_number(value, at);
-    TORCH_CHECK_VALUE(std::abs(static_cast<double>(whole)) <= 0x1p53, at.what,
-                      " must not exceed 2^53, got ", whole, " at ", at.place, " ", at.index);
-    return static_cast<double>(whole);
+  if (const auto whole = whole_if_any(value, at)) {
+    TORCH_CHECK_VALUE(std::abs(static_cast<double>(*whole)) <= 0x1p53, at.what,
+                      " must not exceed 2^53, got ", *whole, " at ", at.place, " ", at.index);
+    return static_cast<double>(*whole);
   }
-  if (PyNumber_Check(value) == 0) {
-    not_a_number(value, at);
+  if (PyNumber_Check(value) == 0 || PyBool_Check(value)) {
+    not_a_number(value, at, "ints or floats");
   }
   const auto number = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Float(value));
   if (!number) {
-    not_a_number(value, at);
+    not_a_number(value, at, "ints or floats");
   }
   return PyFloat_AS_DOUBLE(number.ptr());
 }

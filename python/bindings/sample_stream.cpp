@@ -24,15 +24,44 @@ class SampleStream {
         sizes_(costs.size()),
         refuse_oversize_(refuse_oversize) {
     for (; read_ < skip; ++read_) {
-      const auto sample = py::reinterpret_steal<py::object>(PyIter_Next(samples_.ptr()));
-      if (!sample) {
+      if (!read_sample()) {
         break;
       }
     }
     begin_ = read_;
   }
 
+  /// The next batch. As with a generator, what was raised before is the end.
   py::list next() {
+    if (broken_) {
+      PyErr_SetNone(PyExc_StopIteration);
+      throw py::error_already_set();
+    }
+    broken_ = true;
+    py::list batch = read_batch();
+    broken_ = false;
+    return batch;
+  }
+
+  /// COUNT of samples read, and of those in batches.
+  std::int64_t read() const { return read_; }
+  std::int64_t batched() const { return batched_; }
+  std::int64_t batches() const { return batches_; }
+  /// Place of the sample that the next batch begins with.
+  std::int64_t begin() const { return begin_; }
+  const py::list& left_out() const { return left_out_; }
+
+ private:
+  /// Nothing at the end.
+  py::object read_sample() {
+    auto sample = py::reinterpret_steal<py::object>(PyIter_Next(samples_.ptr()));
+    if (!sample && PyErr_Occurred() != nullptr) {
+      throw py::error_already_set();
+    }
+    return sample;
+  }
+
+  py::list read_batch() {
     py::list batch;
     // The sample that did not fit the last batch opens this one.
     if (pending_) {
@@ -41,11 +70,8 @@ class SampleStream {
     }
     while (true) {
       const std::int64_t place = read_;
-      auto sample = py::reinterpret_steal<py::object>(PyIter_Next(samples_.ptr()));
+      auto sample = read_sample();
       if (!sample) {
-        if (PyErr_Occurred() != nullptr) {
-          throw py::error_already_set();
-        }
         begin_ = read_;
         return close(std::move(batch));
       }
@@ -64,15 +90,6 @@ class SampleStream {
     }
   }
 
-  /// COUNT of samples read, and of those in batches.
-  std::int64_t read() const { return read_; }
-  std::int64_t batched() const { return batched_; }
-  std::int64_t batches() const { return batches_; }
-  /// Place of the sample that the next batch begins with.
-  std::int64_t begin() const { return begin_; }
-  const py::list& left_out() const { return left_out_; }
-
- private:
   py::list close(py::list batch) {
     gauge_.clear();
     if (batch.empty()) {
@@ -124,6 +141,7 @@ class SampleStream {
   batching::Gauge gauge_;
   std::vector<double> sizes_;  // of the sample that was measured last
   bool refuse_oversize_;
+  bool broken_ = false;  // by an error, or at the end
   py::object pending_;
   std::int64_t read_ = 0;
   std::int64_t begin_ = 0;
@@ -132,8 +150,8 @@ class SampleStream {
   py::list left_out_;
 };
 
-/// Sizes in a sequence, as int64 where all are ints, else as float64.
-py::object sizes_tensor(const py::object& sizes) {
+/// Sizes in a sequence, as int64 where all are ints, else as float64. `name` goes into errors.
+py::object sizes_tensor(const py::object& sizes, const std::string& name) {
   const auto sequence = py::reinterpret_steal<py::object>(
       PySequence_Fast(sizes.ptr(), "sizes must be a sequence of numbers"));
   if (!sequence) {
@@ -141,17 +159,21 @@ py::object sizes_tensor(const py::object& sizes) {
   }
   PyObject** const items = PySequence_Fast_ITEMS(sequence.ptr());
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence.ptr());
-  Py_ssize_t whole = 0;
-  std::vector<std::int64_t> ints(static_cast<std::size_t>(count));
-  for (; whole < count && is_whole(items[whole]); ++whole) {
-    ints[static_cast<std::size_t>(whole)] = whole_number(items[whole], {"sizes", "index", whole});
+  std::vector<std::int64_t> ints;
+  ints.reserve(static_cast<std::size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const auto whole = whole_if_any(items[i], {name.c_str(), "index", i});
+    if (!whole) {
+      break;
+    }
+    ints.push_back(*whole);
   }
-  if (whole == count) {
+  if (ints.size() == static_cast<std::size_t>(count)) {
     return to_tensor(std::move(ints));
   }
   std::vector<double> reals(static_cast<std::size_t>(count));
   for (Py_ssize_t i = 0; i < count; ++i) {
-    reals[static_cast<std::size_t>(i)] = real_number(items[i], {"sizes", "index", i});
+    reals[static_cast<std::size_t>(i)] = real_number(items[i], {name.c_str(), "index", i});
   }
   return to_tensor(std::move(reals));
 }
@@ -185,7 +207,7 @@ void register_sample_stream(py::module_& m) {
       "check_limits",
       [](const py::list& costs, const py::list& maxima) { limits_argument(costs, maxima); },
       py::arg("costs"), py::arg("maxima"));
-  m.def("sizes_tensor", &sizes_tensor, py::arg("sizes"));
+  m.def("sizes_tensor", &sizes_tensor, py::arg("sizes"), py::arg("name") = "sizes");
   m.def("indices_tensor", &indices_tensor, py::arg("indices"));
 }
 
