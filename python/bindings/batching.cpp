@@ -174,9 +174,9 @@ batching::Position position_argument(const py::object& cursor, const py::object&
     position.cursor.push_back(integer_argument("cursor", py::reinterpret_borrow<py::object>(word)));
   }
   for (const py::handle entry : segments) {
+    TORCH_CHECK_VALUE(py::isinstance<py::sequence>(entry) && py::len(entry) == 3,
+                      "a segment of a position has 3 numbers, got ", text_of(py::repr(entry)));
     const auto segment = py::reinterpret_borrow<py::sequence>(entry);
-    TORCH_CHECK_VALUE(segment.size() == 3, "a segment of a position has 3 numbers, got ",
-                      segment.size());
     position.segments.push_back({integer_argument("world_size", segment[0]),
                                  integer_argument("phase", segment[1]),
                                  integer_argument("done", segment[2])});

@@ -24,9 +24,8 @@ class SampleStream {
         sizes_(costs.size()),
         refuse_oversize_(refuse_oversize) {
     for (; read_ < skip; ++read_) {
-      if (!read_sample()) {
-        break;
-      }
+      TORCH_CHECK_VALUE(read_sample(), "the state is of other samples: it stands at sample ", skip,
+                        ", and there are only ", read_);
     }
     begin_ = read_;
   }

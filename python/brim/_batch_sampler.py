@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -29,13 +30,15 @@ class Start(NamedTuple):
     segments: list[list[int]]
 
 
-def whole(name: str, value: object, least: int) -> int:
-    """An int of at least `least`; NumPy's ints are, bools are not."""
+def whole(name: str, value: object, least: int, below: int = 2**63) -> int:
+    """An int from `least` up to, but without, `below`; NumPy's ints are, bools are not."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {value!r:.100}")
     number = int(value.__index__())
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
+    if number >= below:
+        raise ValueError(f"{name} must be below 2**{below.bit_length() - 1}, got {number}")
     return number
 
 
@@ -52,22 +55,28 @@ def draw_seed(generator: torch.Generator | None) -> int:
     return int(drawn.item())
 
 
+def warn(message: str) -> None:
+    """A warning that names the caller's line, however deep inside brim it arises."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].split(".")[0] == "brim":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
 def warn_of_left_out(left_out: Mapping[str, torch.Tensor], samples: int) -> None:
     """Say which samples will be in no batch."""
     for reason, indices in left_out.items():
         first = ", ".join(str(index) for index in indices[:5].tolist())
         more = ", …" if len(indices) > 5 else ""
-        warnings.warn(
-            f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}",
-            UserWarning,
-            stacklevel=4,
-        )
+        warn(f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}")
 
 
 class BatchSamplerBase(Sampler[Batch]):
     """Iterates over the batches of a C++ batching; resumes, shards and reports.
 
-    Subclasses call `_set_up` and then, when it is known, set `_batching`.
+    Subclasses call `_set_up` and say in `_make` what is iterated over. May be pickled and copied
+    wherever what it was given can be; a copy begins with the coming epoch, or where one was loaded
+    that has not begun.
     """
 
     _batching: _C.SampleBatching | None = None
@@ -88,8 +97,6 @@ class BatchSamplerBase(Sampler[Batch]):
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {generator!r:.100}")
         self._seed = None if seed is None else whole("seed", seed, 0)
-        if self._seed is not None and self._seed >= 2**63:
-            raise ValueError(f"seed must be below 2**63, got {seed}")
         self.generator = generator
         self.world_size = whole("world_size", world_size, 1)
         self.rank = whole("rank", rank, 0)
@@ -106,6 +113,11 @@ class BatchSamplerBase(Sampler[Batch]):
         self._resumed: Iterator[Any] | None = None  # the same, opened
         self._latest: Any = None
         self._counted: tuple[object, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what C++ made, which is made again when it is needed."""
+        made = ("_batching", "_resumed", "_latest", "_counted")
+        return {**self.__dict__, **dict.fromkeys(made)}
 
     # ---- epochs ----------------------------------------------------------------------------
 
@@ -131,8 +143,12 @@ class BatchSamplerBase(Sampler[Batch]):
     def _coming(self) -> Start:
         return self._start or Start(self._coming_seed(), [], [])
 
+    def _make(self) -> _C.SampleBatching:
+        raise NotImplementedError
+
     def _ready(self) -> _C.SampleBatching:
-        assert self._batching is not None
+        if self._batching is None:
+            self._batching = self._make()
         return self._batching
 
     # ---- batches ---------------------------------------------------------------------------
@@ -163,10 +179,12 @@ class BatchSamplerBase(Sampler[Batch]):
 
     def __len__(self) -> int:
         """The exact number of batches that the next iteration gives on this rank."""
+        batching = self._ready()
         start = self._coming()
-        key = (start.seed, tuple(start.cursor), str(start.segments), id(self._ready()))
+        # The batching itself, not its id: one that is gone leaves its id to the next.
+        key = (start.seed, tuple(start.cursor), str(start.segments), batching)
         if self._counted is None or self._counted[0] != key:
-            count = self._ready().count(
+            count = batching.count(
                 start.seed, self.rank, self.world_size, start.cursor, start.segments
             )
             self._counted = (key, count)
@@ -174,11 +192,10 @@ class BatchSamplerBase(Sampler[Batch]):
 
     def plan(self) -> Plan:
         """All batches of the next iteration on this rank, as two tensors."""
+        batching = self._ready()
         start = self._coming()
         return Plan(
-            *self._ready().plan(
-                start.seed, self.rank, self.world_size, start.cursor, start.segments
-            )
+            *batching.plan(start.seed, self.rank, self.world_size, start.cursor, start.segments)
         )
 
     def report(self) -> _C.PlanReport:
@@ -209,6 +226,8 @@ class BatchSamplerBase(Sampler[Batch]):
                 which is too many with a DataLoader that has workers: they fetch ahead.
         """
         if self._latest is None or self._start is not None:
+            if batches is not None and whole("batches", batches, 0) > 0:
+                raise ValueError(f"batches must be 0 before an iteration begins, got {batches}")
             start = self._coming()
             return {
                 **self._description(start.seed),
@@ -228,6 +247,8 @@ class BatchSamplerBase(Sampler[Batch]):
             ValueError: if the state is of another sampler, or of other samples.
         """
         wanted = {"format", "sampler", "samples", "epoch", "seed", "finished", "cursor", "segments"}
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be what state_dict() gave, got {state!r:.100}")
         missing = wanted - set(state)
         if missing:
             raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
@@ -238,11 +259,14 @@ class BatchSamplerBase(Sampler[Batch]):
                     f"state is of another run: its {key} is {state[key]!r}, here it is {own[key]!r}"
                 )
         epoch = whole("epoch", state["epoch"], 0)
-        start = Start(whole("seed", state["seed"], 0), state["cursor"], state["segments"])
+        seed = whole("seed", state["seed"], 0, below=2**64)
+        cursor = [whole("cursor", word, 0) for word in state["cursor"]]
+        start = Start(seed, cursor, list(state["segments"]))
+        finished = flag("finished", state["finished"])
         # Opened first, so that a wrong state changes nothing.
         kept, self.epoch = self.epoch, epoch
         try:
-            resumed = None if state["finished"] else self._open(start)
+            resumed = None if finished else self._open(start)
         except Exception:
             self.epoch = kept
             raise

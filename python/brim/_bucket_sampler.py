@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from brim import _C
-from brim._batch_sampler import Batch, BatchSamplerBase, Plan, Start, flag, whole
-from brim._sample_sizes import Budget, Cost, Limits, Sizes, one_column, size_function, sizes_of
+from brim._batch_sampler import (
+    Batch,
+    BatchSamplerBase,
+    Plan,
+    Start,
+    flag,
+    warn_of_left_out,
+    whole,
+)
+from brim._sample_sizes import (
+    Budget,
+    Cost,
+    Limits,
+    Sizes,
+    one_column,
+    oversize_is_error,
+    size_function,
+    sizes_of,
+)
 from brim._size_aware_sampler import SizeAwareBatchSampler
 
 
@@ -37,7 +53,10 @@ def create_buckets(sizes: Sizes, max_width: int, min_bucket_count: int) -> Bucke
         >>> create_buckets([1, 1, 2, 3, 22, 22], max_width=5, min_bucket_count=10).bucket_sizes
         tensor([4, 0, 0, 0, 2])
     """
-    return Buckets(*_C.create_buckets(one_column("sizes", sizes), max_width, min_bucket_count))
+    column = one_column("sizes", sizes)
+    if column.is_floating_point():
+        raise ValueError("sizes must be ints for create_buckets, got floats")
+    return Buckets(*_C.create_buckets(column, max_width, min_bucket_count))
 
 
 def least_padding_boundaries(sizes: Sizes, buckets: int) -> torch.Tensor:
@@ -126,12 +145,14 @@ class BucketBatchSampler(BatchSamplerBase):
         )
         self._base: type[Sampler[Batch]] | None = None
         self._base_kwargs: list[dict[str, Any]] = []
-        limits, costs = None, self.sizes
+        limits, columns = None, []
+        oversize_is_error(oversize)
         if base_batch_sampler_class is not None:
-            if batch_size is not None or max_total_size is not None or drop_last:
+            given = [batch_size is not None, max_total_size is not None, drop_last]
+            if any([*given, cost != "padded", oversize != "leave_out"]):
                 raise ValueError(
-                    "batch_size, max_total_size and drop_last are for buckets without a "
-                    "base_batch_sampler_class; give them in its keyword arguments"
+                    "batch_size, max_total_size, cost, drop_last and oversize are for buckets "
+                    "without a base_batch_sampler_class; give them in its keyword arguments"
                 )
             if not (
                 isinstance(base_batch_sampler_class, type)
@@ -151,8 +172,9 @@ class BucketBatchSampler(BatchSamplerBase):
                 batch_size, drop_last = native
             elif budgeted is not None:
                 max_total_size, cost, costs_given, oversize = budgeted
+                oversize_is_error(oversize)
                 limits = Limits(cost, max_total_size)
-                costs = _table(costs_given, len(self.sizes), limits)
+                columns = limits.columns(_table(costs_given, len(self.sizes)))
             else:
                 self._base = base_batch_sampler_class
         elif shared or individual:
@@ -165,12 +187,12 @@ class BucketBatchSampler(BatchSamplerBase):
             return
         if max_total_size is not None and limits is None:
             limits = Limits(cost, max_total_size)
+            columns = [self.sizes] * len(limits.costs)  # each budget with a cost of its own
         sizes_for_buckets = self.sizes
-        columns = [] if limits is None else limits.columns(costs)
         if any(column.is_floating_point() for column in [self.sizes, *columns]):
             sizes_for_buckets = self.sizes.double()
             columns = [column.double() for column in columns]
-        self._batching = _C.bucket_batching(
+        self._recipe = (
             sizes_for_buckets,
             self.bucket_boundaries.tolist(),
             _batch_sizes(batch_size, self.num_buckets),
@@ -181,7 +203,10 @@ class BucketBatchSampler(BatchSamplerBase):
             self.shuffle,
             oversize,
         )
-        self._tell_of_left_out(self._batching.left_out)
+        self._tell_of_left_out(self._ready().left_out)
+
+    def _make(self) -> _C.SampleBatching:
+        return _C.bucket_batching(*self._recipe)
 
     def _tell_of_left_out(self, left_out: Mapping[str, torch.Tensor]) -> None:
         missing = sum(len(indices) for indices in left_out.values())
@@ -190,12 +215,7 @@ class BucketBatchSampler(BatchSamplerBase):
                 "no sample is in any bucket: all sizes are outside bucket_boundaries, or over "
                 "the budget"
             )
-        for reason, indices in left_out.items():
-            warnings.warn(
-                f"{len(indices)} of {len(self.sizes)} samples are left out, {reason}",
-                UserWarning,
-                stacklevel=4,
-            )
+        warn_of_left_out(left_out, len(self.sizes))
 
     # ---- a batch sampler class that only Python can run ------------------------------------
 
@@ -226,6 +246,11 @@ class BucketBatchSampler(BatchSamplerBase):
             for group, kwargs in zip(groups, self._base_kwargs, strict=True)
         ]
 
+    def _shuffled_groups(self, generator: torch.Generator) -> list[torch.Tensor]:
+        if not self.shuffle:
+            return self._groups
+        return [g[torch.randperm(len(g), generator=generator)] for g in self._groups]
+
     def _open(self, start: Start) -> Iterator[Batch]:
         if self._base is None:
             return super()._open(start)
@@ -239,8 +264,11 @@ class BucketBatchSampler(BatchSamplerBase):
         """
         if self._base is None:
             return super().__len__()
-        done = self._start.cursor[0] if self._start and self._start.cursor else 0
-        return sum(len(sampler) for sampler in self._samplers(self._groups)) - done
+        start = self._coming()
+        done = start.cursor[0] if start.cursor else 0
+        # In the order of the coming epoch: where a budget decides, the number depends on it.
+        groups = self._shuffled_groups(torch.Generator().manual_seed(start.seed))
+        return sum(len(sampler) for sampler in self._samplers(groups)) - done
 
     def plan(self) -> Plan:
         """All batches of the next iteration on this rank, as two tensors."""
@@ -268,9 +296,7 @@ class _ForeignBatches:
     ) -> None:
         self._generator = torch.Generator().manual_seed(seed)
         self._shuffle = owner.shuffle
-        groups = owner._groups
-        if owner.shuffle:
-            groups = [g[torch.randperm(len(g), generator=self._generator)] for g in groups]
+        groups = owner._shuffled_groups(self._generator)
         self._iterators = [iter(sampler) for sampler in owner._samplers(groups)]
         self._left = torch.tensor([len(group) for group in groups], dtype=torch.float64)
         self._description = description
@@ -292,7 +318,8 @@ class _ForeignBatches:
             if batch is None:
                 self._left[bucket] = 0
                 continue
-            self._left[bucket] = max(float(self._left[bucket]) - len(batch), 0.0)
+            # Not 0 before its sampler says that it has ended: it may give a sample twice.
+            self._left[bucket] = max(float(self._left[bucket]) - len(batch), 1.0)
             self._given += 1
             return batch
         self._finished = True
@@ -344,12 +371,13 @@ def _keyword_arguments(
             raise ValueError(
                 f"{name} must be a dictionary of keyword arguments, got {given!r:.100}"
             )
-    values = {key: list(entries) for key, entries in (individual or {}).items()}
-    for key, entries in values.items():
-        if len(entries) != buckets:
+    values = {}
+    for key, entries in (individual or {}).items():
+        values[key] = list(entries) if isinstance(entries, Iterable) else [entries]
+        if not isinstance(entries, Iterable) or len(values[key]) != buckets:
             raise ValueError(
                 f"base_batch_sampler_individual_kwargs[{key!r}] must have a value for each of the "
-                f"{buckets} buckets, got {len(entries)}"
+                f"{buckets} buckets, got {entries!r:.100}"
             )
     return dict(shared or {}), values
 
@@ -385,9 +413,9 @@ def _size_aware_arguments(
     )
 
 
-def _table(sizeof: Any, samples: int, limits: Limits) -> Any:
+def _table(sizeof: Any, samples: int) -> Any:
     function = size_function(sizeof)
-    return sizeof if function is None else sizes_of(function, range(samples), limits)
+    return sizeof if function is None else sizes_of(function, range(samples))
 
 
 def _batch_sizes(batch_size: int | Sequence[int] | None, buckets: int) -> list[int]:

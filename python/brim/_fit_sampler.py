@@ -9,7 +9,7 @@ import torch
 
 from brim import _C
 from brim._sample_sizes import one_column, size_function
-from brim.predict import MemoryModel
+from brim.predict import MemoryModel, collect_peaks
 
 # Batches of up to so many samples are candidates; probing stops long before where memory ends.
 _MOST_SAMPLES = 2**16
@@ -48,13 +48,11 @@ def fit_memory_model(
         end = int(torch.searchsorted(ascending, length, right=True))
         run(by_size[end - 1 - torch.arange(count) % end])
 
-    def run_sum(total: int) -> None:
-        """Samples from all over the data set, about `total` in all."""
-        order = torch.arange(len(sizes)).mul_(2_654_435_761).remainder_(len(sizes))
-        totals = sizes[order].cumsum(0)
-        rounds, rest = divmod(total, max(int(totals[-1]), 1))
-        last = int(torch.searchsorted(totals, rest, right=True))
-        run(torch.cat([order.repeat(rounds), order[: max(last, 1)]]))
+    # Samples from all over the data set, for batches whose total matters.
+    order = torch.arange(len(sizes)).mul_(2_654_435_761).remainder_(len(sizes))
+
+    def first(count: int) -> torch.Tensor:
+        return order[torch.arange(count) % len(order)]
 
     limit = _C.parse_bytes(budget, _C.memory_stats(device).limit)
     if cost == "padded":
@@ -63,11 +61,43 @@ def fit_memory_model(
         counts = [2**k for k in range(_MOST_SAMPLES.bit_length())]
         candidates: list[Any] = [(count, length) for length in lengths for count in counts]
         model = MemoryModel.probe(run_padded, candidates, device, budget=limit, probes=probes)
+        _check(model, run_padded, lengths, len(sizes), limit, device)
     else:
-        smallest = max(int(ascending[len(sizes) // 2]), 1)
-        totals = [smallest * 2**k for k in range(_MOST_SAMPLES.bit_length())]
-        model = MemoryModel.probe(run_sum, totals, device, budget=limit, probes=probes)
+        # Only totals that some samples have: a model of others would be off by the difference.
+        counts = [2**k for k in range(_MOST_SAMPLES.bit_length())]
+        samples = {int(sizes[first(count)].sum()): count for count in counts}
+        totals = sorted(total for total in samples if total > 0)
+        model = MemoryModel.probe(
+            lambda total: run(first(samples[total])), totals, device, budget=limit, probes=probes
+        )
     return model, sizes
+
+
+def _check(
+    model: MemoryModel,
+    run: Callable[[int, int], None],
+    lengths: list[int],
+    most: int,
+    limit: int,
+    device: str | torch.device | int | None,
+) -> None:
+    """Measure the fullest batches that the model allows, and learn from them.
+
+    Probes are spread over all sizes. Whether batches fit is decided near the budget, and first of
+    all for the longest samples, of which few make a large difference. No batch has more than
+    `most` samples.
+    """
+    for length in (lengths[-1], lengths[len(lengths) // 2], lengths[-1]):
+        count = min(max(model.largest_batch(length, limit), 1), most)
+        measured = [*model.samples]
+        if any((sample.n, sample.length) == (count, length) for sample in measured):
+            continue
+        peak = collect_peaks(lambda shape: run(*shape), [(count, length)], device)[0]
+        model.fit(
+            [*((sample.n, sample.length) for sample in measured), (count, length)],
+            [*(sample.peak for sample in measured), peak.peak],
+            [*(sample.out_of_memory for sample in measured), peak.out_of_memory],
+        )
 
 
 def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:

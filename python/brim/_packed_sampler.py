@@ -10,7 +10,16 @@ import torch
 from brim import _C
 from brim._batch_sampler import BatchSamplerBase, warn_of_left_out, whole
 from brim._fit_sampler import fit_memory_model
-from brim._sample_sizes import Budget, Cost, Limits, Sizes, size_function, sizes_of
+from brim._sample_sizes import (
+    Budget,
+    Cost,
+    Limits,
+    Sizes,
+    index_tensor,
+    oversize_is_error,
+    size_function,
+    sizes_of,
+)
 
 
 class PackedBatchSampler(BatchSamplerBase):
@@ -72,26 +81,37 @@ class PackedBatchSampler(BatchSamplerBase):
         self.sizes = sizes
         self.max_total_size = max_total_size
         self.window = None if window is None else whole("window", window, 1)
-        limits = Limits(cost, max_total_size)
-        order = None if indices is None else _C.indices_tensor(indices)
+        self._limits = limits = Limits(cost, max_total_size)
+        oversize_is_error(oversize)
+        self._oversize = oversize
+        self._order = order = None if indices is None else index_tensor("indices", indices)
         function = size_function(sizes)
         if function is None:
-            columns = limits.columns(sizes)
+            self._columns = limits.columns(sizes)
         elif order is None:
             raise ValueError("sizes is a callable: indices must say which samples there are")
         else:
             asked = set(order.tolist())
             empty: Any = (0,) * len(limits.costs) if limits.several else 0
-            columns = limits.columns(
+            self._columns = limits.columns(
                 [
-                    sizes_of(function, [index], limits)[0] if index in asked else empty
+                    sizes_of(function, [index])[0] if index in asked else empty
                     for index in range(max(asked, default=-1) + 1)
                 ]
             )
-        self._batching = _C.packed_batching(
-            columns, limits.costs, limits.maxima, order, self.shuffle, self.window, oversize
+        batching = self._ready()
+        warn_of_left_out(batching.left_out, batching.samples)
+
+    def _make(self) -> _C.SampleBatching:
+        return _C.packed_batching(
+            self._columns,
+            self._limits.costs,
+            self._limits.maxima,
+            self._order,
+            self.shuffle,
+            self.window,
+            self._oversize,
         )
-        warn_of_left_out(self._batching.left_out, self._batching.samples)
 
     model: _C.MemoryModel | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -63,7 +63,26 @@ def as_tensor(name: str, sizes: object) -> torch.Tensor:
         raise TypeError(
             f"{name} must be a tensor, an array or a sequence of numbers, got {sizes!r:.100}"
         )
-    return _C.sizes_tensor(sizes)
+    return _C.sizes_tensor(sizes, name)
+
+
+def index_tensor(name: str, indices: object) -> torch.Tensor:
+    """Indices of samples as an int64 tensor: of an array, or of any iterable of ints.
+
+    Raises:
+        TypeError: if they are no ints in one dimension; a mask is none.
+    """
+    if is_array(indices):
+        tensor = as_tensor(name, indices)
+        if tensor.ndim != 1 or tensor.is_floating_point():
+            raise TypeError(
+                f"{name} must be whole numbers in one dimension, got {tensor.dtype} of shape "
+                f"{tuple(tensor.shape)}"
+            )
+        return tensor.contiguous()
+    if isinstance(indices, (str, bytes)) or not isinstance(indices, Iterable):
+        raise TypeError(f"{name} must be an iterable of indices, got {indices!r:.100}")
+    return _C.indices_tensor(indices)
 
 
 def _checked_tensor(name: str, sizes: torch.Tensor) -> torch.Tensor:
@@ -72,8 +91,9 @@ def _checked_tensor(name: str, sizes: torch.Tensor) -> torch.Tensor:
         wrapped = sizes.cpu().view(torch.int64)
         beyond = (wrapped < 0).nonzero()
         if len(beyond) > 0:
-            index = int(beyond[0, 0])
-            value = int(wrapped.flatten()[index]) + 2**64
+            place = beyond[0].tolist()
+            value = int(wrapped[tuple(place)]) + 2**64
+            index = ", ".join(map(str, place))
             raise ValueError(f"{name} must fit 64 bits with a sign, got {value} at index {index}")
         return wrapped
     if sizes.dtype in _WHOLE:
@@ -94,6 +114,8 @@ class Limits:
     """
 
     def __init__(self, cost: Cost | Sequence[Cost], maximum: Budget) -> None:
+        if is_array(maximum):
+            maximum = as_tensor("max_total_size", maximum).tolist()
         self.several = isinstance(maximum, (list, tuple))
         maxima: list[Any] = list(maximum) if isinstance(maximum, (list, tuple)) else [maximum]
         if not maxima:
@@ -132,12 +154,13 @@ class Limits:
         if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
             raise TypeError(f"sizes must be an array or a sequence of tuples, got {sizes!r:.100}")
         for index, row in enumerate(sizes):
-            if not isinstance(row, Sequence) or len(row) != len(self.maxima):
+            if not isinstance(row, Sized) or isinstance(row, str) or len(row) != len(self.maxima):
                 raise ValueError(
                     f"sizes must have {len(self.maxima)} numbers for each sample, one for each "
                     f"budget, got {row!r:.100} at index {index}"
                 )
-        return [_C.sizes_tensor([row[k] for row in sizes]) for k in range(len(self.maxima))]
+        rows = [tuple(row) for row in sizes]
+        return [_C.sizes_tensor([row[k] for row in rows]) for k in range(len(self.maxima))]
 
 
 def _dimensions(sizes: Any) -> int:
@@ -181,12 +204,6 @@ def oversize_is_error(oversize: object) -> bool:
     return oversize == "error"
 
 
-def sizes_of(function: Callable[[Any], Any], indices: Iterable[int], limits: Limits) -> Any:
-    """Ask for the size of each sample.
-
-    Returns:
-        a list of numbers, or of tuples where there are several budgets.
-    """
-    if limits.several:
-        return [tuple(function(index)) for index in indices]
+def sizes_of(function: Callable[[Any], Any], indices: Iterable[int]) -> list[Any]:
+    """Ask for the size of each sample: a number, or several where there are several budgets."""
     return [function(index) for index in indices]

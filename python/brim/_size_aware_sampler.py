@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import SequentialSampler
 
 from brim import _C
-from brim._batch_sampler import Batch, BatchSamplerBase, Start, warn_of_left_out
+from brim._batch_sampler import Batch, BatchSamplerBase, Start, warn, warn_of_left_out, whole
 from brim._fit_sampler import fit_memory_model
 from brim._sample_sizes import (
     Budget,
     Cost,
     Limits,
     Sizes,
+    index_tensor,
     is_array,
     oversize_is_error,
     size_function,
@@ -99,7 +99,7 @@ def _tell(
             f"{len(stream.left_out)} of {stream.read} samples are left out, over budget: {first}"
         )
         if warn_logger is None:
-            warnings.warn(message, UserWarning, stacklevel=3)
+            warn(message)
         else:
             warn_logger(message)
     if info_logger is not None:
@@ -174,9 +174,9 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         self._columns = None if self._function else self._limits.columns(sizeof)
         self._count, self._indices = _known_order(sampler)
         self._order: torch.Tensor | None = None  # of the coming epoch, of a foreign sampler
+        self._told = False  # of samples that are left out
         if self._columns is not None and not self._foreign:
-            self._batching = self._make(self._indices)
-            warn_of_left_out(self._batching.left_out, self._batching.samples)
+            self._ready()
 
     @classmethod
     def fit(
@@ -220,7 +220,7 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         made = cls(
             range(len(sizes)) if sampler is None else sampler,
             sizes,
-            _C.parse_bytes(budget),
+            _C.parse_bytes(budget, _C.memory_stats(device).limit),
             cost=model,
             **options,
         )
@@ -236,7 +236,8 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         """Whether the order is somebody else's, and may be another one each time."""
         return self._count is None and self._indices is None
 
-    def _make(self, indices: torch.Tensor | None) -> _C.SampleBatching:
+    def _make(self) -> _C.SampleBatching:
+        indices = self._coming_order() if self._foreign else self._indices
         columns = self._columns
         if columns is None:
             columns, indices = self._ask_for_sizes(indices)
@@ -262,10 +263,10 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         assert self._function is not None
         if indices is None:
             assert self._count is not None
-            everything = sizes_of(self._function, range(self._count), self._limits)
+            everything = sizes_of(self._function, range(self._count))
             return self._limits.columns(everything), None
         different = torch.unique(indices)
-        sizes = self._limits.columns(sizes_of(self._function, different.tolist(), self._limits))
+        sizes = self._limits.columns(sizes_of(self._function, different.tolist()))
         count = int(different[-1]) + 1 if len(different) else 0
         columns = []
         for of_different in sizes:
@@ -276,13 +277,16 @@ class SizeAwareBatchSampler(BatchSamplerBase):
 
     def _ready(self) -> _C.SampleBatching:
         if self._batching is None:
-            self._batching = self._make(self._coming_order() if self._foreign else self._indices)
-            warn_of_left_out(self._batching.left_out, self._batching.samples)
+            self._batching = self._make()
+            if not self._told:
+                warn_of_left_out(self._batching.left_out, self._batching.samples)
+            self._told = not self._foreign  # who may give others next time
+            self._resumed = None  # a stream, which may be of another order than this
         return self._batching
 
     def _coming_order(self) -> torch.Tensor:
         if self._order is None:
-            self._order = _C.indices_tensor(self.sampler)
+            self._order = index_tensor("sampler", self.sampler)
         return self._order
 
     def _sample_count(self) -> int:
@@ -346,9 +350,27 @@ class SizeAwareBatchSampler(BatchSamplerBase):
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is; passed on to the sampler where it has epochs."""
         super().set_epoch(epoch)
+        self._pass_on(self.epoch)
+
+    def _pass_on(self, epoch: int) -> None:
         if self._foreign and callable(getattr(self.sampler, "set_epoch", None)):
-            self.sampler.set_epoch(self.epoch)  # type: ignore[attr-defined]
+            self.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
             self._order = self._batching = None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration go on where the one stood that the state was taken from.
+
+        As for all samplers; one that gives another order each time must be told the epoch, through
+        its `set_epoch`, or be put back by its owner.
+        """
+        kept = self.epoch
+        if isinstance(state, Mapping) and "epoch" in state:
+            self._pass_on(whole("epoch", state["epoch"], 0))
+        try:
+            super().load_state_dict(state)
+        except Exception:
+            self._pass_on(kept)
+            raise
 
 
 class _Streaming:
@@ -358,27 +380,41 @@ class _Streaming:
         self, owner: SizeAwareBatchSampler, skip: int, description: dict[str, Any]
     ) -> None:
         columns = owner._columns
-        if owner._function is not None:
-            sizeof = owner._function
-        elif columns is not None and len(columns) == 1:
-            sizeof = columns[0].__getitem__
-        else:
+
+        def in_columns(index: object) -> list[float]:
             assert columns is not None
-            sizeof = lambda index: [column[index] for column in columns]  # noqa: E731
+            place = whole("sampler's index", index, 0)
+            if place >= len(columns[0]):
+                raise ValueError(
+                    f"sampler's index must be from 0 to {len(columns[0]) - 1}, the samples that "
+                    f"have a size, got {place}"
+                )
+            return [column[place].item() for column in columns]
+
         self._stream = _C.SampleStream(
-            owner.sampler, sizeof, owner._limits.costs, owner._limits.maxima, owner._refuse, skip
+            owner.sampler,
+            owner._function or in_columns,
+            owner._limits.costs,
+            owner._limits.maxima,
+            owner._refuse,
+            skip,
         )
         self._description = description
         self._places = [self._stream.begin]
         self._finished = False
+        self._broken = False
 
     def __iter__(self) -> _Streaming:
         return self
 
     def __next__(self) -> Batch:
-        batch: Batch | None = next(self._stream, None)
+        try:
+            batch: Batch | None = next(self._stream, None)
+        except BaseException:
+            self._broken = True
+            raise
         if batch is None:
-            if not self._finished:
+            if not self._finished and not self._broken:
                 self._finished = True
                 _tell(self._stream, None, None)
             raise StopIteration
@@ -387,9 +423,8 @@ class _Streaming:
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         given = len(self._places) - 1
-        if batches is None:
-            batches = given
-        if not 0 <= batches <= given:
+        batches = given if batches is None else whole("batches", batches, 0)
+        if batches > given:
             raise ValueError(
                 f"batches must be from 0 to the {given} that were given, got {batches}"
             )
@@ -407,14 +442,6 @@ def _known_order(sampler: Iterable[int]) -> tuple[int | None, torch.Tensor | Non
         return len(sampler), None
     if type(sampler) is SequentialSampler:
         return len(sampler), None
-    if isinstance(sampler, (range, list, tuple)):
-        return None, _C.indices_tensor(sampler)
-    if is_array(sampler):
-        indices = torch.as_tensor(sampler)
-        if indices.ndim != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
-            raise TypeError(
-                "sampler must be whole numbers in one dimension, got "
-                f"{indices.dtype} of shape {tuple(indices.shape)}"
-            )
-        return None, indices.to("cpu", torch.int64).contiguous()
+    if isinstance(sampler, (range, list, tuple)) or is_array(sampler):
+        return None, index_tensor("sampler", sampler)
     return None, None

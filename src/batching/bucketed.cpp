@@ -28,9 +28,9 @@ class BucketBatching;
 template <class T>
 class BucketSource : public BatchSource {
  public:
-  BucketSource(const BucketBatching<T>& batching, std::uint64_t seed, std::int64_t world_size);
+  BucketSource(const BucketBatching<T>& batching, std::uint64_t seed);
 
-  bool fill(Batches& block) override;
+  bool fill(Batches& block, std::int64_t world_size) override;
   [[nodiscard]] std::int64_t rest() const override { return rest_; }
   [[nodiscard]] Cursor cursor() const override;
   void seek(const Cursor& cursor) override;
@@ -49,8 +49,6 @@ class BucketSource : public BatchSource {
   std::vector<detail::BucketReader<T>> buckets_;
   std::int64_t rest_ = 0;   // COUNT of samples that still come into a batch
   std::int64_t drawn_ = 0;  // COUNT of buckets chosen so far
-  std::int64_t world_size_;
-  std::int64_t in_a_row_;  // COUNT of batches from one bucket in the next block
 };
 
 template <class T>
@@ -68,9 +66,8 @@ class BucketBatching : public Batching {
     left_out_.insert(left_out_.end(), outside.begin(), outside.end());
   }
 
-  [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed,
-                                                   std::int64_t world_size) const override {
-    return std::make_unique<BucketSource<T>>(*this, seed, world_size);
+  [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
+    return std::make_unique<BucketSource<T>>(*this, seed);
   }
   [[nodiscard]] std::int64_t samples() const override { return given_; }
   [[nodiscard]] const std::vector<LeftOut>& left_out() const override { return left_out_; }
@@ -135,9 +132,8 @@ class BucketBatching : public Batching {
 };
 
 template <class T>
-BucketSource<T>::BucketSource(const BucketBatching<T>& batching, std::uint64_t seed,
-                              std::int64_t world_size)
-    : batching_(batching), seed_(seed), world_size_(world_size), in_a_row_(world_size) {
+BucketSource<T>::BucketSource(const BucketBatching<T>& batching, std::uint64_t seed)
+    : batching_(batching), seed_(seed) {
   const BucketIndex& index = batching.index();
   const bool with_sizes = batching.options().batch_sizes.empty();
   buckets_.reserve(index.buckets());
@@ -149,9 +145,7 @@ BucketSource<T>::BucketSource(const BucketBatching<T>& batching, std::uint64_t s
 }
 
 template <class T>
-bool BucketSource<T>::fill(Batches& block) {
-  // The first block after seek() is as it was for the ranks of that time.
-  const std::int64_t in_a_row = std::exchange(in_a_row_, world_size_);
+bool BucketSource<T>::fill(Batches& block, std::int64_t world_size) {
   const std::size_t enough = block.count() + kBatchesInBlock;
   const std::size_t begin = block.indices.size();
   while (rest_ > 0) {
@@ -162,7 +156,7 @@ bool BucketSource<T>::fill(Batches& block) {
     }
     const std::size_t bucket = choose_bucket();
     // As many as there are ranks, so that all have work of one kind in a step.
-    for (std::int64_t i = 0; i < in_a_row && left(bucket) > 0; ++i) {
+    for (std::int64_t i = 0; i < world_size && left(bucket) > 0; ++i) {
       read_batch(bucket, block);
     }
   }
@@ -266,7 +260,7 @@ void BucketSource<T>::report_dropped(Batches& block) {
 
 template <class T>
 Cursor BucketSource<T>::cursor() const {
-  Cursor words{drawn_, in_a_row_};
+  Cursor words{drawn_};
   for (const detail::BucketReader<T>& bucket : buckets_) {
     words.push_back(bucket.taken());
   }
@@ -275,20 +269,19 @@ Cursor BucketSource<T>::cursor() const {
 
 template <class T>
 void BucketSource<T>::seek(const Cursor& cursor) {
-  bool valid = cursor.size() == 2 + buckets_.size() && cursor[0] >= 0 && cursor[1] >= 1;
+  bool valid = cursor.size() == 1 + buckets_.size() && cursor[0] >= 0;
   std::int64_t rest = 0;
   for (std::size_t b = 0; valid && b < buckets_.size(); ++b) {
-    valid = cursor[2 + b] >= 0 && cursor[2 + b] <= usable(b);
-    rest += usable(b) - cursor[2 + b];
+    valid = cursor[1 + b] >= 0 && cursor[1 + b] <= usable(b);
+    rest += usable(b) - cursor[1 + b];
   }
   if (!valid) {
     throw std::invalid_argument("the position is not one of these buckets");
   }
   drawn_ = cursor[0];
-  in_a_row_ = cursor[1];
   rest_ = rest;
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b].seek(cursor[2 + b]);
+    buckets_[b].seek(cursor[1 + b]);
   }
 }
 

@@ -25,16 +25,18 @@ class OrderedSource : public BatchSource {
   OrderedSource(const SampleTable<T>& table, std::uint64_t seed)
       : table_(table), permutation_(table.permutation(seed)) {}
 
-  bool fill(Batches& block) override {
+  bool fill(Batches& block, std::int64_t /*world_size*/) override {
     const std::size_t before = block.count();
     while (true) {
       // The last chunk takes what would be too little for one of its own.
-      const std::int64_t count = rest() <= 2 * chunk_ ? rest() : chunk_;
+      const std::int64_t count = rest() - chunk_ <= chunk_ ? rest() : chunk_;
       const bool last = count == rest();
       read(count);
       const std::int64_t used = batch(block, last);
       position_ += used;
-      chunk_ = std::max(chunk_, std::min(2 * chunk_, kLargestChunk));
+      if (chunk_ < kLargestChunk) {
+        chunk_ = std::min(2 * chunk_, kLargestChunk);
+      }
       if (last) {
         return false;
       }
@@ -121,8 +123,7 @@ class OrderedBatching : public Batching {
   OrderedBatching(Columns<T> columns, const Order& order, Oversize oversize)
       : table_(std::move(columns), order, oversize) {}
 
-  [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed,
-                                                   std::int64_t /*world_size*/) const override {
+  [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
     return std::make_unique<OrderedSource<T>>(table_, seed);
   }
   [[nodiscard]] std::int64_t samples() const override { return table_.given(); }

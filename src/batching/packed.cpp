@@ -30,7 +30,7 @@ class PackedSource : public BatchSource {
         window_(window),
         packing_(table.columns()) {}
 
-  bool fill(Batches& block) override {
+  bool fill(Batches& block, std::int64_t /*world_size*/) override {
     while (true) {
       const std::int64_t unread = table_.size() - position_;
       // The last window takes what would be too little for one of its own.
@@ -132,8 +132,7 @@ class PackedBatching : public Batching {
     }
   }
 
-  [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed,
-                                                   std::int64_t /*world_size*/) const override {
+  [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
     return std::make_unique<PackedSource<T>>(table_, window_, seed);
   }
   [[nodiscard]] std::int64_t samples() const override { return table_.given(); }

@@ -1,6 +1,7 @@
 #include <brim/batching/stream.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,6 +11,9 @@
 
 namespace brim::batching {
 namespace {
+
+// Far beyond any job, and a few times as many are still a number of 64 bits.
+constexpr std::int64_t kMostRanks = std::int64_t{1} << 40;
 
 [[noreturn]] void wrong_position() {
   throw std::invalid_argument("the position is not one of a run over these samples");
@@ -23,8 +27,8 @@ std::uint64_t epoch_seed(std::uint64_t seed, std::uint64_t epoch) {
 
 BatchStream::BatchStream(const Batching& batching, std::uint64_t seed, Ranks ranks)
     : ranks_(ranks) {
-  if (ranks.world_size < 1) {
-    throw std::invalid_argument("world_size must be at least 1, got " +
+  if (ranks.world_size < 1 || ranks.world_size > kMostRanks) {
+    throw std::invalid_argument("world_size must be at least 1 and at most 2^40, got " +
                                 std::to_string(ranks.world_size));
   }
   if (ranks.rank < 0 || ranks.rank >= ranks.world_size) {
@@ -32,7 +36,7 @@ BatchStream::BatchStream(const Batching& batching, std::uint64_t seed, Ranks ran
         "rank must be from 0 to world_size - 1 = " + std::to_string(ranks.world_size - 1) +
         ", got " + std::to_string(ranks.rank));
   }
-  source_ = batching.epoch(seed, ranks.world_size);
+  source_ = batching.epoch(seed);
 }
 
 BatchStream::~BatchStream() = default;
@@ -76,11 +80,10 @@ bool BatchStream::open_block() {
   OpenedBlock opened = block_ahead();
   next_ = opened_.empty() ? ranks_.rank : next_ - static_cast<std::int64_t>(block_.count());
   block_.clear();
-  more_ = source_->fill(block_);
-  ++blocks_opened_;
-
   // What earlier runs took of this block. Where they had as many ranks, their order goes on.
   std::vector<Position::Segment> segments = std::exchange(resume_segments_, {});
+  more_ = source_->fill(block_, segments.empty() ? ranks_.world_size : segments[0].world_size);
+  ++blocks_opened_;
   if (!segments.empty() && segments.back().world_size == ranks_.world_size) {
     opened.phase = segments.back().phase;
     opened.done = segments.back().done;
@@ -111,13 +114,14 @@ bool BatchStream::open_block() {
 }
 
 // The last block must have samples enough to split for all ranks, because a step that began in the
-// block before has been given away.
+// block before has been given away. A block must have batches enough to end a step and begin
+// another: no position can lie in a step over three blocks.
 void BatchStream::arrange_block(std::int64_t world_size, std::int64_t phase,
                                 std::vector<LeftOut>& left_out) {
   const std::int64_t enough = 4 * world_size;
-  while (more_ &&
-         (static_cast<std::int64_t>(block_.indices.size()) < enough || source_->rest() < enough)) {
-    more_ = source_->fill(block_);
+  while (more_ && world_size > 1 &&
+         (static_cast<std::int64_t>(block_.count()) < enough || source_->rest() < enough)) {
+    more_ = source_->fill(block_, world_size);
   }
   detail::arrange(block_, world_size, phase, !more_, left_out);
 }
@@ -152,8 +156,10 @@ void BatchStream::seek(const Position& position) {
     throw std::invalid_argument("a stream can be moved only before its first batch");
   }
   for (const Position::Segment& segment : position.segments) {
-    if (segment.world_size < 1 || segment.phase < 0 || segment.phase >= segment.world_size ||
-        segment.done < 0 || (segment.phase + segment.done) % segment.world_size != 0) {
+    // A position ends between two steps.
+    if (segment.world_size < 1 || segment.world_size > kMostRanks || segment.phase < 0 ||
+        segment.phase >= segment.world_size || segment.done < 0 ||
+        (segment.phase + segment.done % segment.world_size) % segment.world_size != 0) {
       wrong_position();
     }
   }
@@ -180,6 +186,7 @@ std::int64_t BatchStream::count_rest() {
 
 void BatchStream::read_rest(Batches& batches, bool all_ranks) {
   const std::int64_t step = all_ranks ? 1 : ranks_.world_size;
+  const std::ptrdiff_t earlier = std::ssize(batches.left_out);
   while (reach_next()) {
     for (; next_ < static_cast<std::int64_t>(block_.count()); next_ += step) {
       const auto batch = block_[static_cast<std::size_t>(next_)];
@@ -187,10 +194,10 @@ void BatchStream::read_rest(Batches& batches, bool all_ranks) {
       batches.close(block_.loads[static_cast<std::size_t>(next_)]);
     }
     while (more_ && ranks_.world_size == 1) {  // nothing to arrange: no copy
-      more_ = source_->fill(batches);
+      more_ = source_->fill(batches, 1);
     }
   }
-  left_out_.insert(left_out_.end(), batches.left_out.begin(), batches.left_out.end());
+  left_out_.insert(left_out_.end(), batches.left_out.begin() + earlier, batches.left_out.end());
 }
 
 }  // namespace brim::batching

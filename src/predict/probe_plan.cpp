@@ -21,6 +21,10 @@ constexpr double kGrown = 1.5;
 
 std::size_t least_probes(SizeKind kind) { return kind == SizeKind::batch ? 3 : 2; }
 
+double log_range(std::int64_t low, std::int64_t high) {
+  return std::log(static_cast<double>(high) / static_cast<double>(low));
+}
+
 double log_ratio(std::int64_t value, std::int64_t low, std::int64_t high) {
   return high > low ? std::log(static_cast<double>(value) / static_cast<double>(low)) /
                           std::log(static_cast<double>(high) / static_cast<double>(low))
@@ -62,8 +66,9 @@ ProbePlan::ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t 
   std::reverse(targets_.begin(), targets_.end());
 }
 
-/// Where the probes should lie. The corners tell the terms apart; the diagonal from small to large
-/// finds where one phase takes over from another.
+/// Where the probes should lie. The corners tell the terms apart; the places from small to large
+/// between them find where one phase takes over from another. One lies on the side of many short
+/// samples, where the phase of short ones still rules and their length already shows.
 std::vector<ProbePlan::Target> ProbePlan::targets() const {
   std::vector<Target> result;
   if (kind_ == SizeKind::size) {
@@ -77,7 +82,7 @@ std::vector<ProbePlan::Target> ProbePlan::targets() const {
   // In the order of importance, for those who want fewer than all.
   constexpr std::array<Target, 10> kPlaces{{{0, 0},
                                             {1, 1},
-                                            {.5, .5},
+                                            {.7, .4},
                                             {0, 1},
                                             {1, 0},
                                             {.2, .2},
@@ -182,11 +187,18 @@ std::optional<ProbePlan::Shape> ProbePlan::next(double limit) {
 
 std::optional<ProbePlan::Shape> ProbePlan::nearest(
     const Target& target, const std::function<bool(const Shape&)>& allowed) const {
+  // The corner of the most may be out of reach, and what lies nearest to it then need not be what
+  // needs most. Beyond the largest that was measured, nothing is known.
+  const bool most = target.n == 1 && target.length == 1 && kind_ == SizeKind::batch;
+  const auto distance_of = [&](const Target& here) {
+    return most ? -(here.n * log_range(least_.first, most_.first) +
+                    2 * here.length * log_range(least_.second, most_.second))
+                : std::hypot(here.n - target.n, here.length - target.length);
+  };
   std::optional<Shape> best;
   double least = std::numeric_limits<double>::infinity();
   for (const Shape& shape : candidates_) {
-    const Target here = place(shape);
-    const double distance = std::hypot(here.n - target.n, here.length - target.length);
+    const double distance = distance_of(place(shape));
     if (distance < least && allowed(shape)) {
       least = distance;
       best = shape;

@@ -27,7 +27,9 @@ class BRIM_API BatchSource {
   BatchSource& operator=(const BatchSource&) = delete;
 
   /// Appends the next block. Returns whether there is another one.
-  virtual bool fill(Batches& block) = 0;
+  /// @param world_size how many ranks share it: so many batches of one kind are in a row. A block
+  ///     is the same again only for as many.
+  virtual bool fill(Batches& block, std::int64_t world_size) = 0;
 
   /// COUNT of samples that are in blocks still to come.
   [[nodiscard]] virtual std::int64_t rest() const = 0;
@@ -59,9 +61,7 @@ class BRIM_API Batching {
 
   /// @param seed decides every random choice, the same on every machine and for any number of
   ///     threads. It is not used where nothing is shuffled.
-  /// @param world_size how many ranks share the epoch: so many batches of one kind in a row.
-  [[nodiscard]] virtual std::unique_ptr<BatchSource> epoch(std::uint64_t seed,
-                                                           std::int64_t world_size = 1) const = 0;
+  [[nodiscard]] virtual std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const = 0;
 
   /// COUNT of samples that were given, those that are left out included.
   [[nodiscard]] virtual std::int64_t samples() const = 0;

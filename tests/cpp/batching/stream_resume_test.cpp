@@ -203,23 +203,63 @@ TEST(ResumedStream, ChangedNumberOfRanksOverManyBlocks) {
   }
 }
 
-TEST(ResumedStream, MoreRanksThanABlockWasMadeFor) {
-  Random random(16);
-  const Ints sizes = random_ints(random, 5000, 1, 10);
+TEST(ResumedStream, MoreRanksThanTheRestOfABlockAndTheNextHaveSamplesFor) {
+  // One rank has read nearly all of the first block, and the last block is small.
+  const Ints sizes(2100, 9);
   Case some;
-  some.columns = Columns<std::int64_t>{{sizes, Limit(Cost::sum(), std::int64_t{12})}};
+  some.columns = Columns<std::int64_t>{{sizes, Limit(Cost::sum(), std::int64_t{10})}};
   BucketOptions options;
-  options.boundaries = {0, 4, 11};
+  options.boundaries = {0, 10};
   const std::shared_ptr<const Batching> ways[] = {
       ordered_batching(some.columns),
-      packed_batching(some.columns, {}, {.window = 300, .oversize = Oversize::leave_out}),
+      packed_batching(some.columns, {}, {.window = 1024, .oversize = Oversize::leave_out}),
       bucket_batching(std::span<const std::int64_t>(sizes), some.columns, options)};
   for (const auto& batching : ways) {
     some.batching = batching;
-    for (int trial = 0; trial < 3; ++trial) {
-      expect_all_once_over_jobs(some, random, {1, 1300, 2});
-      ASSERT_FALSE(HasFailure());
+    std::vector<BatchStream> one = start(*batching, 0, 1);
+    const Lists done = read_steps(one, 1000);
+    const Position position = one[0].position();
+    for (const std::int64_t world_size : {550, 700, 1090, 1300}) {
+      SCOPED_TRACE(world_size);
+      for (const std::int64_t rank : {std::int64_t{1}, world_size / 2, world_size - 1}) {
+        BatchStream stream(*batching, 0, {rank, world_size});
+        stream.seek(position);
+        EXPECT_EQ(stream.count_rest(), 1100 / world_size);
+      }
+      BatchStream stream(*batching, 0, {0, world_size});
+      stream.seek(position);
+      Batches rest;
+      stream.read_rest(rest, /*all_ranks=*/true);
+      Lists all = lists_of(rest);
+      EXPECT_EQ(std::ssize(all), 1100 / world_size * world_size);
+      all.insert(all.end(), done.begin(), done.end());
+      expect_all_once(some, all, stream.left_out());
     }
+  }
+}
+
+TEST(ResumedStream, FewRanksGoOnWithABlockThatWasMadeForMany) {
+  Random random(16);
+  const Ints sizes = random_ints(random, 9000, 1, 10);
+  Case some;
+  some.columns = Columns<std::int64_t>{{sizes, Limit(Cost::sum(), std::int64_t{20})}};
+  BucketOptions options;
+  options.boundaries = {0, 4, 8, 11};
+  const std::shared_ptr<const Batching> ways[] = {
+      ordered_batching(some.columns, {.indices = {}, .shuffle = true}),
+      packed_batching(some.columns, {}, {.window = 100, .oversize = Oversize::leave_out}),
+      bucket_batching(std::span<const std::int64_t>(sizes), some.columns, options)};
+  for (const auto& batching : ways) {
+    some.batching = batching;
+    std::vector<BatchStream> many = start(*batching, 0, 300);
+    Lists all = read_steps(many, 3);
+    const Position position = many[0].position();
+    std::vector<BatchStream> few = start(*batching, 0, 2, &position);
+    const JobRun rest = read(few);
+    expect_equal_counts(rest);
+    const Lists lists = rest.all();
+    all.insert(all.end(), lists.begin(), lists.end());
+    expect_all_once(some, all, rest.left_out);
   }
 }
 
@@ -262,16 +302,17 @@ TEST(ResumedStream, WrongPositionIsAnError) {
   const std::shared_ptr<const Batching> ways[] = {ordered_batching(columns),
                                                   packed_batching(columns), buckets};
   for (const auto& batching : ways) {
-    BatchStream stream(*batching, 0);
-    const Position good = stream.position();
+    const Position good = BatchStream(*batching, 0).position();
     const auto with_segment = [&](Position::Segment segment) {
       return Position{good.cursor, {segment}};
     };
     expect_wrong(*batching, {{}, {{1, 0, 0}}});
-    expect_wrong(*batching, {{0}, {}});
-    expect_wrong(*batching, {{-1, good.cursor[1]}, {}});
-    expect_wrong(*batching, {{51, good.cursor[1]}, {}});
-    expect_wrong(*batching, {{0, 0}, {}});
+    Position other = good;
+    other.cursor.back() = -1;
+    expect_wrong(*batching, other);
+    other = good;
+    other.cursor[0] = -1;
+    expect_wrong(*batching, other);
     expect_wrong(*batching, with_segment({0, 0, 0}));
     expect_wrong(*batching, with_segment({2, 2, 0}));
     expect_wrong(*batching, with_segment({2, -1, 1}));
@@ -288,25 +329,26 @@ TEST(ResumedStream, WrongPositionIsAnError) {
     beginning.seek({});
     EXPECT_EQ(read(beginning), read(*batching));
   }
-  expect_wrong(*buckets, {{0, 1024, 0}, {}});
-  expect_wrong(*buckets, {{0, 1024, 0, 51}, {}});
-  expect_wrong(*buckets, {{0, 1024, -1, 0}, {}});
-  expect_wrong(*ways[1], {{20, 100, 50}, {}});
-  expect_wrong(*ways[1], {{20, 100, -1}, {}});
+  expect_wrong(*ways[0], {{0}, {}});
+  expect_wrong(*ways[0], {{51, 1024}, {}});
+  expect_wrong(*ways[0], {{0, 0}, {}});
+  expect_wrong(*ways[1], {{51}, {}});
+  expect_wrong(*ways[1], {{20, 50}, {}});
+  expect_wrong(*ways[1], {{20, -1}, {}});
+  expect_wrong(*ways[2], {{0, 0}, {}});
+  expect_wrong(*ways[2], {{0, 0, 51}, {}});
+  expect_wrong(*ways[2], {{0, -1, 0}, {}});
 }
 
-TEST(ResumedStream, BlockSizeOfAPositionMayBeAnything) {
+TEST(ResumedStream, ChunkOfAPositionMayBeAnything) {
   Random random(18);
   const Ints sizes = random_ints(random, 3000, 1, 10);
-  const AnyColumns columns = Columns<std::int64_t>{{sizes, Limit(Cost::sum(), std::int64_t{20})}};
-  const std::shared_ptr<const Batching> ways[] = {ordered_batching(columns),
-                                                  packed_batching(columns)};
-  for (const auto& batching : ways) {
-    for (const std::int64_t block : {std::int64_t{1}, std::int64_t{7}, kLargest / 2, kLargest}) {
-      BatchStream stream(*batching, 0);
-      stream.seek({{0, block}, {}});
-      EXPECT_EQ(sorted_indices(read(stream)), numbers_below(3000));
-    }
+  const auto batching =
+      ordered_batching(Columns<std::int64_t>{{sizes, Limit(Cost::sum(), std::int64_t{20})}});
+  for (const std::int64_t chunk : {std::int64_t{1}, std::int64_t{7}, kLargest / 2, kLargest}) {
+    BatchStream stream(*batching, 0);
+    stream.seek({{0, chunk}, {}});
+    EXPECT_EQ(sorted_indices(read(stream)), numbers_below(3000));
   }
 }
 

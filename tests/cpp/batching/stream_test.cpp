@@ -239,7 +239,7 @@ TEST(BatchStream, ReadAppendsAndReportsOnlyItsOwn) {
 
 TEST(BatchStream, BlockHoldsTheBatchThatWasGiven) {
   Random random(7);
-  const Ints sizes = random_ints(random, 5000, 1, 50);
+  const Ints sizes = random_ints(random, 20'000, 1, 50);
   const auto batching =
       ordered_batching(Columns<std::int64_t>{{sizes, Limit(Cost::sum(), std::int64_t{100})}});
   BatchStream stream(*batching, 0, {.rank = 1, .world_size = 3});

@@ -1,0 +1,61 @@
+#include <brim/batching/cost.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "batching/reference.h"
+
+namespace brim::batching {
+namespace {
+
+using reference::expect_message;
+
+constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+
+TEST(Limit, KeepsWholeBudgetsExactly) {
+  for (const std::int64_t maximum : {std::int64_t{1}, std::int64_t{16384}, std::int64_t{1} << 53,
+                                     (std::int64_t{1} << 53) + 1, kLargest - 1, kLargest}) {
+    EXPECT_EQ(Limit(Cost::sum(), maximum).whole(), maximum);
+  }
+}
+
+TEST(Limit, RealBudgetIsNeverAboveTheWholeOne) {
+  const std::int64_t exact = std::int64_t{1} << 53;
+  EXPECT_EQ(Limit(Cost::sum(), exact).real(), 0x1p53);
+  EXPECT_EQ(Limit(Cost::sum(), exact + 1).real(), 0x1p53);
+  EXPECT_EQ(Limit(Cost::sum(), exact + 2).real(), 0x1p53 + 2);
+  EXPECT_EQ(Limit(Cost::sum(), exact + 3).real(), 0x1p53 + 2) << "the nearest would be above";
+  EXPECT_EQ(Limit(Cost::sum(), kLargest).real(), std::nextafter(0x1p63, 0.0));
+}
+
+TEST(Limit, FractionDoesNotCountForWholeSizes) {
+  EXPECT_EQ(Limit(Cost::sum(), 0.5).whole(), 0);
+  EXPECT_EQ(Limit(Cost::sum(), 0.5).real(), 0.5);
+  EXPECT_EQ(Limit(Cost::sum(), 7.999).whole(), 7);
+  EXPECT_EQ(Limit(Cost::sum(), 0x1p63).whole(), kLargest);
+  EXPECT_EQ(Limit(Cost::sum(), 1e300).whole(), kLargest);
+  EXPECT_EQ(Limit(Cost::sum(), 1e300).real(), 1e300);
+}
+
+TEST(Limit, NotPositiveOrNotFiniteIsAnErrorThatNamesIt) {
+  expect_message([] { Limit(Cost::sum(), std::int64_t{0}); },
+                 {"max_total_size", "positive", "got 0"});
+  expect_message([] { Limit(Cost::padded(), std::int64_t{-5}); }, {"max_total_size", "got -5"});
+  expect_message([] { Limit(Cost::sum(), 0.0); }, {"max_total_size", "got 0.0"});
+  expect_message([] { Limit(Cost::sum(), -0.5); }, {"got -0.5"});
+  expect_message([] { Limit(Cost::sum(), std::nan("")); }, {"finite", "got nan"});
+  expect_message([] { Limit(Cost::sum(), HUGE_VAL); }, {"finite", "got inf"});
+}
+
+TEST(Cost, CustomNeedsBothItsFunctions) {
+  const auto count = [](double, double) { return std::int64_t{1}; };
+  const auto price = [](std::int64_t, double) { return 1.0; };
+  expect_message([&] { (void)Cost::custom(nullptr, price); }, {"largest_count"});
+  expect_message([&] { (void)Cost::custom(count, nullptr); }, {"price"});
+  EXPECT_EQ(Cost::custom(count, price).kind(), Cost::Kind::custom);
+}
+
+}  // namespace
+}  // namespace brim::batching

@@ -1,0 +1,256 @@
+#include <brim/batching/batching.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "batching/reference.h"
+
+namespace brim::batching {
+namespace {
+
+using namespace reference;
+
+PackOptions windows_of(std::optional<std::int64_t> window) {
+  PackOptions options;
+  options.window = window;
+  return options;
+}
+
+Limit tokens(std::int64_t maximum) { return {Cost::sum(), maximum}; }
+
+/// COUNT of batches that first fit needs, sample after sample as they come.
+std::size_t first_fit(const Ints& sizes, std::int64_t maximum) {
+  Ints totals;
+  for (const std::int64_t size : sizes) {
+    const auto room = std::find_if(totals.begin(), totals.end(),
+                                   [&](std::int64_t total) { return total + size <= maximum; });
+    if (room == totals.end()) {
+      totals.push_back(size);
+    } else {
+      *room += size;
+    }
+  }
+  return totals.size();
+}
+
+template <class T>
+void expect_packed(const Columns<T>& columns, const PackOptions& options, bool shuffle) {
+  const auto batching = packed_batching(columns, {.indices = {}, .shuffle = shuffle}, options);
+  Lists lists = read(*batching, 3);
+  for (const Ints& batch : lists) {
+    ASSERT_FALSE(batch.empty());
+    ASSERT_TRUE(within(columns, batch));
+  }
+  lists.push_back(indices_of(batching->left_out()));
+  ASSERT_EQ(sorted_indices(lists), numbers_below(std::ssize(columns[0].sizes)));
+}
+
+TEST(PackedBatching, HasEachSampleOnceAndNoBatchOverAnyBudget) {
+  Random random(1);
+  for (int trial = 0; trial < 300; ++trial) {
+    const std::int64_t samples = any_int(random, 0, 700);
+    const std::int64_t most = any_int(random, 0, 60);
+    const Ints ints = random_ints(random, samples, 0, most);
+    const Ints others = random_ints(random, samples, 0, 90);
+    const Doubles doubles = random_quarters(random, samples, 0, most);
+    const std::int64_t maximum = any_int(random, std::max<std::int64_t>(1, most - 3), 400);
+    const PackOptions options =
+        trial % 7 == 0 ? windows_of(std::nullopt)
+                       : windows_of(trial % 5 == 0 ? 1 : any_int(random, 2, 300));
+    for (const Cost& cost :
+         {Cost::sum(), Cost::count(), Cost::padded(), Cost::padded_squared()}) {
+      SCOPED_TRACE(trial);
+      const Limit limit(cost, maximum);
+      expect_packed(Columns<std::int64_t>{{ints, limit}}, options, trial % 2 == 0);
+      expect_packed(Columns<double>{{doubles, limit}}, options, trial % 2 == 0);
+      expect_packed(Columns<std::int64_t>{{ints, limit}, {others, tokens(300)}}, options,
+                    trial % 2 == 0);
+      ASSERT_FALSE(HasFailure());
+    }
+  }
+}
+
+TEST(PackedBatching, RoundedSumsOfDoublesStayWithinTheBudget) {
+  Random random(2);
+  std::uniform_real_distribution<double> any(0.0, 0.5);
+  Doubles sizes(5000);
+  std::generate(sizes.begin(), sizes.end(), [&] { return any(random); });
+  const Columns<double> columns{{sizes, Limit(Cost::sum(), 1.0)}};
+  for (const Ints& batch : read(*packed_batching(columns, {}, windows_of(500)))) {
+    double sum = 0.0;
+    for (const std::int64_t sample : batch) {
+      sum += sizes[static_cast<std::size_t>(sample)];
+    }
+    EXPECT_LE(sum, 1.0);
+  }
+}
+
+TEST(PackedBatching, NeedsNoMoreBatchesThanFirstFit) {
+  Random random(3);
+  for (int trial = 0; trial < 40; ++trial) {
+    const Ints sizes = random_ints(random, 3000, 1, any_int(random, 50, 900));
+    const Columns<std::int64_t> columns{{sizes, tokens(1000)}};
+    const std::size_t whole = read(*packed_batching(columns, {}, windows_of(std::nullopt))).size();
+    EXPECT_LE(whole, first_fit(sizes, 1000));
+    // And no fewer than the samples need.
+    const std::int64_t sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+    EXPECT_GE(static_cast<std::int64_t>(whole), (sum + 999) / 1000);
+  }
+}
+
+TEST(PackedBatching, WindowsOfProteinsAreFullButTheLastBatch) {
+  Random random(4);
+  std::lognormal_distribution<double> length(std::log(300.0), 0.6);
+  Ints sizes(40'000);
+  std::generate(sizes.begin(), sizes.end(), [&] {
+    return static_cast<std::int64_t>(std::clamp(length(random), 30.0, 2000.0));
+  });
+  const auto batching = packed_batching(Columns<std::int64_t>{{sizes, tokens(16'384)}});
+  const Lists lists = read(*batching);
+  const double sum = static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}));
+  EXPECT_GE(sum / (16'384.0 * static_cast<double>(lists.size() - 1)), 0.997);
+}
+
+TEST(PackedBatching, PaddedBatchesHoldNeighboursInSize) {
+  Random random(5);
+  const Ints sizes = random_ints(random, 1000, 1, 500);
+  const Columns<std::int64_t> columns{{sizes, Limit(Cost::padded(), std::int64_t{4000})}};
+  // Longest first, each batch as long as it fits: the greedy of sorted samples.
+  Ints sorted = sizes;
+  std::sort(sorted.rbegin(), sorted.rend());
+  std::size_t expected = 0;
+  for (std::size_t begin = 0; begin < sorted.size(); ++expected) {
+    begin += static_cast<std::size_t>(4000 / sorted[begin]);
+  }
+  const Lists lists = read(*packed_batching(columns, {}, windows_of(std::nullopt)));
+  EXPECT_EQ(lists.size(), expected);
+  std::int64_t shortest_before = 501;
+  for (const Ints& batch : lists) {
+    std::int64_t shortest = 501;
+    for (const std::int64_t sample : batch) {
+      const std::int64_t size = sizes[static_cast<std::size_t>(sample)];
+      EXPECT_LE(size, shortest_before);
+      shortest = std::min(shortest, size);
+    }
+    shortest_before = shortest;
+  }
+}
+
+/// Blocks as the source gives them: one a window.
+std::vector<Lists> blocks_of(const Batching& batching) {
+  std::vector<Lists> blocks;
+  const auto source = batching.epoch(3);
+  for (bool more = true; more;) {
+    Batches block;
+    more = source->fill(block, 1);
+    blocks.push_back(lists_of(block));
+  }
+  return blocks;
+}
+
+TEST(PackedBatching, WindowHoldsItsOwnSamplesAndOneBatchOfEarlierOnes) {
+  Random random(6);
+  for (int trial = 0; trial < 100; ++trial) {
+    const std::int64_t samples = any_int(random, 100, 2000);
+    const std::int64_t window = any_int(random, 40, 200);
+    const Ints sizes = random_ints(random, samples, 1, 300);
+    const Columns<std::int64_t> columns{{sizes, tokens(1000)}};
+    const auto blocks = blocks_of(*packed_batching(columns, {}, windows_of(window)));
+    std::int64_t given = 0;
+    for (std::size_t block = 0; block < blocks.size(); ++block) {
+      const std::int64_t first = static_cast<std::int64_t>(block) * window;
+      const bool last = block + 1 == blocks.size();
+      std::int64_t carried = 0;
+      for (const Ints& batch : blocks[block]) {
+        given += std::ssize(batch);
+        for (const std::int64_t sample : batch) {
+          EXPECT_TRUE(last || sample < first + window) << "of a window to come";
+          carried += sample < first ? sizes[static_cast<std::size_t>(sample)] : 0;
+        }
+      }
+      EXPECT_LE(carried, 1000) << "more than one batch was held back";
+      // All of the windows so far was given, but for one batch.
+      std::int64_t kept = 0;
+      for (std::int64_t i = given; i < std::min(samples, first + window); ++i) {
+        ++kept;
+      }
+      EXPECT_LT(kept, window);
+    }
+    EXPECT_EQ(given, samples);
+    EXPECT_EQ(std::ssize(blocks), std::max<std::int64_t>(1, (samples + (window + 1) / 2) / window));
+  }
+}
+
+TEST(PackedBatching, BatchMayBeLargerThanAWindow) {
+  const Ints sizes(1000, 1);
+  for (const std::int64_t window : {1, 7, 50}) {
+    const auto batching =
+        packed_batching(Columns<std::int64_t>{{sizes, tokens(300)}}, {}, windows_of(window));
+    const Lists lists = read(*batching);
+    ASSERT_EQ(lists.size(), 4U) << window;
+    EXPECT_EQ(sorted_indices(lists), numbers_below(1000));
+  }
+}
+
+TEST(PackedBatching, EmptyBatchesOfAWindowAreFilledInTheNext) {
+  // 4 of 9 in a window leave one batch of one; carried on, three of them need but one batch.
+  const Ints sizes(12, 3);
+  const auto batching =
+      packed_batching(Columns<std::int64_t>{{sizes, tokens(9)}}, {}, windows_of(4));
+  EXPECT_EQ(read(*batching).size(), 4U);
+}
+
+TEST(PackedBatching, FollowsAListOfIndicesWithRepeats) {
+  Random random(7);
+  const Ints sizes = random_ints(random, 50, 1, 30);
+  const Ints order = random_ints(random, 800, 0, 49);
+  for (const bool shuffle : {false, true}) {
+    const auto batching = packed_batching(Columns<std::int64_t>{{sizes, tokens(100)}},
+                                          {.indices = std::span(order), .shuffle = shuffle},
+                                          windows_of(90));
+    EXPECT_EQ(batching->samples(), 800);
+    EXPECT_EQ(sorted_indices(read(*batching)), sorted_indices({order}));
+  }
+}
+
+TEST(PackedBatching, ShuffleMixesWindowsAndTheirBatches) {
+  Random random(8);
+  const Ints sizes = random_ints(random, 5000, 1, 300);
+  const Columns<std::int64_t> columns{{sizes, tokens(1000)}};
+  const auto batching = packed_batching(columns, {.indices = {}, .shuffle = true}, windows_of(500));
+  const Lists lists = read(*batching, 1);
+  // Unshuffled, batches begin with the longest samples of their window, one after the other.
+  std::int64_t descents = 0;
+  for (std::size_t b = 1; b < lists.size(); ++b) {
+    descents += static_cast<std::int64_t>(sizes[static_cast<std::size_t>(lists[b][0])] <=
+                                          sizes[static_cast<std::size_t>(lists[b - 1][0])]);
+  }
+  EXPECT_LT(descents, std::ssize(lists) * 3 / 4);
+  EXPECT_GT(*std::max_element(lists[0].begin(), lists[0].end()), 500) << "not the first window's";
+}
+
+TEST(PackedBatching, NoSamplesGiveNoBatches) {
+  const Ints none;
+  for (const auto& options : {windows_of(std::nullopt), windows_of(5)}) {
+    EXPECT_TRUE(
+        read(*packed_batching(Columns<std::int64_t>{{none, tokens(1)}}, {}, options)).empty());
+  }
+}
+
+TEST(PackedBatching, WrongArgumentIsAnErrorThatNamesIt) {
+  const Ints sizes{1, 20, 3};
+  const Columns<std::int64_t> columns{{sizes, tokens(10)}};
+  expect_message([&] { (void)packed_batching(columns, {}, windows_of(0)); },
+                 {"window", "positive", "got 0"});
+  expect_message([&] { (void)packed_batching(columns, {}, windows_of(-4)); }, {"got -4"});
+  PackOptions strict;
+  strict.oversize = Oversize::error;
+  expect_message([&] { (void)packed_batching(columns, {}, strict); }, {"sample 1", "20"});
+}
+
+}  // namespace
+}  // namespace brim::batching
