@@ -127,6 +127,11 @@ PyObject* state_dict(PyObject* self, PyObject* const* values, Py_ssize_t count, 
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* begun(PyObject* self, PyObject* /*no arguments*/) {
+  const State& state = state_of(self);
+  return PyBool_FromLong(state.finished || state.stream.given() > 0);
+}
+
 void dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   delete reinterpret_cast<BatchIterator*>(self)->state;
@@ -138,6 +143,7 @@ PyTypeObject* type_object() {
   static PyMethodDef methods[] = {
       {"state_dict", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&state_dict)),
        METH_FASTCALL | METH_KEYWORDS, "Where this iterator stands, to go on from there later."},
+      {"begun", &begun, METH_NOARGS, "Whether it was asked for a batch."},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_iter, reinterpret_cast<void*>(&PyObject_SelfIter)},
                                 {Py_tp_iternext, reinterpret_cast<void*>(&next)},

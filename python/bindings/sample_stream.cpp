@@ -22,13 +22,8 @@ class SampleStream {
         sizeof_(std::move(sizeof_sample)),
         gauge_(limits_argument(costs, maxima)),
         sizes_(costs.size()),
-        refuse_oversize_(refuse_oversize) {
-    for (; read_ < skip; ++read_) {
-      TORCH_CHECK_VALUE(read_sample(), "the state is of other samples: it stands at sample ", skip,
-                        ", and there are only ", read_);
-    }
-    begin_ = read_;
-  }
+        refuse_oversize_(refuse_oversize),
+        begin_(skip) {}
 
   /// The next batch. As with a generator, what was raised before is the end.
   py::list next() {
@@ -61,6 +56,11 @@ class SampleStream {
   }
 
   py::list read_batch() {
+    // Not before the first batch is needed: an iterator may be asked for and never used.
+    for (; read_ < begin_; ++read_) {
+      TORCH_CHECK_VALUE(read_sample(), "the state is of other samples: it stands at sample ",
+                        begin_, ", and there are only ", read_);
+    }
     py::list batch;
     // The sample that did not fit the last batch opens this one.
     if (pending_) {

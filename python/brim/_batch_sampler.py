@@ -112,12 +112,14 @@ class BatchSamplerBase(Sampler[Batch]):
         self._start: Start | None = None  # where a resumed epoch goes on
         self._resumed: Iterator[Any] | None = None  # the same, opened
         self._latest: Any = None
+        self._opened: list[Any] = []  # iterators of the coming epoch
         self._counted: tuple[object, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what C++ made, which is made again when it is needed."""
+        self._settle()
         made = ("_batching", "_resumed", "_latest", "_counted")
-        return {**self.__dict__, **dict.fromkeys(made)}
+        return {**self.__dict__, **dict.fromkeys(made), "_opened": []}
 
     # ---- epochs ----------------------------------------------------------------------------
 
@@ -127,9 +129,23 @@ class BatchSamplerBase(Sampler[Batch]):
         A position that was loaded stays where it is of this epoch, and is dropped otherwise.
         """
         epoch = whole("epoch", epoch, 0)
+        self._settle()
         if epoch != self.epoch:
             self._start = self._resumed = None
+            self._opened = []
         self.epoch = epoch
+
+    def _settle(self) -> None:
+        """Once an iteration has begun, the coming one is the next.
+
+        Not when its iterator is made: a DataLoader with workers makes two, and uses the second.
+        """
+        if any(iterator.begun() for iterator in self._opened):
+            self._opened = []
+            self._forget()
+
+    def _forget(self) -> None:
+        self._start = self._drawn = self._resumed = None
 
     def _coming_seed(self) -> int:
         if not self.shuffle:
@@ -141,12 +157,14 @@ class BatchSamplerBase(Sampler[Batch]):
         return self._drawn
 
     def _coming(self) -> Start:
+        self._settle()
         return self._start or Start(self._coming_seed(), [], [])
 
     def _make(self) -> _C.SampleBatching:
         raise NotImplementedError
 
     def _ready(self) -> _C.SampleBatching:
+        self._settle()
         if self._batching is None:
             self._batching = self._make()
         return self._batching
@@ -155,12 +173,10 @@ class BatchSamplerBase(Sampler[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches as lists of indices, or as tensors with `as_tensors=True`."""
-        if self._resumed is not None:
-            iterator, self._resumed = self._resumed, None
-        else:
-            iterator = self._open(self._coming())
-        self._start = self._drawn = None
+        start = self._coming()
+        iterator, self._resumed = self._resumed or self._open(start), None
         self._latest = iterator
+        self._opened.append(iterator)
         return iterator
 
     def _open(self, start: Start) -> Iterator[Batch]:
@@ -209,9 +225,14 @@ class BatchSamplerBase(Sampler[Batch]):
             "format": 1,
             "sampler": type(self).__name__,
             "samples": self._sample_count(),
+            "settings": self._settings(),
             "epoch": self.epoch,
             "seed": seed,
         }
+
+    def _settings(self) -> dict[str, Any]:
+        """What batches depend on beside samples and ranks: a place among others means nothing."""
+        return {"shuffle": self.shuffle}
 
     def _sample_count(self) -> int:
         return self._ready().samples
@@ -225,6 +246,7 @@ class BatchSamplerBase(Sampler[Batch]):
             batches: how many batches of that iteration are done. All that were given where None,
                 which is too many with a DataLoader that has workers: they fetch ahead.
         """
+        self._settle()
         if self._latest is None or self._start is not None:
             if batches is not None and whole("batches", batches, 0) > 0:
                 raise ValueError(f"batches must be 0 before an iteration begins, got {batches}")
@@ -244,19 +266,23 @@ class BatchSamplerBase(Sampler[Batch]):
         `len` is then what is left. Costs as much as a few batches, however far it stood.
 
         Raises:
-            ValueError: if the state is of another sampler, or of other samples.
+            ValueError: if the state is of another sampler, other samples, or other settings that
+                batches depend on.
         """
-        wanted = {"format", "sampler", "samples", "epoch", "seed", "finished", "cursor", "segments"}
+        wanted = {"format", "sampler", "samples", "settings", "epoch", "seed", "finished"}
+        wanted |= {"cursor", "segments"}
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be what state_dict() gave, got {state!r:.100}")
         missing = wanted - set(state)
         if missing:
             raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
         own = self._description(0)
-        for key in ("format", "sampler", "samples"):
-            if state[key] != own[key]:
+        theirs = {**state, **state["settings"]}
+        for key in ("format", "sampler", "samples", *own["settings"]):
+            here = {**own, **own["settings"]}[key]
+            if theirs.get(key) != here:
                 raise ValueError(
-                    f"state is of another run: its {key} is {state[key]!r}, here it is {own[key]!r}"
+                    f"state is of another run: its {key} is {theirs.get(key)!r}, here it is {here!r}"
                 )
         epoch = whole("epoch", state["epoch"], 0)
         seed = whole("seed", state["seed"], 0, below=2**64)
@@ -271,5 +297,6 @@ class BatchSamplerBase(Sampler[Batch]):
             self.epoch = kept
             raise
         self._drawn = self._latest = None
+        self._opened = []
         self._resumed = resumed
         self._start = None if resumed is None else start

@@ -188,6 +188,7 @@ class BucketBatchSampler(BatchSamplerBase):
         if max_total_size is not None and limits is None:
             limits = Limits(cost, max_total_size)
             columns = [self.sizes] * len(limits.costs)  # each budget with a cost of its own
+        self._limits = limits
         sizes_for_buckets = self.sizes
         if any(column.is_floating_point() for column in [self.sizes, *columns]):
             sizes_for_buckets = self.sizes.double()
@@ -207,6 +208,13 @@ class BucketBatchSampler(BatchSamplerBase):
 
     def _make(self) -> _C.SampleBatching:
         return _C.bucket_batching(*self._recipe)
+
+    def _settings(self) -> dict[str, Any]:
+        settings = {**super()._settings(), "bucket_boundaries": self.bucket_boundaries.tolist()}
+        if self._base is not None:
+            return {**settings, "base_batch_sampler_class": self._base.__name__}
+        limits = {} if self._limits is None else self._limits.settings()
+        return {**settings, **limits, "batch_size": self._recipe[2], "drop_last": self._recipe[6]}
 
     def _tell_of_left_out(self, left_out: Mapping[str, torch.Tensor]) -> None:
         missing = sum(len(indices) for indices in left_out.values())
@@ -300,10 +308,12 @@ class _ForeignBatches:
         self._iterators = [iter(sampler) for sampler in owner._samplers(groups)]
         self._left = torch.tensor([len(group) for group in groups], dtype=torch.float64)
         self._description = description
-        self._given = 0
         self._finished = False
-        for _ in range(skip):
-            next(self, None)
+        self._given = 0
+        for done in range(skip):
+            if next(self, None) is None:
+                raise ValueError(f"the state stands after {skip} batches, there are only {done}")
+        self._skipped, self._given = skip, 0
 
     def __iter__(self) -> _ForeignBatches:
         return self
@@ -325,6 +335,9 @@ class _ForeignBatches:
         self._finished = True
         raise StopIteration
 
+    def begun(self) -> bool:
+        return self._finished or self._given > 0
+
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         done = self._given if batches is None else whole("batches", batches, 0)
         if done > self._given:
@@ -334,7 +347,7 @@ class _ForeignBatches:
         return {
             **self._description,
             "finished": self._finished and done == self._given,
-            "cursor": [done],
+            "cursor": [self._skipped + done],
             "segments": [],
         }
 

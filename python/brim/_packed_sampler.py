@@ -113,6 +113,9 @@ class PackedBatchSampler(BatchSamplerBase):
             self._oversize,
         )
 
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), **self._limits.settings(), "window": self.window}
+
     model: _C.MemoryModel | None = None
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -129,10 +130,20 @@ class Limits:
                 )
         else:
             self.costs = [cost] * len(maxima)
-        self.maxima = [
+        self.maxima: list[Any] = [
             _number_of_bytes(name, value) for name, value in zip(self.costs, maxima, strict=True)
         ]
         _C.check_limits(self.costs, self.maxima)
+
+    def settings(self) -> dict[str, Any]:
+        """Costs and budgets as plain values, to tell whether others are the same."""
+        return {
+            "max_total_size": [m if type(m) is int else float(m) for m in self.maxima],
+            "cost": [
+                c if isinstance(c, str) else f"MemoryModel {zlib.crc32(repr(c._state()).encode())}"
+                for c in self.costs
+            ],
+        }
 
     def columns(self, sizes: object) -> list[torch.Tensor]:
         """The sizes as one tensor a budget, all of one dtype."""

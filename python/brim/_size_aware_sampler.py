@@ -276,6 +276,7 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         return columns, indices
 
     def _ready(self) -> _C.SampleBatching:
+        self._settle()
         if self._batching is None:
             self._batching = self._make()
             if not self._told:
@@ -288,6 +289,9 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         if self._order is None:
             self._order = index_tensor("sampler", self.sampler)
         return self._order
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), **self._limits.settings()}
 
     def _sample_count(self) -> int:
         if self._batching is not None:
@@ -312,12 +316,10 @@ class SizeAwareBatchSampler(BatchSamplerBase):
             and not self.as_tensors
         )
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Batches as lists of indices, or as tensors with `as_tensors=True`."""
-        iterator = super().__iter__()
+    def _forget(self) -> None:
+        super()._forget()
         if self._foreign:
             self._order = self._batching = None  # another order next time
-        return iterator
 
     def __len__(self) -> int:
         """The exact number of batches that the next iteration gives on this rank."""
@@ -420,6 +422,9 @@ class _Streaming:
             raise StopIteration
         self._places.append(self._stream.begin)
         return batch
+
+    def begun(self) -> bool:
+        return self._finished or self._broken or len(self._places) > 1
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         given = len(self._places) - 1

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <brim/batching/batches.h>
+#include <brim/export.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -13,10 +14,10 @@ namespace brim::batching::detail {
 /// @param phase batches of the first step that lie in the block before.
 /// @param last whether the epoch ends with this block: then the last step is made complete by
 ///     splitting batches; what cannot be split is moved to `left_out`.
-void arrange(Batches& block, std::int64_t world_size, std::int64_t phase, bool last,
-             std::vector<LeftOut>& left_out);
+BRIM_API void arrange(Batches& block, std::int64_t world_size, std::int64_t phase, bool last,
+                      std::vector<LeftOut>& left_out);
 
 /// Takes the first `count` batches away.
-void drop_front(Batches& block, std::size_t count);
+BRIM_API void drop_front(Batches& block, std::size_t count);
 
 }  // namespace brim::batching::detail

@@ -1,5 +1,6 @@
 #include "batching/bucket_index.h"
 
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -43,15 +42,13 @@ class BucketFinder {
     for (const double boundary : boundaries) {
       if constexpr (std::is_same_v<T, double>) {
         edges_.push_back(boundary);
-      } else {
+      } else if (boundary < 0x1p63) {  // no whole size reaches the others
         // A whole size lies below a fraction exactly when it lies below the next whole number.
-        edges_.push_back(boundary >= 0x1p63
-                             ? std::numeric_limits<T>::max()
-                             : static_cast<T>(std::max(std::ceil(boundary), -0x1p62)));
+        edges_.push_back(static_cast<T>(std::max(std::ceil(boundary), -0x1p62)));
       }
     }
     if constexpr (!std::is_same_v<T, double>) {
-      if (edges_.back() > 0 && edges_.back() <= kLargestTable) {
+      if (!edges_.empty() && edges_.back() > 0 && edges_.back() <= kLargestTable) {
         fill_table();
       }
     }

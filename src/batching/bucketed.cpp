@@ -119,6 +119,9 @@ class BucketBatching : public Batching {
                                   std::to_string(columns[0].sizes.size()) + " and " +
                                   std::to_string(sizes.size()));
     }
+    if (columns[0].sizes.data() != sizes.data()) {  // the others are checked with their table
+      check_sizes(Columns<T>{{sizes, Limit(Cost::count(), kNoLimit)}});
+    }
     return columns;
   }
 

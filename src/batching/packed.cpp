@@ -99,11 +99,15 @@ class PackedSource : public BatchSource {
       std::iota(order_.begin(), order_.end(), 0U);
     }
     for (const std::uint32_t bin : order_) {
-      std::vector<std::int64_t>& to = bin == held_back ? carried_ : block.indices;
-      for (const std::uint32_t member : packing_.members(bin)) {
-        to.push_back(samples_[member]);
+      const bool give_away = bin != held_back;
+      std::vector<std::int64_t>& to = give_away ? block.indices : carried_;
+      const auto members = packing_.members(bin);
+      to.resize(to.size() + members.size());
+      std::int64_t* out = to.data() + to.size() - members.size();
+      for (const std::uint32_t member : members) {
+        *out++ = samples_[member];
       }
-      if (bin != held_back) {
+      if (give_away) {
         block.close(packing_.loads()[bin]);
       }
     }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <brim/export.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -26,7 +28,7 @@ namespace brim::batching::detail {
 /// √n × √n places, with addition in place of xor, so that hardly a place lies outside 0 … n - 1;
 /// those that do are sent round again. Shuffling 10 million numbers instead would cost 80 MB and
 /// some 100 ms before the first batch, and again whenever a run is resumed.
-class Permutation {
+class BRIM_API Permutation {
  public:
   Permutation() = default;
   Permutation(std::uint64_t n, std::uint64_t seed);

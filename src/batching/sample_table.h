@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "batching/gauge.h"
+#include "batching/largest_size.h"
 #include "batching/permutation.h"
 
 namespace brim::batching::detail {
@@ -24,11 +25,19 @@ class SampleTable {
  public:
   SampleTable(Columns<T> columns, const Order& order, Oversize oversize)
       : columns_(std::move(columns)), indices_(order.indices), shuffle_(order.shuffle) {
-    check_sizes(columns_);
+    std::vector<std::size_t> lengths;
+    for (const Column<T>& column : columns_) {
+      lengths.push_back(column.sizes.size());
+    }
+    check_lengths(lengths);
+    // Costs grow with the size, so the largest size tells for all.
+    const bool all_fit = std::all_of(columns_.begin(), columns_.end(), [](const Column<T>& column) {
+      return fits_alone(column, largest_size(column.sizes));
+    });
     check_indices();
     given_ = indices_ ? static_cast<std::int64_t>(indices_->size())
                       : static_cast<std::int64_t>(columns_[0].sizes.size());
-    if (!all_fit()) {
+    if (!all_fit) {
       keep_what_fits(oversize);
     }
   }
@@ -127,17 +136,6 @@ class SampleTable {
     return column.limit.cost().kind() == Cost::Kind::sum
                ? SumGauge<T>(column.limit).fits_alone(size)
                : PaddedGauge<T>(column.limit).fits_alone(size);
-  }
-
-  // Costs grow with the size, so the largest size tells for all.
-  [[nodiscard]] bool all_fit() const {
-    return std::all_of(columns_.begin(), columns_.end(), [](const Column<T>& column) {
-      T largest = 0;
-      for (const T size : column.sizes) {
-        largest = std::max(largest, size);
-      }
-      return fits_alone(column, largest);
-    });
   }
 
   void keep_what_fits(Oversize oversize) {

@@ -26,6 +26,24 @@ constexpr std::size_t kCutsOfMany = 5;
 
 using Indices = std::vector<std::size_t>;
 
+/// Which terms a phase may have, and how many times better they must explain the points than the
+/// first set.
+struct TermSet {
+  Indices terms;
+  double price;
+};
+
+const std::vector<TermSet>& term_sets(bool batch) {
+  // n: what each sample costs whatever its length. L²: room for one sample at a time, such as the
+  // unfolded image of a convolution.
+  static const std::vector<TermSet> kOfBatch{{{0, 1, 2}, 1},
+                                             {{0, 1, 2, 3}, kPriceOfTerms},
+                                             {{0, 1, 2, 5}, kPriceOfTerms},
+                                             {{0, 1, 2, 3, 4, 5}, kPriceOfTerms * kPriceOfTerms}};
+  static const std::vector<TermSet> kOfSize{{{0, 1, 2}, 1}};
+  return batch ? kOfBatch : kOfSize;
+}
+
 struct Fitted {
   PhaseFit fit;
   double score = std::numeric_limits<double>::infinity();
@@ -73,9 +91,9 @@ class Fitter {
   [[nodiscard]] PhaseFit best() const;
 
  private:
-  [[nodiscard]] Phase phase_of(const Indices& points, std::size_t terms) const;
+  [[nodiscard]] Phase phase_of(const Indices& points, const Indices& terms) const;
   [[nodiscard]] std::vector<Phase> phases_on_one_base(const std::vector<Indices>& groups,
-                                                      std::size_t terms) const;
+                                                      const Indices& terms) const;
   [[nodiscard]] double score(const PhaseFit& fit, std::size_t used) const;
   void consider(PhaseFit fit, std::size_t used, double price, bool always, Fitted& best) const;
   [[nodiscard]] std::vector<std::vector<Indices>> partitions(const Indices& rest) const;
@@ -86,17 +104,19 @@ class Fitter {
   bool batch_;
 };
 
-Phase Fitter::phase_of(const Indices& points, std::size_t terms) const {
-  Matrix a(points.size(), terms);
+Phase Fitter::phase_of(const Indices& points, const Indices& terms) const {
+  Matrix a(points.size(), terms.size());
   for (std::size_t i = 0; i < points.size(); ++i) {
     // Divided by the need itself: an error counts as a share of it.
-    for (std::size_t j = 0; j < terms; ++j) {
-      a.at(i, j) = terms_[points[i]][j] / points_[points[i]].bytes;
+    for (std::size_t j = 0; j < terms.size(); ++j) {
+      a.at(i, j) = terms_[points[i]][terms[j]] / points_[points[i]].bytes;
     }
   }
   const std::vector<double> x = solve_shares(a);
   Phase phase{};
-  std::copy(x.begin(), x.end(), phase.begin());
+  for (std::size_t j = 0; j < terms.size(); ++j) {
+    phase[terms[j]] = x[j];
+  }
   return phase;
 }
 
@@ -115,15 +135,15 @@ double Fitter::score(const PhaseFit& fit, std::size_t used) const {
 
 /// Two phases that differ in what grows: what is held all the time, weights above all, is the same.
 std::vector<Phase> Fitter::phases_on_one_base(const std::vector<Indices>& groups,
-                                              std::size_t terms) const {
-  const std::size_t growing = terms - 1;
+                                              const Indices& terms) const {
+  const std::size_t growing = terms.size() - 1;
   Matrix a(groups[0].size() + groups[1].size(), 1 + 2 * growing);
   std::size_t row = 0;
   for (std::size_t g = 0; g < 2; ++g) {
     for (const std::size_t i : groups[g]) {
       a.at(row, 0) = terms_[i][0] / points_[i].bytes;
       for (std::size_t j = 0; j < growing; ++j) {
-        a.at(row, 1 + g * growing + j) = terms_[i][1 + j] / points_[i].bytes;
+        a.at(row, 1 + g * growing + j) = terms_[i][terms[1 + j]] / points_[i].bytes;
       }
       ++row;
     }
@@ -133,7 +153,7 @@ std::vector<Phase> Fitter::phases_on_one_base(const std::vector<Indices>& groups
   for (std::size_t g = 0; g < 2; ++g) {
     phases[g][0] = x[0];
     for (std::size_t j = 0; j < growing; ++j) {
-      phases[g][1 + j] = x[1 + g * growing + j];
+      phases[g][terms[1 + j]] = x[1 + g * growing + j];
     }
   }
   return phases;
@@ -206,16 +226,13 @@ PhaseFit Fitter::best() const {
   std::stable_sort(ascending.begin(), ascending.end(), [&](std::size_t a, std::size_t b) {
     return points_[a].bytes < points_[b].bytes;
   });
-  const std::vector<std::size_t> term_counts =
-      batch_ ? std::vector<std::size_t>{3, 4, 6} : std::vector<std::size_t>{3};
   Fitted best;
   for (const std::size_t floored : floored_counts(ascending)) {
     const double floor = floored > 0 ? points_[ascending[floored - 1]].bytes : 0.0;
     const Indices rest(ascending.begin() + static_cast<std::ptrdiff_t>(floored), ascending.end());
     for (const auto& groups : partitions(rest)) {
-      double price = 1;
-      for (const std::size_t terms : term_counts) {
-        const bool simplest = floored == 0 && groups.size() == 1 && terms == term_counts.front();
+      for (const auto& [terms, price] : term_sets(batch_)) {
+        const bool simplest = floored == 0 && groups.size() == 1 && price == 1;
         PhaseFit fit{floor, {}, 0};
         for (const Indices& group : groups) {
           fit.phases.push_back(phase_of(group, terms));
@@ -229,7 +246,6 @@ PhaseFit Fitter::best() const {
           const std::size_t counted = coefficients(on_one_base) - shared;
           consider(std::move(on_one_base), counted, price, false, best);
         }
-        price *= kPriceOfTerms;
       }
     }
   }

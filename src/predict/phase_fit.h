@@ -17,8 +17,8 @@ struct ShapePoint {
 inline constexpr std::size_t kMostTerms = 6;
 
 /// How often each coefficient of a phase counts at a shape. Of a batch: 1, n L, n L², n, L, L²; of
-/// one size s: 1, s, s². The order is that of trust: a fit takes the first few unless more of them
-/// explain the points far better.
+/// one size s: 1, s, s². A fit takes the first three unless more of them explain the points far
+/// better.
 [[nodiscard]] std::array<double, kMostTerms> shape_terms(double n, double length,
                                                          bool batch) noexcept;
 [[nodiscard]] inline std::size_t term_count(bool batch) noexcept { return batch ? kMostTerms : 3; }

@@ -108,12 +108,34 @@ def test_training_goes_on_in_the_middle_of_an_epoch(kind: str, workers: int) -> 
             assert sorted(itertools.chain.from_iterable(loader)) == list(range(90))
 
 
+@pytest.mark.parametrize("kind", ["ordered", "packed", "foreign"])
+def test_the_number_of_workers_changes_nothing_that_is_random(kind: str) -> None:
+    def epochs(workers: int) -> list[list[list[int]]]:
+        generator = torch.Generator().manual_seed(6)
+        sampler: Any
+        if kind == "ordered":
+            sampler = SizeAwareBatchSampler(range(90), SIZES, 40, shuffle=True, generator=generator)
+        elif kind == "packed":
+            sampler = PackedBatchSampler(SIZES, 40, shuffle=True, generator=generator)
+        else:
+            sampler = SizeAwareBatchSampler(
+                RandomSampler(range(90), generator=generator), SIZES, 40
+            )
+        loader = load(sampler, workers)
+        result = []
+        for _ in range(3):
+            expected = len(loader)
+            result.append(list(loader))
+            assert len(result[-1]) == expected
+        return result
+
+    assert epochs(0) == epochs(2)
+
+
 def test_tensor_batches_in_a_loader() -> None:
     sampler = PackedBatchSampler(SIZES, 40, as_tensors=True)
     data = torch.arange(90) * 10
-    loader = DataLoader(
-        data, batch_sampler=sampler, num_workers=2, collate_fn=torch.stack
-    )
+    loader = DataLoader(data, batch_sampler=sampler, num_workers=2, collate_fn=torch.stack)
     assert sorted(torch.cat(list(loader)).tolist()) == data.tolist()
 
 

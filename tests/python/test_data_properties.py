@@ -213,9 +213,7 @@ def test_report_agrees_with_a_count_by_hand(case: Case) -> None:
     fills = [
         max(
             COSTS[cost](column) / maximum
-            for cost, column, maximum in zip(
-                case.costs, case.rows(batch), case.maxima, strict=True
-            )
+            for cost, column, maximum in zip(case.costs, case.rows(batch), case.maxima, strict=True)
         )
         for batch in batches
     ]
@@ -476,6 +474,55 @@ def test_a_wrong_state_is_refused_and_changes_nothing(
     assert list(sampler) == list(expected)
 
 
+SETTINGS: list[tuple[Any, dict[str, Any], str]] = [
+    (SizeAwareBatchSampler, {"max_total_size": 8}, r"max_total_size is \[7\], here it is \[8\]"),
+    (SizeAwareBatchSampler, {"cost": "padded"}, r"cost is \['sum'\], here it is \['padded'\]"),
+    (SizeAwareBatchSampler, {"shuffle": True}, "shuffle is False, here it is True"),
+    (PackedBatchSampler, {"max_total_size": 7.5}, r"max_total_size is \[7\], here it is \[7.5\]"),
+    (PackedBatchSampler, {"window": None}, "window is 10000, here it is None"),
+    (BucketBatchSampler, {"batch_size": 3}, r"batch_size is \[2\], here it is \[3\]"),
+    (BucketBatchSampler, {"drop_last": True}, "drop_last is False, here it is True"),
+    (BucketBatchSampler, {"bucket_boundaries": [0, 6]}, r"bucket_boundaries is \[0.0, 5.0\]"),
+]
+
+
+@pytest.mark.parametrize(("sampler", "changes", "text"), SETTINGS)
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_a_state_of_other_settings_is_refused(
+    sampler: Any, changes: dict[str, Any], text: str
+) -> None:
+    """Its place among their batches would be another sample here: some lost, some twice."""
+    sizes = [1, 2, 3] * 9
+    arguments: dict[Any, dict[str, Any]] = {
+        SizeAwareBatchSampler: {"sampler": range(27), "sizeof": sizes, "max_total_size": 7},
+        PackedBatchSampler: {"sizes": sizes, "max_total_size": 7},
+        BucketBatchSampler: {
+            "sizes": sizes,
+            "bucket_boundaries": [0, 5],
+            "batch_size": 2,
+            "shuffle": False,
+        },
+    }
+    one = sampler(**arguments[sampler])
+    next(iter(one))
+    state = json.loads(json.dumps(one.state_dict()))
+    sampler(**arguments[sampler]).load_state_dict(state)
+    with pytest.raises(ValueError, match=f"state is of another run: its {text}"):
+        sampler(**{**arguments[sampler], **changes}).load_state_dict(state)
+
+
+def test_a_state_of_another_memory_model_is_refused() -> None:
+    shapes = [(1, 16), (2, 32), (32, 16), (1, 512), (8, 128), (32, 512)]
+    models = [
+        brim.MemoryModel().fit(shapes, [10_000 + factor * n * length for n, length in shapes])
+        for factor in (64, 64, 65)
+    ]
+    samplers = [PackedBatchSampler([5, 9, 12], "1MiB", cost=model) for model in models]
+    samplers[1].load_state_dict(samplers[0].state_dict())
+    with pytest.raises(ValueError, match="another run: its cost is"):
+        samplers[2].load_state_dict(samplers[0].state_dict())
+
+
 @pytest.mark.parametrize("state", [5, None, [1, 2]])
 def test_a_state_that_is_no_mapping_is_a_type_error(state: Any) -> None:
     with pytest.raises(TypeError, match="state must be what state_dict"):
@@ -493,7 +540,7 @@ def test_a_state_that_lacks_something_says_what() -> None:
 @pytest.mark.parametrize("kind", ["ordered", "packed", "bucket"])
 def test_state_after_more_batches_than_were_given_is_refused(kind: str) -> None:
     sampler = Case(kind, [1, 2, 3] * 9, ["sum"], [7]).make()
-    with pytest.raises(ValueError, match="batches must be 0 before .*got 1"):
+    with pytest.raises(ValueError, match=r"batches must be 0 before .*got 1"):
         sampler.state_dict(batches=1)
     assert sampler.state_dict(batches=0) == sampler.state_dict()
     running = iter(sampler)

@@ -160,6 +160,29 @@ def test_index_without_a_size_is_an_error(index: Any, error: type[Exception], te
         next(iter(SizeAwareBatchSampler(indices(), [1] * 12, 6)))
 
 
+def test_an_iterator_that_is_never_used_costs_nothing() -> None:
+    """DataLoaders with workers ask for one more than they use."""
+    once = iter(range(10))
+    sampler = SizeAwareBatchSampler(once, lambda index: 1, 4)
+    sampler.load_state_dict({**sampler.state_dict(), "cursor": [4]})
+    iter(sampler)
+    assert next(iter(sampler)) == [4, 5, 6, 7]
+
+    random = SizeAwareBatchSampler(RandomSampler(range(60)), SIZES, 25)
+    counted, plan = len(random), random.plan()
+    iter(random)
+    batches = [batch for batch in iter(random)]  # noqa: C416 - list() would ask for len
+    assert len(batches) == counted
+    assert list(itertools.chain.from_iterable(batches)) == plan.indices.tolist()
+
+    generator = torch.Generator().manual_seed(1)
+    drawn = PackedBatchSampler(SIZES, 25, shuffle=True, generator=generator)
+    plan = drawn.plan()
+    iter(drawn)
+    assert list(itertools.chain.from_iterable(drawn)) == plan.indices.tolist()
+    assert list(itertools.chain.from_iterable(drawn)) != plan.indices.tolist()
+
+
 # ---------------------------------------------------------------- errors on the way
 
 
@@ -178,8 +201,9 @@ def test_error_of_the_data_comes_through_and_ends_the_iteration() -> None:
     state = sampler.state_dict()
     assert not state["finished"]
     assert state["cursor"] == [3]  # where the last whole batch ended: nothing is lost
+    sampler.load_state_dict({**state, "cursor": [5]})
     with pytest.raises(OSError, match="disk"):
-        sampler.load_state_dict({**state, "cursor": [5]})
+        next(iter(sampler))
 
 
 def test_error_of_sizeof_comes_through_and_no_sample_is_lost_on_resuming() -> None:
@@ -209,8 +233,9 @@ def test_error_of_sizeof_comes_through_and_no_sample_is_lost_on_resuming() -> No
 
 def test_state_beyond_the_end_is_of_other_samples() -> None:
     sampler = SizeAwareBatchSampler(Source(4), lambda index: 1, 3)
+    sampler.load_state_dict({**sampler.state_dict(), "cursor": [9]})
     with pytest.raises(ValueError, match="stands at sample 9, and there are only 4"):
-        sampler.load_state_dict({**sampler.state_dict(), "cursor": [9]})
+        next(iter(sampler))
 
 
 # ---------------------------------------------------------------- resuming
@@ -350,8 +375,9 @@ def test_epochs_are_passed_on_also_when_a_state_is_loaded(sizeof: Any) -> None:
 
 def test_two_iterations_over_a_random_sampler_side_by_side() -> None:
     sampler = SizeAwareBatchSampler(RandomSampler(range(60)), SIZES, 25)
-    both = [iter(sampler), iter(sampler)]
-    got: list[list[int]] = [[], []]
+    both = [iter(sampler)]
+    got = [next(both[0]), []]
+    both.append(iter(sampler))
     for turn in itertools.chain(itertools.islice(itertools.cycle([0, 1]), 10), [0] * 99, [1] * 99):
         got[turn] += next(both[turn], [])
     assert sorted(got[0]) == sorted(got[1]) == list(range(60))

@@ -81,7 +81,7 @@ enum class Oversize : std::uint8_t {
 /// Which samples to batch, and in which order.
 struct BRIM_API Order {
   /// Indices of the samples; all of them, ascending, where empty. An index may stand in it twice.
-  std::optional<std::span<const std::int64_t>> indices;
+  std::optional<std::span<const std::int64_t>> indices = {};
   /// Puts them into an order of the epoch's own, decided by its seed.
   bool shuffle = false;
 };

@@ -100,8 +100,7 @@ TEST(Gauge, RoundedProductsStayWithinTheBudget) {
     const double times = std::floor(1 + 1e6 * any(random) * any(random));
     const double maximum = trial % 2 == 0 ? size * times : std::nextafter(size * times, 0.0);
     const Limit limit(Cost::padded(), maximum);
-    const auto count =
-        static_cast<double>(detail::PaddedGauge<double>(limit).largest_count(size));
+    const auto count = static_cast<double>(detail::PaddedGauge<double>(limit).largest_count(size));
     ASSERT_LE(count * size, maximum);
     ASSERT_GE(count, times - 1);
   }

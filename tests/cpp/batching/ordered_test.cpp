@@ -90,8 +90,7 @@ TEST(OrderedBatching, IsGreedyForEveryCost) {
     const Ints ints = random_ints(random, samples, 0, most);
     const Doubles doubles = random_quarters(random, samples, 0, most);
     const std::int64_t maximum = any_int(random, std::max<std::int64_t>(1, most - 5), 300);
-    for (const Cost& cost :
-         {Cost::sum(), Cost::count(), Cost::padded(), Cost::padded_squared()}) {
+    for (const Cost& cost : {Cost::sum(), Cost::count(), Cost::padded(), Cost::padded_squared()}) {
       const Limit limit(cost, maximum);
       expect_greedy(Columns<std::int64_t>{{ints, limit}}, numbers_below(samples), true);
       expect_greedy(Columns<double>{{doubles, limit}}, numbers_below(samples), true);
@@ -106,10 +105,9 @@ TEST(OrderedBatching, IsGreedyForSeveralBudgets) {
     const std::int64_t samples = any_int(random, 0, 3000);
     const Ints nodes = random_ints(random, samples, 0, 40);
     const Ints edges = random_ints(random, samples, 0, 300);
-    const Columns<std::int64_t> columns{
-        {nodes, Limit(Cost::sum(), any_int(random, 38, 500))},
-        {edges, Limit(Cost::padded(), any_int(random, 290, 5000))},
-        {nodes, Limit(Cost::count(), any_int(random, 1, 30))}};
+    const Columns<std::int64_t> columns{{nodes, Limit(Cost::sum(), any_int(random, 38, 500))},
+                                        {edges, Limit(Cost::padded(), any_int(random, 290, 5000))},
+                                        {nodes, Limit(Cost::count(), any_int(random, 1, 30))}};
     expect_greedy(columns, numbers_below(samples), true);
     ASSERT_FALSE(HasFailure());
   }
@@ -176,8 +174,7 @@ TEST(OrderedBatching, ShuffledIsGreedyInAnotherOrder) {
 
 TEST(OrderedBatching, HugeSizesDoNotOverflow) {
   const Ints sizes{kLargest, kLargest - 1, 1, kLargest, 0, 2, kLargest - 2};
-  const auto sum =
-      ordered_batching(Columns<std::int64_t>{{sizes, Limit(Cost::sum(), kLargest)}});
+  const auto sum = ordered_batching(Columns<std::int64_t>{{sizes, Limit(Cost::sum(), kLargest)}});
   EXPECT_EQ(read(*sum), (Lists{{0}, {1, 2}, {3, 4}, {5, 6}}));
   const auto padded =
       ordered_batching(Columns<std::int64_t>{{sizes, Limit(Cost::padded(), kLargest)}});
@@ -188,8 +185,8 @@ TEST(OrderedBatching, OversizeIsLeftOutOrAnError) {
   const Ints sizes{1, 50, 3, 11, 2};
   const Columns<std::int64_t> columns{{sizes, Limit(Cost::sum(), std::int64_t{10})}};
   const auto batching = ordered_batching(columns);
-  EXPECT_EQ(batching->left_out(),
-            (std::vector<LeftOut>{{1, LeftOutReason::over_budget}, {3, LeftOutReason::over_budget}}));
+  EXPECT_EQ(batching->left_out(), (std::vector<LeftOut>{{1, LeftOutReason::over_budget},
+                                                        {3, LeftOutReason::over_budget}}));
   EXPECT_EQ(read(*batching), (Lists{{0, 2, 4}}));
   expect_message([&] { (void)ordered_batching(columns, {}, Oversize::error); },
                  {"sample 1", "50", "max_total_size is 10"});
@@ -301,9 +298,7 @@ TEST(OrderedBatching, IndexThatDoesNotExistIsAnErrorThatNamesIt) {
   for (const std::int64_t wrong : {3, -1}) {
     const Ints order{0, 2, wrong};
     expect_message(
-        [&] {
-          (void)ordered_batching(columns, {.indices = std::span(order), .shuffle = false});
-        },
+        [&] { (void)ordered_batching(columns, {.indices = std::span(order), .shuffle = false}); },
         {"indices", "from 0 to 2", "got " + std::to_string(wrong), "place 2"});
   }
 }

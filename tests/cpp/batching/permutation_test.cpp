@@ -45,7 +45,8 @@ TEST(Permutation, HasEachNumberOnceAroundSquaresAndForLargeN) {
       const auto square = static_cast<std::int64_t>(root * root);
       const auto n = static_cast<std::uint64_t>(square + offset);
       ASSERT_TRUE(is_bijection(read(n, 3))) << n;
-      const auto oblong = static_cast<std::uint64_t>(square + static_cast<std::int64_t>(root) + offset);
+      const auto oblong =
+          static_cast<std::uint64_t>(square + static_cast<std::int64_t>(root) + offset);
       ASSERT_TRUE(is_bijection(read(oblong, 3))) << oblong;
     }
   }
@@ -102,7 +103,8 @@ TEST(Permutation, EveryOrderOfAFewOccursAsOften) {
   }
 }
 
-/// Σ (count - expected)² / expected over cells, less the degrees of freedom, in standard deviations.
+/// Σ (count - expected)² / expected over cells, less the degrees of freedom, in standard
+/// deviations.
 double excess_of_chi_square(const std::vector<int>& counts, double expected) {
   double sum = 0.0;
   for (const int count : counts) {

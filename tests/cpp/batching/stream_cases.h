@@ -122,8 +122,7 @@ struct JobRun {
 
 /// Streams of all ranks of a job, at the beginning or at a position.
 inline std::vector<BatchStream> start(const Batching& batching, std::uint64_t seed,
-                                      std::int64_t world_size,
-                                      const Position* position = nullptr) {
+                                      std::int64_t world_size, const Position* position = nullptr) {
   std::vector<BatchStream> streams;
   for (std::int64_t rank = 0; rank < world_size; ++rank) {
     streams.emplace_back(batching, seed, Ranks{rank, world_size});

@@ -39,8 +39,7 @@ Lists read_steps(std::vector<BatchStream>& streams, std::int64_t steps) {
 void expect_same_rest(const Case& some, const JobRun& whole, const Position& position,
                       std::size_t step) {
   SCOPED_TRACE("resumed at step " + std::to_string(step));
-  std::vector<BatchStream> streams =
-      start(*some.batching, 3, std::ssize(whole.ranks), &position);
+  std::vector<BatchStream> streams = start(*some.batching, 3, std::ssize(whole.ranks), &position);
   const JobRun rest = read(streams);
   for (std::size_t rank = 0; rank < whole.ranks.size(); ++rank) {
     const Lists& lists = whole.ranks[rank];
@@ -79,8 +78,8 @@ TEST(ResumedStream, OverManyBlocksEqualsTheUninterruptedRun) {
     std::vector<BatchStream> streams = start(*some->batching, 3, world_size);
     const JobRun whole = read(streams);
     const std::int64_t steps = std::ssize(whole.ranks[0]);
-    for (const std::int64_t step : {std::int64_t{0}, any_int(random, 0, steps),
-                                    any_int(random, 0, steps), steps}) {
+    for (const std::int64_t step :
+         {std::int64_t{0}, any_int(random, 0, steps), any_int(random, 0, steps), steps}) {
       expect_same_rest(*some, whole, streams[0].position(step), static_cast<std::size_t>(step));
       EXPECT_EQ(streams.back().position(step), streams[0].position(step));
       ASSERT_FALSE(HasFailure());
