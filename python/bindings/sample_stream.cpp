@@ -156,7 +156,7 @@ py::object sizes_tensor(const py::object& sizes, const std::string& name) {
   if (!sequence) {
     throw py::error_already_set();
   }
-  PyObject** const items = PySequence_Fast_ITEMS(sequence.ptr());
+  PyObject* const* const items = PySequence_Fast_ITEMS(sequence.ptr());
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence.ptr());
   std::vector<std::int64_t> ints;
   ints.reserve(static_cast<std::size_t>(count));

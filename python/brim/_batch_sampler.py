@@ -280,9 +280,10 @@ class BatchSamplerBase(Sampler[Batch]):
         theirs = {**state, **state["settings"]}
         for key in ("format", "sampler", "samples", *own["settings"]):
             here = {**own, **own["settings"]}[key]
-            if theirs.get(key) != here:
+            there = theirs.get(key)
+            if there != here:
                 raise ValueError(
-                    f"state is of another run: its {key} is {theirs.get(key)!r}, here it is {here!r}"
+                    f"state is of another run: its {key} is {there!r}, here it is {here!r}"
                 )
         epoch = whole("epoch", state["epoch"], 0)
         seed = whole("seed", state["seed"], 0, below=2**64)

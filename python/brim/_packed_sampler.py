@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class PackedBatchSampler(BatchSamplerBase):
             then have as many columns (or are tuples).
         cost: what a batch costs: `"sum"` of sizes, `"padded"` (n × longest), `"padded_squared"`
             (n × longest²), `"count"`, or a fitted `MemoryModel`, with a budget in bytes.
-        window: how many samples are packed together. Samples move no further than that. None
+        window: how many samples are packed together; a sample comes with its window or the next. None
             packs all at once, which fills a little better, but takes its time before the first
             batch and before resuming.
         shuffle: put the samples into a random order before, and the batches of a window after.
@@ -56,7 +56,7 @@ class PackedBatchSampler(BatchSamplerBase):
 
     def __init__(
         self,
-        sizes: Sizes | Callable[[int], Any],
+        sizes: Sizes | Callable[[int], Any] | Mapping[int, Any],
         max_total_size: Budget,
         *,
         cost: Cost | Sequence[Cost] = "sum",
@@ -123,7 +123,7 @@ class PackedBatchSampler(BatchSamplerBase):
         cls,
         dataset: Any,
         work: Callable[[Any], object],
-        sizeof: Callable[[Any], Any] | Sizes,
+        sizeof: Callable[[Any], Any] | Mapping[int, Any] | Sizes,
         budget: int | str,
         device: str | torch.device | int | None = None,
         *,

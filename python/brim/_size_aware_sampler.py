@@ -29,7 +29,7 @@ _Logger = Callable[[str], None]
 
 def size_aware_batching(
     dataset: Iterable[_Data],
-    sizeof: Callable[[_Data], Any],
+    sizeof: Callable[[_Data], Any] | Mapping[_Data, Any],
     max_total_size: Budget,
     collate_fn: Callable[[list[_Data]], Any] | None = None,
     info_logger: _Logger | None = None,
@@ -142,7 +142,7 @@ class SizeAwareBatchSampler(BatchSamplerBase):
     def __init__(
         self,
         sampler: Iterable[int],
-        sizeof: Callable[[int], Any] | Sizes,
+        sizeof: Callable[[int], Any] | Mapping[int, Any] | Sizes,
         max_total_size: Budget,
         *,
         cost: Cost | Sequence[Cost] = "sum",
@@ -183,7 +183,7 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         cls,
         dataset: Any,
         work: Callable[[Any], object],
-        sizeof: Callable[[Any], Any] | Sizes,
+        sizeof: Callable[[Any], Any] | Mapping[int, Any] | Sizes,
         budget: int | str,
         device: str | torch.device | int | None = None,
         *,

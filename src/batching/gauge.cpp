@@ -1,6 +1,8 @@
 #include <brim/batching/gauge.h>
 
+#include <cmath>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "batching/gauge.h"
@@ -12,6 +14,21 @@ struct Gauge::Parts {
   detail::MultiGauge<double> gauge;
 
   explicit Parts(Columns<double> of) : columns(std::move(of)), gauge(columns) {}
+
+  [[nodiscard]] const double* check(std::span<const double> sizes) const {
+    if (sizes.size() != columns.size()) {
+      throw std::invalid_argument("there must be one size for each of the " +
+                                  std::to_string(columns.size()) + " limits, got " +
+                                  std::to_string(sizes.size()));
+    }
+    for (const double size : sizes) {
+      if (!(size >= 0) || !std::isfinite(size)) {
+        throw std::invalid_argument("sizes must be finite and not negative, got " +
+                                    std::to_string(size));
+      }
+    }
+    return sizes.data();
+  }
 };
 
 Gauge::Gauge(std::vector<Limit> limits) {
@@ -31,12 +48,14 @@ Gauge::Gauge(Gauge&&) noexcept = default;
 Gauge& Gauge::operator=(Gauge&&) noexcept = default;
 
 bool Gauge::fits_alone(std::span<const double> sizes) const {
-  return parts_->gauge.fits_alone(sizes.data());
+  return parts_->gauge.fits_alone(parts_->check(sizes));
 }
 
-bool Gauge::fits(std::span<const double> sizes) const { return parts_->gauge.fits(sizes.data()); }
+bool Gauge::fits(std::span<const double> sizes) const {
+  return parts_->gauge.fits(parts_->check(sizes));
+}
 
-void Gauge::add(std::span<const double> sizes) { parts_->gauge.add(sizes.data()); }
+void Gauge::add(std::span<const double> sizes) { parts_->gauge.add(parts_->check(sizes)); }
 
 void Gauge::clear() { parts_->gauge.clear(); }
 

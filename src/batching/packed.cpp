@@ -76,15 +76,31 @@ class PackedSource : public BatchSource {
     samples_.resize(carried_.size() + static_cast<std::size_t>(count));
     std::copy(carried_.begin(), carried_.end(), samples_.begin());
     table_.read(permutation_, position_, std::span(samples_).subspan(carried_.size()));
+    carried_count_ = carried_.size();
     carried_.clear();
     position_ += count;
   }
 
-  // The one to hold back; the number of bins where all are full.
+  // The one to hold back; the number of bins where all are full. None is held back twice, so a
+  // sample comes with its window or with the next.
   [[nodiscard]] std::size_t emptiest_bin() const {
     const std::vector<double>& loads = packing_.loads();
-    const auto least = std::min_element(loads.begin(), loads.end());
-    return *least < kFullEnough ? static_cast<std::size_t>(least - loads.begin()) : loads.size();
+    std::size_t emptiest = loads.size();
+    double least = kFullEnough;
+    for (std::size_t bin = 0; bin < loads.size(); ++bin) {
+      if (loads[bin] < least && !holds_carried(bin)) {
+        least = loads[bin];
+        emptiest = bin;
+      }
+    }
+    return emptiest;
+  }
+
+  // Carried samples are the first that were read.
+  [[nodiscard]] bool holds_carried(std::size_t bin) const {
+    const auto members = packing_.members(bin);
+    return std::any_of(members.begin(), members.end(),
+                       [&](std::uint32_t member) { return member < carried_count_; });
   }
 
   void give(Batches& block, std::size_t held_back) {
@@ -119,6 +135,7 @@ class PackedSource : public BatchSource {
   std::int64_t window_;
   std::int64_t position_ = 0;
   std::vector<std::int64_t> carried_;
+  std::size_t carried_count_ = 0;  // COUNT of them among samples_
   std::vector<std::int64_t> samples_;
   std::vector<T> sizes_;
   std::vector<std::uint32_t> order_;

@@ -28,8 +28,8 @@ struct LeftOut {
 struct Batches {
   std::vector<std::int64_t> indices;
   std::vector<std::int64_t> offsets{0};
-  /// What each batch costs, in shares of the budget (1 is full). Of several budgets the fullest
-  /// counts.
+  /// What each batch costs, for balancing ranks: a share of the budget, of several the fullest;
+  /// where batches have a number of samples in place of a budget, about n × longest.
   std::vector<double> loads;
   std::vector<LeftOut> left_out;
 

@@ -92,9 +92,10 @@ struct BRIM_API Order {
     AnyColumns columns, Order order = {}, Oversize oversize = Oversize::leave_out);
 
 struct PackOptions {
-  /// COUNT of samples that are packed together. Samples keep their place up to so many. Without a
-  /// value all are packed at once: a little fuller, but an epoch then begins and resumes only after
-  /// all of it was packed.
+  /// COUNT of samples that are packed together. A sample comes with its window or, where its batch
+  /// could still be filled, with the next; more samples than that where one batch holds more than
+  /// a window. Without a value all are packed at once: a little fuller, but an epoch then begins
+  /// and resumes only after all of it was packed.
   std::optional<std::int64_t> window = 10'000;
   Oversize oversize = Oversize::leave_out;
 };
@@ -112,7 +113,8 @@ struct BucketOptions {
   std::vector<double> boundaries;
   /// COUNT of samples in a batch, one for each bucket; empty where the columns' limits decide.
   std::vector<std::int64_t> batch_sizes;
-  /// Leave the last batch of a bucket out where it is not full. Only with `batch_sizes`.
+  /// Leave the last batch of a bucket out where it is not full. Only with `batch_sizes`. Ranks may
+  /// still get parts of a batch in the last steps (see BatchStream).
   bool drop_last = false;
   /// Samples inside a bucket in random order, and each batch from a random bucket; else bucket
   /// after bucket, in order.

@@ -18,7 +18,8 @@ namespace brim::batching {
 ///       gauge.add({&size, 1});
 ///     }
 ///
-/// Sizes are given one for each limit. For one thread.
+/// Sizes are given one for each limit; std::invalid_argument for another number of them, or for one
+/// that is negative, NaN or infinite. For one thread.
 class BRIM_API Gauge {
  public:
   /// @throws std::invalid_argument if there is no limit.

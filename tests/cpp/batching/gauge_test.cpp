@@ -3,6 +3,8 @@
 #include <brim/batching/gauge.h>
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -210,6 +212,18 @@ TEST(Gauge, MovedGaugeKeepsItsLimitsAndSamples) {
   Gauge second(std::move(first));
   EXPECT_FALSE(second.fits({&six, 1}));
   EXPECT_TRUE(second.fits_alone({&six, 1}));
+}
+
+TEST(Gauge, RefusesAnotherNumberOfSizesAndWhatIsNoSize) {
+  Gauge gauge({Limit(Cost::sum(), 10.0), Limit(Cost::padded(), 10.0)});
+  const std::vector<double> three{1, 2, 3};
+  expect_message([&] { (void)gauge.fits(three); }, {"2 limits", "got 3"});
+  expect_message([&] { gauge.add(std::span(three).first(1)); }, {"2 limits", "got 1"});
+  for (const double wrong : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    const std::vector<double> sizes{1, wrong};
+    expect_message([&] { (void)gauge.fits_alone(sizes); }, {"not negative", "got"});
+  }
+  EXPECT_EQ(gauge.load(), 0.0) << "nothing was added";
 }
 
 TEST(Gauge, NeedsALimit) {

@@ -169,6 +169,7 @@ TEST(PackedBatching, WindowHoldsItsOwnSamplesAndOneBatchOfEarlierOnes) {
         given += std::ssize(batch);
         for (const std::int64_t sample : batch) {
           EXPECT_TRUE(last || sample < first + window) << "of a window to come";
+          EXPECT_GE(sample, first - window) << "held back twice";
           carried += sample < first ? sizes[static_cast<std::size_t>(sample)] : 0;
         }
       }

@@ -92,6 +92,19 @@ TEST(BatchStream, SingletonsThatDoNotDivideLeaveLessThanOneEach) {
   EXPECT_EQ(run.left_out.size(), 1003U % 16);
 }
 
+TEST(BatchStream, LastWindowThatCouldNotCompleteAStepIsTakenBefore) {
+  // Four windows of 20 are four steps and 4 batches over; the last 10 samples could not complete
+  // the fifth.
+  const Ints sizes(90, 10);
+  Case some;
+  some.columns = Columns<std::int64_t>{{sizes, Limit(Cost::sum(), std::int64_t{10})}};
+  some.batching =
+      packed_batching(some.columns, {}, {.window = 20, .oversize = Oversize::leave_out});
+  for (std::int64_t world_size = 2; world_size < 60; ++world_size) {
+    expect_shared_out(some, world_size);
+  }
+}
+
 TEST(BatchStream, OnlyAsManyBatchesAreSplitAsAreMissing) {
   // 10 batches of 4: on 4 ranks two more are needed.
   const Ints sizes(40, 1);
