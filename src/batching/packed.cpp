@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "batching/bin_packing.h"
@@ -38,6 +40,7 @@ class PackedSource : public BatchSource {
       const bool last = count == unread;
       read(count);
       table_.gather(samples_, sizes_);
+      merge_carried();
       packing_.pack(sizes_);
       const std::size_t bins = packing_.bins();
       const std::size_t emptiest = last ? bins : emptiest_bin();
@@ -81,6 +84,21 @@ class PackedSource : public BatchSource {
     position_ += count;
   }
 
+  // Carried samples become one, so that they stay together in a batch that the window completes.
+  // Of real sizes the sum would depend on the order.
+  void merge_carried() {
+    merged_ = 0;
+    const Columns<T>& columns = table_.columns();
+    if (std::is_same_v<T, double> || carried_count_ < 2 || columns.size() > 1 ||
+        columns[0].limit.cost().kind() != Cost::Kind::sum) {
+      return;
+    }
+    merged_ = carried_count_ - 1;
+    const auto end = sizes_.begin() + static_cast<std::ptrdiff_t>(carried_count_);
+    *(end - 1) = std::accumulate(sizes_.begin(), end, T{0});
+    sizes_.erase(sizes_.begin(), end - 1);
+  }
+
   // The one to hold back; the number of bins where all are full. None is held back twice, so a
   // sample comes with its window or with the next.
   [[nodiscard]] std::size_t emptiest_bin() const {
@@ -100,7 +118,7 @@ class PackedSource : public BatchSource {
   [[nodiscard]] bool holds_carried(std::size_t bin) const {
     const auto members = packing_.members(bin);
     return std::any_of(members.begin(), members.end(),
-                       [&](std::uint32_t member) { return member < carried_count_; });
+                       [&](std::uint32_t member) { return member + merged_ < carried_count_; });
   }
 
   void give(Batches& block, std::size_t held_back) {
@@ -118,10 +136,17 @@ class PackedSource : public BatchSource {
       const bool give_away = bin != held_back;
       std::vector<std::int64_t>& to = give_away ? block.indices : carried_;
       const auto members = packing_.members(bin);
-      to.resize(to.size() + members.size());
-      std::int64_t* out = to.data() + to.size() - members.size();
+      const std::size_t begin = to.size();
+      to.resize(begin + members.size());
+      std::int64_t* out = to.data() + begin;
+      bool holds_merged = false;
       for (const std::uint32_t member : members) {
-        *out++ = samples_[member];
+        *out++ = samples_[member + merged_];
+        holds_merged |= member == 0;
+      }
+      if (holds_merged) {  // the last of the merged samples is there already
+        to.insert(to.end(), samples_.begin(),
+                  samples_.begin() + static_cast<std::ptrdiff_t>(merged_));
       }
       if (give_away) {
         block.close(packing_.loads()[bin]);
@@ -135,7 +160,8 @@ class PackedSource : public BatchSource {
   std::int64_t window_;
   std::int64_t position_ = 0;
   std::vector<std::int64_t> carried_;
-  std::size_t carried_count_ = 0;  // COUNT of them among samples_
+  std::size_t carried_count_ = 0;  // COUNT of them among samples_, the first
+  std::size_t merged_ = 0;         // COUNT of those that have no size of their own in sizes_
   std::vector<std::int64_t> samples_;
   std::vector<T> sizes_;
   std::vector<std::uint32_t> order_;
