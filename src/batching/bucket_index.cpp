@@ -1,4 +1,5 @@
 #include "batching/bucket_index.h"
+#include "number_text.h"
 
 #include <limits>
 #include <numeric>
@@ -16,7 +17,8 @@ void check_boundaries(const std::vector<double>& boundaries) {
   for (std::size_t i = 0; i < boundaries.size(); ++i) {
     if (!std::isfinite(boundaries[i]) || (i > 0 && boundaries[i] <= boundaries[i - 1])) {
       throw std::invalid_argument("bucket_boundaries must be finite and ascending, got " +
-                                  std::to_string(boundaries[i]) + " at index " + std::to_string(i));
+                                  brim::detail::text(boundaries[i]) + " at index " +
+                                  std::to_string(i));
     }
   }
 }

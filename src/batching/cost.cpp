@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "number_text.h"
+
 namespace brim::batching {
 namespace {
 
@@ -43,7 +45,7 @@ Limit::Limit(Cost cost, std::int64_t maximum)
 
 Limit::Limit(Cost cost, double maximum) : cost_(std::move(cost)), whole_(0), real_(maximum) {
   if (!(maximum > 0) || !std::isfinite(maximum)) {
-    not_positive(std::to_string(maximum));
+    not_positive(brim::detail::text(maximum));
   }
   whole_ = whole_part(maximum);
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "batching/gauge.h"
+#include "number_text.h"
 
 namespace brim::batching {
 
@@ -24,7 +25,7 @@ struct Gauge::Parts {
     for (const double size : sizes) {
       if (!(size >= 0) || !std::isfinite(size)) {
         throw std::invalid_argument("sizes must be finite and not negative, got " +
-                                    std::to_string(size));
+                                    brim::detail::text(size));
       }
     }
     return sizes.data();

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "batching/largest_size.h"
+#include "number_text.h"
 
 namespace brim::batching {
 namespace {
@@ -48,7 +49,7 @@ double largest_size(std::span<const double> sizes) {
   }
   if (wrong > 0) {
     const auto first = std::find_if_not(sizes.begin(), sizes.end(), valid);
-    refuse(std::to_string(*first), static_cast<std::size_t>(first - sizes.begin()));
+    refuse(brim::detail::text(*first), static_cast<std::size_t>(first - sizes.begin()));
   }
   return largest;
 }

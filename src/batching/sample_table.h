@@ -16,6 +16,7 @@
 #include "batching/gauge.h"
 #include "batching/largest_size.h"
 #include "batching/permutation.h"
+#include "number_text.h"
 
 namespace brim::batching::detail {
 
@@ -151,8 +152,8 @@ class SampleTable {
       } else if (oversize == Oversize::error) {
         throw std::invalid_argument(
             "sample " + std::to_string(sample) + " exceeds the budget by itself: its size is " +
-            std::to_string(over->sizes[static_cast<std::size_t>(sample)]) + ", max_total_size is " +
-            std::to_string(maximum_of<T>(over->limit)));
+            brim::detail::text(over->sizes[static_cast<std::size_t>(sample)]) +
+            ", max_total_size is " + brim::detail::text(maximum_of<T>(over->limit)));
       } else {
         left_out_.push_back({sample, LeftOutReason::over_budget});
       }

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "predict/numbers.h"
+#include "number_text.h"
 #include "predict/phase_fit.h"
 
 namespace brim {
@@ -106,17 +106,35 @@ ModelError summarise(std::vector<double> each) {
   return error;
 }
 
+// Errors count as shares of the peak, but of no less than this share of the largest that was
+// measured. Small sizes jump, where kernels are chosen by shape, and what matters of that beside a
+// budget is the bytes.
+constexpr double kSmall = 0.3;
+
+double reference_of(std::span<const MemorySample> samples) {
+  double largest = 0;
+  for (const MemorySample& sample : samples) {
+    largest = std::max(largest, sample.out_of_memory ? 0.0 : sample.peak);
+  }
+  return kSmall * largest;
+}
+
 /// How much more than predicted to allow for. From generalised cross-validation rather than from
 /// the plain leave-one-out errors: of seven samples each is needed to tell the phases apart, and
 /// what a fit without it lacks says little of the fit with it (docs/predict.md has the figures).
-double margin_from(const Points& points, const PhaseFit& fit, SizeKind kind) {
+double margin_from(const Points& points, const PhaseFit& fit, double reference, SizeKind kind) {
   constexpr double kTimesTheError = 4;
   double lacking = 0;
+  double squares = 0;
   for (const ShapePoint& point : points.measured) {
     const double expected = fit.peak(point.n, point.length, kind == SizeKind::batch);
-    lacking = std::max(lacking, point.bytes / expected - 1);
+    const double error = (point.bytes - expected) / std::max(expected, reference);
+    lacking = std::max(lacking, error);
+    squares += error * error;
   }
-  return std::max(lacking, kTimesTheError * fit.error);
+  const double mean = squares / static_cast<double>(points.measured.size());
+  const double rms = std::sqrt(mean + detail::kRounding * detail::kRounding);
+  return std::max(lacking, kTimesTheError * rms * fit.scarcity);
 }
 
 std::string percent(double share) {
@@ -158,8 +176,9 @@ void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind) {
         phase.begin(), phase.begin() + static_cast<std::ptrdiff_t>(detail::term_count(batch)));
   }
   next.error = summarise(left_out_errors(points, kind));
-  next.margin = margin_from(points, fit, kind);
   next.samples.assign(samples.begin(), samples.end());
+  reference_ = reference_of(next.samples);
+  next.margin = margin_from(points, fit, reference_, kind);
   state_ = std::move(next);
 }
 
@@ -176,6 +195,7 @@ MemoryModel MemoryModel::from_state(MemoryModelState state) {
         " coefficients of each phase must be finite and not negative, and there must be a phase");
   }
   MemoryModel model;
+  model.reference_ = reference_of(state.samples);
   model.state_ = std::move(state);
   return model;
 }
@@ -229,10 +249,20 @@ double MemoryModel::peak_of(std::span<const double> lengths) const {
                   *std::max_element(lengths.begin(), lengths.end()));
 }
 
-double MemoryModel::safe_peak(double size) const { return peak(size) * (1 + state_.margin); }
+double MemoryModel::with_margin(double bytes) const {
+  return bytes + state_.margin * std::max(bytes, reference_);
+}
+
+// The inverse.
+double MemoryModel::without_margin(double bytes) const {
+  const double large = bytes / (1 + state_.margin);
+  return large >= reference_ ? large : bytes - state_.margin * reference_;
+}
+
+double MemoryModel::safe_peak(double size) const { return with_margin(peak(size)); }
 
 double MemoryModel::safe_peak(double n, double length) const {
-  return peak(n, length) * (1 + state_.margin);
+  return with_margin(peak(n, length));
 }
 
 std::int64_t MemoryModel::largest_batch(double length, double bytes) const {
@@ -241,8 +271,7 @@ std::int64_t MemoryModel::largest_batch(double length, double bytes) const {
   if (std::isnan(bytes)) {
     throw std::invalid_argument("budget must be a number, got nan");
   }
-  const double factor = 1 + state_.margin;
-  const auto fits = [&](double n) { return evaluate(n, length) * factor <= bytes; };
+  const auto fits = [&](double n) { return with_margin(evaluate(n, length)) <= bytes; };
   if (!fits(1)) {
     return 0;
   }
@@ -258,7 +287,7 @@ std::int64_t MemoryModel::largest_batch(double length, double bytes) const {
       growth += phase[j] * (once[j] - fixed[j]);
     }
     if (growth > 0) {
-      most = std::min(most, (bytes / factor - base) / growth);
+      most = std::min(most, (without_margin(bytes) - base) / growth);
     }
   }
   // The division rounds: safe_peak() itself decides.
@@ -278,7 +307,7 @@ std::int64_t MemoryModel::largest_size(double bytes) const {
     throw std::invalid_argument("budget must be a number, got nan");
   }
   const auto fits = [&](std::int64_t size) {
-    return evaluate(static_cast<double>(size), 0) * (1 + state_.margin) <= bytes;
+    return with_margin(evaluate(static_cast<double>(size), 0)) <= bytes;
   };
   if (fits(kLargestSize)) {
     return kLargestSize;

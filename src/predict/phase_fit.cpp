@@ -14,8 +14,6 @@ namespace {
 // Peaks closer together than this may be of one phase that does not grow: what grows a little there
 // (the input itself) is far below it.
 constexpr double kFloorSpread = 1.02;
-// Errors below this are allocators' rounding: a model is not made larger to explain them.
-constexpr double kRounding = 1e-3;
 // A larger set of terms must explain the points this many times better than the next smaller one.
 constexpr double kPriceOfTerms = 2;
 // Two phases that share what is held all the time are likelier than two that do not.
@@ -95,6 +93,7 @@ class Fitter {
   [[nodiscard]] std::vector<Phase> phases_on_one_base(const std::vector<Indices>& groups,
                                                       const Indices& terms) const;
   [[nodiscard]] double score(const PhaseFit& fit, std::size_t used) const;
+  [[nodiscard]] double scarcity(std::size_t used) const;
   void consider(PhaseFit fit, std::size_t used, double price, bool always, Fitted& best) const;
   [[nodiscard]] std::vector<std::vector<Indices>> partitions(const Indices& rest) const;
   [[nodiscard]] std::vector<std::size_t> floored_counts(const Indices& ascending) const;
@@ -128,9 +127,13 @@ double Fitter::score(const PhaseFit& fit, std::size_t used) const {
     const double error = fit.peak(point.n, point.length, batch_) / point.bytes - 1;
     squares += error * error;
   }
+  return std::sqrt(squares / static_cast<double>(points_.size()) + kRounding * kRounding) *
+         scarcity(used);
+}
+
+double Fitter::scarcity(std::size_t used) const {
   const auto count = static_cast<double>(points_.size());
-  const double left = std::max(count - static_cast<double>(used), 0.5);
-  return std::sqrt(squares / count + kRounding * kRounding) * count / left;
+  return count / std::max(count - static_cast<double>(used), 0.5);
 }
 
 /// Two phases that differ in what grows: what is held all the time, weights above all, is the same.
@@ -165,6 +168,7 @@ void Fitter::consider(PhaseFit fit, std::size_t used, double price, bool always,
     return;  // it would pass through every point, whatever they are
   }
   fit.error = score(fit, used);
+  fit.scarcity = scarcity(used);
   const double found = price * fit.error;
   if (found < best.score) {
     best = {std::move(fit), found};
@@ -233,7 +237,7 @@ PhaseFit Fitter::best() const {
     for (const auto& groups : partitions(rest)) {
       for (const auto& [terms, price] : term_sets(batch_)) {
         const bool simplest = floored == 0 && groups.size() == 1 && price == 1;
-        PhaseFit fit{floor, {}, 0};
+        PhaseFit fit{floor, {}};
         for (const Indices& group : groups) {
           fit.phases.push_back(phase_of(group, terms));
         }
@@ -241,7 +245,7 @@ PhaseFit Fitter::best() const {
         const double bases = groups.size() == 2 ? kPriceOfTwoBases : 1.0;
         consider(std::move(fit), used, price * bases, simplest, best);
         if (groups.size() == 2) {
-          PhaseFit on_one_base{floor, phases_on_one_base(groups, terms), 0};
+          PhaseFit on_one_base{floor, phases_on_one_base(groups, terms)};
           const std::size_t shared = on_one_base.phases[0][0] > 0 ? 1 : 0;
           const std::size_t counted = coefficients(on_one_base) - shared;
           consider(std::move(on_one_base), counted, price, false, best);

@@ -23,6 +23,9 @@ inline constexpr std::size_t kMostTerms = 6;
                                                          bool batch) noexcept;
 [[nodiscard]] inline std::size_t term_count(bool batch) noexcept { return batch ? kMostTerms : 3; }
 
+/// Errors below this are allocators' rounding: nothing is made of them.
+inline constexpr double kRounding = 1e-3;
+
 /// Bytes for each time that a term counts, none negative.
 using Phase = std::array<double, kMostTerms>;
 
@@ -33,8 +36,10 @@ struct PhaseFit {
   double floor = 0;
   std::vector<Phase> phases;
   /// The relative error to be expected at other sizes: the root mean square of that at the points,
-  /// times points / (points - coefficients).
+  /// times `scarcity`.
   double error = 0;
+  /// points / (points - coefficients): by how much errors at the points flatter.
+  double scarcity = 1;
 
   [[nodiscard]] double peak(double n, double length, bool batch) const noexcept;
 };

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "number_text.h"
 #include "predict/least_squares.h"
-#include "predict/numbers.h"
 
 namespace brim {
 namespace {

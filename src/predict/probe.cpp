@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "predict/numbers.h"
+#include "number_text.h"
 #include "predict/probe_plan.h"
 
 namespace brim {

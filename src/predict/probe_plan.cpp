@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "predict/numbers.h"
+#include "number_text.h"
 #include "predict/phase_fit.h"
 
 namespace brim::detail {

@@ -99,8 +99,9 @@ class BRIM_API MemoryModel {
   /// samples, every 32nd at once). Empty `each` and zeros where there are too few for that.
   [[nodiscard]] const ModelError& error() const { return state_.error; }
 
-  /// Share of the peak that safe_peak() adds: four times the error expected elsewhere, from the
-  /// residuals and the numbers of samples and coefficients. See docs/predict.md.
+  /// Share of the peak, or of 30 % of the largest measured one where that is more, that safe_peak()
+  /// adds: four times the error expected elsewhere, from the residuals and the numbers of samples
+  /// and coefficients. See docs/predict.md.
   [[nodiscard]] double margin() const { return state_.margin; }
 
   [[nodiscard]] const std::vector<MemorySample>& samples() const { return state_.samples; }
@@ -114,8 +115,11 @@ class BRIM_API MemoryModel {
  private:
   void check(SizeKind kind) const;
   [[nodiscard]] double evaluate(double n, double length) const;
+  [[nodiscard]] double with_margin(double bytes) const;
+  [[nodiscard]] double without_margin(double bytes) const;
 
   MemoryModelState state_;
+  double reference_ = 0;  // bytes that the margin is at least a share of
 };
 
 }  // namespace brim
