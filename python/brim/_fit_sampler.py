@@ -9,7 +9,7 @@ import torch
 
 from brim import _C
 from brim._sample_sizes import one_column, size_function
-from brim.predict import MemoryModel, collect_peaks
+from brim.predict import MemoryModel, PeakSample, collect_peaks
 
 # Batches of up to so many samples are candidates; probing stops long before where memory ends.
 _MOST_SAMPLES = 2**16
@@ -25,11 +25,12 @@ def fit_memory_model(
     cost: str,
     collate_fn: Callable[[list[Any]], Any] | None,
     probes: int,
-) -> tuple[MemoryModel, torch.Tensor]:
+) -> tuple[MemoryModel, torch.Tensor, int]:
     """Probe `work` with batches of the data set. See `SizeAwareBatchSampler.fit`.
 
     Returns:
-        the model, and the sizes of all samples.
+        the model, the sizes of all samples, and the bytes that the model may predict for a batch:
+        the budget, on an accelerator less what its allocator loses between blocks.
     """
     if cost not in ("padded", "sum"):
         raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {cost!r:.100}')
@@ -61,43 +62,78 @@ def fit_memory_model(
         counts = [2**k for k in range(_MOST_SAMPLES.bit_length())]
         candidates: list[Any] = [(count, length) for length in lengths for count in counts]
         model = MemoryModel.probe(run_padded, candidates, device, budget=limit, probes=probes)
-        _check(model, run_padded, lengths, len(sizes), limit, device)
+
+        def fullest(length: int, usable: int) -> tuple[int, ...]:
+            return min(max(model.largest_batch(length, usable), 1), len(sizes)), length
+
+        # The longest first: of them few make a large difference.
+        tried = [lengths[-1], lengths[len(lengths) // 2], lengths[-1]]
+        usable = _check(model, run_padded, fullest, tried, limit, device)
     else:
         # Only totals that some samples have: a model of others would be off by the difference.
         counts = [2**k for k in range(_MOST_SAMPLES.bit_length())]
         samples = {int(sizes[first(count)].sum()): count for count in counts}
         totals = sorted(total for total in samples if total > 0)
-        model = MemoryModel.probe(
-            lambda total: run(first(samples[total])), totals, device, budget=limit, probes=probes
-        )
-    return model, sizes
+
+        def run_sum(total: int) -> None:
+            run(first(samples[total]))
+
+        def fullest_sum(_: int, usable: int) -> tuple[int, ...]:
+            most = model.largest_size(usable)
+            return (max((total for total in totals if total <= most), default=totals[0]),)
+
+        model = MemoryModel.probe(run_sum, totals, device, budget=limit, probes=probes)
+        usable = _check(model, run_sum, fullest_sum, [0, 0], limit, device)
+    return model, sizes, usable
 
 
 def _check(
     model: MemoryModel,
-    run: Callable[[int, int], None],
+    run: Callable[..., None],
+    fullest: Callable[[int, int], tuple[int, ...]],
     lengths: list[int],
-    most: int,
     limit: int,
     device: str | torch.device | int | None,
-) -> None:
+) -> int:
     """Measure the fullest batches that the model allows, and learn from them.
 
-    Probes are spread over all sizes. Whether batches fit is decided near the budget, and first of
-    all for the longest samples, of which few make a large difference. No batch has more than
-    `most` samples.
+    Probes are spread over all sizes; whether batches fit is decided near the budget.
+
+    Returns:
+        bytes that may be predicted for a batch.
     """
-    for length in (lengths[-1], lengths[len(lengths) // 2], lengths[-1]):
-        count = min(max(model.largest_batch(length, limit), 1), most)
+    caches = torch.device(_C.default_device() if device is None else device).type != "cpu"
+    if caches:
+        _C.release_cached(device)  # so that what is reserved below is for these batches
+    usable = limit
+    for length in lengths:
+        shape = fullest(length, usable)
         measured = [*model.samples]
-        if any((sample.n, sample.length) == (count, length) for sample in measured):
+        known = any((sample.n, sample.length)[: len(shape)] == shape for sample in measured)
+        if known and not caches:
             continue
-        peak = collect_peaks(lambda shape: run(*shape), [(count, length)], device)[0]
-        model.fit(
-            [*((sample.n, sample.length) for sample in measured), (count, length)],
-            [*(sample.peak for sample in measured), peak.peak],
-            [*(sample.out_of_memory for sample in measured), peak.out_of_memory],
-        )
+        peak = collect_peaks(lambda args: run(*args), [shape], device)[0]
+        if not known:
+            sizes = [(sample.n, sample.length)[: len(shape)] for sample in measured]
+            model.fit(
+                [size if len(shape) > 1 else size[0] for size in [*sizes, shape]],
+                [*(sample.peak for sample in measured), peak.peak],
+                [*(sample.out_of_memory for sample in measured), peak.out_of_memory],
+            )
+        if caches:
+            usable = min(usable, _usable(limit, peak, device))
+    return usable
+
+
+def _usable(limit: int, peak: PeakSample, device: str | torch.device | int | None) -> int:
+    """How much tensors can hold under a limit on what an accelerator's allocator reserves.
+
+    It rounds and splits blocks, so it reserves more than tensors hold, and the limit is on that.
+    """
+    if peak.out_of_memory:
+        return min(limit, peak.peak - (peak.requested or 0))
+    reserved = _C.memory_stats(device).reserved
+    return limit * peak.peak // max(reserved, peak.peak, 1)
 
 
 def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:

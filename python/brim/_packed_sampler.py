@@ -35,9 +35,9 @@ class PackedBatchSampler(BatchSamplerBase):
             then have as many columns (or are tuples).
         cost: what a batch costs: `"sum"` of sizes, `"padded"` (n × longest), `"padded_squared"`
             (n × longest²), `"count"`, or a fitted `MemoryModel`, with a budget in bytes.
-        window: how many samples are packed together; a sample comes with its window or the next. None
-            packs all at once, which fills a little better, but takes its time before the first
-            batch and before resuming.
+        window: how many samples are packed together; a sample comes with its window or with the
+            next. None packs all at once, which fills a little better, but takes its time before the
+            first batch and before resuming.
         shuffle: put the samples into a random order before, and the batches of a window after.
         seed: decides the order, together with the epoch.
         generator: draws a seed for each epoch, in place of `seed`.
@@ -137,10 +137,9 @@ class PackedBatchSampler(BatchSamplerBase):
         The arguments are those of `SizeAwareBatchSampler.fit`; samples of like size come together,
         so less is padding.
         """
-        model, sizes = fit_memory_model(
+        model, sizes, usable = fit_memory_model(
             dataset, work, sizeof, budget, device, cost=cost, collate_fn=collate_fn, probes=probes
         )
-        limit = _C.parse_bytes(budget, _C.memory_stats(device).limit)
-        made = cls(sizes, limit, cost=model, **options)
+        made = cls(sizes, usable, cost=model, **options)
         made.model = model
         return made

@@ -212,15 +212,16 @@ class SizeAwareBatchSampler(BatchSamplerBase):
             **options: of the sampler.
 
         Returns:
-            a sampler; its attribute `model` is the memory model.
+            a sampler; its attribute `model` is the memory model, and `max_total_size` the budget,
+            on an accelerator less what its allocator loses between blocks.
         """
-        model, sizes = fit_memory_model(
+        model, sizes, usable = fit_memory_model(
             dataset, work, sizeof, budget, device, cost=cost, collate_fn=collate_fn, probes=probes
         )
         made = cls(
             range(len(sizes)) if sampler is None else sampler,
             sizes,
-            _C.parse_bytes(budget, _C.memory_stats(device).limit),
+            usable,
             cost=model,
             **options,
         )

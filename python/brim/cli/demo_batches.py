@@ -18,8 +18,8 @@ def show_batches() -> None:
     lengths = torch.randn(_SAMPLES, generator=torch.Generator().manual_seed(0))
     lengths = lengths.mul_(0.6).add_(5.7).exp_().clamp_(30, 2000).long()
     print(
-        f"{_SAMPLES} samples of 30 to 2000 tokens, shuffled, in batches of at most {_BUDGET}, "
-        "padding included:\n"
+        f"Batches of at most {_BUDGET} tokens, padding included, of {_SAMPLES} samples of 30 to "
+        "2000 tokens, shuffled:\n"
     )
     boundaries = data.least_padding_boundaries(lengths, _BUCKETS)
     samplers: dict[str, Callable[[], data.BatchSamplerBase]] = {

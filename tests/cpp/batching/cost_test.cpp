@@ -43,7 +43,7 @@ TEST(Limit, NotPositiveOrNotFiniteIsAnErrorThatNamesIt) {
   expect_message([] { Limit(Cost::sum(), std::int64_t{0}); },
                  {"max_total_size", "positive", "got 0"});
   expect_message([] { Limit(Cost::padded(), std::int64_t{-5}); }, {"max_total_size", "got -5"});
-  expect_message([] { Limit(Cost::sum(), 0.0); }, {"max_total_size", "got 0.0"});
+  expect_message([] { Limit(Cost::sum(), 0.0); }, {"max_total_size", "got 0"});
   expect_message([] { Limit(Cost::sum(), -0.5); }, {"got -0.5"});
   expect_message([] { Limit(Cost::sum(), std::nan("")); }, {"finite", "got nan"});
   expect_message([] { Limit(Cost::sum(), HUGE_VAL); }, {"finite", "got inf"});
