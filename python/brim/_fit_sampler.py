@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,13 @@ import torch
 
 from brim import _C
 from brim._sample_sizes import one_column, size_function
-from brim.predict import MemoryModel, PeakSample, collect_peaks
+from brim.predict import MemoryModel, collect_peaks
 
 # Batches of up to so many samples are candidates; probing stops long before where memory ends.
 _MOST_SAMPLES = 2**16
+# Of an allocator's losses: batches that fill less than this say nothing about them, so many are run
+# at most, and after one that does not fit they are by so much smaller.
+_NEARLY_FULL, _MOST_CHECKS, _SMALLER = 0.7, 100, 0.96
 
 
 def fit_memory_model(
@@ -30,7 +34,7 @@ def fit_memory_model(
 
     Returns:
         the model, the sizes of all samples, and the bytes that the model may predict for a batch:
-        the budget, on an accelerator less what its allocator loses between blocks.
+        the budget, on CUDA less what torch's allocator loses between blocks.
     """
     if cost not in ("padded", "sum"):
         raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {cost!r:.100}')
@@ -57,8 +61,12 @@ def fit_memory_model(
 
     limit = _C.parse_bytes(budget, _C.memory_stats(device).limit)
     if cost == "padded":
-        places = torch.linspace(0, 1, 5).mul(len(sizes) - 1).round().long()
-        lengths = sorted({max(int(size), 1) for size in ascending[places]})
+
+        def quantiles(count: int) -> list[int]:
+            places = torch.linspace(0, 1, count).mul(len(sizes) - 1).round().long()
+            return sorted({max(int(size), 1) for size in ascending[places]})
+
+        lengths = quantiles(5)
         counts = [2**k for k in range(_MOST_SAMPLES.bit_length())]
         candidates: list[Any] = [(count, length) for length in lengths for count in counts]
         model = MemoryModel.probe(run_padded, candidates, device, budget=limit, probes=probes)
@@ -68,7 +76,7 @@ def fit_memory_model(
 
         # The longest first: of them few make a large difference.
         tried = [lengths[-1], lengths[len(lengths) // 2], lengths[-1]]
-        usable = _check(model, run_padded, fullest, tried, limit, device)
+        usable = _check(model, run_padded, fullest, tried, quantiles(12), limit, device)
     else:
         # Only totals that some samples have: a model of others would be off by the difference.
         counts = [2**k for k in range(_MOST_SAMPLES.bit_length())]
@@ -83,7 +91,7 @@ def fit_memory_model(
             return (max((total for total in totals if total <= most), default=totals[0]),)
 
         model = MemoryModel.probe(run_sum, totals, device, budget=limit, probes=probes)
-        usable = _check(model, run_sum, fullest_sum, [0, 0], limit, device)
+        usable = _check(model, run_sum, fullest_sum, [0], [0], limit, device)
     return model, sizes, usable
 
 
@@ -92,6 +100,7 @@ def _check(
     run: Callable[..., None],
     fullest: Callable[[int, int], tuple[int, ...]],
     lengths: list[int],
+    mixed: list[int],
     limit: int,
     device: str | torch.device | int | None,
 ) -> int:
@@ -99,41 +108,60 @@ def _check(
 
     Probes are spread over all sizes; whether batches fit is decided near the budget.
 
+    Args:
+        model: is fitted anew.
+        run: works on a batch of a shape.
+        fullest: the shape of the fullest batch of a length within so many bytes.
+        lengths: what to measure.
+        mixed: lengths that batches may have, for CUDA's allocator.
+        limit: the budget.
+        device: where.
+
     Returns:
         bytes that may be predicted for a batch.
     """
-    caches = torch.device(_C.default_device() if device is None else device).type != "cpu"
-    if caches:
-        _C.release_cached(device)  # so that what is reserved below is for these batches
-    usable = limit
     for length in lengths:
-        shape = fullest(length, usable)
+        shape = fullest(length, limit)
         measured = [*model.samples]
-        known = any((sample.n, sample.length)[: len(shape)] == shape for sample in measured)
-        if known and not caches:
-            continue
-        peak = collect_peaks(lambda args: run(*args), [shape], device)[0]
-        if not known:
-            sizes = [(sample.n, sample.length)[: len(shape)] for sample in measured]
+        sizes = [(sample.n, sample.length)[: len(shape)] for sample in measured]
+        if shape not in sizes:
+            peak = collect_peaks(lambda args: run(*args), [shape], device)[0]
             model.fit(
                 [size if len(shape) > 1 else size[0] for size in [*sizes, shape]],
                 [*(sample.peak for sample in measured), peak.peak],
                 [*(sample.out_of_memory for sample in measured), peak.out_of_memory],
             )
-        if caches:
-            usable = min(usable, _usable(limit, peak, device))
-    return usable
+    if torch.device(_C.default_device() if device is None else device).type != "cuda":
+        return limit
+    full = [n for n in mixed if model.safe_peak(*fullest(n, limit)) >= _NEARLY_FULL * limit]
+    return _usable(run, fullest, full, limit, device)
 
 
-def _usable(limit: int, peak: PeakSample, device: str | torch.device | int | None) -> int:
-    """How much tensors can hold under a limit on what an accelerator's allocator reserves.
+def _usable(
+    run: Callable[..., None],
+    fullest: Callable[[int, int], tuple[int, ...]],
+    lengths: list[int],
+    limit: int,
+    device: str | torch.device | int | None,
+) -> int:
+    """How much tensors can hold under a limit on what torch's CUDA allocator reserves.
 
-    It rounds and splits blocks, so it reserves more than tensors hold, and the limit is on that.
+    It rounds and splits blocks, the more the batches differ, so it reserves more than tensors
+    hold, and the limit is on that. Full batches of all lengths are run under the limit, smaller
+    ones after each that does not fit, until all have fitted twice.
     """
-    if peak.out_of_memory:
-        return min(limit, peak.peak - (peak.requested or 0))
-    reserved = _C.memory_stats(device).reserved
-    return limit * peak.peak // max(reserved, peak.peak, 1)
+    usable, fitted = limit, 0
+    _C.release_cached(device)
+    with _C.Budget(limit, device):
+        for length in itertools.islice(itertools.cycle(lengths), _MOST_CHECKS):
+            shape = fullest(length, usable)
+            if collect_peaks(lambda args: run(*args), [shape], device)[0].out_of_memory:
+                usable, fitted = int(usable * _SMALLER), 0
+            else:
+                fitted += 1
+            if fitted == 2 * len(lengths):
+                break
+    return usable
 
 
 def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:

@@ -213,7 +213,7 @@ class SizeAwareBatchSampler(BatchSamplerBase):
 
         Returns:
             a sampler; its attribute `model` is the memory model, and `max_total_size` the budget,
-            on an accelerator less what its allocator loses between blocks.
+            on CUDA less what torch's allocator loses between blocks.
         """
         model, sizes, usable = fit_memory_model(
             dataset, work, sizeof, budget, device, cost=cost, collate_fn=collate_fn, probes=probes
