@@ -16,7 +16,6 @@ namespace brim::python {
 namespace {
 
 using batching::AnyColumns;
-using batching::Column;
 using batching::Columns;
 using batching::Cost;
 using batching::Limit;

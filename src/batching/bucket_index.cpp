@@ -30,7 +30,7 @@ bool fits_word(std::span<const std::int64_t> sizes) {
   for (const std::int64_t size : sizes) {
     bits |= size;
   }
-  return !sizes.empty() && bits >= 0 && bits <= std::numeric_limits<std::uint32_t>::max();
+  return !sizes.empty() && std::in_range<std::uint32_t>(bits);
 }
 
 bool fits_word(std::span<const double> /*sizes*/) { return false; }
@@ -50,8 +50,8 @@ BucketIndex group(std::span<const T> sizes, std::span<const T> costs,
   std::vector<std::size_t> counts(buckets + 3);
   std::size_t next_oversize = 0;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const bool over = next_oversize < oversize.size() &&
-                      oversize[next_oversize].index == static_cast<std::int64_t>(i);
+    const bool over =
+        next_oversize < oversize.size() && std::cmp_equal(oversize[next_oversize].index, i);
     next_oversize += static_cast<std::size_t>(over);
     slots[i] = over ? nowhere : find(sizes[i]);
     ++counts[slots[i]];

@@ -153,8 +153,7 @@ bool BucketSource<T>::fill(Batches& block, std::int64_t world_size) {
   const std::size_t begin = block.indices.size();
   while (rest_ > 0) {
     // The last block takes what would be too little for one of its own.
-    if (block.count() >= enough &&
-        rest_ > static_cast<std::int64_t>(block.indices.size() - begin)) {
+    if (block.count() >= enough && std::cmp_greater(rest_, block.indices.size() - begin)) {
       return true;
     }
     const std::size_t bucket = choose_bucket();

@@ -84,6 +84,7 @@ void check_sizes(const AnyColumns& columns) {
   std::visit(
       [](const auto& some) {
         std::vector<std::size_t> lengths;
+        lengths.reserve(some.size());
         for (const auto& column : some) {
           lengths.push_back(column.sizes.size());
         }

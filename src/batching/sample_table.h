@@ -83,18 +83,18 @@ class SampleTable {
     gather(samples, std::span(sizes));
   }
   void gather(std::span<const std::int64_t> samples, std::span<T> sizes) const {
-    T* out = sizes.data();
     if (columns_.size() == 1) {
       // A loop of nothing but loads: each misses the cache, and many can be on their way at once.
       const T* const column = columns_[0].sizes.data();
-      for (const std::int64_t sample : samples) {
-        *out++ = column[sample];
+      for (std::size_t i = 0; i < samples.size(); ++i) {
+        sizes[i] = column[samples[i]];
       }
       return;
     }
+    std::size_t next = 0;
     for (const std::int64_t sample : samples) {
       for (const Column<T>& column : columns_) {
-        *out++ = column.sizes[static_cast<std::size_t>(sample)];
+        sizes[next++] = column.sizes[static_cast<std::size_t>(sample)];
       }
     }
   }

@@ -92,7 +92,7 @@ bool BatchStream::open_block() {
   for (const Position::Segment& segment : segments) {
     std::vector<LeftOut> returned;
     arrange_block(segment.world_size, segment.phase, returned);
-    if (segment.done > static_cast<std::int64_t>(block_.count())) {
+    if (std::cmp_greater(segment.done, block_.count())) {
       wrong_position();
     }
     detail::drop_front(block_, static_cast<std::size_t>(segment.done));
@@ -103,7 +103,7 @@ bool BatchStream::open_block() {
     }
   }
   arrange_block(ranks_.world_size, opened.phase, left_out_);
-  if (opened.done > static_cast<std::int64_t>(block_.count())) {
+  if (std::cmp_greater(opened.done, block_.count())) {
     wrong_position();
   }
   detail::drop_front(block_, static_cast<std::size_t>(opened.done));
@@ -120,7 +120,7 @@ void BatchStream::arrange_block(std::int64_t world_size, std::int64_t phase,
                                 std::vector<LeftOut>& left_out) {
   const std::int64_t enough = 4 * world_size;
   while (more_ && world_size > 1 &&
-         (static_cast<std::int64_t>(block_.count()) < enough || source_->rest() < enough)) {
+         (std::cmp_less(block_.count(), enough) || source_->rest() < enough)) {
     more_ = source_->fill(block_, world_size);
   }
   detail::arrange(block_, world_size, phase, !more_, left_out);
@@ -188,7 +188,7 @@ void BatchStream::read_rest(Batches& batches, bool all_ranks) {
   const std::int64_t step = all_ranks ? 1 : ranks_.world_size;
   const std::ptrdiff_t earlier = std::ssize(batches.left_out);
   while (reach_next()) {
-    for (; next_ < static_cast<std::int64_t>(block_.count()); next_ += step) {
+    for (; std::cmp_less(next_, block_.count()); next_ += step) {
       const auto batch = block_[static_cast<std::size_t>(next_)];
       batches.indices.insert(batches.indices.end(), batch.begin(), batch.end());
       batches.close(block_.loads[static_cast<std::size_t>(next_)]);

@@ -34,12 +34,12 @@ struct TermSet {
 const std::vector<TermSet>& term_sets(bool batch) {
   // n: what each sample costs whatever its length. L²: room for one sample at a time, such as the
   // unfolded image of a convolution.
-  static const std::vector<TermSet> kOfBatch{{{0, 1, 2}, 1},
+  static const std::vector<TermSet> of_batch{{{0, 1, 2}, 1},
                                              {{0, 1, 2, 3}, kPriceOfTerms},
                                              {{0, 1, 2, 5}, kPriceOfTerms},
                                              {{0, 1, 2, 3, 4, 5}, kPriceOfTerms * kPriceOfTerms}};
-  static const std::vector<TermSet> kOfSize{{{0, 1, 2}, 1}};
-  return batch ? kOfBatch : kOfSize;
+  static const std::vector<TermSet> of_size{{{0, 1, 2}, 1}};
+  return batch ? of_batch : of_size;
 }
 
 struct Fitted {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace brim::batching {
@@ -70,7 +71,7 @@ class BRIM_API BatchStream {
 
   /// Whether next() will have to work out another block, or find that there is none.
   [[nodiscard]] bool at_block_end() const {
-    return blocks_opened_ == 0 || next_ >= static_cast<std::int64_t>(block_.count());
+    return blocks_opened_ == 0 || std::cmp_greater_equal(next_, block_.count());
   }
 
   /// COUNT of batches that next() has given.
