@@ -308,10 +308,12 @@ void register_batching(py::module_& m) {
            py::arg("cursor"), py::arg("segments"))
       .def(
           "report",
-          [](const SampleBatching& self, std::uint64_t seed, std::int64_t world_size) {
-            return unlocked([&] { return batching::report(*self.core, seed, world_size); });
+          [](const SampleBatching& self, std::uint64_t seed, std::int64_t world_size,
+             const py::object& cursor, const py::object& segments) {
+            const batching::Position from = position_argument(cursor, segments);
+            return unlocked([&] { return batching::report(*self.core, seed, world_size, from); });
           },
-          py::arg("seed"), py::arg("world_size"));
+          py::arg("seed"), py::arg("world_size"), py::arg("cursor"), py::arg("segments"));
 
   m.def("ordered_batching", &ordered, py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
         py::arg("indices"), py::arg("shuffle"), py::arg("oversize"));

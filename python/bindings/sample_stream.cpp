@@ -20,7 +20,7 @@ class SampleStream {
                const py::list& maxima, bool refuse_oversize, std::int64_t skip)
       : samples_(py::iter(samples)),
         sizeof_(std::move(sizeof_sample)),
-        gauge_(limits_argument(costs, maxima)),
+        gauge_(limits_argument(costs, within_exact(maxima))),
         sizes_(costs.size()),
         refuse_oversize_(refuse_oversize),
         begin_(skip) {}
@@ -46,6 +46,17 @@ class SampleStream {
   const py::list& left_out() const { return left_out_; }
 
  private:
+  // Sizes are added up in double precision, where ints below 2^53 differ from the next.
+  static py::list within_exact(const py::list& maxima) {
+    py::list result;
+    const py::int_ most((std::int64_t{1} << 53) - 1);
+    for (const py::handle maximum : maxima) {
+      const bool beyond = PyLong_Check(maximum.ptr()) && maximum > most;
+      result.append(beyond ? py::object(most) : py::reinterpret_borrow<py::object>(maximum));
+    }
+    return result;
+  }
+
   /// Nothing at the end.
   py::object read_sample() {
     auto sample = py::reinterpret_steal<py::object>(PyIter_Next(samples_.ptr()));

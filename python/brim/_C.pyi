@@ -326,7 +326,13 @@ class SampleBatching:
         cursor: Sequence[int],
         segments: Sequence[Sequence[int]],
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def report(self, seed: int, world_size: int) -> PlanReport: ...
+    def report(
+        self,
+        seed: int,
+        world_size: int,
+        cursor: Sequence[int],
+        segments: Sequence[Sequence[int]],
+    ) -> PlanReport: ...
 
 class SampleStream:
     def __init__(

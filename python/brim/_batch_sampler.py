@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -160,8 +161,8 @@ class BatchSamplerBase(Sampler[Batch]):
         self._settle()
         return self._start or Start(self._coming_seed(), [], [])
 
-    def _make(self) -> _C.SampleBatching:
-        raise NotImplementedError
+    @abstractmethod
+    def _make(self) -> _C.SampleBatching: ...
 
     def _ready(self) -> _C.SampleBatching:
         self._settle()
@@ -215,8 +216,13 @@ class BatchSamplerBase(Sampler[Batch]):
         )
 
     def report(self) -> _C.PlanReport:
-        """What becomes of the samples in the coming epoch, over all ranks. Print it."""
-        return self._ready().report(self._coming().seed, self.world_size)
+        """What becomes of the samples in the coming iteration, over all ranks. Print it.
+
+        After `load_state_dict` that is what is left of the epoch.
+        """
+        batching = self._ready()
+        start = self._coming()
+        return batching.report(start.seed, self.world_size, start.cursor, start.segments)
 
     # ---- saving and resuming ---------------------------------------------------------------
 
@@ -281,7 +287,9 @@ class BatchSamplerBase(Sampler[Batch]):
         for key in ("format", "sampler", "samples", *own["settings"]):
             here = {**own, **own["settings"]}[key]
             there = theirs.get(key)
-            if there != here:
+            # A sampler without a length does not know how many there are (-1) until it was read.
+            unknown = key == "samples" and -1 in (there, here)
+            if there != here and not unknown:
                 raise ValueError(
                     f"state is of another run: its {key} is {there!r}, here it is {here!r}"
                 )

@@ -23,6 +23,7 @@ from brim._sample_sizes import (
     Cost,
     Limits,
     Sizes,
+    is_array,
     one_column,
     oversize_is_error,
     size_function,
@@ -434,6 +435,8 @@ def _table(sizeof: Any, samples: int) -> Any:
 def _batch_sizes(batch_size: int | Sequence[int] | None, buckets: int) -> list[int]:
     if batch_size is None:
         return []
+    if is_array(batch_size) and batch_size.ndim == 1:  # type: ignore[union-attr]
+        batch_size = batch_size.tolist()  # type: ignore[union-attr]
     if isinstance(batch_size, (list, tuple)):
         return [whole("batch_size", size, 1) for size in batch_size]
     return [whole("batch_size", batch_size, 1)] * buckets

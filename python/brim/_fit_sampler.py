@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ _MOST_SAMPLES = 2**16
 # Of an allocator's losses: batches that fill less than this say nothing about them, so many are run
 # at most, and after one that does not fit they are by so much smaller.
 _NEARLY_FULL, _MOST_CHECKS, _SMALLER = 0.7, 100, 0.96
+# Worth a warning: a quarter of the budget would stay empty.
+_LARGE_MARGIN = 0.25
 
 
 def fit_memory_model(
@@ -59,7 +62,13 @@ def fit_memory_model(
     def first(count: int) -> torch.Tensor:
         return order[torch.arange(count) % len(order)]
 
-    limit = _C.parse_bytes(budget, _C.memory_stats(device).limit)
+    there_is = _C.memory_stats(device).limit
+    limit = _C.parse_bytes(budget, there_is)
+    if limit > there_is:
+        raise ValueError(
+            f"budget must not exceed what the device allows, {_C.format_bytes(there_is)}, got "
+            f"{_C.format_bytes(limit)}"
+        )
     if cost == "padded":
 
         def quantiles(count: int) -> list[int]:
@@ -92,6 +101,24 @@ def fit_memory_model(
 
         model = MemoryModel.probe(run_sum, totals, device, budget=limit, probes=probes)
         usable = _check(model, run_sum, fullest_sum, [0], [0], limit, device)
+    smallest = max(int(ascending[0]), 1)
+    none_fits = (
+        model.largest_batch(smallest, usable) == 0
+        if cost == "padded"
+        else (model.largest_size(usable) < smallest)
+    )
+    if none_fits:
+        raise ValueError(
+            f"no batch is expected to stay within {_C.format_bytes(usable)}: the smallest sample "
+            f"has size {smallest}, and the measurements gave\n{model}"
+        )
+    if model.margin > _LARGE_MARGIN:
+        warnings.warn(
+            f"the memory model fits the measurements badly, so batches may fill little of the "
+            f"budget: its margin is {model.margin:.0%}",
+            UserWarning,
+            stacklevel=3,
+        )
     return model, sizes, usable
 
 
@@ -171,6 +198,9 @@ def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:
     if len(sizes) != len(dataset):
         raise ValueError(f"sizeof has {len(sizes)} sizes, and dataset {len(dataset)} samples")
     if sizes.is_floating_point():
+        if not bool(sizes.isfinite().all()):
+            index = int((~sizes.isfinite()).nonzero()[0])
+            raise ValueError(f"sizes must be finite, got {float(sizes[index])} at index {index}")
         whole = sizes.round()
         if not torch.equal(whole, sizes):
             raise ValueError("sizes must be whole numbers to fit a memory model")

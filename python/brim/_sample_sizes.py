@@ -31,7 +31,7 @@ _WHOLE = {
 
 def is_array(value: object) -> bool:
     """Whether a value is a tensor or a NumPy array."""
-    return isinstance(value, torch.Tensor) or type(value).__module__.split(".")[0] == "numpy"
+    return isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__")
 
 
 def one_column(name: str, sizes: object) -> torch.Tensor:

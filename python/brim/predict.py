@@ -39,7 +39,9 @@ def _tensor(name: str, values: Numbers) -> torch.Tensor:
     if not isinstance(values, torch.Tensor) and isinstance(values, Iterable):
         values = values if hasattr(values, "__array__") else list(values)
     try:
-        tensor = torch.as_tensor(values)
+        # Python's floats would else become torch's default, which is single precision.
+        given = isinstance(values, torch.Tensor) or hasattr(values, "__array__")
+        tensor = torch.as_tensor(values, dtype=None if given else torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be numbers, got {values!r}: {error}") from None
     if tensor.is_complex():

@@ -17,8 +17,12 @@ std::string percent(double share) {
 
 }  // namespace
 
-PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t world_size) {
+PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t world_size,
+                  const Position& from) {
   BatchStream stream(batching, seed, {.rank = 0, .world_size = world_size});
+  if (!from.cursor.empty()) {
+    stream.seek(from);
+  }
   Batches batches;
   batches.indices.reserve(static_cast<std::size_t>(batching.samples()));
   stream.read_rest(batches, /*all_ranks=*/true);
@@ -30,6 +34,10 @@ PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t wor
   result.world_size = world_size;
   result.left_out = batching.left_out();
   result.left_out.insert(result.left_out.end(), stream.left_out().begin(), stream.left_out().end());
+
+  if (!from.cursor.empty()) {
+    result.samples = result.batched + static_cast<std::int64_t>(result.left_out.size());
+  }
 
   const auto ranks = static_cast<std::size_t>(world_size);
   double loads = 0.0;

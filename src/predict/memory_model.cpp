@@ -259,10 +259,26 @@ double MemoryModel::without_margin(double bytes) const {
   return large >= reference_ ? large : bytes - state_.margin * reference_;
 }
 
-double MemoryModel::safe_peak(double size) const { return with_margin(peak(size)); }
+// What was measured is known: nothing smaller in both needs more, whatever the margin.
+double MemoryModel::safe(double n, double length) const {
+  const double expected = evaluate(n, length);
+  double result = with_margin(expected);
+  for (const MemorySample& sample : state_.samples) {
+    if (!sample.out_of_memory && sample.n >= n && sample.length >= length) {
+      result = std::min(result, std::max(sample.peak, expected));
+    }
+  }
+  return result;
+}
+
+double MemoryModel::safe_peak(double size) const {
+  (void)peak(size);  // checks the argument
+  return safe(size, 0);
+}
 
 double MemoryModel::safe_peak(double n, double length) const {
-  return with_margin(peak(n, length));
+  (void)peak(n, length);  // checks the arguments
+  return safe(n, length);
 }
 
 std::int64_t MemoryModel::largest_batch(double length, double bytes) const {
@@ -271,7 +287,7 @@ std::int64_t MemoryModel::largest_batch(double length, double bytes) const {
   if (std::isnan(bytes)) {
     throw std::invalid_argument("budget must be a number, got nan");
   }
-  const auto fits = [&](double n) { return with_margin(evaluate(n, length)) <= bytes; };
+  const auto fits = [&](double n) { return safe(n, length) <= bytes; };
   if (!fits(1)) {
     return 0;
   }
@@ -295,6 +311,11 @@ std::int64_t MemoryModel::largest_batch(double length, double bytes) const {
   while (n > 1 && !fits(n)) {
     n -= std::max(1.0, std::floor(n * 1e-15));
   }
+  for (const MemorySample& sample : state_.samples) {
+    if (sample.n > n && fits(sample.n)) {
+      n = sample.n;
+    }
+  }
   while (n < static_cast<double>(kLargestSize) && fits(n + 1)) {
     n += 1;
   }
@@ -306,9 +327,7 @@ std::int64_t MemoryModel::largest_size(double bytes) const {
   if (std::isnan(bytes)) {
     throw std::invalid_argument("budget must be a number, got nan");
   }
-  const auto fits = [&](std::int64_t size) {
-    return with_margin(evaluate(static_cast<double>(size), 0)) <= bytes;
-  };
+  const auto fits = [&](std::int64_t size) { return safe(static_cast<double>(size), 0) <= bytes; };
   if (fits(kLargestSize)) {
     return kLargestSize;
   }

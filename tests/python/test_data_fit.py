@@ -298,3 +298,25 @@ def test_samples_that_cannot_fit_are_left_out_and_told(held: int) -> None:
         for batch in sampler:
             Work()([data[index] for index in batch])
     assert sorted(itertools.chain.from_iterable(sampler)) == list(range(50))
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
+def test_fit_names_the_index_of_a_size_that_is_not_finite(wrong: float) -> None:
+    with pytest.raises(ValueError, match="at index 1"):
+        PackedBatchSampler.fit([1, 2], Work(), [1.0, wrong], "1MiB", "cpu")
+
+
+def test_fit_refuses_a_budget_that_the_device_does_not_have() -> None:
+    with (
+        brim.budget("1MiB", device="cpu"),
+        pytest.raises(ValueError, match="budget must not exceed"),
+    ):
+        PackedBatchSampler.fit(DATA, Work(), LENGTHS, "100MiB", "cpu")
+
+
+def test_fit_warns_where_the_model_does_not_fit() -> None:
+    def staircase(samples: list[list[int]]) -> None:
+        torch.zeros(2 ** (len(samples) * max(map(len, samples))).bit_length(), 64)
+
+    with pytest.warns(UserWarning, match="fits the measurements badly"):
+        PackedBatchSampler.fit(DATA, staircase, LENGTHS, "16MiB", "cpu")

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <brim/batching/batching.h>
+#include <brim/batching/stream.h>
 #include <brim/export.h>
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace brim::batching {
 
 /// What became of the samples in one epoch, over all ranks.
 struct BRIM_API PlanReport {
-  std::int64_t samples = 0;  ///< COUNT of samples given
+  std::int64_t samples = 0;  ///< COUNT of samples given; after a position, of those that are left
   std::int64_t batched = 0;  ///< COUNT of those that are in a batch
   std::int64_t batches = 0;  ///< COUNT of batches, of all ranks together
   std::int64_t world_size = 1;
@@ -22,10 +23,11 @@ struct BRIM_API PlanReport {
   std::vector<LeftOut> left_out;
 };
 
-/// Reads a whole epoch and reports. Takes the time of making all its batches, and a look at each
-/// sample.
+/// Reads a whole epoch, or what is left of it after a position, and reports. Takes the time of
+/// making all its batches, and a look at each sample.
+/// @throws std::invalid_argument as BatchStream::seek.
 [[nodiscard]] BRIM_API PlanReport report(const Batching& batching, std::uint64_t seed,
-                                         std::int64_t world_size = 1);
+                                         std::int64_t world_size = 1, const Position& from = {});
 
 /// A few lines for people.
 [[nodiscard]] BRIM_API std::string to_string(const PlanReport& report);

@@ -85,7 +85,8 @@ class BRIM_API MemoryModel {
   /// Of one batch of samples of these lengths: n × the longest. 0 for none.
   [[nodiscard]] double peak_of(std::span<const double> lengths) const;
 
-  /// peak() and the margin on top: what to compare with a budget.
+  /// peak() and the margin on top: what to compare with a budget. No more than was measured at a
+  /// size that is not smaller.
   [[nodiscard]] double safe_peak(double size) const;
   [[nodiscard]] double safe_peak(double n, double length) const;
 
@@ -115,6 +116,7 @@ class BRIM_API MemoryModel {
  private:
   void check(SizeKind kind) const;
   [[nodiscard]] double evaluate(double n, double length) const;
+  [[nodiscard]] double safe(double n, double length) const;
   [[nodiscard]] double with_margin(double bytes) const;
   [[nodiscard]] double without_margin(double bytes) const;
 
