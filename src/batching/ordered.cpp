@@ -7,6 +7,7 @@
 #include "batching/gauge.h"
 #include "batching/permutation.h"
 #include "batching/sample_table.h"
+#include "batching/table_batching.h"
 
 namespace brim::batching {
 namespace {
@@ -118,22 +119,13 @@ class OrderedSource : public BatchSource {
 };
 
 template <class T>
-class OrderedBatching : public Batching {
+class OrderedBatching : public detail::TableBatching<T> {
  public:
-  OrderedBatching(Columns<T> columns, const Order& order, Oversize oversize)
-      : table_(std::move(columns), order, oversize) {}
+  using detail::TableBatching<T>::TableBatching;
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
-    return std::make_unique<OrderedSource<T>>(table_, seed);
+    return std::make_unique<OrderedSource<T>>(this->table(), seed);
   }
-  [[nodiscard]] std::int64_t samples() const override { return table_.given(); }
-  [[nodiscard]] const std::vector<LeftOut>& left_out() const override { return table_.left_out(); }
-  [[nodiscard]] BatchFigures figures(std::span<const std::int64_t> batch) const override {
-    return table_.figures(batch);
-  }
-
- private:
-  SampleTable<T> table_;
 };
 
 }  // namespace

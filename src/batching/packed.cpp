@@ -11,6 +11,7 @@
 #include "batching/bin_packing.h"
 #include "batching/permutation.h"
 #include "batching/sample_table.h"
+#include "batching/table_batching.h"
 
 namespace brim::batching {
 namespace {
@@ -169,27 +170,21 @@ class PackedSource : public BatchSource {
 };
 
 template <class T>
-class PackedBatching : public Batching {
+class PackedBatching : public detail::TableBatching<T> {
  public:
   PackedBatching(Columns<T> columns, const Order& order, const PackOptions& options)
-      : table_(std::move(columns), order, options.oversize),
-        window_(options.window.value_or(std::max<std::int64_t>(table_.size(), 1))) {
+      : detail::TableBatching<T>(std::move(columns), order, options.oversize),
+        window_(options.window.value_or(std::max<std::int64_t>(this->table().size(), 1))) {
     if (window_ <= 0) {
       throw std::invalid_argument("window must be positive, got " + std::to_string(window_));
     }
   }
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
-    return std::make_unique<PackedSource<T>>(table_, window_, seed);
-  }
-  [[nodiscard]] std::int64_t samples() const override { return table_.given(); }
-  [[nodiscard]] const std::vector<LeftOut>& left_out() const override { return table_.left_out(); }
-  [[nodiscard]] BatchFigures figures(std::span<const std::int64_t> batch) const override {
-    return table_.figures(batch);
+    return std::make_unique<PackedSource<T>>(this->table(), window_, seed);
   }
 
  private:
-  SampleTable<T> table_;
   std::int64_t window_;
 };
 
