@@ -169,9 +169,8 @@ py::object make_batch_iterator(std::shared_ptr<SampleBatching> batching, Iterato
     }
     return result;
   });
-  std::unique_ptr<State> state(new State{
-      // NOLINT(modernize-make-unique): an aggregate
-      std::move(batching), std::move(stream), options.as_tensors, std::move(options.description)});
+  auto state = std::make_unique<State>(State{std::move(batching), std::move(stream),
+                                             options.as_tensors, std::move(options.description)});
   PyTypeObject* type = type_object();
   auto* self = reinterpret_cast<BatchIterator*>(type->tp_alloc(type, 0));
   if (self == nullptr) {
