@@ -58,6 +58,7 @@ class BucketBatching : public Batching {
       : options_(std::move(options)),
         given_(static_cast<std::int64_t>(sizes.size())),
         table_(with_sizes(sizes, std::move(columns), options_), Order{}, options_.oversize),
+        find_(options_.boundaries),
         left_out_(table_.left_out()) {
     std::vector<LeftOut> outside;
     const bool only_cost = options_.batch_sizes.empty() && table_.columns().size() == 1;
@@ -75,10 +76,9 @@ class BucketBatching : public Batching {
   [[nodiscard]] BatchFigures figures(std::span<const std::int64_t> batch) const override {
     BatchFigures result = table_.figures(batch);
     if (!options_.batch_sizes.empty() && !batch.empty()) {
-      const BucketFinder<T> find(index_.boundaries);
       const T size = table_.columns()[0].sizes[static_cast<std::size_t>(batch[0])];
       result.load = static_cast<double>(batch.size()) /
-                    static_cast<double>(options_.batch_sizes[find(size) - 1]);
+                    static_cast<double>(options_.batch_sizes[find_(size) - 1]);
       result.work = result.padded;
     }
     return result;
@@ -130,6 +130,7 @@ class BucketBatching : public Batching {
   BucketOptions options_;
   std::int64_t given_;
   SampleTable<T> table_;
+  BucketFinder<T> find_;
   std::vector<LeftOut> left_out_;
   BucketIndex index_;
 };

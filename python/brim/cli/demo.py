@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import brim
+from brim.cli import arguments
 from brim.cli.demo_batches import show_batches
 from brim.cli.table import Table
 
@@ -26,13 +27,13 @@ def add_parser(commands: Subparsers) -> None:
     )
     parser.add_argument(
         "--device",
-        type=_device,
+        type=arguments.device,
         default=None,
         help="cpu, cuda, … (default: the accelerator where there is one)",
     )
     parser.add_argument(
         "--budget",
-        type=_budget,
+        type=arguments.budget,
         default=None,
         help="e.g. 512MiB (default: 512MiB on the CPU, 8GiB elsewhere)",
     )
@@ -43,22 +44,6 @@ def add_parser(commands: Subparsers) -> None:
         help="points are 131072 / SCALE and queries 65536 (default: 64 on the CPU, 1 elsewhere)",
     )
     parser.set_defaults(run=run)
-
-
-def _device(text: str) -> torch.device:
-    try:
-        brim.memory_stats(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return torch.device(text)
-
-
-def _budget(text: str) -> str:
-    try:
-        brim.parse_bytes(text, of=1)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
 
 
 def _scale(text: str) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brim
+from brim.cli import arguments
 from brim.cli.table import Table
 
 if TYPE_CHECKING:
@@ -32,9 +33,12 @@ def add_parser(commands: Subparsers) -> None:
         "--sizes", type=_range, required=True, help="1:64, or a list: 1,2,4,8 (with --lengths: n)"
     )
     parser.add_argument("--lengths", type=_range, default=None, help="16:512, or a list")
-    parser.add_argument("--device", type=_device, default=None, help="cpu, cuda, …")
+    parser.add_argument("--device", type=arguments.device, default=None, help="cpu, cuda, …")
     parser.add_argument(
-        "--budget", type=_budget, default=None, help="e.g. 8GiB (default: 90%% of what is free)"
+        "--budget",
+        type=arguments.budget,
+        default=None,
+        help="e.g. 8GiB (default: 90%% of what is free)",
     )
     parser.add_argument("--probes", type=int, default=7, help="how many sizes to measure")
     parser.set_defaults(run=run)
@@ -87,22 +91,6 @@ def _range(text: str) -> list[int]:
         return list(range(low, high + 1))
     step = math.log(high / low) / (_MOST_CANDIDATES - 1)
     return sorted({round(low * math.exp(step * i)) for i in range(_MOST_CANDIDATES)})
-
-
-def _device(text: str) -> str:
-    try:
-        brim.memory_stats(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
-
-
-def _budget(text: str) -> str:
-    try:
-        brim.parse_bytes(text, of=1)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
 
 
 def run(arguments: argparse.Namespace) -> int:
