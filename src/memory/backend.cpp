@@ -4,9 +4,10 @@
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
-#include <dlfcn.h>
 
 #include <atomic>
+
+#include "cuda_library.h"
 
 namespace brim {
 namespace {
@@ -18,18 +19,10 @@ AcceleratorBackend& accelerator_backend() {
   return *backend;
 }
 
-/// libbrim itself links to no CUDA library, so that one build serves machines with and without.
-/// What needs CUDA is in libbrim_cuda beside it, loaded at the first use of a CUDA device; its
-/// initialiser registers the backend.
+/// With libbrim_cuda, which is loaded at the first use of a CUDA device; without it measuring still
+/// works.
 DeviceBackend& loaded_cuda_backend() {
-  static const bool tried = [] {
-    if (cuda_backend.load() == nullptr) {
-      dlopen("libbrim_cuda.so",
-             RTLD_NOW | RTLD_LOCAL);  // absent in a build without CUDA: measuring still works
-    }
-    return true;
-  }();
-  (void)tried;
+  load_cuda_library();
   DeviceBackend* backend = cuda_backend.load();
   return backend != nullptr ? *backend : accelerator_backend();
 }

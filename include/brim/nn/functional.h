@@ -1,0 +1,112 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <brim/export.h>
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+/// The layers as functions, beside those of `torch::nn::functional`: the same values and gradients,
+/// and for backward only what is needed at this call. What a function keeps follows from what needs
+/// a gradient now (input, weight, bias), so freezing a weight takes effect with the next call.
+///
+///     namespace F = brim::nn::functional;
+///     at::Tensor y = F::relu(F::conv(x, weight, bias, {1, 1}, {1, 1}, {1, 1}));
+///
+/// Every function works on every device that torch has; float32, float64, bfloat16 and float16. All
+/// are operators of torch (`torch.ops.brim`), so they follow autocast, torch.compile and
+/// torch.func.grad. Forward-mode derivatives are refused. Threads: as torch's own functions.
+///
+/// Common to all: @throws c10::TypeError for an input that is not of a floating type.
+namespace brim::nn::functional {
+
+// -- Activations: one bit an element, or nothing where the consumer keeps the output ------------
+
+BRIM_API at::Tensor relu(const at::Tensor& input, bool inplace = false);
+BRIM_API at::Tensor relu6(const at::Tensor& input, bool inplace = false);
+
+/// @throws c10::ValueError unless min_val < max_val.
+BRIM_API at::Tensor hardtanh(const at::Tensor& input, double min_val = -1, double max_val = 1,
+                             bool inplace = false);
+BRIM_API at::Tensor leaky_relu(const at::Tensor& input, double negative_slope = 0.01,
+                               bool inplace = false);
+
+/// Keeps its input, as torch does: nothing smaller is exact.
+/// @param approximate "none" or "tanh"
+BRIM_API at::Tensor gelu(const at::Tensor& input, std::string_view approximate = "none");
+BRIM_API at::Tensor silu(const at::Tensor& input, bool inplace = false);
+
+/// Keeps one bit an element. Draws the same random numbers as torch's own dropout.
+/// @throws c10::ValueError unless 0 <= p <= 1.
+BRIM_API at::Tensor dropout(const at::Tensor& input, double p = 0.5, bool training = true,
+                            bool inplace = false);
+
+// -- Weights: the input is kept only where the weight needs a gradient -------------------------
+
+/// @param recompute keep no input where the layer before can give it again cheaply in backward
+///        (normalisation, activation, dropout, and sums of those): the same bits, more time.
+BRIM_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias = {}, bool recompute = false);
+
+/// Convolution over one, two or three dimensions, as the weight has; the input may lack the batch.
+/// Options hold one number, or one a dimension; empty ones stand for torch's default.
+BRIM_API at::Tensor conv(const at::Tensor& input, const at::Tensor& weight,
+                         const std::optional<at::Tensor>& bias = {}, at::IntArrayRef stride = {},
+                         at::IntArrayRef padding = {}, at::IntArrayRef dilation = {},
+                         std::int64_t groups = 1, bool recompute = false);
+
+BRIM_API at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
+                                   const std::optional<at::Tensor>& bias = {},
+                                   at::IntArrayRef stride = {}, at::IntArrayRef padding = {},
+                                   at::IntArrayRef output_padding = {}, std::int64_t groups = 1,
+                                   at::IntArrayRef dilation = {}, bool recompute = false);
+
+// -- Normalisation -----------------------------------------------------------------------------
+
+/// With the running statistics (`training` false) the input is kept only where the weight needs a
+/// gradient. `momentum` is what the caller worked out of torch's "None".
+BRIM_API at::Tensor batch_norm(const at::Tensor& input,
+                               const std::optional<at::Tensor>& running_mean,
+                               const std::optional<at::Tensor>& running_var,
+                               const std::optional<at::Tensor>& weight = {},
+                               const std::optional<at::Tensor>& bias = {}, bool training = false,
+                               double momentum = 0.1, double eps = 1e-5);
+
+BRIM_API at::Tensor layer_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
+                               const std::optional<at::Tensor>& weight = {},
+                               const std::optional<at::Tensor>& bias = {}, double eps = 1e-5);
+
+BRIM_API at::Tensor group_norm(const at::Tensor& input, std::int64_t num_groups,
+                               const std::optional<at::Tensor>& weight = {},
+                               const std::optional<at::Tensor>& bias = {}, double eps = 1e-5);
+
+/// @param eps nothing: the smallest step of the input's type above 1, as torch does
+BRIM_API at::Tensor rms_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
+                             const std::optional<at::Tensor>& weight = {},
+                             std::optional<double> eps = {});
+
+// -- Pooling -----------------------------------------------------------------------------------
+
+/// Pools the last one, two or three dimensions: as many as `kernel_size` has numbers. Keeps one
+/// byte an output, the place in the window; for windows of more than 256 places, torch's own.
+BRIM_API at::Tensor max_pool(const at::Tensor& input, at::IntArrayRef kernel_size,
+                             at::IntArrayRef stride = {}, at::IntArrayRef padding = {},
+                             at::IntArrayRef dilation = {}, bool ceil_mode = false);
+
+/// The same with the indices of the maxima (int64), as torch gives them.
+BRIM_API std::tuple<at::Tensor, at::Tensor> max_pool_with_indices(
+    const at::Tensor& input, at::IntArrayRef kernel_size, at::IntArrayRef stride = {},
+    at::IntArrayRef padding = {}, at::IntArrayRef dilation = {}, bool ceil_mode = false);
+
+/// Keeps nothing.
+BRIM_API at::Tensor avg_pool(const at::Tensor& input, at::IntArrayRef kernel_size,
+                             at::IntArrayRef stride = {}, at::IntArrayRef padding = {},
+                             bool ceil_mode = false, bool count_include_pad = true,
+                             std::optional<std::int64_t> divisor_override = {});
+
+/// Keeps nothing. Pools as many dimensions as `output_size` has numbers.
+BRIM_API at::Tensor adaptive_avg_pool(const at::Tensor& input, at::IntArrayRef output_size);
+
+}  // namespace brim::nn::functional

@@ -1,0 +1,40 @@
+#pragma once
+
+// What differs between the versions of torch that brim supports.
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/version.h>
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace brim::compat {
+
+using torch::autograd::Node;
+
+/// How autograd holds its nodes: std::shared_ptr in torch 2.11, c10::intrusive_ptr later.
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+#if TORCH_VERSION_MINOR <= 11
+template <class N>
+using PtrTo = std::shared_ptr<N>;
+
+template <class N, class... Args>
+[[nodiscard]] PtrTo<N> make_node(Args&&... args) {
+  // deleteNode takes deep graphs apart without recursion.
+  return PtrTo<N>(new N(std::forward<Args>(args)...), torch::autograd::deleteNode);
+}
+#else
+template <class N>
+using PtrTo = c10::intrusive_ptr<N>;
+
+template <class N, class... Args>
+[[nodiscard]] PtrTo<N> make_node(Args&&... args) {
+  return c10::make_intrusive<N>(std::forward<Args>(args)...);
+}
+#endif
+
+static_assert(std::is_same_v<PtrTo<Node>, NodePtr>);
+
+}  // namespace brim::compat

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+// One bit an element, eight to a byte (uint8), the first element in the lowest bit. Bits follow the
+// order of the elements in memory, so whoever reads them needs the strides of the tensor that they
+// were made for; a tensor with other strides is brought to these first.
+
+namespace brim::nn {
+
+/// Bytes for the bits of `elements` elements.
+template <class Int>
+[[nodiscard]] Int bit_bytes(Int elements) {
+  return (elements + 7) / 8;
+}
+
+/// `input * on` where the bit is set, else `input * off`. Where a factor is 0 the result is 0, also
+/// for inf and NaN; where it is 1 the value is untouched.
+/// @param strides of the tensor that the bits were made for (its sizes are input's).
+at::Tensor apply_bits(const at::Tensor& input, const at::Tensor& bits, c10::SymIntArrayRef strides,
+                      double on, double off);
+
+/// Bits of what is not zero, in memory order. `mask`: bool, uint8 or floating, dense.
+at::Tensor pack_bits(const at::Tensor& mask);
+
+/// `input` itself if its elements fill a block of memory without gaps, else a copy that does.
+at::Tensor dense(const at::Tensor& input);
+
+/// `input` with these strides: itself or a copy.
+at::Tensor with_strides(const at::Tensor& input, at::IntArrayRef strides);
+
+}  // namespace brim::nn

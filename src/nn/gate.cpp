@@ -1,0 +1,334 @@
+#include "nn/gate.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/hardtanh.h>
+#include <ATen/ops/hardtanh_backward.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/leaky_relu_backward.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/threshold_backward.h>
+#include <brim/nn/functional.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include "nn/bits.h"
+#include "nn/bits_cpu.h"
+#include "nn/cuda_kernels.h"
+#include "nn/node.h"
+
+namespace brim::nn {
+namespace {
+
+const char* name_of(Gate gate) {
+  switch (gate) {
+    case Gate::kRelu:
+      return "relu";
+    case Gate::kHardtanh:
+      return "hardtanh";
+    case Gate::kLeakyRelu:
+      return "leaky_relu";
+  }
+  return "gate";
+}
+
+at::Tensor value_of(const at::Tensor& input, std::int64_t gate, double a, double b) {
+  switch (static_cast<Gate>(gate)) {
+    case Gate::kHardtanh:
+      return at::hardtanh(input, a, b);
+    case Gate::kLeakyRelu:
+      return at::leaky_relu(input, a);
+    default:
+      return at::relu(input);
+  }
+}
+
+at::Tensor& value_of_(at::Tensor& input, std::int64_t gate, double a, double b) {
+  switch (static_cast<Gate>(gate)) {
+    case Gate::kHardtanh:
+      return at::hardtanh_(input, a, b);
+    case Gate::kLeakyRelu:
+      return at::leaky_relu_(input, a);
+    default:
+      return at::relu_(input);
+  }
+}
+
+/// Where the gradient passes whole, with ATen operators.
+at::Tensor passes(const at::Tensor& input, std::int64_t gate, double a, double b) {
+  switch (static_cast<Gate>(gate)) {
+    case Gate::kHardtanh:
+      return input.le(a).logical_or_(input.ge(b)).logical_not_();
+    case Gate::kLeakyRelu:
+      return input.gt(0);
+    default:
+      return input.le(0).logical_not_();  // NaN passes, as in torch
+  }
+}
+
+// -- The kernels ------------------------------------------------------------------------------
+
+at::Tensor empty_bits(const at::Tensor& of) {
+  return at::empty({bit_bytes(of.numel())}, of.options().dtype(at::kByte));
+}
+
+void run_kernel(const at::Tensor& input, at::Tensor& output, at::Tensor& bits, std::int64_t gate,
+                double a, double b) {
+  if (input.is_cuda()) {
+    cuda_kernels()->gate_pack(input, output, bits, gate, a, b);
+  } else {
+    cpu::gate_pack(input, output, bits, gate, a, b);
+  }
+}
+
+std::tuple<at::Tensor, at::Tensor> pack_with_kernel(const at::Tensor& input, std::int64_t gate,
+                                                    double a, double b) {
+  const at::Tensor source = dense(input);
+  std::tuple<at::Tensor, at::Tensor> result{at::empty_like(source), empty_bits(source)};
+  run_kernel(source, std::get<0>(result), std::get<1>(result), gate, a, b);
+  return result;
+}
+
+at::Tensor pack_with_kernel_(at::Tensor& input, std::int64_t gate, double a, double b) {
+  at::Tensor bits = empty_bits(input);
+  run_kernel(input, input, bits, gate, a, b);
+  return bits;
+}
+
+std::tuple<at::Tensor, at::Tensor> pack_anywhere(const at::Tensor& input, std::int64_t gate,
+                                                 double a, double b) {
+  const at::Tensor source = dense(input);
+  return {value_of(source, gate, a, b), pack_bits(passes(source, gate, a, b))};
+}
+
+at::Tensor pack_anywhere_(at::Tensor& input, std::int64_t gate, double a, double b) {
+  at::Tensor bits = pack_bits(passes(input, gate, a, b));
+  value_of_(input, gate, a, b);
+  return bits;
+}
+
+std::tuple<at::Tensor, at::Tensor> pack_cuda(const at::Tensor& input, std::int64_t gate, double a,
+                                             double b) {
+  return cuda_kernels() != nullptr ? pack_with_kernel(input, gate, a, b)
+                                   : pack_anywhere(input, gate, a, b);
+}
+
+at::Tensor pack_cuda_(at::Tensor& input, std::int64_t gate, double a, double b) {
+  return cuda_kernels() != nullptr ? pack_with_kernel_(input, gate, a, b)
+                                   : pack_anywhere_(input, gate, a, b);
+}
+
+at::Tensor pack_meta_(at::Tensor& input, std::int64_t, double, double) {
+  return at::empty_symint({bit_bytes(input.sym_numel())}, input.options().dtype(at::kByte));
+}
+
+std::tuple<at::Tensor, at::Tensor> pack_meta(const at::Tensor& input, std::int64_t gate, double a,
+                                             double b) {
+  at::Tensor output = at::empty_like(dense(input));
+  return {output, pack_meta_(output, gate, a, b)};
+}
+
+// -- Autograd ---------------------------------------------------------------------------------
+
+/// Keeps the bits; or the output, once a consumer keeps that anyway.
+class GateNode final : public SavingNode {
+ public:
+  GateNode(Gate gate, double a, double b) : gate_(gate), a_(a), b_(b) {}
+
+  void output_is_kept(const at::Tensor& output) override {
+    const std::lock_guard lock(mutex_);
+    // Below zero a slope under 0 turns the sign, so that the output does not tell.
+    if (from_output_ || (gate_ == Gate::kLeakyRelu && a_ < 0)) {
+      return;
+    }
+    output_ = SavedVariable(output.detach(), false);
+    from_output_ = true;
+    bits_ = SavedVariable();
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    if (!from_output_) {
+      return {apply_bits(grads[0], bits_.unpack(), strides_, 1.0,
+                         gate_ == Gate::kLeakyRelu ? a_ : 0.0)};
+    }
+    const at::Tensor output = output_.unpack();
+    switch (gate_) {
+      case Gate::kHardtanh:
+        return {at::hardtanh_backward(grads[0], output, a_, b_)};
+      case Gate::kLeakyRelu:
+        return {at::leaky_relu_backward(grads[0], output, a_, true)};
+      default:
+        return {at::threshold_backward(grads[0], output, 0)};
+    }
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    bits_.reset_data();
+    output_.reset_data();
+  }
+
+  std::string name() const override { return std::string("brim::") + name_of(gate_) + "_backward"; }
+
+  void keep(const at::Tensor& bits, const at::Tensor& output) {
+    bits_ = SavedVariable(bits, false);
+    const auto strides = output.sym_strides();
+    strides_ = c10::SymDimVector(strides.begin(), strides.end());
+  }
+
+ private:
+  Gate gate_;
+  double a_;
+  double b_;
+  bool from_output_ = false;
+  SavedVariable bits_;
+  SavedVariable output_;
+  c10::SymDimVector strides_;
+};
+
+at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, double b) {
+  const char* const name = name_of(static_cast<Gate>(gate));
+  refuse_forward_ad(name, input);
+  if (!needs_grad(input)) {
+    const BelowAutograd below;
+    return value_of(input, gate, a, b);
+  }
+  check_floating(name, input);
+  auto node = make_node<GateNode>(static_cast<Gate>(gate), a, b);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  auto [output, bits] = [&] {
+    const BelowAutograd below;
+    return gate_pack(input, gate, a, b);
+  }();
+  node->keep(bits, output);
+  torch::autograd::set_history(output, node);
+  return output;
+}
+
+at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, double b) {
+  const char* const name = name_of(static_cast<Gate>(gate));
+  refuse_forward_ad(name, input);
+  const bool needed = needs_grad(input);
+  torch::autograd::check_inplace(input, needed);
+  if (!needed) {
+    const BelowAutograd below;
+    value_of_(input, gate, a, b);
+    torch::autograd::increment_version(input);
+    return input;
+  }
+  check_floating(name, input);
+  auto node = make_node<GateNode>(static_cast<Gate>(gate), a, b);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  {
+    const BelowAutograd below;
+    if (input.is_non_overlapping_and_dense()) {
+      node->keep(gate_pack_(input, gate, a, b), input);
+    } else {
+      const auto [output, bits] = gate_pack(input, gate, a, b);
+      input.copy_(output);
+      node->keep(bits, output);
+    }
+  }
+  torch::autograd::increment_version(input);
+  torch::autograd::rebase_history(input, node);
+  return input;
+}
+
+using GateOp = at::Tensor(const at::Tensor&, std::int64_t, double, double);
+using GateOp_ = at::Tensor&(at::Tensor&, std::int64_t, double, double);
+using PackOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, std::int64_t, double, double);
+using PackOp_ = at::Tensor(at::Tensor&, std::int64_t, double, double);
+
+template <class Signature>
+auto find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+at::Tensor run(const at::Tensor& input, Gate gate, double a, double b, bool inplace) {
+  if (inplace) {
+    static const auto op = find<GateOp_>("brim::gate_");
+    at::Tensor target = input;
+    op.call(target, static_cast<std::int64_t>(gate), a, b);
+    return target;
+  }
+  static const auto op = find<GateOp>("brim::gate");
+  return op.call(input, static_cast<std::int64_t>(gate), a, b);
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> gate_pack(const at::Tensor& input, std::int64_t gate, double a,
+                                             double b) {
+  static const auto op = find<PackOp>("brim::gate_pack");
+  return op.call(input, gate, a, b);
+}
+
+at::Tensor gate_pack_(at::Tensor& input, std::int64_t gate, double a, double b) {
+  static const auto op = find<PackOp_>("brim::gate_pack_");
+  return op.call(input, gate, a, b);
+}
+
+namespace functional {
+
+at::Tensor relu(const at::Tensor& input, bool inplace) {
+  return run(input, Gate::kRelu, 0, 0, inplace);
+}
+
+at::Tensor relu6(const at::Tensor& input, bool inplace) {
+  return run(input, Gate::kHardtanh, 0, 6, inplace);
+}
+
+at::Tensor hardtanh(const at::Tensor& input, double min_val, double max_val, bool inplace) {
+  TORCH_CHECK_VALUE(min_val < max_val, "min_val must be below max_val, got ", min_val, " and ",
+                    max_val);
+  return run(input, Gate::kHardtanh, min_val, max_val, inplace);
+}
+
+at::Tensor leaky_relu(const at::Tensor& input, double negative_slope, bool inplace) {
+  return run(input, Gate::kLeakyRelu, negative_slope, 0, inplace);
+}
+
+}  // namespace functional
+
+TORCH_LIBRARY_FRAGMENT(brim, m) {
+  m.def("gate(Tensor input, int gate, float a, float b) -> Tensor");
+  m.def("gate_(Tensor(a!) input, int gate, float a, float b) -> Tensor(a!)");
+  m.def("gate_pack(Tensor input, int gate, float a, float b) -> (Tensor, Tensor)",
+        {at::Tag::needs_fixed_stride_order});
+  m.def("gate_pack_(Tensor(a!) input, int gate, float a, float b) -> Tensor",
+        {at::Tag::needs_fixed_stride_order});
+}
+
+TORCH_LIBRARY_IMPL(brim, CPU, m) {
+  m.impl("gate_pack", pack_with_kernel);
+  m.impl("gate_pack_", pack_with_kernel_);
+}
+
+TORCH_LIBRARY_IMPL(brim, CUDA, m) {
+  m.impl("gate_pack", pack_cuda);
+  m.impl("gate_pack_", pack_cuda_);
+}
+
+TORCH_LIBRARY_IMPL(brim, Meta, m) {
+  m.impl("gate_pack", pack_meta);
+  m.impl("gate_pack_", pack_meta_);
+}
+
+TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
+  m.impl("gate", value_of);
+  m.impl("gate_", value_of_);
+  m.impl("gate_pack", pack_anywhere);
+  m.impl("gate_pack_", pack_anywhere_);
+}
+
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("gate", gate_autograd);
+  m.impl("gate_", gate_autograd_);
+}
+
+}  // namespace brim::nn

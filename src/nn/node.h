@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <optional>
+#include <utility>
+
+#include "compat.h"
+
+// How the layers take part in autograd: one hand-written node a layer, because
+// torch::autograd::Function costs more than a small layer itself.
+//
+// Layers talk to each other at forward through `grad_fn`. One that is about to keep its input tells
+// the node that made it, which may then drop what it kept of its own (a ReLU its bits: the output
+// says the same, and is there anyway).
+
+namespace brim::nn {
+
+using compat::make_node;
+using compat::NodePtr;
+using compat::PtrTo;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+class SavingNode : public Node {
+ public:
+  using Node::Node;
+
+  /// A consumer keeps `output`, the value that this node made, for its own backward.
+  virtual void output_is_kept(const at::Tensor& output) { (void)output; }
+
+  /// Whether recompute() can give this node's output again from what is kept anyway. Asked at
+  /// forward.
+  virtual bool can_recompute() const { return false; }
+
+  /// The output again, bit for bit. Asked during backward, before this node itself runs.
+  virtual at::Tensor recompute();
+};
+
+/// Tells the layer that made `input`, if it is one of ours, that its output is kept.
+void tell_producer_kept(const at::Tensor& input);
+
+/// Whether any of them needs a gradient now.
+template <class... Tensors>
+[[nodiscard]] bool needs_grad(const Tensors&... tensors) {
+  return torch::autograd::compute_requires_grad(tensors...);
+}
+
+/// Forward-mode gradients would be dropped in silence. @throws c10::NotImplementedError naming the
+/// layer.
+void refuse_forward_ad(const char* layer, const at::Tensor& input);
+void refuse_forward_ad(const char* layer, const at::Tensor& input, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias);
+
+/// @throws c10::TypeError unless `input` is of a floating type (complex and whole numbers are not).
+void check_floating(const char* layer, const at::Tensor& input);
+
+/// What kernels below autograd run under.
+using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
+
+}  // namespace brim::nn
