@@ -19,6 +19,8 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -94,6 +96,20 @@ struct Read<double> {
   }
 };
 
+template <>
+struct Read<std::string_view> {
+  std::string_view value;  // into the Python object, which the caller holds
+  explicit Read(PyObject* from) {
+    Py_ssize_t size = 0;
+    const char* const text = PyUnicode_Check(from) ? PyUnicode_AsUTF8AndSize(from, &size) : nullptr;
+    if (text == nullptr) {
+      PyErr_Clear();
+      throw NotPlain();
+    }
+    value = std::string_view(text, static_cast<std::size_t>(size));
+  }
+};
+
 template <class T>
 struct Read<std::optional<T>> {
   std::optional<T> value;
@@ -164,8 +180,7 @@ struct FastCall<kName, Result(Args...)> {
           .findSchemaOrThrow((std::string("brim::") + kName).c_str(), "")
           .template typed<Result(Args...)>();
     }();
-    // Braces: read from the first to the last.
-    std::tuple<Read<Args>...> read{Read<Args>(values[I])...};
+    std::tuple<Read<Args>...> read(values[I]...);
     auto result = [&] {
       const pybind11::gil_scoped_release unlocked;
       return op.call(std::get<I>(read).value...);

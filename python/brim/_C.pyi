@@ -411,3 +411,114 @@ def cpu_allocator_installed() -> bool: ...
 def classify_error(error: BaseException) -> OomCause: ...
 def is_out_of_memory(error: BaseException) -> bool: ...
 def call_through_cpp(function: Callable[[], _T]) -> _T: ...
+
+class _Operators:
+    """The operators of brim: `torch.ops.brim`, called without torch's parser."""
+
+    def gate(
+        self, x: torch.Tensor, gate: int, a: float, b: float, recompute: bool, /
+    ) -> torch.Tensor: ...
+    def gate_(
+        self, x: torch.Tensor, gate: int, a: float, b: float, recompute: bool, /
+    ) -> torch.Tensor: ...
+    def gelu(self, x: torch.Tensor, approximate: str, /) -> torch.Tensor: ...
+    def silu(self, x: torch.Tensor, /) -> torch.Tensor: ...
+    def silu_(self, x: torch.Tensor, /) -> torch.Tensor: ...
+    def dropout(self, x: torch.Tensor, p: float, /) -> torch.Tensor: ...
+    def dropout_(self, x: torch.Tensor, p: float, /) -> torch.Tensor: ...
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        cast_weights: bool,
+        recompute: bool,
+        /,
+    ) -> torch.Tensor: ...
+    def conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        transposed: bool,
+        output_padding: Sequence[int],
+        groups: int,
+        cast_weights: bool,
+        recompute: bool,
+        /,
+    ) -> torch.Tensor: ...
+    def batch_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+        /,
+    ) -> torch.Tensor: ...
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        normalized_shape: Sequence[int],
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        /,
+    ) -> torch.Tensor: ...
+    def group_norm(
+        self,
+        x: torch.Tensor,
+        num_groups: int,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        /,
+    ) -> torch.Tensor: ...
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        normalized_shape: Sequence[int],
+        weight: torch.Tensor | None,
+        eps: float | None,
+        /,
+    ) -> torch.Tensor: ...
+    def max_pool(
+        self,
+        x: torch.Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        /,
+    ) -> torch.Tensor: ...
+    def max_pool_with_indices(
+        self,
+        x: torch.Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        /,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def avg_pool(
+        self,
+        x: torch.Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+        /,
+    ) -> torch.Tensor: ...
+    def adaptive_avg_pool(self, x: torch.Tensor, output_size: Sequence[int], /) -> torch.Tensor: ...
+
+ops: _Operators

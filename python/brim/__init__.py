@@ -12,7 +12,7 @@ from brim import _torch_version
 
 _torch_version.check()
 
-from brim import data, testing  # noqa: E402  the check above must come before anything loads the C++ core
+from brim import data, nn, testing  # noqa: E402  the check above must come before anything loads the C++ core
 from brim._C import (  # noqa: E402
     Budget,
     Fragmentation,
@@ -48,6 +48,15 @@ from brim.memory import (  # noqa: E402
     release_cached,
     reset_peak,
 )
+from brim.nn import (  # noqa: E402
+    Audit,
+    ConversionReport,
+    assert_saved,
+    audit,
+    convert,
+    restore,
+    saving,
+)
 from brim.predict import (  # noqa: E402
     MemoryModel,
     MemorySample,
@@ -61,7 +70,9 @@ from brim.predict import (  # noqa: E402
 __all__ = [
     "AdaptiveFunction",
     "Attempt",
+    "Audit",
     "Budget",
+    "ConversionReport",
     "Fragmentation",
     "MemoryModel",
     "MemorySample",
@@ -75,11 +86,14 @@ __all__ = [
     "PolynomialRegression",
     "SizeMemory",
     "__version__",
+    "assert_saved",
+    "audit",
     "batch",
     "budget",
     "chunked",
     "classify_error",
     "collect_peaks",
+    "convert",
     "cpu_allocator_installed",
     "data",
     "default_device",
@@ -89,12 +103,15 @@ __all__ = [
     "is_out_of_memory",
     "maximize",
     "memory_stats",
+    "nn",
     "parse_bytes",
     "range",
     "release_cached",
     "reset_peak",
+    "restore",
     "run_batch",
     "run_chunked",
     "run_range",
+    "saving",
     "testing",
 ]

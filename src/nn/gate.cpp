@@ -7,6 +7,7 @@
 #include <ATen/ops/hardtanh_backward.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/leaky_relu_backward.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
 #include <brim/nn/functional.h>
@@ -17,6 +18,8 @@
 #include "nn/bits_cpu.h"
 #include "nn/cuda_kernels.h"
 #include "nn/node.h"
+#include "nn/number.h"
+#include "nn/recompute.h"
 
 namespace brim::nn {
 namespace {
@@ -55,11 +58,12 @@ at::Tensor& value_of_(at::Tensor& input, std::int64_t gate, double a, double b) 
   }
 }
 
-/// Where the gradient passes whole, with ATen operators.
+/// Not zero where the gradient passes whole, with ATen operators.
 at::Tensor passes(const at::Tensor& input, std::int64_t gate, double a, double b) {
   switch (static_cast<Gate>(gate)) {
     case Gate::kHardtanh:
-      return input.le(a).logical_or_(input.ge(b)).logical_not_();
+      // Not comparisons: they would round the bounds to the input's type first.
+      return at::hardtanh_backward(at::ones_like(input), input, a, b);
     case Gate::kLeakyRelu:
       return input.gt(0);
     default:
@@ -131,32 +135,50 @@ std::tuple<at::Tensor, at::Tensor> pack_meta(const at::Tensor& input, std::int64
 
 // -- Autograd ---------------------------------------------------------------------------------
 
-/// Keeps the bits; or the output, once a consumer keeps that anyway.
+/// Whether a number of this type is the bound that the derivative is compared with.
+bool holds(at::ScalarType type, double bound) {
+  const auto wide = static_cast<float>(bound);
+  return type == at::kHalf       ? static_cast<float>(to<at::Half>(bound)) == wide
+         : type == at::kBFloat16 ? static_cast<float>(to<at::BFloat16>(bound)) == wide
+                                 : true;
+}
+
+/// Keeps the bits; or the output, once a consumer keeps that anyway; or nothing, and asks the layer
+/// before, if told to.
 class GateNode final : public SavingNode {
  public:
   GateNode(Gate gate, double a, double b) : gate_(gate), a_(a), b_(b) {}
 
   void output_is_kept(const at::Tensor& output) override {
     const std::lock_guard lock(mutex_);
-    // Below zero a slope under 0 turns the sign, so that the output does not tell.
-    if (from_output_ || (gate_ == Gate::kLeakyRelu && a_ < 0)) {
+    if (keeps_ == Keeps::kOutput || !output_tells(output.scalar_type())) {
       return;
     }
     output_ = SavedVariable(output.detach(), false);
-    from_output_ = true;
+    keeps_ = Keeps::kOutput;
     bits_ = SavedVariable();
+  }
+
+  bool can_recompute() const override { return keeps_ == Keeps::kOutput || producer_can(); }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    return output();
   }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
     if (!grads[0].defined()) {
+      again_ = at::Tensor();
       return {at::Tensor()};
     }
-    if (!from_output_) {
+    if (keeps_ == Keeps::kBits) {
+      again_ = at::Tensor();
       return {apply_bits(grads[0], bits_.unpack(), strides_, 1.0,
                          gate_ == Gate::kLeakyRelu ? a_ : 0.0)};
     }
-    const at::Tensor output = output_.unpack();
+    const at::Tensor output = this->output();
+    again_ = at::Tensor();
     switch (gate_) {
       case Gate::kHardtanh:
         return {at::hardtanh_backward(grads[0], output, a_, b_)};
@@ -171,6 +193,7 @@ class GateNode final : public SavingNode {
     const std::lock_guard lock(mutex_);
     bits_.reset_data();
     output_.reset_data();
+    again_ = at::Tensor();
   }
 
   std::string name() const override { return std::string("brim::") + name_of(gate_) + "_backward"; }
@@ -181,17 +204,66 @@ class GateNode final : public SavingNode {
     strides_ = c10::SymDimVector(strides.begin(), strides.end());
   }
 
+  /// Keeps nothing, if the layer before can give the input again. @returns whether it can.
+  bool ask(at::ScalarType type) {
+    if (!output_tells(type) || !producer_can()) {
+      return false;
+    }
+    keeps_ = Keeps::kNothing;
+    return true;
+  }
+
  private:
+  enum class Keeps { kBits, kOutput, kNothing };
+
+  /// Whether the output says where the gradient passes. Below zero a slope under 0 turns the sign;
+  /// and a bound that the type cannot hold is rounded in the output, maybe to the inner side.
+  bool output_tells(at::ScalarType type) const {
+    switch (gate_) {
+      case Gate::kHardtanh:
+        return holds(type, a_) && holds(type, b_);
+      case Gate::kLeakyRelu:
+        return a_ >= 0;
+      default:
+        return true;
+    }
+  }
+
+  bool producer_can() const {
+    if (!producer_can_) {
+      producer_can_ = nn::can_recompute(next_edge(0).function.get());
+    }
+    return *producer_can_;
+  }
+
+  at::Tensor output() {
+    if (keeps_ == Keeps::kOutput) {
+      return output_.unpack();
+    }
+    // In a chain of residual blocks each value is asked for by its own consumer and by the block
+    // behind: it is worked out once, and held until this node runs.
+    if (!again_.defined()) {
+      Node& producer = *next_edge(0).function;
+      again_ = gate_ == Gate::kRelu
+                   ? nn::recompute_relu(producer)
+                   : value_of(nn::recompute(producer), static_cast<std::int64_t>(gate_), a_, b_);
+    }
+    return again_;
+  }
+
   Gate gate_;
   double a_;
   double b_;
-  bool from_output_ = false;
+  Keeps keeps_ = Keeps::kBits;
+  mutable std::optional<bool> producer_can_;  // asked once: the answers form long chains
   SavedVariable bits_;
   SavedVariable output_;
   c10::SymDimVector strides_;
+  at::Tensor again_;  // recomputed, between the first asking and apply
 };
 
-at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, double b) {
+at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, double b,
+                         bool recompute) {
   const char* const name = name_of(static_cast<Gate>(gate));
   refuse_forward_ad(name, input);
   if (!needs_grad(input)) {
@@ -201,16 +273,23 @@ at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, d
   check_floating(name, input);
   auto node = make_node<GateNode>(static_cast<Gate>(gate), a, b);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
-  auto [output, bits] = [&] {
+  at::Tensor output;
+  {
     const BelowAutograd below;
-    return gate_pack(input, gate, a, b);
-  }();
-  node->keep(bits, output);
+    if (recompute && node->ask(input.scalar_type())) {
+      output = value_of(input, gate, a, b);
+    } else {
+      at::Tensor bits;
+      std::tie(output, bits) = gate_pack(input, gate, a, b);
+      node->keep(bits, output);
+    }
+  }
   torch::autograd::set_history(output, node);
   return output;
 }
 
-at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, double b) {
+at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, double b,
+                           bool recompute) {
   const char* const name = name_of(static_cast<Gate>(gate));
   refuse_forward_ad(name, input);
   const bool needed = needs_grad(input);
@@ -226,7 +305,9 @@ at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, doubl
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   {
     const BelowAutograd below;
-    if (input.is_non_overlapping_and_dense()) {
+    if (recompute && node->ask(input.scalar_type())) {
+      value_of_(input, gate, a, b);
+    } else if (input.is_non_overlapping_and_dense()) {
       node->keep(gate_pack_(input, gate, a, b), input);
     } else {
       const auto [output, bits] = gate_pack(input, gate, a, b);
@@ -239,8 +320,18 @@ at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, doubl
   return input;
 }
 
-using GateOp = at::Tensor(const at::Tensor&, std::int64_t, double, double);
-using GateOp_ = at::Tensor&(at::Tensor&, std::int64_t, double, double);
+at::Tensor gate_anywhere(const at::Tensor& input, std::int64_t gate, double a, double b,
+                         bool /*recompute*/) {
+  return value_of(input, gate, a, b);
+}
+
+at::Tensor& gate_anywhere_(at::Tensor& input, std::int64_t gate, double a, double b,
+                           bool /*recompute*/) {
+  return value_of_(input, gate, a, b);
+}
+
+using GateOp = at::Tensor(const at::Tensor&, std::int64_t, double, double, bool);
+using GateOp_ = at::Tensor&(at::Tensor&, std::int64_t, double, double, bool);
 using PackOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, std::int64_t, double, double);
 using PackOp_ = at::Tensor(at::Tensor&, std::int64_t, double, double);
 
@@ -253,11 +344,11 @@ at::Tensor run(const at::Tensor& input, Gate gate, double a, double b, bool inpl
   if (inplace) {
     static const auto op = find<GateOp_>("brim::gate_");
     at::Tensor target = input;
-    op.call(target, static_cast<std::int64_t>(gate), a, b);
+    op.call(target, static_cast<std::int64_t>(gate), a, b, false);
     return target;
   }
   static const auto op = find<GateOp>("brim::gate");
-  return op.call(input, static_cast<std::int64_t>(gate), a, b);
+  return op.call(input, static_cast<std::int64_t>(gate), a, b, false);
 }
 
 }  // namespace
@@ -296,8 +387,8 @@ at::Tensor leaky_relu(const at::Tensor& input, double negative_slope, bool inpla
 }  // namespace functional
 
 TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def("gate(Tensor input, int gate, float a, float b) -> Tensor");
-  m.def("gate_(Tensor(a!) input, int gate, float a, float b) -> Tensor(a!)");
+  m.def("gate(Tensor input, int gate, float a, float b, bool recompute=False) -> Tensor");
+  m.def("gate_(Tensor(a!) input, int gate, float a, float b, bool recompute=False) -> Tensor(a!)");
   m.def("gate_pack(Tensor input, int gate, float a, float b) -> (Tensor, Tensor)",
         {at::Tag::needs_fixed_stride_order});
   m.def("gate_pack_(Tensor(a!) input, int gate, float a, float b) -> Tensor",
@@ -320,8 +411,8 @@ TORCH_LIBRARY_IMPL(brim, Meta, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("gate", value_of);
-  m.impl("gate_", value_of_);
+  m.impl("gate", gate_anywhere);
+  m.impl("gate_", gate_anywhere_);
   m.impl("gate_pack", pack_anywhere);
   m.impl("gate_pack_", pack_anywhere_);
 }

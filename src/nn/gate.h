@@ -5,16 +5,11 @@
 #include <cstdint>
 #include <tuple>
 
+#include "nn/gate_kind.h"
+
 // Activations whose derivative has two values: one bit an element says which.
 
 namespace brim::nn {
-
-/// Values are part of the operators' schema: do not reorder.
-enum class Gate : std::int64_t {
-  kRelu = 0,       // no parameter
-  kHardtanh = 1,   // a: lower, b: upper bound
-  kLeakyRelu = 2,  // a: slope below zero
-};
 
 /// The activation's value, and a bit an element: set where the gradient passes whole.
 std::tuple<at::Tensor, at::Tensor> gate_pack(const at::Tensor& input, std::int64_t gate, double a,

@@ -39,6 +39,13 @@ class SavingNode : public Node {
 
   /// The output again, bit for bit. Asked during backward, before this node itself runs.
   virtual at::Tensor recompute();
+
+  /// relu(output + added) in one go, or nothing where recompute() and torch's operators must do.
+  /// @param added undefined: nothing is added
+  virtual std::optional<at::Tensor> recompute_relu(const at::Tensor& added) {
+    (void)added;
+    return std::nullopt;
+  }
 };
 
 /// Tells the layer that made `input`, if it is one of ours, that its output is kept.

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import math
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brim
@@ -26,7 +22,7 @@ def add_parser(commands: Subparsers) -> None:
     parser = commands.add_parser("probe", help="how a function's memory grows with its size")
     parser.add_argument(
         "function",
-        type=_function,
+        type=arguments.function,
         help="module:function or file.py:function; called with a size, or with (n, length)",
     )
     parser.add_argument(
@@ -42,31 +38,6 @@ def add_parser(commands: Subparsers) -> None:
     )
     parser.add_argument("--probes", type=int, default=7, help="how many sizes to measure")
     parser.set_defaults(run=run)
-
-
-def _function(text: str) -> Callable[..., Any]:
-    source, _, name = text.rpartition(":")
-    if not source or not name:
-        raise argparse.ArgumentTypeError(f"must be module:function or file.py:function, got {text}")
-    try:
-        module = _load(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-        found = getattr(module, name)
-    except (ImportError, AttributeError, OSError) as error:
-        raise argparse.ArgumentTypeError(f"{text} was not found: {error}") from error
-    if not callable(found):
-        raise argparse.ArgumentTypeError(f"{text} is not a function, but {found!r}")
-    function: Callable[..., Any] = found
-    return function
-
-
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _range(text: str) -> list[int]:

@@ -1,0 +1,35 @@
+# Turns on the language CUDA where there is a compiler for it, and sets
+#   BRIM_CUDA_KERNELS         ON or OFF
+#   BRIM_CUDA_KERNELS_STATUS  the same in words
+# Without it nothing fails: tensors on CUDA then go through torch's own operators.
+#
+# CMAKE_CUDA_COMPILER and CMAKE_CUDA_ARCHITECTURES are the user's to set.
+include(CheckLanguage)
+
+# A toolkit is often not on the PATH, which is all that check_language() looks at.
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  find_program(BRIM_NVCC nvcc HINTS "${CUDAToolkit_BIN_DIR}" ENV CUDA_PATH PATH_SUFFIXES bin)
+  mark_as_advanced(BRIM_NVCC)
+  if(BRIM_NVCC)
+    set(CMAKE_CUDA_COMPILER "${BRIM_NVCC}")
+  endif()
+endif()
+# One of each generation, and code for those to come.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+  set(CMAKE_CUDA_ARCHITECTURES all-major CACHE STRING "GPUs to build kernels for")
+endif()
+
+check_language(CUDA)
+if(CMAKE_CUDA_COMPILER)
+  enable_language(CUDA)
+  if(BRIM_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER "${BRIM_CCACHE}")
+  endif()
+  set(BRIM_CUDA_KERNELS ON)
+  set(BRIM_CUDA_KERNELS_STATUS
+    "kernels for ${CMAKE_CUDA_ARCHITECTURES} by ${CMAKE_CUDA_COMPILER}")
+else()
+  set(BRIM_CUDA_KERNELS OFF)
+  set(BRIM_CUDA_KERNELS_STATUS
+    "no kernels (no CUDA compiler was found): torch's own operators do their work")
+endif()

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <brim/nn/layer.h>
+#include <torch/nn/modules/dropout.h>
+
+namespace brim::nn {
+
+/// Keeps one bit an element. Draws the same random numbers as torch::nn::Dropout.
+class BRIM_API DropoutImpl : public Layer<DropoutImpl, torch::nn::DropoutImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(at::Tensor input);
+};
+TORCH_MODULE(Dropout);
+
+}  // namespace brim::nn

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <brim/export.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <sstream>
+#include <string>
+
+namespace brim::nn {
+
+namespace detail {
+
+/// Writes `text`, which names a layer of torch::nn, with our namespace in place of torch's.
+BRIM_API void print_as_ours(std::ostream& stream, const std::string& text);
+
+}  // namespace detail
+
+/// What every layer of ours shares: it is a layer of torch::nn (`Base`) with another forward. The
+/// options, the names of the parameters and buffers, `to`, `train` and archives are the base's own,
+/// so that what one saves the other loads.
+///
+/// forward is not virtual in torch::nn. Whoever holds a layer of ours by torch's type
+/// (`torch::nn::Conv2d`, `as<torch::nn::Conv2d>()`) and calls it gets torch's forward: the same
+/// values, and torch's memory.
+///
+/// A layer is made from the options of torch::nn, or from a layer of torch::nn, whose parameters
+/// and buffers it then shares (the same tensors, not copies).
+///
+///     brim::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 64, 7).stride(2).padding(3));
+///     brim::nn::Conv2d same(*torch_conv);  // trains with torch_conv
+///
+/// Ownership and threads: as every module of torch::nn.
+template <class Impl, class Base>
+class BRIM_API Layer : public Base {
+ public:
+  using Base::Base;
+
+  explicit Layer(const Base& base) : Base(base) {}
+
+  /// A layer of ours again, with copies of the tensors. As in torch::nn, the copies of all
+  /// parameters need a gradient, those of frozen ones too.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override {
+    const std::shared_ptr<torch::nn::Module> base = Base::clone(device);
+    auto copy = std::make_shared<Impl>(static_cast<const Impl&>(*this));
+    static_cast<Base&>(*copy) = static_cast<const Base&>(*base);
+    return copy;
+  }
+
+  void pretty_print(std::ostream& stream) const override {
+    std::ostringstream text;
+    Base::pretty_print(text);
+    detail::print_as_ours(stream, text.str());
+  }
+};
+
+}  // namespace brim::nn

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <brim/nn/layer.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace brim::nn {
+
+/// In evaluation a BatchNorm keeps its input only where its weight needs a gradient; in training,
+/// always.
+class BRIM_API BatchNorm1dImpl : public Layer<BatchNorm1dImpl, torch::nn::BatchNorm1dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(BatchNorm1d);
+
+class BRIM_API BatchNorm2dImpl : public Layer<BatchNorm2dImpl, torch::nn::BatchNorm2dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(BatchNorm2d);
+
+class BRIM_API BatchNorm3dImpl : public Layer<BatchNorm3dImpl, torch::nn::BatchNorm3dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(BatchNorm3d);
+
+class BRIM_API LayerNormImpl : public Layer<LayerNormImpl, torch::nn::LayerNormImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(LayerNorm);
+
+class BRIM_API GroupNormImpl : public Layer<GroupNormImpl, torch::nn::GroupNormImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(GroupNorm);
+
+/// Options of RMSNorm, which torch::nn has in Python only.
+///
+///     brim::nn::RMSNorm norm(brim::nn::RMSNormOptions({64}).eps(1e-6));
+struct BRIM_API RMSNormOptions {
+  /// @param shape the sizes of the last dimensions, over which the mean square is taken
+  /* implicit */ RMSNormOptions(std::vector<std::int64_t> shape)
+      : normalized_shape_(std::move(shape)) {}
+
+  TORCH_ARG(std::vector<std::int64_t>, normalized_shape);
+  /// Nothing: the smallest step of the input's type above 1.
+  TORCH_ARG(std::optional<double>, eps) = std::nullopt;
+  /// Whether there is a weight to learn.
+  TORCH_ARG(bool, elementwise_affine) = true;
+};
+
+/// Parameter: `weight`, as in Python's torch.nn.RMSNorm.
+class BRIM_API RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
+ public:
+  /// @throws c10::ValueError unless `normalized_shape` has at least one size, and all above 0.
+  explicit RMSNormImpl(RMSNormOptions options_);
+
+  at::Tensor forward(const at::Tensor& input);
+
+  void reset() override;
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  RMSNormOptions options;
+  /// Undefined without `elementwise_affine`.
+  at::Tensor weight;
+};
+TORCH_MODULE(RMSNorm);
+
+}  // namespace brim::nn

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <brim/nn/layer.h>
+#include <torch/nn/modules/pooling.h>
+
+#include <tuple>
+
+/// A MaxPool keeps one byte an output element where its window has at most 256 places; the others
+/// keep nothing.
+
+namespace brim::nn {
+
+class BRIM_API MaxPool1dImpl : public Layer<MaxPool1dImpl, torch::nn::MaxPool1dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+
+  /// The maxima and their indices, as torch::nn gives them.
+  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input);
+};
+TORCH_MODULE(MaxPool1d);
+
+class BRIM_API MaxPool2dImpl : public Layer<MaxPool2dImpl, torch::nn::MaxPool2dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+
+  /// The maxima and their indices, as torch::nn gives them.
+  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input);
+};
+TORCH_MODULE(MaxPool2d);
+
+class BRIM_API MaxPool3dImpl : public Layer<MaxPool3dImpl, torch::nn::MaxPool3dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+
+  /// The maxima and their indices, as torch::nn gives them.
+  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input);
+};
+TORCH_MODULE(MaxPool3d);
+
+class BRIM_API AvgPool1dImpl : public Layer<AvgPool1dImpl, torch::nn::AvgPool1dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(AvgPool1d);
+
+class BRIM_API AvgPool2dImpl : public Layer<AvgPool2dImpl, torch::nn::AvgPool2dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(AvgPool2d);
+
+class BRIM_API AvgPool3dImpl : public Layer<AvgPool3dImpl, torch::nn::AvgPool3dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(AvgPool3d);
+
+class BRIM_API AdaptiveAvgPool1dImpl
+    : public Layer<AdaptiveAvgPool1dImpl, torch::nn::AdaptiveAvgPool1dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(AdaptiveAvgPool1d);
+
+class BRIM_API AdaptiveAvgPool2dImpl
+    : public Layer<AdaptiveAvgPool2dImpl, torch::nn::AdaptiveAvgPool2dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(AdaptiveAvgPool2d);
+
+class BRIM_API AdaptiveAvgPool3dImpl
+    : public Layer<AdaptiveAvgPool3dImpl, torch::nn::AdaptiveAvgPool3dImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input);
+};
+TORCH_MODULE(AdaptiveAvgPool3d);
+
+}  // namespace brim::nn

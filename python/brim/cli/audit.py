@@ -1,0 +1,104 @@
+"""`brim audit`: what a model keeps for backward, by torch.nn, by brim, and the least."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+import brim
+from brim.cli import arguments
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add this command to the command line."""
+    parser = commands.add_parser("audit", help="what a model's layers keep for backward")
+    parser.add_argument(
+        "factory",
+        type=arguments.function,
+        help="module:function or file.py:function; called without arguments, gives the model",
+    )
+    parser.add_argument(
+        "--input",
+        type=_shape,
+        action="append",
+        required=True,
+        help="a shape such as 8,3,224,224, with a type behind a colon (8,128:int64) where it is "
+        "not float32; once for each input of the model",
+    )
+    parser.add_argument(
+        "--freeze",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="freeze the parameters with such names, e.g. 'layer*'; may be given several times",
+    )
+    parser.add_argument(
+        "--train-only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="freeze all parameters but those with such names; may be given several times",
+    )
+    parser.add_argument("--eval", action="store_true", help="call model.eval() first")
+    parser.add_argument("--device", type=arguments.device, default=None, help="cpu, cuda, …")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.set_defaults(run=run)
+
+
+def _shape(text: str) -> tuple[list[int], torch.dtype]:
+    """Sizes, and a type behind a colon.
+
+    Example:
+        >>> _shape("8,128:int64")
+        ([8, 128], torch.int64)
+    """
+    sizes, colon, name = text.partition(":")
+    dtype = getattr(torch, name, None) if colon else torch.float32
+    parts = sizes.split(",")
+    if not all(part.strip().isdecimal() for part in parts) or not isinstance(dtype, torch.dtype):
+        raise argparse.ArgumentTypeError(
+            f"must be a shape such as 8,3,224,224 or 8,128:int64, got {text}"
+        )
+    return [int(part) for part in parts], dtype
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make the model and its inputs, freeze what is asked for, measure and print."""
+    model = arguments.factory()
+    if not isinstance(model, torch.nn.Module):
+        sys.exit(f"brim audit: the factory must give a torch.nn.Module, got {model!r}")
+    device = arguments.device or brim.default_device()
+    model = model.to(device)
+    if arguments.eval:
+        model.eval()
+    _freeze(model, arguments.freeze, arguments.train_only)
+    torch.manual_seed(0)
+    inputs = [
+        # Whole numbers are mostly indices: 0 is always allowed.
+        torch.randn(shape, device=device).to(dtype)
+        if dtype.is_floating_point
+        else torch.zeros(shape, device=device, dtype=dtype)
+        for shape, dtype in arguments.input
+    ]
+    figures = brim.audit(model, *inputs)
+    print(json.dumps(figures.to_dict(), indent=2) if arguments.json else figures)
+    return 0
+
+
+def _freeze(model: torch.nn.Module, frozen: list[str], trained: list[str]) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in (*frozen, *trained):
+        if not fnmatch.filter(names, pattern):
+            sys.exit(f"brim audit: the pattern {pattern!r} matches no parameter of the model")
+    for name, parameter in model.named_parameters():
+        keep = not trained or any(fnmatch.fnmatchcase(name, pattern) for pattern in trained)
+        if not keep or any(fnmatch.fnmatchcase(name, pattern) for pattern in frozen):
+            parameter.requires_grad_(False)

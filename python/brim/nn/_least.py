@@ -1,0 +1,127 @@
+"""What backward needs of each layer at the least, without computing anything again.
+
+The rules follow from the derivatives: see the table in docs/nn.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing import reductions
+
+from brim.nn.convert import COUNTERPARTS, ORIGINALS
+
+__all__ = ["Need", "needs_of"]
+
+_StorageWeakRef: Any = reductions.StorageWeakRef  # has no types
+_WEIGHTED = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_GATES = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.LeakyReLU)
+_SMOOTH = (nn.GELU, nn.SiLU)
+_MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+
+
+class Need:
+    """Bytes that backward needs.
+
+    Attributes:
+        size: in bytes.
+        key: what they are, so that they count once; None where nobody else can need them.
+        instead: a storage that serves as well where it is kept anyway.
+    """
+
+    def __init__(
+        self, tensor: Tensor | None, size: int, *, dtype: Any = None, instead: Tensor | None = None
+    ) -> None:
+        self.size = size
+        # A weak reference: the memory may go, but no other storage takes the identity.
+        self._references = [_reference(each) for each in (tensor, instead)]
+        self.identity = _number(self._references[0])
+        self.key = None if tensor is None else (self.identity, dtype)
+        self.instead = _number(self._references[1]) if instead is not None else None
+        if dtype is not None:
+            self.instead = self.identity  # the tensor that the cast one is made of
+
+
+def _reference(tensor: Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    try:
+        return _StorageWeakRef(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # sparse tensors and the like have no storage
+        return tensor
+
+
+def _number(reference: Any) -> int:
+    return reference.cdata if isinstance(reference, _StorageWeakRef) else id(reference)
+
+
+def needs_of(module: nn.Module, given: Any = None, output: Any = None) -> Sequence[Need] | None:
+    """What backward needs of this call; None for a layer that this module does not know."""
+    kind = ORIGINALS.get(type(module), type(module))
+    if kind not in COUNTERPARTS:
+        return None
+    result = output[0] if isinstance(output, tuple) else output
+    if not isinstance(given, Tensor) or not isinstance(result, Tensor) or not result.requires_grad:
+        return []
+    weight = getattr(module, "weight", None)
+    trained = weight is not None and weight.requires_grad
+    if kind in _WEIGHTED:
+        return [_in_type_of_autocast(given)] if trained else []
+    if kind in _BATCH_NORMS:
+        of_batch = module.training or getattr(module, "running_mean", None) is None
+        return [_whole(given)] if trained or (of_batch and given.requires_grad) else []
+    if kind in _NORMS:
+        return [_whole(given)] if trained or given.requires_grad else []
+    if kind in _SMOOTH:
+        if getattr(module, "inplace", False):
+            return [Need(None, given.numel() * given.element_size())]
+        return [_whole(given)]
+    bits = (result.numel() + 7) // 8
+    if kind in _GATES:
+        tells = getattr(module, "negative_slope", 0.0) >= 0.0
+        return [Need(None, bits, instead=result if tells else None)]
+    if kind is nn.Dropout:
+        drops = module.training and 0.0 < getattr(module, "p", 0.0) < 1.0
+        return [Need(None, bits)] if drops else []
+    if kind in _MAX_POOLS:
+        return [Need(None, result.numel() * _bytes_of_place(module))]
+    return []
+
+
+def _whole(tensor: Tensor) -> Need:
+    try:
+        return Need(tensor, tensor.untyped_storage().nbytes())
+    except (NotImplementedError, RuntimeError):
+        return Need(tensor, tensor.numel() * tensor.element_size())
+
+
+def _in_type_of_autocast(tensor: Tensor) -> Need:
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return _whole(tensor)
+    low = torch.get_autocast_dtype(device)
+    if low.itemsize >= tensor.element_size() or tensor.dtype is torch.float64:
+        return _whole(tensor)
+    return Need(tensor, tensor.numel() * low.itemsize, dtype=low)
+
+
+def _bytes_of_place(module: Any) -> int:
+    """Of the number of a place in the window of a pool."""
+    sizes = module.kernel_size
+    places = 1
+    for size in sizes if isinstance(sizes, Sequence) else (sizes,) * int(type(module).__name__[-2]):
+        places *= size
+    return 1 if places <= 2**8 else 2 if places <= 2**16 else 4

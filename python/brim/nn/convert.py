@@ -1,0 +1,256 @@
+"""Turning the layers of a model into brim's, in place, and back."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from brim._table import text_table
+from brim.nn.modules import activation, conv, dropout, linear, norm, pooling
+
+__all__ = ["ConversionReport", "ConvertedLayer", "convert", "restore"]
+
+Module: TypeAlias = torch.nn.Module
+Choice: TypeAlias = "type[Module] | str | Callable[[str, Module], bool]"
+Choices: TypeAlias = "Choice | Collection[Choice]"
+"""A type, a pattern for names, a function of name and module, or several of these."""
+
+COUNTERPARTS: Mapping[type[Module], type[Module]] = {
+    getattr(torch.nn, name): getattr(family, name)
+    for family in (activation, conv, dropout, linear, norm, pooling)
+    for name in family.__all__
+}
+"""The layers of torch.nn and brim's for them."""
+
+ORIGINALS: Mapping[type[Module], type[Module]] = {own: of for of, own in COUNTERPARTS.items()}
+"""brim's layers and those of torch.nn that they stand for."""
+
+_ROOT = "(model)"
+
+
+@dataclass(frozen=True)
+class ConvertedLayer:
+    """A layer of the model and what became of it.
+
+    Attributes:
+        name: its qualified name; empty for the model itself.
+        type: the class it had, without the module.
+        reason: why it was kept as it is; empty where it was replaced.
+        names: all its names, where the model has it in several places.
+    """
+
+    name: str
+    type: str
+    reason: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What `convert` replaced and what it kept as it was. `print` shows what was kept as a table.
+
+    Containers are not listed: only layers, which have no modules inside or parameters of their own.
+
+    Attributes:
+        replaced: one entry a layer.
+        kept: one entry a layer, with the reason.
+    """
+
+    replaced: tuple[ConvertedLayer, ...]
+    kept: tuple[ConvertedLayer, ...]
+
+    def __str__(self) -> str:
+        count = len(self.replaced)
+        head = (
+            f"{count} layer{'' if count == 1 else 's'} replaced, {len(self.kept)} kept as they are"
+        )
+        if not self.kept:
+            return head
+        rows = [
+            [", ".join(name or _ROOT for name in each.names), each.type, each.reason]
+            for each in self.kept
+        ]
+        return f"{head}\n\n{text_table(['layer', 'type', 'kept because'], rows, left=3)}"
+
+
+def convert(
+    model: Module,
+    only: Choices | None = None,
+    skip: Choices | None = None,
+    recompute: str | None = None,
+) -> ConversionReport:
+    """Turn the layers of a model into brim's, in place.
+
+    A layer is replaced if its type is exactly one of `torch.nn` that brim has a counterpart for. It
+    stays the same object: hooks, names, sharing, parameters, training flag and state_dict stay. A
+    layer that is brim's already stays so.
+
+    Args:
+        model: any module, also a single layer.
+        only: replace these alone. A type (also what is inside such a module), a pattern such as
+            "encoder.*" for qualified names (also what is inside), a function of the qualified name
+            and the module (that module alone), or a collection of these.
+        skip: leave these out, in the same words.
+        recompute: "cheap": a convolution or linear layer keeps no input that the layers before can
+            give again in backward from what they keep anyway (normalisation, activations, dropout,
+            sums): the same values for less memory and more time. Also for layers that are brim's
+            already. None changes nothing.
+
+    Returns:
+        What was replaced, and what was not and why.
+
+    Raises:
+        TypeError: if `model` is no module, or `only` or `skip` holds anything else.
+        ValueError: if a pattern matches no name, or `recompute` is unknown.
+
+    Example:
+        >>> import torch, brim
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+        ... )
+        >>> report = brim.convert(model, skip="3")
+        >>> print(report)
+        2 layers replaced, 2 kept as they are
+        <BLANKLINE>
+        layer  type    kept because
+        --------------------------------------
+        2      Tanh    brim has no counterpart
+        3      Linear  left out by skip
+        >>> [layer.name for layer in report.replaced]
+        ['0', '1']
+    """
+    if not isinstance(model, Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    if recompute not in (None, "cheap"):
+        raise ValueError(f'recompute must be None or "cheap", got {recompute!r}')
+    places = _places(model)
+    chosen = None if only is None else _matching("only", only, places)
+    left_out = set() if skip is None else _matching("skip", skip, places)
+    replaced, kept = [], []
+    for module, names in places.items():
+        counterpart = COUNTERPARTS.get(type(module))
+        if chosen is not None and module not in chosen:
+            reason = "not chosen by only"
+        elif module in left_out:
+            reason = "left out by skip"
+        else:
+            reason = _obstacle(module)
+        entry = ConvertedLayer(names[0], type(module).__name__, reason, tuple(names))
+        if not reason and counterpart is not None:
+            module.__class__ = counterpart
+            replaced.append(entry)
+        elif is_layer(module):
+            kept.append(entry)
+        if reason in ("", _ALREADY) and recompute is not None and hasattr(module, "recompute"):
+            module.__dict__["recompute"] = True
+    return ConversionReport(tuple(replaced), tuple(kept))
+
+
+def restore(model: Module) -> Module:
+    """Turn brim's layers in a model back into those of torch.nn, in place.
+
+    Args:
+        model: any module; its layers whose type is exactly one of `brim.nn` are turned back.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        TypeError: if `model` is no module.
+
+    Example:
+        >>> import torch, brim
+        >>> model = torch.nn.Sequential(torch.nn.ReLU())
+        >>> report = brim.convert(model)
+        >>> type(brim.restore(model)[0]) is torch.nn.ReLU
+        True
+    """
+    if not isinstance(model, Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    for module in model.modules():
+        original = ORIGINALS.get(type(module))
+        if original is not None:
+            module.__dict__.pop("recompute", None)
+            module.__class__ = original
+    return model
+
+
+_ALREADY = "brim's already"
+
+
+def _places(model: Module) -> dict[Module, list[str]]:
+    """Every module with all its names."""
+    places: dict[Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        places.setdefault(module, []).append(name)
+    return places
+
+
+def is_layer(module: Module) -> bool:
+    """Whether a module is more than a container: nothing is inside, or it has own parameters."""
+    return not any(True for _ in module.children()) or any(
+        parameter is not None for parameter in module._parameters.values()
+    )
+
+
+def _obstacle(module: Module) -> str:
+    """Why a module cannot be replaced; empty if it can."""
+    kind = type(module)
+    if kind in ORIGINALS:
+        return _ALREADY
+    if parametrize.is_parametrized(module):
+        return "it is parametrized"
+    if isinstance(module, LazyModuleMixin):
+        return "it is lazy: run the model once before"
+    if kind not in COUNTERPARTS:
+        for base in kind.__mro__[1:]:
+            if base in COUNTERPARTS:
+                return f"it is a subclass of {base.__name__}"
+        return "brim has no counterpart"
+    if any(p is not None and p.is_complex() for p in module._parameters.values()):
+        return "its parameters are complex"
+    return ""
+
+
+def _matching(argument: str, choices: Choices, places: Mapping[Module, list[str]]) -> set[Module]:
+    """The modules that any of the choices means."""
+    wrong = TypeError(
+        f"{argument} must be a type of module, a pattern for names, a function of name and module, "
+        f"or a collection of these, got {choices!r}"
+    )
+    several: Iterable[Choice]
+    if isinstance(choices, (str, type)) or callable(choices):
+        several = [choices]
+    elif isinstance(choices, Collection):
+        several = choices
+    else:
+        raise wrong
+    found: set[Module] = set()
+    for choice in several:
+        if isinstance(choice, type):
+            if not issubclass(choice, Module):
+                raise wrong
+            for module in places:
+                if isinstance(module, choice):
+                    found.update(module.modules())
+        elif isinstance(choice, str):
+            matched = [m for m, names in places.items() if _any_matches(names, choice)]
+            if not matched:
+                raise ValueError(f"{argument}: the pattern {choice!r} matches no name in the model")
+            for module in matched:
+                found.update(module.modules())
+        elif callable(choice) and not isinstance(choice, Module):
+            found.update(m for m, names in places.items() if any(choice(n, m) for n in names))
+        else:
+            raise wrong
+    return found
+
+
+def _any_matches(names: Iterable[str], pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names)

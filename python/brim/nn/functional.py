@@ -1,0 +1,254 @@
+"""The functions of `torch.nn.functional` that brim has, with the same names and signatures.
+
+The same values and gradients; for backward only what is needed at this call is kept. Each is a thin
+face of an operator of the C++ core (`include/brim/nn/functional.h`), which says what it keeps.
+
+While torch.compile traces, the operators go into the graph. Normalisation, GELU, SiLU and adaptive
+pooling are torch's own there: the compiler decides itself what is kept of them.
+
+Example:
+    >>> import torch
+    >>> import brim.nn.functional as F
+    >>> F.relu(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from brim import _C
+from brim.nn._conv import (
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+)
+from brim.nn._numbers import Numbers as Numbers
+from brim.nn._pool import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_avg_pool3d,
+    avg_pool1d,
+    avg_pool2d,
+    avg_pool3d,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+)
+
+__all__ = [
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "batch_norm",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "dropout",
+    "gelu",
+    "group_norm",
+    "hardtanh",
+    "layer_norm",
+    "leaky_relu",
+    "linear",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "relu",
+    "relu6",
+    "rms_norm",
+    "silu",
+]
+
+_RELU, _HARDTANH, _LEAKY_RELU = 0, 1, 2  # as in src/nn/gate.h
+_ops = _C.ops
+_traced = torch.ops.brim  # what torch.compile can follow
+_torch: Any = torch.nn.functional
+
+
+# -- Activations ----------------------------------------------------------------------------------
+
+
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.relu`; keeps one bit an element, or nothing.
+
+    Nothing, where the layer that takes the output keeps it anyway.
+
+    Example:
+        >>> x = torch.randn(1024, requires_grad=True)
+        >>> kept = []
+        >>> with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t), lambda t: t):
+        ...     y = relu(x)
+        >>> kept[0].nbytes
+        128
+    """
+    if inplace or is_compiling():
+        return _gate(input, _RELU, 0.0, 0.0, inplace)
+    return _ops.gate(input, _RELU, 0.0, 0.0, False)
+
+
+def relu6(input: Tensor, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.relu6`; keeps one bit an element, or nothing."""
+    return _gate(input, _HARDTANH, 0.0, 6.0, inplace)
+
+
+def hardtanh(
+    input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Tensor:
+    """As `torch.nn.functional.hardtanh`; keeps one bit an element, or nothing.
+
+    Raises:
+        ValueError: if min_val > max_val.
+    """
+    if min_val > max_val:
+        raise ValueError(f"min_val must not be above max_val, got {min_val} and {max_val}")
+    return _gate(input, _HARDTANH, min_val, max_val, inplace)
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.leaky_relu`; keeps one bit an element, or nothing."""
+    return _gate(input, _LEAKY_RELU, negative_slope, 0.0, inplace)
+
+
+def _gate(
+    input: Tensor, gate: int, a: float, b: float, inplace: bool, recompute: bool = False
+) -> Tensor:
+    """With `recompute`, backward asks the layer before where it can, and nothing is kept."""
+    if is_compiling():
+        output: Tensor = _traced.gate(input, gate, a, b)
+        return input.copy_(output) if inplace else output
+    run = _ops.gate_ if inplace else _ops.gate
+    return run(input, gate, a, b, recompute)
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """As `torch.nn.functional.gelu`; keeps its input, which nothing smaller can stand for."""
+    if is_compiling():
+        return torch.nn.functional.gelu(input, approximate=approximate)
+    return _ops.gelu(input, approximate)
+
+
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.silu`; keeps its input, which nothing smaller can stand for."""
+    if is_compiling():
+        return torch.nn.functional.silu(input, inplace)
+    return _ops.silu_(input) if inplace else _ops.silu(input)
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.dropout`, with the same random numbers; keeps one bit an element.
+
+    Raises:
+        ValueError: if p is not from 0 to 1.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"p must be from 0 to 1, got {p}")
+    if not training:
+        return input  # as torch does, also in place
+    if is_compiling():
+        output: Tensor = _traced.dropout(input, p)
+        return input.copy_(output) if inplace else output
+    return _ops.dropout_(input, p) if inplace else _ops.dropout(input, p)
+
+
+# -- Linear ----------------------------------------------------------------------------------------
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `torch.nn.functional.linear`; keeps the input only where the weight needs a gradient.
+
+    Example:
+        >>> x, weight = torch.randn(2, 3, requires_grad=True), torch.ones(4, 3)
+        >>> linear(x, weight).shape
+        torch.Size([2, 4])
+    """
+    return _linear(input, weight, bias, False)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool) -> Tensor:
+    """The same; with `recompute`, backward asks the layer before for the input where it can."""
+    run = _traced.linear if is_compiling() else _ops.linear
+    output: Tensor = run(input, weight, bias, False, recompute)
+    return output
+
+
+# -- Normalisation --------------------------------------------------------------------------------
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As `torch.nn.functional.batch_norm`.
+
+    Keeps the input in training; with the running statistics only where the weight needs a gradient.
+    """
+    if is_compiling():
+        return torch.nn.functional.batch_norm(
+            input, running_mean, running_var, weight, bias, training, momentum, eps
+        )
+    if eps <= 0.0 and (training or eps < 0.0):
+        raise ValueError(f"eps must be positive (0 is allowed outside training), got {eps}")
+    if training and input.numel() == input.size(1):
+        _torch._verify_batch_size(input.size())
+    return _ops.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As `torch.nn.functional.layer_norm`; keeps the input where more than the bias needs it."""
+    if is_compiling():
+        shape = list(normalized_shape)
+        return torch.nn.functional.layer_norm(input, shape, weight, bias, eps)
+    return _ops.layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As `torch.nn.functional.group_norm`; keeps the input where more than the bias needs it."""
+    if is_compiling() or input.numel() == num_groups:  # torch refuses one value a group
+        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+    return _ops.group_norm(input, num_groups, weight, bias, eps)
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """As `torch.nn.functional.rms_norm`; keeps the input, once."""
+    if is_compiling():
+        return torch.nn.functional.rms_norm(input, list(normalized_shape), weight, eps)
+    return _ops.rms_norm(input, normalized_shape, weight, eps)

@@ -1,0 +1,1 @@
+"""The layers: one file a family, as in `torch.nn.modules`."""

@@ -1,0 +1,18 @@
+"""Dropout: one bit an element."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from brim.nn import functional
+
+__all__ = ["Dropout"]
+
+
+class Dropout(torch.nn.Dropout):
+    """`torch.nn.Dropout` that keeps one bit an element; the same result under the same seed."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input with a share of its elements zeroed, the others scaled up."""
+        return functional.dropout(input, self.p, self.training, self.inplace)

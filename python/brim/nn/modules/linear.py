@@ -1,0 +1,32 @@
+"""Linear: the input is kept only where the weight needs a gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from brim.nn import functional
+
+__all__ = ["Linear"]
+
+
+class Linear(torch.nn.Linear):
+    """`torch.nn.Linear` that keeps its input only where the weight needs a gradient.
+
+    Under autocast, a frozen weight is cast again in backward and no low-precision copy is kept.
+
+    Attributes:
+        recompute: keep no input where the layer before can give it again in backward.
+
+    Example:
+        >>> import torch, brim
+        >>> layer = brim.nn.Linear(3, 4)
+        >>> layer(torch.ones(2, 3)).shape
+        torch.Size([2, 4])
+    """
+
+    recompute: bool = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input times the weight, plus the bias."""
+        return functional._linear(input, self.weight, self.bias, self.recompute)

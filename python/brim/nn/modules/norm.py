@@ -1,0 +1,95 @@
+"""Normalisation: the input is kept, once, and only where something needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from brim.nn import functional
+
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "LayerNorm", "RMSNorm"]
+
+
+# `Any`: what the classes share comes from torch.nn's base class, which is not public.
+def _forward(layer: Any, input: Tensor) -> Tensor:
+    layer._check_input_dim(input)
+    training, momentum = layer.training, layer.momentum
+    mean, variance = layer.running_mean, layer.running_var
+    if not training:
+        if mean is None and variance is None:
+            training = True  # without running statistics, those of the batch
+    elif not layer.track_running_stats:
+        mean = variance = None  # torch does not update what it does not track
+    else:
+        batches = layer.num_batches_tracked
+        if batches is not None:
+            batches.add_(1)
+            if momentum is None:
+                momentum = 1.0 / float(batches)
+    return functional.batch_norm(
+        input,
+        mean,
+        variance,
+        layer.weight,
+        layer.bias,
+        training,
+        0.0 if momentum is None else momentum,
+        layer.eps,
+    )
+
+
+class BatchNorm1d(torch.nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d` that keeps nothing in eval() with a frozen weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input normalised over its batch, or with the running statistics."""
+        return _forward(self, input)
+
+
+class BatchNorm2d(torch.nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` that keeps nothing in eval() with a frozen weight.
+
+    Example:
+        >>> import torch, brim
+        >>> layer = brim.nn.BatchNorm2d(3).eval().requires_grad_(False)
+        >>> layer(torch.ones(2, 3, 4, 4)).shape
+        torch.Size([2, 3, 4, 4])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input normalised over its batch, or with the running statistics."""
+        return _forward(self, input)
+
+
+class BatchNorm3d(torch.nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d` that keeps nothing in eval() with a frozen weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input normalised over its batch, or with the running statistics."""
+        return _forward(self, input)
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """`torch.nn.LayerNorm` that keeps its input only where more than the bias needs it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input normalised over its last dimensions."""
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class GroupNorm(torch.nn.GroupNorm):
+    """`torch.nn.GroupNorm` that keeps its input only where more than the bias needs it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input normalised over groups of channels."""
+        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """`torch.nn.RMSNorm` that keeps its input once, where torch keeps two such tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input divided by the root of its mean square over the last dimensions."""
+        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+
+// What an operator's autocast kernel does. Apart from torch's header, which pulls in all of ATen.
+
+namespace brim::nn {
+
+/// Autocast on `device` while one call runs. Below it autocast is off, as in torch's own kernels.
+///
+///     template <c10::DeviceType kDevice>
+///     at::Tensor layer_autocast(const at::Tensor& input) {
+///       const Autocast autocast(kDevice);
+///       return op.call(autocast.cast(autocast.low(), input));
+///     }
+class Autocast {
+ public:
+  explicit Autocast(c10::DeviceType device);
+
+  /// The low precision type that the user asked for.
+  [[nodiscard]] at::ScalarType low() const { return low_; }
+
+  /// Whether autocast changes the type of `tensor`: floating, on this device, not float64, and of
+  /// another type.
+  [[nodiscard]] bool changes(at::ScalarType to, const at::Tensor& tensor) const;
+
+  /// `tensor` as `to` where autocast may change it, else itself. Part of the graph; torch keeps the
+  /// copy of a trainable weight until the region of autocast ends.
+  [[nodiscard]] at::Tensor cast(at::ScalarType to, const at::Tensor& tensor) const;
+  [[nodiscard]] std::optional<at::Tensor> cast(at::ScalarType to,
+                                               const std::optional<at::Tensor>& tensor) const;
+
+  /// Whether a layer is to cast `weight` by itself, below autograd, so that no copy of a frozen
+  /// weight is kept for backward. `input` is cast already.
+  [[nodiscard]] bool leave_to_layer(const at::Tensor& input, const at::Tensor& weight) const {
+    return !weight.requires_grad() && input.scalar_type() == low_ && changes(low_, weight);
+  }
+
+ private:
+  c10::DeviceType device_;
+  at::ScalarType low_;
+  c10::impl::ExcludeDispatchKeyGuard off_;
+};
+
+}  // namespace brim::nn

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "nn/channel_blocks.h"
+
+namespace brim::nn {
+
+/// How the channels (dimension 1) of a tensor lie that is contiguous in its own memory format.
+[[nodiscard]] inline ChannelBlocks blocks_of(const at::Tensor& dense) {
+  const std::int64_t channels = dense.size(1);
+  if (dense.is_contiguous()) {
+    const std::int64_t outer = dense.size(0);
+    return {outer, channels, dense.numel() / (outer * channels)};
+  }
+  return {dense.numel() / channels, channels, 1};
+}
+
+}  // namespace brim::nn

@@ -1,0 +1,399 @@
+#include "nn/cuda/batch_norm.h"
+
+#include "nn/cuda/number.cuh"
+
+namespace brim::nn::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarp = 32;
+
+template <class T, int kSize>
+struct alignas(sizeof(T) * kSize) Pack {
+  T at[kSize];
+};
+
+bool is_aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+template <class T, class P>
+struct Norm {
+  const P* weight;
+  const P* bias;
+  const P* mean;
+  const P* spread;
+  Wide<T> eps;
+  bool is_variance;
+
+  __device__ Wide<T> weight_of(unsigned c) const {
+    return weight == nullptr ? Wide<T>(1) : static_cast<Wide<T>>(widen<P>(weight[c]));
+  }
+  __device__ Wide<T> bias_of(unsigned c) const {
+    return bias == nullptr ? Wide<T>(0) : static_cast<Wide<T>>(widen<P>(bias[c]));
+  }
+  __device__ Wide<T> mean_of(unsigned c) const { return static_cast<Wide<T>>(widen<P>(mean[c])); }
+  __device__ Wide<T> invstd_of(unsigned c) const {
+    const auto value = static_cast<Wide<T>>(widen<P>(spread[c]));
+    return is_variance ? rsqrt(value + eps) : value;
+  }
+};
+
+template <class T, class P>
+Norm<T, P> norm_of(const ChannelNorm& norm) {
+  return {static_cast<const P*>(norm.weight), static_cast<const P*>(norm.bias),
+          static_cast<const P*>(norm.mean),   static_cast<const P*>(norm.spread),
+          static_cast<Wide<T>>(norm.eps),     norm.eps >= 0};
+}
+
+// -- Forward again ----------------------------------------------------------------------------
+
+/// A channel's numbers, for one way to round. The intrinsics keep the compiler from fusing more.
+template <int kFormula>
+struct Affine {
+  float weight, mean, invstd, bias;
+
+  __device__ Affine(float w, float m, float i, float b) : weight(w), mean(m), invstd(i), bias(b) {
+    if (kFormula != 0) {
+      weight = __fmul_rn(w, i);
+    }
+    if (kFormula == 1) {
+      bias = __fsub_rn(b, __fmul_rn(m, weight));
+    }
+  }
+
+  __device__ float operator()(float x) const {
+    switch (kFormula) {
+      case 0:
+        return __fmaf_rn(__fmul_rn(weight, __fsub_rn(x, mean)), invstd, bias);
+      case 1:
+        return __fmaf_rn(x, weight, bias);
+      default:
+        return __fmaf_rn(__fsub_rn(x, mean), weight, bias);
+    }
+  }
+};
+
+template <class T, class P, int kFormula>
+__device__ Affine<kFormula> affine_of(const Norm<T, P>& norm, unsigned c) {
+  return {norm.weight_of(c), norm.mean_of(c), norm.invstd_of(c), norm.bias_of(c)};
+}
+
+template <class T, int kFormula>
+__device__ T finish(const Affine<kFormula>& affine, T in, const T* added, bool relu) {
+  T value = narrow<T>(affine(widen<T>(in)));
+  if (added != nullptr) {
+    value = narrow<T>(__fadd_rn(widen<T>(value), widen<T>(*added)));
+  }
+  return relu && widen<T>(value) <= 0 ? narrow<T>(0) : value;
+}
+
+/// One pack a thread. Channels first: all of a pack is of one channel, because packs divide
+/// `inner`; channels last (inner == 1): packs divide `channels`.
+template <class T, class P, int kFormula, int kSize, class Index>
+__global__ void __launch_bounds__(kThreads)
+    normalise_kernel(const T* __restrict__ in, const T* __restrict__ added, T* __restrict__ out,
+                     const Norm<T, P> norm, const bool relu, const Index packs,
+                     const unsigned channels, const unsigned inner) {
+  const Index pack = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+  if (pack >= packs) {
+    return;
+  }
+  const Index first = pack * kSize;
+  using Packed = Pack<T, kSize>;
+  const Packed x = *reinterpret_cast<const Packed*>(in + first);
+  Packed more;
+  if (added != nullptr) {
+    more = *reinterpret_cast<const Packed*>(added + first);
+  }
+  Packed y;
+  if (inner == 1) {
+    const auto c = static_cast<unsigned>(first % channels);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      y.at[i] = finish(affine_of<T, P, kFormula>(norm, c + i), x.at[i],
+                       added == nullptr ? nullptr : &more.at[i], relu);
+    }
+  } else {
+    const auto affine =
+        affine_of<T, P, kFormula>(norm, static_cast<unsigned>(first / inner % channels));
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      y.at[i] = finish(affine, x.at[i], added == nullptr ? nullptr : &more.at[i], relu);
+    }
+  }
+  *reinterpret_cast<Packed*>(out + first) = y;
+}
+
+template <class T, class P, int kFormula, int kSize>
+void launch_normalise(const ChannelNorm& norm, const void* in, const void* added, bool relu,
+                      void* out, const ChannelBlocks& blocks, cudaStream_t stream) {
+  const std::int64_t packs = blocks.outer * blocks.channels * blocks.inner / kSize;
+  const auto grid = static_cast<unsigned>((packs + kThreads - 1) / kThreads);
+  const auto run = [&](auto index) {
+    using Index = decltype(index);
+    normalise_kernel<T, P, kFormula, kSize, Index><<<grid, kThreads, 0, stream>>>(
+        static_cast<const T*>(in), static_cast<const T*>(added), static_cast<T*>(out),
+        norm_of<T, P>(norm), relu, static_cast<Index>(packs),
+        static_cast<unsigned>(blocks.channels), static_cast<unsigned>(blocks.inner));
+  };
+  if (packs * kSize < (std::int64_t{1} << 31)) {
+    run(std::uint32_t{});
+  } else {
+    run(std::uint64_t{});
+  }
+}
+
+template <class T, class P, int kFormula>
+void choose_pack(const ChannelNorm& norm, const void* in, const void* added, bool relu, void* out,
+                 const ChannelBlocks& blocks, cudaStream_t stream) {
+  constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+  const std::int64_t run = blocks.inner == 1 ? blocks.channels : blocks.inner;
+  if (run % kSize == 0 && is_aligned(in, 16) && is_aligned(added, 16) && is_aligned(out, 16)) {
+    launch_normalise<T, P, kFormula, kSize>(norm, in, added, relu, out, blocks, stream);
+  } else {
+    launch_normalise<T, P, kFormula, 1>(norm, in, added, relu, out, blocks, stream);
+  }
+}
+
+template <class T, class P>
+void choose_formula(std::int64_t formula, const ChannelNorm& norm, const void* in,
+                    const void* added, bool relu, void* out, const ChannelBlocks& blocks,
+                    cudaStream_t stream) {
+  switch (formula) {
+    case 0:
+      return choose_pack<T, P, 0>(norm, in, added, relu, out, blocks, stream);
+    case 1:
+      return choose_pack<T, P, 1>(norm, in, added, relu, out, blocks, stream);
+    default:
+      return choose_pack<T, P, 2>(norm, in, added, relu, out, blocks, stream);
+  }
+}
+
+// -- Backward ---------------------------------------------------------------------------------
+
+/// Sums of a warp, in its first lane.
+template <class W>
+__device__ W warp_sum(W value) {
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    value += __shfl_down_sync(0xffffffffU, value, offset);
+  }
+  return value;
+}
+
+/// Channels first. A block works on one channel (x) of a part of the batch (y).
+template <class T, class P, int kSize>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(const T* __restrict__ grad, const T* __restrict__ in, T* __restrict__ grad_in,
+                    Wide<T>* __restrict__ sums, const Norm<T, P> norm, const unsigned outer,
+                    const unsigned channels, const unsigned inner_packs) {
+  using W = Wide<T>;
+  using Packed = Pack<T, kSize>;
+  const unsigned c = blockIdx.x;
+  const W mean = norm.mean_of(c);
+  // One factor here and two with channels last, in the orders of torch's own kernels.
+  const W factor = norm.invstd_of(c) * norm.weight_of(c);
+  const unsigned begin = static_cast<unsigned>(std::uint64_t{outer} * blockIdx.y / gridDim.y);
+  const unsigned end = static_cast<unsigned>(std::uint64_t{outer} * (blockIdx.y + 1) / gridDim.y);
+  const unsigned count = (end - begin) * inner_packs;
+  W sum = 0;
+  W dot = 0;
+  for (unsigned i = threadIdx.x; i < count; i += kThreads) {
+    const unsigned n = i / inner_packs;
+    const std::uint64_t place =
+        (std::uint64_t{begin + n} * channels + c) * inner_packs + (i - n * inner_packs);
+    const Packed g = reinterpret_cast<const Packed*>(grad)[place];
+    const Packed x = reinterpret_cast<const Packed*>(in)[place];
+    Packed result;
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      const W value = widen<T>(g.at[k]);
+      sum += value;
+      dot += value * (widen<T>(x.at[k]) - mean);
+      result.at[k] = narrow<T>(value * factor);
+    }
+    if (grad_in != nullptr) {
+      reinterpret_cast<Packed*>(grad_in)[place] = result;
+    }
+  }
+  __shared__ W partial[2][kThreads / kWarp];
+  const W warp_of_sum = warp_sum(sum);
+  const W warp_of_dot = warp_sum(dot);
+  if (threadIdx.x % kWarp == 0) {
+    partial[0][threadIdx.x / kWarp] = warp_of_sum;
+    partial[1][threadIdx.x / kWarp] = warp_of_dot;
+  }
+  __syncthreads();
+  if (threadIdx.x < 2) {
+    W total = 0;
+    for (int i = 0; i < kThreads / kWarp; ++i) {
+      total += partial[threadIdx.x][i];
+    }
+    sums[(std::uint64_t{blockIdx.y} * channels + c) * 2 + threadIdx.x] = total;
+  }
+}
+
+/// Channels last. A block works on 32 neighbouring channels (x) of a part of the rows (y).
+template <class T, class P>
+__global__ void __launch_bounds__(kThreads)
+    backward_rows_kernel(const T* __restrict__ grad, const T* __restrict__ in,
+                         T* __restrict__ grad_in, Wide<T>* __restrict__ sums, const Norm<T, P> norm,
+                         const std::uint64_t rows, const unsigned channels) {
+  using W = Wide<T>;
+  constexpr int kLines = kThreads / kWarp;
+  const unsigned lane = threadIdx.x % kWarp;
+  const unsigned line = threadIdx.x / kWarp;
+  const unsigned c = blockIdx.x * kWarp + lane;
+  const bool inside = c < channels;
+  const W mean = inside ? norm.mean_of(c) : W(0);
+  const W weight = inside ? norm.weight_of(c) : W(0);
+  const W invstd = inside ? norm.invstd_of(c) : W(0);
+  const std::uint64_t begin = rows * blockIdx.y / gridDim.y;
+  const std::uint64_t end = rows * (blockIdx.y + 1) / gridDim.y;
+  W sum = 0;
+  W dot = 0;
+  if (inside) {
+#pragma unroll 4
+    for (std::uint64_t row = begin + line; row < end; row += kLines) {
+      const std::uint64_t place = row * channels + c;
+      const W value = widen<T>(grad[place]);
+      sum += value;
+      dot += value * (widen<T>(in[place]) - mean);
+      if (grad_in != nullptr) {
+        grad_in[place] = narrow<T>(value * weight * invstd);
+      }
+    }
+  }
+  __shared__ W partial[2][kLines][kWarp];
+  partial[0][line][lane] = sum;
+  partial[1][line][lane] = dot;
+  __syncthreads();
+  if (line < 2 && inside) {
+    W total = 0;
+    for (int i = 0; i < kLines; ++i) {
+      total += partial[line][i][lane];
+    }
+    sums[(std::uint64_t{blockIdx.y} * channels + c) * 2 + line] = total;
+  }
+}
+
+/// The parts of each channel, in their order.
+template <class T, class P>
+__global__ void finish_kernel(const Wide<T>* __restrict__ sums, Wide<T>* __restrict__ grad_weight,
+                              Wide<T>* __restrict__ grad_bias, const Norm<T, P> norm,
+                              const unsigned channels, const unsigned parts) {
+  const unsigned c = blockIdx.x * blockDim.x + threadIdx.x;
+  if (c >= channels) {
+    return;
+  }
+  Wide<T> sum = 0;
+  Wide<T> dot = 0;
+  for (unsigned part = 0; part < parts; ++part) {
+    const std::uint64_t place = (std::uint64_t{part} * channels + c) * 2;
+    sum += sums[place];
+    dot += sums[place + 1];
+  }
+  grad_weight[c] = dot * norm.invstd_of(c);
+  grad_bias[c] = sum;
+}
+
+template <class T, class P>
+void launch_backward(const ChannelNorm& norm, const void* grad, const void* in, void* sums,
+                     void* grad_in, void* grad_weight, void* grad_bias, const ChannelBlocks& blocks,
+                     cudaStream_t stream) {
+  using W = Wide<T>;
+  const auto* const from = static_cast<const T*>(grad);
+  const auto* const x = static_cast<const T*>(in);
+  auto* const to = static_cast<T*>(grad_in);
+  auto* const partial = static_cast<W*>(sums);
+  const auto channels = static_cast<unsigned>(blocks.channels);
+  const auto parts = static_cast<unsigned>(parts_of(blocks));
+  const Norm<T, P> each = norm_of<T, P>(norm);
+  if (blocks.inner == 1) {
+    const dim3 grid((channels + kWarp - 1) / kWarp, parts);
+    backward_rows_kernel<T, P><<<grid, kThreads, 0, stream>>>(
+        from, x, to, partial, each, static_cast<std::uint64_t>(blocks.outer), channels);
+  } else {
+    constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+    const dim3 grid(channels, parts);
+    const auto outer = static_cast<unsigned>(blocks.outer);
+    const auto inner = static_cast<unsigned>(blocks.inner);
+    if (inner % kSize == 0 && is_aligned(grad, 16) && is_aligned(in, 16) &&
+        is_aligned(grad_in, 16)) {
+      backward_kernel<T, P, kSize><<<grid, kThreads, 0, stream>>>(from, x, to, partial, each, outer,
+                                                                  channels, inner / kSize);
+    } else {
+      backward_kernel<T, P, 1>
+          <<<grid, kThreads, 0, stream>>>(from, x, to, partial, each, outer, channels, inner);
+    }
+  }
+  finish_kernel<T, P><<<(channels + kThreads - 1) / kThreads, kThreads, 0, stream>>>(
+      partial, static_cast<W*>(grad_weight), static_cast<W*>(grad_bias), each, channels, parts);
+}
+
+/// Calls run(value of T, value of P).
+template <class T, class Run>
+void with_params(Number type, Number params, const Run& run) {
+  if (params == type) {
+    run(T{}, T{});
+  } else {
+    run(T{}, float{});
+  }
+}
+
+}  // namespace
+
+void normalise(Number type, std::int64_t formula, const ChannelNorm& norm, const void* in,
+               const void* added, bool relu, void* out, const ChannelBlocks& blocks,
+               cudaStream_t stream) {
+  const auto run = [&](auto t, auto p) {
+    choose_formula<decltype(t), decltype(p)>(formula, norm, in, added, relu, out, blocks, stream);
+  };
+  switch (type) {
+    case Number::kFloat:
+      return run(float{}, float{});
+    case Number::kHalf:
+      return with_params<__half>(type, norm.params, run);
+    case Number::kBFloat16:
+      return with_params<__nv_bfloat16>(type, norm.params, run);
+    default:
+      return;
+  }
+}
+
+std::int64_t parts_of(const ChannelBlocks& blocks) {
+  // Enough blocks of threads for the largest device, each with enough to do.
+  constexpr std::int64_t kBlocks = 2048;
+  constexpr std::int64_t kLeast = 16 * kThreads;  // elements a block
+  const std::int64_t columns =
+      blocks.inner == 1 ? (blocks.channels + kWarp - 1) / kWarp : blocks.channels;
+  const std::int64_t wanted = (kBlocks + columns - 1) / columns;
+  const std::int64_t column = blocks.outer * blocks.inner * (blocks.inner == 1 ? kWarp : 1);
+  const std::int64_t filled = (column + kLeast - 1) / kLeast;
+  const std::int64_t parts = wanted < filled ? wanted : filled;
+  const std::int64_t most = blocks.outer < 1024 ? blocks.outer : 1024;
+  return parts < 1 ? 1 : parts < most ? parts : most;
+}
+
+void normalise_backward(Number type, const ChannelNorm& norm, const void* grad, const void* in,
+                        void* sums, void* grad_in, void* grad_weight, void* grad_bias,
+                        const ChannelBlocks& blocks, cudaStream_t stream) {
+  const auto run = [&](auto t, auto p) {
+    launch_backward<decltype(t), decltype(p)>(norm, grad, in, sums, grad_in, grad_weight, grad_bias,
+                                              blocks, stream);
+  };
+  switch (type) {
+    case Number::kFloat:
+      return run(float{}, float{});
+    case Number::kDouble:
+      return run(double{}, double{});
+    case Number::kHalf:
+      return with_params<__half>(type, norm.params, run);
+    case Number::kBFloat16:
+      return with_params<__nv_bfloat16>(type, norm.params, run);
+    default:
+      return;
+  }
+}
+
+}  // namespace brim::nn::cuda

@@ -1,0 +1,276 @@
+#include "nn/cuda/bits.h"
+
+#include "nn/cuda/number.cuh"
+
+// A thread works on packs of 16 bytes: two doubles, four floats, eight halves or sixteen bytes.
+// Neighbouring threads have neighbouring packs, so that every access of a warp is one piece. Where
+// a pack holds fewer than eight elements, two or four threads put a byte of bits together.
+
+namespace brim::nn::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPacksPerThread = 4;  // loads in flight
+
+template <class T>
+constexpr int kPackSize = 16 / static_cast<int>(sizeof(T));
+
+/// Elements of one thread. Beyond the end they are zero.
+template <class T>
+struct alignas(16) Pack {
+  T at[kPackSize<T>];
+};
+
+template <class T>
+__device__ Pack<T> load(const T* from, std::int64_t first, std::int64_t n, bool aligned) {
+  if (aligned && first + kPackSize<T> <= n) {
+    return *reinterpret_cast<const Pack<T>*>(from + first);
+  }
+  Pack<T> pack;
+#pragma unroll
+  for (int i = 0; i < kPackSize<T>; ++i) {
+    pack.at[i] = first + i < n ? from[first + i] : T(0);
+  }
+  return pack;
+}
+
+template <class T>
+__device__ void store(const Pack<T>& pack, T* to, std::int64_t first, std::int64_t n,
+                      bool aligned) {
+  if (aligned && first + kPackSize<T> <= n) {
+    *reinterpret_cast<Pack<T>*>(to + first) = pack;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPackSize<T>; ++i) {
+    if (first + i < n) {
+      to[first + i] = pack.at[i];
+    }
+  }
+}
+
+/// Stores the bits of one pack: bit i for its element i. All threads of a warp call it together.
+template <int kElements>
+__device__ void store_bits(unsigned bits, std::uint8_t* to, std::int64_t first, std::int64_t n) {
+  if (first < n && first + kElements > n) {
+    bits &= (1U << static_cast<unsigned>(n - first)) - 1U;
+  }
+  if constexpr (kElements >= 8) {
+#pragma unroll
+    for (int byte = 0; byte < kElements / 8; ++byte) {
+      if (first + 8 * byte < n) {
+        to[first / 8 + byte] = static_cast<std::uint8_t>(bits >> (8 * byte));
+      }
+    }
+  } else {
+    constexpr int kSharing = 8 / kElements;  // threads to a byte
+    const int part = static_cast<int>(threadIdx.x) % kSharing;
+    bits = first < n ? bits << (part * kElements) : 0U;
+#pragma unroll
+    for (int apart = 1; apart < kSharing; apart *= 2) {
+      bits |= __shfl_xor_sync(0xffffffffU, bits, apart);
+    }
+    if (part == 0 && first < n) {
+      to[first / 8] = static_cast<std::uint8_t>(bits);
+    }
+  }
+}
+
+/// Bits of the pack that begins at `first`, from bit 0 on.
+template <int kElements>
+__device__ unsigned load_bits(const std::uint8_t* from, std::int64_t first, std::int64_t n) {
+  static_assert(kElements <= 8);
+  return first < n ? static_cast<unsigned>(from[first / 8]) >> static_cast<unsigned>(first % 8)
+                   : 0U;
+}
+
+/// The first element of this thread's pack number `turn`.
+template <class T>
+__device__ std::int64_t first_of(int turn) {
+  const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * kPacksPerThread + turn;
+  return (block * kThreads + threadIdx.x) * kPackSize<T>;
+}
+
+template <class T>
+struct Relu {
+  __device__ bool passes(Wide<T> x) const { return !(x <= 0); }  // NaN passes, as in torch
+  __device__ T value(T raw, Wide<T> x) const { return x <= 0 ? T(0) : raw; }
+};
+
+template <class T>
+struct Hardtanh {
+  Wide<T> lower, upper;
+  __device__ bool passes(Wide<T> x) const { return !(x <= lower || x >= upper); }
+  __device__ T value(T raw, Wide<T> x) const {
+    return x < lower ? narrow<T>(lower) : x > upper ? narrow<T>(upper) : raw;
+  }
+};
+
+template <class T>
+struct LeakyRelu {
+  Wide<T> slope;
+  __device__ bool passes(Wide<T> x) const { return x > 0; }
+  __device__ T value(T raw, Wide<T> x) const { return x > 0 ? raw : narrow<T>(x * slope); }
+};
+
+template <class T, class Act>
+__global__ void __launch_bounds__(kThreads)
+    gate_kernel(const T* in, T* out, std::uint8_t* bits, std::int64_t n, bool aligned, Act act) {
+  Pack<T> packs[kPacksPerThread];
+#pragma unroll
+  for (int turn = 0; turn < kPacksPerThread; ++turn) {
+    packs[turn] = load(in, first_of<T>(turn), n, aligned);
+  }
+#pragma unroll
+  for (int turn = 0; turn < kPacksPerThread; ++turn) {
+    unsigned passes = 0;
+#pragma unroll
+    for (int i = 0; i < kPackSize<T>; ++i) {
+      T& element = packs[turn].at[i];
+      const Wide<T> x = widen(element);
+      passes |= static_cast<unsigned>(act.passes(x)) << i;
+      element = act.value(element, x);
+    }
+    const std::int64_t first = first_of<T>(turn);
+    store(packs[turn], out, first, n, aligned);
+    store_bits<kPackSize<T>>(passes, bits, first, n);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    pack_kernel(const T* mask, std::uint8_t* bits, std::int64_t n, bool aligned) {
+  Pack<T> packs[kPacksPerThread];
+#pragma unroll
+  for (int turn = 0; turn < kPacksPerThread; ++turn) {
+    packs[turn] = load(mask, first_of<T>(turn), n, aligned);
+  }
+#pragma unroll
+  for (int turn = 0; turn < kPacksPerThread; ++turn) {
+    unsigned set = 0;
+#pragma unroll
+    for (int i = 0; i < kPackSize<T>; ++i) {
+      set |= static_cast<unsigned>(widen(packs[turn].at[i]) != 0) << i;
+    }
+    store_bits<kPackSize<T>>(set, bits, first_of<T>(turn), n);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    apply_kernel(const T* in, const std::uint8_t* bits, T* out, std::int64_t n, bool aligned,
+                 Wide<T> on, Wide<T> off) {
+  Pack<T> packs[kPacksPerThread];
+  unsigned flags[kPacksPerThread];
+#pragma unroll
+  for (int turn = 0; turn < kPacksPerThread; ++turn) {
+    const std::int64_t first = first_of<T>(turn);
+    packs[turn] = load(in, first, n, aligned);
+    flags[turn] = load_bits<kPackSize<T>>(bits, first, n);
+  }
+#pragma unroll
+  for (int turn = 0; turn < kPacksPerThread; ++turn) {
+#pragma unroll
+    for (int i = 0; i < kPackSize<T>; ++i) {
+      T& element = packs[turn].at[i];
+      const Wide<T> factor = (flags[turn] >> i & 1U) != 0 ? on : off;
+      // Not a product where the factor is 0: it would be NaN for inf.
+      element = factor == 0 ? T(0) : narrow<T>(widen(element) * factor);
+    }
+    store(packs[turn], out, first_of<T>(turn), n, aligned);
+  }
+}
+
+bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+
+template <class T>
+dim3 blocks_for(std::int64_t n) {
+  constexpr std::int64_t kPerBlock =
+      static_cast<std::int64_t>(kThreads) * kPacksPerThread * kPackSize<T>;
+  return dim3(static_cast<unsigned>((n + kPerBlock - 1) / kPerBlock));
+}
+
+template <class T>
+void gate_pack_of(const void* from, void* to, std::uint8_t* bits, std::int64_t n, Gate gate,
+                  double a, double b, cudaStream_t stream) {
+  const T* const in = static_cast<const T*>(from);
+  T* const out = static_cast<T*>(to);
+  const bool aligned = is_aligned(in) && is_aligned(out);
+  const auto run = [&](auto act) {
+    gate_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(in, out, bits, n, aligned, act);
+  };
+  switch (gate) {
+    case Gate::kRelu:
+      return run(Relu<T>{});
+    case Gate::kHardtanh:
+      return run(Hardtanh<T>{static_cast<Wide<T>>(a), static_cast<Wide<T>>(b)});
+    case Gate::kLeakyRelu:
+      return run(LeakyRelu<T>{static_cast<Wide<T>>(a)});
+  }
+}
+
+template <class T>
+void pack_bits_of(const void* mask, std::uint8_t* bits, std::int64_t n, cudaStream_t stream) {
+  pack_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(static_cast<const T*>(mask), bits, n,
+                                                         is_aligned(mask));
+}
+
+template <class T>
+void apply_bits_of(const void* in, const std::uint8_t* bits, void* out, std::int64_t n, double on,
+                   double off, cudaStream_t stream) {
+  apply_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(
+      static_cast<const T*>(in), bits, static_cast<T*>(out), n, is_aligned(in) && is_aligned(out),
+      static_cast<Wide<T>>(on), static_cast<Wide<T>>(off));
+}
+
+}  // namespace
+
+void gate_pack(Number type, const void* in, void* out, std::uint8_t* bits, std::int64_t n,
+               Gate gate, double a, double b, cudaStream_t stream) {
+  switch (type) {
+    case Number::kFloat:
+      return gate_pack_of<float>(in, out, bits, n, gate, a, b, stream);
+    case Number::kDouble:
+      return gate_pack_of<double>(in, out, bits, n, gate, a, b, stream);
+    case Number::kHalf:
+      return gate_pack_of<__half>(in, out, bits, n, gate, a, b, stream);
+    case Number::kBFloat16:
+      return gate_pack_of<__nv_bfloat16>(in, out, bits, n, gate, a, b, stream);
+    case Number::kByte:
+      return;
+  }
+}
+
+void pack_bits(Number type, const void* mask, std::uint8_t* bits, std::int64_t n,
+               cudaStream_t stream) {
+  switch (type) {
+    case Number::kByte:
+      return pack_bits_of<std::uint8_t>(mask, bits, n, stream);
+    case Number::kFloat:
+      return pack_bits_of<float>(mask, bits, n, stream);
+    case Number::kDouble:
+      return pack_bits_of<double>(mask, bits, n, stream);
+    case Number::kHalf:
+      return pack_bits_of<__half>(mask, bits, n, stream);
+    case Number::kBFloat16:
+      return pack_bits_of<__nv_bfloat16>(mask, bits, n, stream);
+  }
+}
+
+void apply_bits(Number type, const void* in, const std::uint8_t* bits, void* out, std::int64_t n,
+                double on, double off, cudaStream_t stream) {
+  switch (type) {
+    case Number::kFloat:
+      return apply_bits_of<float>(in, bits, out, n, on, off, stream);
+    case Number::kDouble:
+      return apply_bits_of<double>(in, bits, out, n, on, off, stream);
+    case Number::kHalf:
+      return apply_bits_of<__half>(in, bits, out, n, on, off, stream);
+    case Number::kBFloat16:
+      return apply_bits_of<__nv_bfloat16>(in, bits, out, n, on, off, stream);
+    case Number::kByte:
+      return;
+  }
+}
+
+}  // namespace brim::nn::cuda

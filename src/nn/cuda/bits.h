@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "nn/gate_kind.h"
+
+// The kernels over bits (see nn/bits.h) on plain pointers: .cu files take no header of torch, so
+// that they compile in seconds. `n` counts elements. Pointers need no alignment beyond their
+// type's. Kernels run on `stream`; whoever calls has set the device and asks for errors of the
+// launch.
+
+namespace brim::nn::cuda {
+
+/// Types of elements that the kernels know.
+enum class Number : std::uint8_t { kByte, kFloat, kDouble, kHalf, kBFloat16 };
+
+/// `out` may be `in`. All but kByte.
+void gate_pack(Number type, const void* in, void* out, std::uint8_t* bits, std::int64_t n,
+               Gate gate, double a, double b, cudaStream_t stream);
+
+/// kByte serves bool too.
+void pack_bits(Number type, const void* mask, std::uint8_t* bits, std::int64_t n,
+               cudaStream_t stream);
+
+/// All but kByte.
+void apply_bits(Number type, const void* in, const std::uint8_t* bits, void* out, std::int64_t n,
+                double on, double off, cudaStream_t stream);
+
+}  // namespace brim::nn::cuda

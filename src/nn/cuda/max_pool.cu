@@ -1,0 +1,213 @@
+#include "nn/cuda/pool.cuh"
+
+namespace brim::nn::cuda {
+namespace {
+
+template <class W>
+__device__ bool is_nan(W x) {
+  return x != x;
+}
+
+/// kSide: the window is kSide x kSide, flat, without dilation; 0: any.
+template <class T, class Int, int kPack, int kSide>
+__global__ void __launch_bounds__(kThreads)
+    pack_kernel(const T* __restrict__ in, T* __restrict__ out, std::uint8_t* __restrict__ offsets,
+                const Shape<Int> s, const Int n) {
+  const Int i = thread_index<Int>();
+  if (i >= n) {
+    return;
+  }
+  const Place<Int> place(i, s.by_packs, s.by_out);
+  const Int start_d = place.at[0] * s.stride[0] - s.padding[0];
+  const Int start_h = place.at[1] * s.stride[1] - s.padding[1];
+  const Int start_w = place.at[2] * s.stride[2] - s.padding[2];
+  Pack<T, kPack> best;
+  Pack<std::uint8_t, kPack> found;
+  bool any = false;
+  const auto look = [&](Int kd, Int kh, Int kw, Int k) {
+    const Int id = start_d + kd * s.dilation[0];
+    const Int ih = start_h + kh * s.dilation[1];
+    const Int iw = start_w + kw * s.dilation[2];
+    if (id < 0 || id >= s.in[0] || ih < 0 || ih >= s.in[1] || iw < 0 || iw >= s.in[2]) {
+      return;
+    }
+    const Int pixel = ((place.plane * s.in[0] + id) * s.in[1] + ih) * s.in[2] + iw;
+    const auto now = load<T, kPack>(in + pixel * s.channels + place.pack * kPack);
+#pragma unroll
+    for (int c = 0; c < kPack; ++c) {
+      const Wide<T> value = widen<T>(now.at[c]);
+      // As torch: of equal ones the first stays, and NaN beats all.
+      if (!any || value > widen<T>(best.at[c]) || is_nan(value)) {
+        best.at[c] = now.at[c];
+        found.at[c] = static_cast<std::uint8_t>(k);
+      }
+    }
+    any = true;
+  };
+  if constexpr (kSide != 0) {
+#pragma unroll
+    for (int kh = 0; kh < kSide; ++kh) {
+#pragma unroll
+      for (int kw = 0; kw < kSide; ++kw) {
+        look(0, kh, kw, kh * kSide + kw);
+      }
+    }
+  } else {
+    Int k = 0;
+    for (Int kd = 0; kd < s.kernel[0]; ++kd) {
+      for (Int kh = 0; kh < s.kernel[1]; ++kh) {
+        for (Int kw = 0; kw < s.kernel[2]; ++kw) {
+          look(kd, kh, kw, k++);
+        }
+      }
+    }
+  }
+  store<kPack>(best, out + i * kPack);
+  store<kPack>(found, offsets + i * kPack);
+}
+
+/// The place of `i` in the window of output `o`; below 0 if a dilated window steps over it.
+template <class Int>
+__device__ Int place_in(const Shape<Int>& s, int d, Int i, Int o) {
+  const Int distance = i + s.padding[d] - o * s.stride[d];
+  if (s.dilation[d] == 1) {
+    return distance;
+  }
+  return distance % s.dilation[d] == 0 ? distance / s.dilation[d] : -1;
+}
+
+template <class T, class Int, int kPack>
+__global__ void __launch_bounds__(kThreads)
+    scatter_kernel(const T* __restrict__ grad, const std::uint8_t* __restrict__ offsets,
+                   T* __restrict__ grad_input, const Shape<Int> s, const Int n) {
+  const Int i = thread_index<Int>();
+  if (i >= n) {
+    return;
+  }
+  const Place<Int> place(i, s.by_packs, s.by_in);
+  Int begin[3];
+  Int end[3];
+  for (int d = 0; d < 3; ++d) {
+    covering(s, d, place.at[d], begin[d], end[d]);
+  }
+  Wide<T> sums[kPack] = {};
+  for (Int od = begin[0]; od < end[0]; ++od) {
+    const Int kd = place_in(s, 0, place.at[0], od);
+    for (Int oh = begin[1]; oh < end[1]; ++oh) {
+      const Int kh = place_in(s, 1, place.at[1], oh);
+      for (Int ow = begin[2]; ow < end[2]; ++ow) {
+        const Int kw = place_in(s, 2, place.at[2], ow);
+        if (kd < 0 || kh < 0 || kw < 0) {
+          continue;
+        }
+        const auto k = static_cast<std::uint8_t>((kd * s.kernel[1] + kh) * s.kernel[2] + kw);
+        const Int pixel = ((place.plane * s.out[0] + od) * s.out[1] + oh) * s.out[2] + ow;
+        const Int first = pixel * s.channels + place.pack * kPack;
+        const auto found = load<std::uint8_t, kPack>(offsets + first);
+        const auto now = load<T, kPack>(grad + first);
+#pragma unroll
+        for (int c = 0; c < kPack; ++c) {
+          if (found.at[c] == k) {
+            sums[c] += widen<T>(now.at[c]);
+          }
+        }
+      }
+    }
+  }
+  Pack<T, kPack> result;
+#pragma unroll
+  for (int c = 0; c < kPack; ++c) {
+    result.at[c] = narrow<T>(sums[c]);
+  }
+  store<kPack>(result, grad_input + i * kPack);
+}
+
+template <class Int>
+__global__ void __launch_bounds__(kThreads)
+    indices_kernel(const std::uint8_t* __restrict__ offsets, std::int64_t* __restrict__ indices,
+                   const Shape<Int> s, const Int n) {
+  const Int i = thread_index<Int>();
+  if (i >= n) {
+    return;
+  }
+  const Place<Int> place(i, s.by_packs, s.by_out);
+  const Int k = offsets[i];
+  const Int rows = k / s.kernel[2];
+  const Int id = place.at[0] * s.stride[0] - s.padding[0] + rows / s.kernel[1] * s.dilation[0];
+  const Int ih = place.at[1] * s.stride[1] - s.padding[1] + rows % s.kernel[1] * s.dilation[1];
+  const Int iw = place.at[2] * s.stride[2] - s.padding[2] + k % s.kernel[2] * s.dilation[2];
+  indices[i] = (static_cast<std::int64_t>(id) * s.in[1] + ih) * s.in[2] + iw;
+}
+
+template <class T>
+void pack_typed(const void* in_data, void* out_data, std::uint8_t* offsets, const PoolGeometry& g,
+                cudaStream_t stream) {
+  const auto* const in = static_cast<const T*>(in_data);
+  auto* const out = static_cast<T*>(out_data);
+  choose<T>(g, in, out, offsets, [&](auto zero, auto pack) {
+    using Int = decltype(zero);
+    constexpr int kPack = decltype(pack)::value;
+    const Shape<Int> shape(g, kPack);
+    const Int n = static_cast<Int>(g.planes() * g.out_size() / kPack);
+    const bool flat = g.kernel[0] == 1 && g.padding[0] == 0 && g.stride[0] == 1 &&
+                      g.dilation[1] == 1 && g.dilation[2] == 1 && g.kernel[1] == g.kernel[2];
+    if (flat && g.kernel[2] == 2) {
+      pack_kernel<T, Int, kPack, 2>
+          <<<blocks_for(n), kThreads, 0, stream>>>(in, out, offsets, shape, n);
+    } else if (flat && g.kernel[2] == 3) {
+      pack_kernel<T, Int, kPack, 3>
+          <<<blocks_for(n), kThreads, 0, stream>>>(in, out, offsets, shape, n);
+    } else {
+      pack_kernel<T, Int, kPack, 0>
+          <<<blocks_for(n), kThreads, 0, stream>>>(in, out, offsets, shape, n);
+    }
+  });
+}
+
+template <class T>
+void scatter_typed(const void* grad_data, const std::uint8_t* offsets, void* result,
+                   const PoolGeometry& g, cudaStream_t stream) {
+  const auto* const grad = static_cast<const T*>(grad_data);
+  auto* const to = static_cast<T*>(result);
+  choose<T>(g, grad, to, offsets, [&](auto zero, auto pack) {
+    using Int = decltype(zero);
+    constexpr int kPack = decltype(pack)::value;
+    const Shape<Int> shape(g, kPack);
+    const Int n = static_cast<Int>(g.planes() * g.in_size() / kPack);
+    scatter_kernel<T, Int, kPack>
+        <<<blocks_for(n), kThreads, 0, stream>>>(grad, offsets, to, shape, n);
+  });
+}
+
+}  // namespace
+
+void max_pool_pack(Number type, const void* in, void* out, std::uint8_t* offsets,
+                   const PoolGeometry& geometry, cudaStream_t stream) {
+  with_type(type, [&](auto t) {
+    pack_typed<typename decltype(t)::Element>(in, out, offsets, geometry, stream);
+  });
+}
+
+void max_pool_scatter(Number type, const void* grad, const std::uint8_t* offsets, void* grad_input,
+                      const PoolGeometry& geometry, cudaStream_t stream) {
+  with_type(type, [&](auto t) {
+    scatter_typed<typename decltype(t)::Element>(grad, offsets, grad_input, geometry, stream);
+  });
+}
+
+void max_pool_indices(const std::uint8_t* offsets, std::int64_t* indices,
+                      const PoolGeometry& geometry, cudaStream_t stream) {
+  const auto launch = [&](auto zero) {
+    using Int = decltype(zero);
+    const Shape<Int> shape(geometry, 1);
+    const Int n = static_cast<Int>(geometry.planes() * geometry.out_size());
+    indices_kernel<Int><<<blocks_for(n), kThreads, 0, stream>>>(offsets, indices, shape, n);
+  };
+  if (fits_32_bits(geometry)) {
+    launch(int{});
+  } else {
+    launch(std::int64_t{});
+  }
+}
+
+}  // namespace brim::nn::cuda

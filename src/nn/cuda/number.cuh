@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+// What a type calculates in on the device, as nn/number.h says it for the host.
+
+namespace brim::nn::cuda {
+
+template <class T>
+struct Arithmetic {
+  using Wide = T;
+  static __device__ T widen(T x) { return x; }
+  static __device__ T narrow(T x) { return x; }
+};
+
+template <>
+struct Arithmetic<__half> {
+  using Wide = float;
+  static __device__ float widen(__half x) { return __half2float(x); }
+  static __device__ __half narrow(float x) { return __float2half_rn(x); }
+};
+
+template <>
+struct Arithmetic<__nv_bfloat16> {
+  using Wide = float;
+  static __device__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+  static __device__ __nv_bfloat16 narrow(float x) { return __float2bfloat16_rn(x); }
+};
+
+template <class T>
+using Wide = typename Arithmetic<T>::Wide;
+
+template <class T>
+__device__ Wide<T> widen(T x) {
+  return Arithmetic<T>::widen(x);
+}
+
+template <class T>
+__device__ T narrow(Wide<T> x) {
+  return Arithmetic<T>::narrow(x);
+}
+
+}  // namespace brim::nn::cuda

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "nn/cuda/bits.h"
+
+// From tensors to the kernels, which know pointers only.
+
+namespace brim::nn::cuda {
+
+/// Launches on the current stream of the tensor's device: `work(stream)`, unless the tensor is
+/// empty. @throws c10::AcceleratorError where the launch failed.
+template <class Work>
+void launch_on(const at::Tensor& tensor, const Work& work) {
+  if (tensor.numel() == 0) {
+    return;
+  }
+  const c10::cuda::CUDAGuard guard(tensor.device());
+  work(c10::cuda::getCurrentCUDAStream().stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+/// @throws c10::TypeError naming the operator for a type that no kernel knows.
+inline Number number_of(const at::Tensor& tensor, const char* op) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return Number::kFloat;
+    case at::kDouble:
+      return Number::kDouble;
+    case at::kHalf:
+      return Number::kHalf;
+    case at::kBFloat16:
+      return Number::kBFloat16;
+    default:
+      TORCH_CHECK_TYPE(false, op, " takes float32, float64, bfloat16 or float16, got ",
+                       tensor.scalar_type());
+  }
+}
+
+}  // namespace brim::nn::cuda

@@ -1,0 +1,209 @@
+#include <ATen/Dispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/native_dropout.h>
+#include <ATen/ops/zeros_like.h>
+#include <brim/nn/functional.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include <optional>
+
+#include "nn/bits.h"
+#include "nn/node.h"
+#include "nn/number.h"
+#include "nn/recompute.h"
+
+// Dropout draws its random numbers with the operators that torch's own dropout calls, so that the
+// same seed gives the same elements. What torch keeps of them as numbers or bytes is kept as bits.
+
+namespace brim::nn {
+namespace {
+
+/// Where torch does nothing, and draws nothing.
+bool does_nothing(const at::Tensor& input, double p) { return p == 0.0 || input.sym_numel() == 0; }
+
+/// Where torch's dropout is one fused operator, with random numbers of its own.
+bool is_fused(const at::Tensor& input) {
+  return input.is_cuda() || input.is_xpu() || input.is_lazy() || input.is_privateuseone();
+}
+
+/// What the fused operator multiplies with.
+double fused_scale(double p) { return 1.0 / (1.0 - p); }
+
+/// What the others multiply with: 1 / (1 - p), worked out and rounded in the input's type.
+double rounded_scale(const at::Tensor& input, double p) {
+  return AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, input.scalar_type(), "brim::dropout", [&] {
+        const auto kept = static_cast<Wide<scalar_t>>(1.0 - p);
+        return static_cast<double>(static_cast<Wide<scalar_t>>(to<scalar_t>(1 / kept)));
+      });
+}
+
+/// Keeps the bits of the elements that stay; nothing where p is 1.
+class DropoutNode final : public SavingNode {
+ public:
+  bool can_recompute() const override {
+    if (!producer_can_) {
+      producer_can_ = scale_ != 0.0 && nn::can_recompute(next_edge(0).function.get());
+    }
+    return *producer_can_;
+  }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    // Worked out once for all that ask, and held until this node runs.
+    if (!again_.defined()) {
+      again_ =
+          apply_bits(nn::recompute(*next_edge(0).function), bits_.unpack(), strides_, scale_, 0.0);
+    }
+    return again_;
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    again_ = at::Tensor();
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    if (scale_ == 0.0) {
+      return {at::zeros_like(grads[0])};
+    }
+    return {apply_bits(grads[0], bits_.unpack(), strides_, scale_, 0.0)};
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    bits_.reset_data();
+    again_ = at::Tensor();
+  }
+
+  std::string name() const override { return "brim::dropout_backward"; }
+
+  void keep(const at::Tensor& bits, c10::SymIntArrayRef strides, double scale) {
+    bits_ = SavedVariable(bits, false);
+    strides_ = c10::SymDimVector(strides.begin(), strides.end());
+    scale_ = scale;
+  }
+
+ private:
+  double scale_ = 0;  // 0: all elements are dropped
+  mutable std::optional<bool> producer_can_;
+  SavedVariable bits_;
+  c10::SymDimVector strides_;
+  at::Tensor again_;  // recomputed, between the first asking and apply
+};
+
+/// Below autograd. @param fused as the operator out of place does where torch has it
+at::Tensor run_and_keep(const at::Tensor& input, double p, bool fused, DropoutNode& node) {
+  if (p == 1.0) {
+    return at::zeros_like(input);
+  }
+  if (fused) {
+    auto [output, drawn] = at::native_dropout(input, p, true);
+    node.keep(pack_bits(drawn), drawn.sym_strides(), fused_scale(p));
+    return output;
+  }
+  at::Tensor drawn = at::empty_like(input).bernoulli_(1.0 - p);
+  const at::Tensor bits = pack_bits(drawn);
+  const auto like = drawn.sym_strides();
+  const c10::SymDimVector strides(like.begin(), like.end());
+  drawn.reset();  // before the output is made: as much memory as torch takes
+  const double scale = rounded_scale(input, p);
+  node.keep(bits, strides, scale);
+  return apply_bits(input, bits, strides, scale, 0.0);
+}
+
+at::Tensor dropout_anywhere(const at::Tensor& input, double p) {
+  return at::dropout(input, p, true);
+}
+
+at::Tensor& dropout_anywhere_(at::Tensor& input, double p) { return at::dropout_(input, p, true); }
+
+at::Tensor dropout_autograd(const at::Tensor& input, double p) {
+  refuse_forward_ad("dropout", input);
+  check_floating("dropout", input);
+  if (does_nothing(input, p)) {
+    return input;
+  }
+  if (!needs_grad(input)) {
+    const BelowAutograd below;
+    return dropout_anywhere(input, p);
+  }
+  auto node = make_node<DropoutNode>();
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  at::Tensor output = [&] {
+    const BelowAutograd below;
+    return run_and_keep(input, p, is_fused(input), *node);
+  }();
+  torch::autograd::set_history(output, node);
+  return output;
+}
+
+at::Tensor& dropout_autograd_(at::Tensor& input, double p) {
+  refuse_forward_ad("dropout", input);
+  check_floating("dropout", input);
+  if (does_nothing(input, p)) {
+    return input;
+  }
+  const bool needed = needs_grad(input);
+  torch::autograd::check_inplace(input, needed);
+  if (!needed) {
+    const BelowAutograd below;
+    dropout_anywhere_(input, p);
+    torch::autograd::increment_version(input);
+    return input;
+  }
+  auto node = make_node<DropoutNode>();
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  {
+    const BelowAutograd below;
+    input.copy_(run_and_keep(input, p, false, *node));
+  }
+  torch::autograd::increment_version(input);
+  torch::autograd::rebase_history(input, node);
+  return input;
+}
+
+}  // namespace
+
+namespace functional {
+
+at::Tensor dropout(const at::Tensor& input, double p, bool training, bool inplace) {
+  TORCH_CHECK_VALUE(p >= 0.0 && p <= 1.0, "p must be from 0 to 1, got ", p);
+  if (!training) {
+    return input;
+  }
+  if (inplace) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("brim::dropout_", "")
+                               .typed<at::Tensor&(at::Tensor&, double)>();
+    at::Tensor target = input;
+    op.call(target, p);
+    return target;
+  }
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("brim::dropout", "")
+                             .typed<at::Tensor(const at::Tensor&, double)>();
+  return op.call(input, p);
+}
+
+}  // namespace functional
+
+TORCH_LIBRARY_FRAGMENT(brim, m) {
+  m.def("dropout(Tensor input, float p) -> Tensor", {at::Tag::nondeterministic_seeded});
+  m.def("dropout_(Tensor(a!) input, float p) -> Tensor(a!)", {at::Tag::nondeterministic_seeded});
+}
+
+TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
+  m.impl("dropout", dropout_anywhere);
+  m.impl("dropout_", dropout_anywhere_);
+}
+
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("dropout", dropout_autograd);
+  m.impl("dropout_", dropout_autograd_);
+}
+
+}  // namespace brim::nn

@@ -1,0 +1,173 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/native_layer_norm_backward.h>
+#include <brim/nn/functional.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include <array>
+
+#include "nn/float_autocast.h"
+#include "nn/maybe.h"
+#include "nn/node.h"
+
+namespace brim::nn {
+namespace {
+
+class LayerNormNode final : public SavingNode {
+ public:
+  LayerNormNode(at::IntArrayRef shape, double eps)
+      : shape_(shape.begin(), shape.end()), eps_(eps) {}
+
+  void keep(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
+            const at::Tensor& mean, const at::Tensor& rstd) {
+    tell_producer_kept(input);
+    keeps_input_ = true;
+    input_ = SavedVariable(input, false);
+    weight_ = kept(weight);
+    bias_ = kept(bias);
+    mean_ = SavedVariable(mean, false);
+    rstd_ = SavedVariable(rstd, false);
+  }
+
+  void keep_type(at::ScalarType bias_type) { bias_type_ = bias_type; }
+
+  bool can_recompute() const override { return keeps_input_; }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    return std::get<0>(at::native_layer_norm(input_.unpack(), shape_, maybe(weight_.unpack()),
+                                             maybe(bias_.unpack()), eps_));
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    variable_list result(3);
+    const at::Tensor& grad = grads[0];
+    if (!grad.defined()) {
+      return result;
+    }
+    if (!keeps_input_) {
+      result[2] = bias_grad(grad);
+      return result;
+    }
+    const std::array<bool, 3> mask{task_should_compute_output(0), task_should_compute_output(1),
+                                   task_should_compute_output(2)};
+    std::tie(result[0], result[1], result[2]) = at::native_layer_norm_backward(
+        grad, input_.unpack(), shape_, mean_.unpack(), rstd_.unpack(), maybe(weight_.unpack()),
+        maybe(bias_.unpack()), mask);
+    return result;
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    for (SavedVariable* const each : {&input_, &weight_, &bias_, &mean_, &rstd_}) {
+      each->reset_data();
+    }
+  }
+
+  std::string name() const override { return "brim::layer_norm_backward"; }
+
+ private:
+  at::Tensor bias_grad(const at::Tensor& grad) const {
+    const std::int64_t rows = grad.dim() - static_cast<std::int64_t>(shape_.size());
+    if (rows == 0) {  // summing over no dimension means all of them
+      return grad.to(bias_type_);
+    }
+    c10::DimVector dims;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      dims.push_back(i);
+    }
+    return grad.sum(dims, false, bias_type_);
+  }
+
+  c10::DimVector shape_;
+  bool keeps_input_ = false;
+  at::ScalarType bias_type_ = at::kFloat;
+  double eps_;
+  SavedVariable input_;
+  SavedVariable weight_;
+  SavedVariable bias_;
+  SavedVariable mean_;
+  SavedVariable rstd_;
+};
+
+void check(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias) {
+  refuse_forward_ad("layer_norm", input, weight.value_or(at::Tensor()), bias);
+  check_floating("layer_norm", input);
+}
+
+at::Tensor layer_norm_anywhere(const at::Tensor& input, at::IntArrayRef shape,
+                               const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+  check(input, weight, bias);
+  return std::get<0>(at::native_layer_norm(input, shape, weight, bias, eps));
+}
+
+at::Tensor layer_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
+                               const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+  check(input, weight, bias);
+  PtrTo<LayerNormNode> node;
+  if (needs_grad(input, weight, bias)) {
+    node = make_node<LayerNormNode>(shape, eps);
+    node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
+  }
+  auto [output, mean, rstd] = [&] {
+    const BelowAutograd below;
+    return at::native_layer_norm(input, shape, weight, bias, eps);
+  }();
+  if (!node) {
+    return std::move(output);
+  }
+  if (input.requires_grad() || trains(weight)) {
+    node->keep(input, weight, bias, mean, rstd);
+  } else {
+    node->keep_type(bias->scalar_type());
+  }
+  torch::autograd::set_history(output, node);
+  return std::move(output);
+}
+
+using LayerNormOp = at::Tensor(const at::Tensor&, at::IntArrayRef, const MaybeTensor&,
+                               const MaybeTensor&, double);
+
+at::Tensor call(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight,
+                const MaybeTensor& bias, double eps) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("brim::layer_norm", "").typed<LayerNormOp>();
+  return op.call(input, shape, weight, bias, eps);
+}
+
+template <c10::DeviceType kDevice>
+at::Tensor layer_norm_autocast(const at::Tensor& input, at::IntArrayRef shape,
+                               const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+  const Autocast autocast(kDevice);
+  return call(autocast.cast(at::kFloat, input), shape, autocast.cast(at::kFloat, weight),
+              autocast.cast(at::kFloat, bias), eps);
+}
+
+}  // namespace
+
+namespace functional {
+
+at::Tensor layer_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
+                      const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+  return call(input, normalized_shape, weight, bias, eps);
+}
+
+}  // namespace functional
+
+TORCH_LIBRARY_FRAGMENT(brim, m) {
+  m.def(
+      "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight, Tensor? bias, float eps) "
+      "-> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
+  m.impl("layer_norm", layer_norm_anywhere);
+}
+
+TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("layer_norm", layer_norm_autograd); }
+
+BRIM_AUTOCAST_AS_TORCH(layer_norm)
+
+}  // namespace brim::nn

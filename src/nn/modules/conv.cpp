@@ -1,0 +1,147 @@
+#include <brim/nn/conv.h>
+#include <brim/nn/functional.h>
+#include <brim/nn/linear.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "nn/maybe.h"
+
+namespace brim::nn {
+namespace {
+
+template <std::size_t D>
+using Options = torch::nn::detail::ConvNdOptions<D>;
+
+template <std::size_t D>
+using Numbers = std::array<std::int64_t, D>;
+
+/// Nothing for zeros, which the convolution itself adds.
+const char* name_of(const torch::nn::detail::conv_padding_mode_t& mode) {
+  if (std::holds_alternative<torch::enumtype::kReflect>(mode)) {
+    return "reflect";
+  }
+  if (std::holds_alternative<torch::enumtype::kReplicate>(mode)) {
+    return "replicate";
+  }
+  return std::holds_alternative<torch::enumtype::kCircular>(mode) ? "circular" : nullptr;
+}
+
+/// Padding on both sides of each dimension, and `extra` zeros that an even kernel needs at its end,
+/// as torch does for kSame. Both run from the first dimension to the last.
+template <std::size_t D>
+void set_same_padding(const Options<D>& options, Numbers<D>& padding, Numbers<D>& extra) {
+  for (std::size_t i = 0; i < D; ++i) {
+    const std::int64_t total = (*options.dilation())[i] * ((*options.kernel_size())[i] - 1);
+    padding[i] = total / 2;
+    extra[i] = total % 2;
+  }
+}
+
+/// at::pad takes pairs (before, after) from the last dimension to the first.
+template <std::size_t D>
+at::Tensor pad_ends(const at::Tensor& input, const Numbers<D>& extra) {
+  std::array<std::int64_t, 2 * D> pairs{};
+  bool needed = false;
+  for (std::size_t i = 0; i < D; ++i) {
+    pairs[2 * (D - 1 - i) + 1] = extra[i];
+    needed = needed || extra[i] != 0;
+  }
+  return needed ? at::constant_pad_nd(input, pairs, 0) : input;
+}
+
+template <std::size_t D>
+at::Tensor run(const Options<D>& options, const std::vector<std::int64_t>& both_sides,
+               const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+               bool recompute) {
+  Numbers<D> padding{};
+  at::Tensor padded = input;
+  if (const char* const mode = name_of(options.padding_mode())) {
+    padded = at::pad(input, both_sides, mode);
+  } else if (std::holds_alternative<torch::enumtype::kSame>(options.padding())) {
+    Numbers<D> extra{};
+    set_same_padding(options, padding, extra);
+    padded = pad_ends(input, extra);
+  } else if (const auto* numbers = std::get_if<torch::ExpandingArray<D>>(&options.padding())) {
+    padding = **numbers;
+  }
+  return functional::conv(padded, weight, maybe(bias), *options.stride(), padding,
+                          *options.dilation(), options.groups(), recompute);
+}
+
+/// What to add at the end of each dimension, so that the output has the size that was asked for.
+/// torch::nn leaves the dilation out of this; with it the output is what was asked for there too.
+template <std::size_t D>
+Numbers<D> output_padding(const Options<D>& options, const at::Tensor& input,
+                          at::IntArrayRef wanted) {
+  TORCH_CHECK_VALUE(wanted.size() == D || wanted.size() == static_cast<std::size_t>(input.dim()),
+                    "output_size must have ", D, " or ", input.dim(), " numbers, got ", wanted);
+  wanted = wanted.slice(wanted.size() - D);
+  const auto& padding = std::get<torch::ExpandingArray<D>>(options.padding());
+  Numbers<D> result{};
+  for (std::size_t i = 0; i < D; ++i) {
+    const std::int64_t stride = (*options.stride())[i];
+    const std::int64_t window = (*options.dilation())[i] * ((*options.kernel_size())[i] - 1) + 1;
+    const std::int64_t size = input.size(static_cast<std::int64_t>(i) - static_cast<int>(D));
+    const std::int64_t least = (size - 1) * stride - 2 * (*padding)[i] + window;
+    TORCH_CHECK_VALUE(wanted[i] >= least && wanted[i] < least + stride, "output_size must be ",
+                      least, " to ", least + stride - 1, " in dimension ", i, " for an input of ",
+                      size, ", got ", wanted[i]);
+    result[i] = wanted[i] - least;
+  }
+  return result;
+}
+
+template <std::size_t D>
+at::Tensor run_transposed(const Options<D>& options, const at::Tensor& input,
+                          const at::Tensor& weight, const at::Tensor& bias, bool recompute,
+                          const std::optional<at::IntArrayRef>& output_size) {
+  TORCH_CHECK_VALUE(name_of(options.padding_mode()) == nullptr,
+                    "padding_mode of a transposed convolution must be kZeros");
+  TORCH_CHECK_VALUE(input.dim() == static_cast<std::int64_t>(D) + 1 ||
+                        input.dim() == static_cast<std::int64_t>(D) + 2,
+                    "input must have ", D + 1, " or ", D + 2, " dimensions, got ", input.dim());
+  const Numbers<D> added =
+      output_size ? output_padding(options, input, *output_size) : *options.output_padding();
+  return functional::conv_transpose(input, weight, maybe(bias), *options.stride(),
+                                    *std::get<torch::ExpandingArray<D>>(options.padding()), added,
+                                    options.groups(), *options.dilation(), recompute);
+}
+
+}  // namespace
+
+at::Tensor Conv1dImpl::forward(const at::Tensor& input) {
+  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute);
+}
+
+at::Tensor Conv2dImpl::forward(const at::Tensor& input) {
+  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute);
+}
+
+at::Tensor Conv3dImpl::forward(const at::Tensor& input) {
+  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute);
+}
+
+at::Tensor ConvTranspose1dImpl::forward(const at::Tensor& input,
+                                        const std::optional<at::IntArrayRef>& output_size) {
+  return run_transposed(options, input, weight, bias, recompute, output_size);
+}
+
+at::Tensor ConvTranspose2dImpl::forward(const at::Tensor& input,
+                                        const std::optional<at::IntArrayRef>& output_size) {
+  return run_transposed(options, input, weight, bias, recompute, output_size);
+}
+
+at::Tensor ConvTranspose3dImpl::forward(const at::Tensor& input,
+                                        const std::optional<at::IntArrayRef>& output_size) {
+  return run_transposed(options, input, weight, bias, recompute, output_size);
+}
+
+at::Tensor LinearImpl::forward(const at::Tensor& input) {
+  return functional::linear(input, weight, maybe(bias), recompute);
+}
+
+}  // namespace brim::nn

@@ -1,0 +1,179 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <brim/nn/functional.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include "nn/node.h"
+
+// Activations whose derivative needs the input itself.
+
+namespace brim::nn {
+namespace {
+
+enum class Smooth { kGelu, kGeluTanh, kSilu };
+
+const char* name_of(Smooth kind) { return kind == Smooth::kSilu ? "silu" : "gelu"; }
+
+const char* approximate_of(Smooth kind) { return kind == Smooth::kGeluTanh ? "tanh" : "none"; }
+
+at::Tensor value_of(Smooth kind, const at::Tensor& input) {
+  return kind == Smooth::kSilu ? at::silu(input) : at::gelu(input, approximate_of(kind));
+}
+
+at::Tensor silu_grad(const at::Tensor& grad, const at::Tensor& input) {
+  if (!at::GradMode::is_enabled()) {
+    return at::silu_backward(grad, input);
+  }
+  const at::Tensor gate = input.sigmoid();  // torch's kernel has no derivative
+  return grad.mul(gate).mul(gate.neg().add(1).mul(input).add(1));
+}
+
+class SmoothNode final : public SavingNode {
+ public:
+  explicit SmoothNode(Smooth kind) : kind_(kind) {}
+
+  void keep(const at::Tensor& input) { input_ = SavedVariable(input, false); }
+
+  bool can_recompute() const override { return true; }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    return value_of(kind_, input_.unpack());
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    const at::Tensor input = input_.unpack();
+    return {kind_ == Smooth::kSilu ? silu_grad(grads[0], input)
+                                   : at::gelu_backward(grads[0], input, approximate_of(kind_))};
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    input_.reset_data();
+  }
+
+  std::string name() const override { return std::string("brim::") + name_of(kind_) + "_backward"; }
+
+ private:
+  Smooth kind_;
+  SavedVariable input_;
+};
+
+at::Tensor smooth(Smooth kind, const at::Tensor& input) {
+  refuse_forward_ad(name_of(kind), input);
+  check_floating(name_of(kind), input);
+  PtrTo<SmoothNode> node;
+  if (needs_grad(input)) {
+    node = make_node<SmoothNode>(kind);
+    node->set_next_edges(torch::autograd::collect_next_edges(input));
+    tell_producer_kept(input);
+    node->keep(input);
+  }
+  at::Tensor output = [&] {
+    const BelowAutograd below;
+    return value_of(kind, input);
+  }();
+  if (node) {
+    torch::autograd::set_history(output, node);
+  }
+  return output;
+}
+
+Smooth gelu_kind(std::string_view approximate) {
+  TORCH_CHECK(approximate == "none" || approximate == "tanh",
+              "approximate must be none or tanh, got ", approximate);
+  return approximate == "tanh" ? Smooth::kGeluTanh : Smooth::kGelu;
+}
+
+at::Tensor gelu_anywhere(const at::Tensor& input, std::string_view approximate) {
+  return value_of(gelu_kind(approximate), input);
+}
+
+at::Tensor gelu_autograd(const at::Tensor& input, std::string_view approximate) {
+  return smooth(gelu_kind(approximate), input);
+}
+
+at::Tensor silu_anywhere(const at::Tensor& input) { return at::silu(input); }
+
+at::Tensor silu_autograd(const at::Tensor& input) { return smooth(Smooth::kSilu, input); }
+
+at::Tensor& silu_anywhere_(at::Tensor& input) { return at::silu_(input); }
+
+at::Tensor& silu_autograd_(at::Tensor& input) {
+  refuse_forward_ad("silu", input);
+  check_floating("silu", input);
+  PtrTo<SmoothNode> node;
+  const bool needed = needs_grad(input);
+  torch::autograd::check_inplace(input, needed);
+  if (needed) {
+    node = make_node<SmoothNode>(Smooth::kSilu);
+    node->set_next_edges(torch::autograd::collect_next_edges(input));
+    // Above autograd, so that a second derivative reaches the input. As torch does: the value that
+    // is overwritten is needed.
+    node->keep(input.clone());
+  }
+  {
+    const BelowAutograd below;
+    at::silu_(input);
+  }
+  torch::autograd::increment_version(input);
+  if (node) {
+    torch::autograd::rebase_history(input, node);
+  }
+  return input;
+}
+
+template <class Signature>
+auto find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+}  // namespace
+
+namespace functional {
+
+at::Tensor gelu(const at::Tensor& input, std::string_view approximate) {
+  static const auto op = find<at::Tensor(const at::Tensor&, std::string_view)>("brim::gelu");
+  return op.call(input, approximate);
+}
+
+at::Tensor silu(const at::Tensor& input, bool inplace) {
+  if (inplace) {
+    static const auto op = find<at::Tensor&(at::Tensor&)>("brim::silu_");
+    at::Tensor target = input;
+    op.call(target);
+    return target;
+  }
+  static const auto op = find<at::Tensor(const at::Tensor&)>("brim::silu");
+  return op.call(input);
+}
+
+}  // namespace functional
+
+TORCH_LIBRARY_FRAGMENT(brim, m) {
+  m.def("gelu(Tensor input, str approximate) -> Tensor");
+  m.def("silu(Tensor input) -> Tensor");
+  m.def("silu_(Tensor(a!) input) -> Tensor(a!)");
+}
+
+TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
+  m.impl("gelu", gelu_anywhere);
+  m.impl("silu", silu_anywhere);
+  m.impl("silu_", silu_anywhere_);
+}
+
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("gelu", gelu_autograd);
+  m.impl("silu", silu_autograd);
+  m.impl("silu_", silu_autograd_);
+}
+
+}  // namespace brim::nn

@@ -1,0 +1,259 @@
+#include <brim/memory/peak_meter.h>
+#include <brim/nn/convert.h>
+#include <brim/nn/modules.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/functional.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace brim::nn {
+namespace {
+
+using at::Tensor;
+using torch::nn::Sequential;
+
+std::vector<std::string> names(const std::vector<ConvertedLayer>& layers) {
+  std::vector<std::string> result;
+  result.reserve(layers.size());
+  for (const ConvertedLayer& layer : layers) {
+    result.push_back(layer.name);
+  }
+  return result;
+}
+
+/// A Sequential can hold another only as a class with a forward of its own.
+class BlockImpl : public torch::nn::SequentialImpl {
+ public:
+  using SequentialImpl::SequentialImpl;
+  Tensor forward(Tensor x) { return SequentialImpl::forward(std::move(x)); }
+};
+TORCH_MODULE(Block);
+
+/// A user's model: a layer by its type, and a container.
+class NetImpl : public torch::nn::Module {
+ public:
+  NetImpl() {
+    stem = register_module("stem", torch::nn::Conv2d(3, 4, 3));
+    body = register_module("body", Sequential(torch::nn::BatchNorm2d(4), torch::nn::ReLU()));
+  }
+  Tensor forward(const Tensor& x) { return body->forward(stem->forward(x)); }
+
+  torch::nn::Conv2d stem{nullptr};
+  Sequential body{nullptr};
+};
+TORCH_MODULE(Net);
+
+Sequential convolutions() {
+  return Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 4, 3).padding(1)),
+                    torch::nn::BatchNorm2d(4), torch::nn::ReLU(), torch::nn::MaxPool2d(2),
+                    torch::nn::Conv2d(4, 2, 3));
+}
+
+TEST(Convert, SequentialTrainsAsBefore) {
+  Sequential model = convolutions();
+  const auto twin = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
+  torch::optim::SGD optimizer(model->parameters(), 0.1);  // made before
+  torch::optim::SGD twin_optimizer(twin->parameters(), 0.1);
+
+  const ConversionReport report = convert(*model);
+  EXPECT_EQ(names(report.replaced), (std::vector<std::string>{"0", "1", "2", "3", "4"}));
+  EXPECT_TRUE(report.kept.empty());
+  EXPECT_EQ(report.replaced[0].type, "torch::nn::Conv2d");
+
+  for (int step = 0; step < 3; ++step) {
+    const Tensor x = at::randn({2, 4, 12, 12});
+    const Tensor loss = model->forward(x).pow(2).mean();
+    const Tensor twin_loss = twin->forward(x).pow(2).mean();
+    EXPECT_TRUE(at::allclose(loss, twin_loss, 1e-5, 1e-6));
+    optimizer.zero_grad();
+    twin_optimizer.zero_grad();
+    loss.backward();
+    twin_loss.backward();
+    optimizer.step();
+    twin_optimizer.step();
+  }
+  const auto parameters = twin->named_parameters();
+  for (const auto& parameter : model->named_parameters()) {
+    EXPECT_TRUE(at::allclose(parameter.value(), parameters[parameter.key()], 1e-5, 1e-6))
+        << parameter.key();
+  }
+}
+
+TEST(Convert, TensorsNamesAndFlagsStay) {
+  Sequential model({{"conv", torch::nn::AnyModule(torch::nn::Conv2d(3, 4, 3))},
+                    {"norm", torch::nn::AnyModule(torch::nn::BatchNorm2d(4))}});
+  model->eval();
+  const auto before = model->named_parameters();
+  before["conv.weight"].set_requires_grad(false);
+  const auto buffers = model->named_buffers();
+  convert(*model);
+  EXPECT_EQ(model->named_children().keys(), (std::vector<std::string>{"conv", "norm"}));
+  for (const auto& parameter : model->named_parameters()) {
+    EXPECT_TRUE(parameter.value().is_same(before[parameter.key()])) << parameter.key();
+  }
+  for (const auto& buffer : model->named_buffers()) {
+    EXPECT_TRUE(buffer.value().is_same(buffers[buffer.key()])) << buffer.key();
+  }
+  EXPECT_FALSE(model->at<Conv2dImpl>(0).weight.requires_grad());
+  EXPECT_FALSE(model[1]->is_training());
+  EXPECT_EQ(model->named_children()["conv"], model->ptr(0)) << "one layer, in both of its places";
+  EXPECT_TRUE(model[0]->as<torch::nn::Conv2d>() != nullptr);
+}
+
+TEST(Convert, ContainersInsideOtherModulesAreReached) {
+  Net net;
+  Sequential model(Block(torch::nn::Linear(3, 3), Block(torch::nn::ReLU())));
+  EXPECT_EQ(names(convert(*model).replaced), (std::vector<std::string>{"0.0", "0.1.0"}));
+
+  const ConversionReport report = convert(*net);
+  EXPECT_EQ(names(report.replaced), (std::vector<std::string>{"body.0", "body.1"}));
+  ASSERT_EQ(names(report.kept), std::vector<std::string>{"stem"});
+  EXPECT_NE(report.kept[0].reason.find("no container"), std::string::npos);
+  EXPECT_EQ(net->named_children()["stem"], net->stem.ptr()) << "what the parent calls";
+  EXPECT_TRUE(net->forward(at::randn({2, 3, 8, 8})).defined());
+}
+
+TEST(Convert, ListsAndDictionariesHoldTheNewLayers) {
+  torch::nn::ModuleList list(torch::nn::Linear(3, 4), torch::nn::ReLU());
+  convert(*list);
+  EXPECT_TRUE(list[0]->as<Linear>() != nullptr);
+  EXPECT_EQ(list->named_children()["1"], list[1]);
+
+  torch::nn::ModuleDict dict(
+      std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{
+          {"a", torch::nn::Linear(3, 4).ptr()}, {"b", torch::nn::GELU().ptr()}});
+  const auto popped = dict->pop("b");
+  const ConversionReport report = convert(*dict);
+  EXPECT_TRUE(dict["a"]->as<Linear>() != nullptr);
+  EXPECT_EQ(dict->named_children()["a"], dict["a"]);
+  EXPECT_EQ(names(report.kept), std::vector<std::string>{"b"}) << "registered, but no element";
+}
+
+TEST(Convert, ASharedLayerStaysOneLayer) {
+  const torch::nn::Linear shared(4, 4);
+  const torch::nn::ModuleList other(shared);
+  torch::nn::ModuleDict model(
+      std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{
+          {"twice", Sequential(shared, torch::nn::ReLU(), shared).ptr()}, {"list", other.ptr()}});
+  const ConversionReport report = convert(*model);
+  EXPECT_EQ(names(report.replaced),
+            (std::vector<std::string>{"twice.0", "twice.1", "twice.2", "list.0"}));
+  const auto sequential =
+      std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->named_children()["twice"]);
+  const auto children = sequential->named_children();
+  EXPECT_TRUE(sequential->ptr(0)->as<Linear>() != nullptr);
+  EXPECT_EQ(sequential->ptr(0), sequential->ptr(2));
+  EXPECT_EQ(children["0"], sequential->ptr(0));
+  EXPECT_EQ(children["2"], sequential->ptr(0));
+  EXPECT_EQ(other->ptr(0), sequential->ptr(0));
+}
+
+class OwnLinearImpl : public torch::nn::LinearImpl {
+ public:
+  using LinearImpl::LinearImpl;
+  Tensor forward(const Tensor& x) { return LinearImpl::forward(x) * 2; }
+};
+TORCH_MODULE(OwnLinear);
+
+TEST(Convert, WhatIsKeptHasItsReason) {
+  Sequential model(OwnLinear(2, 2), ReLU(), torch::nn::Functional(torch::tanh),
+                   torch::nn::Linear(2, 2));
+  ConvertOptions options;
+  options.choose = [](const std::string& name, const torch::nn::Module&) { return name != "3"; };
+  const ConversionReport report = convert(*model, options);
+  EXPECT_TRUE(report.replaced.empty());
+  ASSERT_EQ(names(report.kept), (std::vector<std::string>{"0", "1", "2", "3"}));
+  EXPECT_NE(report.kept[0].reason.find("derived"), std::string::npos);
+  EXPECT_NE(report.kept[1].reason.find("already"), std::string::npos);
+  EXPECT_NE(report.kept[2].reason.find("no such layer"), std::string::npos);
+  EXPECT_NE(report.kept[3].reason.find("choose"), std::string::npos);
+  std::ostringstream text;
+  text << report;
+  EXPECT_NE(text.str().find("3: torch::nn::Linear kept, `choose` left it out"), std::string::npos);
+
+  torch::nn::Linear alone(2, 2);
+  EXPECT_EQ(convert(*alone).kept.size(), 1U);
+}
+
+TEST(Convert, AnErrorOfChooseComesOut) {
+  Sequential model = convolutions();
+  ConvertOptions options;
+  options.choose = [](const std::string&, const torch::nn::Module&) -> bool {
+    throw std::runtime_error("no");
+  };
+  EXPECT_THROW(convert(*model, options), std::runtime_error);
+}
+
+TEST(Convert, RecomputeIsSetWhereThereIsSuchAnOption) {
+  Sequential model = convolutions();
+  ConvertOptions options;
+  options.recompute = true;
+  convert(*model, options);
+  EXPECT_TRUE(model->at<Conv2dImpl>(0).recompute);
+  EXPECT_TRUE(model->at<Conv2dImpl>(4).recompute);
+  Sequential plain = convolutions();
+  convert(*plain);
+  EXPECT_FALSE(plain->at<Conv2dImpl>(0).recompute);
+}
+
+TEST(Convert, RestorePutsTorchsLayersBack) {
+  Sequential model = convolutions();
+  const auto before = model->named_parameters();
+  convert(*model);
+  model->eval();
+  const ConversionReport report = restore(*model);
+  EXPECT_EQ(report.replaced.size(), 5U);
+  EXPECT_TRUE(report.kept.empty());
+  EXPECT_EQ(report.replaced[0].type, "brim::nn::Conv2d");
+  EXPECT_TRUE(model->at<torch::nn::Conv2dImpl>(0).weight.is_same(before["0.weight"]));
+  EXPECT_FALSE(model[1]->is_training()) << "the flag of now";
+  EXPECT_TRUE(model[0]->as<Conv2d>() == nullptr);
+  EXPECT_TRUE(restore(*model).replaced.empty());
+}
+
+TEST(Convert, RestoreReportsLayersThatAParentHoldsByType) {
+  class HolderImpl : public torch::nn::Module {
+   public:
+    HolderImpl() { conv = register_module("conv", Conv2d(1, 1, 1)); }
+    Conv2d conv{nullptr};
+  };
+  HolderImpl holder;
+  EXPECT_EQ(names(restore(holder).kept), std::vector<std::string>{"conv"});
+}
+
+TEST(Convert, AFrozenModelKeepsAFractionForBackward) {
+  Sequential model;
+  for (int i = 0; i < 4; ++i) {
+    model->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 8, 3).padding(1)));
+    model->push_back(torch::nn::BatchNorm2d(8));
+    model->push_back(torch::nn::ReLU());
+  }
+  model->eval();
+  for (Tensor& parameter : model->parameters()) {
+    parameter.set_requires_grad(false);
+  }
+  const Tensor input = at::randn({4, 8, 32, 32}).requires_grad_();
+  const auto kept = [&] {
+    const PeakMeter meter(at::kCPU);
+    const Tensor output = model->forward(input);
+    return meter.left() - static_cast<std::int64_t>(output.nbytes());
+  };
+  const std::int64_t torch_keeps = kept();
+  convert(*model);
+  const std::int64_t brim_keeps = kept();
+  // A bit an element of each of four ReLUs, beside a few small tensors.
+  EXPECT_LT(brim_keeps, static_cast<std::int64_t>(input.nbytes()) / 4);
+  EXPECT_GT(torch_keeps, 20 * brim_keeps);
+}
+
+}  // namespace
+}  // namespace brim::nn

@@ -1,0 +1,397 @@
+"""brim.audit and brim.assert_saved: what is counted, and that the model is as it was."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  as everyone calls it
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import brim
+from brim.cli import main
+
+N, C, H = 4, 8, 16
+ELEMENTS = N * C * H * H
+
+
+def image(**options: Any) -> Tensor:
+    return torch.randn(N, C, H, H, **options)
+
+
+def by_name(audit: brim.Audit) -> dict[str, tuple[int, int, int]]:
+    return {each.name: (each.torch_nn, each.brim, each.least) for each in audit.layers}
+
+
+def frozen(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers).requires_grad_(False)
+
+
+GRADIENT = {"requires_grad": True}
+
+
+@pytest.mark.parametrize(
+    ("layer", "torch_nn", "own", "least"),
+    [
+        (nn.ReLU(), 4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8),
+        (nn.LeakyReLU(), 4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8),
+        (nn.GELU(), 4 * ELEMENTS, 4 * ELEMENTS, 4 * ELEMENTS),
+        (nn.MaxPool2d(2), None, ELEMENTS // 4, ELEMENTS // 4),
+        (nn.AvgPool2d(2), 4 * ELEMENTS, 0, 0),
+        (nn.Dropout(0.5), 4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8),
+        (nn.Conv2d(C, C, 3), 4 * ELEMENTS, 0, 0),
+        (nn.BatchNorm2d(C).eval(), None, 0, 0),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_one_layer(layer: nn.Module, torch_nn: int | None, own: int, least: int) -> None:
+    # The first multiplication makes a tensor that is no input; it keeps nothing of its own.
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.layer(x * 2)
+            return result
+
+    figures = by_name(brim.audit(Model(), image(**GRADIENT)))["layer"]
+    assert figures[1:] == (own, least)
+    assert figures[0] == torch_nn if torch_nn is not None else figures[0] > own
+
+
+def test_parameters_buffers_and_inputs_do_not_count() -> None:
+    assert brim.audit(nn.Linear(8, 8), torch.randn(4, 8)).to_dict()["total"] == {
+        "torch_nn": 0,
+        "brim": 0,
+        "least": 0,
+    }
+
+
+def test_a_storage_counts_once_where_it_was_kept_first() -> None:
+    model = nn.Sequential(nn.Conv2d(C, C, 3, padding=1), nn.ReLU(), nn.Conv2d(C, C, 1))
+    figures = by_name(brim.audit(model, image()))
+    whole = 4 * ELEMENTS
+    assert figures == {"0": (0, 0, 0), "1": (whole, 0, 0), "2": (0, whole, whole)}
+
+
+def test_views_count_their_storage_once() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(C, C), nn.Linear(C, C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            left, right = (x + 1).chunk(2)
+            result: Tensor = self.a(left) + self.b(right)
+            return result
+
+    figures = by_name(brim.audit(Model(), torch.randn(64, C)))
+    assert figures == {"a": (64 * C * 4,) * 3, "b": (0, 0, 0)}
+
+
+def test_functions_have_a_row() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(x * 1)
+
+    audit = brim.audit(Model(), image(**GRADIENT))
+    # A module without any inside is a layer itself.
+    assert by_name(audit) == {"Model": (4 * ELEMENTS,) * 3}
+
+    figures = by_name(brim.audit(nn.Sequential(nn.Sequential(), Holder()), image(**GRADIENT)))
+    assert figures["(functions)"] == (4 * ELEMENTS,) * 3
+
+
+class Holder(nn.Module):
+    """Has a layer inside, and calls a function itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(F.relu(x * 1))
+        return result
+
+
+def test_a_region_of_saving_belongs_to_the_second_run() -> None:
+    with brim.saving():
+        figures = by_name(brim.audit(Holder(), image(**GRADIENT)))
+    assert figures["(functions)"] == (4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8)
+
+
+def test_least_knows_that_a_consumer_keeps_the_output() -> None:
+    model = nn.Sequential(nn.Identity(), nn.ReLU(), nn.LeakyReLU(-0.1), nn.Linear(H, H))
+    figures = by_name(brim.audit(model, image(**GRADIENT) * 1))
+    assert figures["2"][2] == ELEMENTS // 8  # a slope below zero: the output does not tell
+    assert figures["1"][2] == ELEMENTS // 8
+    assert figures["3"][2] == 4 * ELEMENTS
+
+
+def test_what_needs_no_gradient_keeps_nothing() -> None:
+    model = frozen(nn.Conv2d(C, C, 3), nn.ReLU(), nn.MaxPool2d(2))
+    audit = brim.audit(model, image())
+    assert (audit.torch_nn, audit.brim, audit.least) == (0, 0, 0)
+    assert "brim keeps" not in str(audit)
+
+
+def test_a_converted_model_is_measured_as_it_is() -> None:
+    model = frozen(nn.ReLU(), nn.ReLU())
+    x = image(**GRADIENT)
+    brim.convert(model, only="1")
+    figures = by_name(brim.audit(model, x))
+    assert figures["0"][:2] == (4 * ELEMENTS, 4 * ELEMENTS)
+    assert figures["1"][:2] == (4 * ELEMENTS, ELEMENTS // 8)
+    assert [type(layer) for layer in model] == [nn.ReLU, brim.nn.ReLU]
+
+
+def test_recompute_is_part_of_the_second_run() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(C), nn.ReLU(), nn.Conv2d(C, C, 1))
+    x = image(**GRADIENT) * 1
+    plain = brim.audit(model, x)
+    brim.convert(model, recompute="cheap")
+    cheap = brim.audit(model, x)
+    assert cheap.torch_nn == plain.torch_nn
+    assert cheap.brim <= plain.brim - 4 * ELEMENTS + ELEMENTS // 8
+    assert model[2].recompute is True
+
+
+class Everything(nn.Module):
+    """Changes its buffers, its input and the random state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ReLU(inplace=True), nn.BatchNorm2d(C), nn.Dropout(0.5), nn.Conv2d(C, C, 3)
+        )
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("nothing", None)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0, more: Any = None) -> dict[str, Tensor]:
+        self.calls += random.random()
+        return {"y": self.layers(x) * scale + more["z"][0]}
+
+
+def test_the_model_is_as_it_was() -> None:
+    model = Everything()
+    model.layers[0].eval()
+    x = image()
+    z = torch.ones((), requires_grad=True)
+    model(x.clone(), more={"z": [z]})["y"].sum().backward()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    buffers = {name: (id(b), b._version) for name, b in model.named_buffers()}
+    classes = [type(module) for module in model.modules()]
+    flags = [module.training for module in model.modules()]
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    values, states = x.clone(), (torch.get_rng_state(), random.getstate())
+
+    audit = brim.audit(model, x, scale=2.0, more={"z": [z]})
+    assert 0 < audit.brim < audit.torch_nn
+
+    assert torch.equal(x, values)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert {name: (id(b), b._version) for name, b in model.named_buffers()} == buffers
+    assert "nothing" in model._buffers
+    assert len(grads) == len(list(model.parameters()))
+    for parameter, grad in zip(model.parameters(), grads, strict=True):
+        assert torch.equal(parameter.grad, grad)  # type: ignore[arg-type]
+    assert [type(module) for module in model.modules()] == classes
+    assert [module.training for module in model.modules()] == flags
+    assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()] == hooks
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+
+
+def test_the_model_is_as_it_was_after_an_error() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(C), nn.Conv2d(3, 3, 3))
+    mean = model[0].running_mean
+    with pytest.raises((RuntimeError, ValueError)):
+        brim.audit(model, image())
+    assert [type(layer) for layer in model] == [nn.BatchNorm2d, nn.Conv2d]
+    assert model[0].running_mean is mean
+    assert torch.equal(mean, torch.zeros(C))  # type: ignore[arg-type]
+    assert not model[0]._forward_hooks
+    assert not model[0]._forward_pre_hooks
+
+
+def test_nothing_stays_in_memory() -> None:
+    model = nn.Sequential(nn.Conv2d(C, C, 3), nn.ReLU())
+    x = image()
+    brim.install_cpu_allocator()
+    brim.audit(model, x)
+    with brim.PeakMeter("cpu") as meter:
+        brim.audit(model, x)
+    assert meter.left == 0
+
+
+def test_a_layer_used_twice_has_one_row() -> None:
+    act = nn.ReLU()
+    figures = by_name(brim.audit(frozen(act, act), image(**GRADIENT)))
+    assert figures == {"0": (8 * ELEMENTS, ELEMENTS // 4, ELEMENTS // 4)}
+
+
+def test_what_is_checkpointed_is_not_kept() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.act, x, use_reentrant=False)
+
+    assert brim.audit(Model(), image(**GRADIENT)).to_dict()["total"] == {
+        "torch_nn": 0,
+        "brim": 0,
+        "least": 0,
+    }
+
+
+def test_without_gradient_mode_it_still_measures() -> None:
+    x = image(**GRADIENT)
+    with torch.no_grad():
+        assert brim.audit(nn.ReLU(), x).torch_nn == 4 * ELEMENTS
+
+
+def test_autocast_needs_the_input_in_the_low_type_once() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(H, H, bias=False), nn.Linear(H, H, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.a(x) + self.b(x)
+            return result
+
+    with torch.autocast("cpu", torch.bfloat16):
+        figures = by_name(brim.audit(Model(), image()))
+    assert figures["a"][2] == 0  # the input itself is there anyway
+
+
+def test_on_tensors_without_memory() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(C, C, 3)).to("meta").requires_grad_(False)
+    audit = brim.audit(model, image(device="meta", requires_grad=True))
+    assert (audit.brim, audit.least) == (ELEMENTS // 8, ELEMENTS // 8)
+    assert audit.torch_nn >= 4 * ELEMENTS
+
+
+def test_the_table_and_the_dict() -> None:
+    model = frozen(nn.ReLU(), nn.Conv2d(C, C, 1))
+    audit = brim.audit(model, image(**GRADIENT))
+    lines = str(audit).splitlines()
+    assert lines[0].split() == ["layer", "type", "torch.nn", "brim", "least"]
+    assert lines[2].split() == ["0", "ReLU", "32.00", "KiB", "1.00", "KiB", "1.00", "KiB"]
+    assert lines[5].split() == ["total", "32.00", "KiB", "1.00", "KiB", "1.00", "KiB"]
+    assert lines[6] == "brim keeps 3.1% of what torch.nn keeps; the least is 3.1%"
+    figures = json.loads(json.dumps(audit.to_dict()))
+    assert figures["layers"][0] == {
+        "name": "0",
+        "type": "ReLU",
+        "torch_nn": 32768,
+        "brim": 1024,
+        "least": 1024,
+    }
+    assert figures["total"] == {"torch_nn": 32768, "brim": 1024, "least": 1024}
+
+
+def test_assert_saved_measures_the_model_as_it_is() -> None:
+    x = image(**GRADIENT)
+    model = frozen(nn.ReLU(), nn.Conv2d(C, C, 1))
+    assert brim.assert_saved(model, x, at_most="32KiB") == 32768
+    with pytest.raises(AssertionError) as caught:
+        brim.assert_saved(model, x, at_most=32767)
+    message = str(caught.value)
+    assert message.startswith("the model keeps 32768 bytes for backward, at most 32767 are allowed")
+    assert message.splitlines()[-1].split() == ["0", "ReLU", "32.00", "KiB"]
+    brim.convert(model)
+    assert brim.assert_saved(model, x, at_most="1KiB") == 1024
+
+
+def test_assert_saved_passes_keyword_arguments_on() -> None:
+    z = torch.ones(())
+    kept = brim.assert_saved(Everything(), image(), scale=2.0, more={"z": [z]}, at_most="1GiB")
+    assert kept > 0
+
+
+@pytest.mark.parametrize("at_most", ["lots", "50%", -1])
+def test_a_wrong_limit_is_an_error(at_most: Any) -> None:
+    with pytest.raises(ValueError, match=f"at_most must be bytes .*, got {at_most!r}"):
+        brim.assert_saved(nn.ReLU(), image(), at_most=at_most)
+
+
+@pytest.mark.parametrize("at_most", [True, 1.5, None])
+def test_a_limit_of_a_wrong_type_is_an_error(at_most: Any) -> None:
+    with pytest.raises(TypeError, match="at_most must be a number of bytes"):
+        brim.assert_saved(nn.ReLU(), image(), at_most=at_most)
+
+
+def test_nothing_is_a_limit_too() -> None:
+    assert brim.assert_saved(nn.AvgPool2d(2).to("cpu"), image(), at_most=0) == 0
+    with pytest.raises(AssertionError):
+        brim.assert_saved(nn.Sequential(nn.ReLU()), image(**GRADIENT), at_most=0)
+
+
+@pytest.mark.parametrize("function", [brim.audit, lambda m: brim.assert_saved(m, at_most=1)])
+def test_only_modules(function: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got 3"):
+        function(3)
+
+
+PROGRAM = """
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
+
+def words():
+    return torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.ReLU())
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "audited_program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def test_on_the_command_line(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["audit", f"{program}:model", "--input", "2,3,10,10", "--device", "cpu"]
+    assert main([*words, "--train-only", "0.*", "--eval"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3].split() == ["1", "ReLU", "4.00", "KiB", "128", "B", "128", "B"]
+    assert main([*words, "--freeze", "*", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["torch_nn"] == 0
+    assert main(["audit", f"{program}:words", "--input", "2,3:int64", "--device", "cpu"]) == 0
+    assert "Embedding" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["nothing"], "must give a torch.nn.Module, got 3"),
+        (["model", "--input", "2,x"], "must be a shape such as"),
+        (["model", "--input", "2:no_type"], "must be a shape such as"),
+        (["model", "--freeze", "head.*"], "'head.*' matches no parameter"),
+        (["missing"], "was not found"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_a_sentence(
+    program: str, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *rest = words
+    shape = [] if "--input" in rest else ["--input", "2,3,10,10"]
+    with pytest.raises(SystemExit) as caught:
+        main(["audit", f"{program}:{name}", *shape, *rest, "--device", "cpu"])
+    assert caught.value.code not in (0, None)
+    assert text in capsys.readouterr().err + str(caught.value.code)

@@ -1,0 +1,298 @@
+"""Every layer of brim.nn beside the one of torch.nn: values, gradients, statistics, layouts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import brim
+
+from .nn_cases import (
+    CASES,
+    FLOATS,
+    HALVES,
+    ONE_OF_EACH,
+    Case,
+    compare,
+    cotangent_of,
+    crutch,
+    differences,
+    in_layout,
+    near,
+    pair,
+    run,
+    same_bits,
+)
+
+LAYERS = [
+    *(f"{name}{dim}d" for name in ("Conv", "ConvTranspose", "BatchNorm") for dim in (1, 2, 3)),
+    *(f"{name}{dim}d" for name in ("MaxPool", "AvgPool", "AdaptiveAvgPool") for dim in (1, 2, 3)),
+    *("Linear", "LayerNorm", "RMSNorm", "GroupNorm"),
+    *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "GELU", "SiLU", "Dropout"),
+]
+# torch warns of what padding="same" with an even kernel costs; so may we.
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+EVERYTHING = frozenset(["input", "weight", "bias"])
+
+
+def test_the_cases_cover_every_layer() -> None:
+    assert {case.layer for case in CASES} == set(LAYERS)
+    assert len({str(case) for case in CASES}) == len(CASES)
+
+
+def torch_can(case: Case, dtype: torch.dtype) -> bool:
+    """Whether torch's own CPU kernels know the type."""
+    try:
+        run(case.make(nn, dtype), case, case.input(dtype), frozenset(["input"]))
+    except (RuntimeError, NotImplementedError) as error:
+        if "not implemented for" in str(error):
+            return False
+        raise
+    return True
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_torch_nn(case: Case, dtype: torch.dtype) -> None:
+    if not torch_can(case, dtype):
+        assert dtype in HALVES
+        layer = case.make(brim.nn, dtype)
+        with pytest.raises((RuntimeError, NotImplementedError), match="not implemented for"):
+            run(layer, case, case.input(dtype), frozenset(["input"]))
+        return
+    assert compare(case, dtype) == []
+
+
+def test_the_comparison_sees_differences() -> None:
+    """What passes everything tests nothing."""
+    case = Case("Conv2d", (2, 4, 9, 8), (4, 6, 3))
+    ours, torchs = pair(case, torch.float32)
+    x = case.input(torch.float32)
+    right = run(torchs, case, x, EVERYTHING)
+    assert list(differences(run(ours, case, x, EVERYTHING), right, exact=True)) == []
+    with torch.no_grad():
+        ours.bias[0] = torch.nextafter(ours.bias[0], torch.tensor(9.0))
+    assert any(
+        "output" in what for what in differences(run(ours, case, x, EVERYTHING), right, True)
+    )
+    wrong = run(torchs, case, x, EVERYTHING)
+    wrong.grads["weight"][0, 0, 0, 0] *= 1 + 1e-3
+    wrong.values[0] = wrong.values[0].contiguous(memory_format=torch.channels_last)
+    assert [what.split(":")[0].split(" has")[0] for what in differences(wrong, right, False)] == [
+        "output 0",
+        "gradient of weight differs",
+    ]
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert same_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan]))
+
+
+# -- Where numbers are special --------------------------------------------------------------------
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 6.0, 5.9999, 6.0001, 0.5, torch.nan, torch.inf, -torch.inf, 1e-40]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    ("layer", "args"),
+    [
+        ("ReLU", ()),
+        ("ReLU6", ()),
+        ("LeakyReLU", (0.1,)),
+        ("LeakyReLU", (-0.1,)),
+        ("Hardtanh", ()),
+        ("Hardtanh", (-0.5, 0.5)),
+        ("SiLU", ()),
+    ],
+)
+def test_special_numbers_in_activations(
+    layer: str, args: tuple[float, ...], dtype: torch.dtype, inplace: bool
+) -> None:
+    if inplace and args == (-0.1,):
+        pytest.skip("torch refuses it; tested below")
+    found = []
+    for of in (brim.nn, nn):
+        x = torch.tensor(SPECIAL * 11, dtype=dtype, requires_grad=True)
+        y = getattr(of, layer)(*args, inplace=inplace)(x.clone())
+        # A gradient of NaN or infinity must not leak through a closed gate either.
+        cotangent = torch.tensor([2.0, torch.nan, torch.inf], dtype=dtype).repeat(44)
+        found.append((y.detach(), torch.autograd.grad(y, x, cotangent)[0]))
+    (ours, our_grad), (torchs, torch_grad) = found
+    assert same_bits(ours, torchs)
+    assert same_bits(our_grad, torch_grad)
+
+
+def test_a_leaky_relu_in_place_with_a_negative_slope() -> None:
+    """torch cannot tell the sign from its output and refuses in backward; bits can."""
+    x = torch.tensor([-2.0, 3.0], requires_grad=True)
+    y = brim.nn.LeakyReLU(-0.5, inplace=True)(x.clone())
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(y, torch.tensor([1.0, 3.0]))
+    assert torch.equal(grad, torch.tensor([-0.5, 1.0]))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("layer", ["MaxPool1d", "MaxPool2d", "MaxPool3d"])
+def test_ties_and_special_numbers_in_max_pooling(
+    layer: str, dtype: torch.dtype, layout: str
+) -> None:
+    shape = {"MaxPool1d": (2, 3, 30), "MaxPool2d": (2, 3, 9, 9), "MaxPool3d": (1, 2, 5, 6, 5)}
+    dice = torch.Generator().manual_seed(0)
+    numbers = torch.tensor([0.0, -0.0, 1.0, 1.0, -torch.inf, torch.inf, torch.nan, 2.0, -1.0])
+    for options in ((2,), (3, 2, 1), (3, 1)):
+        case = Case(layer, shape[layer], options, {"return_indices": True})
+        if layout not in case.formats():
+            continue
+        ours, torchs = pair(case, dtype)
+        places = torch.randint(len(numbers), shape[layer], generator=dice)
+        x = in_layout(numbers[places].to(dtype), layout)
+        found = list(
+            differences(
+                run(ours, case, x, frozenset(["input"]), layout),
+                run(torchs, case, x, frozenset(["input"]), layout),
+                exact=True,
+            )
+        )
+        assert found == [], options
+
+
+def test_a_dropped_infinity_is_zero() -> None:
+    """torch multiplies by zero on the CPU and gives NaN there, but not on CUDA."""
+    x = torch.full((1000,), torch.inf)
+    y = brim.nn.Dropout(0.5)(x.requires_grad_())
+    assert set(y.tolist()) == {0.0, torch.inf}
+
+
+# -- Gradients in other forms ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
+def test_the_gradient_of_a_sum(case: Case) -> None:
+    """It arrives as one number with stride zero."""
+    ours, torchs = pair(case, torch.float32)
+    grads = []
+    for layer in (ours, torchs):
+        x = case.input(torch.float32).requires_grad_()
+        torch.manual_seed(0)
+        grads.append(torch.autograd.grad(layer(x).sum(), [x, *layer.parameters()]))
+    for a, b in zip(*grads, strict=True):
+        assert same_bits(a, b, case.keeps_sign_of_zero) if case.exact(EVERYTHING) else near(a, b)
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
+def test_backward_fills_grad_of_leaves(case: Case) -> None:
+    ours, torchs = pair(case, torch.float32)
+    for layer in (ours, torchs):
+        for _ in range(3):  # the gradients add up
+            torch.manual_seed(0)
+            y = layer(case.input(torch.float32).requires_grad_())
+            y.backward(cotangent_of(y, "contiguous"))
+    for a, b in zip(ours.parameters(), torchs.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert same_bits(a.grad, b.grad) if case.exact(EVERYTHING) else near(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("BatchNorm2d", (3, 4, 5, 6), (4,)),
+        Case("LayerNorm", (3, 5, 8), (8,)),
+        Case("GroupNorm", (3, 6, 5, 4), (2, 6)),
+    ],
+    ids=str,
+)
+def test_half_input_with_float32_weights(case: Case, train: bool, dtype: torch.dtype) -> None:
+    ours, torchs = pair(case, torch.float32)
+    found = []
+    for layout in case.formats():
+        x = case.input(dtype, layout)
+        for needs in case.needs():
+            mine = run(ours.train(train), case, x, needs, layout)
+            theirs = run(torchs.train(train), case, x, needs | crutch(case, x), layout)
+            found += [(layout, needs, d) for d in differences(mine, theirs, case.exact(needs))]
+    assert found == []
+
+
+# -- Statistics, random numbers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.1, None, 1.0])
+def test_running_statistics_over_several_batches(momentum: float | None) -> None:
+    ours, torchs = brim.nn.BatchNorm2d(4, momentum=momentum), nn.BatchNorm2d(4, momentum=momentum)
+    dice = torch.Generator().manual_seed(0)
+    for step in range(6):
+        x = torch.randn(3, 4, 5, 6, generator=dice) * (step + 1)
+        training = step != 3
+        assert same_bits(ours.train(training)(x), torchs.train(training)(x))
+        state = ours.state_dict()
+        for name, value in torchs.state_dict().items():
+            assert same_bits(state[name], value), (step, name)
+    assert ours.num_batches_tracked.item() == 5
+
+
+def test_dropout_draws_the_random_numbers_of_torch() -> None:
+    x = torch.randn(1000, requires_grad=True)
+    for inplace in (False, True):
+        after = []
+        for layer in (brim.nn.Dropout(0.3, inplace), nn.Dropout(0.3, inplace)):
+            torch.manual_seed(7)
+            first, second = layer(x.clone()), layer(x.clone())
+            assert not torch.equal(first, second)
+            after.append((first, second, torch.rand(3)))
+        for a, b in zip(*after, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_dropout_draws_the_same_with_and_without_gradients() -> None:
+    x = torch.randn(1000)
+    layer = brim.nn.Dropout(0.3)
+    torch.manual_seed(7)
+    with_gradients = layer(x.clone().requires_grad_())
+    torch.manual_seed(7)
+    assert same_bits(layer(x), with_gradients.detach())
+
+
+def test_dropout_keeps_the_share_it_should() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(100_000, requires_grad=True)
+    for p in (0.1, 0.5, 0.75):
+        y = brim.nn.Dropout(p)(x)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert torch.equal(y.detach(), grad), "the gradient passes where the value did"
+        assert abs((y == 0).double().mean().item() - p) < 0.01
+        assert set(y.unique().tolist()) == {0.0, torch.tensor(1 / (1 - p)).item()}
+
+
+# -- Large tensors: several threads, several blocks of the kernels --------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("ReLU", (3, 7, 211, 33)),
+        Case("Hardtanh", (3, 7, 211, 33), (), {"inplace": True}),
+        Case("LeakyReLU", (146_191,)),
+        Case("Dropout", (3, 7, 211, 33), (0.2,)),
+        Case("MaxPool2d", (4, 17, 57, 63), (3, 2, 1)),
+        Case("MaxPool3d", (2, 5, 13, 19, 21), (3, 2, 1)),
+        Case("AvgPool2d", (4, 17, 57, 63), (3, 2, 1)),
+        Case("AdaptiveAvgPool2d", (4, 17, 57, 63), (7,)),
+        Case("BatchNorm2d", (4, 17, 57, 63), (17,), train=False),
+        Case("BatchNorm2d", (4, 17, 57, 63), (17,)),
+        Case("RMSNorm", (3, 401, 129), (129,)),
+        Case("LayerNorm", (3, 401, 129), (129,)),
+        Case("Conv2d", (4, 16, 57, 63), (16, 8, 3, 1, 1)),
+        Case("Linear", (3, 401, 129), (129, 65)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_large_inputs(case: Case, dtype: torch.dtype) -> None:
+    layouts = ["channels_last"] if len(case.shape) in (4, 5) else []
+    assert compare(case, dtype, layouts=["contiguous", *layouts]) == []

@@ -1,0 +1,429 @@
+"""What each layer keeps for backward, to the byte, for every mix of what needs a gradient.
+
+Two measures: what autograd is asked to keep (saved-tensor hooks; each storage once, parameters and
+buffers do not count), and what memory is really held once input and output are let go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import brim
+
+from .nn_cases import CASES, Case, Needs, forward, pair, set_needs
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+
+class Held:
+    """A tensor that autograd keeps; dies when autograd lets go of it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor.detach()
+
+
+def asked_to_keep(call: Callable[[], torch.Tensor], layer: nn.Module) -> int:
+    """Bytes of the storages that autograd keeps after the call."""
+    held: list[weakref.ref[Held]] = []
+
+    def pack(tensor: torch.Tensor) -> Held:
+        packed = Held(tensor)
+        held.append(weakref.ref(packed))
+        return packed
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.tensor):
+        loss = call()
+    storages = [h.tensor.untyped_storage() for ref in held if (h := ref()) is not None]
+    own = {t.untyped_storage().data_ptr() for t in [*layer.parameters(), *layer.buffers()]}
+    sizes = {s.data_ptr(): s.nbytes() for s in storages if s.data_ptr() not in own}
+    del loss
+    return sum(sizes.values())
+
+
+def really_held(call: Callable[[], torch.Tensor]) -> int:
+    """Bytes that stay allocated after the call, without its result."""
+    with brim.PeakMeter("cpu") as meter:
+        loss = call()
+    return meter.left - loss.nbytes
+
+
+def calling(layer: nn.Module, case: Case, leaf: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A call after which nothing but autograd holds the layer's input and output."""
+
+    def call() -> torch.Tensor:
+        torch.manual_seed(0)
+        output = forward(layer, leaf.clone(), case, "contiguous")
+        return (output[0] if isinstance(output, tuple) else output).sum()
+
+    return call
+
+
+def kept(layer: nn.Module, case: Case, needs: Needs, x: torch.Tensor) -> tuple[int, int]:
+    set_needs(layer, needs)
+    call = calling(layer, case, x.detach().requires_grad_("input" in needs))
+    return asked_to_keep(call, layer), really_held(call)
+
+
+# -- The table ------------------------------------------------------------------------------------
+
+SHAPES = {0: (4, 6, 8), 1: (4, 6, 16), 2: (4, 6, 8, 10), 3: (2, 6, 4, 6, 8)}
+FLOAT = 4  # bytes
+
+
+def bits(case: Case) -> int:
+    return math.ceil(math.prod(case.shape) / 8)
+
+
+def whole(case: Case) -> int:
+    return FLOAT * math.prod(case.shape)
+
+
+def nothing(case: Case, needs: Needs) -> int:
+    return 0
+
+
+def one_bit_each(case: Case, needs: Needs) -> int:
+    return bits(case)
+
+
+def its_input(case: Case, needs: Needs) -> int:
+    return whole(case)
+
+
+def its_input_for_the_weight(case: Case, needs: Needs) -> int:
+    return whole(case) if "weight" in needs else 0
+
+
+def its_input_and(statistics: int) -> Callable[[Case, Needs], int]:
+    """With so many numbers beside it; nothing where only the bias needs a gradient."""
+    return lambda case, needs: 0 if needs == {"bias"} else whole(case) + FLOAT * statistics
+
+
+def a_byte_an_output(case: Case, needs: Needs) -> int:
+    return case.make(nn, torch.float32)(torch.empty(case.shape)).numel()
+
+
+def table() -> list[tuple[Case, Callable[[Case, Needs], int]]]:
+    rows: list[tuple[Case, Callable[[Case, Needs], int]]] = []
+    for dim in (1, 2, 3):
+        shape = SHAPES[dim]
+        rows += [
+            (Case(f"Conv{dim}d", shape, (6, 4, 3)), its_input_for_the_weight),
+            (Case(f"Conv{dim}d", shape, (6, 4, 3, 2, 1)), its_input_for_the_weight),
+            (Case(f"ConvTranspose{dim}d", shape, (6, 4, 3)), its_input_for_the_weight),
+            (Case(f"BatchNorm{dim}d", shape, (6,), train=False), its_input_for_the_weight),
+            (Case(f"BatchNorm{dim}d", shape, (6,)), its_input_and(2 * 6)),
+            (
+                Case(f"BatchNorm{dim}d", shape, (6,), {"track_running_stats": False}, train=False),
+                its_input_and(2 * 6),
+            ),
+            (Case(f"MaxPool{dim}d", shape, (2,)), a_byte_an_output),
+            (Case(f"MaxPool{dim}d", shape, (3, 2, 1)), a_byte_an_output),
+            (Case(f"AvgPool{dim}d", shape, (2,)), nothing),
+            (Case(f"AdaptiveAvgPool{dim}d", shape, (2,)), nothing),
+            (Case(f"AdaptiveAvgPool{dim}d", shape, (1,)), nothing),
+        ]
+    shape = SHAPES[2]
+    rows += [
+        (Case("Linear", SHAPES[0], (8, 5)), its_input_for_the_weight),
+        (Case("Linear", (4, 8), (8, 5)), its_input_for_the_weight),
+        (Case("Linear", (4, 8), (8, 5), {"bias": False}), its_input_for_the_weight),
+        (Case("LayerNorm", SHAPES[0], (8,)), its_input_and(2 * 4 * 6)),
+        (Case("GroupNorm", shape, (3, 6)), its_input_and(2 * 4 * 3)),
+        (Case("RMSNorm", SHAPES[0], (8,)), its_input_and(4 * 6)),
+        (Case("ReLU", shape), one_bit_each),
+        (Case("ReLU", (13,)), one_bit_each),
+        (Case("ReLU", shape, (), {"inplace": True}), one_bit_each),
+        (Case("ReLU6", shape), one_bit_each),
+        (Case("LeakyReLU", shape), one_bit_each),
+        (Case("LeakyReLU", shape, (-0.1,)), one_bit_each),
+        (Case("Hardtanh", shape), one_bit_each),
+        (Case("Hardtanh", shape, (), {"inplace": True}), one_bit_each),
+        (Case("GELU", shape), its_input),
+        (Case("GELU", shape, ("tanh",)), its_input),
+        (Case("SiLU", shape), its_input),
+        (Case("Dropout", shape, (0.1,)), one_bit_each),
+        (Case("Dropout", shape, (0.1,), {"inplace": True}), one_bit_each),
+        (Case("Dropout", shape, (0.0,)), nothing),
+        (Case("Dropout", shape, (1.0,)), nothing),
+        (Case("Dropout", shape, (0.1,), train=False), nothing),
+    ]
+    return rows
+
+
+@pytest.mark.parametrize(("case", "least"), table(), ids=lambda value: str(value).split(" at ")[0])
+def test_keeps_exactly_what_backward_needs(
+    case: Case, least: Callable[[Case, Needs], int], held: int
+) -> None:
+    ours, _ = pair(case, torch.float32)
+    found = {}
+    expected = {}
+    for needs in case.needs():
+        name = "+".join(sorted(needs))
+        found[name] = kept(ours, case, needs, case.input(torch.float32))
+        expected[name] = (least(case, needs),) * 2
+    assert found == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_never_keeps_more_than_torch_nn(case: Case, dtype: torch.dtype, held: int) -> None:
+    ours, torchs = pair(case, dtype)
+    for needs in case.needs():
+        x = case.input(dtype)
+        by_hooks, by_meter = kept(ours, case, needs, x)
+        torch_by_hooks, torch_by_meter = kept(torchs, case, needs, x)
+        assert by_hooks <= torch_by_hooks, needs
+        assert by_meter <= torch_by_meter, needs
+
+
+def test_the_measures_see_what_torch_nn_keeps(held: int) -> None:
+    """A measure that sees nothing would pass everything above."""
+    for case, expected in (
+        (Case("Conv2d", SHAPES[2], (6, 4, 3)), its_input),
+        (Case("ReLU", SHAPES[2]), its_input),  # its output, of the same size
+        (Case("LeakyReLU", SHAPES[2]), its_input),
+    ):
+        layer = case.make(nn, torch.float32)
+        found = kept(layer, case, frozenset(["input"]), case.input(torch.float32))
+        assert found == (expected(case, frozenset()),) * 2, case
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "sliced"])
+def test_other_layouts_keep_no_more(layout: str, held: int) -> None:
+    x = Case("ReLU", SHAPES[2]).input(torch.float32, layout)
+    for case, most in (
+        (Case("ReLU", SHAPES[2]), bits),
+        (Case("MaxPool2d", SHAPES[2], (2,)), lambda case: a_byte_an_output(case, frozenset())),
+        (Case("AvgPool2d", SHAPES[2], (2,)), lambda case: 0),
+        (Case("Conv2d", SHAPES[2], (6, 4, 3)), lambda case: 0),
+        (Case("BatchNorm2d", SHAPES[2], (6,), train=False), lambda case: 0),
+        (Case("Dropout", SHAPES[2], (0.3,)), bits),
+    ):
+        ours, _ = pair(case, torch.float32)
+        assert kept(ours, case, frozenset(["input"]), x) == (most(case),) * 2, case
+
+
+def test_windows_too_large_for_a_byte_keep_what_torch_keeps(held: int) -> None:
+    for kernel, most in ((16, 4), (17, None)):
+        case = Case("MaxPool2d", (1, 4, 20, 20), (kernel,))
+        ours, torchs = pair(case, torch.float32)
+        found = kept(ours, case, frozenset(["input"]), case.input(torch.float32))
+        reference = kept(torchs, case, frozenset(["input"]), case.input(torch.float32))
+        assert found == ((most, most) if most is not None else reference)
+
+
+def test_indices_that_the_user_holds_are_not_kept_twice(held: int) -> None:
+    case = Case("MaxPool2d", SHAPES[2], (2,), {"return_indices": True})
+    ours, torchs = pair(case, torch.float32)
+    needs = frozenset(["input"])
+    by_hooks, by_meter = kept(ours, case, needs, case.input(torch.float32))
+    outputs = 4 * 6 * 4 * 5
+    assert by_hooks == by_meter == outputs
+    assert kept(torchs, case, needs, case.input(torch.float32))[1] == whole(case) + 8 * outputs
+
+
+# -- What needs no gradient, and changes of mind --------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("layer", ["Conv2d", "ReLU", "MaxPool2d", "Dropout", "BatchNorm2d"])
+def test_nothing_is_kept_without_gradients(
+    layer: str, mode: Callable[[], contextlib.AbstractContextManager[None]], held: int
+) -> None:
+    case = next(c for c in CASES if c.layer == layer)
+    ours, _ = pair(case, torch.float32)
+    x = case.input(torch.float32)
+    with mode():
+        assert asked_to_keep(calling(ours, case, x), ours) == 0
+        assert really_held(calling(ours, case, x)) == 0
+    for parameter in ours.parameters():
+        parameter.requires_grad_(False)
+    assert asked_to_keep(calling(ours, case, x), ours) == 0
+    assert really_held(calling(ours, case, x)) == 0
+
+
+def test_freezing_and_unfreezing_take_effect_with_the_next_call(held: int) -> None:
+    case = Case("Conv2d", SHAPES[2], (6, 4, 3))
+    ours, _ = pair(case, torch.float32)
+    x = case.input(torch.float32)
+    all_of_it = frozenset(["input", "weight", "bias"])
+    for needs, size in ((all_of_it, whole(case)), (frozenset(["input"]), 0)) * 2:
+        assert kept(ours, case, needs, x) == (size, size)
+
+
+# -- Chains: a layer drops what its consumer keeps anyway -----------------------------------------
+
+
+def chain_keeps(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], trainable: bool
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(asked, held) of brim's layers, and of the same chain in torch.nn."""
+    found = []
+    for convert in (True, False):
+        torch.manual_seed(0)
+        net = build()
+        if convert:
+            brim.convert(net)
+        for parameter in net.parameters():
+            parameter.requires_grad_(trainable)
+        x = torch.randn(shape, requires_grad=True)
+
+        def call(net: nn.Module = net, x: torch.Tensor = x) -> torch.Tensor:
+            torch.manual_seed(0)
+            return net(x.clone()).sum()
+
+        found.append((asked_to_keep(call, net), really_held(call)))
+    return found[0], found[1]
+
+
+NUMBERS = math.prod(SHAPES[2])
+
+CHAINS: list[tuple[str, Callable[[], list[nn.Module]], int, int]] = [
+    # name, layers, bytes kept when all is trainable, and when all is frozen
+    ("relu-conv", lambda: [nn.ReLU(), nn.Conv2d(6, 4, 3)], 4 * NUMBERS, NUMBERS // 8),
+    ("relu6-conv", lambda: [nn.ReLU6(), nn.Conv2d(6, 4, 3)], 4 * NUMBERS, NUMBERS // 8),
+    ("leaky-conv", lambda: [nn.LeakyReLU(), nn.Conv2d(6, 4, 3)], 4 * NUMBERS, NUMBERS // 8),
+    ("relu_-conv", lambda: [nn.ReLU(True), nn.Conv2d(6, 4, 3)], 4 * NUMBERS, NUMBERS // 8),
+    ("relu-linear", lambda: [nn.ReLU(), nn.Linear(10, 4)], 4 * NUMBERS, NUMBERS // 8),
+    (
+        "relu-deconv",
+        lambda: [nn.ReLU(), nn.ConvTranspose2d(6, 4, 3)],
+        4 * NUMBERS,
+        NUMBERS // 8,
+    ),
+    (
+        "relu-batchnorm",
+        lambda: [nn.ReLU(), nn.BatchNorm2d(6).eval()],
+        4 * NUMBERS,
+        NUMBERS // 8,
+    ),
+    (  # a sign turned below zero cannot be read off the output
+        "leaky(-0.1)-conv",
+        lambda: [nn.LeakyReLU(-0.1), nn.Conv2d(6, 4, 3)],
+        4 * NUMBERS + NUMBERS // 8,
+        NUMBERS // 8,
+    ),
+    ("relu-gelu", lambda: [nn.ReLU(), nn.GELU()], 4 * NUMBERS, 4 * NUMBERS),
+    ("relu-relu", lambda: [nn.ReLU(), nn.ReLU()], 2 * NUMBERS // 8, 2 * NUMBERS // 8),
+    (
+        "relu-maxpool",
+        lambda: [nn.ReLU(), nn.MaxPool2d(2)],
+        NUMBERS // 8 + NUMBERS // 4,
+        NUMBERS // 8 + NUMBERS // 4,
+    ),
+]
+
+
+@pytest.mark.parametrize("trainable", [True, False], ids=["trainable", "frozen"])
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0])
+def test_chains(
+    chain: tuple[str, Callable[[], list[nn.Module]], int, int], trainable: bool, held: int
+) -> None:
+    _, layers, if_trainable, if_frozen = chain
+    ours, torchs = chain_keeps(lambda: nn.Sequential(*layers()), SHAPES[2], trainable)
+    expected = if_trainable if trainable else if_frozen
+    assert ours == (expected, expected)
+    assert ours[0] <= torchs[0]
+    assert ours[1] <= torchs[1]
+
+
+def test_of_two_consumers_one_that_keeps_is_enough(held: int) -> None:
+    relu, frozen, trained = brim.nn.ReLU(), brim.nn.Conv2d(6, 4, 3), brim.nn.Conv2d(6, 4, 3)
+    frozen.requires_grad_(False)
+    x = torch.randn(SHAPES[2], requires_grad=True)
+
+    def call() -> torch.Tensor:
+        y = relu(x.clone())
+        return (frozen(y) + trained(y) + frozen(y)).sum()
+
+    assert really_held(call) == 4 * NUMBERS
+    trained.requires_grad_(False)
+    assert really_held(call) == NUMBERS // 8
+
+
+def test_bits_that_were_dropped_give_the_same_gradients() -> None:
+    for name, layers, _, _ in CHAINS:
+        torch.manual_seed(0)
+        ours = nn.Sequential(*layers())
+        torchs = nn.Sequential(*layers())
+        torchs.load_state_dict(ours.state_dict())
+        brim.convert(ours)
+        grads = []
+        for net in (ours, torchs):
+            x = torch.linspace(-3, 7, NUMBERS).reshape(SHAPES[2]).requires_grad_()
+            output = net(x.clone())
+            cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+            grads.append(torch.autograd.grad(output, [x, *net.parameters()], cotangent))
+        for a, b in zip(*grads, strict=True):
+            assert torch.equal(a, b), name
+
+
+def test_recompute_cheap_keeps_only_the_input_of_the_normalisation(held: int) -> None:
+    def build() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3))
+
+    x = torch.randn(SHAPES[2], requires_grad=True)
+    sizes = {}
+    for recompute in (None, "cheap"):
+        net = build()
+        brim.convert(net, recompute=recompute)
+        sizes[recompute] = really_held(lambda net=net: net(x.clone()).sum())  # type: ignore[misc]
+    statistics = 2 * 6 * FLOAT
+    assert sizes[None] == 2 * 4 * NUMBERS + statistics
+    assert sizes["cheap"] <= 4 * NUMBERS + statistics + NUMBERS // 8
+
+
+# -- Autocast -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "weights"),
+    [
+        (Case("Linear", (4, 6, 8), (8, 5)), 8 * 5),
+        (Case("Conv2d", SHAPES[2], (6, 4, 3)), 6 * 4 * 9),
+        (Case("ConvTranspose2d", SHAPES[2], (6, 4, 3)), 6 * 4 * 9),
+    ],
+    ids=str,
+)
+def test_autocast_keeps_no_copy_of_a_frozen_weight(case: Case, weights: int, held: int) -> None:
+    ours, torchs = pair(case, torch.float32)
+    x = case.input(torch.float32)
+    half = whole(case) // 2  # the input in bfloat16
+    for needs, least in (
+        (frozenset(["input"]), 0),
+        (frozenset(["bias"]), 0),
+        (frozenset(["input", "bias"]), 0),
+        (frozenset(["weight"]), half),
+        (frozenset(["input", "weight"]), half + 2 * weights),
+    ):
+        found = []
+        for layer in (ours, torchs):
+            set_needs(layer, needs)
+
+            def call(layer: nn.Module = layer, needs: Needs = needs) -> torch.Tensor:
+                leaf = x.detach().requires_grad_("input" in needs)
+                with torch.autocast("cpu", torch.bfloat16):
+                    output = layer(leaf.clone())
+                return output.float().sum()
+
+            found.append((asked_to_keep(call, layer), really_held(call)))
+        assert found[0] == (least, least), needs
+        assert found[0][0] <= found[1][0]
+        assert found[0][1] <= found[1][1]
+    set_needs(torchs, frozenset())
+    leaf = x.detach().requires_grad_()
+
+    def torch_call() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torchs(leaf).float().sum()
+
+    assert asked_to_keep(torch_call, torchs) >= 2 * weights, "torch.nn keeps a copy"
