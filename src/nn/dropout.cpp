@@ -119,7 +119,9 @@ at::Tensor dropout_anywhere(const at::Tensor& input, double p) {
   return at::dropout(input, p, true);
 }
 
-at::Tensor& dropout_anywhere_(at::Tensor& input, double p) { return at::dropout_(input, p, true); }
+at::Tensor& dropout_anywhere_in_place(at::Tensor& input, double p) {
+  return at::dropout_(input, p, true);
+}
 
 at::Tensor dropout_autograd(const at::Tensor& input, double p) {
   refuse_forward_ad("dropout", input);
@@ -131,7 +133,7 @@ at::Tensor dropout_autograd(const at::Tensor& input, double p) {
     const BelowAutograd below;
     return dropout_anywhere(input, p);
   }
-  auto node = make_node<DropoutNode>();
+  const auto node = make_node<DropoutNode>();
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   at::Tensor output = [&] {
     const BelowAutograd below;
@@ -141,7 +143,7 @@ at::Tensor dropout_autograd(const at::Tensor& input, double p) {
   return output;
 }
 
-at::Tensor& dropout_autograd_(at::Tensor& input, double p) {
+at::Tensor& dropout_autograd_in_place(at::Tensor& input, double p) {
   refuse_forward_ad("dropout", input);
   check_floating("dropout", input);
   if (does_nothing(input, p)) {
@@ -151,11 +153,11 @@ at::Tensor& dropout_autograd_(at::Tensor& input, double p) {
   torch::autograd::check_inplace(input, needed);
   if (!needed) {
     const BelowAutograd below;
-    dropout_anywhere_(input, p);
+    dropout_anywhere_in_place(input, p);
     torch::autograd::increment_version(input);
     return input;
   }
-  auto node = make_node<DropoutNode>();
+  const auto node = make_node<DropoutNode>();
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   {
     const BelowAutograd below;
@@ -198,12 +200,12 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
   m.impl("dropout", dropout_anywhere);
-  m.impl("dropout_", dropout_anywhere_);
+  m.impl("dropout_", dropout_anywhere_in_place);
 }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {
   m.impl("dropout", dropout_autograd);
-  m.impl("dropout_", dropout_autograd_);
+  m.impl("dropout_", dropout_autograd_in_place);
 }
 
 }  // namespace brim::nn

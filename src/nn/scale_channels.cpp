@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "nn/channel_blocks.h"
+#include "nn/channels.h"
 #include "nn/cuda_kernels.h"
 #include "nn/number.h"
 
@@ -21,15 +21,6 @@ constexpr std::int64_t kGrain = 32768;  // elements; as much as ATen gives a thr
 
 at::Tensor dense_by_channels(const at::Tensor& grad) {
   return grad.contiguous(grad.suggest_memory_format());
-}
-
-ChannelBlocks blocks_of(const at::Tensor& dense) {
-  const std::int64_t channels = dense.size(1);
-  if (dense.is_contiguous()) {
-    const std::int64_t outer = dense.size(0);
-    return {outer, channels, dense.numel() / (outer * channels)};
-  }
-  return {dense.numel() / channels, channels, 1};
 }
 
 /// T: of the gradient; P: of the statistics and the weight.

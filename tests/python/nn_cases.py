@@ -57,30 +57,32 @@ class Case:
         if self.layer.startswith("BatchNorm"):
             own = not self.train and self.kwargs.get("track_running_stats", True)
             return "weight" in needs or (not own and "input" in needs)
-        if self.layer in ("LayerNorm", "GroupNorm"):
+        if self.layer == "LayerNorm":
             return needs != {"bias"}
+        if self.layer == "GroupNorm":
+            return "input" in needs  # torch's own crashes in channels_last without
         if device != "cpu" and "Pool" in self.layer:
             return False  # torch adds with atomics there, in any order
         return self.layer not in ("RMSNorm", "AdaptiveAvgPool2d")
 
     def make(self, of: Any, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
         """The layer out of `of` (torch.nn or brim.nn), always with the same state."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
+        with torch.device("meta"):  # draws no random numbers
             layer: nn.Module = getattr(of, self.layer)(*self.args, **self.kwargs)
-            with torch.no_grad():
-                for parameter in layer.parameters():
-                    parameter.copy_(torch.randn_like(parameter))
-                for name, buffer in layer.named_buffers():
-                    if name == "running_mean":
-                        buffer.copy_(torch.randn_like(buffer))
-                    elif name == "running_var":
-                        buffer.copy_(torch.rand_like(buffer) + 0.5)
-        return layer.to(device, dtype).train(self.train)
+        layer = layer.to(dtype).to_empty(device=device).train(self.train)
+        dice = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for name, tensor in layer.state_dict().items():
+                values = torch.randn(tensor.shape, generator=dice)
+                if name == "running_var":
+                    values = values.abs() + 0.5
+                tensor.copy_(values if tensor.is_floating_point() else torch.zeros(()))
+        return layer
 
     def needs(self) -> list[Needs]:
         """Every mix of what can need a gradient, at least one of them."""
-        names = ["input", *(name for name, _ in self.make(nn, torch.float32).named_parameters())]
+        names = ["input"]
+        names += [name for name, _ in self.make(nn, torch.float32, "meta").named_parameters()]
         return [
             frozenset(some)
             for count in range(1, len(names) + 1)
@@ -185,16 +187,17 @@ def same_bits(a: torch.Tensor, b: torch.Tensor, sign_of_zero: bool = True) -> bo
 
 def rounding(dtype: torch.dtype) -> float:
     """Allowed where the sums are taken in another order: in units of the largest element."""
-    return 16 * torch.finfo(dtype).eps
+    return 32 * torch.finfo(dtype).eps
 
 
-def near(a: torch.Tensor, b: torch.Tensor) -> bool:
+def near(a: torch.Tensor, b: torch.Tensor, low: torch.dtype | None = None) -> bool:
+    """Within rounding of their type, or of `low` if torch rounds to that in between."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if a.numel() == 0:
         return True
     largest = b.double().abs().max().item()
-    return (a.double() - b.double()).abs().max().item() <= rounding(a.dtype) * largest
+    return (a.double() - b.double()).abs().max().item() <= rounding(low or a.dtype) * largest
 
 
 def differences(
@@ -261,7 +264,7 @@ def compare(
 
 
 def _conv_cases() -> Iterator[Case]:
-    for dim, shape in ((1, (2, 4, 11)), (2, (2, 4, 9, 8)), (3, (2, 4, 6, 5, 6))):
+    for dim, shape in ((1, (2, 4, 11)), (2, (2, 4, 9, 8)), (3, (2, 4, 4, 5, 4))):
         name = f"Conv{dim}d"
         yield Case(name, shape, (4, 6, 3))
         yield Case(name, shape, (4, 6, 3), {"bias": False})
@@ -352,7 +355,7 @@ def _activation_cases() -> Iterator[Case]:
     yield Case("LeakyReLU", (2, 3, 5, 7), (2.0,))
     yield Case("Hardtanh", (2, 3, 5, 7), (-0.3, 0.7))
     yield Case("GELU", (2, 3, 5, 7), (), {"approximate": "tanh"})
-    for p in (0.0, 0.1, 0.5, 0.9, 1.0):
+    for p in (0.1, 0.0, 0.5, 0.9, 1.0):
         yield Case("Dropout", (2, 3, 5, 7), (p,))
         yield Case("Dropout", (2, 3, 5, 7), (p,), {"inplace": True})
     yield Case("Dropout", (77,), (0.3,))

@@ -267,12 +267,14 @@ def test_autocast_needs_the_input_in_the_low_type_once() -> None:
             self.a, self.b = nn.Linear(H, H, bias=False), nn.Linear(H, H, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.a(x) + self.b(x)
+            made = x + 1
+            result: Tensor = self.a(made) + self.b(made)
             return result
 
     with torch.autocast("cpu", torch.bfloat16):
         figures = by_name(brim.audit(Model(), image()))
-    assert figures["a"][2] == 0  # the input itself is there anyway
+    assert (figures["a"][2], figures["b"][2]) == (2 * ELEMENTS, 0)
+    assert figures["a"][1] >= 2 * ELEMENTS
 
 
 def test_on_tensors_without_memory() -> None:

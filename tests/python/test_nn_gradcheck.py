@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +15,27 @@ from .nn_cases import CASES, ONE_OF_EACH, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
-# Each option once: three dimensions differ from two in shape only.
+# Each option once: one and three dimensions differ from two in shape only.
 MAIN = [
     case
     for case in CASES
-    if not case.inplace and "3d" not in case.layer and case.shape and len(case.shape) < 5
+    if not case.inplace
+    and not case.layer.endswith(("1d", "3d"))
+    and case.shape
+    and len(case.shape) < 5
 ]
 SMALL = {
     "Conv3d": Case("Conv3d", (1, 2, 4, 3, 4), (2, 2, 2)),
     "ConvTranspose3d": Case("ConvTranspose3d", (1, 2, 2, 3, 2), (2, 2, 2)),
+    "Conv1d": Case("Conv1d", (2, 2, 5), (2, 3, 3)),
+    "ConvTranspose1d": Case("ConvTranspose1d", (2, 2, 3), (2, 3, 3)),
     "Conv2d": Case("Conv2d", (2, 2, 4, 5), (2, 3, 3)),
     "ConvTranspose2d": Case("ConvTranspose2d", (2, 2, 3, 4), (2, 3, 2)),
+    "GroupNorm": Case("GroupNorm", (2, 4, 3), (2, 4)),
+    "LayerNorm": Case("LayerNorm", (3, 5), (5,)),
+    "Linear": Case("Linear", (3, 4), (4, 2)),
+    "Dropout": Case("Dropout", (5, 7), (0.3,)),
+    "BatchNorm1d": Case("BatchNorm1d", (3, 2, 4), (2,)),
     "BatchNorm3d": Case("BatchNorm3d", (2, 2, 2, 3, 2), (2,)),
     "BatchNorm2d": Case("BatchNorm2d", (2, 2, 3, 3), (2,)),
     "MaxPool3d": Case("MaxPool3d", (1, 2, 4, 4, 4), (2,)),
@@ -54,6 +64,14 @@ def function_of(case: Case) -> tuple[Callable[..., torch.Tensor], tuple[torch.Te
 
     x = case.input(torch.float64).requires_grad_()
     return function, (x, *(p.detach().clone().requires_grad_() for p in layer.parameters()))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("case", [SMALL.get(c.layer, c) for c in ONE_OF_EACH], ids=str)

@@ -175,6 +175,8 @@ def test_keeps_exactly_what_backward_needs(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_never_keeps_more_than_torch_nn(case: Case, dtype: torch.dtype, held: int) -> None:
+    if case.layer == "AvgPool3d" and dtype == torch.bfloat16:
+        pytest.skip("torch's CPU kernels do not know the type")
     ours, torchs = pair(case, dtype)
     for needs in case.needs():
         x = case.input(dtype)
@@ -398,11 +400,13 @@ def test_autocast_keeps_no_copy_of_a_frozen_weight(case: Case, weights: int, hel
     ours, torchs = pair(case, torch.float32)
     x = case.input(torch.float32)
     half = whole(case) // 2  # the input in bfloat16
+    # A trained weight is cast outside of the layer; torch's convolution_backward asks for it.
+    asked = 0 if case.layer == "Linear" else 2 * weights
     for needs, least in (
         (frozenset(["input"]), 0),
         (frozenset(["bias"]), 0),
         (frozenset(["input", "bias"]), 0),
-        (frozenset(["weight"]), half),
+        (frozenset(["weight"]), half + asked),
         (frozenset(["input", "weight"]), half + 2 * weights),
     ):
         found = []

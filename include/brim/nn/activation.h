@@ -8,6 +8,9 @@
 
 namespace brim::nn {
 
+// Torch's forward is not virtual: layer.h says what follows from that.
+// NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
+
 class BRIM_API ReLUImpl : public Layer<ReLUImpl, torch::nn::ReLUImpl> {
  public:
   using Layer::Layer;
@@ -55,5 +58,7 @@ class BRIM_API SiLUImpl : public Layer<SiLUImpl, torch::nn::SiLUImpl> {
   at::Tensor forward(const at::Tensor& input);
 };
 TORCH_MODULE(SiLU);
+
+// NOLINTEND(bugprone-derived-method-shadowing-base-method)
 
 }  // namespace brim::nn

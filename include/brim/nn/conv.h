@@ -8,6 +8,9 @@
 
 namespace brim::nn {
 
+// Torch's forward is not virtual: layer.h says what follows from that.
+// NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
+
 class BRIM_API Conv1dImpl : public Layer<Conv1dImpl, torch::nn::Conv1dImpl> {
  public:
   using Layer::Layer;
@@ -78,5 +81,7 @@ class BRIM_API ConvTranspose3dImpl
   bool recompute = false;
 };
 TORCH_MODULE(ConvTranspose3d);
+
+// NOLINTEND(bugprone-derived-method-shadowing-base-method)
 
 }  // namespace brim::nn

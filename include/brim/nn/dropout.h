@@ -5,6 +5,9 @@
 
 namespace brim::nn {
 
+// Torch's forward is not virtual: layer.h says what follows from that.
+// NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
+
 /// Keeps one bit an element. Draws the same random numbers as torch::nn::Dropout.
 class BRIM_API DropoutImpl : public Layer<DropoutImpl, torch::nn::DropoutImpl> {
  public:
@@ -13,5 +16,7 @@ class BRIM_API DropoutImpl : public Layer<DropoutImpl, torch::nn::DropoutImpl> {
   at::Tensor forward(at::Tensor input);
 };
 TORCH_MODULE(Dropout);
+
+// NOLINTEND(bugprone-derived-method-shadowing-base-method)
 
 }  // namespace brim::nn

@@ -38,6 +38,8 @@ class BRIM_API Layer : public Base {
  public:
   using Base::Base;
 
+  // Public, because the layers inherit it as their own.
+  // NOLINTNEXTLINE(bugprone-crtp-constructor-accessibility)
   explicit Layer(const Base& base) : Base(base) {}
 
   /// A layer of ours again, with copies of the tensors. As in torch::nn, the copies of all

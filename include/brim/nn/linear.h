@@ -5,6 +5,9 @@
 
 namespace brim::nn {
 
+// Torch's forward is not virtual: layer.h says what follows from that.
+// NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
+
 /// Keeps its input only where the weight needs a gradient.
 class BRIM_API LinearImpl : public Layer<LinearImpl, torch::nn::LinearImpl> {
  public:
@@ -16,5 +19,7 @@ class BRIM_API LinearImpl : public Layer<LinearImpl, torch::nn::LinearImpl> {
   bool recompute = false;
 };
 TORCH_MODULE(Linear);
+
+// NOLINTEND(bugprone-derived-method-shadowing-base-method)
 
 }  // namespace brim::nn

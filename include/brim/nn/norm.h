@@ -11,6 +11,9 @@
 
 namespace brim::nn {
 
+// Torch's forward is not virtual: layer.h says what follows from that.
+// NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
+
 /// In evaluation a BatchNorm keeps its input only where its weight needs a gradient; in training,
 /// always.
 class BRIM_API BatchNorm1dImpl : public Layer<BatchNorm1dImpl, torch::nn::BatchNorm1dImpl> {
@@ -72,7 +75,7 @@ struct BRIM_API RMSNormOptions {
 class BRIM_API RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
   /// @throws c10::ValueError unless `normalized_shape` has at least one size, and all above 0.
-  explicit RMSNormImpl(RMSNormOptions options_);
+  explicit RMSNormImpl(RMSNormOptions given);
 
   at::Tensor forward(const at::Tensor& input);
 
@@ -85,5 +88,7 @@ class BRIM_API RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
   at::Tensor weight;
 };
 TORCH_MODULE(RMSNorm);
+
+// NOLINTEND(bugprone-derived-method-shadowing-base-method)
 
 }  // namespace brim::nn

@@ -10,6 +10,9 @@
 
 namespace brim::nn {
 
+// Torch's forward is not virtual: layer.h says what follows from that.
+// NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
+
 class BRIM_API MaxPool1dImpl : public Layer<MaxPool1dImpl, torch::nn::MaxPool1dImpl> {
  public:
   using Layer::Layer;
@@ -93,5 +96,7 @@ class BRIM_API AdaptiveAvgPool3dImpl
   at::Tensor forward(const at::Tensor& input);
 };
 TORCH_MODULE(AdaptiveAvgPool3d);
+
+// NOLINTEND(bugprone-derived-method-shadowing-base-method)
 
 }  // namespace brim::nn

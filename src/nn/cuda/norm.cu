@@ -24,7 +24,8 @@ struct Factors {
   const P* variance;
   Wide<T> eps;
 
-  /// torch's own kernels multiply `(x * weight) * invstd` with channels last, else by the product.
+  /// The order of torch's own kernel where nothing but the input is trained:
+  /// `(x * weight) * invstd`.
   template <class Index>
   __device__ Wide<T> weight_of(Index channel) const {
     return weight == nullptr ? Wide<T>(1) : static_cast<Wide<T>>(widen<P>(weight[channel]));
@@ -70,8 +71,7 @@ __global__ void __launch_bounds__(kThreads)
           invstd = factors.invstd_of(channel);
         }
         --left;
-        const Wide<T> x = widen<T>(pack.at[i]);
-        pack.at[i] = narrow<T>(inner == 1 ? x * weight * invstd : x * (invstd * weight));
+        pack.at[i] = narrow<T>(widen<T>(pack.at[i]) * weight * invstd);
       }
     }
     if (whole) {

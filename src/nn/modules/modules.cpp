@@ -102,7 +102,7 @@ at::Tensor GroupNormImpl::forward(const at::Tensor& input) {
                                 options.eps());
 }
 
-RMSNormImpl::RMSNormImpl(RMSNormOptions options_) : options(std::move(options_)) {
+RMSNormImpl::RMSNormImpl(RMSNormOptions given) : options(std::move(given)) {
   TORCH_CHECK_VALUE(!options.normalized_shape().empty(),
                     "normalized_shape must have at least one size, got none");
   for (const std::int64_t size : options.normalized_shape()) {
