@@ -59,7 +59,8 @@ def main() -> int:
     keys: set[str] = set()
     for entry in json.loads((build / "compile_commands.json").read_text()):
         source = Path(entry["file"]).resolve()
-        if any(source.is_relative_to(d) for d in directories):
+        # Kernels for CUDA are compiled with options that clang does not know.
+        if source.suffix == ".cpp" and any(source.is_relative_to(d) for d in directories):
             keys.add(entry_key := key(entry, roots, version))
             if not (cache / entry_key).exists():
                 todo[source] = entry_key

@@ -6,7 +6,8 @@ namespace brim {
 
 void load_cuda_library() {
   // It lies beside libbrim; absent in a build without CUDA.
-  [[maybe_unused]] static void* const library = dlopen("libbrim_cuda.so", RTLD_NOW | RTLD_LOCAL);
+  [[maybe_unused]] static const void* const library =
+      dlopen("libbrim_cuda.so", RTLD_NOW | RTLD_LOCAL);
 }
 
 }  // namespace brim

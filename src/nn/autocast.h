@@ -12,9 +12,9 @@ namespace brim::nn {
 
 /// Autocast on `device` while one call runs. Below it autocast is off, as in torch's own kernels.
 ///
-///     template <c10::DeviceType kDevice>
+///     template <c10::DeviceType Backend>
 ///     at::Tensor layer_autocast(const at::Tensor& input) {
-///       const Autocast autocast(kDevice);
+///       const Autocast autocast(Backend);
 ///       return op.call(autocast.cast(autocast.low(), input));
 ///     }
 class Autocast {

@@ -103,22 +103,21 @@ at::Tensor apply_bits_meta(const at::Tensor& input, const at::Tensor&, c10::SymI
 }
 
 /// Linear in its input, so its derivative is itself.
-class ApplyBitsNode final : public Node {
- public:
+struct ApplyBitsNode final : public Node {
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) {
       return {at::Tensor()};
     }
-    return {apply_bits(grads[0], bits_.unpack(), strides_, on_, off_)};
+    return {apply_bits(grads[0], bits.unpack(), strides, on, off)};
   }
 
-  void release_variables() override { bits_.reset_data(); }
+  void release_variables() override { bits.reset_data(); }
   std::string name() const override { return "brim::ApplyBitsBackward"; }
 
-  SavedVariable bits_;
-  c10::SymDimVector strides_;
-  double on_ = 1;
-  double off_ = 0;
+  SavedVariable bits;
+  c10::SymDimVector strides;
+  double on = 1;
+  double off = 0;
 };
 
 at::Tensor apply_bits_autograd(const at::Tensor& input, const at::Tensor& bits,
@@ -128,10 +127,10 @@ at::Tensor apply_bits_autograd(const at::Tensor& input, const at::Tensor& bits,
   if (needs_grad(input)) {
     node = make_node<ApplyBitsNode>();
     node->set_next_edges(torch::autograd::collect_next_edges(input));
-    node->bits_ = SavedVariable(bits, false);
-    node->strides_ = c10::SymDimVector(strides.begin(), strides.end());
-    node->on_ = on;
-    node->off_ = off;
+    node->bits = SavedVariable(bits, false);
+    node->strides = c10::SymDimVector(strides.begin(), strides.end());
+    node->on = on;
+    node->off = off;
   }
   at::Tensor output = [&] {
     const BelowAutograd below;

@@ -12,7 +12,7 @@ namespace brim::nn {
 
 /// Bytes for the bits of `elements` elements.
 template <class Int>
-[[nodiscard]] Int bit_bytes(Int elements) {
+[[nodiscard]] Int bit_bytes(const Int& elements) {
   return (elements + 7) / 8;
 }
 

@@ -339,14 +339,14 @@ void gate_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& bits, st
         };
         using W = Wide<scalar_t>;
         switch (static_cast<Gate>(gate)) {
-          case Gate::kRelu:
+          case Gate::relu:
             return run([](const scalar_t* from, scalar_t* to) { return relu_block(from, to); });
-          case Gate::kHardtanh:
+          case Gate::hardtanh:
             return run([lower = static_cast<W>(a), upper = static_cast<W>(b)](const scalar_t* from,
                                                                               scalar_t* to) {
               return hardtanh_block(from, to, lower, upper);
             });
-          case Gate::kLeakyRelu:
+          case Gate::leaky_relu:
             return run([slope = static_cast<W>(a)](const scalar_t* from, scalar_t* to) {
               return leaky_relu_block(from, to, slope);
             });

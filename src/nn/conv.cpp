@@ -258,7 +258,7 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
   if (input.layout() != at::kStrided || weight.layout() != at::kStrided) {
     return run(input, weight, bias, options, cast_weights);
   }
-  auto node = make_node<ConvNode>(options, input, weight, bias);
+  const auto node = make_node<ConvNode>(options, input, weight, bias);
   node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   const at::Tensor output = [&] {
     const BelowAutograd below;
@@ -289,13 +289,13 @@ at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTe
                  recompute);
 }
 
-template <c10::DeviceType kDevice>
+template <c10::DeviceType Backend>
 at::Tensor conv_autocast(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                          at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                          bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
                          bool cast_weights, bool recompute) {
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  const Autocast autocast(kDevice);
+  const Autocast autocast(Backend);
   const at::ScalarType low = autocast.low();
   const at::Tensor cast_input = autocast.cast(low, input);
   if (autocast.leave_to_layer(cast_input, weight)) {

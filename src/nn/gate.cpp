@@ -26,11 +26,11 @@ namespace {
 
 const char* name_of(Gate gate) {
   switch (gate) {
-    case Gate::kRelu:
+    case Gate::relu:
       return "relu";
-    case Gate::kHardtanh:
+    case Gate::hardtanh:
       return "hardtanh";
-    case Gate::kLeakyRelu:
+    case Gate::leaky_relu:
       return "leaky_relu";
   }
   return "gate";
@@ -38,9 +38,9 @@ const char* name_of(Gate gate) {
 
 at::Tensor value_of(const at::Tensor& input, std::int64_t gate, double a, double b) {
   switch (static_cast<Gate>(gate)) {
-    case Gate::kHardtanh:
+    case Gate::hardtanh:
       return at::hardtanh(input, a, b);
-    case Gate::kLeakyRelu:
+    case Gate::leaky_relu:
       return at::leaky_relu(input, a);
     default:
       return at::relu(input);
@@ -49,9 +49,9 @@ at::Tensor value_of(const at::Tensor& input, std::int64_t gate, double a, double
 
 at::Tensor& value_of_(at::Tensor& input, std::int64_t gate, double a, double b) {
   switch (static_cast<Gate>(gate)) {
-    case Gate::kHardtanh:
+    case Gate::hardtanh:
       return at::hardtanh_(input, a, b);
-    case Gate::kLeakyRelu:
+    case Gate::leaky_relu:
       return at::leaky_relu_(input, a);
     default:
       return at::relu_(input);
@@ -61,10 +61,10 @@ at::Tensor& value_of_(at::Tensor& input, std::int64_t gate, double a, double b) 
 /// Not zero where the gradient passes whole, with ATen operators.
 at::Tensor passes(const at::Tensor& input, std::int64_t gate, double a, double b) {
   switch (static_cast<Gate>(gate)) {
-    case Gate::kHardtanh:
+    case Gate::hardtanh:
       // Not comparisons: they would round the bounds to the input's type first.
       return at::hardtanh_backward(at::ones_like(input), input, a, b);
-    case Gate::kLeakyRelu:
+    case Gate::leaky_relu:
       return input.gt(0);
     default:
       return input.le(0).logical_not_();  // NaN passes, as in torch
@@ -151,15 +151,15 @@ class GateNode final : public SavingNode {
 
   void output_is_kept(const at::Tensor& output) override {
     const std::lock_guard lock(mutex_);
-    if (keeps_ == Keeps::kOutput || !output_tells(output.scalar_type())) {
+    if (keeps_ == Keeps::output || !output_tells(output.scalar_type())) {
       return;
     }
     output_ = SavedVariable(output.detach(), false);
-    keeps_ = Keeps::kOutput;
+    keeps_ = Keeps::output;
     bits_ = SavedVariable();
   }
 
-  bool can_recompute() const override { return keeps_ == Keeps::kOutput || producer_can(); }
+  bool can_recompute() const override { return keeps_ == Keeps::output || producer_can(); }
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
@@ -172,17 +172,17 @@ class GateNode final : public SavingNode {
       again_ = at::Tensor();
       return {at::Tensor()};
     }
-    if (keeps_ == Keeps::kBits) {
+    if (keeps_ == Keeps::bits) {
       again_ = at::Tensor();
       return {apply_bits(grads[0], bits_.unpack(), strides_, 1.0,
-                         gate_ == Gate::kLeakyRelu ? a_ : 0.0)};
+                         gate_ == Gate::leaky_relu ? a_ : 0.0)};
     }
     const at::Tensor output = this->output();
     again_ = at::Tensor();
     switch (gate_) {
-      case Gate::kHardtanh:
+      case Gate::hardtanh:
         return {at::hardtanh_backward(grads[0], output, a_, b_)};
-      case Gate::kLeakyRelu:
+      case Gate::leaky_relu:
         return {at::leaky_relu_backward(grads[0], output, a_, true)};
       default:
         return {at::threshold_backward(grads[0], output, 0)};
@@ -209,20 +209,20 @@ class GateNode final : public SavingNode {
     if (!output_tells(type) || !producer_can()) {
       return false;
     }
-    keeps_ = Keeps::kNothing;
+    keeps_ = Keeps::nothing;
     return true;
   }
 
  private:
-  enum class Keeps { kBits, kOutput, kNothing };
+  enum class Keeps { bits, output, nothing };
 
   /// Whether the output says where the gradient passes. Below zero a slope under 0 turns the sign;
   /// and a bound that the type cannot hold is rounded in the output, maybe to the inner side.
   bool output_tells(at::ScalarType type) const {
     switch (gate_) {
-      case Gate::kHardtanh:
+      case Gate::hardtanh:
         return holds(type, a_) && holds(type, b_);
-      case Gate::kLeakyRelu:
+      case Gate::leaky_relu:
         return a_ >= 0;
       default:
         return true;
@@ -237,14 +237,14 @@ class GateNode final : public SavingNode {
   }
 
   at::Tensor output() {
-    if (keeps_ == Keeps::kOutput) {
+    if (keeps_ == Keeps::output) {
       return output_.unpack();
     }
     // In a chain of residual blocks each value is asked for by its own consumer and by the block
     // behind: it is worked out once, and held until this node runs.
     if (!again_.defined()) {
       Node& producer = *next_edge(0).function;
-      again_ = gate_ == Gate::kRelu
+      again_ = gate_ == Gate::relu
                    ? nn::recompute_relu(producer)
                    : value_of(nn::recompute(producer), static_cast<std::int64_t>(gate_), a_, b_);
     }
@@ -254,7 +254,7 @@ class GateNode final : public SavingNode {
   Gate gate_;
   double a_;
   double b_;
-  Keeps keeps_ = Keeps::kBits;
+  Keeps keeps_ = Keeps::bits;
   mutable std::optional<bool> producer_can_;  // asked once: the answers form long chains
   SavedVariable bits_;
   SavedVariable output_;
@@ -271,7 +271,7 @@ at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, d
     return value_of(input, gate, a, b);
   }
   check_floating(name, input);
-  auto node = make_node<GateNode>(static_cast<Gate>(gate), a, b);
+  const auto node = make_node<GateNode>(static_cast<Gate>(gate), a, b);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   at::Tensor output;
   {
@@ -301,7 +301,7 @@ at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, doubl
     return input;
   }
   check_floating(name, input);
-  auto node = make_node<GateNode>(static_cast<Gate>(gate), a, b);
+  const auto node = make_node<GateNode>(static_cast<Gate>(gate), a, b);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   {
     const BelowAutograd below;
@@ -331,9 +331,9 @@ at::Tensor& gate_anywhere_(at::Tensor& input, std::int64_t gate, double a, doubl
 }
 
 using GateOp = at::Tensor(const at::Tensor&, std::int64_t, double, double, bool);
-using GateOp_ = at::Tensor&(at::Tensor&, std::int64_t, double, double, bool);
+using GateInPlaceOp = at::Tensor&(at::Tensor&, std::int64_t, double, double, bool);
 using PackOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, std::int64_t, double, double);
-using PackOp_ = at::Tensor(at::Tensor&, std::int64_t, double, double);
+using PackInPlaceOp = at::Tensor(at::Tensor&, std::int64_t, double, double);
 
 template <class Signature>
 auto find(const char* name) {
@@ -342,7 +342,7 @@ auto find(const char* name) {
 
 at::Tensor run(const at::Tensor& input, Gate gate, double a, double b, bool inplace) {
   if (inplace) {
-    static const auto op = find<GateOp_>("brim::gate_");
+    static const auto op = find<GateInPlaceOp>("brim::gate_");
     at::Tensor target = input;
     op.call(target, static_cast<std::int64_t>(gate), a, b, false);
     return target;
@@ -360,28 +360,28 @@ std::tuple<at::Tensor, at::Tensor> gate_pack(const at::Tensor& input, std::int64
 }
 
 at::Tensor gate_pack_(at::Tensor& input, std::int64_t gate, double a, double b) {
-  static const auto op = find<PackOp_>("brim::gate_pack_");
+  static const auto op = find<PackInPlaceOp>("brim::gate_pack_");
   return op.call(input, gate, a, b);
 }
 
 namespace functional {
 
 at::Tensor relu(const at::Tensor& input, bool inplace) {
-  return run(input, Gate::kRelu, 0, 0, inplace);
+  return run(input, Gate::relu, 0, 0, inplace);
 }
 
 at::Tensor relu6(const at::Tensor& input, bool inplace) {
-  return run(input, Gate::kHardtanh, 0, 6, inplace);
+  return run(input, Gate::hardtanh, 0, 6, inplace);
 }
 
 at::Tensor hardtanh(const at::Tensor& input, double min_val, double max_val, bool inplace) {
   TORCH_CHECK_VALUE(min_val < max_val, "min_val must be below max_val, got ", min_val, " and ",
                     max_val);
-  return run(input, Gate::kHardtanh, min_val, max_val, inplace);
+  return run(input, Gate::hardtanh, min_val, max_val, inplace);
 }
 
 at::Tensor leaky_relu(const at::Tensor& input, double negative_slope, bool inplace) {
-  return run(input, Gate::kLeakyRelu, negative_slope, 0, inplace);
+  return run(input, Gate::leaky_relu, negative_slope, 0, inplace);
 }
 
 }  // namespace functional

@@ -228,10 +228,10 @@ at::Tensor call(const at::Tensor& input, std::int64_t groups, const MaybeTensor&
   return op.call(input, groups, weight, bias, eps);
 }
 
-template <c10::DeviceType kDevice>
+template <c10::DeviceType Backend>
 at::Tensor group_norm_autocast(const at::Tensor& input, std::int64_t groups,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  const Autocast autocast(kDevice);
+  const Autocast autocast(Backend);
   return call(autocast.cast(at::kFloat, input), groups, autocast.cast(at::kFloat, weight),
               autocast.cast(at::kFloat, bias), eps);
 }

@@ -137,10 +137,10 @@ at::Tensor call(const at::Tensor& input, at::IntArrayRef shape, const MaybeTenso
   return op.call(input, shape, weight, bias, eps);
 }
 
-template <c10::DeviceType kDevice>
+template <c10::DeviceType Backend>
 at::Tensor layer_norm_autocast(const at::Tensor& input, at::IntArrayRef shape,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  const Autocast autocast(kDevice);
+  const Autocast autocast(Backend);
   return call(autocast.cast(at::kFloat, input), shape, autocast.cast(at::kFloat, weight),
               autocast.cast(at::kFloat, bias), eps);
 }

@@ -221,10 +221,10 @@ at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTe
   return op.call(input, weight, bias, cast_weights, recompute);
 }
 
-template <c10::DeviceType kDevice>
+template <c10::DeviceType Backend>
 at::Tensor linear_autocast(const at::Tensor& input, const at::Tensor& weight,
                            const MaybeTensor& bias, bool cast_weights, bool recompute) {
-  const Autocast autocast(kDevice);
+  const Autocast autocast(Backend);
   const at::ScalarType low = autocast.low();
   const at::Tensor cast_input = autocast.cast(low, input);
   if (autocast.leave_to_layer(cast_input, weight)) {

@@ -45,14 +45,14 @@ struct Order {
   }
 };
 
-template <std::int16_t kInfinity>
+template <std::int16_t Infinity>
 struct HalfOrder {
   using Raw = std::int16_t;
   using Key = std::int16_t;
   using Place = std::int16_t;
   static constexpr bool kKeyIsValue = false;
-  static constexpr Raw kLowestRaw = static_cast<Raw>(kInfinity | 0x8000);
-  static constexpr Key kLowest = static_cast<Key>(-kInfinity);
+  static constexpr Raw kLowestRaw = static_cast<Raw>(Infinity | 0x8000);
+  static constexpr Key kLowest = static_cast<Key>(-Infinity);
   static constexpr Key kNan = std::numeric_limits<Key>::max();
 
   // With masks: the compiler makes branches of conditions here, and no vectors.
@@ -60,7 +60,7 @@ struct HalfOrder {
     const auto size = static_cast<Key>(value & 0x7fff);
     const auto sign = static_cast<Key>(value >> 15);
     const auto number = static_cast<Key>((size ^ sign) - sign);
-    return pick(size > kInfinity, kNan, number);
+    return pick(size > Infinity, kNan, number);
   }
   static bool beats(Key value, Key best) { return (value > best) | (value == kNan); }
 
@@ -130,6 +130,7 @@ class Maxima {
   template <class Step>
   void look_by(const Raw* __restrict from, Step step, Int first, Int count, Int place_now) {
     Key* __restrict const best = best_.data() + first;
+    // NOLINTNEXTLINE(misc-const-correctness): written below, for types whose key is no value
     Raw* __restrict const value = value_.data() + first;
     Place* __restrict const place = place_.data() + first;
     const auto here = static_cast<Place>(place_now);
@@ -302,7 +303,7 @@ void scatter_planes(const at::Tensor& grad, const at::Tensor& offsets, at::Tenso
                     const PoolGeometry& g) {
   const T* const from = grad.const_data_ptr<T>();
   const std::uint8_t* const places = offsets.const_data_ptr<std::uint8_t>();
-  T* const to = grad_input.mutable_data_ptr<T>();
+  auto* const to = grad_input.mutable_data_ptr<T>();
   const Steps steps(g);
   Int inside_begin = 0;
   while (inside_begin < g.out[2] && !is_inside(g, 2, inside_begin)) {
@@ -353,7 +354,7 @@ void scatter_pixels(const at::Tensor& grad, const at::Tensor& offsets, at::Tenso
                     const PoolGeometry& g) {
   const T* const from = grad.const_data_ptr<T>();
   const std::uint8_t* const places = offsets.const_data_ptr<std::uint8_t>();
-  T* const to = grad_input.mutable_data_ptr<T>();
+  auto* const to = grad_input.mutable_data_ptr<T>();
   const Steps steps(g);
   std::array<Int, kMostPlaces> step_of{};
   std::transform(steps.flat.begin(), steps.flat.end(), step_of.begin(),
@@ -420,7 +421,7 @@ void max_pool_scatter(const at::Tensor& grad, const at::Tensor& offsets, at::Ten
 
 void max_pool_indices(const at::Tensor& offsets, at::Tensor& indices, const PoolGeometry& g) {
   const std::uint8_t* const places = offsets.const_data_ptr<std::uint8_t>();
-  Int* const to = indices.mutable_data_ptr<Int>();
+  auto* const to = indices.mutable_data_ptr<Int>();
   const Steps steps(g);
   const Int inner = g.channels_last ? g.channels : 1;
   const Int rows = (g.channels_last ? g.batch : g.planes()) * g.out[0] * g.out[1];

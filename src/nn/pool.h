@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 
 #include "nn/pool_geometry.h"
 
@@ -63,7 +64,7 @@ template <class Int>
     step = step * sizes[i];
   }
   if (channels_last) {
-    strides[0] = step;
+    strides[0] = std::move(step);
   }
   return strides;
 }
@@ -82,7 +83,7 @@ template <class Int>
   c10::SmallVector<Int, c10::kDimVectorStaticSize> sizes(input_sizes.begin(), input_sizes.end());
   const std::size_t first = sizes.size() - options.dims;
   for (std::size_t i = 0; i < options.dims; ++i) {
-    const Int size = input_sizes[first + i];
+    const Int& size = input_sizes[first + i];
     const std::int64_t stride = options.stride[i];
     const std::int64_t reach = options.dilation[i] * (options.kernel[i] - 1) + 1;
     Int out = (size + (2 * options.padding[i] - reach + (ceil_mode ? stride - 1 : 0))) / stride + 1;

@@ -67,7 +67,11 @@ class RmsNormNode final : public SavingNode {
     tell_producer_kept(input);
     input_ = SavedVariable(input, false);
     weight_ = kept(weight);
-    rstd_ = SavedVariable(rstd, false);
+    // For the weight's gradient alone torch keeps as many numbers as the input has, and none more.
+    keeps_rstd_ = input.requires_grad() || has_kernel(input, weight);
+    if (keeps_rstd_) {
+      rstd_ = SavedVariable(rstd, false);
+    }
   }
 
   bool can_recompute() const override { return true; }
@@ -88,18 +92,20 @@ class RmsNormNode final : public SavingNode {
     const auto dims = static_cast<std::int64_t>(shape_.size());
     const at::Tensor input = input_.unpack();
     const MaybeTensor weight = maybe(weight_.unpack());
+    // In double backward the number of a row is a function of the input too.
+    const at::Tensor rstd =
+        keeps_rstd_ && !at::GradMode::is_enabled()
+            ? rstd_.unpack()
+            : rstd_of(input.to(at::toOpMathType(input.scalar_type())), dims, eps_of(input, eps_));
     if (at::GradMode::is_enabled()) {
-      // The number of a row is a function of the input too.
-      const at::Tensor rstd =
-          rstd_of(input.to(at::toOpMathType(input.scalar_type())), dims, eps_of(input, eps_));
       std::tie(result[0], result[1]) =
           rms_norm_backward_anywhere(grad, input, rstd, weight, dims, mask[0], mask[1]);
     } else if (has_kernel(input, weight)) {
       std::tie(result[0], result[1]) =
-          at::_fused_rms_norm_backward(grad, input, shape_, rstd_.unpack(), weight, mask);
+          at::_fused_rms_norm_backward(grad, input, shape_, rstd, weight, mask);
     } else {
       std::tie(result[0], result[1]) =
-          rms_norm_backward(grad, input, rstd_.unpack(), weight, dims, mask[0], mask[1]);
+          rms_norm_backward(grad, input, rstd, weight, dims, mask[0], mask[1]);
     }
     return result;
   }
@@ -116,6 +122,7 @@ class RmsNormNode final : public SavingNode {
  private:
   c10::DimVector shape_;
   std::optional<double> eps_;
+  bool keeps_rstd_ = false;
   SavedVariable input_;
   SavedVariable weight_;
   SavedVariable rstd_;
@@ -172,10 +179,10 @@ at::Tensor call(const at::Tensor& input, at::IntArrayRef shape, const MaybeTenso
   return op.call(input, shape, weight, eps);
 }
 
-template <c10::DeviceType kDevice>
+template <c10::DeviceType Backend>
 at::Tensor rms_norm_autocast(const at::Tensor& input, at::IntArrayRef shape,
                              const MaybeTensor& weight, std::optional<double> eps) {
-  const Autocast autocast(kDevice);
+  const Autocast autocast(Backend);
   return call(autocast.cast(at::kFloat, input), shape, autocast.cast(at::kFloat, weight), eps);
 }
 

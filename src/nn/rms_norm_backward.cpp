@@ -118,8 +118,8 @@ std::tuple<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& grad, const at
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, source.scalar_type(), "brim::rms_norm_backward", [&] {
         using W = Wide<scalar_t>;
-        const scalar_t* const g = up.const_data_ptr<scalar_t>();
-        const scalar_t* const x = source.const_data_ptr<scalar_t>();
+        const auto* const g = up.const_data_ptr<scalar_t>();
+        const auto* const x = source.const_data_ptr<scalar_t>();
         const W* const r = scale.const_data_ptr<W>();
         const W* const w = factors.defined() ? factors.const_data_ptr<W>() : nullptr;
         scalar_t* const dx =

@@ -14,14 +14,14 @@
 namespace brim::nn {
 namespace {
 
-enum class Smooth { kGelu, kGeluTanh, kSilu };
+enum class Smooth { gelu, gelu_tanh, silu };
 
-const char* name_of(Smooth kind) { return kind == Smooth::kSilu ? "silu" : "gelu"; }
+const char* name_of(Smooth kind) { return kind == Smooth::silu ? "silu" : "gelu"; }
 
-const char* approximate_of(Smooth kind) { return kind == Smooth::kGeluTanh ? "tanh" : "none"; }
+const char* approximate_of(Smooth kind) { return kind == Smooth::gelu_tanh ? "tanh" : "none"; }
 
 at::Tensor value_of(Smooth kind, const at::Tensor& input) {
-  return kind == Smooth::kSilu ? at::silu(input) : at::gelu(input, approximate_of(kind));
+  return kind == Smooth::silu ? at::silu(input) : at::gelu(input, approximate_of(kind));
 }
 
 at::Tensor silu_grad(const at::Tensor& grad, const at::Tensor& input) {
@@ -51,8 +51,8 @@ class SmoothNode final : public SavingNode {
       return {at::Tensor()};
     }
     const at::Tensor input = input_.unpack();
-    return {kind_ == Smooth::kSilu ? silu_grad(grads[0], input)
-                                   : at::gelu_backward(grads[0], input, approximate_of(kind_))};
+    return {kind_ == Smooth::silu ? silu_grad(grads[0], input)
+                                  : at::gelu_backward(grads[0], input, approximate_of(kind_))};
   }
 
   void release_variables() override {
@@ -90,7 +90,7 @@ at::Tensor smooth(Smooth kind, const at::Tensor& input) {
 Smooth gelu_kind(std::string_view approximate) {
   TORCH_CHECK(approximate == "none" || approximate == "tanh",
               "approximate must be none or tanh, got ", approximate);
-  return approximate == "tanh" ? Smooth::kGeluTanh : Smooth::kGelu;
+  return approximate == "tanh" ? Smooth::gelu_tanh : Smooth::gelu;
 }
 
 at::Tensor gelu_anywhere(const at::Tensor& input, std::string_view approximate) {
@@ -103,7 +103,7 @@ at::Tensor gelu_autograd(const at::Tensor& input, std::string_view approximate) 
 
 at::Tensor silu_anywhere(const at::Tensor& input) { return at::silu(input); }
 
-at::Tensor silu_autograd(const at::Tensor& input) { return smooth(Smooth::kSilu, input); }
+at::Tensor silu_autograd(const at::Tensor& input) { return smooth(Smooth::silu, input); }
 
 at::Tensor& silu_anywhere_(at::Tensor& input) { return at::silu_(input); }
 
@@ -114,7 +114,7 @@ at::Tensor& silu_autograd_(at::Tensor& input) {
   const bool needed = needs_grad(input);
   torch::autograd::check_inplace(input, needed);
   if (needed) {
-    node = make_node<SmoothNode>(Smooth::kSilu);
+    node = make_node<SmoothNode>(Smooth::silu);
     node->set_next_edges(torch::autograd::collect_next_edges(input));
     // Above autograd, so that a second derivative reaches the input. As torch does: the value that
     // is overwritten is needed.

@@ -350,11 +350,11 @@ void normalise(Number type, std::int64_t formula, const ChannelNorm& norm, const
     choose_formula<decltype(t), decltype(p)>(formula, norm, in, added, relu, out, blocks, stream);
   };
   switch (type) {
-    case Number::kFloat:
+    case Number::float32:
       return run(float{}, float{});
-    case Number::kHalf:
+    case Number::float16:
       return with_params<__half>(type, norm.params, run);
-    case Number::kBFloat16:
+    case Number::bfloat16:
       return with_params<__nv_bfloat16>(type, norm.params, run);
     default:
       return;
@@ -383,13 +383,13 @@ void normalise_backward(Number type, const ChannelNorm& norm, const void* grad, 
                                               blocks, stream);
   };
   switch (type) {
-    case Number::kFloat:
+    case Number::float32:
       return run(float{}, float{});
-    case Number::kDouble:
+    case Number::float64:
       return run(double{}, double{});
-    case Number::kHalf:
+    case Number::float16:
       return with_params<__half>(type, norm.params, run);
-    case Number::kBFloat16:
+    case Number::bfloat16:
       return with_params<__nv_bfloat16>(type, norm.params, run);
     default:
       return;

@@ -12,7 +12,7 @@
 namespace brim::nn::cuda {
 
 /// What a channel is scaled and moved with. `weight` and `bias` may be null; all of type `params`,
-/// which is the tensors' own or kFloat.
+/// which is the tensors' own or float32.
 struct ChannelNorm {
   Number params;
   const void* weight;
@@ -23,7 +23,7 @@ struct ChannelNorm {
 };
 
 /// out = norm(in) + added, below zero cut off if `relu`. Rounded to the type after each of the
-/// steps, as separate operators would. Not for kDouble.
+/// steps, as separate operators would. Not for float64.
 /// @param formula which of the ways to round that cuDNN and torch use, see batch_norm_again.h
 /// @param added null: none
 void normalise(Number type, std::int64_t formula, const ChannelNorm& norm, const void* in,

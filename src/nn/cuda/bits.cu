@@ -200,11 +200,11 @@ void gate_pack_of(const void* from, void* to, std::uint8_t* bits, std::int64_t n
     gate_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(in, out, bits, n, aligned, act);
   };
   switch (gate) {
-    case Gate::kRelu:
+    case Gate::relu:
       return run(Relu<T>{});
-    case Gate::kHardtanh:
+    case Gate::hardtanh:
       return run(Hardtanh<T>{static_cast<Wide<T>>(a), static_cast<Wide<T>>(b)});
-    case Gate::kLeakyRelu:
+    case Gate::leaky_relu:
       return run(LeakyRelu<T>{static_cast<Wide<T>>(a)});
   }
 }
@@ -228,15 +228,15 @@ void apply_bits_of(const void* in, const std::uint8_t* bits, void* out, std::int
 void gate_pack(Number type, const void* in, void* out, std::uint8_t* bits, std::int64_t n,
                Gate gate, double a, double b, cudaStream_t stream) {
   switch (type) {
-    case Number::kFloat:
+    case Number::float32:
       return gate_pack_of<float>(in, out, bits, n, gate, a, b, stream);
-    case Number::kDouble:
+    case Number::float64:
       return gate_pack_of<double>(in, out, bits, n, gate, a, b, stream);
-    case Number::kHalf:
+    case Number::float16:
       return gate_pack_of<__half>(in, out, bits, n, gate, a, b, stream);
-    case Number::kBFloat16:
+    case Number::bfloat16:
       return gate_pack_of<__nv_bfloat16>(in, out, bits, n, gate, a, b, stream);
-    case Number::kByte:
+    case Number::byte:
       return;
   }
 }
@@ -244,15 +244,15 @@ void gate_pack(Number type, const void* in, void* out, std::uint8_t* bits, std::
 void pack_bits(Number type, const void* mask, std::uint8_t* bits, std::int64_t n,
                cudaStream_t stream) {
   switch (type) {
-    case Number::kByte:
+    case Number::byte:
       return pack_bits_of<std::uint8_t>(mask, bits, n, stream);
-    case Number::kFloat:
+    case Number::float32:
       return pack_bits_of<float>(mask, bits, n, stream);
-    case Number::kDouble:
+    case Number::float64:
       return pack_bits_of<double>(mask, bits, n, stream);
-    case Number::kHalf:
+    case Number::float16:
       return pack_bits_of<__half>(mask, bits, n, stream);
-    case Number::kBFloat16:
+    case Number::bfloat16:
       return pack_bits_of<__nv_bfloat16>(mask, bits, n, stream);
   }
 }
@@ -260,15 +260,15 @@ void pack_bits(Number type, const void* mask, std::uint8_t* bits, std::int64_t n
 void apply_bits(Number type, const void* in, const std::uint8_t* bits, void* out, std::int64_t n,
                 double on, double off, cudaStream_t stream) {
   switch (type) {
-    case Number::kFloat:
+    case Number::float32:
       return apply_bits_of<float>(in, bits, out, n, on, off, stream);
-    case Number::kDouble:
+    case Number::float64:
       return apply_bits_of<double>(in, bits, out, n, on, off, stream);
-    case Number::kHalf:
+    case Number::float16:
       return apply_bits_of<__half>(in, bits, out, n, on, off, stream);
-    case Number::kBFloat16:
+    case Number::bfloat16:
       return apply_bits_of<__nv_bfloat16>(in, bits, out, n, on, off, stream);
-    case Number::kByte:
+    case Number::byte:
       return;
   }
 }

@@ -14,17 +14,17 @@
 namespace brim::nn::cuda {
 
 /// Types of elements that the kernels know.
-enum class Number : std::uint8_t { kByte, kFloat, kDouble, kHalf, kBFloat16 };
+enum class Number : std::uint8_t { byte, float32, float64, float16, bfloat16 };
 
-/// `out` may be `in`. All but kByte.
+/// `out` may be `in`. All but byte.
 void gate_pack(Number type, const void* in, void* out, std::uint8_t* bits, std::int64_t n,
                Gate gate, double a, double b, cudaStream_t stream);
 
-/// kByte serves bool too.
+/// byte serves bool too.
 void pack_bits(Number type, const void* mask, std::uint8_t* bits, std::int64_t n,
                cudaStream_t stream);
 
-/// All but kByte.
+/// All but byte.
 void apply_bits(Number type, const void* in, const std::uint8_t* bits, void* out, std::int64_t n,
                 double on, double off, cudaStream_t stream);
 

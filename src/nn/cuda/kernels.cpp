@@ -27,7 +27,7 @@ void gate_pack_entry(const at::Tensor& input, at::Tensor& output, at::Tensor& bi
 
 void pack_bits_entry(const at::Tensor& mask, at::Tensor& bits) {
   const bool bytes = mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte;
-  const Number type = bytes ? Number::kByte : number_of(mask, "brim::pack_bits");
+  const Number type = bytes ? Number::byte : number_of(mask, "brim::pack_bits");
   launch_on(mask, [&](cudaStream_t stream) {
     pack_bits(type, mask.const_data_ptr(), bits.mutable_data_ptr<std::uint8_t>(), mask.numel(),
               stream);
@@ -83,7 +83,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> normalise_backward_entry(const No
   const at::Tensor& input = norm.input;
   const Number type = number_of(input, "brim::batch_norm");
   const ChannelBlocks blocks = blocks_of(input);
-  const auto sums_as = input.options().dtype(type == Number::kDouble ? at::kDouble : at::kFloat);
+  const auto sums_as = input.options().dtype(type == Number::float64 ? at::kDouble : at::kFloat);
   at::Tensor sums = at::empty({parts_of(blocks), blocks.channels, 2}, sums_as);
   at::Tensor grads = at::empty({2, blocks.channels}, sums_as);
   at::Tensor grad_input = input_grad ? at::empty_like(input) : at::Tensor();

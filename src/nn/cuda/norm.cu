@@ -101,15 +101,15 @@ void launch(const void* in, const void* weight, const void* variance, double eps
   auto* const to = static_cast<T*>(out);
   const bool aligned = is_aligned(in) && is_aligned(out);
   if (n < (std::int64_t{1} << 30)) {  // `first + step` stays below 2^32
-    scale_kernel<T, P, std::uint32_t><<<grid, kThreads, 0, stream>>>(
-        from, to, factors, static_cast<std::uint32_t>(n),
-        static_cast<std::uint32_t>(blocks.channels), static_cast<std::uint32_t>(blocks.inner),
-        aligned);
+    scale_kernel<T, P, std::uint32_t>
+        <<<grid, kThreads, 0, stream>>>(from, to, factors, static_cast<std::uint32_t>(n),
+                                        static_cast<std::uint32_t>(blocks.channels),
+                                        static_cast<std::uint32_t>(blocks.inner), aligned);
   } else {
-    scale_kernel<T, P, std::uint64_t><<<grid, kThreads, 0, stream>>>(
-        from, to, factors, static_cast<std::uint64_t>(n),
-        static_cast<std::uint64_t>(blocks.channels), static_cast<std::uint64_t>(blocks.inner),
-        aligned);
+    scale_kernel<T, P, std::uint64_t>
+        <<<grid, kThreads, 0, stream>>>(from, to, factors, static_cast<std::uint64_t>(n),
+                                        static_cast<std::uint64_t>(blocks.channels),
+                                        static_cast<std::uint64_t>(blocks.inner), aligned);
   }
 }
 
@@ -130,13 +130,13 @@ void scale_channels(Number type, Number params, const void* in, const void* weig
                     const void* variance, double eps, void* out, const ChannelBlocks& blocks,
                     cudaStream_t stream) {
   switch (type) {
-    case Number::kFloat:
+    case Number::float32:
       return launch<float, float>(in, weight, variance, eps, out, blocks, stream);
-    case Number::kDouble:
+    case Number::float64:
       return launch<double, double>(in, weight, variance, eps, out, blocks, stream);
-    case Number::kHalf:
+    case Number::float16:
       return launch_for<__half>(type, params, in, weight, variance, eps, out, blocks, stream);
-    case Number::kBFloat16:
+    case Number::bfloat16:
       return launch_for<__nv_bfloat16>(type, params, in, weight, variance, eps, out, blocks,
                                        stream);
     default:

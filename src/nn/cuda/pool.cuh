@@ -186,13 +186,13 @@ struct Type {
 template <class Run>
 void with_type(Number type, const Run& run) {
   switch (type) {
-    case Number::kFloat:
+    case Number::float32:
       return run(Type<float>());
-    case Number::kDouble:
+    case Number::float64:
       return run(Type<double>());
-    case Number::kHalf:
+    case Number::float16:
       return run(Type<__half>());
-    case Number::kBFloat16:
+    case Number::bfloat16:
       return run(Type<__nv_bfloat16>());
     default:
       return;

@@ -27,13 +27,13 @@ void launch_on(const at::Tensor& tensor, const Work& work) {
 inline Number number_of(const at::Tensor& tensor, const char* op) {
   switch (tensor.scalar_type()) {
     case at::kFloat:
-      return Number::kFloat;
+      return Number::float32;
     case at::kDouble:
-      return Number::kDouble;
+      return Number::float64;
     case at::kHalf:
-      return Number::kHalf;
+      return Number::float16;
     case at::kBFloat16:
-      return Number::kBFloat16;
+      return Number::bfloat16;
     default:
       TORCH_CHECK_TYPE(false, op, " takes float32, float64, bfloat16 or float16, got ",
                        tensor.scalar_type());
