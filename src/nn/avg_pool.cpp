@@ -181,14 +181,17 @@ at::Tensor avg_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, I
                              IntArrayRef padding, bool ceil_mode, bool count_include_pad,
                              Divisor divisor) {
   refuse_forward_ad("avg_pool", input);
+  const bool needed = needs_grad(input);
+  if (needed) {
+    check_floating("avg_pool", input);
+  }
   at::Tensor output = [&] {
     const BelowAutograd below;
     return value_of(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor);
   }();
-  if (!needs_grad(input)) {
+  if (!needed) {
     return output;
   }
-  check_floating("avg_pool", input);
   const auto node = node_for<ForwardNode>(input, kernel_size, stride, padding, ceil_mode,
                                           count_include_pad, divisor);
   const auto sizes = input.sym_sizes();

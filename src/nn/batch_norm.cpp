@@ -182,9 +182,11 @@ class BatchNormNode final : public SavingNode {
     if (retains_ && reserve.defined()) {
       reserve = reserve.clone();  // cuDNN writes to it
     }
-    return at::_batch_norm_impl_index_backward(impl_, input, grad, weight, running_mean,
-                                               running_var, mean, invstd, training_, eps_, mask,
-                                               reserve);
+    // cuDNN's takes no gaps. Forward made a copy too, which torch keeps.
+    const auto format = input.suggest_memory_format();
+    return at::_batch_norm_impl_index_backward(
+        impl_, input.contiguous(format), grad.contiguous(format), weight, running_mean, running_var,
+        mean, invstd, training_, eps_, mask, reserve);
   }
 
   bool training_;

@@ -1,6 +1,7 @@
 #include "nn/batch_norm_kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/isnan.h>
@@ -118,7 +119,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_anywhere(
     const at::Tensor& grad, const at::Tensor& input, const MaybeTensor& weight,
     const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
     std::array<bool, 3> wanted) {
-  return at::native_batch_norm_backward(grad, input, weight, running_mean, running_var, {}, {},
+  // Forward gives empty ones in eval mode; undefined ones are an error on CUDA.
+  const at::Tensor none = at::empty({0}, running_mean.options());
+  return at::native_batch_norm_backward(grad, input, weight, running_mean, running_var, none, none,
                                         false, eps, wanted);
 }
 
@@ -129,15 +132,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cuda(
   const auto type = input.scalar_type();
   const auto params = running_mean.scalar_type();
   const bool ours = cuda_kernels() != nullptr && cuda_kernels()->normalise_backward != nullptr &&
-                    input.numel() > 0 && grad.scalar_type() == type && is_in_order(input) &&
+                    input.numel() > 0 && grad.scalar_type() == type &&
                     (params == type || params == at::kFloat) &&
                     running_var.scalar_type() == params && same_type(weight, running_mean);
   if (!ours) {
     return backward_anywhere(grad, input, weight, running_mean, running_var, eps, wanted);
   }
-  const at::Tensor in_order = grad.contiguous(input.suggest_memory_format());
-  const NormOf norm{input, weight, {}, running_mean, running_var, eps};
-  return cuda_kernels()->normalise_backward(norm, in_order, wanted[0]);
+  const auto format = input.suggest_memory_format();
+  const NormOf norm{input.contiguous(format), weight, {}, running_mean, running_var, eps};
+  return cuda_kernels()->normalise_backward(norm, grad.contiguous(format), wanted[0]);
 }
 
 }  // namespace

@@ -51,10 +51,12 @@ def _deterministic() -> Iterator[None]:
     ) = before
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=NAMES.get)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_equals_torch_nn(case: Case, dtype: torch.dtype) -> None:
-    assert compare(case, dtype, "cuda") == []
+def test_equals_torch_nn(case: Case) -> None:
+    found = []
+    for dtype in FLOATS:
+        found += [f"{dtype}, {what}" for what in compare(case, dtype, "cuda")]
+    assert found == []
 
 
 # -- The bit kernels ------------------------------------------------------------------------------
@@ -85,8 +87,11 @@ def test_special_numbers(layer: str, dtype: torch.dtype) -> None:
         x = torch.tensor(special * 13, dtype=dtype, device="cuda", requires_grad=True)
         y = getattr(of, layer)()(x)
         results.append([y.detach(), *torch.autograd.grad(y, x, cotangent_of(y, ""))])
-    for a, b in zip(*results, strict=True):
-        assert same_bits(a, b)
+    (ours, our_grad), (torchs, torch_grad) = results
+    # Where torch takes the larger of 0 and -0, the machine chooses.
+    assert same_bits(ours, torchs, sign_of_zero=layer not in ("ReLU6", "Hardtanh"))
+    told = ~torchs.isnan() if layer in ("ReLU6", "Hardtanh") else torch.ones_like(torchs).bool()
+    assert same_bits(our_grad[told], torch_grad[told])
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -160,7 +165,12 @@ def test_recompute_cheap(layout: torch.memory_format) -> None:
     kept = {}
     results = {}
     for recompute in (None, "cheap"):
-        net = net_of(nn).to(memory_format=layout)
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            *(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(True)),
+            *(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
+            nn.Conv2d(16, 8, 3),
+        ).to("cuda", memory_format=layout)
         brim.convert(net, recompute=recompute)
         results[recompute] = grads_of(net, x)
         with brim.PeakMeter("cuda") as meter:
@@ -169,7 +179,7 @@ def test_recompute_cheap(layout: torch.memory_format) -> None:
         del loss
     for a, b in zip(results[None], results["cheap"], strict=True):
         assert torch.equal(a, b)
-    assert kept["cheap"] < 0.8 * kept[None]
+    assert kept["cheap"] < 0.6 * kept[None]
 
 
 # -- Bytes ----------------------------------------------------------------------------------------
@@ -320,10 +330,10 @@ def test_more_than_two_to_the_31_elements(dtype: torch.dtype) -> None:
     x[places] = 2.0
     x.requires_grad_()
     y = brim.nn.ReLU()(x)
-    assert torch.equal(y.detach().nonzero().flatten(), places)
-    y.backward(torch.ones_like(y))
-    assert x.grad is not None
-    assert torch.equal(x.grad.nonzero().flatten(), places)
+    (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    for tensor, value in ((y.detach(), 2.0), (grad, 1.0)):
+        assert torch.equal(tensor[places], torch.full_like(tensor[places], value))
+        assert tensor.count_nonzero() == len(places)
 
 
 @pytest.mark.slow

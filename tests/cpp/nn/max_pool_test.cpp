@@ -11,6 +11,7 @@
 #include <brim/memory/peak_meter.h>
 #include <brim/nn/functional.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <tuple>
 
