@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,9 @@ def _load_what_torch_loads_late() -> None:
 @pytest.fixture
 def _compiler() -> Iterator[None]:
     """A fresh one; what it leaves behind slows no later collection either."""
-    torch.compiler.reset()
+    with warnings.catch_warnings():  # some versions of torch use what they deprecate
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.compiler.reset()
     yield
     torch.compiler.reset()
     gc.collect()
