@@ -18,6 +18,7 @@
 
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,7 +28,7 @@
 namespace brim::python {
 
 /// What the argument is not, and what the other way may know.
-struct NotPlain {};
+struct NotPlain final : std::exception {};
 
 /// A tensor, no subclass but Parameter. @throws NotPlain
 const at::Tensor& plain_tensor(PyObject* value);
@@ -154,21 +155,21 @@ PyObject* give(std::tuple<Tensors...> tensors) {
       tensors);
 }
 
-template <const char* kName, class Signature>
+template <const char* Name, class Signature>
 struct FastCall;
 
-/// `&FastCall<kName, Signature>::call` is a METH_FASTCALL function for the operator brim::kName.
-template <const char* kName, class Result, class... Args>
-struct FastCall<kName, Result(Args...)> {
+/// `&FastCall<Name, Signature>::call` is a METH_FASTCALL function for the operator brim::Name.
+template <const char* Name, class Result, class... Args>
+struct FastCall<Name, Result(Args...)> {
   static PyObject* call(PyObject* /*module*/, PyObject* const* values, Py_ssize_t count) {
     HANDLE_TH_ERRORS
-    if (count == static_cast<Py_ssize_t>(sizeof...(Args)) && !modes_are_active()) {
+    if (std::cmp_equal(count, sizeof...(Args)) && !modes_are_active()) {
       try {
         return run(values, std::index_sequence_for<Args...>());
       } catch (const NotPlain&) {
       }
     }
-    return call_operator(kName, values, count);
+    return call_operator(Name, values, count);
     END_HANDLE_TH_ERRORS
   }
 
@@ -177,7 +178,7 @@ struct FastCall<kName, Result(Args...)> {
   static PyObject* run(PyObject* const* values, std::index_sequence<I...> /*places*/) {
     static const auto op = [] {
       return c10::Dispatcher::singleton()
-          .findSchemaOrThrow((std::string("brim::") + kName).c_str(), "")
+          .findSchemaOrThrow((std::string("brim::") + Name).c_str(), "")
           .template typed<Result(Args...)>();
     }();
     std::tuple<Read<Args>...> read(values[I]...);

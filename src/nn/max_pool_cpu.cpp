@@ -302,7 +302,7 @@ template <class T>
 void scatter_planes(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor& grad_input,
                     const PoolGeometry& g) {
   const T* const from = grad.const_data_ptr<T>();
-  const std::uint8_t* const places = offsets.const_data_ptr<std::uint8_t>();
+  const auto* const places = offsets.const_data_ptr<std::uint8_t>();
   auto* const to = grad_input.mutable_data_ptr<T>();
   const Steps steps(g);
   Int inside_begin = 0;
@@ -353,7 +353,7 @@ template <class T>
 void scatter_pixels(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor& grad_input,
                     const PoolGeometry& g) {
   const T* const from = grad.const_data_ptr<T>();
-  const std::uint8_t* const places = offsets.const_data_ptr<std::uint8_t>();
+  const auto* const places = offsets.const_data_ptr<std::uint8_t>();
   auto* const to = grad_input.mutable_data_ptr<T>();
   const Steps steps(g);
   std::array<Int, kMostPlaces> step_of{};
@@ -420,7 +420,7 @@ void max_pool_scatter(const at::Tensor& grad, const at::Tensor& offsets, at::Ten
 }
 
 void max_pool_indices(const at::Tensor& offsets, at::Tensor& indices, const PoolGeometry& g) {
-  const std::uint8_t* const places = offsets.const_data_ptr<std::uint8_t>();
+  const auto* const places = offsets.const_data_ptr<std::uint8_t>();
   auto* const to = indices.mutable_data_ptr<Int>();
   const Steps steps(g);
   const Int inner = g.channels_last ? g.channels : 1;

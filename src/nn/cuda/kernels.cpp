@@ -85,7 +85,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> normalise_backward_entry(const No
   const ChannelBlocks blocks = blocks_of(input);
   const auto sums_as = input.options().dtype(type == Number::float64 ? at::kDouble : at::kFloat);
   at::Tensor sums = at::empty({parts_of(blocks), blocks.channels, 2}, sums_as);
-  at::Tensor grads = at::empty({2, blocks.channels}, sums_as);
+  const at::Tensor grads = at::empty({2, blocks.channels}, sums_as);
   at::Tensor grad_input = input_grad ? at::empty_like(input) : at::Tensor();
   at::Tensor grad_weight = grads.select(0, 0);
   at::Tensor grad_bias = grads.select(0, 1);
