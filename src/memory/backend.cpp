@@ -27,6 +27,15 @@ DeviceBackend& loaded_cuda_backend() {
   return backend != nullptr ? *backend : accelerator_backend();
 }
 
+c10::DeviceIndex device_count(c10::DeviceType type) {
+  // Where there is no CUDA device, torch.compile puts a stand-in guard in its place that counts one.
+  if (!c10::impl::hasDeviceGuardImpl(type) ||
+      (type == c10::DeviceType::CUDA && !at::globalContext().hasCUDA())) {
+    return 0;
+  }
+  return c10::impl::VirtualGuardImpl(type).deviceCount();
+}
+
 }  // namespace
 
 void register_cuda_backend(DeviceBackend& backend) { cuda_backend.store(&backend); }
@@ -48,9 +57,7 @@ c10::Device resolve_device(c10::Device device) {
   TORCH_CHECK_VALUE(at::accelerator::isAccelerator(device.type()),
                     "device must be the CPU or an accelerator, got ", device.str());
   // Counting devices first turns torch's long complaints about a missing driver into one sentence.
-  const c10::DeviceIndex count = c10::impl::hasDeviceGuardImpl(device.type())
-                                     ? c10::impl::VirtualGuardImpl(device.type()).deviceCount()
-                                     : 0;
+  const c10::DeviceIndex count = device_count(device.type());
   TORCH_CHECK_VALUE(count > 0, "device is ", device.str(), ", but torch sees no ",
                     c10::DeviceTypeName(device.type()), " device here");
   at::globalContext().lazyInitDevice(device.type());
@@ -65,7 +72,7 @@ c10::Device resolve_device(c10::Device device) {
 
 c10::Device default_device() {
   const auto accelerator = at::accelerator::getAccelerator(false);
-  if (!accelerator || at::accelerator::deviceCount() == 0) {
+  if (!accelerator || device_count(*accelerator) == 0) {
     return c10::Device(c10::DeviceType::CPU);
   }
   return resolve_device(c10::Device(*accelerator));

@@ -60,7 +60,7 @@ PeakSample measure(const std::function<double(std::size_t)>& work, std::size_t i
 std::vector<PeakSample> collect_peaks(const std::function<double(std::size_t)>& work,
                                       std::size_t count, const CollectOptions& options) {
   TORCH_CHECK_VALUE(work, "work is empty: it must be a function");
-  const c10::Device device = resolve_device(options.device.value_or(default_device()));
+  const c10::Device device = options.device ? resolve_device(*options.device) : default_device();
   std::vector<PeakSample> samples;
   samples.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {

@@ -43,7 +43,7 @@ MemoryModel probe(const Work& work, std::vector<Shape> sizes, SizeKind kind,
     throw std::invalid_argument("budget must be a positive number of bytes, got " +
                                 detail::text(*options.budget));
   }
-  const c10::Device device = resolve_device(options.device.value_or(default_device()));
+  const c10::Device device = options.device ? resolve_device(*options.device) : default_device();
   const CollectOptions collect{device, options.cleanup, options.collect_garbage};
   const auto measure = [&](const Shape& shape) {
     return collect_peaks(std::function<double(std::size_t)>([&](std::size_t) {

@@ -47,8 +47,3 @@ def held() -> int:
     """Bytes that CPU tensors hold at the start of the test."""
     brim.install_cpu_allocator()
     return brim.memory_stats("cpu").allocated
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of nn come last: what they load (torch's compiler) makes torch ask for a driver."""
-    items.sort(key=lambda item: item.path.name.startswith("test_nn_"))

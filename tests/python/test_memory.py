@@ -71,6 +71,14 @@ class TestMemoryStats:
         assert brim.default_device() == torch.device("cpu")
         assert brim.memory_stats().limit == brim.memory_stats("cpu").limit
 
+    @pytest.mark.skipif(torch.accelerator.is_available(), reason="the default is the accelerator")
+    def test_the_default_device_is_the_cpu_after_torch_compile(self) -> None:
+        # Without a CUDA device torch.compile leaves a guard behind that claims to count one.
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        assert brim.default_device() == torch.device("cpu")
+        with pytest.raises(ValueError, match="torch sees no"):
+            brim.memory_stats("cuda")
+
     @pytest.mark.parametrize("device", ["meta", "nonsense", "cpu:x", "", "\udc80", "cuda:99"])
     def test_a_wrong_device_is_a_value_error(self, device: str) -> None:
         with pytest.raises(ValueError, match="device"):
