@@ -44,11 +44,8 @@ double rounded_scale(const at::Tensor& input, double p) {
 /// Keeps the bits of the elements that stay; nothing where p is 1.
 class DropoutNode final : public SavingNode {
  public:
-  bool can_recompute() const override {
-    if (!producer_can_) {
-      producer_can_ = scale_ != 0.0 && nn::can_recompute(next_edge(0).function.get());
-    }
-    return *producer_can_;
+  std::optional<int> layers_to_recompute() const override {
+    return scale_ != 0.0 ? before_.with(next_edge(0).function.get()) : std::nullopt;
   }
 
   at::Tensor recompute() override {
@@ -89,7 +86,7 @@ class DropoutNode final : public SavingNode {
 
  private:
   double scale_ = 0;  // 0: all elements are dropped
-  mutable std::optional<bool> producer_can_;
+  LayersBefore before_;
   SavedVariable bits_;
   c10::SymDimVector strides_;
   at::Tensor again_;  // recomputed, between the first asking and apply

@@ -159,7 +159,9 @@ class GateNode final : public SavingNode {
     bits_ = SavedVariable();
   }
 
-  bool can_recompute() const override { return keeps_ == Keeps::output || producer_can(); }
+  std::optional<int> layers_to_recompute() const override {
+    return keeps_ == Keeps::output ? std::optional(0) : before_.with(next_edge(0).function.get());
+  }
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
@@ -206,7 +208,7 @@ class GateNode final : public SavingNode {
 
   /// Keeps nothing, if the layer before can give the input again. @returns whether it can.
   bool ask(at::ScalarType type) {
-    if (!output_tells(type) || !producer_can()) {
+    if (!output_tells(type) || !are_few(layers_to_recompute())) {
       return false;
     }
     keeps_ = Keeps::nothing;
@@ -229,13 +231,6 @@ class GateNode final : public SavingNode {
     }
   }
 
-  bool producer_can() const {
-    if (!producer_can_) {
-      producer_can_ = nn::can_recompute(next_edge(0).function.get());
-    }
-    return *producer_can_;
-  }
-
   at::Tensor output() {
     if (keeps_ == Keeps::output) {
       return output_.unpack();
@@ -255,7 +250,7 @@ class GateNode final : public SavingNode {
   double a_;
   double b_;
   Keeps keeps_ = Keeps::bits;
-  mutable std::optional<bool> producer_can_;  // asked once: the answers form long chains
+  LayersBefore before_;
   SavedVariable bits_;
   SavedVariable output_;
   c10::SymDimVector strides_;

@@ -63,7 +63,9 @@ class GroupNormNode final : public SavingNode {
 
   void keep_type(at::ScalarType bias_type) { bias_type_ = bias_type; }
 
-  bool can_recompute() const override { return keeps_input_; }
+  std::optional<int> layers_to_recompute() const override {
+    return keeps_input_ ? std::optional(1) : std::nullopt;
+  }
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);

@@ -12,7 +12,7 @@ class KeptInput {
  public:
   /// At forward. @param recompute ask for the input in backward, where that can be done
   void keep(const at::Tensor& input, bool recompute) {
-    if (recompute && can_recompute(input.grad_fn().get())) {
+    if (recompute && are_few(layers_to_recompute(input.grad_fn().get()))) {
       producer_ = input.grad_fn();
       asks_ = true;
       return;

@@ -33,9 +33,9 @@ class SavingNode : public Node {
   /// A consumer keeps `output`, the value that this node made, for its own backward.
   virtual void output_is_kept(const at::Tensor& output) { (void)output; }
 
-  /// Whether recompute() can give this node's output again from what is kept anyway. Asked at
-  /// forward.
-  virtual bool can_recompute() const { return false; }
+  /// How many layers in a row must run again until recompute() has this node's output, from what is
+  /// kept anyway; nothing where it cannot be given. Asked at forward.
+  virtual std::optional<int> layers_to_recompute() const { return std::nullopt; }
 
   /// The output again, bit for bit. Asked during backward, before this node itself runs.
   virtual at::Tensor recompute();

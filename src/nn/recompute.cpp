@@ -4,6 +4,8 @@
 #include <ATen/ops/relu.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
+#include <algorithm>
+
 namespace brim::nn {
 namespace {
 
@@ -15,10 +17,11 @@ using torch::autograd::generated::ToCopyBackward0;
 // to give again, and sums of sums have more paths than nodes.
 constexpr int kMostBetweenLayers = 16;
 
-bool can_recompute(const Node* node, int& left);
+std::optional<int> layers_of(const Node* node, int& left);
 
-bool can_recompute(const Edge& edge, int& left) {
-  return edge.is_valid() && edge.input_nr == 0 && can_recompute(edge.function.get(), left);
+std::optional<int> layers_of(const Edge& edge, int& left) {
+  return edge.is_valid() && edge.input_nr == 0 ? layers_of(edge.function.get(), left)
+                                               : std::nullopt;
 }
 
 /// A plain sum: no factor, no promotion of types, no broadcasting.
@@ -32,30 +35,44 @@ bool is_plain(const AddBackward0& sum) {
   return sum.alpha.equal(1) && like_result(sum.next_edge(0)) && like_result(sum.next_edge(1));
 }
 
-bool can_recompute(const Node* node, int& left) {
+std::optional<int> layers_of_sum(const AddBackward0& sum, int& left) {
+  if (sum.num_outputs() != 2) {
+    return std::nullopt;
+  }
+  const auto first = layers_of(sum.next_edge(0), left);
+  const auto second = first ? layers_of(sum.next_edge(1), left) : std::nullopt;
+  return second && is_plain(sum) ? std::optional(std::max(*first, *second)) : std::nullopt;
+}
+
+std::optional<int> layers_of_cast(const ToCopyBackward0& cast, int& left) {
+  const Edge& edge = cast.next_edge(0);
+  const auto layers = layers_of(edge, left);
+  const bool stays = layers && edge.function->input_metadata(0).device() ==
+                                   cast.input_metadata(0).device();
+  return stays ? layers : std::nullopt;
+}
+
+std::optional<int> layers_of(const Node* node, int& left) {
   if (const auto* const layer = dynamic_cast<const SavingNode*>(node)) {
-    return layer->can_recompute();
+    return layer->layers_to_recompute();
   }
   if (--left < 0) {
-    return false;
+    return std::nullopt;
   }
   if (const auto* const sum = dynamic_cast<const AddBackward0*>(node)) {
-    return sum->num_outputs() == 2 && can_recompute(sum->next_edge(0), left) &&
-           can_recompute(sum->next_edge(1), left) && is_plain(*sum);
+    return layers_of_sum(*sum, left);
   }
   if (const auto* const cast = dynamic_cast<const ToCopyBackward0*>(node)) {
-    const Edge& edge = cast->next_edge(0);
-    return can_recompute(edge, left) &&
-           edge.function->input_metadata(0).device() == cast->input_metadata(0).device();
+    return layers_of_cast(*cast, left);
   }
-  return false;
+  return std::nullopt;
 }
 
 }  // namespace
 
-bool can_recompute(const Node* node) {
+std::optional<int> layers_to_recompute(const Node* node) {
   int left = kMostBetweenLayers;
-  return can_recompute(node, left);
+  return layers_of(node, left);
 }
 
 at::Tensor recompute(Node& node) {

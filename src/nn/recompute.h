@@ -14,9 +14,30 @@
 
 namespace brim::nn {
 
-/// Whether recompute() can give the value that `node` made. Null and unknown nodes cannot. For
-/// forward, where the graph behind `node` is complete.
-[[nodiscard]] bool can_recompute(const Node* node);
+/// How many layers in a row must run again until recompute() has the value that `node` made; nothing
+/// for null and unknown nodes. For forward, where the graph behind `node` is complete.
+[[nodiscard]] std::optional<int> layers_to_recompute(const Node* node);
+
+/// Whether so many are worth it. In a chain of residual blocks every value on the way is held until
+/// backward comes to it: without an end, a deep network would need more memory than it saves.
+[[nodiscard]] constexpr bool are_few(std::optional<int> layers) { return layers && *layers <= 8; }
+
+/// The layers for the input of a layer and the layer itself. Asked for once: in a deep network the
+/// answer goes through all the layers before.
+class LayersBefore {
+ public:
+  [[nodiscard]] std::optional<int> with(const Node* producer) const {
+    if (!is_known_) {
+      layers_ = layers_to_recompute(producer);
+      is_known_ = true;
+    }
+    return layers_ ? std::optional(*layers_ + 1) : std::nullopt;
+  }
+
+ private:
+  mutable bool is_known_ = false;
+  mutable std::optional<int> layers_;
+};
 
 /// The value that `node` made, bit for bit. Under grad mode (double backward) the result is part of
 /// the graph. @throws c10::Error if what it needs was released.

@@ -74,7 +74,7 @@ class RmsNormNode final : public SavingNode {
     }
   }
 
-  bool can_recompute() const override { return true; }
+  std::optional<int> layers_to_recompute() const override { return 1; }
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);

@@ -38,7 +38,7 @@ class SmoothNode final : public SavingNode {
 
   void keep(const at::Tensor& input) { input_ = SavedVariable(input, false); }
 
-  bool can_recompute() const override { return true; }
+  std::optional<int> layers_to_recompute() const override { return 1; }
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);

@@ -393,6 +393,52 @@ def test_recompute_cheap_keeps_only_the_input_of_the_normalisation(held: int) ->
     assert sizes["cheap"] <= 4 * NUMBERS + statistics + NUMBERS // 8
 
 
+class _Residual(nn.Module):
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.ModuleList([nn.Conv2d(4, 4, 1, bias=False) for _ in range(blocks)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(4) for _ in range(blocks)])
+        self.relu = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.norms[0](self.convs[0](x)))
+        for conv, norm in zip(self.convs[1:], self.norms[1:], strict=True):
+            x = self.relu(norm(conv(x)) + x)
+        return x.sum()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_recompute_in_a_deep_residual_network_holds_few_values_at_a_time(
+    frozen: bool, held: int
+) -> None:
+    blocks = 40
+    x = torch.randn(4, 4, 32, 32)
+    value = x.numel() * FLOAT
+    peaks, kept, grads = {}, {}, {}
+    for recompute in (None, "cheap"):
+        net = _Residual(blocks)
+        if frozen:
+            net.eval()
+            net.convs.requires_grad_(False)
+        brim.convert(net, recompute=recompute)
+        with brim.PeakMeter("cpu") as meter:
+            loss = net(x)
+            kept[recompute] = meter.left
+            loss.backward()
+        peaks[recompute] = meter.peak
+        grads[recompute] = [p.grad for p in net.parameters() if p.grad is not None]
+    assert all(torch.equal(a, b) for a, b in zip(grads[None], grads["cheap"], strict=True))
+    assert len(grads[None]) == (2 if frozen else 3) * blocks
+    # Eight layers are asked at most: that many values, the gradients, and what kernels need.
+    assert peaks["cheap"] <= kept["cheap"] + 14 * value
+    if frozen:
+        assert kept["cheap"] < kept[None] <= (blocks + blocks / 32 + 2) * value
+    else:  # nearly all of the ReLUs' outputs are gone
+        assert kept[None] >= 2 * (blocks - 1) * value
+        assert kept["cheap"] <= (blocks + blocks / 8 + 3) * value
+
+
 # -- Autocast -------------------------------------------------------------------------------------
 
 
