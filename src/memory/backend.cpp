@@ -28,7 +28,8 @@ DeviceBackend& loaded_cuda_backend() {
 }
 
 c10::DeviceIndex device_count(c10::DeviceType type) {
-  // Where there is no CUDA device, torch.compile puts a stand-in guard in its place that counts one.
+  // Where there is no CUDA device, torch.compile puts a stand-in guard in its place that counts
+  // one.
   if (!c10::impl::hasDeviceGuardImpl(type) ||
       (type == c10::DeviceType::CUDA && !at::globalContext().hasCUDA())) {
     return 0;

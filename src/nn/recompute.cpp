@@ -47,8 +47,8 @@ std::optional<int> layers_of_sum(const AddBackward0& sum, int& left) {
 std::optional<int> layers_of_cast(const ToCopyBackward0& cast, int& left) {
   const Edge& edge = cast.next_edge(0);
   const auto layers = layers_of(edge, left);
-  const bool stays = layers && edge.function->input_metadata(0).device() ==
-                                   cast.input_metadata(0).device();
+  const bool stays =
+      layers && edge.function->input_metadata(0).device() == cast.input_metadata(0).device();
   return stays ? layers : std::nullopt;
 }
 

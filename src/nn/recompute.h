@@ -14,8 +14,8 @@
 
 namespace brim::nn {
 
-/// How many layers in a row must run again until recompute() has the value that `node` made; nothing
-/// for null and unknown nodes. For forward, where the graph behind `node` is complete.
+/// How many layers in a row must run again until recompute() has the value that `node` made;
+/// nothing for null and unknown nodes. For forward, where the graph behind `node` is complete.
 [[nodiscard]] std::optional<int> layers_to_recompute(const Node* node);
 
 /// Whether so many are worth it. In a chain of residual blocks every value on the way is held until
