@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "nn/avg_pool.h"
 #include "nn/number.h"
+#include "nn/widen.h"
 
 namespace brim::nn::cpu {
 namespace {
@@ -47,6 +49,11 @@ Windows windows_of(const PoolGeometry& g, const AvgRule& rule, int d) {
   return windows;
 }
 
+/// As many values as one step works on.
+constexpr Int kStep = 16;
+template <class T>
+using Step = std::array<T, static_cast<std::size_t>(kStep)>;
+
 /// What each input of a window gets of a gradient, rounded as torch rounds it: an adaptive pooling
 /// divides by one size after the other.
 template <class T>
@@ -62,24 +69,64 @@ class Share {
 
   T of(T grad) const { return adaptive_ ? grad / by_ / high_ / wide_ : grad / by_; }
 
-  void add(const T* __restrict from, T* __restrict to, Int count) const {
+  Step<Wide<T>> of(const Step<T>& grads) const {
+    Step<Wide<T>> shares;
+    widen<kStep>(grads.data(), shares.data());
+    divide(shares, by_);
     if (adaptive_) {
-      for (Int i = 0; i < count; ++i) {
-        to[i] += from[i] / by_ / high_ / wide_;
-      }
-    } else {
-      for (Int i = 0; i < count; ++i) {
-        to[i] += from[i] / by_;
-      }
+      divide(shares, high_);
+      divide(shares, wide_);
     }
+    return shares;
   }
 
  private:
+  static void divide(Step<Wide<T>>& values, T by) {
+    for (Wide<T>& value : values) {
+      value /= static_cast<Wide<T>>(by);
+    }
+    if constexpr (!std::is_same_v<T, Wide<T>>) {
+      Step<T> rounded;
+      narrow<kStep>(values.data(), rounded.data());
+      widen<kStep>(rounded.data(), values.data());
+    }
+  }
+
   bool adaptive_;
   T by_;
   T high_;
   T wide_;
 };
+
+template <class T>
+void add(const Step<Wide<T>>& shares, T* to) {
+  Step<Wide<T>> sums;
+  widen<kStep>(to, sums.data());
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    sums[i] += shares[i];
+  }
+  narrow<kStep>(sums.data(), to);
+}
+
+/// Adds the shares of one output's channels to those of every input in its row of the window.
+template <class T>
+void add_to_row(const Share<T>& share, const Window& wide, const T* grad, T* row, Int channels) {
+  const Int whole = channels / kStep * kStep;
+  Step<T> grads{};
+  for (Int c = 0; c < whole; c += kStep) {
+    std::memcpy(grads.data(), grad + c, sizeof(grads));
+    const Step<Wide<T>> shares = share.of(grads);
+    for (Int w = wide.begin; w < wide.end; ++w) {
+      add(shares, row + w * channels + c);
+    }
+  }
+  for (Int c = whole; c < channels; ++c) {
+    const T one = share.of(grad[c]);
+    for (Int w = wide.begin; w < wide.end; ++w) {
+      row[w * channels + c] += one;
+    }
+  }
+}
 
 /// In the order of the outputs and in T, as torch adds: the same bits.
 template <class T>
@@ -136,10 +183,7 @@ void backward_pixels(const at::Tensor& grad, at::Tensor& grad_input, const PoolG
             continue;
           }
           for (const Window& wide : windows[2]) {
-            const Share<T> share(rule, deep, high, wide);
-            for (Int w = wide.begin; w < wide.end; ++w) {
-              share.add(now, to + i * row_size + w * g.channels, g.channels);
-            }
+            add_to_row(Share<T>(rule, deep, high, wide), wide, now, to + i * row_size, g.channels);
             now += g.channels;
           }
         }

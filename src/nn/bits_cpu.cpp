@@ -13,6 +13,7 @@
 #include "nn/bits.h"
 #include "nn/gate.h"
 #include "nn/number.h"
+#include "nn/widen.h"
 
 // Everything works on blocks of a fixed number of elements; the rest at the end goes through a
 // block of its own. The compilers' vectors of 16 bytes, which every processor has, do what no plain
@@ -125,21 +126,6 @@ C10_ALWAYS_INLINE std::uint64_t vector_block(const T* in, T* out, const Passes& 
   return result;
 }
 
-/// A block in what T calculates in.
-template <class T>
-void widen(const T* __restrict in, Wide<T>* __restrict out) {
-  for (std::size_t i = 0; i < kBlock; ++i) {
-    out[i] = static_cast<Wide<T>>(in[i]);
-  }
-}
-
-template <class T>
-void narrow(const Wide<T>* __restrict in, T* __restrict out) {
-  for (std::size_t i = 0; i < kBlock; ++i) {
-    out[i] = to<T>(in[i]);
-  }
-}
-
 /// vector_block() in what T calculates in.
 template <class T, class Passes, class Value>
 C10_ALWAYS_INLINE std::uint64_t wide_block(const T* in, T* out, const Passes& passes,
@@ -148,9 +134,9 @@ C10_ALWAYS_INLINE std::uint64_t wide_block(const T* in, T* out, const Passes& pa
     return vector_block<T>(in, out, passes, value);
   } else {
     Block<Wide<T>> wide;
-    widen(in, wide.data());
+    widen<kBlock>(in, wide.data());
     const std::uint64_t bits = vector_block<Wide<T>>(wide.data(), wide.data(), passes, value);
-    narrow(wide.data(), out);
+    narrow<kBlock>(wide.data(), out);
     return bits;
   }
 }
@@ -179,10 +165,10 @@ std::uint64_t hardtanh_block(const T* in, T* out, Wide<T> lower, Wide<T> upper) 
   const auto most = static_cast<Wide<T>>(to<T>(upper));
   return wide_block(
       in, out, [=](auto x) { return ~((x <= lower) | (x >= upper)); },
-      [=](auto x, auto) {
+      [=](auto x, auto mask) {
         using Vector = decltype(x);
-        x = x < least ? least - Vector{} : x;
-        return x > most ? most - Vector{} : x;
+        const Vector bound = x <= lower ? least - Vector{} : most - Vector{};
+        return mask ? x : bound;
       });
 }
 
@@ -244,9 +230,9 @@ void apply_block(const T* in, const std::uint8_t* bits, T* out, Wide<T> on, Wide
     times_block(in, bits, out, on, off);
   } else {
     Block<Wide<T>> wide;
-    widen(in, wide.data());
+    widen<kBlock>(in, wide.data());
     times_block(wide.data(), bits, wide.data(), on, off);
-    narrow(wide.data(), out);
+    narrow<kBlock>(wide.data(), out);
   }
 }
 
