@@ -1,0 +1,146 @@
+"""The layers under torch.func and torch.compile."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jvp, vmap
+
+from .nn_cases import ONE_OF_EACH, Case, near, pair
+from .nn_steps import ALL, IMAGES, small_net, step
+
+# torch's own: it loads parts of itself late, and tells of slow ways that give the right result.
+TORCH_LOADS = pytest.mark.filterwarnings("ignore:`torch.jit.script")
+NO_BATCHING_RULE = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _load_what_torch_loads_late() -> None:
+    """torch.compile brings a million objects; frozen, they slow no later collection."""
+    import torch._dynamo
+    import torch._inductor  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def _compiler() -> Iterator[None]:
+    """A fresh one; what it leaves behind slows no later collection either."""
+    with warnings.catch_warnings():  # some versions of torch use what they deprecate
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+    gc.collect()
+    gc.freeze()
+
+
+# -- torch.func -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_func_grad(case: Case) -> None:
+    ours, torchs = pair(case, torch.float32)
+    results = []
+    for layer in (ours, torchs):
+        parameters = dict(layer.named_parameters())
+
+        def loss(p: dict[str, torch.Tensor], x: torch.Tensor, layer: nn.Module = layer) -> Any:
+            return functional_call(layer, p, (x,)).square().sum()
+
+        torch.manual_seed(0)
+        layer.train(layer.training and not case.layer.startswith("BatchNorm"))
+        for_parameters, for_input = grad(loss, argnums=(0, 1))(
+            parameters, case.input(torch.float32)
+        )
+        results.append([*for_parameters.values(), for_input])
+    for a, b in zip(*results, strict=True):
+        assert near(a, b)  # norms take their differentiable formula here
+
+
+@NO_BATCHING_RULE
+@TORCH_LOADS
+@pytest.mark.parametrize("case", ALL)
+def test_vmap_gives_the_result_or_says_why_not(case: Case) -> None:
+    ours, torchs = pair(case, torch.float32)
+    layers = [layer.eval().requires_grad_(False) for layer in (ours, torchs)]
+    x = torch.stack([case.input(torch.float32)] * 3)
+    try:
+        mine = vmap(layers[0])(x)
+    except (RuntimeError, NotImplementedError) as error:
+        assert any(word in str(error) for word in ("vmap", "batching rule")), error  # noqa: PT017
+    else:
+        torch.testing.assert_close(mine, vmap(layers[1])(x))
+
+
+@TORCH_LOADS
+@pytest.mark.parametrize("case", ALL)
+def test_forward_mode_is_refused(case: Case) -> None:
+    layer, _ = pair(case, torch.float32)
+    x = case.input(torch.float32)
+    if case.layer.startswith("BatchNorm"):
+        layer.eval()
+    with pytest.raises(NotImplementedError, match="forward"):
+        jvp(layer, (x,), (torch.ones_like(x),))
+
+
+# -- torch.compile --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_compiler")
+@pytest.mark.parametrize(
+    ("case", "frozen"),
+    [pytest.param(case, False, id=case.layer) for case in ONE_OF_EACH]
+    + [
+        pytest.param(case, True, id=f"{case.layer}-frozen")
+        for case in ONE_OF_EACH
+        if len(case.needs()) > 1
+    ],
+)
+def test_compile_with_one_graph(case: Case, frozen: bool) -> None:
+    ours, torchs = pair(case, torch.float32)
+    for layer in (ours, torchs):
+        layer.requires_grad_(not frozen)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    x = case.input(torch.float32)
+    mine, theirs = step(ours, x, compiled), step(torchs, x)
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(ours.buffers(), torchs.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.usefixtures("_compiler")
+@pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
+def test_compile_of_a_net_with_changing_batches(frozen: bool) -> None:
+    ours, torchs = small_net(), small_net(nn)
+    for net in (ours, torchs):
+        net.requires_grad_(not frozen)
+        net[6].p = 0.0  # the compiler draws other random numbers
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in (2, 5, 7):
+        x = torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(n))
+        for a, b in zip(step(ours, x, compiled), step(torchs, x), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.usefixtures("_compiler")
+@TORCH_LOADS
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
+def test_inductor(frozen: bool) -> None:
+    ours, torchs = small_net(), small_net(nn)
+    for net in (ours, torchs):
+        net.requires_grad_(not frozen)
+        net[6].p = 0.0
+    compiled = torch.compile(ours, fullgraph=True)
+    for a, b in zip(step(ours, IMAGES, compiled), step(torchs, IMAGES), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
