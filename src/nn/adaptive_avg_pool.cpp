@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "nn/autocast.h"
 #include "nn/avg_pool.h"
 #include "nn/cuda_kernels.h"
 #include "nn/node.h"
@@ -164,6 +165,13 @@ at::Tensor backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,
   return grad_input;
 }
 
+/// As torch: in float32 with three dimensions.
+at::Tensor adaptive_avg_pool_autocast(const at::Tensor& input, IntArrayRef output_size) {
+  const Autocast autocast(at::kCPU);
+  return functional::adaptive_avg_pool(
+      output_size.size() == 3 ? autocast.cast(at::kFloat, input) : input, output_size);
+}
+
 }  // namespace
 
 namespace functional {
@@ -190,6 +198,13 @@ TORCH_LIBRARY_IMPL(brim, Meta, m) { m.impl("adaptive_avg_pool_backward", backwar
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
   m.impl("adaptive_avg_pool", value_of);
   m.impl("adaptive_avg_pool_backward", backward_anywhere);
+}
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("adaptive_avg_pool", value_of); }
+
+TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) {
+  m.impl("adaptive_avg_pool", adaptive_avg_pool_autocast);
 }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {

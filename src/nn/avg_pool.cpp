@@ -1,4 +1,5 @@
 #include "nn/avg_pool.h"
+#include "nn/autocast.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/avg_pool1d.h>
@@ -220,6 +221,15 @@ at::Tensor backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,
   return grad_input;
 }
 
+/// As torch: in float32 with three dimensions.
+at::Tensor avg_pool_autocast(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                             IntArrayRef padding, bool ceil_mode, bool count_include_pad,
+                             Divisor divisor) {
+  const Autocast autocast(at::kCPU);
+  return pool(kernel_size.size() == 3 ? autocast.cast(at::kFloat, input) : input, kernel_size,
+              stride, padding, ceil_mode, count_include_pad, divisor);
+}
+
 }  // namespace
 
 namespace functional {
@@ -255,6 +265,11 @@ TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
   m.impl("avg_pool", value_of);
   m.impl("avg_pool_backward", backward_anywhere);
 }
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("avg_pool", value_of); }
+
+TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("avg_pool", avg_pool_autocast); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {
   m.impl("avg_pool", avg_pool_autograd);

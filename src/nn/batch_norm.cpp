@@ -3,6 +3,7 @@
 #include <ATen/ops/_batch_norm_impl_index.h>
 #include <ATen/ops/_batch_norm_impl_index_backward.h>
 #include <ATen/ops/_native_batch_norm_legit.h>
+#include <ATen/ops/batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <brim/nn/functional.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -70,7 +71,7 @@ class BatchNormNode final : public SavingNode {
                   const MaybeTensor& running_mean) {
     tell_producer_kept(input);
     keeps_input_ = true;
-    input_ = SavedVariable(input, false);
+    input_ = Kept(input);
     bias_ = kept(bias);
     mean_ = kept(maybe(result.mean));
     invstd_ = kept(maybe(result.invstd));
@@ -118,8 +119,8 @@ class BatchNormNode final : public SavingNode {
       return result;
     }
     if (task_should_compute_output(0)) {
-      const MaybeTensor weight = maybe(weight_.unpack());
-      const at::Tensor var = running_var_.unpack();
+      const MaybeTensor weight = maybe(weight_.take());
+      const at::Tensor var = running_var_.take();
       result[0] = at::GradMode::is_enabled() ? scale_channels_anywhere(grad, weight, var, eps_)
                                              : scale_channels(grad, weight, var, eps_);
     }
@@ -133,9 +134,9 @@ class BatchNormNode final : public SavingNode {
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
-    for (SavedVariable* const each :
+    for (Kept* const each :
          {&input_, &weight_, &bias_, &running_mean_, &running_var_, &mean_, &invstd_, &reserve_}) {
-      each->reset_data();
+      each->release();
     }
   }
 
@@ -145,21 +146,21 @@ class BatchNormNode final : public SavingNode {
   /// In training without the running statistics: the batch's are worked out again, and nothing is
   /// updated a second time.
   at::Tensor run_again() {
-    return run(input_.unpack(), maybe(weight_.unpack()), maybe(bias_.unpack()),
-               maybe(running_mean_.unpack()), maybe(running_var_.unpack()), training_, 0, eps_)
+    return run(input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
+               maybe(running_mean_.lend()), maybe(running_var_.lend()), training_, 0, eps_)
         .output;
   }
 
   std::optional<at::Tensor> again(const at::Tensor& added, bool relu) {
-    const at::Tensor input = input_.unpack();
+    const at::Tensor input = input_.lend();
     if (!input.is_cuda() || at::GradMode::is_enabled() || is_traced(input)) {
       return std::nullopt;
     }
     const NormOf norm{input,
-                      maybe(weight_.unpack()),
-                      maybe(bias_.unpack()),
-                      training_ ? mean_.unpack() : running_mean_.unpack(),
-                      training_ ? invstd_.unpack() : running_var_.unpack(),
+                      maybe(weight_.lend()),
+                      maybe(bias_.lend()),
+                      training_ ? mean_.lend() : running_mean_.lend(),
+                      training_ ? invstd_.lend() : running_var_.lend(),
                       training_ ? -1.0 : eps_};
     return batch_norm_again(norm, added, relu, [this] { return run_again(); });
   }
@@ -167,20 +168,20 @@ class BatchNormNode final : public SavingNode {
   std::tuple<at::Tensor, at::Tensor, at::Tensor> from_input(const at::Tensor& grad) {
     const std::array<bool, 3> mask{task_should_compute_output(0), task_should_compute_output(1),
                                    task_should_compute_output(2)};
-    const at::Tensor input = input_.unpack();
-    const MaybeTensor weight = maybe(weight_.unpack());
-    const MaybeTensor running_mean = maybe(running_mean_.unpack());
-    const MaybeTensor running_var = maybe(running_var_.unpack());
+    const at::Tensor input = input_.take();
+    const MaybeTensor weight = maybe(weight_.take());
+    const MaybeTensor running_mean = maybe(running_mean_.take());
+    const MaybeTensor running_var = maybe(running_var_.take());
     if (!training_ && input.is_cuda() && !at::GradMode::is_enabled()) {
       return batch_norm_eval_backward(grad, input, weight, *running_mean, *running_var, eps_, mask);
     }
-    const MaybeTensor mean = maybe(mean_.unpack());
-    const MaybeTensor invstd = maybe(invstd_.unpack());
+    const MaybeTensor mean = maybe(mean_.take());
+    const MaybeTensor invstd = maybe(invstd_.take());
     if (impl_ == 0 && input.sym_numel() != 0) {  // the other function takes no symbolic sizes
       return at::native_batch_norm_backward(grad, input, weight, running_mean, running_var, mean,
                                             invstd, training_, eps_, mask);
     }
-    at::Tensor reserve = reserve_.unpack();
+    at::Tensor reserve = reserve_.take();
     if (retains_ && reserve.defined()) {
       reserve = reserve.clone();  // cuDNN writes to it
     }
@@ -197,14 +198,14 @@ class BatchNormNode final : public SavingNode {
   at::ScalarType bias_type_ = at::kFloat;
   double eps_;
   std::int64_t impl_ = 0;
-  SavedVariable input_;
-  SavedVariable weight_;
-  SavedVariable bias_;
-  SavedVariable running_mean_;
-  SavedVariable running_var_;
-  SavedVariable mean_;
-  SavedVariable invstd_;
-  SavedVariable reserve_;
+  Kept input_;
+  Kept weight_;
+  Kept bias_;
+  Kept running_mean_;
+  Kept running_var_;
+  Kept mean_;
+  Kept invstd_;
+  Kept reserve_;
 };
 
 /// One value a channel has no variance. torch's Python function says so, its operator does not.
@@ -237,6 +238,14 @@ at::Tensor batch_norm_anywhere(const at::Tensor& input, const MaybeTensor& weigh
   return run(input, weight, bias, running_mean, running_var, training, momentum, eps).output;
 }
 
+at::Tensor batch_norm_batched(const at::Tensor& input, const MaybeTensor& weight,
+                              const MaybeTensor& bias, const MaybeTensor& running_mean,
+                              const MaybeTensor& running_var, bool training, double momentum,
+                              double eps) {
+  return at::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
+                        at::globalContext().userEnabledCuDNN());
+}
+
 at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weight,
                                const MaybeTensor& bias, const MaybeTensor& running_mean,
                                const MaybeTensor& running_var, bool training, double momentum,
@@ -264,6 +273,7 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
     node->keep_type(bias->scalar_type());
   }
   torch::autograd::set_history(result.output, node);
+  node->set_output(result.output);
   return std::move(result.output);
 }
 
@@ -293,6 +303,9 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
   m.impl("batch_norm", batch_norm_anywhere);
 }
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("batch_norm", batch_norm_batched); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("batch_norm", batch_norm_autograd); }
 

@@ -72,9 +72,9 @@ void check(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor&
   check_floating("conv", weight);
   const std::int64_t dim = weight.dim();
   TORCH_CHECK_VALUE(dim >= 3 && dim <= 5, "weight must have 3, 4 or 5 dimensions, got ", dim);
-  TORCH_CHECK_VALUE(input.dim() == dim || input.dim() == dim - 1, "input must have ", dim,
-                    " dimensions (or ", dim - 1, " without a batch), as the weight has, got ",
-                    input.dim());
+  TORCH_CHECK(input.dim() == dim || input.dim() == dim - 1, "input must have ", dim,
+              " dimensions (or ", dim - 1, " without a batch), as the weight has, got ",
+              input.dim());
   const auto dimensions = static_cast<std::size_t>(dim - 2);
   check_count("stride", options.stride, dimensions);
   check_count("padding", options.padding, dimensions);
@@ -355,6 +355,9 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("conv", conv_anywhere); }
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("conv", conv_anywhere); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("conv", conv_autograd); }
 

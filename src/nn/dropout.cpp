@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "nn/bits.h"
+#include "nn/kept.h"
 #include "nn/node.h"
 #include "nn/number.h"
 #include "nn/recompute.h"
@@ -44,6 +45,8 @@ double rounded_scale(const at::Tensor& input, double p) {
 /// Keeps the bits of the elements that stay; nothing where p is 1.
 class DropoutNode final : public SavingNode {
  public:
+  explicit DropoutNode(const at::Tensor& input) : before_(moment_of(input)) {}
+
   std::optional<int> layers_to_recompute() const override {
     return scale_ != 0.0 ? before_.with(next_edge(0).function.get()) : std::nullopt;
   }
@@ -53,7 +56,7 @@ class DropoutNode final : public SavingNode {
     // Worked out once for all that ask, and held until this node runs.
     if (!again_.defined()) {
       again_ =
-          apply_bits(nn::recompute(*next_edge(0).function), bits_.unpack(), strides_, scale_, 0.0);
+          apply_bits(nn::recompute(*next_edge(0).function), bits_.lend(), strides_, scale_, 0.0);
     }
     return again_;
   }
@@ -67,19 +70,19 @@ class DropoutNode final : public SavingNode {
     if (scale_ == 0.0) {
       return {at::zeros_like(grads[0])};
     }
-    return {apply_bits(grads[0], bits_.unpack(), strides_, scale_, 0.0)};
+    return {apply_bits(grads[0], bits_.take(), strides_, scale_, 0.0)};
   }
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
-    bits_.reset_data();
+    bits_.release();
     again_ = at::Tensor();
   }
 
   std::string name() const override { return "brim::dropout_backward"; }
 
   void keep(const at::Tensor& bits, c10::SymIntArrayRef strides, double scale) {
-    bits_ = SavedVariable(bits, false);
+    bits_ = Kept(bits);
     strides_ = c10::SymDimVector(strides.begin(), strides.end());
     scale_ = scale;
   }
@@ -87,7 +90,7 @@ class DropoutNode final : public SavingNode {
  private:
   double scale_ = 0;  // 0: all elements are dropped
   LayersBefore before_;
-  SavedVariable bits_;
+  Kept bits_;
   c10::SymDimVector strides_;
   at::Tensor again_;  // recomputed, between the first asking and apply
 };
@@ -130,13 +133,14 @@ at::Tensor dropout_autograd(const at::Tensor& input, double p) {
     const BelowAutograd below;
     return dropout_anywhere(input, p);
   }
-  const auto node = make_node<DropoutNode>();
+  const auto node = make_node<DropoutNode>(input);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   at::Tensor output = [&] {
     const BelowAutograd below;
     return run_and_keep(input, p, is_fused(input), *node);
   }();
   torch::autograd::set_history(output, node);
+  node->set_output(output);
   return output;
 }
 
@@ -154,7 +158,7 @@ at::Tensor& dropout_autograd_in_place(at::Tensor& input, double p) {
     torch::autograd::increment_version(input);
     return input;
   }
-  const auto node = make_node<DropoutNode>();
+  const auto node = make_node<DropoutNode>(input);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   {
     const BelowAutograd below;
@@ -162,6 +166,7 @@ at::Tensor& dropout_autograd_in_place(at::Tensor& input, double p) {
   }
   torch::autograd::increment_version(input);
   torch::autograd::rebase_history(input, node);
+  node->set_output(input);
   return input;
 }
 
@@ -196,6 +201,18 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
+  m.impl("dropout", dropout_anywhere);
+  m.impl("dropout_", dropout_anywhere_in_place);
+}
+
+// Under vmap as torch does it, which decides what is random there; also for input that is the same
+// for all, to which only the other key belongs.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
+  m.impl("dropout", dropout_anywhere);
+  m.impl("dropout_", dropout_anywhere_in_place);
+}
+
+TORCH_LIBRARY_IMPL(brim, FuncTorchVmapMode, m) {
   m.impl("dropout", dropout_anywhere);
   m.impl("dropout_", dropout_anywhere_in_place);
 }

@@ -17,6 +17,7 @@
 #include "nn/bits.h"
 #include "nn/bits_cpu.h"
 #include "nn/cuda_kernels.h"
+#include "nn/kept.h"
 #include "nn/node.h"
 #include "nn/number.h"
 #include "nn/recompute.h"
@@ -147,16 +148,17 @@ bool holds(at::ScalarType type, double bound) {
 /// before, if told to.
 class GateNode final : public SavingNode {
  public:
-  GateNode(Gate gate, double a, double b) : gate_(gate), a_(a), b_(b) {}
+  GateNode(const at::Tensor& input, Gate gate, double a, double b)
+      : gate_(gate), a_(a), b_(b), before_(moment_of(input)) {}
 
   void output_is_kept(const at::Tensor& output) override {
     const std::lock_guard lock(mutex_);
-    if (keeps_ == Keeps::output || !output_tells(output.scalar_type())) {
+    if (is_released_ || keeps_ == Keeps::output || !output_tells(output.scalar_type())) {
       return;
     }
-    output_ = SavedVariable(output.detach(), false);
+    output_ = Kept(output.detach());
     keeps_ = Keeps::output;
-    bits_ = SavedVariable();
+    bits_ = Kept();
   }
 
   std::optional<int> layers_to_recompute() const override {
@@ -165,7 +167,7 @@ class GateNode final : public SavingNode {
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
-    return output();
+    return keeps_ == Keeps::output ? output_.lend() : again();
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -176,10 +178,10 @@ class GateNode final : public SavingNode {
     }
     if (keeps_ == Keeps::bits) {
       again_ = at::Tensor();
-      return {apply_bits(grads[0], bits_.unpack(), strides_, 1.0,
-                         gate_ == Gate::leaky_relu ? a_ : 0.0)};
+      return {
+          apply_bits(grads[0], bits_.take(), strides_, 1.0, gate_ == Gate::leaky_relu ? a_ : 0.0)};
     }
-    const at::Tensor output = this->output();
+    const at::Tensor output = keeps_ == Keeps::output ? output_.take() : again();
     again_ = at::Tensor();
     switch (gate_) {
       case Gate::hardtanh:
@@ -193,15 +195,16 @@ class GateNode final : public SavingNode {
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
-    bits_.reset_data();
-    output_.reset_data();
+    is_released_ = true;
+    bits_.release();
+    output_.release();
     again_ = at::Tensor();
   }
 
   std::string name() const override { return std::string("brim::") + name_of(gate_) + "_backward"; }
 
   void keep(const at::Tensor& bits, const at::Tensor& output) {
-    bits_ = SavedVariable(bits, false);
+    bits_ = Kept(bits);
     const auto strides = output.sym_strides();
     strides_ = c10::SymDimVector(strides.begin(), strides.end());
   }
@@ -231,10 +234,7 @@ class GateNode final : public SavingNode {
     }
   }
 
-  at::Tensor output() {
-    if (keeps_ == Keeps::output) {
-      return output_.unpack();
-    }
+  at::Tensor again() {
     // In a chain of residual blocks each value is asked for by its own consumer and by the block
     // behind: it is worked out once, and held until this node runs.
     if (!again_.defined()) {
@@ -250,9 +250,10 @@ class GateNode final : public SavingNode {
   double a_;
   double b_;
   Keeps keeps_ = Keeps::bits;
+  bool is_released_ = false;
   LayersBefore before_;
-  SavedVariable bits_;
-  SavedVariable output_;
+  Kept bits_;
+  Kept output_;
   c10::SymDimVector strides_;
   at::Tensor again_;  // recomputed, between the first asking and apply
 };
@@ -266,7 +267,7 @@ at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, d
     return value_of(input, gate, a, b);
   }
   check_floating(name, input);
-  const auto node = make_node<GateNode>(static_cast<Gate>(gate), a, b);
+  const auto node = make_node<GateNode>(input, static_cast<Gate>(gate), a, b);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   at::Tensor output;
   {
@@ -280,6 +281,7 @@ at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, d
     }
   }
   torch::autograd::set_history(output, node);
+  node->set_output(output);
   return output;
 }
 
@@ -296,7 +298,7 @@ at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, doubl
     return input;
   }
   check_floating(name, input);
-  const auto node = make_node<GateNode>(static_cast<Gate>(gate), a, b);
+  const auto node = make_node<GateNode>(input, static_cast<Gate>(gate), a, b);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   {
     const BelowAutograd below;
@@ -312,6 +314,7 @@ at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, doubl
   }
   torch::autograd::increment_version(input);
   torch::autograd::rebase_history(input, node);
+  node->set_output(input);
   return input;
 }
 
@@ -410,6 +413,12 @@ TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
   m.impl("gate_", gate_anywhere_);
   m.impl("gate_pack", pack_anywhere);
   m.impl("gate_pack_", pack_anywhere_);
+}
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
+  m.impl("gate", gate_anywhere);
+  m.impl("gate_", gate_anywhere_);
 }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {

@@ -8,6 +8,7 @@
 #include <array>
 
 #include "nn/float_autocast.h"
+#include "nn/gaps.h"
 #include "nn/maybe.h"
 #include "nn/node.h"
 #include "nn/number.h"
@@ -54,11 +55,11 @@ class GroupNormNode final : public SavingNode {
             const at::Tensor& mean, const at::Tensor& rstd) {
     tell_producer_kept(input);
     keeps_input_ = true;
-    input_ = SavedVariable(input, false);
+    input_ = Kept(input);
     weight_ = kept(weight);
     bias_ = kept(bias);
-    mean_ = SavedVariable(mean, false);
-    rstd_ = SavedVariable(rstd, false);
+    mean_ = Kept(mean);
+    rstd_ = Kept(rstd);
   }
 
   void keep_type(at::ScalarType bias_type) { bias_type_ = bias_type; }
@@ -70,7 +71,7 @@ class GroupNormNode final : public SavingNode {
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
     return std::get<0>(
-        run(input_.unpack(), groups_, maybe(weight_.unpack()), maybe(bias_.unpack()), eps_));
+        run(input_.lend(), groups_, maybe(weight_.lend()), maybe(bias_.lend()), eps_));
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -86,8 +87,8 @@ class GroupNormNode final : public SavingNode {
     }
     const std::array<bool, 3> mask{task_should_compute_output(0), task_should_compute_output(1),
                                    task_should_compute_output(2)};
-    const at::Tensor input = input_.unpack();
-    const at::Tensor weight = weight_.unpack();
+    const at::Tensor input = input_.take();
+    const at::Tensor weight = weight_.take();
     if (at::GradMode::is_enabled()) {
       differentiable(grad, input, weight, mask, result);
       return result;
@@ -97,15 +98,15 @@ class GroupNormNode final : public SavingNode {
     const at::MemoryFormat format =
         mask[0] ? input.suggest_memory_format() : at::MemoryFormat::Contiguous;
     std::tie(result[0], result[1], result[2]) = at::native_group_norm_backward_symint(
-        for_kernel(grad, format), for_kernel(input, format), mean_.unpack(), rstd_.unpack(),
+        for_kernel(grad, format), for_kernel(input, format), mean_.take(), rstd_.take(),
         maybe(weight), sizes.samples, sizes.channels, sizes.places, groups_, mask);
     return result;
   }
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
-    for (SavedVariable* const each : {&input_, &weight_, &bias_, &mean_, &rstd_}) {
-      each->reset_data();
+    for (Kept* const each : {&input_, &weight_, &bias_, &mean_, &rstd_}) {
+      each->release();
     }
   }
 
@@ -158,11 +159,11 @@ class GroupNormNode final : public SavingNode {
   bool keeps_input_ = false;
   at::ScalarType bias_type_ = at::kFloat;
   double eps_;
-  SavedVariable input_;
-  SavedVariable weight_;
-  SavedVariable bias_;
-  SavedVariable mean_;
-  SavedVariable rstd_;
+  Kept input_;
+  Kept weight_;
+  Kept bias_;
+  Kept mean_;
+  Kept rstd_;
 };
 
 void check(const at::Tensor& input, std::int64_t groups, const MaybeTensor& weight,
@@ -198,6 +199,10 @@ at::Tensor group_norm_anywhere(const at::Tensor& input, std::int64_t groups,
 at::Tensor group_norm_autograd(const at::Tensor& input, std::int64_t groups,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
   check(input, groups, weight, bias);
+  if ((input.requires_grad() || trains(weight)) && pins_more_than_itself(input)) {
+    // torch makes the copy too, and keeps it.
+    return group_norm_autograd(input.contiguous(), groups, weight, bias, eps);
+  }
   PtrTo<GroupNormNode> node;
   if (needs_grad(input, weight, bias)) {
     node = make_node<GroupNormNode>(groups, eps);
@@ -217,6 +222,7 @@ at::Tensor group_norm_autograd(const at::Tensor& input, std::int64_t groups,
     node->keep_type(bias->scalar_type());
   }
   torch::autograd::set_history(output, node);
+  node->set_output(output);
   return std::move(output);
 }
 
@@ -258,6 +264,9 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
   m.impl("group_norm", group_norm_anywhere);
 }
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("group_norm", group_norm_anywhere); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("group_norm", group_norm_autograd); }
 

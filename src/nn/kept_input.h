@@ -12,8 +12,9 @@ class KeptInput {
  public:
   /// At forward. @param recompute ask for the input in backward, where that can be done
   void keep(const at::Tensor& input, bool recompute) {
-    if (recompute && are_few(layers_to_recompute(input.grad_fn().get()))) {
-      producer_ = input.grad_fn();
+    const auto& producer = input.grad_fn();
+    if (recompute && are_few(layers_to_recompute(producer.get(), moment_of(input)))) {
+      producer_ = producer;
       asks_ = true;
       return;
     }

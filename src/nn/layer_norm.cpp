@@ -23,11 +23,11 @@ class LayerNormNode final : public SavingNode {
             const at::Tensor& mean, const at::Tensor& rstd) {
     tell_producer_kept(input);
     keeps_input_ = true;
-    input_ = SavedVariable(input, false);
+    input_ = Kept(input);
     weight_ = kept(weight);
     bias_ = kept(bias);
-    mean_ = SavedVariable(mean, false);
-    rstd_ = SavedVariable(rstd, false);
+    mean_ = Kept(mean);
+    rstd_ = Kept(rstd);
   }
 
   void keep_type(at::ScalarType bias_type) { bias_type_ = bias_type; }
@@ -38,8 +38,8 @@ class LayerNormNode final : public SavingNode {
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
-    return std::get<0>(at::native_layer_norm(input_.unpack(), shape_, maybe(weight_.unpack()),
-                                             maybe(bias_.unpack()), eps_));
+    return std::get<0>(at::native_layer_norm(input_.lend(), shape_, maybe(weight_.lend()),
+                                             maybe(bias_.lend()), eps_));
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -55,16 +55,16 @@ class LayerNormNode final : public SavingNode {
     }
     const std::array<bool, 3> mask{task_should_compute_output(0), task_should_compute_output(1),
                                    task_should_compute_output(2)};
-    std::tie(result[0], result[1], result[2]) = at::native_layer_norm_backward(
-        grad, input_.unpack(), shape_, mean_.unpack(), rstd_.unpack(), maybe(weight_.unpack()),
-        maybe(bias_.unpack()), mask);
+    std::tie(result[0], result[1], result[2]) =
+        at::native_layer_norm_backward(grad, input_.take(), shape_, mean_.take(), rstd_.take(),
+                                       maybe(weight_.take()), maybe(bias_.take()), mask);
     return result;
   }
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
-    for (SavedVariable* const each : {&input_, &weight_, &bias_, &mean_, &rstd_}) {
-      each->reset_data();
+    for (Kept* const each : {&input_, &weight_, &bias_, &mean_, &rstd_}) {
+      each->release();
     }
   }
 
@@ -87,11 +87,11 @@ class LayerNormNode final : public SavingNode {
   bool keeps_input_ = false;
   at::ScalarType bias_type_ = at::kFloat;
   double eps_;
-  SavedVariable input_;
-  SavedVariable weight_;
-  SavedVariable bias_;
-  SavedVariable mean_;
-  SavedVariable rstd_;
+  Kept input_;
+  Kept weight_;
+  Kept bias_;
+  Kept mean_;
+  Kept rstd_;
 };
 
 void check(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias) {
@@ -126,6 +126,7 @@ at::Tensor layer_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
     node->keep_type(bias->scalar_type());
   }
   torch::autograd::set_history(output, node);
+  node->set_output(output);
   return std::move(output);
 }
 
@@ -167,6 +168,9 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
   m.impl("layer_norm", layer_norm_anywhere);
 }
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("layer_norm", layer_norm_anywhere); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("layer_norm", layer_norm_autograd); }
 

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "nn/autocast.h"
+#include "nn/gaps.h"
 #include "nn/kept_input.h"
 #include "nn/maybe.h"
 #include "nn/node.h"
@@ -69,8 +70,9 @@ bool is_plain(const at::Tensor& input, const at::Tensor& weight, const MaybeTens
 class LinearNode final : public SavingNode {
  public:
   /// At forward, below autograd: the output.
-  at::Tensor run(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                 bool weight_needs_grad) {
+  /// @param kept the input, or a copy without gaps
+  at::Tensor run(const at::Tensor& input, const at::Tensor& kept, const at::Tensor& weight,
+                 const MaybeTensor& bias, bool weight_needs_grad) {
     const auto sizes = input.sym_sizes();
     sizes_ = c10::SymDimVector(sizes.begin(), sizes.end());
     type_ = input.scalar_type();
@@ -82,7 +84,7 @@ class LinearNode final : public SavingNode {
     if (batched_) {
       output = at::matmul(input, weight.t());
     } else {
-      const at::Tensor matrix = matrix_of(input);
+      const at::Tensor matrix = matrix_of(kept);
       column_major_input_ = is_column_major(matrix);
       output = fused_ ? at::addmm(*bias, matrix, weight.t()) : at::mm(matrix, weight.t());
       output = with_last(std::move(output), weight.sym_size(0));
@@ -192,18 +194,23 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
   if (!is_plain(input, weight, bias)) {
     return linear_anywhere(input, weight, bias, cast_weights, recompute);
   }
+  // torch copies such an input for the product, and keeps the copy.
+  const bool copies =
+      weight.requires_grad() && input.dim() > 2 && pins_more_than_itself(input) && !folds(input);
+  const at::Tensor kept = copies ? input.contiguous() : input;
   auto node = make_node<LinearNode>();
-  node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
+  node->set_next_edges(torch::autograd::collect_next_edges(kept, weight, bias));
   const at::Tensor output = [&] {
     const BelowAutograd below;
     if (!cast_weights) {
-      return node->run(input, weight, bias, weight.requires_grad());
+      return node->run(input, kept, weight, bias, weight.requires_grad());
     }
     const at::ScalarType type = input.scalar_type();
-    return node->run(input, in_type(weight, type), in_type(bias, type), weight.requires_grad());
+    return node->run(input, kept, in_type(weight, type), in_type(bias, type),
+                     weight.requires_grad());
   }();
   if (weight.requires_grad()) {
-    node->keep_input(input, recompute);
+    node->keep_input(kept, recompute);
   }
   if (input.requires_grad()) {
     node->keep_weight(weight);
@@ -252,6 +259,9 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("linear", linear_anywhere); }
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("linear", linear_anywhere); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("linear", linear_autograd); }
 

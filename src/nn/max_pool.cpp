@@ -1,4 +1,5 @@
 #include "nn/max_pool.h"
+#include "nn/autocast.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/max_pool1d.h>
@@ -162,6 +163,15 @@ auto find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+/// As torch: in float32 with three dimensions.
+at::Tensor max_pool_autocast(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                             IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+  const Autocast autocast(at::kCPU);
+  static const auto op = find<PoolOp>("brim::max_pool");
+  return op.call(kernel_size.size() == 3 ? autocast.cast(at::kFloat, input) : input, kernel_size,
+                 stride, padding, dilation, ceil_mode);
+}
+
 /// Calls `op` with the options written out, one number a dimension.
 template <class Op>
 auto call_expanded(const Op& op, const at::Tensor& input, IntArrayRef kernel_size,
@@ -221,6 +231,14 @@ TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
   m.impl("max_pool", value_of);
   m.impl("max_pool_with_indices", torch_max_pool_with_indices);
 }
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
+  m.impl("max_pool", value_of);
+  m.impl("max_pool_with_indices", torch_max_pool_with_indices);
+}
+
+TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("max_pool", max_pool_autocast); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {
   m.impl("max_pool", max_pool_autograd);

@@ -1,9 +1,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include <optional>
+
+#include "nn/kept.h"
 
 // Weights that a layer may lack. An empty option and an undefined tensor both mean "none".
 
@@ -25,9 +26,8 @@ using MaybeTensor = std::optional<at::Tensor>;
 }
 
 /// A reference for backward: an input of the layer, never its output.
-[[nodiscard]] inline torch::autograd::SavedVariable kept(const MaybeTensor& tensor) {
-  return is_given(tensor) ? torch::autograd::SavedVariable(*tensor, false)
-                          : torch::autograd::SavedVariable();
+[[nodiscard]] inline Kept kept(const MaybeTensor& tensor) {
+  return is_given(tensor) ? Kept(*tensor) : Kept();
 }
 
 }  // namespace brim::nn

@@ -1,14 +1,38 @@
 #include "nn/node.h"
 
+#include <ATen/SavedTensorHooks.h>
+
 namespace brim::nn {
 
 at::Tensor SavingNode::recompute() {
   TORCH_INTERNAL_ASSERT(false, name(), " cannot give its output again");
 }
 
+const void* hooks_in_force() {
+  const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state().stack;
+  if (hooks.empty()) {
+    return nullptr;
+  }
+  // Of the pair the one that every saved tensor holds: no other takes its address meanwhile.
+  const c10::SafePyObject& unpack = hooks.top().second;
+  return unpack.ptr(&unpack.pyinterpreter());
+}
+
+Moment moment_of(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const c10::VariableVersion& version = impl.version_counter();
+  return {impl.has_storage()
+              ? static_cast<const void*>(impl.unsafe_storage().unsafeGetStorageImpl())
+              : static_cast<const void*>(&impl),
+          version.enabled() ? version.current_version() : 0};
+}
+
 void tell_producer_kept(const at::Tensor& input) {
-  if (auto* const node = dynamic_cast<SavingNode*>(input.grad_fn().get())) {
-    node->output_is_kept(input);
+  // A view keeps the memory of what it looks at.
+  const at::Tensor made = input.is_view() ? at::Tensor(input._base()) : input;
+  auto* const node = dynamic_cast<SavingNode*>(made.grad_fn().get());
+  if (node != nullptr && node->is_near() && node->output() == moment_of(made)) {
+    node->output_is_kept(made);
   }
 }
 

@@ -5,8 +5,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <cstdint>
 #include <optional>
-#include <utility>
 
 #include "compat.h"
 
@@ -15,7 +15,9 @@
 //
 // Layers talk to each other at forward through `grad_fn`. One that is about to keep its input tells
 // the node that made it, which may then drop what it kept of its own (a ReLU its bits: the output
-// says the same, and is there anyway).
+// says the same, and is there anyway). Or it keeps nothing and asks that node in backward to give
+// the value again (see recompute.h). Neither is right if somebody wrote to the value in between
+// without autograd's knowledge, so a node remembers what it made.
 
 namespace brim::nn {
 
@@ -26,9 +28,39 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
+/// Which saved-tensor hooks are in force; null for none.
+[[nodiscard]] const void* hooks_in_force();
+
+/// A value at one moment: the memory that it is in, and how often that was written to.
+struct Moment {
+  const void* memory = nullptr;
+  std::uint32_t version = 0;
+
+  bool operator==(const Moment&) const = default;
+};
+
+[[nodiscard]] Moment moment_of(const at::Tensor& tensor);
+
 class SavingNode : public Node {
  public:
-  using Node::Node;
+  /// At the end of forward. Only what is set here is ever asked of this node.
+  void set_output(const at::Tensor& output) {
+    output_ = moment_of(output);
+    version_ = output.unsafeGetTensorImpl()->version_counter();
+  }
+
+  /// What this node made, as it was then.
+  [[nodiscard]] const Moment& output() const { return output_; }
+
+  /// Whether nobody has written to the output up to now, autograd's own operators included.
+  [[nodiscard]] bool is_untouched() const {
+    return version_.enabled() && version_.current_version() == output_.version;
+  }
+
+  /// Whether layers that run now may talk to this one: not across the border of saved-tensor hooks.
+  /// What a checkpointed region keeps must not depend on what came before it, which is another
+  /// graph when the region runs again.
+  [[nodiscard]] bool is_near() const { return hooks_ == hooks_in_force(); }
 
   /// A consumer keeps `output`, the value that this node made, for its own backward.
   virtual void output_is_kept(const at::Tensor& output) { (void)output; }
@@ -46,6 +78,11 @@ class SavingNode : public Node {
     (void)added;
     return std::nullopt;
   }
+
+ private:
+  const void* hooks_ = hooks_in_force();
+  Moment output_;
+  c10::VariableVersion version_;
 };
 
 /// Tells the layer that made `input`, if it is one of ours, that its output is kept.

@@ -13,15 +13,11 @@ using torch::autograd::Edge;
 using torch::autograd::generated::AddBackward0;
 using torch::autograd::generated::ToCopyBackward0;
 
-// Sums and casts between two layers that are followed: a value that is the sum of many is not cheap
-// to give again, and sums of sums have more paths than nodes.
-constexpr int kMostBetweenLayers = 16;
-
-std::optional<int> layers_of(const Node* node, int& left);
-
-std::optional<int> layers_of(const Edge& edge, int& left) {
-  return edge.is_valid() && edge.input_nr == 0 ? layers_of(edge.function.get(), left)
-                                               : std::nullopt;
+/// The layer at the end of an edge, if it can be asked.
+const SavingNode* layer_at(const Edge& edge) {
+  const auto* const layer =
+      edge.input_nr == 0 ? dynamic_cast<const SavingNode*>(edge.function.get()) : nullptr;
+  return layer != nullptr && layer->is_near() ? layer : nullptr;
 }
 
 /// A plain sum: no factor, no promotion of types, no broadcasting.
@@ -35,44 +31,52 @@ bool is_plain(const AddBackward0& sum) {
   return sum.alpha.equal(1) && like_result(sum.next_edge(0)) && like_result(sum.next_edge(1));
 }
 
-std::optional<int> layers_of_sum(const AddBackward0& sum, int& left) {
+/// Whether nobody wrote to the operands before the sum, or to the sum after it. The second
+/// operand's memory is never the sum's; the first one's is where the sum was made in place.
+bool is_what_was_added(const SavingNode& first, const SavingNode& second, const Moment& sum) {
+  if (!second.is_untouched()) {
+    return false;
+  }
+  return sum.memory == first.output().memory ? sum.version == first.output().version + 1
+                                             : sum.version == 0 && first.is_untouched();
+}
+
+std::optional<int> layers_of_sum(const AddBackward0& sum, const Moment& value) {
   if (sum.num_outputs() != 2) {
     return std::nullopt;
   }
-  const auto first = layers_of(sum.next_edge(0), left);
-  const auto second = first ? layers_of(sum.next_edge(1), left) : std::nullopt;
-  return second && is_plain(sum) ? std::optional(std::max(*first, *second)) : std::nullopt;
-}
-
-std::optional<int> layers_of_cast(const ToCopyBackward0& cast, int& left) {
-  const Edge& edge = cast.next_edge(0);
-  const auto layers = layers_of(edge, left);
-  const bool stays =
-      layers && edge.function->input_metadata(0).device() == cast.input_metadata(0).device();
-  return stays ? layers : std::nullopt;
-}
-
-std::optional<int> layers_of(const Node* node, int& left) {
-  if (const auto* const layer = dynamic_cast<const SavingNode*>(node)) {
-    return layer->layers_to_recompute();
-  }
-  if (--left < 0) {
+  const SavingNode* const first = layer_at(sum.next_edge(0));
+  const SavingNode* const second = layer_at(sum.next_edge(1));
+  if (first == nullptr || second == nullptr || !is_what_was_added(*first, *second, value) ||
+      !is_plain(sum)) {
     return std::nullopt;
   }
-  if (const auto* const sum = dynamic_cast<const AddBackward0*>(node)) {
-    return layers_of_sum(*sum, left);
-  }
-  if (const auto* const cast = dynamic_cast<const ToCopyBackward0*>(node)) {
-    return layers_of_cast(*cast, left);
-  }
-  return std::nullopt;
+  const auto layers = first->layers_to_recompute();
+  const auto others = layers ? second->layers_to_recompute() : std::nullopt;
+  return others ? std::optional(std::max(*layers, *others)) : std::nullopt;
+}
+
+std::optional<int> layers_of_cast(const ToCopyBackward0& cast, const Moment& value) {
+  const SavingNode* const layer = layer_at(cast.next_edge(0));
+  const bool is_known = layer != nullptr && layer->is_untouched() && value.version == 0 &&
+                        layer->input_metadata(0).device() == cast.input_metadata(0).device();
+  return is_known ? layer->layers_to_recompute() : std::nullopt;
 }
 
 }  // namespace
 
-std::optional<int> layers_to_recompute(const Node* node) {
-  int left = kMostBetweenLayers;
-  return layers_of(node, left);
+std::optional<int> layers_to_recompute(const Node* node, const Moment& value) {
+  if (const auto* const layer = dynamic_cast<const SavingNode*>(node)) {
+    return layer->is_near() && layer->output() == value ? layer->layers_to_recompute()
+                                                        : std::nullopt;
+  }
+  if (const auto* const sum = dynamic_cast<const AddBackward0*>(node)) {
+    return layers_of_sum(*sum, value);
+  }
+  if (const auto* const cast = dynamic_cast<const ToCopyBackward0*>(node)) {
+    return layers_of_cast(*cast, value);
+  }
+  return std::nullopt;
 }
 
 at::Tensor recompute(Node& node) {

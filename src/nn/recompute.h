@@ -8,15 +8,17 @@
 //   conv (asks)  ->  relu  ->  add  ->  batch norm, which keeps its own input anyway
 //                                  \->  relu of the block before  ->  ...
 //
-// Known are brim's own layers, sums of two tensors and changes of type. Everything that can be
-// asked lies before the asking layer, so backward has not come to it yet and nothing of it is
-// released.
+// Known are brim's own layers, and between two of them one sum of two tensors or one change of
+// type: of torch's own nodes nobody can tell whether their result was written to before it went on.
+// Everything that can be asked lies before the asking layer, so backward has not come to it yet and
+// nothing of it is released.
 
 namespace brim::nn {
 
 /// How many layers in a row must run again until recompute() has the value that `node` made;
 /// nothing for null and unknown nodes. For forward, where the graph behind `node` is complete.
-[[nodiscard]] std::optional<int> layers_to_recompute(const Node* node);
+/// @param value as the asking layer saw it: something else than `node` made cannot be given again
+[[nodiscard]] std::optional<int> layers_to_recompute(const Node* node, const Moment& value);
 
 /// Whether so many are worth it. In a chain of residual blocks every value on the way is held until
 /// backward comes to it: without an end, a deep network would need more memory than it saves.
@@ -26,15 +28,19 @@ namespace brim::nn {
 /// answer goes through all the layers before.
 class LayersBefore {
  public:
+  /// @param input as the layer saw it at its forward
+  explicit LayersBefore(const Moment& input) : input_(input) {}
+
   [[nodiscard]] std::optional<int> with(const Node* producer) const {
     if (!is_known_) {
-      layers_ = layers_to_recompute(producer);
+      layers_ = layers_to_recompute(producer, input_);
       is_known_ = true;
     }
     return layers_ ? std::optional(*layers_ + 1) : std::nullopt;
   }
 
  private:
+  Moment input_;
   mutable bool is_known_ = false;
   mutable std::optional<int> layers_;
 };

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "nn/float_autocast.h"
+#include "nn/gaps.h"
 #include "nn/node.h"
 #include "nn/number.h"
 
@@ -65,12 +66,12 @@ class RmsNormNode final : public SavingNode {
 
   void keep(const at::Tensor& input, const MaybeTensor& weight, const at::Tensor& rstd) {
     tell_producer_kept(input);
-    input_ = SavedVariable(input, false);
+    input_ = Kept(input);
     weight_ = kept(weight);
     // For the weight's gradient alone torch keeps as many numbers as the input has, and none more.
     keeps_rstd_ = input.requires_grad() || has_kernel(input, weight);
     if (keeps_rstd_) {
-      rstd_ = SavedVariable(rstd, false);
+      rstd_ = Kept(rstd);
     }
   }
 
@@ -78,7 +79,7 @@ class RmsNormNode final : public SavingNode {
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
-    return std::get<0>(run(input_.unpack(), shape_, maybe(weight_.unpack()), eps_));
+    return std::get<0>(run(input_.lend(), shape_, maybe(weight_.lend()), eps_));
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -90,12 +91,12 @@ class RmsNormNode final : public SavingNode {
     }
     const std::array<bool, 2> mask{task_should_compute_output(0), task_should_compute_output(1)};
     const auto dims = static_cast<std::int64_t>(shape_.size());
-    const at::Tensor input = input_.unpack();
-    const MaybeTensor weight = maybe(weight_.unpack());
+    const at::Tensor input = input_.take();
+    const MaybeTensor weight = maybe(weight_.take());
     // In double backward the number of a row is a function of the input too.
     const at::Tensor rstd =
         keeps_rstd_ && !at::GradMode::is_enabled()
-            ? rstd_.unpack()
+            ? rstd_.take()
             : rstd_of(input.to(at::toOpMathType(input.scalar_type())), dims, eps_of(input, eps_));
     if (at::GradMode::is_enabled()) {
       std::tie(result[0], result[1]) =
@@ -112,9 +113,9 @@ class RmsNormNode final : public SavingNode {
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
-    input_.reset_data();
-    weight_.reset_data();
-    rstd_.reset_data();
+    input_.release();
+    weight_.release();
+    rstd_.release();
   }
 
   std::string name() const override { return "brim::rms_norm_backward"; }
@@ -123,9 +124,9 @@ class RmsNormNode final : public SavingNode {
   c10::DimVector shape_;
   std::optional<double> eps_;
   bool keeps_rstd_ = false;
-  SavedVariable input_;
-  SavedVariable weight_;
-  SavedVariable rstd_;
+  Kept input_;
+  Kept weight_;
+  Kept rstd_;
 };
 
 void check(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight) {
@@ -153,6 +154,9 @@ at::Tensor rms_norm_anywhere(const at::Tensor& input, at::IntArrayRef shape,
 at::Tensor rms_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
                              const MaybeTensor& weight, std::optional<double> eps) {
   check(input, shape, weight);
+  if (trains(weight) && !input.requires_grad() && pins_more_than_itself(input)) {
+    return rms_norm_autograd(input.contiguous(), shape, weight, eps);  // torch keeps a product
+  }
   PtrTo<RmsNormNode> node;
   if (needs_grad(input, weight)) {
     node = make_node<RmsNormNode>(shape, eps);
@@ -165,6 +169,7 @@ at::Tensor rms_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
   if (node) {
     node->keep(input, weight, rstd);
     torch::autograd::set_history(output, node);
+    node->set_output(output);
   }
   return std::move(output);
 }
@@ -202,6 +207,9 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("rms_norm", rms_norm_anywhere); }
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("rms_norm", rms_norm_anywhere); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("rms_norm", rms_norm_autograd); }
 

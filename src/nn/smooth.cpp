@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
+#include "nn/kept.h"
 #include "nn/node.h"
 
 // Activations whose derivative needs the input itself.
@@ -36,13 +37,13 @@ class SmoothNode final : public SavingNode {
  public:
   explicit SmoothNode(Smooth kind) : kind_(kind) {}
 
-  void keep(const at::Tensor& input) { input_ = SavedVariable(input, false); }
+  void keep(const at::Tensor& input) { input_ = Kept(input); }
 
   std::optional<int> layers_to_recompute() const override { return 1; }
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
-    return value_of(kind_, input_.unpack());
+    return value_of(kind_, input_.lend());
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -50,21 +51,21 @@ class SmoothNode final : public SavingNode {
     if (!grads[0].defined()) {
       return {at::Tensor()};
     }
-    const at::Tensor input = input_.unpack();
+    const at::Tensor input = input_.take();
     return {kind_ == Smooth::silu ? silu_grad(grads[0], input)
                                   : at::gelu_backward(grads[0], input, approximate_of(kind_))};
   }
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
-    input_.reset_data();
+    input_.release();
   }
 
   std::string name() const override { return std::string("brim::") + name_of(kind_) + "_backward"; }
 
  private:
   Smooth kind_;
-  SavedVariable input_;
+  Kept input_;
 };
 
 at::Tensor smooth(Smooth kind, const at::Tensor& input) {
@@ -83,6 +84,7 @@ at::Tensor smooth(Smooth kind, const at::Tensor& input) {
   }();
   if (node) {
     torch::autograd::set_history(output, node);
+    node->set_output(output);
   }
   return output;
 }
@@ -127,6 +129,7 @@ at::Tensor& silu_autograd_(at::Tensor& input) {
   torch::autograd::increment_version(input);
   if (node) {
     torch::autograd::rebase_history(input, node);
+    node->set_output(input);
   }
   return input;
 }
@@ -165,6 +168,13 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
+  m.impl("gelu", gelu_anywhere);
+  m.impl("silu", silu_anywhere);
+  m.impl("silu_", silu_anywhere_);
+}
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
   m.impl("gelu", gelu_anywhere);
   m.impl("silu", silu_anywhere);
   m.impl("silu_", silu_anywhere_);
