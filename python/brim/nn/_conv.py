@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 
 from brim import _C
 from brim.nn._numbers import Numbers, each
+from brim.nn._refuse import refuse_others
 
 __all__ = [
     "conv1d",
@@ -40,9 +41,13 @@ def convolve(
     """A convolution with one number a dimension."""
     zeros = (0,) * len(stride)
     run = _traced.conv if is_compiling() else _ops.conv
-    output: Tensor = run(
-        input, weight, bias, stride, padding, dilation, False, zeros, groups, False, recompute
-    )
+    try:
+        output: Tensor = run(
+            input, weight, bias, stride, padding, dilation, False, zeros, groups, False, recompute
+        )
+    except Exception:
+        refuse_others(optional=("bias",), input=input, weight=weight, bias=bias)
+        raise
     return output
 
 
@@ -83,11 +88,12 @@ def _conv(
     dilation: Numbers,
     groups: int,
 ) -> Tensor:
-    steps, gaps = each(stride, dimensions), each(dilation, dimensions)
+    steps, gaps = each("stride", stride, dimensions), each("dilation", dilation, dimensions)
     if isinstance(padding, str):
+        refuse_others(input=input, weight=weight)
         input, pads = padded(input, weight.shape[2:], steps, padding, gaps)
     else:
-        pads = each(padding, dimensions)
+        pads = each("padding", padding, dimensions)
     return convolve(input, weight, bias, steps, pads, gaps, groups, False)
 
 
@@ -148,20 +154,48 @@ def convolve_transposed(
     recompute: bool,
 ) -> Tensor:
     run = _traced.conv if is_compiling() else _ops.conv
-    output: Tensor = run(
+    try:
+        output: Tensor = run(
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            True,
+            output_padding,
+            groups,
+            False,
+            recompute,
+        )
+    except Exception:
+        refuse_others(optional=("bias",), input=input, weight=weight, bias=bias)
+        raise
+    return output
+
+
+def _conv_transposed(
+    dimensions: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Numbers,
+    padding: Numbers,
+    output_padding: Numbers,
+    groups: int,
+    dilation: Numbers,
+) -> Tensor:
+    return convolve_transposed(
         input,
         weight,
         bias,
-        stride,
-        padding,
-        dilation,
-        True,
-        output_padding,
+        each("stride", stride, dimensions),
+        each("padding", padding, dimensions),
+        each("output_padding", output_padding, dimensions),
         groups,
+        each("dilation", dilation, dimensions),
         False,
-        recompute,
     )
-    return output
 
 
 def conv_transpose1d(
@@ -175,9 +209,8 @@ def conv_transpose1d(
     dilation: Numbers = 1,
 ) -> Tensor:
     """As torch's own; keeps the input only where the weight needs a gradient."""
-    steps, pads, more = each(stride, 1), each(padding, 1), each(output_padding, 1)
-    return convolve_transposed(
-        input, weight, bias, steps, pads, more, groups, each(dilation, 1), False
+    return _conv_transposed(
+        1, input, weight, bias, stride, padding, output_padding, groups, dilation
     )
 
 
@@ -192,9 +225,8 @@ def conv_transpose2d(
     dilation: Numbers = 1,
 ) -> Tensor:
     """As torch's own; keeps the input only where the weight needs a gradient."""
-    steps, pads, more = each(stride, 2), each(padding, 2), each(output_padding, 2)
-    return convolve_transposed(
-        input, weight, bias, steps, pads, more, groups, each(dilation, 2), False
+    return _conv_transposed(
+        2, input, weight, bias, stride, padding, output_padding, groups, dilation
     )
 
 
@@ -209,7 +241,6 @@ def conv_transpose3d(
     dilation: Numbers = 1,
 ) -> Tensor:
     """As torch's own; keeps the input only where the weight needs a gradient."""
-    steps, pads, more = each(stride, 3), each(padding, 3), each(output_padding, 3)
-    return convolve_transposed(
-        input, weight, bias, steps, pads, more, groups, each(dilation, 3), False
+    return _conv_transposed(
+        3, input, weight, bias, stride, padding, output_padding, groups, dilation
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -138,15 +139,16 @@ def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str
     inputs do not count.
     """
     run = Run()
-    inputs, kwargs, tensors = _copied(inputs, dict(kwargs))
     with contextlib.ExitStack() as undo:
+        # First of all: what is copied here is a tensor for autograd.
+        undo.enter_context(torch.inference_mode(False))
+        undo.enter_context(torch.enable_grad())
+        inputs, kwargs, tensors = _copied(inputs, dict(kwargs))
         undo.enter_context(_random_state([*tensors, *model.parameters(), *model.buffers()]))
         undo.enter_context(_own_buffers(model))
         for name, module in model.named_modules():
             if is_layer(module) and not isinstance(module, torch.jit.ScriptModule):
                 _watch(undo, run, name or type(module).__name__, module)
-        undo.enter_context(torch.inference_mode(False))
-        undo.enter_context(torch.enable_grad())
         with torch.autograd.graph.saved_tensors_hooks(run.pack, run.unpack):
             output = model(*inputs, **kwargs)
         run.count([*tensors, *model.parameters(), *model.buffers()])
@@ -191,32 +193,42 @@ def _copied(
 @contextlib.contextmanager
 def _own_buffers(model: torch.nn.Module) -> Iterator[None]:
     """Within, the model has copies of its buffers: running statistics stay as they were."""
-    before = [(module, dict(module._buffers)) for module in model.modules()]
     copies: dict[int, Tensor] = {}
-    for module, buffers in before:
-        for name, buffer in buffers.items():
-            if buffer is not None:
-                if id(buffer) not in copies:
+    with contextlib.ExitStack() as undo:
+        for module in model.modules():
+            own: Any = module._buffers  # of a ScriptModule, a view that can only be read
+            before = dict(own.items())
+            scripted = isinstance(module, torch.jit.ScriptModule)
+            undo.callback(_set_buffers if scripted else _replace_buffers, module, before)
+            for buffer in before.values():
+                if buffer is not None and id(buffer) not in copies:
                     copies[id(buffer)] = buffer.detach().clone()
-                module._buffers[name] = copies[id(buffer)]
-    try:
+            made = {name: copies.get(id(buffer)) for name, buffer in before.items()}
+            (_set_buffers if scripted else _replace_buffers)(module, made)
         yield
-    finally:
-        for module, buffers in before:
-            module._buffers.clear()
-            module._buffers.update(buffers)
+
+
+def _replace_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
+    module._buffers.clear()
+    module._buffers.update(buffers)
+
+
+def _set_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
+    for name, buffer in buffers.items():
+        setattr(module, name, buffer)
 
 
 @contextlib.contextmanager
 def _random_state(tensors: list[Tensor]) -> Iterator[None]:
-    """Puts the random state of Python, of the CPU and of the tensors' devices back."""
+    """Puts the random state of Python, NumPy, the CPU and the tensors' devices back."""
     devices = {tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}
-    python, cpu = random.getstate(), torch.get_rng_state()
-    states = {device: torch.get_device_module(device).get_rng_state(device) for device in devices}
-    try:
+    numpy: Any = sys.modules.get("numpy.random")
+    with contextlib.ExitStack() as undo:
+        undo.callback(random.setstate, random.getstate())
+        undo.callback(torch.set_rng_state, torch.get_rng_state())
+        if numpy is not None:
+            undo.callback(numpy.set_state, numpy.get_state())
+        for device in devices:
+            own = torch.get_device_module(device)
+            undo.callback(own.set_rng_state, own.get_rng_state(device), device)
         yield
-    finally:
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        for device, state in states.items():
-            torch.get_device_module(device).set_rng_state(state, device)

@@ -5,6 +5,7 @@ The rules follow from the derivatives: see the table in docs/nn.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing import reductions
 
-from brim.nn.convert import COUNTERPARTS, ORIGINALS
+from brim.nn._numbers import each
+from brim.nn.convert import COUNTERPARTS, ORIGINALS, STAND_INS, own_base
 
-__all__ = ["Need", "needs_of"]
+__all__ = ["Need", "needs_of", "same_work", "with_torchs_work"]
 
 _StorageWeakRef: Any = reductions.StorageWeakRef  # has no types
 _WEIGHTED = (
@@ -70,7 +72,7 @@ def _number(reference: Any) -> int:
 
 def needs_of(module: nn.Module, given: Any = None, output: Any = None) -> Sequence[Need] | None:
     """What backward needs of this call; None for a layer that this module does not know."""
-    kind = ORIGINALS.get(type(module), type(module))
+    kind = _original(type(module))
     if kind not in COUNTERPARTS:
         return None
     result = output[0] if isinstance(output, tuple) else output
@@ -97,8 +99,17 @@ def needs_of(module: nn.Module, given: Any = None, output: Any = None) -> Sequen
         drops = module.training and 0.0 < getattr(module, "p", 0.0) < 1.0
         return [Need(None, bits)] if drops else []
     if kind in _MAX_POOLS:
-        return [Need(None, result.numel() * _bytes_of_place(module))]
+        return [Need(None, result.numel() * _bytes_of_place(module, kind))]
     return []
+
+
+def _original(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class of torch.nn where this one does the same; else this one."""
+    own = own_base(kind)
+    original = None if own is None else ORIGINALS.get(own)
+    if own is None or original is None:
+        return kind
+    return original if same_work(kind, own) or same_work(kind, original) else kind
 
 
 def _whole(tensor: Tensor) -> Need:
@@ -118,10 +129,45 @@ def _in_type_of_autocast(tensor: Tensor) -> Need:
     return Need(tensor, tensor.numel() * low.itemsize, dtype=low)
 
 
-def _bytes_of_place(module: Any) -> int:
+def _bytes_of_place(module: Any, kind: type[nn.Module]) -> int:
     """Of the number of a place in the window of a pool."""
-    sizes = module.kernel_size
-    places = 1
-    for size in sizes if isinstance(sizes, Sequence) else (sizes,) * int(type(module).__name__[-2]):
-        places *= size
+    dimensions = int(kind.__name__[-2])
+    places = math.prod(each("kernel_size", module.kernel_size, dimensions))
     return 1 if places <= 2**8 else 2 if places <= 2**16 else 4
+
+
+# -- Classes that derive from a layer --------------------------------------------------------------
+
+_WORK = ("forward", "_conv_forward")  # what the layers of brim have of their own
+
+
+def same_work(kind: type[nn.Module], base: type[nn.Module]) -> bool:
+    """Whether a class computes what another does, by the same functions.
+
+    Example:
+        >>> class Mine(nn.ReLU): ...
+        >>> class Other(nn.ReLU):
+        ...     def forward(self, x): return x
+        >>> same_work(Mine, nn.ReLU), same_work(Other, nn.ReLU)
+        (True, False)
+    """
+    return all(getattr(kind, name, None) is getattr(base, name, None) for name in _WORK)
+
+
+def with_torchs_work(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """A class like this one that computes as torch.nn does; None where that is not known.
+
+    Example:
+        >>> import brim
+        >>> class Mine(brim.nn.ReLU): ...
+        >>> with_torchs_work(Mine).forward is nn.ReLU.forward
+        True
+    """
+    own = own_base(kind)
+    if own is None or not same_work(kind, own):
+        return None
+    if kind in ORIGINALS:
+        return ORIGINALS[kind]
+    original = ORIGINALS.get(own) or STAND_INS[own]
+    work = {name: getattr(original, name) for name in _WORK if hasattr(original, name)}
+    return type(kind.__name__, (kind,), work)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from brim import _C
-from brim.nn._numbers import Numbers, each
+from brim.nn._numbers import Numbers, each, how_many
+from brim.nn._refuse import refuse_others
 
 __all__ = [
     "adaptive_average",
@@ -42,17 +43,27 @@ def maximum(
     ceil_mode: bool,
     return_indices: bool,
 ) -> Any:
-    kernel = kernel_size if type(kernel_size) is tuple else each(kernel_size, dimensions)
-    steps = kernel if stride is None or stride == [] else each(stride, dimensions)
-    pads, gaps = each(padding, dimensions), each(dilation, dimensions)
+    kernel = each("kernel_size", kernel_size, dimensions)
+    steps = _steps(stride, kernel, dimensions)
+    pads, gaps = each("padding", padding, dimensions), each("dilation", dilation, dimensions)
     if is_compiling():
         if return_indices:
             pool = getattr(_torch, f"max_pool{dimensions}d")
             return pool(input, kernel, steps, pads, gaps, ceil_mode, True)
         return _traced.max_pool(input, kernel, steps, pads, gaps, ceil_mode)
-    if return_indices:
-        return _ops.max_pool_with_indices(input, kernel, steps, pads, gaps, ceil_mode)
-    return _ops.max_pool(input, kernel, steps, pads, gaps, ceil_mode)
+    run: Any = _ops.max_pool_with_indices if return_indices else _ops.max_pool
+    try:
+        return run(input, kernel, steps, pads, gaps, ceil_mode)
+    except Exception:
+        refuse_others(input=input)
+        raise
+
+
+def _steps(stride: Numbers | None, kernel: Sequence[int], dimensions: int) -> Sequence[int]:
+    """The stride; the size of the window where none is given, or as torch passes that on."""
+    if stride is None or (type(stride) in (list, tuple) and not stride):
+        return kernel
+    return each("stride", stride, dimensions)
 
 
 def max_pool1d(
@@ -114,11 +125,17 @@ def average(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor:
-    kernel = each(kernel_size, dimensions)
-    steps = kernel if stride is None or stride == [] else each(stride, dimensions)
-    pads = each(padding, dimensions)
-    run = _traced.avg_pool if is_compiling() else _ops.avg_pool
-    output: Tensor = run(input, kernel, steps, pads, ceil_mode, count_include_pad, divisor_override)
+    kernel = each("kernel_size", kernel_size, dimensions)
+    steps = _steps(stride, kernel, dimensions)
+    pads = each("padding", padding, dimensions)
+    run: Any = _traced.avg_pool if is_compiling() else _ops.avg_pool
+    try:
+        output: Tensor = run(
+            input, kernel, steps, pads, ceil_mode, count_include_pad, divisor_override
+        )
+    except Exception:
+        refuse_others(input=input)
+        raise
     return output
 
 
@@ -170,9 +187,13 @@ def adaptive_average(input: Tensor, dimensions: int, output_size: Any) -> Tensor
         pool = getattr(_torch, f"adaptive_avg_pool{dimensions}d")
         output: Tensor = pool(input, sizes)
         return output
-    if sizes is None or type(sizes) is not tuple or len(sizes) != dimensions or None in sizes:
-        sizes = _sizes(input, dimensions, sizes)
-    return _ops.adaptive_avg_pool(input, sizes)
+    try:
+        if sizes is None or type(sizes) is not tuple or len(sizes) != dimensions or None in sizes:
+            sizes = _sizes(input, dimensions, sizes)
+        return _ops.adaptive_avg_pool(input, sizes)
+    except Exception:
+        refuse_others(input=input)
+        raise
 
 
 def _sizes(input: Tensor, dimensions: int, sizes: Any) -> tuple[int, ...]:
@@ -182,7 +203,7 @@ def _sizes(input: Tensor, dimensions: int, sizes: Any) -> tuple[int, ...]:
         sizes *= dimensions
     if len(sizes) != dimensions or input.dim() <= dimensions:
         raise ValueError(
-            f"output_size must have 1 or {dimensions} numbers and input more than {dimensions} "
+            f"output_size must have {how_many(dimensions)} and input at least {dimensions + 1} "
             f"dimensions, got {sizes} and the shape {tuple(input.shape)}"
         )
     own = input.shape[-dimensions:]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -13,7 +14,8 @@ from brim import _C
 from brim._table import text_table
 from brim.memory import parse_bytes
 from brim.nn._kept import FUNCTIONS, Run, measure
-from brim.nn.convert import ORIGINALS, convert, restore
+from brim.nn._least import with_torchs_work
+from brim.nn.convert import convert, own_base
 from brim.nn.saving import paused
 
 __all__ = ["Audit", "LayerAudit", "assert_saved", "audit"]
@@ -83,17 +85,21 @@ class Audit:
         if self.torch_nn == 0:
             return table
         shares = [f"{part / self.torch_nn:.1%}" for part in (self.brim, self.least)]
-        return f"{table}\nbrim keeps {shares[0]} of what torch.nn keeps; the least is {shares[1]}"
+        line = f"brim keeps {shares[0]} of what torch.nn keeps; the least is {shares[1]}"
+        if self.brim < self.least:
+            line += " without computing anything again"
+        return f"{table}\n{line}"
 
 
-def audit(model: torch.nn.Module, *inputs: Any, **kwargs: Any) -> Audit:
+def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
     """Measure what a model keeps for backward, layer by layer: torch.nn, brim, and the least.
 
     Runs the model forward twice, with torch.nn's layers and with brim's; a model that has layers of
-    brim already is measured as it is for the second figure. Afterwards it is as it was: classes,
-    buffers such as running statistics, gradients, the random state. What needs a gradient is what
-    needs one now, so freeze first. A region of `brim.saving()` around the call is part of the
-    second run alone.
+    brim already is measured as it is for the second figure. A class that derives from one of brim's
+    has torch.nn's forward in the first run, unless it has a forward of its own. Afterwards the
+    model is as it was: classes, buffers such as running statistics, gradients; so is the random
+    state. What needs a gradient is what needs one now, so freeze first. A region of `brim.saving()`
+    around the call is part of the second run alone.
 
     Counted are storages, each once and where it was kept first. Parameters, buffers and the inputs
     are not counted: they are there anyway.
@@ -126,12 +132,15 @@ def audit(model: torch.nn.Module, *inputs: Any, **kwargs: Any) -> Audit:
         brim keeps 3.1% of what torch.nn keeps; the least is 3.1%
     """
     _check_module(model)
-    with _classes_put_back(model) as converted:
-        restore(model)
+    with _classes_put_back(model) as classes:
+        for module, kind in classes.items():
+            torchs = with_torchs_work(kind)
+            if torchs is not None:
+                module.__class__ = torchs
         with paused():
             before = measure(model, inputs, kwargs)
-        _put_back(converted)
-        if not any(kind in ORIGINALS for kind, _ in converted.values()):
+        _put_back(classes)
+        if not any(own_base(kind) for kind in classes.values()):
             convert(model)
         after = measure(model, inputs, kwargs)
     return Audit(
@@ -148,7 +157,9 @@ def audit(model: torch.nn.Module, *inputs: Any, **kwargs: Any) -> Audit:
     )
 
 
-def assert_saved(model: torch.nn.Module, *inputs: Any, at_most: int | str, **kwargs: Any) -> int:
+def assert_saved(
+    model: torch.nn.Module, /, *inputs: Any, at_most: SupportsIndex | str, **kwargs: Any
+) -> int:
     """Check in a test that a model keeps no more for backward than it should.
 
     The model is measured as it is, in one run forward, as `audit` does it.
@@ -190,18 +201,19 @@ def assert_saved(model: torch.nn.Module, *inputs: Any, at_most: int | str, **kwa
     return kept
 
 
-def _limit(at_most: int | str) -> int:
-    if isinstance(at_most, bool) or not isinstance(at_most, (int, str)):
-        raise TypeError(f"at_most must be a number of bytes or text, got {at_most!r}")
+def _limit(at_most: SupportsIndex | str) -> int:
     wrong = f'at_most must be bytes such as 0, 4096 or "12MiB", got {at_most!r}'
-    if isinstance(at_most, int):
-        if at_most < 0:
-            raise ValueError(wrong)
-        return at_most
-    try:
-        return parse_bytes(at_most)
-    except ValueError:
-        raise ValueError(wrong) from None
+    if isinstance(at_most, str):
+        try:
+            return 0 if at_most.strip() == "0" else parse_bytes(at_most)
+        except ValueError:
+            raise ValueError(wrong) from None
+    if isinstance(at_most, bool) or not hasattr(at_most, "__index__"):
+        raise TypeError(f"at_most must be a number of bytes or text, got {at_most!r}")
+    limit = operator.index(at_most)
+    if limit < 0:
+        raise ValueError(wrong)
+    return limit
 
 
 def _check_module(model: object) -> None:
@@ -217,15 +229,13 @@ def _called(before: Run, after: Run) -> Iterator[tuple[str, str]]:
         yield FUNCTIONS, ""
 
 
-_Classes = dict[torch.nn.Module, tuple[type[torch.nn.Module], Any]]
+_Classes = dict[torch.nn.Module, type[torch.nn.Module]]
 
 
 @contextlib.contextmanager
 def _classes_put_back(model: torch.nn.Module) -> Iterator[_Classes]:
     """Gives the classes of all modules, and puts them back at the end."""
-    classes: _Classes = {
-        module: (type(module), module.__dict__.get("recompute")) for module in model.modules()
-    }
+    classes = {module: type(module) for module in model.modules()}
     try:
         yield classes
     finally:
@@ -233,8 +243,6 @@ def _classes_put_back(model: torch.nn.Module) -> Iterator[_Classes]:
 
 
 def _put_back(classes: _Classes) -> None:
-    for module, (kind, recompute) in classes.items():
+    for module, kind in classes.items():
         if type(module) is not kind:
             module.__class__ = kind
-        if kind in ORIGINALS and recompute is not None:
-            module.__dict__["recompute"] = recompute

@@ -31,6 +31,9 @@ COUNTERPARTS: Mapping[type[Module], type[Module]] = {
 ORIGINALS: Mapping[type[Module], type[Module]] = {own: of for of, own in COUNTERPARTS.items()}
 """brim's layers and those of torch.nn that they stand for."""
 
+STAND_INS: dict[type[Module], type[Module]] = {}
+"""brim's layers that no class of torch.nn has, and those of other libraries they stand for."""
+
 _ROOT = "(model)"
 
 
@@ -156,7 +159,8 @@ def restore(model: Module) -> Module:
     """Turn brim's layers in a model back into those of torch.nn, in place.
 
     Args:
-        model: any module; its layers whose type is exactly one of `brim.nn` are turned back.
+        model: any module; its layers whose type is exactly one of `brim.nn` are turned back. Those
+            of a class that derives from one stay; only their `recompute` goes.
 
     Returns:
         The model itself.
@@ -174,21 +178,42 @@ def restore(model: Module) -> Module:
     if not isinstance(model, Module):
         raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
     for module in model.modules():
-        original = ORIGINALS.get(type(module))
-        if original is not None:
+        if own_base(type(module)) is not None:
             module.__dict__.pop("recompute", None)
-            module.__class__ = original
+            module.__class__ = ORIGINALS.get(type(module), type(module))
     return model
 
 
 _ALREADY = "brim's already"
 
 
+def own_base(kind: type[Module]) -> type[Module] | None:
+    """The layer of brim that a class is or derives from.
+
+    Example:
+        >>> import brim
+        >>> class Mine(brim.nn.ReLU): ...
+        >>> own_base(Mine) is brim.nn.ReLU, own_base(torch.nn.ReLU)
+        (True, None)
+    """
+    for base in kind.__mro__:
+        if base in ORIGINALS or base in STAND_INS:
+            return base
+    return None
+
+
 def _places(model: Module) -> dict[Module, list[str]]:
-    """Every module with all its names."""
+    """Every module with all its names; one that is inside of itself is not entered again."""
     places: dict[Module, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
+
+    def visit(module: Module, name: str, around: frozenset[Module]) -> None:
         places.setdefault(module, []).append(name)
+        around |= {module}
+        for own_name, child in module._modules.items():
+            if child is not None and child not in around:
+                visit(child, f"{name}.{own_name}" if name else own_name, around)
+
+    visit(model, "", frozenset())
     return places
 
 
@@ -208,6 +233,8 @@ def _obstacle(module: Module) -> str:
         return "it is parametrized"
     if isinstance(module, LazyModuleMixin):
         return "it is lazy: run the model once before"
+    if own_base(kind) is not None:
+        return _ALREADY
     if kind not in COUNTERPARTS:
         for base in kind.__mro__[1:]:
             if base in COUNTERPARTS:

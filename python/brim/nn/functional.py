@@ -44,6 +44,7 @@ from brim.nn._pool import (
     max_pool2d,
     max_pool3d,
 )
+from brim.nn._refuse import refuse_others
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -97,9 +98,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
         >>> kept[0].nbytes
         128
     """
-    if inplace or is_compiling():
-        return _gate(input, _RELU, 0.0, 0.0, inplace)
-    return _ops.gate(input, _RELU, 0.0, 0.0, False)
+    return _gate(input, _RELU, 0.0, 0.0, inplace)
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
@@ -115,9 +114,15 @@ def hardtanh(
     Raises:
         ValueError: if min_val > max_val.
     """
+    return _hardtanh(input, min_val, max_val, inplace)
+
+
+def _hardtanh(
+    input: Tensor, min_val: float, max_val: float, inplace: bool, recompute: bool = False
+) -> Tensor:
     if min_val > max_val:
         raise ValueError(f"min_val must not be above max_val, got {min_val} and {max_val}")
-    return _gate(input, _HARDTANH, min_val, max_val, inplace)
+    return _gate(input, _HARDTANH, min_val, max_val, inplace, recompute)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
@@ -133,21 +138,33 @@ def _gate(
         output: Tensor = _traced.gate(input, gate, a, b)
         return input.copy_(output) if inplace else output
     run = _ops.gate_ if inplace else _ops.gate
-    return run(input, gate, a, b, recompute)
+    try:
+        return run(input, gate, a, b, recompute)
+    except Exception:
+        refuse_others(input=input)
+        raise
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """As `torch.nn.functional.gelu`; keeps its input, which nothing smaller can stand for."""
     if is_compiling():
         return torch.nn.functional.gelu(input, approximate=approximate)
-    return _ops.gelu(input, approximate)
+    try:
+        return _ops.gelu(input, approximate)
+    except Exception:
+        refuse_others(input=input)
+        raise
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """As `torch.nn.functional.silu`; keeps its input, which nothing smaller can stand for."""
     if is_compiling():
         return torch.nn.functional.silu(input, inplace)
-    return _ops.silu_(input) if inplace else _ops.silu(input)
+    try:
+        return _ops.silu_(input) if inplace else _ops.silu(input)
+    except Exception:
+        refuse_others(input=input)
+        raise
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -159,11 +176,17 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must be from 0 to 1, got {p}")
     if not training:
+        if type(input) is not Tensor:
+            refuse_others(input=input)
         return input  # as torch does, also in place
     if is_compiling():
         output: Tensor = _traced.dropout(input, p)
         return input.copy_(output) if inplace else output
-    return _ops.dropout_(input, p) if inplace else _ops.dropout(input, p)
+    try:
+        return _ops.dropout_(input, p) if inplace else _ops.dropout(input, p)
+    except Exception:
+        refuse_others(input=input)
+        raise
 
 
 # -- Linear ----------------------------------------------------------------------------------------
@@ -183,7 +206,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool) -> Tensor:
     """The same; with `recompute`, backward asks the layer before for the input where it can."""
     run = _traced.linear if is_compiling() else _ops.linear
-    output: Tensor = run(input, weight, bias, False, recompute)
+    try:
+        output: Tensor = run(input, weight, bias, False, recompute)
+    except Exception:
+        refuse_others(optional=("bias",), input=input, weight=weight, bias=bias)
+        raise
     return output
 
 
@@ -210,9 +237,22 @@ def batch_norm(
         )
     if eps <= 0.0 and (training or eps < 0.0):
         raise ValueError(f"eps must be positive (0 is allowed outside training), got {eps}")
-    if training and input.numel() == input.size(1):
-        _torch._verify_batch_size(input.size())
-    return _ops.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    try:
+        if training and input.numel() == input.size(1):
+            _torch._verify_batch_size(input.size())
+        return _ops.batch_norm(
+            input, weight, bias, running_mean, running_var, training, momentum, eps
+        )
+    except Exception:
+        refuse_others(
+            optional=("weight", "bias", "running_mean", "running_var"),
+            input=input,
+            weight=weight,
+            bias=bias,
+            running_mean=running_mean,
+            running_var=running_var,
+        )
+        raise
 
 
 def layer_norm(
@@ -226,7 +266,11 @@ def layer_norm(
     if is_compiling():
         shape = list(normalized_shape)
         return torch.nn.functional.layer_norm(input, shape, weight, bias, eps)
-    return _ops.layer_norm(input, normalized_shape, weight, bias, eps)
+    try:
+        return _ops.layer_norm(input, normalized_shape, weight, bias, eps)
+    except Exception:
+        refuse_others(optional=("weight", "bias"), input=input, weight=weight, bias=bias)
+        raise
 
 
 def group_norm(
@@ -237,9 +281,13 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As `torch.nn.functional.group_norm`; keeps the input where more than the bias needs it."""
-    if is_compiling() or input.numel() == num_groups:  # torch refuses one value a group
-        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
-    return _ops.group_norm(input, num_groups, weight, bias, eps)
+    try:
+        if is_compiling() or input.numel() == num_groups:  # torch refuses one value a group
+            return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+        return _ops.group_norm(input, num_groups, weight, bias, eps)
+    except Exception:
+        refuse_others(optional=("weight", "bias"), input=input, weight=weight, bias=bias)
+        raise
 
 
 def rms_norm(
@@ -251,4 +299,8 @@ def rms_norm(
     """As `torch.nn.functional.rms_norm`; keeps the input, once."""
     if is_compiling():
         return torch.nn.functional.rms_norm(input, list(normalized_shape), weight, eps)
-    return _ops.rms_norm(input, normalized_shape, weight, eps)
+    try:
+        return _ops.rms_norm(input, normalized_shape, weight, eps)
+    except Exception:
+        refuse_others(optional=("weight",), input=input, weight=weight)
+        raise

@@ -18,6 +18,11 @@ from brim.nn import functional
 __all__ = ["Saving", "saving"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_RUNS_IN_PARTS: tuple[Callable[[object], bool], ...] = (
+    inspect.isgeneratorfunction,
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+)
 
 
 def saving() -> Saving:
@@ -67,7 +72,7 @@ class Saving(TorchFunctionMode):
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function: each call of it is such a region."""
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        if any(runs_in_parts(function) for runs_in_parts in _RUNS_IN_PARTS):
             raise TypeError(
                 f"brim.saving() cannot decorate {function.__qualname__}, which runs in parts: use "
                 "`with brim.saving():` inside of it"

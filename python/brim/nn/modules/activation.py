@@ -21,33 +21,56 @@ class ReLU(torch.nn.ReLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """The rectified input."""
-        if self.recompute:
-            return functional._gate(input, functional._RELU, 0.0, 0.0, self.inplace, True)
-        return functional.relu(input, self.inplace)
+        return functional._gate(input, functional._RELU, 0.0, 0.0, self.inplace, self.recompute)
 
 
 class Hardtanh(torch.nn.Hardtanh):
-    """`torch.nn.Hardtanh` that keeps one bit an element, or nothing."""
+    """`torch.nn.Hardtanh` that keeps one bit an element, or nothing.
+
+    Attributes:
+        recompute: as of `ReLU`.
+    """
+
+    recompute: bool = False
 
     def forward(self, input: Tensor) -> Tensor:
         """The input held between two bounds."""
-        return functional.hardtanh(input, self.min_val, self.max_val, self.inplace)
+        return functional._hardtanh(input, self.min_val, self.max_val, self.inplace, self.recompute)
 
 
 class ReLU6(torch.nn.ReLU6):
-    """`torch.nn.ReLU6` that keeps one bit an element, or nothing."""
+    """`torch.nn.ReLU6` that keeps one bit an element, or nothing.
+
+    Attributes:
+        recompute: as of `ReLU`.
+    """
+
+    recompute: bool = False
 
     def forward(self, input: Tensor) -> Tensor:
         """The input held between two bounds, 0 and 6."""
-        return functional.hardtanh(input, self.min_val, self.max_val, self.inplace)
+        return functional._hardtanh(input, self.min_val, self.max_val, self.inplace, self.recompute)
 
 
 class LeakyReLU(torch.nn.LeakyReLU):
-    """`torch.nn.LeakyReLU` that keeps one bit an element, or nothing."""
+    """`torch.nn.LeakyReLU` that keeps one bit an element, or nothing.
+
+    Attributes:
+        recompute: as of `ReLU`.
+    """
+
+    recompute: bool = False
 
     def forward(self, input: Tensor) -> Tensor:
         """The input, with another slope below zero."""
-        return functional.leaky_relu(input, self.negative_slope, self.inplace)
+        return functional._gate(
+            input,
+            functional._LEAKY_RELU,
+            self.negative_slope,
+            0.0,
+            self.inplace,
+            self.recompute,
+        )
 
 
 class GELU(torch.nn.GELU):

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
+from brim.nn._refuse import refuse_others
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "LayerNorm", "RMSNorm"]
 
 
 # `Any`: what the classes share comes from torch.nn's base class, which is not public.
 def _forward(layer: Any, input: Tensor) -> Tensor:
+    if type(input) is not Tensor:
+        refuse_others(input=input)
     layer._check_input_dim(input)
     training, momentum = layer.training, layer.momentum
     mean, variance = layer.running_mean, layer.running_var

@@ -11,6 +11,7 @@ from torch import Tensor
 from brim.compat.memsave_torch.nn._adopt import adopt
 from brim.compat.memsave_torch.nn.functional.LayerNorm import rms_norm_with, rms_normMemSave
 from brim.nn import LayerNorm
+from brim.nn.convert import STAND_INS
 
 __all__ = ["MemSaveLayerNorm", "MemSaveRMSLayerNorm", "RMSLayerNorm"]
 
@@ -63,6 +64,9 @@ class MemSaveRMSLayerNorm(RMSLayerNorm):
         made = cls(0, epsilon_of(ln))
         made.weight = ln.weight
         return made.train(ln.training)
+
+
+STAND_INS[MemSaveRMSLayerNorm] = RMSLayerNorm
 
 
 def epsilon_of(layer: Any) -> float:

@@ -46,7 +46,12 @@ __all__ = [
     "RMSLayerNorm",
     "convert_to_memory_saving",
     "functional",
+    "recursive_setattr",
+    "transformers_imported",
 ]
+
+transformers_imported: bool = "transformers" in sys.modules
+"""Whether transformers was imported before this module; `convert_to_memory_saving` looks again."""
 
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
@@ -140,6 +145,36 @@ def convert_to_memory_saving(
         if verbose:
             print(f"replaced {name}")
     return saving
+
+
+def recursive_setattr(
+    obj: torch.nn.Module, attr: str, value: torch.nn.Module, clone_params: bool
+) -> None:
+    """Set a module inside of another, by its qualified name.
+
+    Args:
+        obj: the module to start from.
+        attr: the name, such as "layer4.1.bn2".
+        value: the module to put there.
+        clone_params: give it parameters of its own, equal to those it has; frozen ones stay frozen.
+
+    Raises:
+        AttributeError: if there is no module of that name's first parts.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU()))
+        >>> recursive_setattr(model, "0.0", torch.nn.Tanh(), False)
+        >>> model[0][0]
+        Tanh()
+    """
+    parent, _, name = attr.rpartition(".")
+    setattr(obj.get_submodule(parent), name, value)
+    if clone_params:
+        for own, parameter in value._parameters.items():
+            if parameter is not None:
+                value._parameters[own] = torch.nn.Parameter(
+                    parameter.detach().clone(), parameter.requires_grad
+                )
 
 
 def _rms_norms() -> Iterator[type[torch.nn.Module]]:

@@ -23,14 +23,14 @@ def layer_normMemSave(
     return functional.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
-def rms_normMemSave(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_normMemSave(input: Tensor, weight: Tensor, eps: float = 1e-05) -> Tensor:
     """Division by the root of the mean square over the last dimension, times the weight.
 
     Example:
         >>> rms_normMemSave(torch.tensor([3.0, 4.0]), torch.ones(2), 0.0)
         tensor([0.8485, 1.1314])
     """
-    return rms_norm_with(functional.rms_norm, x, weight, eps)
+    return rms_norm_with(functional.rms_norm, input, weight, eps)
 
 
 def rms_norm_with(norm: Callable[..., Tensor], x: Tensor, weight: Tensor, eps: float) -> Tensor:
