@@ -177,7 +177,7 @@ class BatchNormNode final : public SavingNode {
     }
     const MaybeTensor mean = maybe(mean_.take());
     const MaybeTensor invstd = maybe(invstd_.take());
-    if (impl_ == 0 && input.sym_numel() != 0) {  // the other function takes no symbolic sizes
+    if (impl_ == 0) {  // the other function takes no symbolic sizes
       return at::native_batch_norm_backward(grad, input, weight, running_mean, running_var, mean,
                                             invstd, training_, eps_, mask);
     }
@@ -238,10 +238,11 @@ at::Tensor batch_norm_anywhere(const at::Tensor& input, const MaybeTensor& weigh
   return run(input, weight, bias, running_mean, running_var, training, momentum, eps).output;
 }
 
-at::Tensor batch_norm_batched(const at::Tensor& input, const MaybeTensor& weight,
-                              const MaybeTensor& bias, const MaybeTensor& running_mean,
-                              const MaybeTensor& running_var, bool training, double momentum,
-                              double eps) {
+/// torch's own, which keeps what it will.
+at::Tensor torch_batch_norm(const at::Tensor& input, const MaybeTensor& weight,
+                            const MaybeTensor& bias, const MaybeTensor& running_mean,
+                            const MaybeTensor& running_var, bool training, double momentum,
+                            double eps) {
   return at::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
                         at::globalContext().userEnabledCuDNN());
 }
@@ -251,6 +252,10 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
                                const MaybeTensor& running_var, bool training, double momentum,
                                double eps) {
   check(input, weight, bias, training);
+  if (input.sym_numel() == 0) {  // there is nothing to save, and torch has rules of its own for it
+    return torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
+                            eps);
+  }
   PtrTo<BatchNormNode> node;
   if (needs_grad(input, weight, bias)) {
     node = make_node<BatchNormNode>(training, eps);
@@ -305,7 +310,7 @@ TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
 }
 
 // Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("batch_norm", batch_norm_batched); }
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("batch_norm", torch_batch_norm); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("batch_norm", batch_norm_autograd); }
 
