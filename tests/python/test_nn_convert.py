@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx
 from torch import nn
 
 import brim
+from brim.compat import memsave_torch
 from brim.nn.convert import COUNTERPARTS
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -172,6 +174,10 @@ class MyLinear(nn.Linear):
     pass
 
 
+class MyOwn(brim.nn.Linear):
+    pass
+
+
 def parametrized() -> nn.Module:
     return nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
 
@@ -180,13 +186,26 @@ def parametrized() -> nn.Module:
     ("make", "reason"),
     [
         (lambda: MyLinear(2, 2), "it is a subclass of Linear"),
+        (lambda: MyOwn(2, 2), "brim's already"),
+        (lambda: memsave_torch.nn.MemSaveLinear(2, 2), "brim's already"),
+        (lambda: memsave_torch.nn.MemSaveRMSLayerNorm(2), "brim's already"),
         (parametrized, "it is parametrized"),
         (lambda: nn.LazyLinear(2), "it is lazy: run the model once before"),
         (lambda: nn.Tanh(), "brim has no counterpart"),
         (lambda: nn.Linear(2, 2, dtype=torch.complex64), "its parameters are complex"),
         (lambda: nn.SyncBatchNorm(2), "brim has no counterpart"),
     ],
-    ids=["subclass", "parametrized", "lazy", "unknown", "complex", "sync"],
+    ids=[
+        "subclass",
+        "own",
+        "compat",
+        "compat alone",
+        "parametrized",
+        "lazy",
+        "unknown",
+        "complex",
+        "sync",
+    ],
 )
 def test_what_cannot_be_replaced_is_kept_and_named(
     make: Callable[[], nn.Module], reason: str
@@ -293,6 +312,64 @@ def test_recompute_is_set_and_restored() -> None:
     assert model.conv.recompute is False
 
 
+RECOMPUTES = ["Linear", "ReLU", "ReLU6", "LeakyReLU", "Hardtanh"] + [
+    f"Conv{kind}{n}d" for kind in ("", "Transpose") for n in (1, 2, 3)
+]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_recompute_is_an_attribute_of_what_can_ask(name: str) -> None:
+    layer = make(name)
+    brim.convert(layer, recompute="cheap")
+    assert ("recompute" in layer.__dict__) == (name in RECOMPUTES)
+    assert getattr(layer, "recompute", None) is (True if name in RECOMPUTES else None)
+    brim.restore(layer)
+    assert "recompute" not in layer.__dict__
+    assert not hasattr(layer, "recompute")
+
+
+@pytest.mark.parametrize("layer", [nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.1), nn.Hardtanh()])
+def test_an_activation_that_recomputes_keeps_no_bits(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(8), layer, nn.AvgPool2d(2))
+    x = torch.randn(4, 8, 16, 16)
+    grads = []
+    for options in ({}, {"recompute": "cheap"}):
+        brim.convert(model, **options)
+        kept = brim.audit(model, x).to_dict()["layers"][1]["brim"]
+        assert kept == (0 if options else x.numel() // 8)
+        given = x.clone().requires_grad_()
+        model(given).square().sum().backward()
+        grads.append([given.grad, *(parameter.grad for parameter in model.parameters())])
+        model.zero_grad()
+    brim.restore(model)
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_recompute_reaches_classes_that_derive_from_brims() -> None:
+    model = nn.Sequential(MyOwn(2, 2), memsave_torch.nn.MemSaveReLU())
+    brim.convert(model, recompute="cheap")
+    assert [layer.recompute for layer in model] == [True, True]
+    brim.restore(model)
+    assert [type(layer) for layer in model] == [MyOwn, memsave_torch.nn.MemSaveReLU]
+    assert [layer.recompute for layer in model] == [False, False]
+
+
+def test_a_model_that_holds_itself_is_converted() -> None:
+    model = Block()
+    model.conv.parent = model
+    model.again = nn.Sequential(model, model.act)
+    report = brim.convert(model, recompute="cheap")
+    assert {each.name: each.names for each in report.replaced} == {
+        "conv": ("conv",),
+        "act": ("act", "again.1"),
+        "last": ("last",),
+    }
+    assert brim.restore(model) is model
+    assert type(model.conv) is nn.Conv2d
+    assert brim.audit(model, torch.randn(2, 3, 8, 8)).torch_nn > 0
+
+
 def test_restore_leaves_others_alone() -> None:
     class Own(brim.nn.Linear):
         pass
@@ -314,6 +391,18 @@ def test_wrapped_models_are_converted_inside() -> None:
         "module.act",
         "module.last",
     }
+
+
+def test_a_model_traced_by_fx_is_converted_afterwards() -> None:
+    torch.manual_seed(0)
+    model = Block()
+    x = torch.randn(2, 3, 8, 8)
+    expected = model(x)
+    traced = torch.fx.symbolic_trace(model)
+    assert {each.name for each in brim.convert(traced).replaced} == {"conv", "act", "last"}
+    result = traced(x)
+    assert torch.equal(result, expected)
+    assert result.grad_fn.name().startswith("brim::")
 
 
 def test_attention_keeps_working() -> None:

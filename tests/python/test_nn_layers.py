@@ -321,3 +321,24 @@ def test_dropout_keeps_the_share_it_should() -> None:
 def test_large_inputs(case: Case, dtype: torch.dtype) -> None:
     layouts = ["channels_last"] if len(case.shape) in (4, 5) else []
     assert compare(case, dtype, layouts=["contiguous", *layouts]) == []
+
+
+@pytest.mark.parametrize("as_type", [tuple, list])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_one_number_in_a_sequence_is_for_all_dimensions(
+    kind: str, dimensions: int, as_type: type
+) -> None:
+    x = torch.randn(2, 3, *[9] * dimensions)
+    options = {"kernel_size": 3, "stride": 2, "padding": 1}
+    one = {name: as_type([number]) for name, number in options.items()}
+    name = f"{kind}_pool{dimensions}d"
+    own, torchs = getattr(brim.nn.functional, name), getattr(nn.functional, name)
+    assert torch.equal(own(x, **one), torchs(x, **one))
+    assert torch.equal(own(x, **one), own(x, **options))
+    assert torch.equal(own(x, (3,), ()), own(x, 3))  # without a stride, as torch passes it on
+    layer = f"{kind.capitalize()}Pool{dimensions}d"
+    mine, theirs = (getattr(family, layer)((3,))(x) for family in (brim.nn, nn))
+    assert torch.equal(mine, theirs)
+    if kind == "max":
+        assert torch.equal(own(x, 3, dilation=(2,)), torchs(x, 3, dilation=2))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  as everyone calls it
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import brim
 
@@ -185,7 +186,10 @@ def test_functions_that_run_in_parts_are_refused() -> None:
 
     async def coroutine() -> None: ...
 
-    for function in (generator, coroutine):
+    async def asynchronous() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (generator, coroutine, asynchronous):
         with pytest.raises(TypeError, match=rf"cannot decorate .*{function.__name__}"):
             brim.saving()(function)
 
@@ -269,3 +273,19 @@ def test_under_compile_nothing_fails(inside: bool) -> None:
         with brim.saving():
             compiled(y).sum().backward()
     assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
+
+
+def test_inside_of_a_checkpointed_function() -> None:
+    layer = nn.Linear(8, 8)
+
+    @brim.saving()
+    def part(x: Tensor) -> Tensor:
+        return F.relu(layer(F.relu(x)))
+
+    x = of_shape(4, 8)
+    y: Any = checkpoint(part, x, use_reentrant=False)
+    assert made_by_brim(y)
+    y.sum().backward()
+    expected = x.detach().clone().requires_grad_()
+    F.relu(layer(F.relu(expected))).sum().backward()
+    assert torch.equal(x.grad, expected.grad)  # type: ignore[arg-type]

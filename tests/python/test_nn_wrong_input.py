@@ -150,3 +150,104 @@ def test_in_place_gives_its_input_back(layer: str) -> None:
     version = hidden._version
     assert made(hidden) is hidden
     assert hidden._version > version
+
+
+OPTIONS = {"max": ("kernel_size", "stride", "padding", "dilation")}
+OPTIONS["avg"] = OPTIONS["max"][:3]
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (f"{kind}_pool{n}d", option)
+        for kind, options in OPTIONS.items()
+        for n in (1, 2, 3)
+        for option in options
+    ],
+)
+def test_pooling_with_a_wrong_number_of_numbers_is_refused(name: str, option: str) -> None:
+    dimensions = int(name[-2])
+    x = torch.zeros(2, 2, *[6] * dimensions)
+    for count in {1, 2, 3, 4} - {1, dimensions}:
+        numbers = (1,) * count
+        options: dict[str, Any] = {"kernel_size": 2} | {option: numbers}
+        with pytest.raises(RuntimeError):
+            getattr(nn.functional, name)(x, **options)
+        allowed = "1 number" if dimensions == 1 else f"1 or {dimensions} numbers"
+        with pytest.raises(ValueError, match=f"{option} must have {allowed}, got .*1, 1") as caught:
+            getattr(brim.nn.functional, name)(x, **options)
+        assert str(numbers) in str(caught.value)
+    kind = "AvgPool" if name.startswith("avg") else "MaxPool"
+    layer = getattr(brim.nn, f"{kind}{dimensions}d")(**({"kernel_size": 2} | {option: (1,) * 4}))
+    with pytest.raises(ValueError, match=f"{option} must have"):
+        layer(x)
+
+
+@pytest.mark.parametrize("name", [f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2)])
+def test_a_convolution_with_a_wrong_number_of_numbers_is_refused(name: str) -> None:
+    dimensions = int(name[-2])
+    x, weight = torch.zeros(1, 2, *[6] * dimensions), torch.zeros(2, 2, *[3] * dimensions)
+    options = ["stride", "padding", "dilation"] + ["output_padding"] * ("transpose" in name)
+    for option in options:
+        with pytest.raises(ValueError, match=rf"{option} must have .*, got \(1, 1, 1\)"):
+            getattr(brim.nn.functional, name)(x, weight, **{option: [1, 1, 1]})
+
+
+def test_adaptive_pooling_says_how_many_numbers_it_takes() -> None:
+    x = torch.zeros(2, 3, 4, 4)
+    with pytest.raises(ValueError, match=r"output_size must have 1 number and input at least 2"):
+        brim.nn.functional.adaptive_avg_pool1d(x[0], (1, 1))
+    with pytest.raises(ValueError, match=r"must have 1 or 2 numbers .*, got \(1, 1, 1\)"):
+        brim.nn.functional.adaptive_avg_pool2d(x, (1, 1, 1))
+
+
+NO_TENSORS = [None, [1.0, 2.0], 3.0, "text"]
+
+
+@pytest.mark.parametrize("value", NO_TENSORS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", ALL)
+def test_what_is_no_tensor_is_refused(case: Case, train: bool, value: Any) -> None:
+    layer = case.make(brim.nn, torch.float32).train(train)
+    kind = type(value).__name__
+    with pytest.raises(TypeError, match=rf"^input must be a Tensor, got .* of type {kind}$"):
+        layer(value)
+
+
+@pytest.mark.parametrize("value", NO_TENSORS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("name", ["relu", "relu6", "hardtanh", "leaky_relu", "silu", "dropout"])
+def test_what_is_no_tensor_is_refused_in_place_too(name: str, inplace: bool, value: Any) -> None:
+    with pytest.raises(TypeError, match="input must be a Tensor"):
+        getattr(brim.nn.functional, name)(value, inplace=inplace)
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("weight", lambda f, x: f.linear(x, [1.0])),
+        ("weight", lambda f, x: f.linear(x, None)),
+        ("bias", lambda f, x: f.linear(x, torch.zeros(2, 4), 3)),
+        ("weight", lambda f, x: f.conv1d(x, None)),
+        ("weight", lambda f, x: f.conv1d(x, None, padding="same")),
+        ("bias", lambda f, x: f.conv1d(x, torch.zeros(3, 2, 1), "bias")),
+        ("weight", lambda f, x: f.conv_transpose1d(x, [1.0])),
+        ("running_mean", lambda f, x: f.batch_norm(x, [0.0], torch.ones(2))),
+        ("weight", lambda f, x: f.layer_norm(x, (4,), 1.0)),
+        ("bias", lambda f, x: f.group_norm(x, 1, None, [1.0])),
+        ("weight", lambda f, x: f.rms_norm(x, (4,), 1.0)),
+    ],
+)
+def test_the_argument_that_is_no_tensor_is_named(
+    argument: str, call: Callable[[Any, torch.Tensor], object]
+) -> None:
+    x = torch.randn(3, 2, 4)
+    with pytest.raises(TypeError, match=f"^{argument} must be a Tensor"):
+        call(brim.nn.functional, x)
+    with pytest.raises((TypeError, AttributeError)):
+        call(nn.functional, x)
+
+
+def test_other_errors_pass_unchanged() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        brim.nn.functional.linear(torch.zeros(2, 3), torch.zeros(2, 4))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -374,3 +376,43 @@ def test_module_tree_and_defaults_are_the_originals() -> None:
     assert parameters["verbose"].default is False
     assert parameters["clone_params"].default is False
     assert all(parameters[name].default is True for name in ("linear", "conv1d", "layernorm"))
+
+
+def test_rms_norm_has_the_arguments_and_the_default_of_the_original() -> None:
+    x, weight = torch.randn(4, 16) * 1e-3, torch.rand(16)
+    assert list(inspect.signature(F.rms_normMemSave).parameters) == ["input", "weight", "eps"]
+    torch.testing.assert_close(
+        F.rms_normMemSave(input=x, weight=weight), rms_by_hand(x, weight, 1e-5)
+    )
+
+
+@pytest.mark.parametrize("clone_params", [False, True])
+def test_recursive_setattr_sets_a_module_by_its_qualified_name(clone_params: bool) -> None:
+    root = nn.Sequential(nn.Sequential(nn.ReLU(), nn.ReLU()), nn.ReLU())
+    linear = nn.Linear(2, 2)
+    linear.weight.requires_grad_(False)
+    weight, bias = linear.weight, linear.bias
+    memsave_torch.nn.recursive_setattr(root, "0.1", linear, clone_params)
+    assert root[0][1] is linear
+    assert isinstance(root[0][0], nn.ReLU)
+    assert (linear.weight is weight) is not clone_params
+    assert (linear.bias is bias) is not clone_params
+    assert torch.equal(linear.weight, weight)
+    assert torch.equal(linear.bias, bias)
+    assert not linear.weight.requires_grad
+    assert linear.bias.requires_grad
+    memsave_torch.nn.recursive_setattr(root, "1", nn.Tanh(), False)
+    assert isinstance(root[1], nn.Tanh)
+    with pytest.raises(AttributeError):
+        memsave_torch.nn.recursive_setattr(root, "7.0", nn.Tanh(), False)
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_transformers_imported_says_whether_it_was_there_before(imported: bool) -> None:
+    program = "import sys, types\n"
+    program += "sys.modules['transformers'] = types.ModuleType('transformers')\n" * imported
+    program += "from brim.compat.memsave_torch import nn; print(nn.transformers_imported)"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == str(imported)
