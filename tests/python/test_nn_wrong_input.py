@@ -66,6 +66,20 @@ def test_empty_batch(case: Case) -> None:
             assert same_bits(a, b)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("track", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
+def test_an_empty_batch_of_batch_norm(affine: bool, track: bool, training: bool) -> None:
+    found = []
+    for of in (nn, brim.nn):
+        layer = of.BatchNorm2d(3, affine=affine, track_running_stats=track).train(training)
+        x = torch.randn(0, 3, 4, 4, requires_grad=True)
+        wanted = [x, *layer.parameters()]
+        found.append([*torch.autograd.grad(layer(x).sum(), wanted), *layer.buffers()])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
 # -- What is refused ------------------------------------------------------------------------------
 
 
