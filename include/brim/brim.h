@@ -1,6 +1,7 @@
 #pragma once
 
-/// Everything in brim. A program that uses one part compiles faster with that part's header alone.
+/// Everything in brim but what needs the headers of torch::nn (brim/nn/modules.h, brim/nn/convert.h).
+/// A program that uses one part compiles faster with that part's header alone.
 
 // IWYU pragma: begin_exports
 #include <brim/adapt/adapt.h>
@@ -21,6 +22,7 @@
 #include <brim/memory/peak_meter.h>
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
+#include <brim/nn/functional.h>
 #include <brim/predict/collect_peaks.h>
 #include <brim/predict/memory_model.h>
 #include <brim/predict/polynomial_regression.h>
