@@ -1,6 +1,6 @@
 #pragma once
 
-/// Everything in brim but what needs the headers of torch::nn (brim/nn/modules.h, brim/nn/convert.h).
+/// Everything in brim but what needs the headers of torch::nn (brim/nn/modules.h and convert.h).
 /// A program that uses one part compiles faster with that part's header alone.
 
 // IWYU pragma: begin_exports

@@ -338,15 +338,16 @@ auto find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-at::Tensor run(const at::Tensor& input, Gate gate, double a, double b, bool inplace) {
+at::Tensor run(const at::Tensor& input, Gate gate, double a, double b, bool inplace,
+               bool recompute) {
   if (inplace) {
     static const auto op = find<GateInPlaceOp>("brim::gate_");
     at::Tensor target = input;
-    op.call(target, static_cast<std::int64_t>(gate), a, b, false);
+    op.call(target, static_cast<std::int64_t>(gate), a, b, recompute);
     return target;
   }
   static const auto op = find<GateOp>("brim::gate");
-  return op.call(input, static_cast<std::int64_t>(gate), a, b, false);
+  return op.call(input, static_cast<std::int64_t>(gate), a, b, recompute);
 }
 
 }  // namespace
@@ -364,22 +365,24 @@ at::Tensor gate_pack_(at::Tensor& input, std::int64_t gate, double a, double b) 
 
 namespace functional {
 
-at::Tensor relu(const at::Tensor& input, bool inplace) {
-  return run(input, Gate::relu, 0, 0, inplace);
+at::Tensor relu(const at::Tensor& input, bool inplace, bool recompute) {
+  return run(input, Gate::relu, 0, 0, inplace, recompute);
 }
 
-at::Tensor relu6(const at::Tensor& input, bool inplace) {
-  return run(input, Gate::hardtanh, 0, 6, inplace);
+at::Tensor relu6(const at::Tensor& input, bool inplace, bool recompute) {
+  return run(input, Gate::hardtanh, 0, 6, inplace, recompute);
 }
 
-at::Tensor hardtanh(const at::Tensor& input, double min_val, double max_val, bool inplace) {
+at::Tensor hardtanh(const at::Tensor& input, double min_val, double max_val, bool inplace,
+                    bool recompute) {
   TORCH_CHECK_VALUE(min_val < max_val, "min_val must be below max_val, got ", min_val, " and ",
                     max_val);
-  return run(input, Gate::hardtanh, min_val, max_val, inplace);
+  return run(input, Gate::hardtanh, min_val, max_val, inplace, recompute);
 }
 
-at::Tensor leaky_relu(const at::Tensor& input, double negative_slope, bool inplace) {
-  return run(input, Gate::leaky_relu, negative_slope, 0, inplace);
+at::Tensor leaky_relu(const at::Tensor& input, double negative_slope, bool inplace,
+                      bool recompute) {
+  return run(input, Gate::leaky_relu, negative_slope, 0, inplace, recompute);
 }
 
 }  // namespace functional

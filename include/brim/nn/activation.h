@@ -16,6 +16,9 @@ class BRIM_API ReLUImpl : public Layer<ReLUImpl, torch::nn::ReLUImpl> {
   using Layer::Layer;
 
   at::Tensor forward(at::Tensor input);
+
+  /// Keep nothing where the layer before can give its output again in backward.
+  bool recompute = false;
 };
 TORCH_MODULE(ReLU);
 
@@ -24,6 +27,9 @@ class BRIM_API ReLU6Impl : public Layer<ReLU6Impl, torch::nn::ReLU6Impl> {
   using Layer::Layer;
 
   at::Tensor forward(at::Tensor input);
+
+  /// Keep nothing where the layer before can give its output again in backward.
+  bool recompute = false;
 };
 TORCH_MODULE(ReLU6);
 
@@ -32,6 +38,9 @@ class BRIM_API LeakyReLUImpl : public Layer<LeakyReLUImpl, torch::nn::LeakyReLUI
   using Layer::Layer;
 
   at::Tensor forward(at::Tensor input);
+
+  /// Keep nothing where the layer before can give its output again in backward.
+  bool recompute = false;
 };
 TORCH_MODULE(LeakyReLU);
 
@@ -40,6 +49,9 @@ class BRIM_API HardtanhImpl : public Layer<HardtanhImpl, torch::nn::HardtanhImpl
   using Layer::Layer;
 
   at::Tensor forward(at::Tensor input);
+
+  /// Keep nothing where the layer before can give its output again in backward.
+  bool recompute = false;
 };
 TORCH_MODULE(Hardtanh);
 

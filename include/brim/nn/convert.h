@@ -32,7 +32,7 @@ BRIM_API std::ostream& operator<<(std::ostream& stream, const ConversionReport& 
 struct ConvertOptions {
   /// Says whether to replace the layer of this name; empty means all.
   std::function<bool(const std::string& name, const torch::nn::Module& layer)> choose;
-  /// Sets `recompute` of the convolutions and linear layers.
+  /// Sets `recompute` of the convolutions, linear layers and activations.
   bool recompute = false;
 };
 

@@ -24,14 +24,16 @@ namespace brim::nn::functional {
 
 // -- Activations: one bit an element, or nothing where the consumer keeps the output ------------
 
-BRIM_API at::Tensor relu(const at::Tensor& input, bool inplace = false);
-BRIM_API at::Tensor relu6(const at::Tensor& input, bool inplace = false);
+/// @param recompute keep not even the bits where the layer before can give its output again in
+///        backward
+BRIM_API at::Tensor relu(const at::Tensor& input, bool inplace = false, bool recompute = false);
+BRIM_API at::Tensor relu6(const at::Tensor& input, bool inplace = false, bool recompute = false);
 
 /// @throws c10::ValueError unless min_val < max_val.
 BRIM_API at::Tensor hardtanh(const at::Tensor& input, double min_val = -1, double max_val = 1,
-                             bool inplace = false);
+                             bool inplace = false, bool recompute = false);
 BRIM_API at::Tensor leaky_relu(const at::Tensor& input, double negative_slope = 0.01,
-                               bool inplace = false);
+                               bool inplace = false, bool recompute = false);
 
 /// Keeps its input, as torch does: nothing smaller is exact.
 /// @param approximate "none" or "tanh"

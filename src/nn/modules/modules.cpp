@@ -29,19 +29,20 @@ void detail::print_as_ours(std::ostream& stream, const std::string& text) {
 // NOLINTBEGIN(performance-unnecessary-value-param)
 
 at::Tensor ReLUImpl::forward(at::Tensor input) {
-  return functional::relu(input, options.inplace());
+  return functional::relu(input, options.inplace(), recompute);
 }
 
 at::Tensor ReLU6Impl::forward(at::Tensor input) {
-  return functional::relu6(input, options.inplace());
+  return functional::relu6(input, options.inplace(), recompute);
 }
 
 at::Tensor LeakyReLUImpl::forward(at::Tensor input) {
-  return functional::leaky_relu(input, options.negative_slope(), options.inplace());
+  return functional::leaky_relu(input, options.negative_slope(), options.inplace(), recompute);
 }
 
 at::Tensor HardtanhImpl::forward(at::Tensor input) {
-  return functional::hardtanh(input, options.min_val(), options.max_val(), options.inplace());
+  return functional::hardtanh(input, options.min_val(), options.max_val(), options.inplace(),
+                              recompute);
 }
 
 at::Tensor DropoutImpl::forward(at::Tensor input) {

@@ -200,6 +200,7 @@ TEST(Convert, RecomputeIsSetWhereThereIsSuchAnOption) {
   convert(*model, options);
   EXPECT_TRUE(model->at<Conv2dImpl>(0).recompute);
   EXPECT_TRUE(model->at<Conv2dImpl>(4).recompute);
+  EXPECT_TRUE(model->at<ReLUImpl>(2).recompute);
   Sequential plain = convolutions();
   convert(*plain);
   EXPECT_FALSE(plain->at<Conv2dImpl>(0).recompute);

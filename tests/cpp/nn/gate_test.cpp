@@ -5,16 +5,19 @@
 #include <ATen/ops/hardtanh.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/tensor.h>
 #include <brim/memory/peak_meter.h>
 #include <brim/nn/functional.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "nn/reference.h"
 #include "tensors.h"
@@ -239,6 +242,40 @@ TEST(Gates, BoundsThatTheTypeCannotHoldGiveTorchsGradientsAlsoWhereTheOutputIsKe
   const at::Tensor x = numbers.detach().requires_grad_();
   at::linear(hardtanh.torchs(x), weights).sum().backward();
   EXPECT_TRUE(same(ours.input_grad, x.grad()));
+}
+
+/// What a normalisation, a ReLU and a frozen linear layer keep of `x`, and the gradient.
+std::pair<std::int64_t, at::Tensor> kept_behind_a_norm(const at::Tensor& x, bool recompute,
+                                                       bool write) {
+  const at::Tensor weight = at::ones({4, x.size(1)});
+  const PeakMeter meter(at::kCPU);
+  at::Tensor loss;
+  {
+    const at::Tensor normal = functional::layer_norm(x, {x.size(1)});
+    if (write) {
+      const at::NoGradGuard without;
+      normal.add_(1);
+    }
+    loss = functional::linear(functional::relu(normal, false, recompute), weight).sum();
+  }
+  const std::int64_t left = meter.left();
+  return {left, torch::autograd::grad({loss}, {x})[0]};
+}
+
+TEST(Gates, KeepNoBitsWhereTheLayerBeforeCanGiveItsOutputAgain) {
+  const at::Tensor x = normal_numbers({16, 64}, at::kFloat).requires_grad_();
+  const auto [bits, expected] = kept_behind_a_norm(x, false, false);
+  const auto [nothing, gradient] = kept_behind_a_norm(x, true, false);
+  EXPECT_EQ(bits - nothing, 16 * 64 / 8);
+  EXPECT_TRUE(same(gradient, expected));
+}
+
+TEST(Gates, AskNobodyForAValueThatSomebodyWroteTo) {
+  const at::Tensor x = normal_numbers({16, 64}, at::kFloat).requires_grad_();
+  const auto [bits, expected] = kept_behind_a_norm(x, false, true);
+  const auto [kept, gradient] = kept_behind_a_norm(x, true, true);
+  EXPECT_EQ(kept, bits);
+  EXPECT_TRUE(same(gradient, expected));
 }
 
 TEST(Gates, HardtanhNamesBoundsThatAreNoRange) {
