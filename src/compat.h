@@ -25,6 +25,8 @@ template <class N, class... Args>
   // deleteNode takes deep graphs apart without recursion.
   return PtrTo<N>(new N(std::forward<Args>(args)...), torch::autograd::deleteNode);
 }
+
+[[nodiscard]] inline NodePtr pointer_to(Node& node) { return node.getptr(); }
 #else
 template <class N>
 using PtrTo = c10::intrusive_ptr<N>;
@@ -33,6 +35,8 @@ template <class N, class... Args>
 [[nodiscard]] PtrTo<N> make_node(Args&&... args) {
   return c10::make_intrusive<N>(std::forward<Args>(args)...);
 }
+
+[[nodiscard]] inline NodePtr pointer_to(Node& node) { return NodePtr::reclaim_copy(&node); }
 #endif
 
 static_assert(std::is_same_v<PtrTo<Node>, NodePtr>);

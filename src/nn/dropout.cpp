@@ -54,16 +54,18 @@ class DropoutNode final : public SavingNode {
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
     // Worked out once for all that ask, and held until this node runs.
-    if (!again_.defined()) {
-      again_ =
+    at::Tensor value = again_.get();
+    if (!value.defined()) {
+      value =
           apply_bits(nn::recompute(*next_edge(0).function), bits_.lend(), strides_, scale_, 0.0);
+      again_.set(value);
     }
-    return again_;
+    return value;
   }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
-    again_ = at::Tensor();
+    again_.reset();
     if (!grads[0].defined()) {
       return {at::Tensor()};
     }
@@ -76,7 +78,7 @@ class DropoutNode final : public SavingNode {
   void release_variables() override {
     const std::lock_guard lock(mutex_);
     bits_.release();
-    again_ = at::Tensor();
+    again_.reset();
   }
 
   std::string name() const override { return "brim::dropout_backward"; }
@@ -92,7 +94,7 @@ class DropoutNode final : public SavingNode {
   LayersBefore before_;
   Kept bits_;
   c10::SymDimVector strides_;
-  at::Tensor again_;  // recomputed, between the first asking and apply
+  ForThisBackward again_;  // recomputed, between the first asking and apply
 };
 
 /// Below autograd. @param fused as the operator out of place does where torch has it

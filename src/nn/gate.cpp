@@ -167,22 +167,22 @@ class GateNode final : public SavingNode {
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
-    return keeps_ == Keeps::output ? output_.lend() : again();
+    return keeps_ == Keeps::output ? lent_output() : again();
   }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
     if (!grads[0].defined()) {
-      again_ = at::Tensor();
+      again_.reset();
       return {at::Tensor()};
     }
     if (keeps_ == Keeps::bits) {
-      again_ = at::Tensor();
+      again_.reset();
       return {
           apply_bits(grads[0], bits_.take(), strides_, 1.0, gate_ == Gate::leaky_relu ? a_ : 0.0)};
     }
     const at::Tensor output = keeps_ == Keeps::output ? output_.take() : again();
-    again_ = at::Tensor();
+    again_.reset();
     switch (gate_) {
       case Gate::hardtanh:
         return {at::hardtanh_backward(grads[0], output, a_, b_)};
@@ -198,7 +198,7 @@ class GateNode final : public SavingNode {
     is_released_ = true;
     bits_.release();
     output_.release();
-    again_ = at::Tensor();
+    again_.reset();
   }
 
   std::string name() const override { return std::string("brim::") + name_of(gate_) + "_backward"; }
@@ -234,16 +234,29 @@ class GateNode final : public SavingNode {
     }
   }
 
+  at::Tensor lent_output() {
+    const at::Tensor output = output_.lend();
+    if (!at::GradMode::is_enabled()) {
+      return output;
+    }
+    // Kept without its place in the graph, which would be a circle.
+    at::Tensor in_graph = output.detach();
+    torch::autograd::impl::set_gradient_edge(in_graph, {compat::pointer_to(*this), 0});
+    return in_graph;
+  }
+
   at::Tensor again() {
     // In a chain of residual blocks each value is asked for by its own consumer and by the block
     // behind: it is worked out once, and held until this node runs.
-    if (!again_.defined()) {
+    at::Tensor value = again_.get();
+    if (!value.defined()) {
       Node& producer = *next_edge(0).function;
-      again_ = gate_ == Gate::relu
-                   ? nn::recompute_relu(producer)
-                   : value_of(nn::recompute(producer), static_cast<std::int64_t>(gate_), a_, b_);
+      value = gate_ == Gate::relu
+                  ? nn::recompute_relu(producer)
+                  : value_of(nn::recompute(producer), static_cast<std::int64_t>(gate_), a_, b_);
+      again_.set(value);
     }
-    return again_;
+    return value;
   }
 
   Gate gate_;
@@ -255,7 +268,7 @@ class GateNode final : public SavingNode {
   Kept bits_;
   Kept output_;
   c10::SymDimVector strides_;
-  at::Tensor again_;  // recomputed, between the first asking and apply
+  ForThisBackward again_;  // recomputed, between the first asking and apply
 };
 
 at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, double b,

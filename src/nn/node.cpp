@@ -1,12 +1,17 @@
 #include "nn/node.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "nn/for_this_backward.h"
 
 namespace brim::nn {
 
 at::Tensor SavingNode::recompute() {
   TORCH_INTERNAL_ASSERT(false, name(), " cannot give its output again");
 }
+
+int backward_now() { return torch::autograd::get_current_graph_task_id(); }
 
 const void* hooks_in_force() {
   const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state().stack;

@@ -3,6 +3,7 @@ parts of larger tensors, regions under other saved-tensor hooks."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -249,6 +250,88 @@ def test_a_region_of_save_on_cpu_that_begins_behind_an_activation() -> None:
             z = last(y)
         grads.append(list(torch.autograd.grad(z.square().sum(), [x, *last.parameters()])))
     assert equal(*grads)
+
+
+# -- Several backward calls -----------------------------------------------------------------------
+
+
+def layers(*kinds: nn.Module) -> list[nn.Module]:
+    """Linear(8, 8), the kinds, Linear(8, 8): converted to ask each other, in float64."""
+    torch.manual_seed(0)
+    net = nn.ModuleList([nn.Linear(8, 8), *kinds, nn.Linear(8, 8)]).double()
+    brim.convert(net, recompute="cheap")
+    return list(net)
+
+
+def torchs(net: list[nn.Module]) -> list[nn.Module]:
+    copies = nn.ModuleList(net)
+    copies = copy.deepcopy(copies)
+    brim.restore(copies)
+    return list(copies)
+
+
+def test_a_second_derivative_through_a_value_that_was_kept_by_one_and_asked_for_by_another() -> (
+    None
+):
+    x = torch.randn(16, 8, dtype=torch.float64)
+    first, act, kept, asked = layers(nn.ReLU(), nn.Linear(8, 8))
+    results = []
+    for a, b, c, d in ((first, act, kept, asked), torchs([first, act, kept, asked])):
+        y = b(a(x))
+        loss = (c(y) + d(y)).pow(2).sum()
+        for of in (c.weight, d.weight):
+            (grad,) = torch.autograd.grad(loss, of, create_graph=True)
+            results.append(torch.autograd.grad(grad.pow(2).sum(), a.weight, retain_graph=True)[0])
+    assert torch.allclose(results[0], results[2])
+    assert torch.allclose(results[1], results[3])
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(), nn.LeakyReLU(), nn.Dropout(0.3), nn.GELU()], ids=str)
+def test_what_one_backward_call_worked_out_is_not_part_of_another(act: nn.Module) -> None:
+    x = torch.randn(16, 8, dtype=torch.float64)
+    net = layers(nn.LayerNorm(8), act)
+    results = []
+    for first, norm, layer, last in (net, torchs(net)):
+        torch.manual_seed(1)
+        loss = last(layer(norm(first(x)))).pow(2).sum()
+        torch.autograd.grad(loss, last.weight, retain_graph=True)
+        (grad,) = torch.autograd.grad(loss, last.weight, create_graph=True)
+        results.append(torch.autograd.grad(grad.pow(2).sum(), first.weight)[0])
+    assert torch.allclose(*results)
+
+
+NORMS = [nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.LayerNorm(8)]
+
+
+@pytest.mark.parametrize("partly", [False, True])
+@pytest.mark.parametrize("norm", NORMS, ids=str)
+def test_a_parameter_changed_between_two_backward_calls_is_seen(
+    norm: nn.Module, partly: bool
+) -> None:
+    x = torch.randn(16, 8, dtype=torch.float64)
+    first, middle, act, last = layers(norm, nn.ReLU())
+    loss = last(act(middle(first(x)))).pow(2).sum()
+    if partly:
+        torch.autograd.grad(loss, last.weight, retain_graph=True)
+    else:
+        loss.backward(retain_graph=True)
+    with torch.no_grad():
+        middle.bias.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, last.weight)
+
+
+@pytest.mark.parametrize("norm", [*NORMS, nn.RMSNorm(8), nn.GELU(), nn.SiLU()], ids=str)
+def test_an_input_changed_between_two_backward_calls_is_seen(norm: nn.Module) -> None:
+    x = torch.randn(16, 8, dtype=torch.float64)
+    first, middle, last = layers(norm)
+    value = first(x)
+    loss = last(middle(value)).pow(2).sum()
+    torch.autograd.grad(loss, last.weight, retain_graph=True)
+    with torch.no_grad():
+        value.mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, first.weight)
 
 
 # -- vmap -----------------------------------------------------------------------------------------
