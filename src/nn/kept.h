@@ -29,7 +29,7 @@ class Kept {
 
   /// For the node's own backward. @throws c10::Error after release().
   [[nodiscard]] at::Tensor take() {
-    at::Tensor tensor = lent_.get();
+    const at::Tensor tensor = lent_.get();
     lent_.reset();
     return tensor.defined() ? tensor : saved_.unpack();
   }
