@@ -235,14 +235,13 @@ class GateNode final : public SavingNode {
   }
 
   at::Tensor lent_output() {
-    const at::Tensor output = output_.lend();
-    if (!at::GradMode::is_enabled()) {
-      return output;
+    at::Tensor output = output_.lend();
+    if (at::GradMode::is_enabled()) {
+      // Kept without its place in the graph, which would be a circle.
+      output = output.detach();
+      torch::autograd::impl::set_gradient_edge(output, {compat::pointer_to(*this), 0});
     }
-    // Kept without its place in the graph, which would be a circle.
-    at::Tensor in_graph = output.detach();
-    torch::autograd::impl::set_gradient_edge(in_graph, {compat::pointer_to(*this), 0});
-    return in_graph;
+    return output;
   }
 
   at::Tensor again() {

@@ -140,7 +140,7 @@ TEST(Throughput, RangeSettlesAtTheSizeWithTheBestRate) {
   range(0, 1000, 64,
         [&](std::int64_t begin, std::int64_t end) {
           tried.push_back(end - begin);
-          wait(end - begin == 16 ? 1 : 30);  // one of the probes
+          wait(end - begin == 16 ? 1 : 300);  // one of the probes
         },
         {.objective = Objective::throughput});
   ASSERT_GT(tried.size(), 4U);
