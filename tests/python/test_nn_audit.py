@@ -234,7 +234,7 @@ def scripted() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(C, C, 1), torch.jit.script(norm), nn.ReLU(), traced)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated")
 @pytest.mark.parametrize("fails", [False, True])
 def test_modules_of_torch_jit_are_measured_and_stay_as_they_were(fails: bool) -> None:
     model = scripted()
