@@ -13,6 +13,7 @@
 #include <array>
 
 #include "nn/batch_norm_kernels.h"
+#include "nn/channels.h"
 #include "nn/maybe.h"
 #include "nn/node.h"
 #include "nn/scale_channels.h"
@@ -51,15 +52,6 @@ BatchNormResult run(const at::Tensor& input, const MaybeTensor& weight, const Ma
       at::_batch_norm_impl_index(input, weight, bias, running_mean, running_var, training, momentum,
                                  eps, at::globalContext().userEnabledCuDNN());
   return result;
-}
-
-/// Every dimension but the channels'.
-at::Tensor sum_over_channels(const at::Tensor& grad, at::ScalarType type) {
-  c10::DimVector dims{0};
-  for (std::int64_t i = 2; i < grad.dim(); ++i) {
-    dims.push_back(i);
-  }
-  return grad.sum(dims, false, type);
 }
 
 class BatchNormNode final : public SavingNode {

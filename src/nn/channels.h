@@ -16,4 +16,13 @@ namespace brim::nn {
   return {dense.numel() / channels, channels, 1};
 }
 
+/// The sum over every dimension but the channels', in another type.
+[[nodiscard]] inline at::Tensor sum_over_channels(const at::Tensor& grad, at::ScalarType type) {
+  c10::DimVector dims{0};
+  for (std::int64_t i = 2; i < grad.dim(); ++i) {
+    dims.push_back(i);
+  }
+  return grad.sum(dims, false, type);
+}
+
 }  // namespace brim::nn

@@ -7,6 +7,7 @@
 
 #include <array>
 
+#include "nn/channels.h"
 #include "nn/float_autocast.h"
 #include "nn/gaps.h"
 #include "nn/maybe.h"
@@ -113,14 +114,6 @@ class GroupNormNode final : public SavingNode {
   std::string name() const override { return "brim::group_norm_backward"; }
 
  private:
-  static at::Tensor sum_over_channels(const at::Tensor& grad, at::ScalarType type) {
-    c10::DimVector dims{0};
-    for (std::int64_t i = 2; i < grad.dim(); ++i) {
-      dims.push_back(i);
-    }
-    return grad.sum(dims, false, type);
-  }
-
   /// torch's kernel has no derivative, so the statistics are worked out again, as a function of the
   /// input.
   void differentiable(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight,
