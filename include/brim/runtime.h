@@ -11,4 +11,12 @@ BRIM_API const char* version() noexcept;
 /// torch's minor versions.
 BRIM_API const char* built_with_torch() noexcept;
 
+/// Runs `wait(context)`, which may block for long. The Python package sets one that gives up the
+/// GIL meanwhile.
+using Waiter = void (*)(void (*wait)(const void*), const void* context);
+BRIM_API void set_waiter(Waiter waiter) noexcept;
+
+/// Runs `wait(context)` by the waiter that was set, or as it is.
+BRIM_API void run_waiting(void (*wait)(const void*), const void* context);
+
 }  // namespace brim

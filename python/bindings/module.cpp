@@ -16,6 +16,26 @@ void translate(std::exception_ptr error) {
   }
 }
 
+/// Waits without the GIL. Not by pybind11's guard, whose destructor would end the process where
+/// Python ends this thread because the interpreter is finalizing.
+void wait_without_gil(void (*wait)(const void*), const void* context) {
+  if (PyGILState_Check() == 0) {
+    wait(context);
+    return;
+  }
+  std::exception_ptr error;
+  PyThreadState* const state = PyEval_SaveThread();
+  try {
+    wait(context);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  PyEval_RestoreThread(state);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -24,6 +44,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("__version__") = brim::version();
   m.attr("built_with_torch") = brim::built_with_torch();
   brim::python::install_python_classifier();
+  brim::set_waiter(&wait_without_gil);
   brim::python::register_memory(m);
   brim::python::register_predict(m);
   brim::python::register_adapt(m);

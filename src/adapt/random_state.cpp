@@ -3,9 +3,23 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
-#include <mutex>
+#include <atomic>
+#include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
+#include <vector>
+
+#include "memory/backend.h"
+#include "waiting.h"
+
+// This header needs none of CUDA's. Where torch comes without it there is no such generator.
+#if __has_include(<ATen/cuda/CUDAGeneratorImpl.h>)
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#define BRIM_READS_CUDA_GENERATORS 1
+#else
+#define BRIM_READS_CUDA_GENERATORS 0
+#endif
 
 namespace brim {
 
@@ -19,8 +33,9 @@ struct CpuRandomSnapshot {
 namespace {
 
 // CPUGeneratorImpl hands its engine out by value only, and copying 2.5 kB on every call is what we
-// want to avoid. Naming a private member in an explicit instantiation is the one way to it that the
-// language allows.
+// want to avoid. CUDAGeneratorImpl asks the driver whether a graph is being captured, which takes a
+// microsecond, and refuses to say its seed then. Naming a private member in an explicit
+// instantiation is the one way to it that the language allows.
 template <auto Member>
 struct EngineAccess {
   friend const at::mt19937& engine_of(const at::CPUGeneratorImpl& generator) {
@@ -29,6 +44,17 @@ struct EngineAccess {
 };
 const at::mt19937& engine_of(const at::CPUGeneratorImpl& generator);
 template struct EngineAccess<&at::CPUGeneratorImpl::engine_>;
+
+#if BRIM_READS_CUDA_GENERATORS
+template <auto Member>
+struct StateAccess {
+  friend const at::CUDAGeneratorState& state_of(const at::CUDAGeneratorImpl& generator) {
+    return *(generator.*Member);
+  }
+};
+const at::CUDAGeneratorState& state_of(const at::CUDAGeneratorImpl& generator);
+template struct StateAccess<&at::CUDAGeneratorImpl::state_>;
+#endif
 
 const at::mt19937_data_pod& data_of(const at::mt19937& engine) {
   // The engine is a standard-layout class whose only member is its data.
@@ -78,40 +104,102 @@ CpuRandomSnapshot* snapshot_cpu() {
       release(std::exchange(snapshot, nullptr));
       snapshot = new CpuRandomSnapshot{.users = 1};
     }
-    const std::lock_guard lock(generator.mutex_);
-    snapshot->engine = engine_of(generator);
-    snapshot->next_float = generator.next_float_normal_sample();
-    snapshot->next_double = generator.next_double_normal_sample();
+    with_lock(generator.mutex_, [&] {
+      snapshot->engine = engine_of(generator);
+      snapshot->next_float = generator.next_float_normal_sample();
+      snapshot->next_double = generator.next_double_normal_sample();
+    });
   }
   ++snapshot->users;
   return snapshot;
 }
 
+/// The default generators of all devices of one kind. They live as long as the process.
+struct Generators {
+  c10::DeviceType kind;
+  std::vector<c10::GeneratorImpl*> of_device;
+};
+
+/// Null as long as torch has not begun to use such a device: nothing can have been drawn there.
+const Generators* generators_in_use(c10::DeviceType kind) {
+  static std::atomic<const Generators*> known{nullptr};
+  const Generators* generators = known.load(std::memory_order_acquire);
+  if (generators != nullptr && generators->kind == kind) {
+    return generators;
+  }
+  if (lost_to_fork(kind) || !device_allocator(kind).initialized()) {
+    return nullptr;
+  }
+  auto found = std::make_unique<Generators>(Generators{kind, {}});
+  try {
+    for (c10::DeviceIndex i = 0; i < device_count(kind); ++i) {
+      found->of_device.push_back(
+          at::globalContext().defaultGenerator({kind, i}).unsafeGetGeneratorImpl());
+    }
+  } catch (const c10::Error&) {
+    return nullptr;  // one is not there yet and cannot be made while a graph is being captured
+  }
+  if (known.compare_exchange_strong(generators, found.get())) {
+    generators = found.release();
+  }
+  return generators;
+}
+
+/// The generator's lock is held.
+RandomPlace place_of([[maybe_unused]] c10::DeviceType kind, const c10::GeneratorImpl& generator) {
+#if BRIM_READS_CUDA_GENERATORS
+  if (kind == c10::DeviceType::CUDA) {
+    const auto& state = state_of(static_cast<const at::CUDAGeneratorImpl&>(generator));
+    return {state.seed_, state.philox_offset_per_thread_};
+  }
+#endif
+  return {generator.current_seed(), generator.get_offset()};
+}
+
 }  // namespace
 
-RandomState::RandomState(c10::Device device) : cpu_(snapshot_cpu()) {
-  if (device.is_cuda() || device.is_xpu()) {  // the generators that are a seed and an offset
-    at::Generator generator = at::globalContext().defaultGenerator(device);
-    const std::lock_guard lock(generator.mutex());
-    accelerator_ = Accelerator{device, generator.current_seed(), generator.get_offset()};
+RandomState::RandomState(c10::Device device) : cpu_(snapshot_cpu()), kind_(device.type()) {
+  if (!device.is_cuda() && !device.is_xpu()) {  // the generators that are a seed and an offset
+    return;
+  }
+  if (const Generators* generators = generators_in_use(kind_)) {
+    for (c10::GeneratorImpl* generator : generators->of_device) {
+      with_lock(generator->mutex_, [&] { accelerators_.push_back(place_of(kind_, *generator)); });
+    }
   }
 }
 
 RandomState::~RandomState() { release(cpu_); }
 
 void RandomState::restore() const {
-  {
-    at::CPUGeneratorImpl& generator = cpu_generator();
-    const std::lock_guard lock(generator.mutex_);
-    generator.set_engine(cpu_->engine);
-    generator.set_next_float_normal_sample(cpu_->next_float);
-    generator.set_next_double_normal_sample(cpu_->next_double);
+  at::CPUGeneratorImpl& cpu = cpu_generator();
+  with_lock(cpu.mutex_, [&] {
+    cpu.set_engine(cpu_->engine);
+    cpu.set_next_float_normal_sample(cpu_->next_float);
+    cpu.set_next_double_normal_sample(cpu_->next_double);
+  });
+  const Generators* generators = kind_ == c10::DeviceType::CUDA || kind_ == c10::DeviceType::XPU
+                                     ? generators_in_use(kind_)
+                                     : nullptr;
+  if (generators == nullptr) {
+    return;
   }
-  if (accelerator_) {
-    at::Generator generator = at::globalContext().defaultGenerator(accelerator_->device);
-    const std::lock_guard lock(generator.mutex());
-    generator.set_current_seed(accelerator_->seed);
-    generator.set_offset(accelerator_->offset);
+  for (std::size_t i = 0; i < generators->of_device.size(); ++i) {
+    c10::GeneratorImpl& generator = *generators->of_device[i];
+    with_lock(generator.mutex_, [&] {
+      const RandomPlace now = place_of(kind_, generator);
+      // A generator that has come since began with the seed that it has, at 0.
+      const RandomPlace then =
+          i < accelerators_.size() ? accelerators_[i] : RandomPlace{now.seed, 0};
+      // Only what moved is put back: torch refuses that while a graph is being captured, and in a
+      // forked process, where nothing can have been drawn.
+      if (now.seed != then.seed) {
+        generator.set_current_seed(then.seed);
+      }
+      if (now.seed != then.seed || now.offset != then.offset) {
+        generator.set_offset(then.offset);
+      }
+    });
   }
 }
 

@@ -2,16 +2,29 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "memory/backend.h"
 
 namespace brim {
+
+c10::DeviceAllocator& device_allocator(c10::DeviceType type) {
+  // c10::getDeviceAllocator casts on every call, which takes longer than what is then asked.
+  static std::atomic<c10::DeviceAllocator*> known{nullptr};
+  c10::DeviceAllocator* allocator = known.load(std::memory_order_relaxed);
+  if (allocator == nullptr || allocator != c10::GetAllocator(type)) {
+    allocator = c10::getDeviceAllocator(type);
+    known.store(allocator, std::memory_order_relaxed);
+  }
+  return *allocator;
+}
+
 namespace {
 
 constexpr auto kAggregate = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 c10::CachingDeviceAllocator::DeviceStats device_stats(c10::Device device) {
-  return c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  return device_allocator(device.type()).getDeviceStats(device.index());
 }
 
 }  // namespace
@@ -25,7 +38,7 @@ MemoryStats AcceleratorBackend::stats(c10::Device device) {
   stats.inactive_split = now.inactive_split_bytes[kAggregate].current;
   stats.alloc_retries = now.num_alloc_retries;
   stats.ooms = now.num_ooms;
-  const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+  const auto [free, total] = device_allocator(device.type()).getMemoryInfo(device.index());
   stats.limit = static_cast<std::int64_t>(total);
   stats.free = static_cast<std::int64_t>(free) + stats.reserved - stats.allocated;
   return stats;
@@ -40,13 +53,13 @@ PeakSample AcceleratorBackend::take_peak(c10::Device device) {
   const PeakSample sample = AcceleratorBackend::peak(device);
   // c10 has no call that reads and resets at once: a peak of another thread exactly between the two
   // calls is lost.
-  c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+  device_allocator(device.type()).resetPeakStats(device.index());
   return sample;
 }
 
 std::int64_t AcceleratorBackend::capacity(c10::Device device) {
   return static_cast<std::int64_t>(
-      c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).second);
+      device_allocator(device.type()).getMemoryInfo(device.index()).second);
 }
 
 void AcceleratorBackend::set_limit(c10::Device device, std::optional<std::int64_t> /*bytes*/) {
@@ -57,7 +70,7 @@ void AcceleratorBackend::set_limit(c10::Device device, std::optional<std::int64_
 }
 
 void AcceleratorBackend::release_cached(c10::Device device) {
-  c10::getDeviceAllocator(device.type())->emptyCache();
+  device_allocator(device.type()).emptyCache();
 }
 
 }  // namespace brim

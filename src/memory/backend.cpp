@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "cuda_library.h"
+#include "fork.h"
 
 namespace brim {
 namespace {
@@ -27,6 +28,8 @@ DeviceBackend& loaded_cuda_backend() {
   return backend != nullptr ? *backend : accelerator_backend();
 }
 
+}  // namespace
+
 c10::DeviceIndex device_count(c10::DeviceType type) {
   // Where there is no CUDA device, torch.compile puts a stand-in guard in its place that counts
   // one.
@@ -37,7 +40,48 @@ c10::DeviceIndex device_count(c10::DeviceType type) {
   return c10::impl::VirtualGuardImpl(type).deviceCount();
 }
 
+namespace {
+
+/// What default_device() is by the devices of the machine.
+c10::DeviceType find_default_type() {
+  const auto accelerator = at::accelerator::getAccelerator(false);
+  return accelerator && device_count(*accelerator) > 0 ? *accelerator : c10::DeviceType::CPU;
+}
+
+/// Whether the driver answers at all.
+bool answers(c10::DeviceType type) {
+  try {
+    c10::impl::VirtualGuardImpl(type).getDevice();
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 }  // namespace
+
+bool accelerator_initialized() {
+  try {
+    const auto type = at::accelerator::getAccelerator(false);
+    return type && device_allocator(*type).initialized();
+  } catch (const c10::Error&) {
+    return false;  // no allocator that could be asked
+  }
+}
+
+c10::DeviceType default_device_type() {
+  static const c10::DeviceType type = find_default_type();
+  return lost_to_fork(type) ? c10::DeviceType::CPU : type;
+}
+
+bool lost_to_fork(c10::DeviceType type) {
+  if (!is_forked_child() || type == c10::DeviceType::CPU) {
+    return false;
+  }
+  // torch may have asked the driver, for a number of devices, without having begun to use one.
+  static const bool silent = !answers(type);
+  return forked_with_accelerator() || silent;
+}
 
 void register_cuda_backend(DeviceBackend& backend) { cuda_backend.store(&backend); }
 
@@ -61,6 +105,9 @@ c10::Device resolve_device(c10::Device device) {
   const c10::DeviceIndex count = device_count(device.type());
   TORCH_CHECK_VALUE(count > 0, "device is ", device.str(), ", but torch sees no ",
                     c10::DeviceTypeName(device.type()), " device here");
+  TORCH_CHECK_VALUE(!lost_to_fork(device.type()), "device is ", device.str(),
+                    ", which cannot be used in a process forked from one that used it: start it "
+                    "with \"spawn\"");
   at::globalContext().lazyInitDevice(device.type());
   if (!device.has_index()) {
     return c10::impl::VirtualGuardImpl(device.type()).getDevice();
@@ -72,11 +119,9 @@ c10::Device resolve_device(c10::Device device) {
 }
 
 c10::Device default_device() {
-  const auto accelerator = at::accelerator::getAccelerator(false);
-  if (!accelerator || device_count(*accelerator) == 0) {
-    return c10::Device(c10::DeviceType::CPU);
-  }
-  return resolve_device(c10::Device(*accelerator));
+  const c10::DeviceType type = find_default_type();
+  return type == c10::DeviceType::CPU || lost_to_fork(type) ? c10::Device(c10::DeviceType::CPU)
+                                                            : resolve_device(c10::Device(type));
 }
 
 }  // namespace brim

@@ -2,6 +2,7 @@
 
 #include <brim/export.h>
 #include <brim/memory/stats.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -66,6 +67,23 @@ class BRIM_API AcceleratorBackend : public DeviceBackend {
   void set_limit(c10::Device device, std::optional<std::int64_t> bytes) override;
   void release_cached(c10::Device device) override;
 };
+
+/// torch's allocator for this kind of accelerator. @throws c10::Error where there is none.
+c10::DeviceAllocator& device_allocator(c10::DeviceType type);
+
+/// How many devices of this kind torch sees.
+c10::DeviceIndex device_count(c10::DeviceType type);
+
+/// Whether torch has begun to use an accelerator in this process, or in the one it was forked from.
+bool accelerator_initialized();
+
+/// The kind of default_device(), found out once: asking torch takes longer than a whole call that
+/// fits.
+c10::DeviceType default_device_type();
+
+/// Whether accelerators of this kind cannot be used here, since this process was forked from one
+/// that did. Work on the CPU must not ask for them then.
+bool lost_to_fork(c10::DeviceType type);
 
 /// Used by libbrim_cuda when it is loaded, to add what needs CUDA's own headers.
 BRIM_API void register_cuda_backend(DeviceBackend& backend);

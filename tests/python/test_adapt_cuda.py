@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -97,6 +99,81 @@ def test_random_state_of_the_device_is_put_back() -> None:
     repeated, attempts = brim.batch(8)(work).record(2)
     assert len(attempts) > 1
     assert torch.equal(undisturbed, repeated)
+
+
+def test_random_state_of_a_device_that_is_not_current_is_put_back() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    seen: list[torch.Tensor] = []
+
+    @brim.batch(2)
+    def work(size: int) -> None:
+        seen.append(torch.rand(4, device="cuda:1").cpu())
+        if size > 1:
+            torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+    work()
+    assert len(seen) == 2
+    assert torch.equal(*seen)
+
+
+def test_reseeding_inside_a_failed_try_is_undone() -> None:
+    seen: list[torch.Tensor] = []
+    torch.cuda.manual_seed(5)
+    torch.rand(3, device="cuda")
+
+    @brim.batch(2)
+    def work(size: int) -> None:
+        seen.append(torch.rand(4, device="cuda").cpu())
+        torch.cuda.manual_seed(6)
+        if size > 1:
+            torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+    work()
+    assert len(seen) == 2
+    assert torch.equal(*seen)
+
+
+def test_a_call_that_fits_may_be_captured_in_a_graph() -> None:
+    x = torch.ones(64, device="cuda")
+    work = brim.batch(8)(lambda size: torch.nn.functional.dropout(x, 0.5) * size)
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = work()
+    graph.replay()
+    first = out.clone()
+    graph.replay()
+    assert set(first.unique().tolist()) == {0.0, 16.0}
+    assert not torch.equal(first, out)
+
+
+def test_work_on_the_cpu_goes_on_in_a_process_forked_from_one_that_uses_cuda() -> None:
+    script = """
+import os, warnings, torch, brim
+warnings.simplefilter("ignore")
+work = brim.maximize("n")(lambda n: torch.rand(n).numel())
+torch.ones(1, device="cuda")
+if {called_before}:
+    work(3)
+if os.fork() == 0:
+    assert brim.default_device() == torch.device("cpu")
+    assert work(5) == 5
+    brim.chunked(2)(lambda chunk, start, end: None)(torch.zeros(8))
+    with brim.testing.inject_oom(at=1):
+        assert work(8) < 8
+    try:
+        brim.memory_stats("cuda")
+    except ValueError as error:
+        assert "forked" in str(error)
+    else:
+        raise AssertionError("the device answered")
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+"""
+    for called_before in (False, True):
+        code = script.replace("{called_before}", str(called_before))
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_a_failed_attempt_is_gone_before_the_next() -> None:

@@ -21,8 +21,9 @@ class BRIM_API Checkpoint {
 
   explicit Checkpoint(const AdaptOptions& options, Detail detail = Detail::all);
 
-  /// The device that the options mean.
-  c10::Device device() const { return device_; }
+  /// The device that the options mean: the one that they name, or the current one. That is asked
+  /// for when it is needed, after a failure or for all details: the driver takes its time.
+  c10::Device device() const;
 
   /// Bytes that tensors held on `device` when this was taken; empty for a device that was not
   /// watched.
@@ -31,7 +32,7 @@ class BRIM_API Checkpoint {
   void restore_random_state() const;
 
  private:
-  c10::Device device_;
+  mutable std::optional<c10::Device> device_;
   std::int64_t cpu_held_;
   std::optional<std::int64_t> device_held_;  // of an accelerator
   std::optional<RandomState> random_;

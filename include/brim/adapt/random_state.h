@@ -2,35 +2,44 @@
 
 #include <brim/export.h>
 #include <c10/core/Device.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
-#include <optional>
 #include <utility>
 
 namespace brim {
 
 struct CpuRandomSnapshot;
 
+/// The whole state of a generator that counts.
+struct RandomPlace {
+  std::uint64_t seed;
+  std::uint64_t offset;
+};
+
 /// The state of torch's default random generators, so that work that is repeated draws the same
 /// numbers again.
 ///
 /// Taking one costs a few nanoseconds as long as no random number was drawn since the last one on
 /// this thread: the snapshot of the CPU's generator (2.5 kB) is shared between them and only copied
-/// when the generator has moved on. For CUDA and XPU it is a seed and an offset; other
-/// accelerators' generators, and those that the user made, are not covered.
+/// when the generator has moved on. For CUDA and XPU it is a seed and an offset of each device;
+/// other accelerators' generators, and those that the user made, are not covered.
 ///
 /// Belongs to the thread that took it.
 class BRIM_API RandomState {
  public:
-  /// Takes the state of the CPU's generator, and of the accelerator's if `device` is a CUDA or XPU
-  /// device.
+  /// Takes the state of the CPU's generator, and of all CUDA or XPU devices' if `device` is one of
+  /// them. Its index does not matter: work may draw on any.
   explicit RandomState(c10::Device device);
   ~RandomState();
   RandomState(RandomState&& other) noexcept
-      : cpu_(std::exchange(other.cpu_, nullptr)), accelerator_(other.accelerator_) {}
+      : cpu_(std::exchange(other.cpu_, nullptr)),
+        kind_(other.kind_),
+        accelerators_(std::move(other.accelerators_)) {}
   RandomState& operator=(RandomState&& other) noexcept {
     std::swap(cpu_, other.cpu_);
-    std::swap(accelerator_, other.accelerator_);
+    std::swap(kind_, other.kind_);
+    std::swap(accelerators_, other.accelerators_);
     return *this;
   }
 
@@ -38,14 +47,9 @@ class BRIM_API RandomState {
   void restore() const;
 
  private:
-  struct Accelerator {
-    c10::Device device;
-    std::uint64_t seed;
-    std::uint64_t offset;
-  };
-
   CpuRandomSnapshot* cpu_;  // counts its users, who are all on one thread
-  std::optional<Accelerator> accelerator_;
+  c10::DeviceType kind_;
+  c10::SmallVector<RandomPlace, 8> accelerators_;  // by index; empty before the first use of one
 };
 
 }  // namespace brim
