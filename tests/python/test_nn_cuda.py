@@ -222,7 +222,7 @@ def rounded(size: int) -> int:
         (Case("AdaptiveAvgPool2d", (4, 8, 32, 32), (7,)), {"input"}, 0),
         (Case("AdaptiveAvgPool2d", (4, 8, 32, 32), (1,)), {"input"}, 0),
     ],
-    ids=str,
+    ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_bytes_kept(case: Case, needs: set[str], least: int) -> None:
     layer, _ = pair(case, torch.float32, "cuda")
