@@ -38,6 +38,7 @@ auto without_gil(const Work& work) {
   PyThreadState* const state = PyEval_SaveThread();
   std::exception_ptr error;
   using Result = std::invoke_result_t<const Work&>;
+  // NOLINTNEXTLINE(misc-const-correctness): filled where there is a result
   std::conditional_t<std::is_void_v<Result>, bool, std::optional<Result>> result{};
   try {
     if constexpr (std::is_void_v<Result>) {

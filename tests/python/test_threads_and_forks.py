@@ -300,6 +300,16 @@ assert meter.peak > 0
     assert ended.returncode == 0, ended.stderr
 
 
+def test_using_a_second_libbrim_says_what_is_wrong(tmp_path: pathlib.Path) -> None:
+    code = f"""
+import ctypes, brim
+ctypes.CDLL({str(second_copy(tmp_path))!r})._ZN4brim21install_cpu_allocatorEv()
+"""
+    ended = run(code)  # a C++ exception that nobody catches
+    assert ended.returncode != 0
+    assert "libbrin.so is the second copy of libbrim in this process" in ended.stderr
+
+
 def test_importing_brim_beside_another_libbrim_is_one_clear_error(tmp_path: pathlib.Path) -> None:
     code = f"""
 import ctypes, torch
