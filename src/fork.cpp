@@ -2,31 +2,75 @@
 
 #include <pthread.h>
 
+#include <vector>
+
 #include "memory/backend.h"
 
 namespace brim {
 namespace {
 
-// Written by the only thread of a process that has just begun.
-bool forked = false;
-bool with_accelerator = false;
+struct Held {
+  std::mutex* mutex;
+  void (*in_child)();
+};
 
-// Whether it is in use is asked before the fork: the child must not call what may take a lock.
-bool in_use = false;
+struct ForkState {
+  std::mutex mutex;
+  std::vector<Held> held;
+  // Whether it is in use is asked before the fork: a child must not call what may take a lock.
+  bool accelerator_in_use = false;
+  bool forked = false;
+  bool forked_with_accelerator = false;
+};
 
-void before_fork() { in_use = accelerator_initialized(); }
-
-void in_child() {
-  forked = true;
-  with_accelerator = with_accelerator || in_use;
+ForkState& fork_state() {
+  static auto* const state = new ForkState;
+  return *state;
 }
 
-[[maybe_unused]] const int kRegistered = pthread_atfork(&before_fork, nullptr, &in_child);
+void before_fork() {
+  ForkState& state = fork_state();
+  const bool in_use = accelerator_initialized();
+  state.mutex.lock();
+  state.accelerator_in_use = in_use;
+  for (const Held& each : state.held) {
+    each.mutex->lock();
+  }
+}
+
+void unlock_all(ForkState& state) {
+  for (const Held& each : state.held) {
+    each.mutex->unlock();
+  }
+  state.mutex.unlock();
+}
+
+void in_parent() { unlock_all(fork_state()); }
+
+void in_child() {
+  ForkState& state = fork_state();
+  state.forked = true;
+  state.forked_with_accelerator = state.forked_with_accelerator || state.accelerator_in_use;
+  for (const Held& each : state.held) {
+    if (each.in_child != nullptr) {
+      each.in_child();
+    }
+  }
+  unlock_all(state);
+}
+
+[[maybe_unused]] const int kRegistered = pthread_atfork(&before_fork, &in_parent, &in_child);
 
 }  // namespace
 
-bool is_forked_child() noexcept { return forked; }
+bool is_forked_child() noexcept { return fork_state().forked; }
 
-bool forked_with_accelerator() noexcept { return with_accelerator; }
+bool forked_with_accelerator() noexcept { return fork_state().forked_with_accelerator; }
+
+void hold_during_fork(std::mutex& mutex, void (*in_child)()) {
+  ForkState& state = fork_state();
+  const std::lock_guard lock(state.mutex);
+  state.held.push_back({&mutex, in_child});
+}
 
 }  // namespace brim

@@ -1,18 +1,46 @@
 #include <brim/runtime.h>
 #include <brim/version.h>
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+
 #include <atomic>
+#include <string>
+
+#include "only_copy.h"
 
 namespace brim {
 namespace {
 
 std::atomic<Waiter> current_waiter{nullptr};
 
+/// The file that this code was loaded from.
+std::string own_file() {
+  Dl_info info{};
+  const bool known = dladdr(reinterpret_cast<const void*>(&is_first_copy), &info) != 0;
+  return known && info.dli_fname != nullptr ? info.dli_fname : "libbrim";
+}
+
 }  // namespace
 
 const char* version() noexcept { return BRIM_VERSION_STRING; }
 
 const char* built_with_torch() noexcept { return BRIM_TORCH_VERSION; }
+
+bool is_first_copy() {
+  // Asked first by the first initialiser of this copy, before it registers anything.
+  static const bool first =
+      !c10::Dispatcher::singleton().findSchema({"brim::linear", ""}).has_value();
+  return first;
+}
+
+void check_only_copy() {
+  TORCH_CHECK(is_first_copy(), own_file(),
+              " is the second copy of libbrim in this process, which would count memory and "
+              "register operators twice: link the program and its extensions to one libbrim (the "
+              "Python package has its own in brim/lib)");
+}
 
 void set_waiter(Waiter waiter) noexcept { current_waiter.store(waiter); }
 

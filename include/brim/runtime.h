@@ -11,6 +11,10 @@ BRIM_API const char* version() noexcept;
 /// torch's minor versions.
 BRIM_API const char* built_with_torch() noexcept;
 
+/// @throws c10::Error where another copy of libbrim was loaded before this one: two would count CPU
+/// memory and register operators twice. What counts or limits CPU memory checks it by itself.
+BRIM_API void check_only_copy();
+
 /// Runs `wait(context)`, which may block for long. The Python package sets one that gives up the
 /// GIL meanwhile.
 using Waiter = void (*)(void (*wait)(const void*), const void* context);

@@ -15,6 +15,7 @@
 
 #include "bindings.h"
 #include "core_warnings.h"
+#include "interpreter.h"
 #include "python_error.h"
 
 namespace brim::python {
@@ -134,9 +135,11 @@ class ChangedArguments {
   }
 
   PyObject* call(PyObject* function) {
-    return PyObject_Vectorcall(
-        function, values_.data() + 1,
-        static_cast<std::size_t>(positional_) | PY_VECTORCALL_ARGUMENTS_OFFSET, names_.ptr());
+    return entering_python([&] {
+      return PyObject_Vectorcall(
+          function, values_.data() + 1,
+          static_cast<std::size_t>(positional_) | PY_VECTORCALL_ARGUMENTS_OFFSET, names_.ptr());
+    });
   }
 
  private:
@@ -259,8 +262,10 @@ class ParameterCall {
 PyObject* call_unwatched(const AdaptiveConfig& config, PyObject* function,
                          const CallArguments& arguments, const Maxima& maxima) {
   if (maxima.as_passed) {
-    return PyObject_Vectorcall(function, arguments.values,
-                               static_cast<std::size_t>(arguments.positional), arguments.names);
+    return entering_python([&] {
+      return PyObject_Vectorcall(function, arguments.values,
+                                 static_cast<std::size_t>(arguments.positional), arguments.names);
+    });
   }
   return ParameterCall(config, arguments, maxima)(function, maxima.value);
 }
@@ -446,20 +451,24 @@ PyObject* chunked(const AdaptiveConfig& config, PyObject* function, const CallAr
 PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
                         const CallArguments& arguments, std::vector<Attempt>* attempts) noexcept {
   try {
-    switch (config.kind) {
-      case AdaptKind::maximize:
-        return maximize(config, function, arguments, attempts);
-      case AdaptKind::batch:
-        return batch(config, function, arguments, attempts);
-      case AdaptKind::range:
-        return range(config, function, arguments, attempts);
-      case AdaptKind::chunked:
-        return chunked(config, function, arguments, attempts);
-    }
+    // Around all of it too, for observers, loggers and warnings, which are Python as well.
+    return entering_python([&]() -> PyObject* {
+      switch (config.kind) {
+        case AdaptKind::maximize:
+          return maximize(config, function, arguments, attempts);
+        case AdaptKind::batch:
+          return batch(config, function, arguments, attempts);
+        case AdaptKind::range:
+          return range(config, function, arguments, attempts);
+        case AdaptKind::chunked:
+          return chunked(config, function, arguments, attempts);
+      }
+      return nullptr;
+    });
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
   }
-  return nullptr;
 }
 
 PyObject* adaptive_clear(const AdaptiveConfig& config) noexcept {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "interpreter.h"
 #include "python_error.h"
 
 namespace brim::python {
@@ -147,8 +148,7 @@ void register_stats(py::module_& m) {
       "release_cached",
       [](const py::object& device) {
         const c10::Device resolved = device_argument(device);
-        const py::gil_scoped_release no_gil;
-        return release_cached(resolved);
+        return without_gil([&] { return release_cached(resolved); });
       },
       py::arg("device") = py::none());
   m.def(

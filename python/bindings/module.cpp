@@ -1,7 +1,13 @@
 #include <brim/runtime.h>
+#include <brim/version.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <string>
+#include <string_view>
+
 #include "bindings.h"
+#include "interpreter.h"
 #include "python_error.h"
 
 namespace {
@@ -16,23 +22,30 @@ void translate(std::exception_ptr error) {
   }
 }
 
-/// Waits without the GIL. Not by pybind11's guard, whose destructor would end the process where
-/// Python ends this thread because the interpreter is finalizing.
+/// Waits without the GIL, and lets Ctrl-C end the wait's call.
 void wait_without_gil(void (*wait)(const void*), const void* context) {
   if (PyGILState_Check() == 0) {
     wait(context);
     return;
   }
-  std::exception_ptr error;
-  PyThreadState* const state = PyEval_SaveThread();
-  try {
-    wait(context);
-  } catch (...) {
-    error = std::current_exception();
+  brim::python::without_gil([&] { wait(context); });
+  if (PyErr_CheckSignals() != 0) {
+    throw py::error_already_set();
   }
-  PyEval_RestoreThread(state);
-  if (error) {
-    std::rethrow_exception(error);
+}
+
+/// The loader takes a libbrim that is in the process already, whichever it is.
+void check_library() {
+  try {
+    brim::check_only_copy();
+  } catch (const c10::Error& error) {
+    throw py::import_error(error.what_without_backtrace());
+  }
+  const std::string_view loaded = brim::version();
+  if (loaded != BRIM_VERSION_STRING) {
+    throw py::import_error("this is brim " BRIM_VERSION_STRING ", but another library has loaded " +
+                           ("libbrim " + std::string(loaded)) +
+                           " into the process: link it to the libbrim in brim/lib");
   }
 }
 
@@ -40,6 +53,7 @@ void wait_without_gil(void (*wait)(const void*), const void* context) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "brim's C++ core";
+  check_library();
   py::register_local_exception_translator(&translate);
   m.attr("__version__") = brim::version();
   m.attr("built_with_torch") = brim::built_with_torch();

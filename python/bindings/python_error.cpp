@@ -1,5 +1,6 @@
 #include "python_error.h"
 
+#include <cerrno>
 #include <cstdint>
 
 #include "bindings.h"
@@ -68,6 +69,11 @@ OomCause classify_python(py::handle exception) {
     const py::object code = py::getattr(exception, "error_code", py::none());
     const bool out = py::isinstance<py::int_>(code) && code.equal(py::int_(kRuntimeOutOfMemory));
     return from_text(exception, out ? OomKind::device_memory : OomKind::none);
+  }
+  if (is_a(exception, PyExc_OSError)) {
+    const py::object number = py::getattr(exception, "errno", py::none());
+    const bool exhausted = py::isinstance<py::int_>(number) && number.equal(py::int_(ENOMEM));
+    return exhausted ? from_text(exception, OomKind::host_memory) : OomCause{};
   }
   // Subclasses of RuntimeError that blame the program, not its memory.
   if (is_a(exception, PyExc_NotImplementedError) || is_a(exception, PyExc_RecursionError)) {

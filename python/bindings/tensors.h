@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "interpreter.h"
+
 namespace brim::python {
 
 /// A one-dimensional tensor of 64-bit numbers in this machine's memory, which is how brim's Python
@@ -69,8 +71,7 @@ auto checked(const Work& work) {
 /// The same without Python's lock.
 template <typename Work>
 auto unlocked(const Work& work) {
-  const pybind11::gil_scoped_release release;
-  return checked(work);
+  return without_gil([&] { return checked(work); });
 }
 
 }  // namespace brim::python

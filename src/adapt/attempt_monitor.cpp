@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "adapt/running_calls.h"
 #include "memory/backend.h"
 
 namespace brim {
@@ -131,6 +132,8 @@ AttemptMonitor::Result AttemptMonitor::failed(std::span<const std::int64_t> valu
     peak = std::max<std::int64_t>(*cause.in_use - before.value_or(room.allocated), 0);
   }
   const std::int64_t limit = room.allocated + room.free;
+  hopeless_ = cause.kind == OomKind::size_limit ||
+              (!elsewhere && cause.requested && *cause.requested > limit);
 
   result.outcome = {.size = values.front(), .fitted = false};
   // Figures of another device than the one that is watched would spoil the model of that one.
@@ -175,12 +178,24 @@ void AttemptMonitor::wait_for_memory(c10::Device device, std::int64_t attempt_pe
     options_.collect_garbage();
   }
   const std::int64_t kept = left();
-  if (kept > tolerance && !warned_) {
+  // While other threads are in calls of their own, nobody can tell whose memory it is.
+  if (kept > tolerance && !warned_ && !another_call_runs()) {
     warned_ = true;
     TORCH_WARN(format_bytes(kept), " of a failed try's memory on ", device.str(),
                " did not come back: something still refers to its tensors, or another thread has "
                "allocated since; less is left for the next try");
   }
+}
+
+bool AttemptMonitor::wait_for_others() {
+  constexpr auto kLongest = std::chrono::seconds(30);
+  if (hopeless_) {
+    return false;
+  }
+  if (!deadline_) {
+    deadline_ = std::chrono::steady_clock::now() + kLongest;
+  }
+  return wait_for_another_call(*deadline_);
 }
 
 void AttemptMonitor::publish(Attempt attempt) {

@@ -44,6 +44,11 @@ class AttemptMonitor {
   Result failed(std::span<const std::int64_t> values, const OomCause& cause,
                 const std::string& message);
 
+  /// Before giving up: waits until an adaptive call of another thread ends and may have given
+  /// memory back, 30 s at most for the whole call. False where there is nothing to wait for, or it
+  /// is over.
+  bool wait_for_others();
+
   /// Raises c10::OutOfMemoryError with the last message and a summary of all tries.
   [[noreturn]] void give_up() const;
 
@@ -61,6 +66,8 @@ class AttemptMonitor {
   std::optional<c10::Device> failed_on_;
   std::vector<std::int64_t> released_for_;  // values that were tried again after a release
   bool warned_ = false;
+  bool hopeless_ = false;  // the last failure would happen on an empty device too
+  std::optional<std::chrono::steady_clock::time_point> deadline_;  // of waiting for others
 };
 
 }  // namespace brim

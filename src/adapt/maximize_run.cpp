@@ -11,6 +11,7 @@ namespace brim {
 struct MaximizeRun::State {
   const AdaptOptions& options;
   AttemptMonitor monitor;
+  ParameterSearchOptions wanted;
   ParameterSearch search;
   FiguresOfOneDevice figures;
   Rate rate;
@@ -53,8 +54,8 @@ MaximizeRun::MaximizeRun(ParameterSearchOptions search, const AdaptOptions& opti
   const c10::Device device = checkpoint.device();
   const Recollection recollection = first_try == FirstTry::ahead ? recall(options) : Recollection{};
   // NOLINTNEXTLINE(modernize-make-unique): an aggregate that cannot be moved
-  state_.reset(new State{options, AttemptMonitor(options, std::move(checkpoint)),
-                         make_search(std::move(search), options, recollection, device),
+  state_.reset(new State{options, AttemptMonitor(options, std::move(checkpoint)), search,
+                         make_search(search, options, recollection, device),
                          FiguresOfOneDevice(recollection.device), rate});
 }
 
@@ -94,9 +95,15 @@ void MaximizeRun::failed(const OomCause& cause, const std::string& message) {
                           .outcome = result.outcome,
                           .device = result.device});
   state_->search.record(state_->figures(result.outcome, result.device));
-  if (state_->search.finished() && !state_->search.best()) {
+  if (!state_->search.finished() || state_->search.best()) {
+    return;
+  }
+  if (!state_->monitor.wait_for_others()) {
     state_->monitor.give_up();
   }
+  // Other calls had the memory. What is free now is what counts.
+  state_->search =
+      make_search(state_->wanted, state_->options, recall(state_->options), result.device);
 }
 
 }  // namespace brim

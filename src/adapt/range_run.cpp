@@ -46,6 +46,7 @@ struct RangeRun::State {
   SizeSearch search;
   FiguresOfOneDevice figures;
   std::optional<SizeOutcome> learned;  // the last fit that was
+  std::int64_t upper;
   std::int64_t lower;
   bool repeats = false;
 };
@@ -60,7 +61,7 @@ RangeRun::RangeRun(std::int64_t upper, const AdaptOptions& options) {
   // NOLINTNEXTLINE(modernize-make-unique): an aggregate that cannot be moved
   state_.reset(new State{options, AttemptMonitor(options, std::move(checkpoint)),
                          std::move(recollection.facts), search,
-                         FiguresOfOneDevice(recollection.device), std::nullopt,
+                         FiguresOfOneDevice(recollection.device), std::nullopt, upper,
                          std::min(options.lower, upper)});
 }
 
@@ -115,9 +116,15 @@ void RangeRun::failed(std::int64_t size, const OomCause& cause, const std::strin
   }
   learn(state_->options, {.values = {size}, .outcome = result.outcome, .device = result.device});
   state_->search.record(state_->figures(result.outcome, result.device));
-  if (size <= state_->lower) {
+  if (size > state_->lower) {
+    return;
+  }
+  if (!state_->monitor.wait_for_others()) {
     state_->monitor.give_up();
   }
+  // Other calls had the memory. What is free now is what counts.
+  state_->search =
+      make_search(state_->upper, state_->options, recall(state_->options), result.device);
 }
 
 }  // namespace brim

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fork.h"
 #include "memory/backend.h"
 
 namespace brim {
@@ -20,7 +21,11 @@ struct OpenBudgets {
 };
 
 OpenBudgets& open_budgets() {
-  static auto* const instance = new OpenBudgets;
+  static auto* const instance = [] {
+    auto* open = new OpenBudgets;
+    hold_during_fork(open->mutex);
+    return open;
+  }();
   return *instance;
 }
 

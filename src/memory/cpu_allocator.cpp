@@ -2,6 +2,7 @@
 
 #include <brim/memory/bytes.h>
 #include <brim/memory/cpu.h>
+#include <brim/runtime.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
@@ -9,11 +10,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fork.h"
+
 namespace brim {
 namespace {
 
 // One cache line keeps torch's promise of 64-byte alignment for the data behind it.
 constexpr std::size_t kHeaderBytes = 64;
+
+struct Header {
+  std::size_t bytes;
+  std::size_t process;
+};
 
 void report_to_profiler(void* data, std::int64_t change, std::int64_t allocated) {
   if (c10::memoryProfilingEnabled()) {
@@ -40,12 +48,22 @@ std::string with_exact(std::int64_t bytes) {
 
 }  // namespace
 
+CpuAllocator::CpuAllocator() { hold_during_fork(gates_mutex_, &CpuAllocator::in_forked_child); }
+
+void CpuAllocator::in_forked_child() {
+  CpuAllocator& self = instance();
+  ++self.process_;
+  self.allocated_.store(0);
+  self.peak_.store(0);
+}
+
 CpuAllocator& CpuAllocator::instance() {
   static auto* const allocator = new CpuAllocator;  // never destroyed, see the class comment
   return *allocator;
 }
 
 void CpuAllocator::install() {
+  check_only_copy();
   // Priority 0 as torch's own: a higher one could never be replaced again by the user.
   static const bool once = [this] {
     c10::SetCPUAllocator(this, 0);
@@ -83,7 +101,8 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
     release(size);
     throw_out_of_memory(size, allocated(), ": the system has no more (" + system_error + ")");
   }
-  std::memcpy(block, &bytes, sizeof(bytes));
+  const Header header{bytes, process_};
+  std::memcpy(block, &header, sizeof(header));
   void* data = static_cast<char*>(block) + kHeaderBytes;
   report_to_profiler(data, size, allocated());
   return {data, data, &CpuAllocator::free_block, cpu};
@@ -123,12 +142,14 @@ void CpuAllocator::free_block(void* data) {
     return;
   }
   void* block = static_cast<char*>(data) - kHeaderBytes;
-  std::size_t bytes = 0;
-  std::memcpy(&bytes, block, sizeof(bytes));
+  Header header{};
+  std::memcpy(&header, block, sizeof(header));
   auto& self = instance();
-  const auto size = static_cast<std::int64_t>(bytes);
-  self.release(size);
-  report_to_profiler(data, -size, self.allocated());
+  if (header.process == self.process_) {
+    const auto size = static_cast<std::int64_t>(header.bytes);
+    self.release(size);
+    report_to_profiler(data, -size, self.allocated());
+  }
   c10::free_cpu(block);
 }
 

@@ -34,6 +34,9 @@ struct PeakSample {
 /// any thread and after the limit changed, and the count stays exact. Only the bytes that were
 /// asked for are counted, not that line.
 ///
+/// A forked process counts what it allocates itself, from zero: what it inherits it shares with its
+/// parent. The limit stays.
+///
 /// One instance for the process, never destroyed: tensors may outlive everything else. All members
 /// are thread-safe.
 class CpuAllocator final : public c10::Allocator {
@@ -67,9 +70,10 @@ class CpuAllocator final : public c10::Allocator {
   void remove_gate(AllocationGate& gate) noexcept;
 
  private:
-  CpuAllocator() = default;
+  CpuAllocator();
 
   static void free_block(void* data);
+  static void in_forked_child();
   void reserve(std::int64_t bytes);
   void release(std::int64_t bytes) { allocated_.fetch_sub(bytes, std::memory_order_relaxed); }
   void raise_peak(std::int64_t candidate);
@@ -79,6 +83,7 @@ class CpuAllocator final : public c10::Allocator {
   std::atomic<std::int64_t> allocated_{0};
   std::atomic<std::int64_t> peak_{0};
   std::atomic<std::int64_t> limit_{kUnlimited};
+  std::size_t process_ = 0;  // tells this process' blocks from those that it inherited
 
   std::atomic<int> gate_count_{
       0};  // read on every allocation, so that the lock is taken only when there is a gate

@@ -5,28 +5,44 @@
 #include <chrono>
 #include <mutex>
 
+#include "fork.h"
 #include "memory/backend.h"
 
 namespace brim {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+/// What the system could give when it was last asked.
+struct LastReading {
+  std::mutex mutex;
+  Clock::time_point at{};
+  std::int64_t available = 0;
+  std::int64_t allocated = 0;  // then, by tensors
+};
+
+LastReading& last_reading() {
+  static auto* const instance = [] {
+    auto* reading = new LastReading;
+    hold_during_fork(reading->mutex, [] { last_reading().at = {}; });
+    return reading;
+  }();
+  return *instance;
+}
+
 /// What the system can still give, read at most every 50 ms, since it takes several files. In
 /// between, tensors that came or went since the last reading are taken into account.
 std::int64_t recent_host_available(std::int64_t allocated) {
-  using Clock = std::chrono::steady_clock;
   constexpr auto kFresh = std::chrono::milliseconds(50);
-  static std::mutex mutex;
-  static Clock::time_point read_at{};
-  static std::int64_t available = 0;
-  static std::int64_t allocated_then = 0;
-  const std::lock_guard lock(mutex);
+  LastReading& last = last_reading();
+  const std::lock_guard lock(last.mutex);
   const auto now = Clock::now();
-  if (read_at == Clock::time_point{} || now - read_at > kFresh) {
-    available = read_host_memory().available();
-    allocated_then = allocated;
-    read_at = now;
+  if (last.at == Clock::time_point{} || now - last.at > kFresh) {
+    last.available = read_host_memory().available();
+    last.allocated = allocated;
+    last.at = now;
   }
-  return std::max<std::int64_t>(available - (allocated - allocated_then), 0);
+  return std::max<std::int64_t>(last.available - (allocated - last.allocated), 0);
 }
 
 class CpuBackend final : public DeviceBackend {

@@ -56,6 +56,9 @@ constexpr std::array kPhrases{
            c10::DeviceType::CUDA},
     Phrase{"CUDA driver error: out of memory", Follows::punctuation, OomKind::device_memory,
            c10::DeviceType::CUDA},
+    // How WSL says that a device's memory cannot be made resident.
+    Phrase{"CUDA driver error: device not ready", Follows::punctuation, OomKind::device_memory,
+           c10::DeviceType::CUDA},
     Phrase{"Triton Error [CUDA]: out of memory", Follows::punctuation, OomKind::device_memory,
            c10::DeviceType::CUDA},
     Phrase{"HIP error: out of memory", Follows::punctuation, OomKind::device_memory,
@@ -74,12 +77,16 @@ constexpr std::array kPhrases{
            c10::DeviceType::CPU},
     Phrase{"DefaultCPUAllocator: not enough memory:", Follows::anything, OomKind::host_memory,
            c10::DeviceType::CPU},
+    Phrase{"Cannot allocate memory (12)", Follows::anything, OomKind::host_memory,
+           c10::DeviceType::CPU},
     Phrase{"CUDNN_STATUS_NOT_SUPPORTED. This error may appear", Follows::anything,
            OomKind::library_workspace, c10::DeviceType::CUDA},
     Phrase{"unable to find an engine", Follows::no_letter, OomKind::library_workspace,
            c10::DeviceType::CUDA},
     Phrase{"Unable to find a valid cuDNN algorithm", Follows::anything, OomKind::library_workspace,
            c10::DeviceType::CUDA},
+    Phrase{"Storage size calculation overflowed with sizes=", Follows::anything,
+           OomKind::size_limit, std::nullopt},
     Phrase{"INT_MAX elements", Follows::no_letter, OomKind::size_limit, std::nullopt},
     Phrase{"canUse32BitIndexMath", Follows::no_letter, OomKind::size_limit, std::nullopt},
 };
@@ -122,6 +129,14 @@ bool names_failed_library_allocation(std::string_view message) {
     }
   }
   return false;
+}
+
+/// torch's caching allocator asks NVML for the figures of its out-of-memory message, and where that
+/// fails (in containers, on MIG devices) only the failed assertion is left of it.
+bool names_failed_report(std::string_view message) {
+  return message.find("NVML_SUCCESS == ") != std::string_view::npos &&
+         message.find("INTERNAL ASSERT FAILED at ") != std::string_view::npos &&
+         message.find("CUDACachingAllocator") != std::string_view::npos;
 }
 
 /// The number behind "GPU 3 has a total capacity of", where an allocator says which of several
@@ -201,7 +216,7 @@ std::optional<std::int64_t> amount_behind(std::string_view message,
 
 std::optional<std::int64_t> requested_bytes(std::string_view message) noexcept {
   return amount_behind(message, {"Tried to allocate ", "tried to allocate ", "Unable to allocate ",
-                                 "Invalid buffer size: "});
+                                 "Invalid buffer size: ", "unable to mmap "});
 }
 
 std::optional<std::int64_t> bytes_in_use(std::string_view message) noexcept {
@@ -227,6 +242,10 @@ OomCause parse(std::string_view message) noexcept {
   }
   if (!cause && names_failed_library_allocation(message)) {
     cause.kind = OomKind::library_workspace;
+    cause.device = c10::Device(c10::DeviceType::CUDA);
+  }
+  if (!cause && names_failed_report(message)) {
+    cause.kind = OomKind::device_memory;
     cause.device = c10::Device(c10::DeviceType::CUDA);
   }
   if (!cause) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <new>
 #include <stdexcept>
+#include <system_error>
 
 #include "memory/oom_message.h"
 
@@ -53,6 +54,10 @@ OomCause classify(const std::exception& error) noexcept {
     }
     if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
       return {OomKind::host_memory, c10::Device(c10::DeviceType::CPU), std::nullopt, std::nullopt};
+    }
+    if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
+      const bool exhausted = system->code() == std::errc::not_enough_memory;
+      return classify_message(error.what(), exhausted ? OomKind::host_memory : OomKind::none);
     }
     if (dynamic_cast<const std::runtime_error*>(&error) != nullptr) {
       return oom_message::parse(error.what());

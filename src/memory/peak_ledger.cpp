@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fork.h"
 #include "memory/backend.h"
 
 namespace brim::peak_ledger {
@@ -17,8 +18,25 @@ struct Ledger {
       highest;  // of what meters have taken from the allocators
 };
 
+Ledger& ledger();
+
+/// The CPU's count begins at zero there, and so does what open meters have seen of it.
+void in_forked_child() {
+  Ledger& book = ledger();
+  for (PeakEntry* entry : book.open) {
+    if (entry->device.is_cpu()) {
+      entry->start = entry->highest = entry->end = 0;
+    }
+  }
+  book.highest.erase(c10::Device(c10::DeviceType::CPU));
+}
+
 Ledger& ledger() {
-  static auto* const instance = new Ledger;  // meters may close during static destruction
+  static auto* const instance = [] {
+    auto* book = new Ledger;  // meters may close during static destruction
+    hold_during_fork(book->mutex, &in_forked_child);
+    return book;
+  }();
   return *instance;
 }
 

@@ -314,6 +314,19 @@ class TestBudget:
         with pytest.raises(ValueError, match="meta"), brim.budget("1GiB", device="meta"):
             pass
 
+    def test_out_of_a_refused_operator_can_be_used_after_resize_0(self, held: int) -> None:
+        out = torch.empty(0)
+        x = torch.ones(MIB)
+        with (
+            brim.budget(held + x.nbytes + 1024, device="cpu"),
+            pytest.raises(torch.OutOfMemoryError),
+        ):
+            torch.add(x, x, out=out)
+        out.resize_(0)  # torch has left it the shape of the result without the memory
+        torch.add(x, x, out=out)
+        assert out.untyped_storage().nbytes() == x.nbytes
+        assert bool((out == 2).all())
+
     def test_threads_never_overshoot(self, held: int) -> None:
         room = 100_000
         refused = 0

@@ -162,6 +162,42 @@ KNOWN = {
         "cpu",
         8 * GIB,
     ),
+    "NVML does not answer": (
+        RuntimeError(
+            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":'
+            "1131, please report a bug to PyTorch. "
+        ),
+        OomKind.device_memory,
+        "cuda",
+        None,
+    ),
+    "CUDA driver under WSL": (
+        RuntimeError("CUDA driver error: device not ready"),
+        OomKind.device_memory,
+        "cuda",
+        None,
+    ),
+    "mmap of shared memory": (
+        RuntimeError(
+            "unable to mmap 1059061760 bytes from file </torch_16981_2708895375_0>: Cannot "
+            "allocate memory (12)"
+        ),
+        OomKind.host_memory,
+        "cpu",
+        1059061760,
+    ),
+    "the system": (
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        OomKind.host_memory,
+        "cpu",
+        None,
+    ),
+    "a shape beyond 2^63 bytes": (
+        RuntimeError("Storage size calculation overflowed with sizes=[4611686018427387904, 4]"),
+        OomKind.size_limit,
+        None,
+        None,
+    ),
     "size limit": (
         RuntimeError("nonzero is not supported for tensors with more than INT_MAX elements"),
         OomKind.size_limit,
@@ -189,6 +225,11 @@ NEAR_MISSES = [
     KeyboardInterrupt("CUDA out of memory."),
     StopIteration("CUDA out of memory."),
     OSError(errno.ENOSPC, "No space left on device"),
+    OSError("CUDA out of memory."),
+    RuntimeError('!handles_.at(i) INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp"'),
+    RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "c10/cuda/driver_api.cpp"'),
+    RuntimeError("CUDA error: device not ready"),
+    RuntimeError("unable to mmap 4096 bytes from file </torch_1_2>: Permission denied (13)"),
     FileNotFoundError(errno.ENOENT, "No such file or directory", "out of memory.txt"),
     TimeoutError("out of memory"),
     UserWarning("CUDA out of memory."),

@@ -7,8 +7,27 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 namespace brim {
+
+struct ThreadCalls;
+
+/// Tells the other threads that an adaptive call runs on this one, as long as it lives: who finds
+/// no memory waits for them before giving up. Belongs to its thread.
+class BRIM_API RunningCall {
+ public:
+  RunningCall();
+  ~RunningCall();
+  RunningCall(RunningCall&& other) noexcept : calls_(std::exchange(other.calls_, nullptr)) {}
+  RunningCall& operator=(RunningCall&& other) noexcept {
+    std::swap(calls_, other.calls_);
+    return *this;
+  }
+
+ private:
+  ThreadCalls* calls_;
+};
 
 /// How things stood before a try: what must come back afterwards, and where random numbers
 /// continue. Cheap, because it is taken on the path of a call that fits.
@@ -32,6 +51,7 @@ class BRIM_API Checkpoint {
   void restore_random_state() const;
 
  private:
+  RunningCall running_;
   mutable std::optional<c10::Device> device_;
   std::int64_t cpu_held_;
   std::optional<std::int64_t> device_held_;  // of an accelerator

@@ -5,9 +5,13 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randperm.h>
 #include <brim/adapt/random_state.h>
+#include <brim/runtime.h>
 #include <gtest/gtest.h>
 
+#include <future>
+#include <mutex>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -68,6 +72,28 @@ TEST(RandomState, RestoredGeneratorDrawsTheSameNumbers) {
     EXPECT_TRUE(first[i].equal(second[i])) << i;
   }
   EXPECT_FALSE(first[1].equal(numbers()[1])) << "unless it is restored, it moves on";
+}
+
+TEST(RandomState, WaitsForTheGeneratorByTheWaiter) {
+  static std::promise<void> waiting;
+  at::manual_seed(1);
+  std::promise<void> locked;
+  std::thread drawing([&] {  // as an operator that draws for long
+    const std::lock_guard lock(generator().mutex());
+    locked.set_value();
+    waiting.get_future().wait();
+  });
+  locked.get_future().wait();
+  set_waiter([](void (*wait)(const void*), const void* context) {
+    waiting.set_value();
+    wait(context);
+  });
+  const RandomState state(at::kCPU);
+  set_waiter(nullptr);
+  drawing.join();
+  const at::Tensor first = at::rand({4});
+  state.restore();
+  EXPECT_TRUE(at::rand({4}).equal(first));
 }
 
 TEST(RandomState, RestoresTheSeedToo) {

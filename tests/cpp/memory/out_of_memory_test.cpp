@@ -161,6 +161,23 @@ std::vector<Row> known_failures() {
            "CPU out of memory. Tried to allocate 1.00 KiB (1025 bytes) with 5 B (5 "
            "bytes) in use of 6 B (6 bytes) allowed by the budget"),
        host_memory, cpu, 1025},
+      {"NVML does not answer",
+       torch_error<c10::Error>("NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT "
+                               "FAILED at \"/pytorch/c10/cuda/CUDACachingAllocator.cpp\":963"),
+       device_memory, cuda, std::nullopt},
+      {"CUDA driver under WSL", torch_error<c10::Error>("CUDA driver error: device not ready"),
+       device_memory, cuda, std::nullopt},
+      {"mmap of shared memory",
+       torch_error<c10::Error>("unable to mmap 4096 bytes from file </torch_1_2>: Cannot allocate "
+                               "memory (12)"),
+       host_memory, cpu, 4096},
+      {"the system",
+       std::make_exception_ptr(std::system_error(ENOMEM, std::generic_category(), "mmap")),
+       host_memory, cpu, std::nullopt},
+      {"a shape beyond 2^63 bytes",
+       torch_error<c10::Error>(
+           "Storage size calculation overflowed with sizes=[4611686018427387904, 4]"),
+       size_limit, std::nullopt, std::nullopt},
       {"C++", std::make_exception_ptr(std::bad_alloc()), host_memory, cpu, std::nullopt},
       {"C++ array", std::make_exception_ptr(std::bad_array_new_length()), size_limit, cpu,
        std::nullopt},
