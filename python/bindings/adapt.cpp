@@ -104,6 +104,9 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
       config->key_arguments.push_back(slot_argument(slot.cast<py::tuple>(), no_default));
     }
   }
+  // The others ask for their key ahead of the work in any case.
+  const bool at_once = config->kind == AdaptKind::maximize || config->kind == AdaptKind::batch;
+  config->checks_key = at_once && config->key_by_names && config->memory != nullptr;
   config->hasher = callable_or_null(given["hasher"]);
   config->salt = given["salt"].cast<std::uint64_t>();
   config->observer = callable_or_null(given["observer"]);
@@ -164,7 +167,6 @@ void register_adapt(py::module_& m) {
                   })
       .def_static("default_directory", &SizeMemory::default_directory);
   m.attr("AdaptiveFunction") = adaptive_function_type();
-  m.def("blank_adaptive", &blank_adaptive_function);
   m.def("make_adaptive", [](const py::object& function, const py::dict& config) {
     return make_adaptive_function(function, make_config(config));
   });

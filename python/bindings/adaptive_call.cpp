@@ -177,9 +177,6 @@ PyObject* adapt(const AdaptiveConfig& config, const CallArguments& arguments,
   Checkpoint checkpoint = checkpoint_before(config, arguments, attempts);
   std::optional<TakenError> first_error;
   if (may_run_unwatched(config, attempts)) {
-    if (config.key_by_names && config.memory) {
-      check_key(config, arguments);
-    }
     if (PyObject* result = first()) {
       return result;
     }
@@ -453,6 +450,9 @@ PyObject* chunked(const AdaptiveConfig& config, PyObject* function, const CallAr
 PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
                         const CallArguments& arguments, std::vector<Attempt>* attempts) noexcept {
   try {
+    if (config.checks_key && may_run_unwatched(config, attempts)) {
+      check_key(config, arguments);
+    }
     switch (config.kind) {
       case AdaptKind::maximize:
         return maximize(config, function, arguments, attempts);

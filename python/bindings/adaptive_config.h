@@ -29,6 +29,7 @@ struct AdaptiveConfig {
   AdaptKind kind = AdaptKind::maximize;
   Binding binding = Binding::instance;
   bool has_receiver = false;  // the function's first parameter is `self` or `cls`
+  bool checks_key = false;    // the key is made of what the user named: see check_key
   pybind11::object recipe;    // () -> the same function made anew, for pickling by value
   AdaptOptions
       options;  // `memory`, `key`, `attempts` and the callbacks are filled in for each call

@@ -37,11 +37,17 @@ const AdaptiveFunction* decorated(PyObject* self) {
   if (function->base != nullptr) {
     function = as_function(function->base);
   }
-  if (function->function != nullptr && function->config != nullptr) {
+  if (function->function != nullptr && function->config != nullptr) [[likely]] {
     return function;
   }
   PyErr_SetString(PyExc_ReferenceError, "this adaptive function is being destroyed");
   return nullptr;
+}
+
+CallArguments plain_arguments(const AdaptiveConfig& config, PyObject* const* values,
+                              Py_ssize_t count, PyObject* names) {
+  const bool receiver = config.has_receiver && config.kind != AdaptKind::maximize && count > 0;
+  return {values, count, names, receiver ? 1 : 0};
 }
 
 /// Calls `then(config, function, arguments)`, with the instance of a bound one ahead of the others.
@@ -53,20 +59,30 @@ PyObject* with_arguments(PyObject* self, PyObject* const* values, Py_ssize_t cou
     return nullptr;
   }
   const AdaptiveConfig& config = *function->config;
-  const bool in_front = config.kind != AdaptKind::maximize;
+  const CallArguments arguments = plain_arguments(config, values, count, names);
   PyObject* const instance = as_function(self)->instance;
   if (instance == nullptr) {
-    return then(config, function->function,
-                {values, count, names, in_front && config.has_receiver && count > 0 ? 1 : 0});
+    return then(config, function->function, arguments);
   }
-  CallArguments arguments{values, count, names};
   c10::SmallVector<PyObject*, 16> all;
   all.push_back(instance);
   all.append(values, values + arguments.count());
-  return then(config, function->function, {all.data(), count + 1, names, in_front ? 1 : 0});
+  return then(config, function->function,
+              {all.data(), count + 1, names, config.kind == AdaptKind::maximize ? 0 : 1});
 }
 
+/// Of its own, because it is what a call that fits pays for.
 PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
+  const AdaptiveFunction* function = decorated(self);
+  if (function == nullptr) {
+    return nullptr;
+  }
+  return adaptive_call(*function->config, function->function,
+                       plain_arguments(*function->config, values, PyVectorcall_NARGS(count), names),
+                       nullptr);
+}
+
+PyObject* call_bound(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
   return with_arguments(
       self, values, PyVectorcall_NARGS(count), names,
       [](const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments) {
@@ -141,11 +157,28 @@ PyObject* bind(PyObject* self, PyObject* instance, PyObject* owner) {
   }
   AdaptiveFunction* bound = make();
   if (bound != nullptr) {
+    bound->vectorcall = &call_bound;
     bound->base = Py_NewRef(self);
     bound->instance = Py_NewRef(instance);
     bound->dict = Py_XNewRef(as_function(self)->dict);
   }
   return reinterpret_cast<PyObject*>(bound);
+}
+
+/// `type(method)(function, instance)` binds, as for a method. Without arguments it makes one that
+/// cannot be called until its state is set: what is pickled by value may refer to itself.
+PyObject* construct(PyTypeObject* /*type*/, PyObject* arguments, PyObject* keywords) {
+  PyObject* function = nullptr;
+  PyObject* instance = nullptr;
+  if (keywords != nullptr || PyTuple_GET_SIZE(arguments) == 1 ||
+      PyArg_UnpackTuple(arguments, "AdaptiveFunction", 0, 2, &function, &instance) == 0 ||
+      (function != nullptr && Py_TYPE(function) != type_object())) {
+    PyErr_SetString(PyExc_TypeError,
+                    "an AdaptiveFunction is made by brim.maximize, batch, range or chunked");
+    return nullptr;
+  }
+  return function == nullptr ? reinterpret_cast<PyObject*>(make())
+                             : bind(function, instance, nullptr);
 }
 
 /// A method of CPython's own kind, which knows all that a method can be asked for.
@@ -334,6 +367,7 @@ PyTypeObject* type_object() {
       {"__signature__", &signature, &set_signature, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(&construct)},
       {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
       {Py_tp_descr_get, reinterpret_cast<void*>(&bind)},
       {Py_tp_traverse, reinterpret_cast<void*>(static_cast<traverseproc>(&traverse))},
@@ -347,8 +381,7 @@ PyTypeObject* type_object() {
       {Py_tp_getset, attributes},
       {0, nullptr}};
   static PyType_Spec spec = {"brim._C.AdaptiveFunction", sizeof(AdaptiveFunction), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-                                 Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
                              slots};
   static PyObject* const type = PyType_FromSpec(&spec);
   if (type == nullptr) {
@@ -359,20 +392,15 @@ PyTypeObject* type_object() {
 
 }  // namespace
 
-py::object blank_adaptive_function() {
+py::object make_adaptive_function(const py::object& function,
+                                  std::shared_ptr<const AdaptiveConfig> config) {
   AdaptiveFunction* const made = make();
   if (made == nullptr) {
     throw py::error_already_set();
   }
+  made->function = Py_NewRef(function.ptr());
+  made->config = std::move(config);
   return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(made));
-}
-
-py::object make_adaptive_function(const py::object& function,
-                                  std::shared_ptr<const AdaptiveConfig> config) {
-  py::object made = blank_adaptive_function();
-  as_function(made.ptr())->function = Py_NewRef(function.ptr());
-  as_function(made.ptr())->config = std::move(config);
-  return made;
 }
 
 py::object adaptive_function_type() {

@@ -13,9 +13,6 @@ namespace brim::python {
 pybind11::object make_adaptive_function(const pybind11::object& function,
                                         std::shared_ptr<const AdaptiveConfig> config);
 
-/// One that cannot be called until its state is set: what is pickled by value may refer to itself.
-pybind11::object blank_adaptive_function();
-
 pybind11::object adaptive_function_type();
 
 }  // namespace brim::python

@@ -130,7 +130,8 @@ def as_called(kind: str, signature: inspect.Signature) -> inspect.Signature:
     at, count = _PASSED.get(kind, (0, 0))
     at += has_receiver(signature)
     parameters = list(signature.parameters.values())
-    passed = [p for p in parameters[at : at + count] if p.kind is not p.VAR_POSITIONAL]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    passed = [p for p in parameters[at : at + count] if p.kind in positional]
     return signature.replace(parameters=[p for p in parameters if p not in passed])
 
 
@@ -268,7 +269,8 @@ def _description(value: object, above: tuple[int, ...] = ()) -> str:
             except ValueError:  # not filled yet
                 closure.append(None)
         name = name.replace("__mp_main__", "__main__", 1)
-        return several(name, file, value.__code__, value.__defaults__, value.__kwdefaults__, closure)
+        defaults = (value.__defaults__, value.__kwdefaults__)
+        return several(name, file, value.__code__, defaults, closure)
     if isinstance(value, type) or inspect.isroutine(value):
         return name
     return several(type(value), getattr(type(value), "__call__", None))  # noqa: B004  which one
@@ -290,8 +292,9 @@ def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
         frame = sys._getframe(1)
         while frame is not None:
             pickler = type(frame.f_locals.get("self") if frame.f_code.co_name == "dump" else None)
-            if any(base.__name__ == "CloudPickler" for base in pickler.__mro__):
-                return _C.blank_adaptive, (), recipe
+            names = [f"{base.__module__}.{base.__name__}".lower() for base in pickler.__mro__]
+            if any("cloudpickle" in name for name in names):
+                return _C.AdaptiveFunction, (), recipe
             frame = frame.f_back
     return adaptive.__qualname__
 

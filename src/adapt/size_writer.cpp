@@ -36,6 +36,7 @@ struct Queued {
 
 struct Directory {
   bool usable = false;
+  bool failed = false;
   std::int64_t bytes = 0;  // at most, since the last look
   int writes_until_look = 0;
 };
@@ -46,10 +47,9 @@ struct Writer {
   std::map<fs::path, Queued> queued;
   std::map<fs::path, Directory> directories;
   std::uint64_t version = 0;
-  Clock::time_point next{};  // not before
-  bool running = false;      // there is a thread that writes
-  bool warned = false;
-  std::string failure;  // of the thread, to be told by whoever comes next
+  Clock::time_point next{};           // not before
+  bool running = false;               // there is a thread that writes
+  std::vector<std::string> failures;  // of the thread, to be told by whoever comes next
 };
 
 /// Never destroyed: the thread may outlive everything else.
@@ -64,22 +64,22 @@ std::atomic<Writer*>& current() {
 }
 
 /// On the caller's thread, where a warning finds its handler.
-void tell_failure(Writer& writer) {
-  std::string failure;
+void tell_failures(Writer& writer) {
+  std::vector<std::string> failures;
   {
     const std::lock_guard lock(writer.queue);
-    if (!writer.failure.empty() && !std::exchange(writer.warned, true)) {
-      failure = writer.failure;
-    }
+    failures.swap(writer.failures);
   }
-  if (!failure.empty()) {
+  for (const std::string& failure : failures) {
     TORCH_WARN("sizes could not be kept in ", failure);
   }
 }
 
-void note_failure(Writer& writer, const fs::path& path, std::error_code error) {
+void note_failure(Writer& writer, const fs::path& directory, std::error_code error) {
   const std::lock_guard lock(writer.queue);
-  writer.failure = path.string() + ": " + error.message();
+  if (!std::exchange(writer.directories[directory].failed, true)) {
+    writer.failures.push_back(directory.string() + ": " + error.message());
+  }
 }
 
 /// Writes one queued file; false where there is none.
@@ -95,10 +95,10 @@ bool write_one(Writer& writer) {
     // It stays until it is written, for `read`.
     std::tie(file, item) = *writer.queued.begin();
   }
-  if (const std::error_code error = size_file::write(file, item.key, item.facts)) {
-    note_failure(writer, file, error);
-  }
   const fs::path parent = file.parent_path();
+  if (const std::error_code error = size_file::write(file, item.key, item.facts)) {
+    note_failure(writer, parent, error);
+  }
   bool look = false;
   {
     const std::lock_guard lock(writer.queue);
@@ -191,7 +191,7 @@ void put(const fs::path& file, std::uint64_t key, std::vector<SizeFact> facts) {
   if (start) {
     start_thread(&writer);
   }
-  tell_failure(writer);
+  tell_failures(writer);
 }
 
 std::vector<SizeFact> read(const fs::path& file, std::uint64_t key) {
@@ -242,7 +242,7 @@ void flush() {
   Writer& writer = *current().load();
   while (write_one(writer)) {
   }
-  tell_failure(writer);
+  tell_failures(writer);
 }
 
 }  // namespace brim::size_writer

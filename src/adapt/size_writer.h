@@ -12,7 +12,7 @@
 /// then at most once a second, the rest at exit. No more than `kMostBytes` a directory are kept.
 ///
 /// Thread-safe. A forked child starts with nothing to write: what its parent had queued, the parent
-/// writes. What cannot be written is a warning, once a process.
+/// writes. What cannot be written is a warning, once a directory.
 namespace brim::size_writer {
 
 inline constexpr std::int64_t kMostBytes = std::int64_t{64} << 20;
