@@ -65,7 +65,7 @@ class Options(TypedDict, total=False):
     observer: Callable[[Attempt], object] | None
 
 
-DEFAULTS: Options = {
+_DEFAULTS: Options = {
     "strategy": "predictive",
     "objective": "memory",
     "lower": 1,
@@ -78,6 +78,11 @@ DEFAULTS: Options = {
     "restore_random_state": True,
     "observer": None,
 }
+
+
+def whole(given: Options) -> Options:
+    """With the defaults of what is not given."""
+    return {**_DEFAULTS, **given}
 
 
 def positive(name: str, value: object) -> int:
@@ -289,7 +294,7 @@ def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
     import. It does not say so to what it asks, but it can be seen at work.
     """
     if adaptive.__module__ == "__main__" or "<locals>" in adaptive.__qualname__:
-        frame = sys._getframe(1)
+        frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
             pickler = type(frame.f_locals.get("self") if frame.f_code.co_name == "dump" else None)
             names = [f"{base.__module__}.{base.__name__}".lower() for base in pickler.__mro__]
@@ -321,23 +326,23 @@ def make(
     memory: tuple[SizeMemory | None, int] | None = None,
     slots: Mapping[str, Slot] | None = None,
     site: str = "",
-    **specific: object,
+    **specific: Any,
 ) -> Any:
     """Check what is common to all kinds and make the callable.
 
     Where `site` names the place of a call, sizes are kept for it alone.
     """
-    unknown = given.keys() - DEFAULTS.keys()
+    unknown = given.keys() - _DEFAULTS.keys()
     if unknown:
         raise TypeError(
-            f"unknown option(s) {', '.join(sorted(unknown))}: there are {', '.join(DEFAULTS)}"
+            f"unknown option(s) {', '.join(sorted(unknown))}: there are {', '.join(_DEFAULTS)}"
         )
     recipe = functools.partial(
         make, kind, function, given, name=name, slots=slots, site=site, **specific
     )
     function, binding = inside(function)
     check_function(function)
-    options: Options = {**DEFAULTS, **given}
+    options = whole(given)
     if options["observer"] is not None and not callable(options["observer"]):
         raise TypeError(f"observer must be callable, got {options['observer']!r}")
     signature = None

@@ -18,7 +18,6 @@ import torch
 from typing_extensions import Unpack
 
 from brim._adaptive import (
-    DEFAULTS,
     Options,
     check_function,
     flag,
@@ -29,6 +28,7 @@ from brim._adaptive import (
     remembered,
     slot_of,
     slots_of,
+    whole,
 )
 from brim._C import AdaptiveFunction, Attempt, SizeMemory
 from brim._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
@@ -289,7 +289,7 @@ def _once(
     **specific: Any,
 ) -> Any:
     """What the decorator would make, for one call, with the memory of earlier such calls."""
-    site, full = "", {**DEFAULTS, **options}
+    site, full = "", whole(options)
     if full["remember"] == "call_site":
         caller = sys._getframe(2)
         site = f"{caller.f_code.co_filename}:{caller.f_lineno}"

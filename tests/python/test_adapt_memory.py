@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import brim
 
@@ -207,6 +205,9 @@ class Silent(torch.Tensor):
 
 
 def fake() -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         return mode.from_tensor(torch.zeros(5, 7))
 
