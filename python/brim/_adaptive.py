@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from typing_extensions import TypedDict
 
 from brim import _C
@@ -213,7 +214,7 @@ def remembered(
     folder = None if persist is False else _directory(persist)
     if folder is None:
         return SizeMemory(capacity), 0
-    salt = _identity(kind, function, site)
+    salt = identity(kind, function, site)
     # A folder for each function, so that clearing one does not clear the others.
     return SizeMemory(capacity, folder / f"{salt:016x}"), salt
 
@@ -232,7 +233,9 @@ def _key_slots(
     return [slot_of(function, slots, "keys", name) for name in names]
 
 
-_CONSTANTS = (bool, float, complex, str, bytes, type(None), type(...))
+_CONSTANTS = (bool, float, complex, str, bytes, range, slice, type(None), type(...))
+_CONSTANTS_OF_TORCH = (torch.dtype, torch.device, torch.layout)
+_MOST_ITEMS = 1000  # a longer list is data, not part of a program
 
 
 def _description(value: object, above: tuple[int, ...] = ()) -> str:
@@ -248,10 +251,12 @@ def _description(value: object, above: tuple[int, ...] = ()) -> str:
     def several(*values: object) -> str:
         return f"{type(value).__name__}({','.join(_description(each, above) for each in values)})"
 
-    if isinstance(value, _CONSTANTS):
+    if isinstance(value, (*_CONSTANTS, *_CONSTANTS_OF_TORCH)):
         return repr(value)
     if isinstance(value, int):
         return hex(value)  # in decimal, Python refuses long ones
+    if isinstance(value, (tuple, list, set, frozenset, dict)) and len(value) > _MOST_ITEMS:
+        return several(len(value))
     if isinstance(value, (tuple, list)):
         return several(*value)
     if isinstance(value, (set, frozenset, dict)):
@@ -281,7 +286,8 @@ def _description(value: object, above: tuple[int, ...] = ()) -> str:
     return several(type(value), getattr(type(value), "__call__", None))  # noqa: B004  which one
 
 
-def _identity(kind: str, function: Callable[..., Any], site: str) -> int:
+def identity(kind: str, function: Callable[..., Any], site: str) -> int:
+    """What tells functions apart in files, in every process alike."""
     words = f"{kind}\0{site}\0{_description(function)}"
     digest = hashlib.blake2b(words.encode(errors="replace"), digest_size=8)
     return int.from_bytes(digest.digest(), "little")

@@ -21,6 +21,7 @@ from brim._adaptive import (
     Options,
     check_function,
     flag,
+    identity,
     inside,
     make,
     name_of,
@@ -295,6 +296,8 @@ def _once(
         site = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     inner = function.func if isinstance(function, functools.partial) else function
     code = getattr(inner, "__code__", None) or name_of(inner)
+    if full["persist"]:
+        code = identity(kind, function, site)
     owner = (kind, site, code, str(full["persist"]), str(full["capacity"]), full["remember"])
     with _run_lock:
         memory = _run_memories.get(owner) or remembered(kind, function, full, site)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -527,7 +528,11 @@ function = Work()
 
 
 @pytest.mark.parametrize("file", ["", "/somewhere/script.py"], ids=["notebook", "script"])
-@pytest.mark.parametrize("source", [PLAIN, INNER, DEFAULT, CLOSURE, PARTIAL, OBJECT])
+@pytest.mark.parametrize(
+    "source",
+    [PLAIN, INNER, DEFAULT, CLOSURE, PARTIAL, OBJECT],
+    ids=["plain", "inner", "default", "closure", "partial", "object"],
+)
 def test_a_function_is_known_again_until_a_constant_is_edited(
     source: str, file: str, tmp_path: Path
 ) -> None:
@@ -543,6 +548,22 @@ def test_a_function_is_known_again_until_a_constant_is_edited(
     assert first(17) == 16
     assert first(5) == 4
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_run_batch_keeps_sizes_across_processes_too(tmp_path: Path) -> None:
+    def work(size: int, most: int) -> None:
+        tried.append(size)
+        check(size, most)
+
+    for most in (5, 17):  # two partials of one function are two
+        sizes = []
+        for _ in range(2):
+            tried: list[int] = []
+            partial = functools.partial(work, most=most)
+            brim.run_batch(64, partial, strategy="halving", persist=tmp_path)
+            sizes.append(tried[0])
+        assert sizes == [64, tried[-1]]
+    assert len(files_in(tmp_path)) == 2
 
 
 def test_equal_functions_of_two_scripts_are_two(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_a_function_of_main_is_pickled_by_value_for_cloudpickle(kind: str) -> No
         pickle.dumps(adaptive)  # by name, and this __main__ has none of it
 
 
-def test_a_function_that_refers_to_itself_is_pickled_by_value(kind: str) -> None:
+def test_a_function_that_refers_to_itself_is_pickled_by_value() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__", "brim": brim}
     exec("def countdown(size, n):\n    return countdown(n - 1) + 1 if n else 0", namespace)
     namespace["countdown"] = brim.batch(4)(namespace["countdown"])
