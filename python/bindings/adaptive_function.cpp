@@ -17,13 +17,13 @@ namespace py = pybind11;
 namespace {
 
 struct AdaptiveFunction {
-  PyObject_HEAD PyObject* function;  // what was decorated; null in a bound one
+  PyObject_HEAD PyObject* function;              // what was decorated; null in a bound one
+  std::shared_ptr<const AdaptiveConfig> config;  // null in a bound one
+  vectorcallfunc vectorcall;
   PyObject* base;      // of a bound one, as `__func__` of a method: the function that was bound
   PyObject* instance;  // of a bound one, as `__self__` of a method
   PyObject* dict;      // a bound one shares that of its base
   PyObject* weak_references;
-  vectorcallfunc vectorcall;
-  std::shared_ptr<const AdaptiveConfig> config;  // null in a bound one
 };
 
 AdaptiveFunction* as_function(PyObject* object) {
@@ -40,7 +40,7 @@ const AdaptiveFunction* decorated(PyObject* self) {
   if (function->function != nullptr && function->config != nullptr) [[likely]] {
     return function;
   }
-  PyErr_SetString(PyExc_ReferenceError, "this adaptive function is being destroyed");
+  PyErr_SetString(PyExc_ReferenceError, "this adaptive function is being made or destroyed");
   return nullptr;
 }
 
@@ -71,7 +71,7 @@ PyObject* with_arguments(PyObject* self, PyObject* const* values, Py_ssize_t cou
               {all.data(), count + 1, names, config.kind == AdaptKind::maximize ? 0 : 1});
 }
 
-/// Of its own, because it is what a call that fits pays for.
+/// Of a function that is not bound. Of its own, because a call that fits pays for it.
 PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
   const AdaptiveFunction* function = decorated(self);
   if (function == nullptr) {
