@@ -10,6 +10,7 @@
 #include "adaptive_config.h"
 #include "adaptive_function.h"
 #include "bindings.h"
+#include "core_warnings.h"
 
 namespace brim::python {
 namespace {
@@ -39,6 +40,10 @@ AdaptKind kind_argument(const std::string& name) {
   TORCH_CHECK_VALUE(false, "kind is \"", name, "\", which is not known");
 }
 
+Binding binding_argument(const std::string& name) {
+  return name == "instance" ? Binding::instance : name == "owner" ? Binding::owner : Binding::none;
+}
+
 /// (name, position, default); a position of -1 is keyword only, and the default is
 /// `inspect.Parameter.empty` for none.
 ArgumentSlot slot_argument(const py::tuple& slot, const py::object& no_default) {
@@ -64,6 +69,9 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   auto config = std::make_shared<AdaptiveConfig>();
   const py::object no_default = given["no_default"];
   config->kind = kind_argument(given["kind"].cast<std::string>());
+  config->binding = binding_argument(given["binding"].cast<std::string>());
+  config->has_receiver = given["has_receiver"].cast<bool>();
+  config->recipe = given["recipe"];
   AdaptOptions& options = config->options;
   options.strategy = strategy_argument(given["strategy"].cast<std::string>());
   options.objective = objective_argument(given["objective"].cast<std::string>());
@@ -96,6 +104,9 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
       config->key_arguments.push_back(slot_argument(slot.cast<py::tuple>(), no_default));
     }
   }
+  // The others ask for their key ahead of the work in any case.
+  const bool at_once = config->kind == AdaptKind::maximize || config->kind == AdaptKind::batch;
+  config->checks_key = at_once && config->key_by_names && config->memory != nullptr;
   config->hasher = callable_or_null(given["hasher"]);
   config->salt = given["salt"].cast<std::uint64_t>();
   config->observer = callable_or_null(given["observer"]);
@@ -137,10 +148,23 @@ void register_adapt(py::module_& m) {
       .def_readonly("repeats", &Attempt::repeats)
       .def("__repr__", &describe);
   py::class_<SizeMemory, std::shared_ptr<SizeMemory>>(m, "SizeMemory")
-      .def(py::init<std::size_t, std::optional<std::filesystem::path>>(), py::arg("capacity") = 128,
-           py::arg("directory") = py::none())
+      .def(py::init<std::size_t, std::optional<std::filesystem::path>>(),
+           py::arg("capacity") = SizeMemory::kDefaultCapacity, py::arg("directory") = py::none())
       .def("clear", &SizeMemory::clear)
       .def("__len__", &SizeMemory::size)
+      .def_static("flush",
+                  [] {
+                    CoreWarnings warnings;
+                    {
+                      const py::gil_scoped_release unlocked;
+                      SizeMemory::flush();
+                    }
+                    PyObject* const none = warnings.deliver(py::none().release().ptr());
+                    if (none == nullptr) {
+                      throw py::error_already_set();
+                    }
+                    Py_DECREF(none);
+                  })
       .def_static("default_directory", &SizeMemory::default_directory);
   m.attr("AdaptiveFunction") = adaptive_function_type();
   m.def("make_adaptive", [](const py::object& function, const py::dict& config) {

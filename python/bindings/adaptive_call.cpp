@@ -105,16 +105,18 @@ Checkpoint checkpoint_before(const AdaptiveConfig& config, const CallArguments& 
 class ChangedArguments {
  public:
   ChangedArguments(const CallArguments& original, std::size_t room_in_front)
-      : front_(room_in_front) {
-    values_.resize(front_ + 1,
-                   nullptr);  // one slot ahead of the arguments, which a callee may borrow
-    values_.append(original.values, original.values + original.count());
+      : receivers_(static_cast<std::size_t>(original.receivers)), front_(room_in_front) {
+    values_.resize(1, nullptr);  // one slot ahead of the arguments, which a callee may borrow
+    values_.append(original.values, original.values + original.receivers);
+    values_.append(front_, nullptr);
+    values_.append(original.values + original.receivers, original.values + original.count());
     positional_ = original.positional + static_cast<Py_ssize_t>(front_);
     names_ = py::reinterpret_borrow<py::object>(original.names);
   }
 
-  /// The i-th of the values put in front of the original ones.
-  void set_front(std::size_t i, PyObject* value) { values_[1 + i] = value; }
+  /// The i-th of the values put in front of the original ones, behind the instance of a method.
+  void set_front(std::size_t i, PyObject* value) { values_[1 + receivers_ + i] = value; }
+  /// Another value for an original one that is no receiver.
   void set(Py_ssize_t original_index, PyObject* value) {
     values_[1 + front_ + static_cast<std::size_t>(original_index)] = value;
   }
@@ -143,6 +145,7 @@ class ChangedArguments {
   }
 
  private:
+  std::size_t receivers_;
   std::size_t front_;
   c10::SmallVector<PyObject*, 16> values_;
   Py_ssize_t positional_ = 0;
@@ -378,14 +381,15 @@ PyObject* in_parts(const AdaptiveConfig& config, const AdaptOptions& options, st
 
 PyObject* range(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
                 std::vector<Attempt>* attempts) {
-  TORCH_CHECK_TYPE(arguments.positional >= 2,
+  const Py_ssize_t at = arguments.receivers;
+  TORCH_CHECK_TYPE(arguments.positional >= at + 2,
                    "start and end must be passed, as the first two positional arguments");
   const auto bound = [&](const char* name, PyObject* value) {
     return integer_argument(name, py::reinterpret_borrow<py::object>(value),
                             "be between -2^63 and 2^63 - 1");
   };
-  const std::int64_t start = bound("start", arguments.values[0]);
-  const std::int64_t end = bound("end", arguments.values[1]);
+  const std::int64_t start = bound("start", arguments.values[at]);
+  const std::int64_t end = bound("end", arguments.values[at + 1]);
   TORCH_CHECK_VALUE(start <= end, "start must not be after end, got ", start, " and ", end);
   TORCH_CHECK_VALUE(start >= 0 || end <= std::numeric_limits<std::int64_t>::max() + start,
                     "start and end must be less than 2^63 apart, got ", start, " and ", end);
@@ -396,17 +400,17 @@ PyObject* range(const AdaptiveConfig& config, PyObject* function, const CallArgu
       in_parts(config, options, start, end, [&](std::int64_t from, std::int64_t to) {
         const py::int_ first(from);
         const py::int_ last(to);
-        changed.set(0, first.ptr());
-        changed.set(1, last.ptr());
+        changed.set(at, first.ptr());
+        changed.set(at + 1, last.ptr());
         return changed.call(function);
       }));
 }
 
 /// The dimension to cut, counted from the front, of the tensor that is the first argument.
 std::int64_t chunk_dim(const AdaptiveConfig& config, const CallArguments& arguments) {
-  TORCH_CHECK_TYPE(arguments.positional >= 1,
+  TORCH_CHECK_TYPE(arguments.positional > arguments.receivers,
                    "tensor must be passed, as the first positional argument");
-  const auto tensor = py::reinterpret_borrow<py::object>(arguments.values[0]);
+  const auto tensor = py::reinterpret_borrow<py::object>(arguments.values[arguments.receivers]);
   TORCH_CHECK_TYPE(py::hasattr(tensor, "narrow") && py::hasattr(tensor, "shape"),
                    "tensor must be a torch.Tensor, got ",
                    py::repr(py::type::of(tensor)).cast<std::string>());
@@ -419,7 +423,7 @@ std::int64_t chunk_dim(const AdaptiveConfig& config, const CallArguments& argume
 PyObject* chunked(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
                   std::vector<Attempt>* attempts) {
   const std::int64_t dim = chunk_dim(config, arguments);
-  const auto tensor = py::reinterpret_borrow<py::object>(arguments.values[0]);
+  const auto tensor = py::reinterpret_borrow<py::object>(arguments.values[arguments.receivers]);
   CoreWarnings warnings;
   const AdaptOptions options = call_options(config, arguments, attempts, dim);
   const py::object narrow = tensor.attr("narrow");
@@ -441,7 +445,7 @@ PyObject* chunked(const AdaptiveConfig& config, PyObject* function, const CallAr
         // `end`.
         changed.set_front(0, chunk.ptr());
         changed.set_front(1, first.ptr());
-        changed.set(0, last.ptr());
+        changed.set(arguments.receivers, last.ptr());
         return changed.call(function);
       }));
 }
@@ -453,6 +457,9 @@ PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
   try {
     // Around all of it too, for observers, loggers and warnings, which are Python as well.
     return entering_python([&]() -> PyObject* {
+      if (config.checks_key && may_run_unwatched(config, attempts)) {
+        check_key(config, arguments);
+      }
       switch (config.kind) {
         case AdaptKind::maximize:
           return maximize(config, function, arguments, attempts);
@@ -488,7 +495,8 @@ PyObject* adaptive_forget(const AdaptiveConfig& config, const CallArguments& arg
     if (config.memory && config.per_call_site) {
       config.memory->clear();
     } else if (config.memory) {
-      const bool cut = config.kind == AdaptKind::chunked && arguments.positional >= 1;
+      const bool cut =
+          config.kind == AdaptKind::chunked && arguments.positional > arguments.receivers;
       config.memory->forget(call_key(
           config, arguments, cut ? std::optional(chunk_dim(config, arguments)) : std::nullopt));
     }

@@ -21,10 +21,16 @@ struct ArgumentSlot {
 
 enum class AdaptKind : std::uint8_t { maximize, batch, range, chunked };
 
-/// What a decoration fixed, worked out once. Shared by a function and its bound copies; only read
-/// after it was made.
+/// What a function in a class is bound to: what was decorated may be a class or a static method.
+enum class Binding : std::uint8_t { instance, owner, none };
+
+/// What a decoration fixed, worked out once; only read after it was made.
 struct AdaptiveConfig {
   AdaptKind kind = AdaptKind::maximize;
+  Binding binding = Binding::instance;
+  bool has_receiver = false;  // the function's first parameter is `self` or `cls`
+  bool checks_key = false;    // the key is made of what the user named: see check_key
+  pybind11::object recipe;    // () -> the same function made anew, for pickling by value
   AdaptOptions
       options;  // `memory`, `key`, `attempts` and the callbacks are filled in for each call
 
@@ -58,6 +64,9 @@ struct CallArguments {
   PyObject* const* values;
   Py_ssize_t positional;
   PyObject* names;  // a tuple, or null
+  // 1 where the first value is the instance or class of a method, before which nothing may be put.
+  // `maximize`, which puts nothing anywhere, need not know.
+  Py_ssize_t receivers = 0;
 
   Py_ssize_t count() const { return positional + (names == nullptr ? 0 : PyTuple_GET_SIZE(names)); }
 
@@ -73,9 +82,13 @@ bool has_accelerator_tensor(const CallArguments& arguments);
 
 /// Identifies the kind of call for SizeMemory: the shapes, dtypes and devices of its tensors, or
 /// what the user named.
-/// @param skip_dim a dimension of the first argument whose length does not matter (chunked), or
-/// empty.
+/// @param skip_dim a dimension of the first argument (after a receiver) whose length does not
+/// matter (chunked), or empty.
 std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments,
                        std::optional<std::int64_t> skip_dim);
+
+/// Finds out before the function runs, and cheaply, whether `call_key` could name the call after it
+/// has run out of memory. Only for `keys` and `hasher`. @throws what `call_key` would.
+void check_key(const AdaptiveConfig& config, const CallArguments& arguments);
 
 }  // namespace brim::python

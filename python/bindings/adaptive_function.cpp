@@ -2,6 +2,7 @@
 // that pybind11 or Python code does on the way of a call costs more than the call may.
 #include "adaptive_function.h"
 
+#include <c10/util/SmallVector.h>
 #include <structmember.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -16,44 +17,87 @@ namespace py = pybind11;
 namespace {
 
 struct AdaptiveFunction {
-  PyObject_HEAD PyObject* function;
-  PyObject* dict;
-  PyObject* weak_references;
+  PyObject_HEAD PyObject* function;              // what was decorated; null in a bound one
+  std::shared_ptr<const AdaptiveConfig> config;  // null in a bound one
   vectorcallfunc vectorcall;
-  std::shared_ptr<const AdaptiveConfig> config;
+  PyObject* base;      // of a bound one, as `__func__` of a method: the function that was bound
+  PyObject* instance;  // of a bound one, as `__self__` of a method
+  PyObject* dict;      // a bound one shares that of its base
+  PyObject* weak_references;
 };
 
 AdaptiveFunction* as_function(PyObject* object) {
   return reinterpret_cast<AdaptiveFunction*>(object);
 }
 
-/// What the garbage collector took apart can be called no more, but a finaliser may try to.
-bool usable(const AdaptiveFunction* function) {
-  if (function->function != nullptr && function->config != nullptr) {
-    return true;
+/// What was decorated and how, of a function or of what it is bound from. Null with an exception
+/// set for what the garbage collector took apart: a finaliser may try to call it.
+const AdaptiveFunction* decorated(PyObject* self) {
+  const AdaptiveFunction* function = as_function(self);
+  if (function->base != nullptr) {
+    function = as_function(function->base);
   }
-  PyErr_SetString(PyExc_ReferenceError, "this adaptive function is being destroyed");
-  return false;
+  if (function->function != nullptr && function->config != nullptr) [[likely]] {
+    return function;
+  }
+  PyErr_SetString(PyExc_ReferenceError, "this adaptive function is being made or destroyed");
+  return nullptr;
 }
 
+CallArguments plain_arguments(const AdaptiveConfig& config, PyObject* const* values,
+                              Py_ssize_t count, PyObject* names) {
+  const bool receiver = config.has_receiver && config.kind != AdaptKind::maximize && count > 0;
+  return {values, count, names, receiver ? 1 : 0};
+}
+
+/// Calls `then(config, function, arguments)`, with the instance of a bound one ahead of the others.
+template <class Then>
+PyObject* with_arguments(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names,
+                         const Then& then) {
+  const AdaptiveFunction* function = decorated(self);
+  if (function == nullptr) {
+    return nullptr;
+  }
+  const AdaptiveConfig& config = *function->config;
+  const CallArguments arguments = plain_arguments(config, values, count, names);
+  PyObject* const instance = as_function(self)->instance;
+  if (instance == nullptr) {
+    return then(config, function->function, arguments);
+  }
+  c10::SmallVector<PyObject*, 16> all;
+  all.push_back(instance);
+  all.append(values, values + arguments.count());
+  return then(config, function->function,
+              {all.data(), count + 1, names, config.kind == AdaptKind::maximize ? 0 : 1});
+}
+
+/// Of a function that is not bound. Of its own, because a call that fits pays for it.
 PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
-  const AdaptiveFunction* function = as_function(self);
-  if (!usable(function)) {
+  const AdaptiveFunction* function = decorated(self);
+  if (function == nullptr) {
     return nullptr;
   }
   return adaptive_call(*function->config, function->function,
-                       {values, PyVectorcall_NARGS(count), names}, nullptr);
+                       plain_arguments(*function->config, values, PyVectorcall_NARGS(count), names),
+                       nullptr);
+}
+
+PyObject* call_bound(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
+  return with_arguments(
+      self, values, PyVectorcall_NARGS(count), names,
+      [](const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments) {
+        return adaptive_call(config, function, arguments, nullptr);
+      });
 }
 
 /// `function.record(*args, **kwargs)` → (result, list of tries).
 PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
-  const AdaptiveFunction* function = as_function(self);
-  if (!usable(function)) {
-    return nullptr;
-  }
   std::vector<Attempt> attempts;
-  PyObject* result =
-      adaptive_call(*function->config, function->function, {values, count, names}, &attempts);
+  PyObject* result = with_arguments(
+      self, values, count, names,
+      [&](const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments) {
+        return adaptive_call(config, function, arguments, &attempts);
+      });
   if (result == nullptr) {
     return nullptr;
   }
@@ -72,78 +116,135 @@ PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyOb
 
 /// `function.clear()`: forgets every size that was learned.
 PyObject* clear_sizes(PyObject* self, PyObject* /*unused*/) {
-  if (!usable(as_function(self))) {
-    return nullptr;
-  }
-  return adaptive_clear(*as_function(self)->config);
+  const AdaptiveFunction* function = decorated(self);
+  return function == nullptr ? nullptr : adaptive_clear(*function->config);
 }
 
 /// `function.forget(*args, **kwargs)`: forgets what was learned of calls with such arguments.
 PyObject* forget(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
-  const AdaptiveFunction* function = as_function(self);
-  if (!usable(function)) {
-    return nullptr;
-  }
-  return adaptive_forget(*function->config, {values, count, names});
+  return with_arguments(
+      self, values, count, names,
+      [](const AdaptiveConfig& config, PyObject* /*function*/, const CallArguments& arguments) {
+        return adaptive_forget(config, arguments);
+      });
 }
 
 PyTypeObject* type_object();
 
-PyObject* make(PyObject* function, std::shared_ptr<const AdaptiveConfig> config) {
+AdaptiveFunction* make() {
   PyObject* self = PyType_GenericAlloc(type_object(), 0);
   if (self == nullptr) {
     return nullptr;
   }
   AdaptiveFunction* made = as_function(self);
-  made->function = Py_NewRef(function);
   made->vectorcall = &call;
-  new (&made->config) std::shared_ptr<const AdaptiveConfig>(std::move(config));
-  return self;
+  new (&made->config) std::shared_ptr<const AdaptiveConfig>();
+  return made;
 }
 
-/// The signature that a decorated function shows has the instance first; a bound copy's has not.
-void drop_self_from_signature(PyObject* dict) {
-  PyObject* signature = dict == nullptr ? nullptr : PyDict_GetItemString(dict, "__signature__");
-  if (signature == nullptr) {
-    return;
+PyObject* bind(PyObject* self, PyObject* instance, PyObject* owner) {
+  const AdaptiveFunction* function = decorated(self);
+  if (function == nullptr) {
+    return nullptr;
   }
-  try {
-    const auto whole = py::reinterpret_borrow<py::object>(signature);
-    const py::list parameters(whole.attr("parameters").attr("values")());
-    const py::object rest =
-        parameters[py::slice(1, static_cast<py::ssize_t>(parameters.size()), 1)];
-    const py::object shorter = whole.attr("replace")(py::arg("parameters") = rest);
-    PyDict_SetItemString(dict, "__signature__", shorter.ptr());
-  } catch (py::error_already_set&) {
-    PyErr_Clear();  // it is only shown
+  const Binding binding = function->config->binding;
+  if (binding == Binding::owner) {
+    instance = owner != nullptr ? owner : reinterpret_cast<PyObject*>(Py_TYPE(instance));
   }
-}
-
-/// `maximize` finds its arguments by their place in the signature, `self` included, so an ordinary
-/// bound method does. The others put values in front of the arguments, which must come behind
-/// `self`: they wrap the bound method instead.
-PyObject* bind(PyObject* self, PyObject* instance, PyObject* /*owner*/) {
-  if (instance == nullptr || instance == Py_None) {
+  if (binding == Binding::none || instance == nullptr || instance == Py_None ||
+      as_function(self)->base != nullptr) {
     return Py_NewRef(self);
   }
-  const AdaptiveFunction* function = as_function(self);
-  if (!usable(function)) {
+  AdaptiveFunction* bound = make();
+  if (bound != nullptr) {
+    bound->vectorcall = &call_bound;
+    bound->base = Py_NewRef(self);
+    bound->instance = Py_NewRef(instance);
+    bound->dict = Py_XNewRef(as_function(self)->dict);
+  }
+  return reinterpret_cast<PyObject*>(bound);
+}
+
+/// `type(method)(function, instance)` binds, as for a method. Without arguments it makes one that
+/// cannot be called until its state is set: what is pickled by value may refer to itself.
+PyObject* construct(PyTypeObject* /*type*/, PyObject* arguments, PyObject* keywords) {
+  PyObject* function = nullptr;
+  PyObject* instance = nullptr;
+  if (keywords != nullptr || PyTuple_GET_SIZE(arguments) == 1 ||
+      PyArg_UnpackTuple(arguments, "AdaptiveFunction", 0, 2, &function, &instance) == 0 ||
+      (function != nullptr && Py_TYPE(function) != type_object())) {
+    PyErr_SetString(PyExc_TypeError,
+                    "an AdaptiveFunction is made by brim.maximize, batch, range or chunked");
     return nullptr;
   }
-  if (function->config->kind == AdaptKind::maximize) {
-    return PyMethod_New(self, instance);
-  }
-  PyObject* method = PyMethod_New(function->function, instance);
-  if (method == nullptr) {
+  return function == nullptr ? reinterpret_cast<PyObject*>(make())
+                             : bind(function, instance, nullptr);
+}
+
+/// A method of CPython's own kind, which knows all that a method can be asked for.
+PyObject* as_method(PyObject* self) {
+  return PyMethod_New(as_function(self)->base, as_function(self)->instance);
+}
+
+/// What was decorated; of a bound one, bound.
+PyObject* wrapped(PyObject* self, void* /*closure*/) {
+  const AdaptiveFunction* function = decorated(self);
+  if (function == nullptr) {
     return nullptr;
   }
-  PyObject* bound = make(method, function->config);
-  Py_DECREF(method);
-  if (bound != nullptr && function->dict != nullptr) {
-    as_function(bound)->dict = PyDict_Copy(function->dict);
-    drop_self_from_signature(as_function(bound)->dict);
+  PyObject* const instance = as_function(self)->instance;
+  return instance == nullptr ? Py_NewRef(function->function)
+                             : PyMethod_New(function->function, instance);
+}
+
+/// The signature that callers see; without the instance where it is bound.
+PyObject* signature(PyObject* self, void* /*closure*/) {
+  if (as_function(self)->base == nullptr) {
+    PyObject* const shown = as_function(self)->dict == nullptr
+                                ? nullptr
+                                : PyDict_GetItemString(as_function(self)->dict, "__signature__");
+    if (shown == nullptr) {
+      PyErr_SetString(PyExc_AttributeError, "__signature__");  // that of __wrapped__
+    }
+    return Py_XNewRef(shown);
   }
-  return bound;
+  try {
+    const auto method = py::reinterpret_steal<py::object>(as_method(self));
+    return py::module_::import("inspect").attr("signature")(method).release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
+  }
+}
+
+int set_signature(PyObject* self, PyObject* value, void* /*closure*/) {
+  PyObject* const dict = PyObject_GenericGetDict(self, nullptr);
+  if (dict == nullptr) {
+    return -1;
+  }
+  const int failed = value == nullptr ? PyDict_DelItemString(dict, "__signature__")
+                                      : PyDict_SetItemString(dict, "__signature__", value);
+  Py_DECREF(dict);
+  return failed;
+}
+
+/// Bound ones are equal as methods are: the same function of the same instance.
+PyObject* compare(PyObject* self, PyObject* other, int operation) {
+  if (as_function(self)->base == nullptr || Py_TYPE(other) != type_object() ||
+      as_function(other)->base == nullptr) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
+  const auto one = py::reinterpret_steal<py::object>(as_method(self));
+  const auto two = py::reinterpret_steal<py::object>(as_method(other));
+  return one && two ? PyObject_RichCompare(one.ptr(), two.ptr(), operation) : nullptr;
+}
+
+Py_hash_t hash(PyObject* self) {
+  if (as_function(self)->base == nullptr) {
+    return PyBaseObject_Type.tp_hash(self);
+  }
+  const auto method = py::reinterpret_steal<py::object>(as_method(self));
+  return method ? PyObject_Hash(method.ptr()) : -1;
 }
 
 /// The Python objects of a configuration: an observer or a default may refer back to the function.
@@ -156,8 +257,8 @@ int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
   if (config.infer) {
     Py_VISIT(config.infer->otherwise.ptr());
   }
-  for (const py::object* object :
-       {&config.progress, &config.hasher, &config.observer, &config.logger, &config.collect}) {
+  for (const py::object* object : {&config.progress, &config.hasher, &config.observer,
+                                   &config.logger, &config.collect, &config.recipe}) {
     Py_VISIT(object->ptr());
   }
   return 0;
@@ -167,17 +268,17 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   const AdaptiveFunction* function = as_function(self);
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(function->function);
+  Py_VISIT(function->base);
+  Py_VISIT(function->instance);
   Py_VISIT(function->dict);
-  // Shared with bound copies while there are any; counted once for each it would look unreachable.
-  if (function->config.use_count() == 1) {
-    return traverse(*function->config, visit, arg);
-  }
-  return 0;
+  return function->config == nullptr ? 0 : traverse(*function->config, visit, arg);
 }
 
 int clear(PyObject* self) {
   AdaptiveFunction* function = as_function(self);
   Py_CLEAR(function->function);
+  Py_CLEAR(function->base);
+  Py_CLEAR(function->instance);
   Py_CLEAR(function->dict);
   function->config.reset();
   return 0;
@@ -197,12 +298,47 @@ void dealloc(PyObject* self) {
 }
 
 PyObject* represent(PyObject* self) {
-  return PyUnicode_FromFormat("<adaptive %R>", as_function(self)->function);
+  PyObject* const inner = wrapped(self, nullptr);
+  PyObject* const text = inner == nullptr ? nullptr : PyUnicode_FromFormat("<adaptive %R>", inner);
+  Py_XDECREF(inner);
+  return text;
 }
 
-// Pickled by name, as a plain function is: the module's attribute of that name is this object.
+/// A bound one is pickled as a method is, a function by its name, or by value for cloudpickle.
 PyObject* reduce(PyObject* self, PyObject* /*unused*/) {
-  return PyObject_GetAttrString(self, "__qualname__");
+  const AdaptiveFunction* function = decorated(self);
+  if (function == nullptr) {
+    return nullptr;
+  }
+  try {
+    if (as_function(self)->base != nullptr) {
+      const auto method = py::reinterpret_steal<py::object>(as_method(self));
+      return method.attr("__reduce__")().release().ptr();
+    }
+    const py::object how = py::module_::import("brim._adaptive").attr("reduce");
+    return how(py::handle(self), function->config->recipe).release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
+  }
+}
+
+/// Becomes what the recipe makes.
+PyObject* set_state(PyObject* self, PyObject* recipe) {
+  PyObject* const made = PyObject_CallNoArgs(recipe);
+  if (made == nullptr) {
+    return nullptr;
+  }
+  if (Py_TYPE(made) != type_object()) {
+    Py_DECREF(made);
+    PyErr_SetString(PyExc_TypeError, "the state of an adaptive function must make one");
+    return nullptr;
+  }
+  std::swap(as_function(self)->function, as_function(made)->function);
+  std::swap(as_function(self)->dict, as_function(made)->dict);
+  std::swap(as_function(self)->config, as_function(made)->config);
+  Py_DECREF(made);
+  Py_RETURN_NONE;
 }
 
 PyTypeObject* type_object() {
@@ -212,8 +348,8 @@ PyTypeObject* type_object() {
        nullptr},
       {"__vectorcalloffset__", T_PYSSIZET, offsetof(AdaptiveFunction, vectorcall), READONLY,
        nullptr},
-      {"__wrapped__", T_OBJECT, offsetof(AdaptiveFunction, function), READONLY,
-       "The function that was decorated."},
+      {"__self__", T_OBJECT_EX, offsetof(AdaptiveFunction, instance), READONLY, nullptr},
+      {"__func__", T_OBJECT_EX, offsetof(AdaptiveFunction, base), READONLY, nullptr},
       {nullptr, 0, 0, 0, nullptr}};
   static PyMethodDef methods[] = {
       {"record", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&record)),
@@ -223,24 +359,29 @@ PyTypeObject* type_object() {
       {"forget", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&forget)),
        METH_FASTCALL | METH_KEYWORDS, "Forget what was learned of calls with such arguments."},
       {"__reduce__", &reduce, METH_NOARGS, nullptr},
+      {"__setstate__", &set_state, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef attributes[] = {
       {"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
+      {"__wrapped__", &wrapped, nullptr, "The function that was decorated.", nullptr},
+      {"__signature__", &signature, &set_signature, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(&construct)},
       {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
       {Py_tp_descr_get, reinterpret_cast<void*>(&bind)},
       {Py_tp_traverse, reinterpret_cast<void*>(static_cast<traverseproc>(&traverse))},
       {Py_tp_clear, reinterpret_cast<void*>(&clear)},
       {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
       {Py_tp_repr, reinterpret_cast<void*>(&represent)},
+      {Py_tp_richcompare, reinterpret_cast<void*>(&compare)},
+      {Py_tp_hash, reinterpret_cast<void*>(&hash)},
       {Py_tp_members, members},
       {Py_tp_methods, methods},
       {Py_tp_getset, attributes},
       {0, nullptr}};
   static PyType_Spec spec = {"brim._C.AdaptiveFunction", sizeof(AdaptiveFunction), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-                                 Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
                              slots};
   static PyObject* const type = PyType_FromSpec(&spec);
   if (type == nullptr) {
@@ -253,11 +394,13 @@ PyTypeObject* type_object() {
 
 py::object make_adaptive_function(const py::object& function,
                                   std::shared_ptr<const AdaptiveConfig> config) {
-  PyObject* made = make(function.ptr(), std::move(config));
+  AdaptiveFunction* const made = make();
   if (made == nullptr) {
     throw py::error_already_set();
   }
-  return py::reinterpret_steal<py::object>(made);
+  made->function = Py_NewRef(function.ptr());
+  made->config = std::move(config);
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(made));
 }
 
 py::object adaptive_function_type() {

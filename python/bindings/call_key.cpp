@@ -1,3 +1,4 @@
+#include <ATen/NestedTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -47,13 +48,39 @@ bool is_tensor(PyObject* value) {
   return PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
 }
 
+/// The lengths of a tensor. What has none counts as one of a kind: the ragged dimension of a nested
+/// tensor, a symbol of a traced one.
+void add_sizes(Hash& hash, const at::Tensor& tensor, std::int64_t skip_dim) {
+  constexpr auto kNone = ~std::uint64_t{0};
+  const auto add = [&](std::int64_t dim, std::optional<std::int64_t> size) {
+    hash.add(dim == skip_dim ? 0 : size ? static_cast<std::uint64_t>(*size) : kNone);
+  };
+  const auto* nested =
+      dynamic_cast<const at::native::NestedTensorImpl*>(tensor.unsafeGetTensorImpl());
+  if (nested != nullptr) {
+    for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      add(dim, nested->opt_size(dim));
+    }
+    return;
+  }
+  std::int64_t dim = 0;
+  for (const c10::SymInt& size : tensor.sym_sizes()) {
+    add(dim++, size.maybe_as_int());
+  }
+}
+
 void add_tensor(Hash& hash, const at::Tensor& tensor, std::int64_t skip_dim) {
-  hash.add(static_cast<std::uint64_t>(tensor.scalar_type()));
-  hash.add(static_cast<std::uint64_t>(tensor.device().type()));
-  hash.add(static_cast<std::uint64_t>(tensor.device().index()));
-  hash.add(static_cast<std::uint64_t>(tensor.dim()));
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    hash.add(dim == skip_dim ? 0 : static_cast<std::uint64_t>(tensor.size(dim)));
+  try {
+    hash.add(static_cast<std::uint64_t>(tensor.scalar_type()));
+    hash.add(static_cast<std::uint64_t>(tensor.device().type()));
+    hash.add(static_cast<std::uint64_t>(tensor.device().index()));
+    hash.add(static_cast<std::uint64_t>(tensor.layout()));
+    hash.add(static_cast<std::uint64_t>(tensor.dim()));
+    add_sizes(hash, tensor, skip_dim);
+  } catch (const std::exception&) {
+    // A subclass that does not tell: it must not take the place of the error that a call is
+    // repeated for. What it did tell counts.
+    PyErr_Clear();
   }
 }
 
@@ -85,6 +112,17 @@ enum class Kind : std::uint8_t { none, integer, number, text, bytes, sequence, t
 
 void add_kind(Hash& hash, Kind kind) { hash.add(static_cast<std::uint64_t>(kind)); }
 
+Py_hash_t own_hash(PyObject* value, const py::object& name) {
+  const Py_hash_t own = PyObject_Hash(value);
+  if (own == -1) {
+    PyErr_Clear();
+    TORCH_CHECK_TYPE(false, "keys names ", name.cast<std::string>(), ", whose value ",
+                     py::repr(value).cast<std::string>(),
+                     " cannot be told from others: it has no hash");
+  }
+  return own;
+}
+
 /// Adds a value that the user named, by its content where that is the same in every process.
 void add_value(Hash& hash, PyObject* value, const py::object& name) {
   if (value == nullptr || value == Py_None) {
@@ -113,15 +151,23 @@ void add_value(Hash& hash, PyObject* value, const py::object& name) {
     }
   } else {
     add_kind(hash, Kind::other);
-    const Py_hash_t own = PyObject_Hash(value);
-    if (own == -1) {
-      PyErr_Clear();
-      TORCH_CHECK_TYPE(false, "keys names ", name.cast<std::string>(), ", whose value ",
-                       py::repr(value).cast<std::string>(),
-                       " cannot be told from others: it has no hash");
-    }
-    hash.add(static_cast<std::uint64_t>(own));
+    hash.add(static_cast<std::uint64_t>(own_hash(value, name)));
   }
+}
+
+/// What `add_value` would throw, without the work.
+void check_value(PyObject* value, const py::object& name) {
+  if (value == nullptr || value == Py_None || PyLong_CheckExact(value) || PyUnicode_Check(value) ||
+      PyFloat_CheckExact(value) || is_tensor(value)) {
+    return;
+  }
+  if (PyTuple_Check(value) || PyList_Check(value)) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+      check_value(PySequence_Fast_GET_ITEM(value, i), name);
+    }
+    return;
+  }
+  own_hash(value, name);
 }
 
 std::uint64_t ask_hasher(const AdaptiveConfig& config, const CallArguments& arguments) {
@@ -186,6 +232,16 @@ bool has_accelerator_tensor(const CallArguments& arguments) {
   return false;
 }
 
+void check_key(const AdaptiveConfig& config, const CallArguments& arguments) {
+  if (config.hasher) {
+    ask_hasher(config, arguments);
+  } else if (config.key_by_names) {
+    for (const ArgumentSlot& slot : config.key_arguments) {
+      check_value(arguments.get(slot), slot.name);
+    }
+  }
+}
+
 std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments,
                        std::optional<std::int64_t> skip_dim) {
   Hash hash(config.salt);
@@ -199,9 +255,10 @@ std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& argume
       add_value(hash, arguments.get(slot), slot.name);
     }
   } else {
-    for (Py_ssize_t i = 0; i < arguments.positional; ++i) {
+    const Py_ssize_t first = arguments.receivers;
+    for (Py_ssize_t i = first; i < arguments.positional; ++i) {
       hash.add(static_cast<std::uint64_t>(i));
-      add_tensors(hash, arguments.values[i], 0, i == 0 ? skip_dim.value_or(kNoDim) : kNoDim);
+      add_tensors(hash, arguments.values[i], 0, i == first ? skip_dim.value_or(kNoDim) : kNoDim);
     }
     // The order in which keywords are written does not matter: their hashes are added up.
     std::uint64_t keywords = 0;

@@ -7,11 +7,16 @@ import gc
 import hashlib
 import inspect
 import logging
+import multiprocessing.util
 import os
+import sys
+import types
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from typing_extensions import TypedDict
 
 from brim import _C
@@ -36,11 +41,13 @@ class Options(TypedDict, total=False):
             `"call_site"` for each place separately, `"none"` not at all. What is remembered is a
             limit, by the shapes, dtypes and devices of the tensors passed, and it grows again when
             more memory is free.
-        keys: names of the arguments to remember by instead.
+        capacity: how many kinds of call are remembered, 4096 by default; those not used for
+            longest are forgotten first.
+        keys: names of the arguments to remember by instead. Their values must be hashable.
         hasher: a function of a mapping of those arguments (all, where `keys` is not given) that
-            returns an int.
+            returns an int. It is asked ahead of every call.
         persist: keep what is learned across processes: True for the user's cache directory, or a
-            directory.
+            directory. Functions are told apart by name, file and code, with the constants in it.
         restore_random_state: start a repeated call with the random state of the first try
             (default), so that the result does not depend on how many tries it took.
         observer: called with each `Attempt` after it ended.
@@ -51,6 +58,7 @@ class Options(TypedDict, total=False):
     lower: int
     device: DeviceLike
     remember: Literal["global", "call_site", "none"]
+    capacity: int
     keys: str | Iterable[str] | None
     hasher: Callable[[Mapping[str, Any]], int] | None
     persist: bool | str | os.PathLike[str]
@@ -64,12 +72,18 @@ _DEFAULTS: Options = {
     "lower": 1,
     "device": None,
     "remember": "global",
+    "capacity": 4096,
     "keys": None,
     "hasher": None,
     "persist": False,
     "restore_random_state": True,
     "observer": None,
 }
+
+
+def whole(given: Options) -> Options:
+    """With the defaults of what is not given."""
+    return {**_DEFAULTS, **given}
 
 
 def positive(name: str, value: object) -> int:
@@ -81,11 +95,16 @@ def positive(name: str, value: object) -> int:
     return number
 
 
+def inside(function: Any) -> tuple[Callable[..., Any], str]:
+    """What a class or static method is made of, and what it is bound to."""
+    if isinstance(function, classmethod):
+        return function.__func__, "owner"
+    if isinstance(function, staticmethod):
+        return function.__func__, "none"
+    return function, "instance"
+
+
 def check_function(function: Callable[..., Any]) -> None:
-    if isinstance(function, (staticmethod, classmethod)):
-        raise TypeError(
-            f"put @{type(function).__name__} above the adaptive decorator, not below it"
-        )
     if not callable(function):
         raise TypeError(f"function must be callable, got {function!r}")
     for what, is_one in (
@@ -103,11 +122,30 @@ def check_function(function: Callable[..., Any]) -> None:
 Slot = tuple[str, int, object]
 
 
-def slots_of(function: Callable[..., Any]) -> dict[str, Slot]:
+# After how many of the caller's arguments brim passes how many of its own.
+_PASSED = {"batch": (0, 1), "chunked": (1, 2)}
+
+
+def has_receiver(signature: inspect.Signature) -> bool:
+    """Whether it is that of a method. In a class body a function is not bound yet."""
+    return next(iter(signature.parameters), "") in ("self", "cls")
+
+
+def as_called(kind: str, signature: inspect.Signature) -> inspect.Signature:
+    """The signature that callers see: without the arguments that brim passes."""
+    at, count = _PASSED.get(kind, (0, 0))
+    at += has_receiver(signature)
+    parameters = list(signature.parameters.values())
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    passed = [p for p in parameters[at : at + count] if p.kind in positional]
+    return signature.replace(parameters=[p for p in parameters if p not in passed])
+
+
+def slots_of(signature: inspect.Signature) -> dict[str, Slot]:
     """Name, position among positional arguments (-1: keyword only) and default of each argument."""
     slots: dict[str, Slot] = {}
     position = 0
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature.parameters.items():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             slots[name] = (name, position, parameter.default)
             position += 1
@@ -128,6 +166,8 @@ def slot_of(
 
 
 def name_of(function: Callable[..., Any]) -> str:
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
     return getattr(function, "__qualname__", repr(function))
 
 
@@ -136,21 +176,47 @@ def _log(name: str, attempt: Attempt) -> None:
     _logger.log(level, "%s: %r", name, attempt)
 
 
-def _memory(options: Options, salt: int) -> SizeMemory | None:
+def _directory(persist: object) -> Path | None:
+    if persist is not True and (not isinstance(persist, (str, os.PathLike)) or not str(persist)):
+        raise TypeError(f"persist must be a bool or a directory, got {persist!r}")
+    try:
+        folder = SizeMemory.default_directory() if persist is True else Path(persist)
+        return folder.expanduser().absolute()
+    except RuntimeError as error:  # there is no home directory
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"persist={persist!r}: nothing is kept. {reason}", stacklevel=2)
+        return None
+
+
+def _flush_at_the_end_of_a_worker(_: object) -> None:
+    """What multiprocessing forks ends without the exit handlers of the process."""
+    multiprocessing.util.Finalize(None, SizeMemory.flush, exitpriority=0)
+
+
+multiprocessing.util.register_after_fork(SizeMemory, _flush_at_the_end_of_a_worker)
+
+
+def remembered(
+    kind: str, function: Callable[..., Any], options: Options, site: str = ""
+) -> tuple[SizeMemory | None, int]:
+    """The memory of a function, and what tells it from others in files.
+
+    Where `site` names the place of a call, sizes are kept for it alone.
+    """
     remember, persist = options["remember"], options["persist"]
+    capacity = positive("capacity", options["capacity"])
     if remember not in ("global", "call_site", "none"):
         raise ValueError(f"remember must be 'global', 'call_site' or 'none', got {remember!r}")
     if remember == "none":
         if persist:
             raise ValueError("persist asks for sizes to be kept, but remember is 'none'")
-        return None
-    if persist is False:
-        return SizeMemory()
-    if persist is not True and (not isinstance(persist, (str, os.PathLike)) or not str(persist)):
-        raise TypeError(f"persist must be a bool or a directory, got {persist!r}")
+        return None, 0
+    folder = None if persist is False else _directory(persist)
+    if folder is None:
+        return SizeMemory(capacity), 0
+    salt = identity(kind, function, site)
     # A folder for each function, so that clearing one does not clear the others.
-    folder = SizeMemory.default_directory() if persist is True else Path(persist)
-    return SizeMemory(directory=folder / f"{salt:016x}")
+    return SizeMemory(capacity, folder / f"{salt:016x}"), salt
 
 
 def _key_slots(
@@ -167,14 +233,81 @@ def _key_slots(
     return [slot_of(function, slots, "keys", name) for name in names]
 
 
-def _identity(kind: str, function: Callable[..., Any], site: str) -> int:
-    """Tells functions apart in files: by name and code, since two scripts may both have a `knn`."""
-    words = [kind, site, getattr(function, "__module__", ""), name_of(function)]
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        words += [code.co_filename, code.co_code.hex(), *code.co_names]
-    digest = hashlib.blake2b("\0".join(map(str, words)).encode(errors="replace"), digest_size=8)
+_CONSTANTS = (bool, float, complex, str, bytes, range, slice, type(None), type(...))
+_CONSTANTS_OF_TORCH = (torch.dtype, torch.device, torch.layout)
+_MOST_ITEMS = 1000  # a longer list is data, not part of a program
+
+
+def _description(value: object, above: tuple[int, ...] = ()) -> str:
+    """What is the same in every process.
+
+    Constants by their value, functions by name and code, what they are bound to (defaults,
+    closures, the arguments of a `partial`) likewise, all else by its type.
+    """
+    if id(value) in above:
+        return "above"
+    above = (*above, id(value))
+
+    def several(*values: object) -> str:
+        return f"{type(value).__name__}({','.join(_description(each, above) for each in values)})"
+
+    if isinstance(value, (*_CONSTANTS, *_CONSTANTS_OF_TORCH)):
+        return repr(value)
+    if isinstance(value, int):
+        return hex(value)  # in decimal, Python refuses long ones
+    if isinstance(value, (tuple, list, set, frozenset, dict)) and len(value) > _MOST_ITEMS:
+        return several(len(value))
+    if isinstance(value, (tuple, list)):
+        return several(*value)
+    if isinstance(value, (set, frozenset, dict)):
+        items = value.items() if isinstance(value, dict) else value
+        return several(*sorted(_description(each, above) for each in items))
+    if isinstance(value, types.CodeType):
+        return several(value.co_name, value.co_code, value.co_names, value.co_consts)
+    if isinstance(value, functools.partial):
+        return several(value.func, value.args, value.keywords)
+    if isinstance(value, types.MethodType):
+        return several(value.__func__, type(value.__self__))
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    if isinstance(value, types.FunctionType):
+        # The file of the module: a notebook has none, and its code has another name in every run.
+        file = value.__globals__.get("__file__", "")
+        closure = []
+        for cell in value.__closure__ or ():
+            try:
+                closure.append(cell.cell_contents)
+            except ValueError:  # not filled yet
+                closure.append(None)
+        name = name.replace("__mp_main__", "__main__", 1)
+        defaults = (value.__defaults__, value.__kwdefaults__)
+        return several(name, file, value.__code__, defaults, closure)
+    if isinstance(value, type) or inspect.isroutine(value):
+        return name
+    return several(type(value), getattr(type(value), "__call__", None))  # noqa: B004  which one
+
+
+def identity(kind: str, function: Callable[..., Any], site: str) -> int:
+    """What tells functions apart in files, in every process alike."""
+    words = f"{kind}\0{site}\0{_description(function)}"
+    digest = hashlib.blake2b(words.encode(errors="replace"), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
+
+
+def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
+    """How an adaptive function is pickled: by its name, as a function is.
+
+    cloudpickle, of which many libraries have a copy, takes along what another process cannot
+    import. It does not say so to what it asks, but it can be seen at work.
+    """
+    if adaptive.__module__ == "__main__" or "<locals>" in adaptive.__qualname__:
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            pickler = type(frame.f_locals.get("self") if frame.f_code.co_name == "dump" else None)
+            names = [f"{base.__module__}.{base.__name__}".lower() for base in pickler.__mro__]
+            if any("cloudpickle" in name for name in names):
+                return _C.AdaptiveFunction, (), recipe
+            frame = frame.f_back
+    return adaptive.__qualname__
 
 
 def flag(name: str, value: object) -> bool:
@@ -196,10 +329,10 @@ def make(
     given: Options,
     *,
     name: str,
-    memory: SizeMemory | None = None,
+    memory: tuple[SizeMemory | None, int] | None = None,
     slots: Mapping[str, Slot] | None = None,
     site: str = "",
-    **specific: object,
+    **specific: Any,
 ) -> Any:
     """Check what is common to all kinds and make the callable.
 
@@ -210,16 +343,24 @@ def make(
         raise TypeError(
             f"unknown option(s) {', '.join(sorted(unknown))}: there are {', '.join(_DEFAULTS)}"
         )
+    recipe = functools.partial(
+        make, kind, function, given, name=name, slots=slots, site=site, **specific
+    )
+    function, binding = inside(function)
     check_function(function)
-    options: Options = {**_DEFAULTS, **given}
+    options = whole(given)
     if options["observer"] is not None and not callable(options["observer"]):
         raise TypeError(f"observer must be callable, got {options['observer']!r}")
-    try:
-        known = slots_of(function) if slots is None else slots
-    except ValueError:  # a built-in function without a signature
-        known = {}
+    signature = None
+    if slots is None:
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # a built-in function without a signature
+            slots = {}
+        else:
+            slots = slots_of(as_called(kind, signature))
     own = name_of(function)
-    salt = _identity(kind, function, site)
+    kept, salt = remembered(kind, function, options, site) if memory is None else memory
     lower, initial = positive("lower", options["lower"]), specific.get("initial")
     if isinstance(initial, int) and lower > initial:
         raise ValueError(f"lower must not be above the initial size {initial}, got {lower}")
@@ -227,6 +368,9 @@ def make(
         function,
         {
             "kind": kind,
+            "binding": binding,
+            "has_receiver": signature is not None and has_receiver(signature),
+            "recipe": recipe,
             "no_default": inspect.Parameter.empty,
             "strategy": _word("strategy", options["strategy"]),
             "objective": _word("objective", options["objective"]),
@@ -235,9 +379,9 @@ def make(
             "restore_random_state": flag("restore_random_state", options["restore_random_state"]),
             "exact_halving": False,  # the compat faces' own
             "name": name,
-            "memory": _memory(options, salt) if memory is None else memory,
+            "memory": kept,
             "per_call_site": options["remember"] == "call_site" and not site,
-            "keys": _key_slots(function, known, options),
+            "keys": _key_slots(function, slots, options),
             "hasher": options["hasher"],
             "salt": salt,
             "observer": options["observer"],
@@ -258,4 +402,6 @@ def make(
         if hasattr(function, attribute):
             setattr(adaptive, attribute, getattr(function, attribute))
     adaptive.__dict__.update(getattr(function, "__dict__", {}))
+    if signature is not None and kind in _PASSED:
+        adaptive.__signature__ = as_called(kind, signature)
     return adaptive

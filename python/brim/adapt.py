@@ -21,11 +21,15 @@ from brim._adaptive import (
     Options,
     check_function,
     flag,
+    identity,
+    inside,
     make,
     name_of,
     positive,
+    remembered,
     slot_of,
     slots_of,
+    whole,
 )
 from brim._C import AdaptiveFunction, Attempt, SizeMemory
 from brim._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
@@ -134,13 +138,14 @@ def maximize(
         raise TypeError(f"infer must be the name of an argument, got {infer!r}")
     indices = iter(_builtin_range(len(flat)))
 
-    def decorate(function: Callable[P, R]) -> AdaptiveFunction[P, R]:
+    def decorate(decorated: Callable[P, R]) -> AdaptiveFunction[P, R]:
+        function, _ = inside(decorated)
         check_function(function)
-        slots = slots_of(function)
+        slots = slots_of(inspect.signature(function))
         _check_can_be_added(function, flat, infer)
         adaptive: AdaptiveFunction[P, R] = make(
             "maximize",
-            function,
+            decorated,
             options,
             name=", ".join(flat),
             slots=slots,
@@ -174,10 +179,7 @@ def batch(initial: int, *, q: int = 1, **options: Unpack[Options]) -> BatchDecor
     size, quantum = positive("initial", initial), positive("q", q)
 
     def decorate(function: Callable[..., object]) -> Any:
-        adaptive = make(
-            "batch", function, options, name="batch size", initial=size, quanta=[quantum]
-        )
-        return _without_first(1, adaptive)
+        return make("batch", function, options, name="batch size", initial=size, quanta=[quantum])
 
     return decorate
 
@@ -247,7 +249,7 @@ def chunked(
 
     def decorate(function: Callable[..., object]) -> Any:
         bar = _bar(function, progress)
-        adaptive = make(
+        return make(
             "chunked",
             function,
             options,
@@ -257,7 +259,6 @@ def chunked(
             quanta=[quantum],
             progress=bar,
         )
-        return _without_first(2, adaptive, keep=1)
 
     return decorate
 
@@ -272,24 +273,9 @@ def _bar(function: Callable[..., Any], progress: bool) -> Callable[[int], Any] |
     return lambda total: tqdm(total=total, desc=name_of(function), leave=False)
 
 
-def _without_first(count: int, adaptive: Any, keep: int = 0) -> Any:
-    """Show the signature that callers see: without the arguments that brim passes."""
-    try:
-        signature = inspect.signature(adaptive.__wrapped__)
-    except ValueError:  # a built-in function
-        return adaptive
-    parameters = list(signature.parameters.values())
-    # In a class body the function is not bound yet: its first argument is the instance.
-    keep += 1 if parameters and parameters[0].name in ("self", "cls") else 0
-    adaptive.__signature__ = signature.replace(
-        parameters=parameters[:keep] + parameters[keep + count :]
-    )
-    return adaptive
-
-
 # What `run_*` learned, by the code that was run: a lambda is a new object on every call, but its
 # code is not.
-_run_memories: OrderedDict[object, SizeMemory] = OrderedDict()
+_run_memories: OrderedDict[object, tuple[SizeMemory | None, int]] = OrderedDict()
 _run_lock = threading.Lock()
 _MOST_RUN_MEMORIES = 1024
 
@@ -304,24 +290,27 @@ def _once(
     **specific: Any,
 ) -> Any:
     """What the decorator would make, for one call, with the memory of earlier such calls."""
-    site, memory = "", None
-    if options.get("remember") == "call_site":
+    site, full = "", whole(options)
+    if full["remember"] == "call_site":
         caller = sys._getframe(2)
         site = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    if options.get("remember") != "none" and not options.get("persist"):
-        inner = function.func if isinstance(function, functools.partial) else function
-        owner = (kind, site, getattr(inner, "__code__", None) or name_of(inner))
-        with _run_lock:
-            memory = _run_memories.setdefault(owner, SizeMemory())
-            _run_memories.move_to_end(owner)
-            while len(_run_memories) > _MOST_RUN_MEMORIES:
-                _run_memories.popitem(last=False)
+    inner = function.func if isinstance(function, functools.partial) else function
+    code = getattr(inner, "__code__", None) or name_of(inner)
+    if full["persist"]:
+        code = identity(kind, function, site)
+    owner = (kind, site, code, str(full["persist"]), str(full["capacity"]), full["remember"])
+    with _run_lock:
+        memory = _run_memories.get(owner) or remembered(kind, function, full, site)
+        _run_memories[owner] = memory
+        _run_memories.move_to_end(owner)
+        while len(_run_memories) > _MOST_RUN_MEMORIES:
+            _run_memories.popitem(last=False)
     return make(
         kind,
         function,
         options,
         name=name,
-        memory=memory,  # None: made, or not, by `make`
+        memory=memory,
         site=site,
         initial=positive("initial", initial),
         quanta=[positive("q", q)],

@@ -74,10 +74,11 @@ void MaximizeRun::begin() {
 void MaximizeRun::fitted() {
   const auto result = state_->monitor.fitted(values());
   const double items = state_->rate == Rate::items ? static_cast<double>(values().front()) : 1.0;
+  const bool timed = state_->options.objective == Objective::throughput && result.seconds > 0;
   learn(state_->options, {.values = {values().begin(), values().end()},
                           .outcome = result.outcome,
                           .device = result.device,
-                          .rate = result.seconds > 0 ? items / result.seconds : 0.0});
+                          .rate = timed ? items / result.seconds : 0.0});
 }
 
 void MaximizeRun::failed(std::exception_ptr error) {

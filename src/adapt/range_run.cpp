@@ -89,17 +89,16 @@ void RangeRun::fitted(std::int64_t size) {
   state_->repeats = false;
   const auto result = state_->monitor.fitted({&size, 1});
   state_->search.record(state_->figures(result.outcome, result.device));
-  const double rate = result.seconds > 0 ? static_cast<double>(size) / result.seconds : 0.0;
+  const bool timed = state_->options.objective == Objective::throughput;
+  const double rate =
+      timed && result.seconds > 0 ? static_cast<double>(size) / result.seconds : 0.0;
   SizeFact fact{.values = {size}, .outcome = result.outcome, .device = result.device, .rate = rate};
-  if (!state_->learned || !repeats(*state_->learned, fact.outcome)) {
+  if (timed || !state_->learned || !repeats(*state_->learned, fact.outcome)) {
     learn(state_->options, fact);
     state_->learned = fact.outcome;
   }
-  if (state_->options.objective == Objective::throughput) {
-    std::erase_if(state_->facts, [&](const SizeFact& old) {
-      return old.outcome.fitted && old.outcome.size == size;
-    });
-    state_->facts.push_back(std::move(fact));
+  if (timed) {
+    add_fact(state_->facts, std::move(fact));
   }
 }
 

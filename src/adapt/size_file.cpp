@@ -1,16 +1,19 @@
 #include "adapt/size_file.h"
 
 #include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <locale>
+#include <random>
 #include <sstream>
 
 namespace brim::size_file {
@@ -20,6 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kHeader = "brim-sizes 1";
 constexpr const char* kSuffix = ".brim-sizes";
+constexpr const char* kTemporary = ".tmp";
 constexpr std::size_t kHexDigits = 16;
 // Sixteen facts take some 2 kB; anything much larger was not written by us.
 constexpr std::size_t kLargestFile = 65536;
@@ -139,6 +143,8 @@ std::vector<SizeFact> read(const fs::path& file, std::uint64_t key) {
     text.resize(static_cast<std::size_t>(in.gcount()));
     if (text.size() <= kLargestFile) {
       facts = parse(text, key);
+      // `prune` takes what was not used for longest first.
+      ::utimensat(AT_FDCWD, file.c_str(), nullptr, 0);
     }
   }
   if (!facts) {
@@ -149,43 +155,112 @@ std::vector<SizeFact> read(const fs::path& file, std::uint64_t key) {
   return *facts;
 }
 
-void write(const fs::path& file, std::uint64_t key, const std::vector<SizeFact>& facts) {
-  static std::atomic<unsigned> counter{0};
+namespace {
+
+std::error_code last_error() { return {errno, std::generic_category()}; }
+
+/// A new file beside `file`, open for writing. Its name is drawn and must be new: processes in
+/// different containers share neither process ids nor a counter.
+int open_temporary(const fs::path& file, fs::path& temporary) {
+  std::random_device random;
+  int descriptor = -1;
+  do {
+    const std::uint64_t drawn = (std::uint64_t{random()} << 32) | random();
+    temporary = file.string() + "." + hex(drawn) + kTemporary;
+    descriptor = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (descriptor < 0 && errno == EEXIST);
+  return descriptor;
+}
+
+std::error_code write_all(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(descriptor, text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(written));
+    } else if (errno != EINTR) {
+      return last_error();
+    }
+  }
+  return {};
+}
+
+std::string text_of(std::uint64_t key, const std::vector<SizeFact>& facts) {
+  std::ostringstream out;
+  out.imbue(std::locale::classic());
+  out.precision(17);
+  out << kHeader << '\n' << hex(key) << '\n';
+  for (const SizeFact& fact : facts) {
+    const SizeOutcome& o = fact.outcome;
+    out << (o.fitted ? 1 : 0) << ' ' << o.peak.value_or(kUnknown) << ' '
+        << o.requested.value_or(kUnknown) << ' ' << o.limit.value_or(kUnknown) << ' ' << o.held
+        << ' ' << fact.rate << ' ' << fact.device.str() << ' ' << fact.values.size();
+    for (const std::int64_t value : fact.values) {
+      out << ' ' << value;
+    }
+    out << '\n';
+  }
+  const std::string text = out.str();
+  return text + hex(checksum(text)) + '\n';
+}
+
+bool is_hex(std::string_view text) {
+  return text.size() == kHexDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+enum class Kind : std::uint8_t { foreign, sizes, temporary };
+
+Kind kind_of(std::string_view file) {
+  const std::string_view suffix(kSuffix);
+  if (!is_hex(file.substr(0, kHexDigits)) || !file.substr(kHexDigits).starts_with(suffix)) {
+    return Kind::foreign;
+  }
+  const std::string_view rest = file.substr(kHexDigits + suffix.size());
+  if (rest.empty()) {
+    return Kind::sizes;
+  }
+  return rest.front() == '.' && rest.ends_with(kTemporary) &&
+                 is_hex(rest.substr(1, rest.size() - 1 - std::string_view(kTemporary).size()))
+             ? Kind::temporary
+             : Kind::foreign;
+}
+
+/// Calls `visit(path, kind)` for what is ours in the directory, until it returns false.
+template <class Visit>
+void visit_ours(const fs::path& directory, const Visit& visit) {
+  std::error_code error;
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
+    const Kind kind = kind_of(at->path().filename().string());
+    if (kind != Kind::foreign && !visit(at->path(), kind)) {
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+std::error_code write(const fs::path& file, std::uint64_t key, const std::vector<SizeFact>& facts) {
   std::error_code error;
   fs::create_directories(file.parent_path(), error);
-  // A name of our own for each writer, in the same directory, so that the rename is atomic.
-  const fs::path temporary = file.string() + "." + std::to_string(getpid()) + "." +
-                             std::to_string(counter.fetch_add(1)) + ".tmp";
-  {
-    std::ostringstream out;
-    out.imbue(std::locale::classic());
-    out.precision(17);
-    out << kHeader << '\n' << hex(key) << '\n';
-    for (const SizeFact& fact : facts) {
-      const SizeOutcome& o = fact.outcome;
-      out << (o.fitted ? 1 : 0) << ' ' << o.peak.value_or(kUnknown) << ' '
-          << o.requested.value_or(kUnknown) << ' ' << o.limit.value_or(kUnknown) << ' ' << o.held
-          << ' ' << fact.rate << ' ' << fact.device.str() << ' ' << fact.values.size();
-      for (const std::int64_t value : fact.values) {
-        out << ' ' << value;
-      }
-      out << '\n';
-    }
-    const std::string text = out.str();
-    std::ofstream stream(temporary, std::ios::binary);
-    stream << text << hex(checksum(text)) << '\n';
-    if (!stream.flush()) {
-      error = std::make_error_code(std::errc::io_error);
-    }
+  if (error) {
+    return error;
+  }
+  fs::path temporary;
+  const int descriptor = open_temporary(file, temporary);
+  if (descriptor < 0) {
+    return last_error();
+  }
+  error = write_all(descriptor, text_of(key, facts));
+  if (::close(descriptor) != 0 && !error) {
+    error = last_error();  // where a quota or a network file system says it
   }
   if (!error) {
     fs::rename(temporary, file, error);
   }
   if (error) {
-    std::error_code ignored;
-    fs::remove(temporary, ignored);
-    TORCH_WARN_ONCE("sizes could not be kept in ", file.string(), ": ", error.message());
+    size_file::remove(temporary);
   }
+  return error;
 }
 
 void remove(const fs::path& file) {
@@ -194,16 +269,57 @@ void remove(const fs::path& file) {
 }
 
 void remove_all(const fs::path& directory) {
-  std::error_code error;
-  for (const auto& item : fs::directory_iterator(directory, error)) {
-    const std::string file = item.path().filename().string();
-    const bool ours = file.size() == kHexDigits + std::string_view(kSuffix).size() &&
-                      file.ends_with(kSuffix) &&
-                      file.find_first_not_of("0123456789abcdef") == kHexDigits;
-    if (ours) {
-      size_file::remove(item.path());
+  visit_ours(directory, [](const fs::path& file, Kind kind) {
+    if (kind == Kind::sizes) {
+      size_file::remove(file);
+    }
+    return true;
+  });
+}
+
+bool any(const fs::path& directory) {
+  bool found = false;
+  visit_ours(directory, [&](const fs::path& /*file*/, Kind kind) {
+    found = kind == Kind::sizes;
+    return !found;
+  });
+  return found;
+}
+
+std::int64_t prune(const fs::path& directory, std::int64_t most) {
+  struct File {
+    fs::file_time_type written;
+    std::int64_t bytes;
+    fs::path path;
+  };
+  constexpr auto kAbandoned = std::chrono::hours(1);  // its writer was killed
+  std::vector<File> files;
+  std::int64_t total = 0;
+  visit_ours(directory, [&](const fs::path& path, Kind kind) {
+    std::error_code gone;
+    const auto bytes = bytes_on_disk(static_cast<std::int64_t>(fs::file_size(path, gone)));
+    const auto written = gone ? fs::file_time_type{} : fs::last_write_time(path, gone);
+    if (gone) {
+      return true;
+    }
+    if (kind == Kind::sizes) {
+      total += bytes;
+      files.push_back({written, bytes, path});
+    } else if (fs::file_time_type::clock::now() - written > kAbandoned) {
+      size_file::remove(path);
+    }
+    return true;
+  });
+  if (total > most) {
+    std::sort(files.begin(), files.end(),
+              [](const File& a, const File& b) { return a.written < b.written; });
+    // An eighth at a time, so that not every new file means another look at all.
+    for (auto oldest = files.begin(); oldest != files.end() && total > most - most / 8; ++oldest) {
+      size_file::remove(oldest->path);
+      total -= oldest->bytes;
     }
   }
+  return total;
 }
 
 }  // namespace brim::size_file

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace brim::size_file {
@@ -17,14 +18,27 @@ BRIM_API std::string name(std::uint64_t key);
 /// warning: it is text that is parsed field by field, and never executed.
 BRIM_API std::vector<SizeFact> read(const std::filesystem::path& file, std::uint64_t key);
 
-/// Replaces the file at once, so that a reader sees the old text or the new one. Failing to write
-/// is a warning: what was learned is still known to this process.
-BRIM_API void write(const std::filesystem::path& file, std::uint64_t key,
-                    const std::vector<SizeFact>& facts);
+/// Replaces the file at once, so that a reader sees the old text or the new one, whoever else
+/// writes it. The error of the operating system where that fails.
+BRIM_API std::error_code write(const std::filesystem::path& file, std::uint64_t key,
+                               const std::vector<SizeFact>& facts);
 
 BRIM_API void remove(const std::filesystem::path& file);
 
 /// Removes the files that `name` could have named, and nothing else.
 BRIM_API void remove_all(const std::filesystem::path& directory);
+
+/// Whether there is one of them.
+BRIM_API bool any(const std::filesystem::path& directory);
+
+/// Removes those that were written or read longest ago until the rest takes less than `most` bytes,
+/// and what killed writers left behind. Returns the bytes that are left.
+BRIM_API std::int64_t prune(const std::filesystem::path& directory, std::int64_t most);
+
+/// What a file of so many bytes takes on a disk.
+constexpr std::int64_t bytes_on_disk(std::int64_t bytes) {
+  constexpr std::int64_t kBlock = 4096;
+  return (bytes + kBlock - 1) / kBlock * kBlock;
+}
 
 }  // namespace brim::size_file

@@ -3,21 +3,49 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <iterator>
+#include <utility>
 
 #include "adapt/size_file.h"
+#include "adapt/size_writer.h"
 
 namespace brim {
 namespace {
 
-/// Adds a fact and drops the oldest that it makes superfluous: the one of the same size and
-/// outcome, else the oldest of its own kind, so that many fits do not push out the failures, nor
-/// the other way round.
-void add_fact(std::vector<SizeFact>& facts, const SizeFact& fact) {
-  const auto same = std::find_if(facts.begin(), facts.end(), [&](const SizeFact& old) {
+auto find_same(std::vector<SizeFact>& facts, const SizeFact& fact) {
+  return std::find_if(facts.begin(), facts.end(), [&](const SizeFact& old) {
     return old.values == fact.values && old.outcome.fitted == fact.outcome.fitted;
   });
+}
+
+/// Whether a later process would do nothing else for knowing `fact` instead of `old`. What is free
+/// and how long work takes vary from call to call.
+bool alike(const SizeFact& old, const SizeFact& fact) {
+  constexpr double kSame = 0.05;
+  const auto near = [](double a, double b) {
+    return std::abs(a - b) <= kSame * std::max(std::abs(a), std::abs(b));
+  };
+  const auto bytes = [&](const std::optional<std::int64_t>& a, const std::optional<std::int64_t>& b,
+                         std::int64_t less_a = 0, std::int64_t less_b = 0) {
+    return a.has_value() == b.has_value() &&
+           (!a || near(static_cast<double>(*a - less_a), static_cast<double>(*b - less_b)));
+  };
+  return old.device == fact.device && near(old.rate, fact.rate) &&
+         bytes(old.outcome.peak, fact.outcome.peak) &&
+         bytes(old.outcome.requested, fact.outcome.requested) &&
+         bytes(old.outcome.limit, fact.outcome.limit, old.outcome.held, fact.outcome.held);
+}
+
+}  // namespace
+
+void add_fact(std::vector<SizeFact>& facts, SizeFact fact) {
+  const auto same = find_same(facts, fact);
+  if (same == facts.end() || !same->warm) {
+    fact.rate = same == facts.end() ? 0.0 : same->rate;
+  }
+  fact.warm = true;
   if (same != facts.end()) {
     facts.erase(same);
   } else {
@@ -29,10 +57,8 @@ void add_fact(std::vector<SizeFact>& facts, const SizeFact& fact) {
       facts.erase(std::find_if(facts.begin(), facts.end(), is_kin));
     }
   }
-  facts.push_back(fact);
+  facts.push_back(std::move(fact));
 }
-
-}  // namespace
 
 SizeMemory::SizeMemory(std::size_t capacity, std::optional<std::filesystem::path> directory)
     : capacity_(capacity), directory_(std::move(directory)) {
@@ -53,21 +79,33 @@ std::filesystem::path SizeMemory::file_of(std::uint64_t key) const {
   return *directory_ / size_file::name(key);
 }
 
-std::vector<SizeFact>& SizeMemory::entry(std::uint64_t key) {
+bool SizeMemory::has_files() const noexcept {
+  Files files = files_.load(std::memory_order_relaxed);
+  if (files == Files::unknown) {
+    files = size_writer::any(*directory_) ? Files::some : Files::none;
+    files_.store(files, std::memory_order_relaxed);
+  }
+  return files == Files::some;
+}
+
+SizeMemory::Entry& SizeMemory::entry(std::uint64_t key) {
   const auto found = by_key_.find(key);
   if (found != by_key_.end()) {
     entries_.splice(entries_.begin(), entries_, found->second);
-    return entries_.front().second;
+    return entries_.front();
   }
   if (entries_.size() == capacity_) {
-    by_key_.erase(entries_.back().first);
+    by_key_.erase(entries_.back().key);
     entries_.pop_back();
   }
-  entries_.emplace_front(key,
-                         directory_ ? size_file::read(file_of(key), key) : std::vector<SizeFact>{});
+  std::vector<SizeFact> kept;
+  if (directory_) {
+    kept = size_writer::read(file_of(key), key);
+  }
+  entries_.push_front({key, kept, kept});
   by_key_[key] = entries_.begin();
   count_.store(entries_.size(), std::memory_order_release);
-  return entries_.front().second;
+  return entries_.front();
 }
 
 std::vector<SizeFact> SizeMemory::recall(std::uint64_t key) {
@@ -75,15 +113,19 @@ std::vector<SizeFact> SizeMemory::recall(std::uint64_t key) {
   if (!directory_ && by_key_.find(key) == by_key_.end()) {
     return {};
   }
-  return entry(key);
+  return entry(key).facts;
 }
 
 void SizeMemory::learn(std::uint64_t key, const SizeFact& fact) {
   const std::lock_guard lock(mutex_);
-  std::vector<SizeFact>& facts = entry(key);
-  add_fact(facts, fact);
+  Entry& known = entry(key);
+  add_fact(known.facts, fact);
   if (directory_) {
-    size_file::write(file_of(key), key, facts);
+    const auto kept = find_same(known.kept, fact);
+    if (kept == known.kept.end() || !alike(*kept, known.facts.back())) {
+      known.kept = known.facts;
+      size_writer::put(file_of(key), key, known.facts);
+    }
   }
 }
 
@@ -95,9 +137,11 @@ void SizeMemory::forget(std::uint64_t key) {
     count_.store(entries_.size(), std::memory_order_release);
   }
   if (directory_) {
-    size_file::remove(file_of(key));
+    size_writer::remove(file_of(key));
   }
 }
+
+void SizeMemory::flush() { size_writer::flush(); }
 
 void SizeMemory::clear() {
   const std::lock_guard lock(mutex_);
@@ -105,7 +149,7 @@ void SizeMemory::clear() {
   by_key_.clear();
   count_.store(0, std::memory_order_release);
   if (directory_) {
-    size_file::remove_all(*directory_);
+    size_writer::remove_all(*directory_);
   }
 }
 

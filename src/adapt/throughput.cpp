@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "adapt/size_lattice.h"
+
 namespace brim {
 namespace {
 
@@ -18,8 +20,11 @@ std::int64_t throughput_choice(std::span<const SizeFact> facts, std::int64_t lar
                                std::int64_t lower, std::int64_t quantum) {
   double best = 0.0;
   bool knows_largest = false;
+  const detail::SizeLattice allowed{lower, largest, quantum};
+  // The last part of a range is as short as what is left: no size to choose.
   const auto counts = [&](const SizeFact& fact) {
-    return fact.outcome.fitted && fact.rate > 0 && fact.outcome.size <= largest;
+    const std::int64_t size = fact.outcome.size;
+    return fact.outcome.fitted && fact.rate > 0 && size <= largest && allowed.floor(size) == size;
   };
   for (const SizeFact& fact : facts) {
     if (counts(fact)) {

@@ -216,12 +216,6 @@ def test_methods_of_all_kinds() -> None:
     assert model.static(3) == 3
 
 
-def test_a_class_or_static_method_goes_above() -> None:
-    for kind in (staticmethod, classmethod):
-        with pytest.raises(TypeError, match=f"put @{kind.__name__} above"):
-            brim.maximize("size")(kind(lambda size: size))
-
-
 def test_callables_partials_lambdas_and_builtins() -> None:
     class Work:
         def __call__(self, size: int) -> int:

@@ -13,7 +13,8 @@ namespace brim {
 ///
 /// Starts at `largest`, the largest size that fits, and halves as long as the rate stays within 2 %
 /// of the best one seen; from then on it is the smallest size that does. Pure logic over the facts;
-/// facts without a rate, failures and sizes above `largest` do not count.
+/// facts without a rate, failures, and sizes that are above `largest`, below `lower` or no multiple
+/// of `quantum` do not count.
 BRIM_API std::int64_t throughput_choice(std::span<const SizeFact> facts, std::int64_t largest,
                                         std::int64_t lower, std::int64_t quantum);
 

@@ -43,7 +43,19 @@ TEST(SizeMemory, KnowsWhatItWasToldOldestFirst) {
   EXPECT_EQ(known.outcome.peak, 100);
   EXPECT_EQ(known.outcome.limit, 1000);
   EXPECT_EQ(known.outcome.held, 10);
-  EXPECT_EQ(known.rate, 2.5);
+  EXPECT_EQ(known.rate, 0.0) << "the first run of a size is not counted";
+  memory.learn(1, fact(5, true));
+  EXPECT_EQ(memory.recall(1).back().rate, 2.5);
+}
+
+TEST(SizeMemory, KeepsThousandsOfKeys) {
+  SizeMemory memory;
+  for (std::uint64_t key = 1; key <= 5000; ++key) {
+    memory.learn(key, fact(5, true));
+  }
+  EXPECT_EQ(memory.size(), 4096U);
+  EXPECT_FALSE(memory.recall(5000 - 4095).empty());
+  EXPECT_TRUE(memory.recall(5000 - 4096).empty()) << "the least recently used go first";
 }
 
 TEST(SizeMemory, NewsOfTheSameSizeReplacesTheOld) {
