@@ -99,6 +99,13 @@ c10::Device resolve_device(c10::Device device) {
   if (device.is_cpu()) {
     return c10::Device(c10::DeviceType::CPU);
   }
+  // Of the device that was asked for last all this is known; a call that names its device asks every
+  // time.
+  static std::atomic<c10::Device> last{c10::Device(c10::DeviceType::CPU)};
+  if (device.has_index() && device == last.load(std::memory_order_relaxed) &&
+      !is_forked_child()) {
+    return device;
+  }
   TORCH_CHECK_VALUE(at::accelerator::isAccelerator(device.type()),
                     "device must be the CPU or an accelerator, got ", device.str());
   // Counting devices first turns torch's long complaints about a missing driver into one sentence.
@@ -115,6 +122,7 @@ c10::Device resolve_device(c10::Device device) {
   TORCH_CHECK_VALUE(device.index() >= 0 && device.index() < count, "device is ", device.str(),
                     ", but torch sees only ", static_cast<int>(count), " ",
                     c10::DeviceTypeName(device.type()), " device(s)");
+  last.store(device, std::memory_order_relaxed);
   return device;
 }
 
