@@ -2,14 +2,23 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "batching/gauge.h"
+#include "batching/permutation.h"
 
 namespace brim::batching::detail {
 namespace {
 
 // Bins that are looked at for each sample; the fullest are closed first where there are more.
 constexpr std::size_t kOpenBins = 256;
+// One batch of so many is dealt anew with its neighbour.
+constexpr std::uint64_t kDealtBatches = 10;
+// The first batch is cut short only where its samples are fewer than one in so many: among a few
+// batches one more would be felt.
+constexpr std::uint32_t kShortFirst = 64;
+
+bool of_longest(Cost::Kind kind) { return kind != Cost::Kind::sum && kind != Cost::Kind::count; }
 
 template <class T>
 struct OpenBin {
@@ -20,21 +29,63 @@ struct OpenBin {
 }  // namespace
 
 template <class T>
-void BinPacking<T>::pack(std::span<const T> sizes) {
+BinPacking<T>::BinPacking(const Columns<T>& columns)
+    : columns_(columns),
+      // Batches of a number of samples alone are packed for the sake of their padding.
+      padded_((columns.size() == 1 && columns[0].limit.cost().kind() == Cost::Kind::count) ||
+              std::any_of(columns.begin(), columns.end(), [](const Column<T>& column) {
+                return of_longest(column.limit.cost().kind());
+              })) {}
+
+template <class T>
+void BinPacking<T>::pack(std::span<const T> sizes, const Mixing& mixing) {
   loads_.clear();
-  if (columns_.size() > 1) {
-    pack_several(sizes);
-  } else if (columns_[0].limit.cost().kind() == Cost::Kind::sum) {
-    pack_sum(sizes);
-  } else {
-    pack_padded(sizes);
+  own_ends_.clear();
+  const std::size_t width = columns_.size();
+  if (width == 1 && !padded_) {
+    pack_sum(sizes, mixing);
+    return;
   }
+  if (!padded_) {
+    pack_several(sizes, mixing);
+  } else if (width == 1) {
+    sort_descending(sizes, own_members_);
+    cut_sorted(
+        PaddedGauge<T>(columns_[0].limit), [&](std::uint32_t i) { return sizes[i]; }, mixing.seed);
+  } else {
+    sort_descending(std::span<const double>(shares(sizes)), own_members_);
+    cut_sorted(
+        MultiGauge<T>(columns_), [&](std::uint32_t i) { return sizes.data() + i * width; },
+        mixing.seed);
+  }
+  members_ = own_members_;
+  ends_ = own_ends_;
 }
 
 template <class T>
-void BinPacking<T>::pack_sum(std::span<const T> sizes) {
+std::vector<double> BinPacking<T>::shares(std::span<const T> sizes) const {
+  const std::size_t width = columns_.size();
+  std::vector<double> result(sizes.size() / width);
+  for (std::size_t c = 0; c < width; ++c) {
+    // Where one is padded, its padding is what the order can save.
+    if (padded_ && !of_longest(columns_[c].limit.cost().kind())) {
+      continue;
+    }
+    const Columns<T> one{columns_[c]};
+    MultiGauge<T> alone(one);
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      alone.clear();
+      alone.add(sizes.data() + i * width + c);
+      result[i] = std::max(result[i], alone.load());
+    }
+  }
+  return result;
+}
+
+template <class T>
+void BinPacking<T>::pack_sum(std::span<const T> sizes, const Mixing& mixing) {
   const T maximum = maximum_of<T>(columns_[0].limit);
-  best_fit_.pack(sizes, maximum);
+  best_fit_.pack(sizes, maximum, mixing);
   members_ = best_fit_.members();
   ends_ = best_fit_.ends();
   loads_.reserve(ends_.size());
@@ -43,48 +94,67 @@ void BinPacking<T>::pack_sum(std::span<const T> sizes) {
   }
 }
 
+// Cuts own_members_, which are sorted, into batches; each takes samples for as long as they fit.
 template <class T>
-void BinPacking<T>::pack_padded(std::span<const T> sizes) {
-  sort_descending(sizes, own_members_);
-  own_ends_.clear();
-  PaddedGauge<T> gauge(columns_[0].limit);
-  const auto close = [&](std::size_t end) {
-    own_ends_.push_back(static_cast<std::uint32_t>(end));
-    loads_.push_back(gauge.load());
+template <class Gauge, class SizeOf>
+void BinPacking<T>::cut_sorted(Gauge gauge, const SizeOf& size_of, std::uint64_t seed) {
+  const auto count = static_cast<std::uint32_t>(own_members_.size());
+  const auto take = [&](const std::vector<std::uint32_t>& from, std::uint32_t begin,
+                        std::uint32_t most) {
     gauge.clear();
-  };
-  for (std::size_t i = 0; i < own_members_.size(); ++i) {
-    const T size = sizes[own_members_[i]];
-    if (i > 0 && !gauge.fits(size)) {
-      close(i);
+    std::uint32_t end = begin;
+    while (end < most && (end == begin || gauge.fits(size_of(from[end])))) {
+      gauge.add(size_of(from[end++]));
     }
-    gauge.add(size);
+    return end;
+  };
+  const auto close = [&](std::uint32_t end) {
+    own_ends_.push_back(end);
+    loads_.push_back(gauge.load());
+  };
+  std::uint32_t begin = 0;
+  if (seed != 0 && count > 0) {
+    const std::uint32_t full = take(own_members_, 0, count);
+    if (full <= count / kShortFirst) {
+      begin = take(own_members_, 0, 1 + static_cast<std::uint32_t>(below(mix(~seed, 0), full)));
+      close(begin);
+    }
   }
-  if (!own_members_.empty()) {
-    close(own_members_.size());
+  while (begin < count) {
+    const std::uint32_t end = take(own_members_, begin, count);
+    const std::uint32_t both = end - begin < count - end ? 2 * end - begin : count;
+    if (seed != 0 && both > end && below(mix(seed, begin), kDealtBatches) == 0) {
+      dealt_.assign(own_members_.begin() + begin, own_members_.begin() + both);
+      for (std::uint32_t i = both - begin; i > 1; --i) {
+        std::swap(dealt_[i - 1], dealt_[below(mix(seed ^ begin, i), i)]);
+      }
+      // As many samples, none longer than the longest, fit one budget; but not always several.
+      const std::uint32_t half = end - begin;
+      if (take(dealt_, 0, half) == half && take(dealt_, half, both - begin) == both - begin) {
+        std::copy(dealt_.begin(), dealt_.end(), own_members_.begin() + begin);
+        close(take(own_members_, begin, end));
+        close(take(own_members_, end, both));
+        begin = both;
+        continue;
+      }
+      take(own_members_, begin, end);
+    }
+    close(end);
+    begin = end;
   }
-  members_ = own_members_;
-  ends_ = own_ends_;
 }
 
 template <class T>
-void BinPacking<T>::pack_several(std::span<const T> sizes) {
+void BinPacking<T>::pack_several(std::span<const T> sizes, const Mixing& mixing) {
   const std::size_t width = columns_.size();
-  const std::size_t samples = sizes.size() / width;
-  std::vector<double> shares(samples);
-  MultiGauge<T> alone(columns_);
-  for (std::size_t i = 0; i < samples; ++i) {
-    alone.clear();
-    alone.add(sizes.data() + i * width);
-    shares[i] = alone.load();
-  }
-  std::vector<std::uint32_t> order(samples);
+  const std::vector<double> share = shares(sizes);
+  std::vector<std::uint32_t> order(share.size());
   std::iota(order.begin(), order.end(), 0U);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::uint32_t a, std::uint32_t b) { return shares[a] > shares[b]; });
+  const std::size_t in_order = std::min(mixing.in_order, order.size());
+  std::stable_sort(order.begin() + static_cast<std::ptrdiff_t>(in_order), order.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return share[a] > share[b]; });
 
   own_members_.clear();
-  own_ends_.clear();
   std::vector<OpenBin<T>> open;
   std::vector<double> open_loads;
   const auto close = [&](std::size_t bin) {
@@ -120,8 +190,6 @@ void BinPacking<T>::pack_several(std::span<const T> sizes) {
   for (std::size_t bin = 0; bin < open.size(); ++bin) {
     close(bin);
   }
-  members_ = own_members_;
-  ends_ = own_ends_;
 }
 
 template class BinPacking<std::int64_t>;

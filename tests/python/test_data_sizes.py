@@ -468,7 +468,7 @@ COMMON: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"generator": 5}, TypeError, "generator must be a torch.Generator, got 5"),
     ({"generator": torch.Generator(), "seed": 1}, ValueError, "either seed or generator"),
     (
-        {"shuffle": True, "seed": None, "world_size": 2},
+        {"shuffle": True, "generator": torch.Generator(), "world_size": 2},
         ValueError,
         "seed must be given when world_size > 1",
     ),
@@ -701,7 +701,7 @@ def test_no_warning_where_nothing_is_left_out() -> None:
         ({"bucket_boundaries": [0]}, ValueError, r"bucket_boundaries must be at least two.*\[0\]"),
         ({"bucket_boundaries": [0, 3, 3]}, ValueError, "must differ from each other, got 3.0"),
         ({"bucket_boundaries": [0, float("nan")]}, ValueError, "bucket_boundaries must be finite"),
-        ({"bucket_boundaries": [0, float("inf")]}, ValueError, "bucket_boundaries must be finite"),
+        ({"bucket_boundaries": [-float("inf"), 9]}, ValueError, "bucket_boundaries must be finite"),
         ({"bucket_boundaries": [[0, 9]]}, TypeError, "bucket_boundaries must be ints or floats"),
         ({"bucket_boundaries": [0, "9"]}, TypeError, "bucket_boundaries .* got '9' at index 1"),
         ({"bucket_boundaries": [False, True]}, TypeError, "bucket_boundaries .* got False"),

@@ -125,9 +125,10 @@ struct BucketOptions {
 /// Batches of samples of like size. `sizes` decide the bucket; `columns`, which may be empty where
 /// there are `batch_sizes`, how much fits a batch.
 /// @throws std::invalid_argument as check_sizes; if boundaries are fewer than two, not ascending or
-///     not finite; if `batch_sizes` are not as many as buckets, or not positive.
+///     not finite (the last may be infinite); if `batch_sizes` are not as many as buckets, or not
+///     positive.
 [[nodiscard]] BRIM_API std::shared_ptr<const Batching> bucket_batching(
-    std::variant<std::span<const std::int64_t>, std::span<const double>> sizes, AnyColumns columns,
+    std::variant<SizeSpan<std::int64_t>, SizeSpan<double>> sizes, AnyColumns columns,
     BucketOptions options);
 
 }  // namespace brim::batching

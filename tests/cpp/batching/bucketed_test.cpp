@@ -266,7 +266,8 @@ TEST(BucketBatching, WrongArgumentIsAnErrorThatNamesIt) {
   expect_message([&] { make(in_order({1}, {1})); }, {"at least two", "got 1"});
   expect_message([&] { make(in_order({1, 3, 3}, {1, 1})); }, {"ascending", "got 3 ", "index 2"});
   expect_message([&] { make(in_order({1, std::nan("")}, {1})); }, {"finite", "nan", "index 1"});
-  expect_message([&] { make(in_order({0, HUGE_VAL}, {1})); }, {"finite", "inf", "index 1"});
+  expect_message([&] { make(in_order({-HUGE_VAL, 1}, {1})); }, {"finite", "inf", "index 0"});
+  expect_message([&] { make(in_order({0, HUGE_VAL, HUGE_VAL}, {1, 1})); }, {"finite", "index 1"});
   expect_message([&] { make(in_order({0, 1, 2}, {1})); }, {"batch_size", "2 buckets", "got 1"});
   expect_message([&] { make(in_order({0, 1, 2}, {1, 0})); }, {"batch_size", "positive", "got 0"});
   expect_message([&] { make(in_order({0, 1, 2})); }, {"batch_size or max_total_size"});
