@@ -190,8 +190,8 @@ py::object make_batch_iterator(std::shared_ptr<SampleBatching> batching, Iterato
     }
     return result;
   });
-  std::unique_ptr<State> state(new State{std::move(batching), std::move(stream),
-                                         options.as_tensors, std::move(options.description)});
+  std::unique_ptr<State> state(new State{std::move(batching), std::move(stream), options.as_tensors,
+                                         std::move(options.description)});
   PyTypeObject* type = type_object();
   auto* self = reinterpret_cast<BatchIterator*>(type->tp_alloc(type, 0));
   if (self == nullptr) {

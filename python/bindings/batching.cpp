@@ -89,7 +89,8 @@ batching::SizeSpan<T> sizes_of(const at::Tensor& tensor) {
         break;
     }
   }
-  TORCH_CHECK_VALUE(false, "sizes must be all ints of up to 64 bits with a sign, or all float32 or ",
+  TORCH_CHECK_VALUE(false,
+                    "sizes must be all ints of up to 64 bits with a sign, or all float32 or ",
                     "float64, got a tensor of ", tensor.scalar_type());
 }
 
@@ -103,8 +104,8 @@ Columns<T> columns_of(const std::vector<at::Tensor>& tensors, const std::vector<
   return columns;
 }
 
-/// What a call to one of the functions below brings: tensors of sizes, all of ints or all of floats,
-/// each with its cost and its maximum.
+/// What a call to one of the functions below brings: tensors of sizes, all of ints or all of
+/// floats, each with its cost and its maximum.
 struct Arguments {
   std::vector<at::Tensor> tensors;
   std::vector<Limit> limits;

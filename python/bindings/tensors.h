@@ -32,7 +32,7 @@ inline at::Tensor column_argument(const char* name, const pybind11::object& valu
 inline at::Tensor numbers_argument(const char* name, const pybind11::object& value) {
   at::Tensor tensor = column_argument(name, value);
   TORCH_CHECK_VALUE(tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kDouble, name,
-                    " must be an int64 or float64 tensor, got ", tensor.scalar_type());
+                    " must be an int64 or float64 tensor on the CPU, got ", tensor.scalar_type());
   return tensor;
 }
 

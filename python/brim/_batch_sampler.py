@@ -225,9 +225,9 @@ class BatchSamplerBase(Sampler[Batch]):
         if self.world_size > 1 and not self._told_of_accelerate and _shared_out_by_accelerate():
             self._told_of_accelerate = True
             warn(
-                f"accelerate shares these batches out among its processes, and they are already "
-                f"rank {self.rank}'s of {self.world_size} alone: most samples are in no batch. "
-                "Leave rank= and world_size= out, or do not pass the loader to prepare()"
+                f"accelerate shares batches out among its processes, and these are already rank "
+                f"{self.rank}'s of {self.world_size} alone: most samples are in no batch. Leave "
+                "rank= and world_size= out, or do not pass the loader to prepare()"
             )
         start = self._coming()
         iterator, self._resumed = self._resumed or self._open(start), None

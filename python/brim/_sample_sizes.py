@@ -58,7 +58,7 @@ def at_once(values: object) -> object:
 
 
 class _Writable:
-    """A NumPy array that must not be written to, for torch, which warns of such. brim never does."""
+    """A NumPy array that must not be written to. torch warns of such; brim only reads."""
 
     def __init__(self, array: Any) -> None:
         self.kept = array

@@ -171,7 +171,7 @@ class SizeAwareBatchSampler(BatchSamplerBase):
                 "ranks get different numbers of them, and the one with more waits for the others. "
                 "Give all indices, such as range(n), with rank= and world_size="
             )
-        self._given = sampler
+        self._given: Iterable[int] = sampler
         self.sizeof = sizeof
         self.max_total_size = max_total_size
         self._limits = Limits(cost, max_total_size)
@@ -346,7 +346,7 @@ class SizeAwareBatchSampler(BatchSamplerBase):
             self._order = self._batching = None  # another order next time
 
     def __len__(self) -> int:
-        """The exact number of batches on this rank: of the iteration that runs, else of the next."""
+        """The exact number of batches on this rank, of the iteration that runs or of the next."""
         if self._foreign and not isinstance(self._given, Sized):
             raise TypeError("this sampler has no length: the sampler it was made of has none")
         return super().__len__()

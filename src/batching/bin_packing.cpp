@@ -12,11 +12,12 @@ namespace {
 
 // Bins that are looked at for each sample; the fullest are closed first where there are more.
 constexpr std::size_t kOpenBins = 256;
-// One batch of so many is dealt anew with its neighbour.
-constexpr std::uint64_t kDealtBatches = 10;
-// The first batch is cut short only where its samples are fewer than one in so many: among a few
-// batches one more would be felt.
-constexpr std::uint32_t kShortFirst = 64;
+// Of so many batches one, at random, is dealt anew with its neighbour; while all of them together
+// add no more than this share to the padding.
+constexpr std::uint64_t kDealtBatches = 6;
+constexpr double kMorePadding = 0.22;
+// The first batch is cut short from so many batches on: among fewer one more would be felt.
+constexpr std::size_t kShiftedBatches = 16;
 
 bool of_longest(Cost::Kind kind) { return kind != Cost::Kind::sum && kind != Cost::Kind::count; }
 
@@ -50,13 +51,14 @@ void BinPacking<T>::pack(std::span<const T> sizes, const Mixing& mixing) {
     pack_several(sizes, mixing);
   } else if (width == 1) {
     sort_descending(sizes, own_members_);
-    cut_sorted(
-        PaddedGauge<T>(columns_[0].limit), [&](std::uint32_t i) { return sizes[i]; }, mixing.seed);
+    const auto size_of = [&](std::uint32_t i) { return sizes[i]; };
+    cut_sorted(PaddedGauge<T>(columns_[0].limit), size_of, size_of, mixing.seed);
   } else {
-    sort_descending(std::span<const double>(shares(sizes)), own_members_);
+    const std::vector<double> share = shares(sizes);
+    sort_descending(std::span(share), own_members_);
     cut_sorted(
         MultiGauge<T>(columns_), [&](std::uint32_t i) { return sizes.data() + i * width; },
-        mixing.seed);
+        [&](std::uint32_t i) { return share[i]; }, mixing.seed);
   }
   members_ = own_members_;
   ends_ = own_ends_;
@@ -94,10 +96,12 @@ void BinPacking<T>::pack_sum(std::span<const T> sizes, const Mixing& mixing) {
   }
 }
 
-// Cuts own_members_, which are sorted, into batches; each takes samples for as long as they fit.
+// Cuts own_members_, which are sorted by their keys, into batches; each takes samples for as long
+// as they fit.
 template <class T>
-template <class Gauge, class SizeOf>
-void BinPacking<T>::cut_sorted(Gauge gauge, const SizeOf& size_of, std::uint64_t seed) {
+template <class Gauge, class SizeOf, class KeyOf>
+void BinPacking<T>::cut_sorted(Gauge gauge, const SizeOf& size_of, const KeyOf& key_of,
+                               std::uint64_t seed) {
   const auto count = static_cast<std::uint32_t>(own_members_.size());
   const auto take = [&](const std::vector<std::uint32_t>& from, std::uint32_t begin,
                         std::uint32_t most) {
@@ -111,36 +115,60 @@ void BinPacking<T>::cut_sorted(Gauge gauge, const SizeOf& size_of, std::uint64_t
   const auto close = [&](std::uint32_t end) {
     own_ends_.push_back(end);
     loads_.push_back(gauge.load());
+    return end;
   };
-  std::uint32_t begin = 0;
-  if (seed != 0 && count > 0) {
-    const std::uint32_t full = take(own_members_, 0, count);
-    if (full <= count / kShortFirst) {
-      begin = take(own_members_, 0, 1 + static_cast<std::uint32_t>(below(mix(~seed, 0), full)));
-      close(begin);
+  for (std::uint32_t begin = 0; begin < count;) {
+    begin = close(take(own_members_, begin, count));
+  }
+  if (seed == 0 || own_ends_.size() < 2) {
+    return;
+  }
+
+  const auto key = [&](std::uint32_t place) {
+    return static_cast<double>(key_of(own_members_[place]));
+  };
+  double padding = 0.0;
+  for (std::uint32_t batch = 0, i = 0; batch < own_ends_.size(); ++batch) {
+    for (const double longest = key(i); i < own_ends_[batch]; ++i) {
+      padding += longest - key(i);
     }
+  }
+  double allowed = kMorePadding * padding;
+  const std::uint32_t first = own_ends_[0];
+  const bool shift = own_ends_.size() >= kShiftedBatches;
+  own_ends_.clear();
+  loads_.clear();
+  std::uint32_t begin = 0;
+  if (shift) {
+    const auto most = 1 + static_cast<std::uint32_t>(below(mix(~seed, 0), first));
+    begin = close(take(own_members_, 0, most));
   }
   while (begin < count) {
     const std::uint32_t end = take(own_members_, begin, count);
     const std::uint32_t both = end - begin < count - end ? 2 * end - begin : count;
-    if (seed != 0 && both > end && below(mix(seed, begin), kDealtBatches) == 0) {
-      dealt_.assign(own_members_.begin() + begin, own_members_.begin() + both);
-      for (std::uint32_t i = both - begin; i > 1; --i) {
-        std::swap(dealt_[i - 1], dealt_[below(mix(seed ^ begin, i), i)]);
-      }
-      // As many samples, none longer than the longest, fit one budget; but not always several.
-      const std::uint32_t half = end - begin;
-      if (take(dealt_, 0, half) == half && take(dealt_, half, both - begin) == both - begin) {
-        std::copy(dealt_.begin(), dealt_.end(), own_members_.begin() + begin);
-        close(take(own_members_, begin, end));
-        close(take(own_members_, end, both));
-        begin = both;
-        continue;
-      }
-      take(own_members_, begin, end);
+    const std::uint64_t number = own_ends_.size();
+    const std::uint64_t chosen = below(mix(seed, number / kDealtBatches), kDealtBatches);
+    if (both == end || number % kDealtBatches != chosen) {
+      begin = close(end);
+      continue;
     }
-    close(end);
-    begin = end;
+    const double more = (both - end) * (key(begin) - key(end));
+    dealt_.assign(own_members_.begin() + begin, own_members_.begin() + both);
+    for (std::uint32_t i = both - begin; i > 1; --i) {
+      std::swap(dealt_[i - 1], dealt_[below(mix(seed ^ begin, i), i)]);
+    }
+    // As many samples, none longer than the longest, fit one budget; but not always several.
+    const std::uint32_t half = end - begin;
+    const bool deal = more <= allowed && take(dealt_, 0, half) == half &&
+                      take(dealt_, half, both - begin) == both - begin;
+    if (deal) {
+      allowed -= more;
+      std::copy(dealt_.begin(), dealt_.end(), own_members_.begin() + begin);
+    }
+    begin = close(take(own_members_, begin, end));
+    if (deal) {
+      begin = close(take(own_members_, begin, both));
+    }
   }
 }
 

@@ -21,8 +21,8 @@ namespace brim::batching::detail {
 /// padded: most samples are taken as they come, and best fit of the others fills the gaps (Mixing).
 /// Padded: who is close in size is fixed. So the first batch is cut short at random, which shifts
 /// all others, and now and then a batch is dealt anew together with the samples that follow it: the
-/// two then span twice the range of sizes. That adds a fifth to the padding. More would not pay:
-/// pairs that meet again become fewer only as padding grows.
+/// two then span twice the range of sizes. That adds up to a fifth to the padding. More would not
+/// pay: pairs that meet again become fewer only as padding grows.
 template <class T>
 class BinPacking {
  public:
@@ -50,8 +50,8 @@ class BinPacking {
   [[nodiscard]] std::vector<double> shares(std::span<const T> sizes) const;
   void pack_sum(std::span<const T> sizes, const Mixing& mixing);
   void pack_several(std::span<const T> sizes, const Mixing& mixing);
-  template <class Gauge, class SizeOf>
-  void cut_sorted(Gauge gauge, const SizeOf& size_of, std::uint64_t seed);
+  template <class Gauge, class SizeOf, class KeyOf>
+  void cut_sorted(Gauge gauge, const SizeOf& size_of, const KeyOf& key_of, std::uint64_t seed);
 
   const Columns<T>& columns_;
   bool padded_;

@@ -15,8 +15,8 @@ void check_boundaries(const std::vector<double>& boundaries) {
                                 std::to_string(boundaries.size()));
   }
   for (std::size_t i = 0; i < boundaries.size(); ++i) {
-    const bool allowed = std::isfinite(boundaries[i]) ||
-                         (i + 1 == boundaries.size() && boundaries[i] > 0);
+    const bool allowed =
+        std::isfinite(boundaries[i]) || (i + 1 == boundaries.size() && boundaries[i] > 0);
     if (!allowed || (i > 0 && !(boundaries[i] > boundaries[i - 1]))) {
       throw std::invalid_argument("bucket_boundaries must be finite and ascending, got " +
                                   brim::detail::text(boundaries[i]) + " at index " +

@@ -76,7 +76,7 @@ class SampleTable {
   [[nodiscard]] const T* in_a_row(std::int64_t first) const {
     const T* const stored = columns_[0].sizes.data();
     return shuffle_ || indices_ || columns_.size() > 1 || stored == nullptr ? nullptr
-                                                                           : stored + first;
+                                                                            : stored + first;
   }
 
   /// Sizes of these samples, sample after sample with all its columns.

@@ -20,10 +20,9 @@ template <class T>
 class SizeSpan {
   template <class... Stored>
   using Spans = std::variant<std::span<const Stored>...>;
-  using Any =
-      std::conditional_t<std::is_same_v<T, double>, Spans<double, float>,
-                         Spans<std::int64_t, std::int32_t, std::int16_t, std::int8_t,
-                               std::uint32_t, std::uint16_t, std::uint8_t>>;
+  using Any = std::conditional_t<std::is_same_v<T, double>, Spans<double, float>,
+                                 Spans<std::int64_t, std::int32_t, std::int16_t, std::int8_t,
+                                       std::uint32_t, std::uint16_t, std::uint8_t>>;
 
   template <class Range>
   using SpanOf = std::span<const std::ranges::range_value_t<const Range>>;
