@@ -305,6 +305,7 @@ class SizeAwareBatchSampler(BatchSamplerBase):
     def _coming_order(self) -> torch.Tensor:
         if self._order is None:
             self._order = index_tensor("sampler", self._given)
+            self._given_epoch = getattr(self._given, "epoch", None)  # it may count by itself
         return self._order
 
     def _settle(self) -> None:

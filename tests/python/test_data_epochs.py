@@ -278,6 +278,31 @@ def test_lightning_tells_a_foreign_sampler_that_was_counted_before() -> None:
     assert len({str(epoch) for epoch in epochs}) == 3
 
 
+class CountsByItself:
+    """A sampler whose epoch goes on with each iteration."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 90
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter(
+            torch.randperm(90, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        )
+
+
+def test_a_foreign_sampler_may_count_epochs_by_itself() -> None:
+    sampler = SizeAwareBatchSampler(CountsByItself(), NUMBERS, 40)
+    epochs = []
+    for _ in range(6):
+        counted = len(sampler)
+        epochs.append(list(sampler))
+        assert len(epochs[-1]) == counted
+    assert len({str(epoch) for epoch in epochs}) == 6
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 def test_accelerate_tells_the_epoch_and_its_processes_share_the_batches(kind: str) -> None:
     shards = [Shard(MAKERS[kind](seed=1), process) for process in range(2)]

@@ -102,7 +102,9 @@ struct PackOptions {
 
 /// Batches filled as well as possible: the longest sample first, each into the fullest batch that
 /// has room for it (best fit decreasing); where samples are padded, samples of like size together.
-/// Where the order is shuffled, so are the batches of a window.
+/// Where the order is shuffled, so are the batches of a window, and who shares a batch changes from
+/// epoch to epoch: of sums most samples are taken as they come, for the same fill; padded batches
+/// are shifted and in part dealt anew, for up to a fifth more padding.
 /// @throws std::invalid_argument as ordered_batching; if the window is not positive.
 [[nodiscard]] BRIM_API std::shared_ptr<const Batching> packed_batching(AnyColumns columns,
                                                                        Order order = {},
