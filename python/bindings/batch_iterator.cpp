@@ -3,8 +3,11 @@
 #include <c10/core/TensorImpl.h>
 #include <torch/csrc/Exceptions.h>
 
-#include <new>
+#include <atomic>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "bindings.h"
@@ -24,28 +27,43 @@ struct State {
   bool as_tensors;
   py::dict description;
   bool finished = false;
-  bool busy = false;  // opening a block without Python's lock
   std::int64_t block = 0;
   at::Tensor indices = {};  // of the open block
+  std::mutex mutex = {};
+  std::atomic<std::thread::id> owner = {};  // the thread that holds the mutex
 };
 
-State& state_of(PyObject* self) { return *reinterpret_cast<BatchIterator*>(self)->state; }
+/// An iterator for the use of this thread alone. Python's lock would not do: it is given up while a
+/// block is worked out, and may be whenever an object is made.
+class Held {
+ public:
+  explicit Held(PyObject* self) : state_(*reinterpret_cast<BatchIterator*>(self)->state) {
+    const std::thread::id here = std::this_thread::get_id();
+    // Code that runs because memory is collected would wait for itself.
+    TORCH_CHECK_VALUE(state_.owner != here, "this iterator is already running in this thread");
+    if (!state_.mutex.try_lock()) {
+      const py::gil_scoped_release release;
+      state_.mutex.lock();
+    }
+    state_.owner = here;
+  }
+  ~Held() {
+    state_.owner = std::thread::id();
+    state_.mutex.unlock();
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  State& operator*() const { return state_; }
+
+ private:
+  State& state_;
+};
 
 /// The next batch, or nothing at the end. Blocks are worked out without Python's lock.
 std::optional<std::span<const std::int64_t>> next_batch(State& state) {
-  if (!state.stream.at_block_end()) {
-    return state.stream.next();
-  }
-  TORCH_CHECK_VALUE(!state.busy, "this iterator is in use by another thread");
-  state.busy = true;
-  try {
-    auto batch = unlocked([&] { return state.stream.next(); });
-    state.busy = false;
-    return batch;
-  } catch (...) {
-    state.busy = false;
-    throw;
-  }
+  return state.stream.at_block_end() ? unlocked([&] { return state.stream.next(); })
+                                     : state.stream.next();
 }
 
 PyObject* as_list(std::span<const std::int64_t> batch) {
@@ -82,7 +100,8 @@ PyObject* as_tensor(State& state, std::span<const std::int64_t> batch) {
 
 PyObject* next(PyObject* self) {
   HANDLE_TH_ERRORS
-  State& state = state_of(self);
+  const Held held(self);
+  State& state = *held;
   const auto batch = state.finished ? std::nullopt : next_batch(state);
   if (!batch) {
     state.finished = true;
@@ -94,7 +113,8 @@ PyObject* next(PyObject* self) {
 
 PyObject* state_dict(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   HANDLE_TH_ERRORS
-  const State& state = state_of(self);
+  const Held held(self);
+  const State& state = *held;
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   TORCH_CHECK_TYPE(count + named <= 1, "state_dict() takes at most 1 argument, batches");
   if (named == 1) {
@@ -105,7 +125,6 @@ PyObject* state_dict(PyObject* self, PyObject* const* values, Py_ssize_t count, 
   if (count + named == 1 && values[0] != Py_None) {
     batches = integer_argument("batches", py::reinterpret_borrow<py::object>(values[0]));
   }
-  TORCH_CHECK_VALUE(!state.busy, "this iterator is in use by another thread");
   const batching::Position position = checked([&] { return state.stream.position(batches); });
   py::dict result(state.description.attr("copy")());
   result["finished"] = state.finished && batches == state.stream.given();
@@ -128,8 +147,10 @@ PyObject* state_dict(PyObject* self, PyObject* const* values, Py_ssize_t count, 
 }
 
 PyObject* begun(PyObject* self, PyObject* /*no arguments*/) {
-  const State& state = state_of(self);
-  return PyBool_FromLong(state.finished || state.stream.given() > 0);
+  HANDLE_TH_ERRORS
+  const Held held(self);
+  return PyBool_FromLong((*held).finished || (*held).stream.given() > 0);
+  END_HANDLE_TH_ERRORS
 }
 
 void dealloc(PyObject* self) {
@@ -169,8 +190,8 @@ py::object make_batch_iterator(std::shared_ptr<SampleBatching> batching, Iterato
     }
     return result;
   });
-  auto state = std::make_unique<State>(State{std::move(batching), std::move(stream),
-                                             options.as_tensors, std::move(options.description)});
+  std::unique_ptr<State> state(new State{std::move(batching), std::move(stream), options.as_tensors,
+                                         std::move(options.description)});
   PyTypeObject* type = type_object();
   auto* self = reinterpret_cast<BatchIterator*>(type->tp_alloc(type, 0));
   if (self == nullptr) {

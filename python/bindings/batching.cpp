@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "bindings.h"
@@ -56,32 +57,69 @@ Cost named_cost(const std::string& name) {
   return Cost::padded_squared();
 }
 
+/// Sizes in the width that the tensor has, calculated with as T.
+template <typename T>
+batching::SizeSpan<T> sizes_of(const at::Tensor& tensor) {
+  if constexpr (std::is_same_v<T, double>) {
+    switch (tensor.scalar_type()) {
+      case at::kDouble:
+        return values_of<double>(tensor);
+      case at::kFloat:
+        return values_of<float>(tensor);
+      default:
+        break;
+    }
+  } else {
+    switch (tensor.scalar_type()) {
+      case at::kLong:
+        return values_of<std::int64_t>(tensor);
+      case at::kInt:
+        return values_of<std::int32_t>(tensor);
+      case at::kShort:
+        return values_of<std::int16_t>(tensor);
+      case at::kChar:
+        return values_of<std::int8_t>(tensor);
+      case at::kUInt32:
+        return values_of<std::uint32_t>(tensor);
+      case at::kUInt16:
+        return values_of<std::uint16_t>(tensor);
+      case at::kByte:
+        return values_of<std::uint8_t>(tensor);
+      default:
+        break;
+    }
+  }
+  TORCH_CHECK_VALUE(false,
+                    "sizes must be all ints of up to 64 bits with a sign, or all float32 or ",
+                    "float64, got a tensor of ", tensor.scalar_type());
+}
+
 template <typename T>
 Columns<T> columns_of(const std::vector<at::Tensor>& tensors, const std::vector<Limit>& limits) {
   Columns<T> columns;
   columns.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    columns.push_back({values_of<T>(tensors[i]), limits[i]});
+    columns.push_back({sizes_of<T>(tensors[i]), limits[i]});
   }
   return columns;
 }
 
-/// What a call to one of the functions below brings: tensors of sizes, all of one dtype, each with
-/// its cost and its maximum.
+/// What a call to one of the functions below brings: tensors of sizes, all of ints or all of
+/// floats, each with its cost and its maximum.
 struct Arguments {
   std::vector<at::Tensor> tensors;
   std::vector<Limit> limits;
 
   Arguments(const py::list& sizes, const py::list& costs, const py::list& maxima) {
     for (const py::handle tensor : sizes) {
-      tensors.push_back(numbers_argument("sizes", py::reinterpret_borrow<py::object>(tensor)));
+      tensors.push_back(column_argument("sizes", py::reinterpret_borrow<py::object>(tensor)));
     }
     limits = limits_argument(costs, maxima);
   }
 
-  [[nodiscard]] AnyColumns columns(at::ScalarType type) const {
-    return type == at::kDouble ? AnyColumns(columns_of<double>(tensors, limits))
-                               : AnyColumns(columns_of<std::int64_t>(tensors, limits));
+  [[nodiscard]] AnyColumns columns(const at::Tensor& like) const {
+    return like.is_floating_point() ? AnyColumns(columns_of<double>(tensors, limits))
+                                    : AnyColumns(columns_of<std::int64_t>(tensors, limits));
   }
 };
 
@@ -125,7 +163,7 @@ SharedBatching ordered(const py::list& sizes, const py::list& costs, const py::l
                        const py::object& indices, bool shuffle, const std::string& oversize) {
   Arguments arguments(sizes, costs, maxima);
   const auto order = indices_argument(indices);
-  AnyColumns columns = arguments.columns(arguments.tensors.at(0).scalar_type());
+  AnyColumns columns = arguments.columns(arguments.tensors.at(0));
   const batching::Oversize what = oversize_argument(oversize);
   return make_batching(std::move(arguments), order, [&] {
     return batching::ordered_batching(std::move(columns), order_of(order, shuffle), what);
@@ -137,7 +175,7 @@ SharedBatching packed(const py::list& sizes, const py::list& costs, const py::li
                       const std::string& oversize) {
   Arguments arguments(sizes, costs, maxima);
   const auto order = indices_argument(indices);
-  AnyColumns columns = arguments.columns(arguments.tensors.at(0).scalar_type());
+  AnyColumns columns = arguments.columns(arguments.tensors.at(0));
   const batching::PackOptions options{.window = window, .oversize = oversize_argument(oversize)};
   return make_batching(std::move(arguments), order, [&] {
     return batching::packed_batching(std::move(columns), order_of(order, shuffle), options);
@@ -149,21 +187,19 @@ SharedBatching bucketed(const py::object& bucket_sizes, std::vector<double> boun
                         const py::list& costs, const py::list& maxima, bool drop_last, bool shuffle,
                         const std::string& oversize) {
   Arguments arguments(sizes, costs, maxima);
-  const at::Tensor deciding = numbers_argument("sizes", bucket_sizes);
-  AnyColumns columns = arguments.columns(deciding.scalar_type());
+  const at::Tensor deciding = column_argument("sizes", bucket_sizes);
+  AnyColumns columns = arguments.columns(deciding);
   batching::BucketOptions options{.boundaries = std::move(boundaries),
                                   .batch_sizes = std::move(batch_sizes),
                                   .drop_last = drop_last,
                                   .shuffle = shuffle,
                                   .oversize = oversize_argument(oversize)};
   return make_batching(std::move(arguments), deciding, [&] {
-    std::variant<std::span<const std::int64_t>, std::span<const double>> values;
-    if (deciding.scalar_type() == at::kDouble) {
-      values = values_of<double>(deciding);
-    } else {
-      values = values_of<std::int64_t>(deciding);
-    }
-    return batching::bucket_batching(values, std::move(columns), std::move(options));
+    return deciding.is_floating_point()
+               ? batching::bucket_batching(sizes_of<double>(deciding), std::move(columns),
+                                           std::move(options))
+               : batching::bucket_batching(sizes_of<std::int64_t>(deciding), std::move(columns),
+                                           std::move(options));
   });
 }
 

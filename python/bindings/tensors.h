@@ -19,17 +19,23 @@
 
 namespace brim::python {
 
-/// A one-dimensional tensor of 64-bit numbers in this machine's memory, which is how brim's Python
-/// code passes sizes.
-inline at::Tensor numbers_argument(const char* name, const pybind11::object& value) {
+/// A one-dimensional tensor in this machine's memory.
+inline at::Tensor column_argument(const char* name, const pybind11::object& value) {
   TORCH_CHECK_TYPE(THPVariable_Check(value.ptr()), name, " must be a tensor, got ",
                    pybind11::str(pybind11::type::of(value)).cast<std::string>());
   const at::Tensor tensor = THPVariable_Unpack(value.ptr());
-  TORCH_CHECK_VALUE(tensor.device().is_cpu() && tensor.dim() == 1 &&
-                        (tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kDouble),
-                    name, " must be a one-dimensional int64 or float64 tensor on the CPU, got ",
-                    tensor.scalar_type(), " of shape ", tensor.sizes(), " on ", tensor.device());
+  TORCH_CHECK_VALUE(tensor.device().is_cpu() && tensor.dim() == 1, name,
+                    " must be a one-dimensional tensor on the CPU, got shape ", tensor.sizes(),
+                    " on ", tensor.device());
   return tensor.contiguous();
+}
+
+/// The same of 64-bit numbers.
+inline at::Tensor numbers_argument(const char* name, const pybind11::object& value) {
+  at::Tensor tensor = column_argument(name, value);
+  TORCH_CHECK_VALUE(tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kDouble, name,
+                    " must be an int64 or float64 tensor on the CPU, got ", tensor.scalar_type());
+  return tensor;
 }
 
 template <typename T>

@@ -72,6 +72,28 @@ def warn_of_left_out(left_out: Mapping[str, torch.Tensor], samples: int) -> None
         warn(f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}")
 
 
+class Opened(NamedTuple):
+    """An iterator, and what it reads; `batching` is None where only Python knows."""
+
+    iterator: Any
+    batching: _C.SampleBatching | None
+    start: Start
+
+
+def _shared_out_by_accelerate() -> bool:
+    """Whether whoever asks for batches is a part of accelerate that gives each process some."""
+    frame = sys._getframe(2)
+    for _ in range(16):
+        if frame.f_globals.get("__name__") == "accelerate.data_loader":
+            asking = type(frame.f_locals.get("self")).__name__
+            if asking in ("BatchSamplerShard", "DataLoaderDispatcher"):
+                return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
 class BatchSamplerBase(Sampler[Batch]):
     """Iterates over the batches of a C++ batching; resumes, shards and reports.
 
@@ -91,6 +113,7 @@ class BatchSamplerBase(Sampler[Batch]):
         rank: int,
         world_size: int,
         as_tensors: bool,
+        counts_epochs: bool = False,
     ) -> None:
         self.shuffle = flag("shuffle", shuffle)
         if seed is not None and generator is not None:
@@ -109,20 +132,29 @@ class BatchSamplerBase(Sampler[Batch]):
         if self.shuffle and self._seed is None and self.world_size > 1:
             raise ValueError("seed must be given when world_size > 1: ranks must shuffle alike")
         self.epoch = 0
-        self._drawn: int | None = None  # of the coming epoch, where seeds are drawn
+        self._counts_epochs = counts_epochs
+        # Of the coming epoch, where seeds are drawn, and where it was drawn from.
+        self._drawn: tuple[int, torch.Generator | None] | None = None
         self._start: Start | None = None  # where a resumed epoch goes on
         self._resumed: Iterator[Any] | None = None  # the same, opened
         self._latest: Any = None
-        self._opened: list[Any] = []  # iterators of the coming epoch
+        self._opened: list[Opened] = []  # of the coming epoch
+        self._running: Opened | None = None  # the last that has begun
         self._counted: tuple[object, int] | None = None
+        self._told_of_accelerate = False
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what C++ made, which is made again when it is needed."""
         self._settle()
-        made = ("_batching", "_resumed", "_latest", "_counted")
+        made = ("_batching", "_resumed", "_latest", "_counted", "_running")
         return {**self.__dict__, **dict.fromkeys(made), "_opened": []}
 
     # ---- epochs ----------------------------------------------------------------------------
+
+    @property
+    def sampler(self) -> Any:
+        """This sampler: Lightning and accelerate call `batch_sampler.sampler.set_epoch`."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is: with `seed`, each is shuffled in its own way.
@@ -131,6 +163,7 @@ class BatchSamplerBase(Sampler[Batch]):
         """
         epoch = whole("epoch", epoch, 0)
         self._settle()
+        self._running = None
         if epoch != self.epoch:
             self._start = self._resumed = None
             self._opened = []
@@ -141,21 +174,36 @@ class BatchSamplerBase(Sampler[Batch]):
 
         Not when its iterator is made: a DataLoader with workers makes two, and uses the second.
         """
-        if any(iterator.begun() for iterator in self._opened):
+        begun = [opened for opened in self._opened if opened.iterator.begun()]
+        if begun:
+            self._running = begun[-1]
             self._opened = []
             self._forget()
 
     def _forget(self) -> None:
         self._start = self._drawn = self._resumed = None
+        if self._counts_epochs:
+            self.epoch += 1
+
+    def _in_use(self) -> Opened | None:
+        """The iteration that has begun, for as long as a loop or a loader holds its iterator.
+
+        That it has ended says nothing: a DataLoader's workers fetch ahead.
+        """
+        if self._running is None:
+            return None
+        ours = 2 + (self._latest is self._running.iterator)  # the tuple's and the argument's
+        return self._running if sys.getrefcount(self._running.iterator) > ours else None
 
     def _coming_seed(self) -> int:
         if not self.shuffle:
             return 0
         if self._seed is not None:
             return _C.epoch_seed(self._seed, self.epoch)
-        if self._drawn is None:
-            self._drawn = draw_seed(self.generator)
-        return self._drawn
+        # accelerate puts a generator in place that its processes share.
+        if self._drawn is None or self._drawn[1] is not self.generator:
+            self._drawn = draw_seed(self.generator), self.generator
+        return self._drawn[0]
 
     def _coming(self) -> Start:
         self._settle()
@@ -174,10 +222,19 @@ class BatchSamplerBase(Sampler[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches as lists of indices, or as tensors with `as_tensors=True`."""
+        if self.world_size > 1 and not self._told_of_accelerate and _shared_out_by_accelerate():
+            self._told_of_accelerate = True
+            warn(
+                f"accelerate shares batches out among its processes, and these are already rank "
+                f"{self.rank}'s of {self.world_size} alone: most samples are in no batch. Leave "
+                "rank= and world_size= out, or do not pass the loader to prepare()"
+            )
         start = self._coming()
         iterator, self._resumed = self._resumed or self._open(start), None
         self._latest = iterator
-        self._opened.append(iterator)
+        # With the table made, the place may have become one in it.
+        start = start if self._batching is None else self._coming()
+        self._opened.append(Opened(iterator, self._batching, start))
         return iterator
 
     def _open(self, start: Start) -> Iterator[Batch]:
@@ -195,9 +252,17 @@ class BatchSamplerBase(Sampler[Batch]):
         )
 
     def __len__(self) -> int:
-        """The exact number of batches that the next iteration gives on this rank."""
-        batching = self._ready()
-        start = self._coming()
+        """The exact number of batches on this rank: of the iteration that runs, else of the next.
+
+        One runs for as long as its iterator is held, by a loop or a DataLoader.
+        """
+        self._settle()
+        running = self._in_use()
+        if running is not None and running.batching is not None:
+            batching, start = running.batching, running.start
+        else:
+            batching = self._ready()
+            start = self._coming()
         # The batching itself, not its id: one that is gone leaves its id to the next.
         key = (start.seed, tuple(start.cursor), str(start.segments), batching)
         if self._counted is None or self._counted[0] != key:
@@ -305,7 +370,9 @@ class BatchSamplerBase(Sampler[Batch]):
         except Exception:
             self.epoch = kept
             raise
-        self._drawn = self._latest = None
+        if finished and self._counts_epochs:
+            self.epoch += 1
+        self._drawn = self._latest = self._running = None
         self._opened = []
         self._resumed = resumed
         self._start = None if resumed is None else start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from brim._sample_sizes import (
     is_array,
     one_column,
     oversize_is_error,
+    size_column,
     size_function,
     sizes_of,
 )
@@ -82,7 +84,8 @@ class BucketBatchSampler(BatchSamplerBase):
     Args:
         sizes: the size of each sample, which decides its bucket.
         bucket_boundaries: bucket b holds sizes from boundary b up to, but without, boundary b + 1;
-            sorted where they are not. Samples outside are left out, with a warning.
+            sorted where they are not. The last may be infinite. Samples outside are left out, with
+            a warning.
         base_batch_sampler_class: makes batches of the indices of one bucket. `BatchSampler` of
             torch and `SizeAwareBatchSampler` run in C++; any other is called as it is, on one rank
             only.
@@ -138,7 +141,7 @@ class BucketBatchSampler(BatchSamplerBase):
             world_size=world_size,
             as_tensors=as_tensors,
         )
-        self.sizes = one_column("sizes", sizes)
+        self.sizes = size_column("sizes", sizes)
         self.bucket_boundaries = _sorted_boundaries(bucket_boundaries)
         self.num_buckets = len(self.bucket_boundaries) - 1
         shared, individual = _keyword_arguments(
@@ -234,10 +237,11 @@ class BucketBatchSampler(BatchSamplerBase):
                 f"{self._base.__name__ if self._base else ''} runs in Python: several ranks and "
                 "as_tensors need batch_size or max_total_size"
             )
-        boundaries = self.bucket_boundaries.to(self.sizes.dtype)
+        sizes = one_column("sizes", self.sizes)
+        boundaries = self.bucket_boundaries.to(sizes.dtype)
         if not torch.equal(boundaries.double(), self.bucket_boundaries.double()):
-            self.sizes, boundaries = self.sizes.double(), self.bucket_boundaries
-        indices, offsets = _C.group_by_bucket(self.sizes, boundaries)
+            sizes, boundaries = sizes.double(), self.bucket_boundaries
+        indices, offsets = _C.group_by_bucket(sizes, boundaries)
         self._groups = [indices[offsets[b] : offsets[b + 1]] for b in range(self.num_buckets)]
         inside = torch.cat(self._groups)
         outside = torch.ones(len(self.sizes), dtype=torch.bool)
@@ -267,13 +271,15 @@ class BucketBatchSampler(BatchSamplerBase):
         return _ForeignBatches(self, start.seed, done, self._description(start.seed))
 
     def __len__(self) -> int:
-        """The exact number of batches that the next iteration gives on this rank.
+        """The exact number of batches on this rank: of the iteration that runs, else of the next.
 
         A base sampler class of other people's must have a length.
         """
         if self._base is None:
             return super().__len__()
-        start = self._coming()
+        self._settle()
+        running = self._in_use()
+        start = self._coming() if running is None else running.start
         done = start.cursor[0] if start.cursor else 0
         # In the order of the coming epoch: where a budget decides, the number depends on it.
         groups = self._shuffled_groups(torch.Generator().manual_seed(start.seed))
@@ -303,6 +309,7 @@ class _ForeignBatches:
     def __init__(
         self, owner: BucketBatchSampler, seed: int, skip: int, description: dict[str, Any]
     ) -> None:
+        self._lock = threading.RLock()
         self._generator = torch.Generator().manual_seed(seed)
         self._shuffle = owner.shuffle
         groups = owner._shuffled_groups(self._generator)
@@ -320,21 +327,22 @@ class _ForeignBatches:
         return self
 
     def __next__(self) -> Batch:
-        while bool((self._left > 0).any()):
-            if self._shuffle:
-                bucket = int(torch.multinomial(self._left, 1, generator=self._generator))
-            else:
-                bucket = int((self._left > 0).nonzero()[0])
-            batch: Batch | None = next(self._iterators[bucket], None)
-            if batch is None:
-                self._left[bucket] = 0
-                continue
-            # Not 0 before its sampler says that it has ended: it may give a sample twice.
-            self._left[bucket] = max(float(self._left[bucket]) - len(batch), 1.0)
-            self._given += 1
-            return batch
-        self._finished = True
-        raise StopIteration
+        with self._lock:  # several threads may read one iterator
+            while bool((self._left > 0).any()):
+                if self._shuffle:
+                    bucket = int(torch.multinomial(self._left, 1, generator=self._generator))
+                else:
+                    bucket = int((self._left > 0).nonzero()[0])
+                batch: Batch | None = next(self._iterators[bucket], None)
+                if batch is None:
+                    self._left[bucket] = 0
+                    continue
+                # Not 0 before its sampler says that it has ended: it may give a sample twice.
+                self._left[bucket] = max(float(self._left[bucket]) - len(batch), 1.0)
+                self._given += 1
+                return batch
+            self._finished = True
+            raise StopIteration
 
     def begun(self) -> bool:
         return self._finished or self._given > 0
@@ -360,12 +368,14 @@ def _sorted_boundaries(given: object) -> torch.Tensor:
     boundaries = one_column("bucket_boundaries", given)
     if len(boundaries) < 2:
         raise ValueError(f"bucket_boundaries must be at least two, got {boundaries.tolist()}")
-    finite = boundaries.double()
-    if not bool(finite.isfinite().all()):
-        raise ValueError(f"bucket_boundaries must be finite, got {boundaries.tolist()}")
-    if not torch.equal(finite.to(boundaries.dtype), boundaries):
+    ascending = boundaries.double().sort().values  # NaN comes last
+    if not bool(ascending[:-1].isfinite().all()) or not ascending[-1] > -torch.inf:
+        raise ValueError(
+            "bucket_boundaries must be finite (the last may be infinite), got "
+            f"{boundaries.tolist()}"
+        )
+    if not torch.equal(boundaries.double().to(boundaries.dtype), boundaries):
         raise ValueError("bucket_boundaries must not exceed 2**53")
-    ascending = finite.sort().values
     if bool((ascending.diff() == 0).any()):
         double = float(ascending[:-1][ascending.diff() == 0][0])
         raise ValueError(f"bucket_boundaries must differ from each other, got {double} twice")

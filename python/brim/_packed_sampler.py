@@ -39,7 +39,9 @@ class PackedBatchSampler(BatchSamplerBase):
             next. None packs all at once, which fills a little better, but takes its time before the
             first batch and before resuming.
         shuffle: put the samples into a random order before, and the batches of a window after.
-        seed: decides the order, together with the epoch.
+            With `cost="sum"` most samples then come as they are drawn, of all sizes.
+        seed: decides the order, together with the epoch. Where None, and there is no `generator`,
+            it is 0, and each iteration is the epoch after the one before.
         generator: draws a seed for each epoch, in place of `seed`.
         rank: which of the ranks this is.
         world_size: how many ranks share the samples. All get the same number of batches.
@@ -62,7 +64,7 @@ class PackedBatchSampler(BatchSamplerBase):
         cost: Cost | Sequence[Cost] = "sum",
         window: int | None = 10_000,
         shuffle: bool = False,
-        seed: int | None = 0,
+        seed: int | None = None,
         generator: torch.Generator | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -72,11 +74,12 @@ class PackedBatchSampler(BatchSamplerBase):
     ) -> None:
         self._set_up(
             shuffle=shuffle,
-            seed=None if generator is not None and seed == 0 else seed,
+            seed=0 if seed is None and generator is None else seed,
             generator=generator,
             rank=rank,
             world_size=world_size,
             as_tensors=as_tensors,
+            counts_epochs=seed is None and generator is None,
         )
         self.sizes = sizes
         self.max_total_size = max_total_size

@@ -34,31 +34,75 @@ def is_array(value: object) -> bool:
     return isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__")
 
 
+def at_once(values: object) -> object:
+    """What holds many values, as a tensor, an array or a list where it can be read at once.
+
+    Columns of pandas and Arrow are arrays to NumPy; one of Hugging Face's `datasets` gives all its
+    values for `[:]`, in whatever format it has, and takes many times as long one by one.
+    """
+    if is_array(values) or isinstance(values, (list, tuple, range, str, bytes, type)):
+        return values
+    if hasattr(values, "__array__"):
+        import numpy as np
+
+        array = np.asarray(values)
+        return array.tolist() if array.dtype.kind == "O" else array
+    if isinstance(values, Sequence):
+        try:
+            part = values[:]
+        except Exception:
+            return values
+        if type(part) is not type(values) and isinstance(part, Sized) and len(part) == len(values):
+            return at_once(part)
+    return values
+
+
+class _Writable:
+    """A NumPy array that must not be written to. torch warns of such; brim only reads."""
+
+    def __init__(self, array: Any) -> None:
+        self.kept = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
 def one_column(name: str, sizes: object) -> torch.Tensor:
     """Sizes as an int64 or float64 tensor with one dimension."""
+    return _widened(size_column(name, sizes))
+
+
+def size_column(name: str, sizes: object) -> torch.Tensor:
+    """The same in the width that they have, without a copy."""
     tensor = as_tensor(name, sizes)
     if tensor.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {tuple(tensor.shape)}")
     return tensor.contiguous()
 
 
+def _widened(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.to(torch.float64 if numbers.is_floating_point() else torch.int64)
+
+
 def as_tensor(name: str, sizes: object) -> torch.Tensor:
-    """Numbers as an int64 or float64 tensor on the CPU; what they are is checked, not their range.
+    """Numbers as a tensor on the CPU; what they are is checked, not their range.
 
     Raises:
         TypeError: if they are no numbers.
         ValueError: if an int does not fit 64 bits.
     """
+    sizes = at_once(sizes)
     if isinstance(sizes, torch.Tensor):
         return _checked_tensor(name, sizes.detach())
     if is_array(sizes):
+        import numpy as np
+
         array: Any = sizes
         if array.dtype.kind not in "iuf":
             raise TypeError(f"{name} must be ints or floats, got an array of {array.dtype}")
         native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
-        # torch warns of arrays that must not be written to.
         return _checked_tensor(
-            name, torch.as_tensor(native if native.flags.writeable else native.copy())
+            name,
+            torch.as_tensor(native if native.flags.writeable else np.asarray(_Writable(native))),
         )
     if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
         raise TypeError(
@@ -73,8 +117,9 @@ def index_tensor(name: str, indices: object) -> torch.Tensor:
     Raises:
         TypeError: if they are no ints in one dimension; a mask is none.
     """
+    indices = at_once(indices)
     if is_array(indices):
-        tensor = as_tensor(name, indices)
+        tensor = _widened(as_tensor(name, indices))
         if tensor.ndim != 1 or tensor.is_floating_point():
             raise TypeError(
                 f"{name} must be whole numbers in one dimension, got {tensor.dtype} of shape "
@@ -97,8 +142,8 @@ def _checked_tensor(name: str, sizes: torch.Tensor) -> torch.Tensor:
             index = ", ".join(map(str, place))
             raise ValueError(f"{name} must fit 64 bits with a sign, got {value} at index {index}")
         return wrapped
-    if sizes.dtype in _WHOLE:
-        return sizes.to("cpu", torch.int64)
+    if sizes.dtype in _WHOLE or sizes.dtype == torch.float32:
+        return sizes.cpu()
     if sizes.is_floating_point():
         return sizes.to("cpu", torch.float64)
     raise TypeError(f"{name} must be ints or floats, got a tensor of {sizes.dtype}")
@@ -146,9 +191,10 @@ class Limits:
         }
 
     def columns(self, sizes: object) -> list[torch.Tensor]:
-        """The sizes as one tensor a budget, all of one dtype."""
+        """The sizes as one tensor a budget, all of ints or all of floats."""
+        sizes = at_once(sizes)
         if not self.several:
-            return [one_column("sizes", sizes)]
+            return [size_column("sizes", sizes)]
         if is_array(sizes):
             columns = list(as_tensor("sizes", sizes).unbind(1)) if _dimensions(sizes) == 2 else []
             if len(columns) != len(self.maxima):
@@ -158,8 +204,9 @@ class Limits:
                 )
         else:
             columns = self._columns_of_rows(sizes)
-        dtype = torch.float64 if any(c.is_floating_point() for c in columns) else torch.int64
-        return [column.to(dtype).contiguous() for column in columns]
+        if any(column.is_floating_point() for column in columns):
+            columns = [column.double() for column in columns]
+        return [column.contiguous() for column in columns]
 
     def _columns_of_rows(self, sizes: object) -> list[torch.Tensor]:
         if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
@@ -198,7 +245,9 @@ def size_function(sizeof: object) -> Callable[[Any], Any] | None:
     """
     if isinstance(sizeof, Mapping):
         return sizeof.__getitem__
-    if is_array(sizeof) or (isinstance(sizeof, Sequence) and not isinstance(sizeof, (str, bytes))):
+    if isinstance(sizeof, Sequence) and not isinstance(sizeof, (str, bytes)):
+        return None
+    if is_array(sizeof) or (hasattr(sizeof, "__array__") and not isinstance(sizeof, type)):
         return None
     if callable(sizeof):
         return sizeof

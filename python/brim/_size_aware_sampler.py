@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import SequentialSampler
+from torch.utils.data import DistributedSampler, SequentialSampler
 
 from brim import _C
 from brim._batch_sampler import Batch, BatchSamplerBase, Start, warn, warn_of_left_out, whole
@@ -164,7 +165,13 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         )
         if isinstance(sampler, (str, bytes)) or not isinstance(sampler, Iterable):
             raise TypeError(f"sampler must be a sampler or an iterable of indices, got {sampler!r}")
-        self.sampler = sampler
+        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+            warn(
+                "sampler is a DistributedSampler: each rank fills batches of its own samples, so "
+                "ranks get different numbers of them, and the one with more waits for the others. "
+                "Give all indices, such as range(n), with rank= and world_size="
+            )
+        self._given: Iterable[int] = sampler
         self.sizeof = sizeof
         self.max_total_size = max_total_size
         self._limits = Limits(cost, max_total_size)
@@ -174,6 +181,7 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         self._columns = None if self._function else self._limits.columns(sizeof)
         self._count, self._indices = _known_order(sampler)
         self._order: torch.Tensor | None = None  # of the coming epoch, of a foreign sampler
+        self._given_epoch = getattr(sampler, "epoch", None)
         self._told = False  # of samples that are left out
         if self._columns is not None and not self._foreign:
             self._ready()
@@ -229,6 +237,14 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         return made
 
     model: _C.MemoryModel | None = None
+
+    @property
+    def sampler(self) -> Any:
+        """The order of the samples as it was given; where it is shuffled, this sampler.
+
+        Lightning and accelerate call `batch_sampler.sampler.set_epoch`.
+        """
+        return self if self.shuffle else self._given
 
     # ---- what the batches are made of ------------------------------------------------------
 
@@ -288,8 +304,16 @@ class SizeAwareBatchSampler(BatchSamplerBase):
 
     def _coming_order(self) -> torch.Tensor:
         if self._order is None:
-            self._order = index_tensor("sampler", self.sampler)
+            self._order = index_tensor("sampler", self._given)
+            self._given_epoch = getattr(self._given, "epoch", None)  # it may count by itself
         return self._order
+
+    def _settle(self) -> None:
+        super()._settle()
+        # Somebody may have told the sampler itself which epoch comes.
+        if self._foreign and getattr(self._given, "epoch", None) != self._given_epoch:
+            self._given_epoch = getattr(self._given, "epoch", None)
+            self._order = self._batching = None
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), **self._limits.settings()}
@@ -301,14 +325,14 @@ class SizeAwareBatchSampler(BatchSamplerBase):
             return self._count
         if self._indices is not None:
             return len(self._indices)
-        return len(self.sampler) if isinstance(self.sampler, Sized) else -1
+        return len(self._given) if isinstance(self._given, Sized) else -1
 
     # ---- iterating -------------------------------------------------------------------------
 
     @property
     def _streams(self) -> bool:
         """Whether batches are made as they are needed, without asking for all sizes first."""
-        asks = self._function is not None or (self._foreign and not isinstance(self.sampler, Sized))
+        asks = self._function is not None or (self._foreign and not isinstance(self._given, Sized))
         return (
             asks
             and self._batching is None
@@ -323,8 +347,8 @@ class SizeAwareBatchSampler(BatchSamplerBase):
             self._order = self._batching = None  # another order next time
 
     def __len__(self) -> int:
-        """The exact number of batches that the next iteration gives on this rank."""
-        if self._foreign and not isinstance(self.sampler, Sized):
+        """The exact number of batches on this rank, of the iteration that runs or of the next."""
+        if self._foreign and not isinstance(self._given, Sized):
             raise TypeError("this sampler has no length: the sampler it was made of has none")
         return super().__len__()
 
@@ -356,8 +380,9 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         self._pass_on(self.epoch)
 
     def _pass_on(self, epoch: int) -> None:
-        if self._foreign and callable(getattr(self.sampler, "set_epoch", None)):
-            self.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        if self._foreign and callable(getattr(self._given, "set_epoch", None)):
+            self._given.set_epoch(epoch)  # type: ignore[attr-defined]
+            self._given_epoch = getattr(self._given, "epoch", None)
             self._order = self._batching = None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -394,8 +419,9 @@ class _Streaming:
                 )
             return [column[place].item() for column in columns]
 
+        self._lock = threading.Lock()
         self._stream = _C.SampleStream(
-            owner.sampler,
+            owner._given,
             owner._function or in_columns,
             owner._limits.costs,
             owner._limits.maxima,
@@ -411,18 +437,19 @@ class _Streaming:
         return self
 
     def __next__(self) -> Batch:
-        try:
-            batch: Batch | None = next(self._stream, None)
-        except BaseException:
-            self._broken = True
-            raise
-        if batch is None:
-            if not self._finished and not self._broken:
-                self._finished = True
-                _tell(self._stream, None, None)
-            raise StopIteration
-        self._places.append(self._stream.begin)
-        return batch
+        with self._lock:  # several threads may read one iterator
+            try:
+                batch: Batch | None = next(self._stream, None)
+            except BaseException:
+                self._broken = True
+                raise
+            if batch is None:
+                if not self._finished and not self._broken:
+                    self._finished = True
+                    _tell(self._stream, None, None)
+                raise StopIteration
+            self._places.append(self._stream.begin)
+            return batch
 
     def begun(self) -> bool:
         return self._finished or self._broken or len(self._places) > 1

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
+
+#include "batching/permutation.h"
 
 namespace brim::batching::detail {
 namespace {
@@ -203,12 +206,20 @@ struct FloatingCells {
   std::uint64_t top;
 };
 
-// Never true where the sum, as computed, is over the capacity; for double too. The bin already
-// holds a sample no smaller than `size`. If it is less than half full, so is `size`, and the sum is
-// within the capacity; else the subtraction is exact (Sterbenz), and the answer with it.
-template <class T>
-bool fits(T total, T size, T capacity) {
-  return size <= capacity - total;
+// Never true where the sum, as computed, is over the capacity, or the room, as computed, too small.
+bool fits(double total, double size, double capacity) {
+  return total + size <= capacity && size <= capacity - total;
+}
+bool fits(std::int64_t total, std::int64_t size, std::int64_t capacity) {
+  return size <= capacity - total;  // the sum itself could overflow
+}
+
+// A little less than the size, at random.
+std::int64_t noisy(std::int64_t size, std::uint64_t random) {
+  return size - (size >> 7) * static_cast<std::int64_t>(random >> 60);
+}
+double noisy(double size, std::uint64_t random) {
+  return size - size / 128 * static_cast<double>(random >> 60);
 }
 
 }  // namespace
@@ -239,12 +250,45 @@ std::uint32_t BestFitPacker<T>::take_bin(std::uint32_t cell, T size, T capacity)
   return bin;
 }
 
+// A bin that has room for more.
 template <class T>
 template <class CellOf>
-void BestFitPacker<T>::place(std::span<const T> sizes, T capacity, const CellOf& cell_of) {
+void BestFitPacker<T>::keep_open(std::uint32_t bin, T room, T smallest, const CellOf& cell_of) {
+  if (room >= smallest) {
+    const std::uint32_t to = cell_of(room);
+    next_[bin] = cells_.contains(to) ? heads_[to] : kNone;
+    heads_[to] = bin;
+    cells_.insert(to);
+  }
+}
+
+template <class T>
+template <class CellOf>
+void BestFitPacker<T>::fill_as_they_come(std::span<const T> sizes, T capacity,
+                                         std::uint32_t in_order, T smallest,
+                                         const CellOf& cell_of) {
+  for (std::uint32_t position = 0; position < in_order;) {
+    const auto bin = static_cast<std::uint32_t>(totals_.size());
+    const std::uint32_t begin = position;
+    T total = 0;
+    do {
+      total += sizes[position++];
+    } while (position < in_order && fits(total, sizes[position], capacity));
+    totals_.push_back(total);
+    next_.push_back(kNone);
+    placements_.push_back({bin, position - begin});
+    keep_open(bin, capacity - total, smallest, cell_of);
+  }
+}
+
+template <class T>
+template <class CellOf>
+void BestFitPacker<T>::place(std::span<const T> sizes, T capacity, std::uint32_t in_order,
+                             const CellOf& cell_of) {
   const auto count = static_cast<std::uint32_t>(sizes.size());
-  const T smallest = sizes[order_.back()];
-  for (std::uint32_t position = 0; position < count;) {
+  const T smallest = *std::min_element(sizes.begin() + in_order, sizes.end());
+  fill_as_they_come(sizes, capacity, in_order, smallest, cell_of);
+  for (std::uint32_t position = in_order; position < count;) {
     const T size = sizes[order_[position]];
     std::uint32_t end = position + 1;
     while (end < count && sizes[order_[end]] == size) {
@@ -276,13 +320,7 @@ void BestFitPacker<T>::place(std::span<const T> sizes, T capacity, const CellOf&
       } while (position < end && fits(total, size, capacity));
       totals_[bin] = total;
       placements_.push_back({bin, position - begin});
-
-      if (const T room = capacity - total; room >= smallest) {
-        const std::uint32_t to = cell_of(room);
-        next_[bin] = cells_.contains(to) ? heads_[to] : kNone;
-        heads_[to] = bin;
-        cells_.insert(to);
-      }
+      keep_open(bin, capacity - total, smallest, cell_of);
     }
   }
 }
@@ -305,22 +343,50 @@ void BestFitPacker<T>::collect_members() {
   }
 }
 
+// As they come, then from the largest to the smallest.
 template <class T>
-void BestFitPacker<T>::pack(std::span<const T> sizes, T capacity) {
+void BestFitPacker<T>::put_in_order(std::span<const T> sizes, const Mixing& mixing) {
+  std::span<const T> others = sizes.subspan(mixing.in_order);
+  if (mixing.seed != 0) {
+    keys_.resize(others.size());
+    for (std::size_t i = 0; i < others.size(); ++i) {
+      keys_[i] = noisy(others[i], mix(mixing.seed, i));
+    }
+    others = keys_;
+  }
+  if (mixing.in_order == 0) {
+    sorter_.sort(others, order_);
+    return;
+  }
+  sorter_.sort(others, sorted_);
+  order_.resize(sizes.size());
+  std::iota(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(mixing.in_order), 0U);
+  const auto first = static_cast<std::uint32_t>(mixing.in_order);
+  std::transform(sorted_.begin(), sorted_.end(),
+                 order_.begin() + static_cast<std::ptrdiff_t>(mixing.in_order),
+                 [first](std::uint32_t place) { return first + place; });
+}
+
+template <class T>
+void BestFitPacker<T>::pack(std::span<const T> sizes, T capacity, const Mixing& mixing) {
   members_.clear();
   ends_.clear();
   totals_.clear();
   if (sizes.empty()) {
     return;
   }
-  sorter_.sort(sizes, order_);
-  // Wrong sizes come first in the order, so one look is enough.
-  if (const T first = sizes[order_.front()]; !(first >= T{0} && first <= capacity)) {
+  const auto wrong = std::find_if(sizes.begin(), sizes.end(), [capacity](T size) {
+    return !(size >= T{0} && size <= capacity);
+  });
+  if (wrong != sizes.end()) {
     std::ostringstream message;
-    message << "sizes[" << order_.front() << "]=" << first
+    message << "sizes[" << wrong - sizes.begin() << "]=" << *wrong
             << " is not allowed; it must be from 0 to the capacity " << capacity;
     throw std::invalid_argument(message.str());
   }
+  const Mixing mixed{std::min(mixing.in_order, sizes.size() - 1), mixing.seed};
+  const auto in_order = static_cast<std::uint32_t>(mixed.in_order);
+  put_in_order(sizes, mixed);
   placements_.clear();
   placements_.reserve(sizes.size());
   next_.clear();
@@ -328,12 +394,12 @@ void BestFitPacker<T>::pack(std::span<const T> sizes, T capacity) {
   cells_.clear();
   if constexpr (std::is_same_v<T, std::int64_t>) {
     if (capacity < std::int64_t{CellSet::kSize}) {
-      place(sizes, capacity, ExactCells());
+      place(sizes, capacity, in_order, ExactCells());
     } else {
-      place(sizes, capacity, FloatingCells(capacity));
+      place(sizes, capacity, in_order, FloatingCells(capacity));
     }
   } else {
-    place(sizes, capacity, FloatingCells(capacity));
+    place(sizes, capacity, in_order, FloatingCells(capacity));
   }
   collect_members();
 }

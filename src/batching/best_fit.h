@@ -99,6 +99,16 @@ class CellSet {
   std::array<std::uint64_t, kNodes> nodes_{};
 };
 
+/// How much of the order that the samples come in is kept. Best fit decreasing puts samples of like
+/// size together, and the same ones each time. Where the order is random, most samples may as well
+/// be packed as they come: a few that are left for best fit fill the gaps.
+struct Mixing {
+  std::size_t in_order = 0;  ///< COUNT of samples, the first, that fill bin after bin as they come
+  /// Of the others, which come first is decided by sizes that differ from the real ones by up to an
+  /// eighth, at random; 0: by the real ones.
+  std::uint64_t seed = 0;
+};
+
 /// Best fit decreasing: the longest sample first, each into the fullest bin that still has room for
 /// it. Keeps its workspace between calls, so packing window after window allocates nothing.
 ///
@@ -129,7 +139,7 @@ class BRIM_API BestFitPacker {
   /// The results are valid until the next call.
   /// @throws std::invalid_argument where a size is negative, NaN or over the capacity, and from
   ///         2^32 - 1 sizes on. The object can be used again.
-  void pack(std::span<const T> sizes, T capacity);
+  void pack(std::span<const T> sizes, T capacity, const Mixing& mixing = {});
 
   /// Positions of `sizes`: bin b holds those from ends()[b - 1] (0 for the first bin) to ends()[b].
   [[nodiscard]] std::span<const std::uint32_t> members() const noexcept { return members_; }
@@ -144,8 +154,14 @@ class BRIM_API BestFitPacker {
     std::uint32_t count;
   };
 
+  void put_in_order(std::span<const T> sizes, const Mixing& mixing);
   template <class CellOf>
-  void place(std::span<const T> sizes, T capacity, const CellOf& cell_of);
+  void place(std::span<const T> sizes, T capacity, std::uint32_t in_order, const CellOf& cell_of);
+  template <class CellOf>
+  void fill_as_they_come(std::span<const T> sizes, T capacity, std::uint32_t in_order, T smallest,
+                         const CellOf& cell_of);
+  template <class CellOf>
+  void keep_open(std::uint32_t bin, T room, T smallest, const CellOf& cell_of);
   template <class CellOf>
   std::uint32_t take_bin(std::uint32_t cell, T size, T capacity);
   void collect_members();
@@ -156,6 +172,8 @@ class BRIM_API BestFitPacker {
 
   DescendingSorter sorter_;
   std::vector<std::uint32_t> order_;
+  std::vector<std::uint32_t> sorted_;  // those that are not taken as they come
+  std::vector<T> keys_;
   std::vector<Placement> placements_;
   // The bins with room, in one list for each cell. A cell is a range of room; heads_ means
   // something for the members of cells_ only, so that no call has to clear it.

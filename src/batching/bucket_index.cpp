@@ -15,7 +15,9 @@ void check_boundaries(const std::vector<double>& boundaries) {
                                 std::to_string(boundaries.size()));
   }
   for (std::size_t i = 0; i < boundaries.size(); ++i) {
-    if (!std::isfinite(boundaries[i]) || (i > 0 && boundaries[i] <= boundaries[i - 1])) {
+    const bool allowed =
+        std::isfinite(boundaries[i]) || (i + 1 == boundaries.size() && boundaries[i] > 0);
+    if (!allowed || (i > 0 && !(boundaries[i] > boundaries[i - 1]))) {
       throw std::invalid_argument("bucket_boundaries must be finite and ascending, got " +
                                   brim::detail::text(boundaries[i]) + " at index " +
                                   std::to_string(i));
@@ -25,21 +27,23 @@ void check_boundaries(const std::vector<double>& boundaries) {
 
 namespace {
 
-bool fits_word(std::span<const std::int64_t> sizes) {
-  std::int64_t bits = 0;
-  for (const std::int64_t size : sizes) {
-    bits |= size;
-  }
-  return !sizes.empty() && std::in_range<std::uint32_t>(bits);
+bool fits_word(const SizeSpan<std::int64_t>& sizes) {
+  return sizes.visit([](auto stored) {
+    std::int64_t bits = 0;
+    for (const std::int64_t size : stored) {
+      bits |= size;
+    }
+    return !stored.empty() && std::in_range<std::uint32_t>(bits);
+  });
 }
 
-bool fits_word(std::span<const double> /*sizes*/) { return false; }
+bool fits_word(const SizeSpan<double>& /*sizes*/) { return false; }
 
 }  // namespace
 
 // A counting sort.
 template <class T>
-BucketIndex group(std::span<const T> sizes, std::span<const T> costs,
+BucketIndex group(const SizeSpan<T>& sizes, const SizeSpan<T>& costs,
                   std::vector<double> boundaries, const std::vector<LeftOut>& oversize,
                   std::vector<LeftOut>& outside) {
   const BucketFinder<T> find(boundaries);
@@ -48,14 +52,16 @@ BucketIndex group(std::span<const T> sizes, std::span<const T> costs,
   const auto nowhere = static_cast<std::uint32_t>(buckets + 2);
   std::vector<std::uint32_t> slots(sizes.size());
   std::vector<std::size_t> counts(buckets + 3);
-  std::size_t next_oversize = 0;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const bool over =
-        next_oversize < oversize.size() && std::cmp_equal(oversize[next_oversize].index, i);
-    next_oversize += static_cast<std::size_t>(over);
-    slots[i] = over ? nowhere : find(sizes[i]);
-    ++counts[slots[i]];
-  }
+  sizes.visit([&](auto stored) {
+    std::size_t next_oversize = 0;
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+      const bool over =
+          next_oversize < oversize.size() && std::cmp_equal(oversize[next_oversize].index, i);
+      next_oversize += static_cast<std::size_t>(over);
+      slots[i] = over ? nowhere : find(static_cast<T>(stored[i]));
+      ++counts[slots[i]];
+    }
+  });
   BucketIndex index;
   index.begins.resize(buckets + 1);
   std::inclusive_scan(counts.begin() + 1, counts.begin() + 1 + static_cast<std::ptrdiff_t>(buckets),
@@ -63,7 +69,7 @@ BucketIndex group(std::span<const T> sizes, std::span<const T> costs,
   std::vector<std::size_t> ends(index.begins.begin(), index.begins.end() - 1);
   outside.reserve(counts[0] + counts[buckets + 1]);
   const auto scatter = [&](auto put) {
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
       const std::uint32_t slot = slots[i];
       if (slot >= 1 && slot <= buckets) {
         put(ends[slot - 1]++, i);
@@ -74,9 +80,11 @@ BucketIndex group(std::span<const T> sizes, std::span<const T> costs,
   };
   if (fits_word(costs)) {
     index.sized_samples.resize(index.begins.back());
-    scatter([&](std::size_t place, std::size_t i) {
-      index.sized_samples[place] = {static_cast<std::uint32_t>(i),
-                                    static_cast<std::uint32_t>(costs[i])};
+    costs.visit([&](auto stored) {
+      scatter([&](std::size_t place, std::size_t i) {
+        index.sized_samples[place] = {static_cast<std::uint32_t>(i),
+                                      static_cast<std::uint32_t>(stored[i])};
+      });
     });
   } else {
     index.samples.resize(index.begins.back());
@@ -88,9 +96,9 @@ BucketIndex group(std::span<const T> sizes, std::span<const T> costs,
   return index;
 }
 
-template BucketIndex group(std::span<const std::int64_t>, std::span<const std::int64_t>,
+template BucketIndex group(const SizeSpan<std::int64_t>&, const SizeSpan<std::int64_t>&,
                            std::vector<double>, const std::vector<LeftOut>&, std::vector<LeftOut>&);
-template BucketIndex group(std::span<const double>, std::span<const double>, std::vector<double>,
+template BucketIndex group(const SizeSpan<double>&, const SizeSpan<double>&, std::vector<double>,
                            const std::vector<LeftOut>&, std::vector<LeftOut>&);
 
 }  // namespace brim::batching::detail

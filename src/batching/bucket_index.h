@@ -1,12 +1,12 @@
 #pragma once
 
 #include <brim/batching/batches.h>
+#include <brim/batching/sample_sizes.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -31,7 +31,7 @@ struct BucketIndex {
   }
 };
 
-/// @throws std::invalid_argument unless there are two or more, finite and ascending.
+/// @throws std::invalid_argument unless there are two or more, ascending and finite but the last.
 void check_boundaries(const std::vector<double>& boundaries);
 
 /// Which bucket a size belongs to; one for those below the first and one for those beyond the last.
@@ -90,7 +90,7 @@ class BucketFinder {
 /// is in none are appended to `outside`.
 /// @param costs sizes to keep beside the samples where they are whole and fit; may be empty.
 template <class T>
-[[nodiscard]] BucketIndex group(std::span<const T> sizes, std::span<const T> costs,
+[[nodiscard]] BucketIndex group(const SizeSpan<T>& sizes, const SizeSpan<T>& costs,
                                 std::vector<double> boundaries,
                                 const std::vector<LeftOut>& oversize,
                                 std::vector<LeftOut>& outside);

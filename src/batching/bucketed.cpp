@@ -1,6 +1,7 @@
 #include <brim/batching/batching.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -54,7 +55,7 @@ class BucketSource : public BatchSource {
 template <class T>
 class BucketBatching : public Batching {
  public:
-  BucketBatching(std::span<const T> sizes, Columns<T> columns, BucketOptions options)
+  BucketBatching(const SizeSpan<T>& sizes, Columns<T> columns, BucketOptions options)
       : options_(std::move(options)),
         given_(static_cast<std::int64_t>(sizes.size())),
         table_(with_sizes(sizes, std::move(columns), options_), Order{}, options_.oversize),
@@ -62,7 +63,7 @@ class BucketBatching : public Batching {
         left_out_(table_.left_out()) {
     std::vector<LeftOut> outside;
     const bool only_cost = options_.batch_sizes.empty() && table_.columns().size() == 1;
-    index_ = detail::group(sizes, only_cost ? table_.columns()[0].sizes : std::span<const T>(),
+    index_ = detail::group(sizes, only_cost ? table_.columns()[0].sizes : SizeSpan<T>(),
                            std::move(options_.boundaries), table_.left_out(), outside);
     left_out_.insert(left_out_.end(), outside.begin(), outside.end());
   }
@@ -90,7 +91,7 @@ class BucketBatching : public Batching {
 
  private:
   // With batch sizes alone nothing is over a budget; the sizes are checked all the same.
-  static Columns<T> with_sizes(std::span<const T> sizes, Columns<T> columns,
+  static Columns<T> with_sizes(const SizeSpan<T>& sizes, Columns<T> columns,
                                const BucketOptions& options) {
     detail::check_boundaries(options.boundaries);
     if (!options.batch_sizes.empty()) {
@@ -119,10 +120,15 @@ class BucketBatching : public Batching {
                                   std::to_string(columns[0].sizes.size()) + " and " +
                                   std::to_string(sizes.size()));
     }
-    if (columns[0].sizes.data() != sizes.data()) {  // the others are checked with their table
+    if (!same_memory(columns[0].sizes, sizes)) {  // the others are checked with their table
       check_sizes(Columns<T>{{sizes, Limit(Cost::count(), kNoLimit)}});
     }
     return columns;
+  }
+
+  static bool same_memory(const SizeSpan<T>& a, const SizeSpan<T>& b) {
+    const auto begin = [](auto stored) -> const void* { return stored.data(); };
+    return a.visit(begin) == b.visit(begin);
   }
 
   static constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
@@ -236,7 +242,9 @@ void BucketSource<T>::read_batch(std::size_t bucket, Batches& block) {
     const auto size = static_cast<std::size_t>(options.batch_sizes[bucket]);
     taken = std::min(size, reader.look_ahead(size));
     // Batches of one bucket are alike; between buckets the longer samples cost more.
-    load = static_cast<double>(taken) * batching_.index().boundaries[bucket + 1];
+    const std::vector<double>& boundaries = batching_.index().boundaries;
+    const double upper = boundaries[bucket + 1];
+    load = static_cast<double>(taken) * (std::isfinite(upper) ? upper : 2 * boundaries[bucket]);
   } else {
     taken = take_what_fits(reader, batching_.table().columns(), load);
   }
@@ -291,10 +299,10 @@ void BucketSource<T>::seek(const Cursor& cursor) {
 }  // namespace
 
 std::shared_ptr<const Batching> bucket_batching(
-    std::variant<std::span<const std::int64_t>, std::span<const double>> sizes, AnyColumns columns,
+    std::variant<SizeSpan<std::int64_t>, SizeSpan<double>> sizes, AnyColumns columns,
     BucketOptions options) {
   return std::visit(
-      [&]<class T>(std::span<const T> some) -> std::shared_ptr<const Batching> {
+      [&]<class T>(const SizeSpan<T>& some) -> std::shared_ptr<const Batching> {
         auto* same = std::get_if<Columns<T>>(&columns);
         if (same == nullptr) {
           throw std::invalid_argument("sizes and costs must both be whole numbers or both be real");

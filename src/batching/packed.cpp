@@ -1,6 +1,7 @@
 #include <brim/batching/batching.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -16,21 +17,36 @@
 namespace brim::batching {
 namespace {
 
+using detail::Mixing;
 using detail::SampleTable;
 
 // A batch emptier than this waits for the next window, where more samples may fill it.
 constexpr double kFullEnough = 0.999;
+
+// Shares of the samples, in order of preference, that a shuffled epoch leaves to best fit; and how
+// many more batches than with best fit of all of them are worth it.
+constexpr double kShares[] = {0.0625, 0.125, 0.25, 0.375, 0.5};
+constexpr double kMoreBatches = 1.002;
+constexpr std::int64_t kTrialSamples = 10'000;
+
+// The last samples are left to best fit; a seed that is not 0 says that there is something random.
+Mixing mixing_of(std::size_t samples, double best_fit, std::uint64_t seed) {
+  const auto left = static_cast<std::size_t>(static_cast<double>(samples) * best_fit);
+  return {samples - left, seed | 1};
+}
 
 /// Window after window. The emptiest batch of a window is not given away: its samples are packed
 /// again with the next window. They are the only thing to remember, beside the place.
 template <class T>
 class PackedSource : public BatchSource {
  public:
-  PackedSource(const SampleTable<T>& table, std::int64_t window, std::uint64_t seed)
+  PackedSource(const SampleTable<T>& table, std::int64_t window, double best_fit,
+               std::uint64_t seed)
       : table_(table),
         permutation_(table.permutation(seed)),
         seed_(seed),
         window_(window),
+        best_fit_(best_fit),
         packing_(table.columns()) {}
 
   bool fill(Batches& block, std::int64_t /*world_size*/) override {
@@ -42,7 +58,7 @@ class PackedSource : public BatchSource {
       read(count);
       table_.gather(samples_, sizes_);
       merge_carried();
-      packing_.pack(sizes_);
+      packing_.pack(sizes_, mixing());
       const std::size_t bins = packing_.bins();
       const std::size_t emptiest = last ? bins : emptiest_bin();
       if (bins > 1 || last) {
@@ -76,6 +92,17 @@ class PackedSource : public BatchSource {
   }
 
  private:
+  [[nodiscard]] Mixing mixing() const {
+    return table_.shuffled()
+               ? mixing_of(samples_.size() - merged_, best_fit_, of_window(0x9E3779B9U))
+               : Mixing();
+  }
+
+  // A seed for something that is random in this window.
+  [[nodiscard]] std::uint64_t of_window(std::uint64_t purpose) const {
+    return detail::mix(seed_ ^ purpose, static_cast<std::uint64_t>(position_));
+  }
+
   void read(std::int64_t count) {
     samples_.resize(carried_.size() + static_cast<std::size_t>(count));
     std::copy(carried_.begin(), carried_.end(), samples_.begin());
@@ -124,9 +151,7 @@ class PackedSource : public BatchSource {
 
   void give(Batches& block, std::size_t held_back) {
     const std::size_t bins = packing_.bins();
-    const detail::Permutation order(
-        table_.shuffled() ? bins : 0,
-        detail::mix(seed_ ^ 0x2545F491U, static_cast<std::uint64_t>(position_)));
+    const detail::Permutation order(table_.shuffled() ? bins : 0, of_window(0x2545F491U));
     order_.resize(bins);
     if (table_.shuffled()) {
       order.read(0, std::span(order_));
@@ -159,6 +184,7 @@ class PackedSource : public BatchSource {
   detail::Permutation permutation_;
   std::uint64_t seed_;
   std::int64_t window_;
+  double best_fit_;
   std::int64_t position_ = 0;
   std::vector<std::int64_t> carried_;
   std::size_t carried_count_ = 0;  // COUNT of them among samples_, the first
@@ -178,14 +204,41 @@ class PackedBatching : public detail::TableBatching<T> {
     if (window_ <= 0) {
       throw std::invalid_argument("window must be positive, got " + std::to_string(window_));
     }
+    if (this->table().shuffled()) {
+      best_fit_ = smallest_share();
+    }
   }
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
-    return std::make_unique<PackedSource<T>>(this->table(), window_, seed);
+    return std::make_unique<PackedSource<T>>(this->table(), window_, best_fit_, seed);
   }
 
  private:
+  // Where a few samples fill a batch, taking them as they come leaves gaps that nothing fills. How
+  // many must be left to best fit is tried with samples from all over.
+  [[nodiscard]] double smallest_share() const {
+    const detail::SampleTable<T>& table = this->table();
+    detail::BinPacking<T> packing(table.columns());
+    const std::int64_t count = std::min({table.size(), window_, kTrialSamples});
+    if (packing.padded() || count == 0) {
+      return 1.0;
+    }
+    std::vector<std::int64_t> samples(static_cast<std::size_t>(count));
+    table.read(table.permutation(0), 0, samples);
+    std::vector<T> sizes;
+    table.gather(samples, sizes);
+    const auto bins = [&](double share) {
+      packing.pack(sizes, mixing_of(samples.size(), share, 1));
+      return static_cast<double>(packing.bins());
+    };
+    const double most = bins(1.0) * kMoreBatches;
+    const auto* const found = std::find_if(std::begin(kShares), std::end(kShares),
+                                           [&](double share) { return bins(share) <= most; });
+    return found == std::end(kShares) ? 1.0 : *found;
+  }
+
   std::int64_t window_;
+  double best_fit_ = 1.0;  // the share of samples left to it
 };
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "batching/largest_size.h"
 #include "number_text.h"
@@ -20,24 +22,23 @@ constexpr std::size_t kMostSamples = std::numeric_limits<std::uint32_t>::max();
                               std::to_string(index));
 }
 
-}  // namespace
-
-namespace detail {
-
 // One pass over memory and no branch in it: 10 million sizes in a few milliseconds.
-std::int64_t largest_size(std::span<const std::int64_t> sizes) {
-  std::uint64_t largest = 0;  // negative ones are larger than all others
-  for (const std::int64_t size : sizes) {
-    largest = std::max(largest, static_cast<std::uint64_t>(size));
+template <class Stored>
+std::int64_t largest_whole(std::span<const Stored> sizes) {
+  using Unsigned = std::make_unsigned_t<Stored>;
+  Unsigned largest = 0;  // negative ones are larger than all others
+  for (const Stored size : sizes) {
+    largest = std::max(largest, static_cast<Unsigned>(size));
   }
-  if (largest > std::uint64_t{std::numeric_limits<std::int64_t>::max()}) {
+  if (!std::in_range<Stored>(largest)) {
     const auto wrong = std::find_if(sizes.begin(), sizes.end(), [](auto size) { return size < 0; });
     refuse(std::to_string(*wrong), static_cast<std::size_t>(wrong - sizes.begin()));
   }
   return static_cast<std::int64_t>(largest);
 }
 
-double largest_size(std::span<const double> sizes) {
+template <class Stored>
+double largest_real(std::span<const Stored> sizes) {
   const auto valid = [](double size) {
     return size >= 0 && size <= std::numeric_limits<double>::max();
   };
@@ -49,9 +50,22 @@ double largest_size(std::span<const double> sizes) {
   }
   if (wrong > 0) {
     const auto first = std::find_if_not(sizes.begin(), sizes.end(), valid);
-    refuse(brim::detail::text(*first), static_cast<std::size_t>(first - sizes.begin()));
+    refuse(brim::detail::text(static_cast<double>(*first)),
+           static_cast<std::size_t>(first - sizes.begin()));
   }
   return largest;
+}
+
+}  // namespace
+
+namespace detail {
+
+std::int64_t largest_size(const SizeSpan<std::int64_t>& sizes) {
+  return sizes.visit([](auto stored) { return largest_whole(stored); });
+}
+
+double largest_size(const SizeSpan<double>& sizes) {
+  return sizes.visit([](auto stored) { return largest_real(stored); });
 }
 
 void check_lengths(const std::vector<std::size_t>& lengths) {

@@ -74,7 +74,9 @@ class SampleTable {
 
   /// The sizes of all samples from `first` on, where the epoch has them in a row in memory.
   [[nodiscard]] const T* in_a_row(std::int64_t first) const {
-    return shuffle_ || indices_ || columns_.size() > 1 ? nullptr : columns_[0].sizes.data() + first;
+    const T* const stored = columns_[0].sizes.data();
+    return shuffle_ || indices_ || columns_.size() > 1 || stored == nullptr ? nullptr
+                                                                            : stored + first;
   }
 
   /// Sizes of these samples, sample after sample with all its columns.
@@ -84,18 +86,12 @@ class SampleTable {
   }
   void gather(std::span<const std::int64_t> samples, std::span<T> sizes) const {
     if (columns_.size() == 1) {
-      // A loop of nothing but loads: each misses the cache, and many can be on their way at once.
-      const T* const column = columns_[0].sizes.data();
-      for (std::size_t i = 0; i < samples.size(); ++i) {
-        sizes[i] = column[samples[i]];
-      }
+      // A loop of its own: the compiler knows that all lie in a row.
+      gather_column(columns_[0], samples, sizes.data(), 1);
       return;
     }
-    std::size_t next = 0;
-    for (const std::int64_t sample : samples) {
-      for (const Column<T>& column : columns_) {
-        sizes[next++] = column.sizes[static_cast<std::size_t>(sample)];
-      }
+    for (std::size_t c = 0; c < columns_.size(); ++c) {
+      gather_column(columns_[c], samples, sizes.data() + c, columns_.size());
     }
   }
 
@@ -117,6 +113,17 @@ class SampleTable {
   }
 
  private:
+  // A loop of nothing but loads: each misses the cache, and many can be on their way at once.
+  static void gather_column(const Column<T>& column, std::span<const std::int64_t> samples, T* to,
+                            std::size_t step) {
+    column.sizes.visit([&](auto stored) {
+      const auto* const from = stored.data();
+      for (std::size_t i = 0; i < samples.size(); ++i) {
+        to[i * step] = static_cast<T>(from[samples[i]]);
+      }
+    });
+  }
+
   void check_indices() const {
     if (!indices_) {
       return;

@@ -40,7 +40,7 @@ def as_list(samples: list[int]) -> list[int]:
 MAKERS: dict[str, Callable[..., Any]] = {
     "ordered": lambda **o: SizeAwareBatchSampler(range(90), SIZES, 40, shuffle=True, seed=1, **o),
     "streaming": lambda **o: SizeAwareBatchSampler(range(90), size_of, 40, **o),
-    "packed": lambda **o: PackedBatchSampler(SIZES, 40, shuffle=True, window=20, **o),
+    "packed": lambda **o: PackedBatchSampler(SIZES, 40, shuffle=True, seed=0, window=20, **o),
     "bucket": lambda **o: BucketBatchSampler(SIZES, [0, 5, 12, 20], batch_size=6, seed=2, **o),
     "bucket in Python": lambda **o: BucketBatchSampler(
         SIZES,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,111 @@ def test_samplers_keep_sizes_and_do_not_write_to_them() -> None:
     assert sampler.sizes is sizes
     list(sampler)
     assert sizes.tolist() == SIZES
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u2", "i4", "u4", "i8", "f4", "f8"])
+@pytest.mark.parametrize("mode", ["r", "r+", "array"])
+def test_sizes_are_read_where_they_are(dtype: str, mode: Any, tmp_path: Path) -> None:
+    sizes: Any = np.array(SIZES, dtype=dtype)
+    if mode != "array":
+        sizes.tofile(tmp_path / "sizes")
+        sizes = np.memmap(tmp_path / "sizes", dtype=dtype, mode=mode)
+    packed = PackedBatchSampler(sizes, 5, shuffle=True, seed=1)
+    ordered = SizeAwareBatchSampler(range(6), sizes, 5, shuffle=True, seed=1)
+    buckets = BucketBatchSampler(sizes, [0, 3, 9], max_total_size=5, seed=1)
+    for column in (packed._columns[0], ordered._columns[0], buckets.sizes):  # type: ignore[index]
+        assert column.data_ptr() == sizes.ctypes.data
+    assert list(packed) == list(PackedBatchSampler(SIZES, 5, shuffle=True, seed=1))
+    assert list(ordered) == list(SizeAwareBatchSampler(range(6), SIZES, 5, shuffle=True, seed=1))
+    expected = BucketBatchSampler(SIZES, [0, 3, 9], max_total_size=5, seed=1)
+    assert list(buckets) == list(expected)
+
+
+class Column(Sequence[int]):
+    """As that of Hugging Face's `datasets`: slow for each value, quick for many."""
+
+    def __init__(self, values: list[int], form: Callable[[list[int]], Any]) -> None:
+        self.values, self.form = values, form
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, key: Any) -> Any:
+        assert isinstance(key, slice), "one by one"
+        return self.form(self.values[key])
+
+    def __iter__(self) -> Any:
+        raise AssertionError("one by one")
+
+
+class Series:
+    """As those of pandas and of Arrow: no sequence and no array, but NumPy makes one of it."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return np.asarray(self.values)
+
+
+def arrow(values: Any) -> Any:
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.chunked_array([values[:2], values[2:]])
+
+
+def hugging_face(values: Any) -> Any:
+    datasets = pytest.importorskip("datasets")
+    table = pytest.importorskip("pyarrow").table({"length": values})
+    return datasets.Dataset(datasets.table.InMemoryTable(table), fingerprint="0")["length"]
+
+
+COLUMNS: dict[str, Callable[[], Any]] = {
+    "lists": lambda: Column(SIZES, list),
+    "arrays": lambda: Column(SIZES, np.array),
+    "tensors": lambda: Column(SIZES, torch.tensor),
+    "series": lambda: Column(SIZES, Series),
+    "Series": lambda: Series(SIZES),
+    "Series of objects": lambda: Series(np.array(SIZES, dtype=object)),
+    "pandas": lambda: pytest.importorskip("pandas").Series(SIZES),
+    "pandas, may be missing": lambda: pytest.importorskip("pandas").Series(SIZES, dtype="Int64"),
+    "Arrow": lambda: arrow(SIZES),
+    "datasets": lambda: hugging_face(SIZES),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_columns_of_tables_are_read_at_once(kind: str) -> None:
+    make = COLUMNS[kind]
+    assert list(PackedBatchSampler(make(), 5)) == list(PackedBatchSampler(SIZES, 5))
+    assert list(SizeAwareBatchSampler(range(6), make(), 5)) == [[0, 1], [2, 3], [4], [5]]
+    assert BucketBatchSampler(make(), [0, 3, 9], batch_size=2).sizes.tolist() == SIZES
+    assert least_padding_boundaries(make(), 2).tolist() == [1, 3, 6]
+
+
+def test_a_table_of_two_columns_has_two_budgets() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"nodes": SIZES, "edges": SIZES[::-1]})
+    rows = list(zip(SIZES, SIZES[::-1], strict=True))
+    assert list(PackedBatchSampler(table, [5, 6])) == list(PackedBatchSampler(rows, [5, 6]))
+
+
+@pytest.mark.parametrize("base", [None, BatchSampler, SizeAwareBatchSampler])
+def test_the_last_boundary_may_be_infinite(base: Any) -> None:
+    options: dict[str, Any] = {"batch_size": 2}
+    if base is BatchSampler:
+        options = {"base_batch_sampler_class": base}
+        options["base_batch_sampler_shared_kwargs"] = {"batch_size": 2, "drop_last": False}
+    elif base is SizeAwareBatchSampler:  # runs in Python, for it has a budget for each bucket
+        options = {"base_batch_sampler_class": base}
+        options["base_batch_sampler_shared_kwargs"] = {"sizeof": [1] * 6}
+        options["base_batch_sampler_individual_kwargs"] = {"max_total_size": [2, 2]}
+    sampler = BucketBatchSampler(SIZES, [0, 3, float("inf")], shuffle=False, **options)
+    assert list(sampler) == [[0, 1], [3], [2, 4], [5]]
+    state = sampler.state_dict()
+    sampler.load_state_dict(state)
 
 
 def test_sizes_of_a_narrow_dtype_do_not_wrap() -> None:
@@ -468,7 +573,7 @@ COMMON: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"generator": 5}, TypeError, "generator must be a torch.Generator, got 5"),
     ({"generator": torch.Generator(), "seed": 1}, ValueError, "either seed or generator"),
     (
-        {"shuffle": True, "seed": None, "world_size": 2},
+        {"shuffle": True, "generator": torch.Generator(), "world_size": 2},
         ValueError,
         "seed must be given when world_size > 1",
     ),
@@ -701,7 +806,7 @@ def test_no_warning_where_nothing_is_left_out() -> None:
         ({"bucket_boundaries": [0]}, ValueError, r"bucket_boundaries must be at least two.*\[0\]"),
         ({"bucket_boundaries": [0, 3, 3]}, ValueError, "must differ from each other, got 3.0"),
         ({"bucket_boundaries": [0, float("nan")]}, ValueError, "bucket_boundaries must be finite"),
-        ({"bucket_boundaries": [0, float("inf")]}, ValueError, "bucket_boundaries must be finite"),
+        ({"bucket_boundaries": [-float("inf"), 9]}, ValueError, "bucket_boundaries must be finite"),
         ({"bucket_boundaries": [[0, 9]]}, TypeError, "bucket_boundaries must be ints or floats"),
         ({"bucket_boundaries": [0, "9"]}, TypeError, "bucket_boundaries .* got '9' at index 1"),
         ({"bucket_boundaries": [False, True]}, TypeError, "bucket_boundaries .* got False"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -333,7 +334,9 @@ def test_len_and_the_following_iteration_agree_in_every_epoch(
     sampler: Any, callable_sizes: bool
 ) -> None:
     sizeof: Any = SIZES.__getitem__ if callable_sizes else SIZES
-    batches = SizeAwareBatchSampler(sampler, sizeof, 25)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "sampler is a DistributedSampler")
+        batches = SizeAwareBatchSampler(sampler, sizeof, 25)
     orders = []
     for epoch in range(8):
         batches.set_epoch(epoch)

@@ -102,7 +102,9 @@ struct PackOptions {
 
 /// Batches filled as well as possible: the longest sample first, each into the fullest batch that
 /// has room for it (best fit decreasing); where samples are padded, samples of like size together.
-/// Where the order is shuffled, so are the batches of a window.
+/// Where the order is shuffled, so are the batches of a window, and who shares a batch changes from
+/// epoch to epoch: of sums most samples are taken as they come, for the same fill; padded batches
+/// are shifted and in part dealt anew, for up to a fifth more padding.
 /// @throws std::invalid_argument as ordered_batching; if the window is not positive.
 [[nodiscard]] BRIM_API std::shared_ptr<const Batching> packed_batching(AnyColumns columns,
                                                                        Order order = {},
@@ -125,9 +127,10 @@ struct BucketOptions {
 /// Batches of samples of like size. `sizes` decide the bucket; `columns`, which may be empty where
 /// there are `batch_sizes`, how much fits a batch.
 /// @throws std::invalid_argument as check_sizes; if boundaries are fewer than two, not ascending or
-///     not finite; if `batch_sizes` are not as many as buckets, or not positive.
+///     not finite (the last may be infinite); if `batch_sizes` are not as many as buckets, or not
+///     positive.
 [[nodiscard]] BRIM_API std::shared_ptr<const Batching> bucket_batching(
-    std::variant<std::span<const std::int64_t>, std::span<const double>> sizes, AnyColumns columns,
+    std::variant<SizeSpan<std::int64_t>, SizeSpan<double>> sizes, AnyColumns columns,
     BucketOptions options);
 
 }  // namespace brim::batching

@@ -3,18 +3,65 @@
 #include <brim/batching/cost.h>
 #include <brim/export.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <ranges>
 #include <span>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
 namespace brim::batching {
 
-/// Sizes of all samples by their index, and the budget that they count against. The caller owns the
-/// sizes and keeps them, unchanged, for as long as anything made of them lives.
+/// Sizes of all samples by their index, in the width they are stored in: 100 million lengths of 16
+/// bits need no copy of 64. T, std::int64_t or double, is what they are calculated with. The caller
+/// owns the sizes and keeps them, unchanged, for as long as anything made of them lives.
+template <class T>
+class SizeSpan {
+  template <class... Stored>
+  using Spans = std::variant<std::span<const Stored>...>;
+  using Any = std::conditional_t<std::is_same_v<T, double>, Spans<double, float>,
+                                 Spans<std::int64_t, std::int32_t, std::int16_t, std::int8_t,
+                                       std::uint32_t, std::uint16_t, std::uint8_t>>;
+
+  template <class Range>
+  using SpanOf = std::span<const std::ranges::range_value_t<const Range>>;
+
+ public:
+  SizeSpan() = default;
+
+  /// Of a vector, an array or a span of one of the numbers above.
+  template <std::ranges::contiguous_range Range>
+    requires std::is_constructible_v<Any, std::in_place_type_t<SpanOf<Range>>, SpanOf<Range>>
+  SizeSpan(const Range& sizes)  // NOLINT(google-explicit-constructor): as std::span
+      : any_(SpanOf<Range>(std::ranges::data(sizes), std::ranges::size(sizes))) {}
+
+  [[nodiscard]] std::size_t size() const {
+    return visit([](auto sizes) { return sizes.size(); });
+  }
+  /// Slow: loops belong inside visit.
+  [[nodiscard]] T operator[](std::size_t index) const {
+    return visit([&](auto sizes) { return static_cast<T>(sizes[index]); });
+  }
+  /// Calls `work` with the std::span of what is stored.
+  template <class Work>
+  decltype(auto) visit(const Work& work) const {
+    return std::visit(work, any_);
+  }
+  /// Where they are stored as T, else null.
+  [[nodiscard]] const T* data() const {
+    const auto* same = std::get_if<std::span<const T>>(&any_);
+    return same == nullptr ? nullptr : same->data();
+  }
+
+ private:
+  Any any_;
+};
+
+/// Sizes, and the budget that they count against.
 template <class T>
 struct Column {
-  std::span<const T> sizes;
+  SizeSpan<T> sizes;
   Limit limit;
 };
 

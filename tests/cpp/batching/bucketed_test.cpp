@@ -1,4 +1,5 @@
 #include <brim/batching/batching.h>
+#include <brim/batching/plan.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -121,6 +122,15 @@ TEST(BucketBatching, FractionalBoundariesDivideWholeSizes) {
   EXPECT_EQ(read(*buckets_of(sizes, in_order({1.5, 2.5, 3.5}, {9, 9}))), (Lists{{1}, {2}}));
   EXPECT_EQ(read(*buckets_of(sizes, in_order({-3.5, 2.0, 2.25, 9}, {9, 9, 9}))),
             (Lists{{0}, {1}, {2, 3}}));
+}
+
+TEST(BucketBatching, LastBoundaryMayBeInfinite) {
+  const Ints sizes{1, 5, 9, 1'000'000, 7};
+  const auto batching = buckets_of(sizes, in_order({0, 6, HUGE_VAL}, {2, 2}));
+  EXPECT_TRUE(batching->left_out().empty());
+  EXPECT_EQ(read(*batching), (Lists{{0, 1}, {2, 3}, {4}}));
+  // Ranks are balanced by what batches cost, which is never infinite.
+  EXPECT_TRUE(std::isfinite(report(*batching, 0, 2).imbalance));
 }
 
 TEST(BucketBatching, HugeSizesFindTheirBucket) {
@@ -266,7 +276,8 @@ TEST(BucketBatching, WrongArgumentIsAnErrorThatNamesIt) {
   expect_message([&] { make(in_order({1}, {1})); }, {"at least two", "got 1"});
   expect_message([&] { make(in_order({1, 3, 3}, {1, 1})); }, {"ascending", "got 3 ", "index 2"});
   expect_message([&] { make(in_order({1, std::nan("")}, {1})); }, {"finite", "nan", "index 1"});
-  expect_message([&] { make(in_order({0, HUGE_VAL}, {1})); }, {"finite", "inf", "index 1"});
+  expect_message([&] { make(in_order({-HUGE_VAL, 1}, {1})); }, {"finite", "inf", "index 0"});
+  expect_message([&] { make(in_order({0, HUGE_VAL, HUGE_VAL}, {1, 1})); }, {"finite", "index 1"});
   expect_message([&] { make(in_order({0, 1, 2}, {1})); }, {"batch_size", "2 buckets", "got 1"});
   expect_message([&] { make(in_order({0, 1, 2}, {1, 0})); }, {"batch_size", "positive", "got 0"});
   expect_message([&] { make(in_order({0, 1, 2})); }, {"batch_size or max_total_size"});

@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -78,14 +80,173 @@ TEST(PackedBatching, RoundedSumsOfDoublesStayWithinTheBudget) {
   std::uniform_real_distribution<double> any(0.0, 0.5);
   Doubles sizes(5000);
   std::generate(sizes.begin(), sizes.end(), [&] { return any(random); });
-  const Columns<double> columns{{sizes, Limit(Cost::sum(), 1.0)}};
-  for (const Ints& batch : read(*packed_batching(columns, {}, windows_of(500)))) {
-    double sum = 0.0;
-    for (const std::int64_t sample : batch) {
-      sum += sizes[static_cast<std::size_t>(sample)];
+  for (const double budget : {1.0, 5.0}) {
+    const Columns<double> columns{{sizes, Limit(Cost::sum(), budget)}};
+    for (const bool shuffle : {false, true}) {
+      const auto batching =
+          packed_batching(columns, {.indices = {}, .shuffle = shuffle}, windows_of(500));
+      for (const Ints& batch : read(*batching, 4)) {
+        double sum = 0.0;
+        for (const std::int64_t sample : batch) {
+          sum += sizes[static_cast<std::size_t>(sample)];
+        }
+        EXPECT_LE(sum, budget);
+      }
     }
-    EXPECT_LE(sum, 1.0);
   }
+}
+
+Ints proteins(Random& random, std::size_t count) {
+  std::lognormal_distribution<double> length(std::log(300.0), 0.6);
+  Ints sizes(count);
+  std::generate(sizes.begin(), sizes.end(), [&] {
+    return static_cast<std::int64_t>(std::clamp(length(random), 30.0, 2000.0));
+  });
+  return sizes;
+}
+
+/// The share of pairs in a batch of `first` that are in a batch of `second` too.
+double meet_again(const Lists& first, const Lists& second, std::size_t samples) {
+  std::vector<std::size_t> batch_of(samples);
+  for (std::size_t b = 0; b < second.size(); ++b) {
+    for (const std::int64_t sample : second[b]) {
+      batch_of[static_cast<std::size_t>(sample)] = b;
+    }
+  }
+  double pairs = 0;
+  double again = 0;
+  for (const Ints& batch : first) {
+    std::map<std::size_t, double> together;
+    for (const std::int64_t sample : batch) {
+      again += together[batch_of[static_cast<std::size_t>(sample)]]++;
+    }
+    pairs += static_cast<double>(batch.size() * (batch.size() - 1)) / 2;
+  }
+  return again / pairs;
+}
+
+TEST(PackedBatching, SamplesOfAShuffledSumMeetByChance) {
+  Random random(9);
+  for (const std::size_t samples : {500, 4000, 14'000}) {
+    const Ints sizes = proteins(random, samples);
+    const Columns<std::int64_t> columns{{sizes, tokens(16'384)}};
+    const Columns<std::int64_t> two{{sizes, tokens(16'384)},
+                                    {sizes, Limit(Cost::count(), std::int64_t{80})}};
+    for (const auto& some : {columns, two}) {
+      const auto batching = packed_batching(some, {.indices = {}, .shuffle = true});
+      const Lists first = read(*batching, 1);
+      EXPECT_LE(meet_again(first, read(*batching, 2), samples),
+                2.0 / static_cast<double>(first.size()));
+      EXPECT_EQ(first, read(*batching, 1));
+      // As few batches as best fit of all needs, to one in five hundred.
+      const auto tightest = static_cast<double>(read(*packed_batching(some)).size());
+      EXPECT_LE(static_cast<double>(first.size()), 1.002 * tightest + 1);
+    }
+  }
+}
+
+TEST(PackedBatching, FewSamplesToABatchAreStillPackedTightly) {
+  Random random(10);
+  for (const std::int64_t largest : {1000, 500, 334}) {
+    const Ints sizes = random_ints(random, 5000, 1, largest);
+    const Columns<std::int64_t> columns{{sizes, tokens(1000)}};
+    const auto batching = packed_batching(columns, {.indices = {}, .shuffle = true});
+    const Lists first = read(*batching, 1);
+    const auto tightest = static_cast<double>(read(*packed_batching(columns)).size());
+    EXPECT_LE(static_cast<double>(first.size()), 1.01 * tightest);
+    EXPECT_LE(meet_again(first, read(*batching, 2), sizes.size()), 0.3);
+  }
+}
+
+double padding_of(const Lists& lists, const Ints& sizes) {
+  double padded = 0;
+  double sum = 0;
+  for (const Ints& batch : lists) {
+    std::int64_t longest = 0;
+    for (const std::int64_t sample : batch) {
+      longest = std::max(longest, sizes[static_cast<std::size_t>(sample)]);
+      sum += static_cast<double>(sizes[static_cast<std::size_t>(sample)]);
+    }
+    padded += static_cast<double>(batch.size()) * static_cast<double>(longest);
+  }
+  return 1 - sum / padded;
+}
+
+TEST(PackedBatching, ShuffledPaddedSamplesChangePartnersForALittlePadding) {
+  Random random(11);
+  const Ints sizes = random_ints(random, 5000, 1'000, 1'000'000);
+  const std::int64_t budget = 20'000'000;
+  const Columns<std::int64_t> one{{sizes, Limit(Cost::padded(), budget)}};
+  const Columns<std::int64_t> two{{sizes, Limit(Cost::padded(), budget)},
+                                  {sizes, Limit(Cost::count(), std::int64_t{100})}};
+  for (const auto& columns : {one, two}) {
+    const auto batching = packed_batching(columns, {.indices = {}, .shuffle = true});
+    const Lists first = read(*batching, 1);
+    EXPECT_LE(meet_again(first, read(*batching, 2), sizes.size()), 0.75);
+    EXPECT_LE(padding_of(first, sizes), 1.3 * padding_of(read(*packed_batching(columns)), sizes));
+  }
+}
+
+TEST(PackedBatching, PaddedAndCountPadAsLittleAsSortedSamples) {
+  Random random(12);
+  const Ints sizes = proteins(random, 9000);
+  const Columns<std::int64_t> columns{{sizes, Limit(Cost::padded(), std::int64_t{16'384})},
+                                      {sizes, Limit(Cost::count(), std::int64_t{64})}};
+  Ints order = numbers_below(9000);
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+    return sizes[static_cast<std::size_t>(a)] > sizes[static_cast<std::size_t>(b)];
+  });
+  Lists sorted;
+  for (const std::int64_t sample : order) {
+    if (sorted.empty() || std::ssize(sorted.back()) == 64 ||
+        (std::ssize(sorted.back()) + 1) * sizes[static_cast<std::size_t>(sorted.back()[0])] >
+            16'384) {
+      sorted.emplace_back();
+    }
+    sorted.back().push_back(sample);
+  }
+  EXPECT_EQ(read(*packed_batching(columns)), sorted);
+}
+
+template <class Stored>
+void expect_the_same_as_wide(std::int64_t largest) {
+  Random random(13);
+  const Ints wide = random_ints(random, 3000, 0, largest);
+  const std::vector<Stored> narrow(wide.begin(), wide.end());
+  const std::int64_t budget = 5 * largest;
+  for (const Cost& cost : {Cost::sum(), Cost::padded()}) {
+    const Columns<std::int64_t> of_wide{{wide, Limit(cost, budget)}};
+    const Columns<std::int64_t> of_narrow{{narrow, Limit(cost, budget)}};
+    for (const bool shuffle : {false, true}) {
+      const Order order{.indices = {}, .shuffle = shuffle};
+      EXPECT_EQ(read(*packed_batching(of_narrow, order), 3),
+                read(*packed_batching(of_wide, order), 3));
+      EXPECT_EQ(read(*ordered_batching(of_narrow, order), 3),
+                read(*ordered_batching(of_wide, order), 3));
+      const double last = std::numeric_limits<double>::infinity();
+      const BucketOptions buckets{
+          .boundaries = {0.0, 20.0, 60.5, last}, .batch_sizes = {}, .shuffle = shuffle};
+      EXPECT_EQ(read(*bucket_batching(SizeSpan<std::int64_t>(narrow), of_narrow, buckets), 3),
+                read(*bucket_batching(SizeSpan<std::int64_t>(wide), of_wide, buckets), 3));
+    }
+  }
+}
+
+TEST(SizeSpan, NarrowNumbersAreReadWhereTheyAre) {
+  expect_the_same_as_wide<std::int8_t>(127);
+  expect_the_same_as_wide<std::uint8_t>(255);
+  expect_the_same_as_wide<std::int16_t>(32'767);
+  expect_the_same_as_wide<std::uint16_t>(65'535);
+  expect_the_same_as_wide<std::int32_t>(2'147'483'647);
+  expect_the_same_as_wide<std::uint32_t>(4'294'967'295);
+}
+
+TEST(SizeSpan, WrongNarrowNumberIsAnErrorThatNamesIt) {
+  const std::vector<std::int16_t> ints{3, 2, -7};
+  expect_message([&] { check_sizes(Columns<std::int64_t>{{ints, tokens(9)}}); },
+                 {"not negative", "got -7", "index 2"});
+  const std::vector<float> floats{0.5F, std::nanf("")};
+  expect_message([&] { check_sizes(Columns<double>{{floats, tokens(9)}}); }, {"nan", "index 1"});
 }
 
 TEST(PackedBatching, NeedsNoMoreBatchesThanFirstFit) {
@@ -103,11 +264,7 @@ TEST(PackedBatching, NeedsNoMoreBatchesThanFirstFit) {
 
 TEST(PackedBatching, WindowsOfProteinsAreFullButTheLastBatch) {
   Random random(4);
-  std::lognormal_distribution<double> length(std::log(300.0), 0.6);
-  Ints sizes(40'000);
-  std::generate(sizes.begin(), sizes.end(), [&] {
-    return static_cast<std::int64_t>(std::clamp(length(random), 30.0, 2000.0));
-  });
+  const Ints sizes = proteins(random, 40'000);
   const auto batching = packed_batching(Columns<std::int64_t>{{sizes, tokens(16'384)}});
   const Lists lists = read(*batching);
   const double sum =
