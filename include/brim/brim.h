@@ -23,6 +23,7 @@
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
 #include <brim/nn/functional.h>
+#include <brim/nn/subclasses.h>
 #include <brim/predict/collect_peaks.h>
 #include <brim/predict/memory_model.h>
 #include <brim/predict/polynomial_regression.h>

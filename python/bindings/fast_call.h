@@ -4,8 +4,8 @@
 // parser, which together cost as much as a small layer. Positional arguments only, in the order of
 // the operator's schema.
 //
-// Tensor subclasses, modes and symbolic values (torch.fx) take the way through `torch.ops.brim`,
-// which knows all of them.
+// Tensor subclasses, modes, symbolic values (torch.fx) and traced programs take the way through
+// `brim.nn._elsewhere`, which decides between `torch.ops.brim` and torch's own functions.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -33,11 +33,11 @@ struct NotPlain final : std::exception {};
 /// A tensor, no subclass but Parameter. @throws NotPlain
 const at::Tensor& plain_tensor(PyObject* value);
 
-/// Where a mode or functorch watches, everything takes the other way.
-[[nodiscard]] bool modes_are_active();
+/// Where a mode or torch.jit.trace watches, everything takes the other way.
+[[nodiscard]] bool is_watched();
 
-/// Calls `torch.ops.brim.<name>` with these arguments.
-PyObject* call_operator(const char* name, PyObject* const* values, Py_ssize_t count);
+/// Calls `brim.nn._elsewhere.elsewhere` with this name and these arguments.
+PyObject* call_elsewhere(const char* name, PyObject* const* values, Py_ssize_t count);
 
 template <class T>
 struct Read;
@@ -163,13 +163,13 @@ template <const char* Name, class Result, class... Args>
 struct FastCall<Name, Result(Args...)> {
   static PyObject* call(PyObject* /*module*/, PyObject* const* values, Py_ssize_t count) {
     HANDLE_TH_ERRORS
-    if (std::cmp_equal(count, sizeof...(Args)) && !modes_are_active()) {
+    if (std::cmp_equal(count, sizeof...(Args)) && !is_watched()) {
       try {
         return run(values, std::index_sequence_for<Args...>());
       } catch (const NotPlain&) {
       }
     }
-    return call_operator(Name, values, count);
+    return call_elsewhere(Name, values, count);
     END_HANDLE_TH_ERRORS
   }
 

@@ -1,5 +1,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/TracerMode.h>
 #include <ATen/core/Tensor.h>
+#include <brim/nn/subclasses.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <string_view>
@@ -16,11 +18,18 @@ const at::Tensor& plain_tensor(PyObject* value) {
   return THPVariable_Unpack(value);
 }
 
-bool modes_are_active() { return at::impl::torch_function_mode_enabled(); }
+bool is_watched() {
+  return at::impl::torch_function_mode_enabled() || at::tracer::impl::is_dispatch_enabled();
+}
 
-PyObject* call_operator(const char* name, PyObject* const* values, Py_ssize_t count) {
-  const py::object op = py::module_::import("torch").attr("ops").attr("brim").attr(name);
-  return PyObject_Vectorcall(op.ptr(), values, static_cast<std::size_t>(count), nullptr);
+PyObject* call_elsewhere(const char* name, PyObject* const* values, Py_ssize_t count) {
+  py::tuple args(count + 1);
+  args[0] = name;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    args[static_cast<std::size_t>(i) + 1] = py::handle(values[i]);
+  }
+  const py::object run = py::module_::import("brim.nn._elsewhere").attr("elsewhere");
+  return PyObject_Call(run.ptr(), args.ptr(), nullptr);
 }
 
 namespace {
@@ -59,6 +68,12 @@ BRIM_OPERATOR(adaptive_avg_pool, Tensor(const Tensor&, IntArrayRef))
 
 #undef BRIM_OPERATOR
 
+bool ask_python(const Tensor& tensor) {
+  const py::gil_scoped_acquire locked;
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  return py::module_::import("brim.nn._elsewhere").attr("is_known")(object).cast<bool>();
+}
+
 template <class Call>
 PyMethodDef method(const char* name) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&Call::call)),
@@ -68,6 +83,7 @@ PyMethodDef method(const char* name) {
 }  // namespace
 
 void register_nn(py::module_& m) {
+  nn::set_subclass_rule(ask_python);
   py::module_ ops = m.def_submodule("ops", "The operators of brim, called without torch's parser");
   static PyMethodDef methods[] = {
       method<Call_gate>("gate"),

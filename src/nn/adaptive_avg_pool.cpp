@@ -13,6 +13,7 @@
 #include "nn/autocast.h"
 #include "nn/avg_pool.h"
 #include "nn/cuda_kernels.h"
+#include "nn/known.h"
 #include "nn/node.h"
 #include "nn/pool.h"
 
@@ -122,15 +123,13 @@ struct BackwardNode final : public Node {
 };
 
 at::Tensor adaptive_avg_pool_autograd(const at::Tensor& input, IntArrayRef output_size) {
-  refuse_forward_ad("adaptive_avg_pool", input);
   if (!needs_grad(input)) {
     const BelowAutograd below;
     return value_of(input, output_size);
   }
-  check_floating("adaptive_avg_pool", input);
-  // To one value torch takes the mean, whose backward keeps nothing (not on XPU).
+  // To one value torch takes the mean, whose backward keeps nothing.
   const auto is_one = [](std::int64_t size) { return size == 1; };
-  if (std::all_of(output_size.begin(), output_size.end(), is_one) && !input.is_xpu()) {
+  if (std::all_of(output_size.begin(), output_size.end(), is_one)) {
     return value_of(input, output_size);
   }
   at::Tensor output = [&] {
@@ -208,7 +207,7 @@ TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("adaptive_avg_pool", adaptive_avg_pool_autograd);
+  m.impl("adaptive_avg_pool", kOrTorchs<adaptive_avg_pool_autograd, value_of>);
   m.impl("adaptive_avg_pool_backward", backward_autograd);
 }
 

@@ -15,6 +15,7 @@
 #include <array>
 
 #include "nn/cuda_kernels.h"
+#include "nn/known.h"
 #include "nn/node.h"
 #include "nn/pool.h"
 
@@ -181,16 +182,11 @@ PtrTo<NodeType> node_for(const at::Tensor& input, IntArrayRef kernel_size, IntAr
 at::Tensor avg_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                              IntArrayRef padding, bool ceil_mode, bool count_include_pad,
                              Divisor divisor) {
-  refuse_forward_ad("avg_pool", input);
-  const bool needed = needs_grad(input);
-  if (needed) {
-    check_floating("avg_pool", input);
-  }
   at::Tensor output = [&] {
     const BelowAutograd below;
     return value_of(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor);
   }();
-  if (!needed) {
+  if (!needs_grad(input)) {
     return output;
   }
   const auto node = node_for<ForwardNode>(input, kernel_size, stride, padding, ceil_mode,
@@ -272,7 +268,7 @@ TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("avg_pool", value_of); }
 TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("avg_pool", avg_pool_autocast); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("avg_pool", avg_pool_autograd);
+  m.impl("avg_pool", kOrTorchs<avg_pool_autograd, value_of>);
   m.impl("avg_pool_backward", backward_autograd);
 }
 

@@ -14,6 +14,7 @@
 
 #include "nn/batch_norm_kernels.h"
 #include "nn/channels.h"
+#include "nn/known.h"
 #include "nn/maybe.h"
 #include "nn/node.h"
 #include "nn/scale_channels.h"
@@ -211,10 +212,7 @@ void check_values_per_channel(const at::Tensor& input) {
                     "Expected more than 1 value per channel when training, got input size ", sizes);
 }
 
-void check(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
-           bool training) {
-  refuse_forward_ad("batch_norm", input, weight.value_or(at::Tensor()), bias);
-  check_floating("batch_norm", input);
+void check(const at::Tensor& input, bool training) {
   TORCH_CHECK(input.dim() >= 2, "batch_norm takes input of 2 or more dimensions, got ",
               input.dim());
   if (training) {
@@ -226,7 +224,7 @@ at::Tensor batch_norm_anywhere(const at::Tensor& input, const MaybeTensor& weigh
                                const MaybeTensor& bias, const MaybeTensor& running_mean,
                                const MaybeTensor& running_var, bool training, double momentum,
                                double eps) {
-  check(input, weight, bias, training);
+  check(input, training);
   return run(input, weight, bias, running_mean, running_var, training, momentum, eps).output;
 }
 
@@ -243,7 +241,7 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
                                const MaybeTensor& bias, const MaybeTensor& running_mean,
                                const MaybeTensor& running_var, bool training, double momentum,
                                double eps) {
-  check(input, weight, bias, training);
+  check(input, training);
   if (input.sym_numel() == 0) {  // there is nothing to save, and torch has rules of its own for it
     return torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
                             eps);
@@ -298,12 +296,14 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("batch_norm", batch_norm_anywhere);
+  m.impl("batch_norm", kOrTorchs<batch_norm_anywhere, torch_batch_norm>);
 }
 
 // Under vmap as torch does it: torch knows how to batch its own operators.
 TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("batch_norm", torch_batch_norm); }
 
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("batch_norm", batch_norm_autograd); }
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("batch_norm", kOrTorchs<batch_norm_autograd, torch_batch_norm>);
+}
 
 }  // namespace brim::nn

@@ -1,4 +1,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/conv1d.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/conv3d.h>
+#include <ATen/ops/conv_transpose1d.h>
+#include <ATen/ops/conv_transpose2d.h>
+#include <ATen/ops/conv_transpose3d.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
@@ -13,6 +19,7 @@
 
 #include "nn/autocast.h"
 #include "nn/kept_input.h"
+#include "nn/known.h"
 #include "nn/maybe.h"
 #include "nn/node.h"
 
@@ -65,11 +72,7 @@ void check_count(const char* name, at::IntArrayRef values, std::size_t dimension
                     " numbers, one a spatial dimension of the weight, got ", values);
 }
 
-void check(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-           const Options& options) {
-  refuse_forward_ad("conv", input, weight, bias);
-  check_floating("conv", input);
-  check_floating("conv", weight);
+void check(const at::Tensor& input, const at::Tensor& weight, const Options& options) {
   const std::int64_t dim = weight.dim();
   TORCH_CHECK_VALUE(dim >= 3 && dim <= 5, "weight must have 3, 4 or 5 dimensions, got ", dim);
   TORCH_CHECK(input.dim() == dim || input.dim() == dim - 1, "input must have ", dim,
@@ -241,7 +244,7 @@ at::Tensor conv_anywhere(const at::Tensor& input, const at::Tensor& weight, cons
                          bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
                          bool cast_weights, bool /*recompute*/) {
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  check(input, weight, bias, options);
+  check(input, weight, options);
   return run(input, weight, bias, options, cast_weights);
 }
 
@@ -250,12 +253,9 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
                          bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
                          bool cast_weights, bool recompute) {
   const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  check(input, weight, bias, options);
+  check(input, weight, options);
   if (!needs_grad(input, weight, bias)) {
     const BelowAutograd below;
-    return run(input, weight, bias, options, cast_weights);
-  }
-  if (input.layout() != at::kStrided || weight.layout() != at::kStrided) {
     return run(input, weight, bias, options, cast_weights);
   }
   const auto node = make_node<ConvNode>(options, input, weight, bias);
@@ -274,6 +274,31 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
   node->keep_format(output);
   torch::autograd::set_history(output, node);
   return output;
+}
+
+/// torch's own function for so many dimensions, which keeps what it will.
+at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& uncast_weight,
+                      const MaybeTensor& uncast_bias, at::IntArrayRef stride,
+                      at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                      at::IntArrayRef output_padding, std::int64_t groups, bool cast_weights,
+                      bool /*recompute*/) {
+  const at::ScalarType type = input.scalar_type();
+  const at::Tensor weight = cast_weights ? in_type(uncast_weight, type) : uncast_weight;
+  const MaybeTensor bias = cast_weights ? in_type(uncast_bias, type) : uncast_bias;
+  switch (stride.size()) {
+    case 1:
+      return transposed ? at::conv_transpose1d(input, weight, bias, stride, padding, output_padding,
+                                               groups, dilation)
+                        : at::conv1d(input, weight, bias, stride, padding, dilation, groups);
+    case 2:
+      return transposed ? at::conv_transpose2d(input, weight, bias, stride, padding, output_padding,
+                                               groups, dilation)
+                        : at::conv2d(input, weight, bias, stride, padding, dilation, groups);
+    default:
+      return transposed ? at::conv_transpose3d(input, weight, bias, stride, padding, output_padding,
+                                               groups, dilation)
+                        : at::conv3d(input, weight, bias, stride, padding, dilation, groups);
+  }
 }
 
 using ConvOp = at::Tensor(const at::Tensor&, const at::Tensor&, const MaybeTensor&, at::IntArrayRef,
@@ -354,19 +379,17 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
       " -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("conv", conv_anywhere); }
+TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
+  m.impl("conv", kOrTorchs<conv_anywhere, torch_conv>);
+}
 
 // Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("conv", conv_anywhere); }
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("conv", torch_conv); }
 
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("conv", conv_autograd); }
+TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("conv", kOrTorchs<conv_autograd, torch_conv>); }
 
 TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("conv", conv_autocast<at::kCPU>); }
 
 TORCH_LIBRARY_IMPL(brim, AutocastCUDA, m) { m.impl("conv", conv_autocast<at::kCUDA>); }
-
-TORCH_LIBRARY_IMPL(brim, AutocastXPU, m) { m.impl("conv", conv_autocast<at::kXPU>); }
-
-TORCH_LIBRARY_IMPL(brim, AutocastMPS, m) { m.impl("conv", conv_autocast<at::kMPS>); }
 
 }  // namespace brim::nn

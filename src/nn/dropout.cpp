@@ -12,6 +12,7 @@
 
 #include "nn/bits.h"
 #include "nn/kept.h"
+#include "nn/known.h"
 #include "nn/node.h"
 #include "nn/number.h"
 #include "nn/recompute.h"
@@ -24,11 +25,6 @@ namespace {
 
 /// Where torch does nothing, and draws nothing.
 bool does_nothing(const at::Tensor& input, double p) { return p == 0.0 || input.sym_numel() == 0; }
-
-/// Where torch's dropout is one fused operator, with random numbers of its own.
-bool is_fused(const at::Tensor& input) {
-  return input.is_cuda() || input.is_xpu() || input.is_lazy() || input.is_privateuseone();
-}
 
 /// What the fused operator multiplies with.
 double fused_scale(double p) { return 1.0 / (1.0 - p); }
@@ -126,8 +122,6 @@ at::Tensor& dropout_anywhere_in_place(at::Tensor& input, double p) {
 }
 
 at::Tensor dropout_autograd(const at::Tensor& input, double p) {
-  refuse_forward_ad("dropout", input);
-  check_floating("dropout", input);
   if (does_nothing(input, p)) {
     return input;
   }
@@ -139,7 +133,8 @@ at::Tensor dropout_autograd(const at::Tensor& input, double p) {
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   at::Tensor output = [&] {
     const BelowAutograd below;
-    return run_and_keep(input, p, is_fused(input), *node);
+    // On CUDA torch's dropout is one fused operator, with random numbers of its own.
+    return run_and_keep(input, p, input.is_cuda(), *node);
   }();
   torch::autograd::set_history(output, node);
   node->set_output(output);
@@ -147,8 +142,6 @@ at::Tensor dropout_autograd(const at::Tensor& input, double p) {
 }
 
 at::Tensor& dropout_autograd_in_place(at::Tensor& input, double p) {
-  refuse_forward_ad("dropout", input);
-  check_floating("dropout", input);
   if (does_nothing(input, p)) {
     return input;
   }
@@ -220,8 +213,8 @@ TORCH_LIBRARY_IMPL(brim, FuncTorchVmapMode, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("dropout", dropout_autograd);
-  m.impl("dropout_", dropout_autograd_in_place);
+  m.impl("dropout", kOrTorchs<dropout_autograd, dropout_anywhere>);
+  m.impl("dropout_", kOrTorchs<dropout_autograd_in_place, dropout_anywhere_in_place>);
 }
 
 }  // namespace brim::nn

@@ -18,11 +18,9 @@ namespace brim::nn {
 }  // namespace brim::nn
 
 /// Registers `layer##_autocast<device>` for each device where torch has a rule for aten::layer.
-#define BRIM_AUTOCAST_AS_TORCH(layer)              \
-  BRIM_AUTOCAST_ON(layer, AutocastCPU, at::kCPU)   \
-  BRIM_AUTOCAST_ON(layer, AutocastCUDA, at::kCUDA) \
-  BRIM_AUTOCAST_ON(layer, AutocastXPU, at::kXPU)   \
-  BRIM_AUTOCAST_ON(layer, AutocastMPS, at::kMPS)
+#define BRIM_AUTOCAST_AS_TORCH(layer)            \
+  BRIM_AUTOCAST_ON(layer, AutocastCPU, at::kCPU) \
+  BRIM_AUTOCAST_ON(layer, AutocastCUDA, at::kCUDA)
 
 #define BRIM_AUTOCAST_ON(layer, key, device)                          \
   TORCH_LIBRARY_IMPL(brim, key, m) {                                  \

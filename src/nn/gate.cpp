@@ -18,6 +18,7 @@
 #include "nn/bits_cpu.h"
 #include "nn/cuda_kernels.h"
 #include "nn/kept.h"
+#include "nn/known.h"
 #include "nn/node.h"
 #include "nn/number.h"
 #include "nn/recompute.h"
@@ -272,13 +273,10 @@ class GateNode final : public SavingNode {
 
 at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, double b,
                          bool recompute) {
-  const char* const name = name_of(static_cast<Gate>(gate));
-  refuse_forward_ad(name, input);
   if (!needs_grad(input)) {
     const BelowAutograd below;
     return value_of(input, gate, a, b);
   }
-  check_floating(name, input);
   const auto node = make_node<GateNode>(input, static_cast<Gate>(gate), a, b);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   at::Tensor output;
@@ -299,8 +297,6 @@ at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, d
 
 at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, double b,
                            bool recompute) {
-  const char* const name = name_of(static_cast<Gate>(gate));
-  refuse_forward_ad(name, input);
   const bool needed = needs_grad(input);
   torch::autograd::check_inplace(input, needed);
   if (!needed) {
@@ -309,7 +305,6 @@ at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, doubl
     torch::autograd::increment_version(input);
     return input;
   }
-  check_floating(name, input);
   const auto node = make_node<GateNode>(input, static_cast<Gate>(gate), a, b);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   {
@@ -437,8 +432,8 @@ TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("gate", gate_autograd);
-  m.impl("gate_", gate_autograd_);
+  m.impl("gate", kOrTorchs<gate_autograd, gate_anywhere>);
+  m.impl("gate_", kOrTorchs<gate_autograd_, gate_anywhere_>);
 }
 
 }  // namespace brim::nn

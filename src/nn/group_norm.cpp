@@ -1,4 +1,5 @@
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/group_norm.h>
 #include <ATen/ops/native_group_norm.h>
 #include <ATen/ops/native_group_norm_backward.h>
 #include <brim/nn/functional.h>
@@ -10,6 +11,7 @@
 #include "nn/channels.h"
 #include "nn/float_autocast.h"
 #include "nn/gaps.h"
+#include "nn/known.h"
 #include "nn/maybe.h"
 #include "nn/node.h"
 #include "nn/number.h"
@@ -33,9 +35,6 @@ struct Sizes {
 
 /// As torch's function and its derivative bring tensors to their kernels.
 at::Tensor for_kernel(const at::Tensor& tensor, at::MemoryFormat format) {
-  if (tensor.is_xpu()) {
-    return tensor;
-  }
   return tensor.contiguous(tensor.is_cpu() ? format : at::MemoryFormat::Contiguous);
 }
 
@@ -161,8 +160,6 @@ class GroupNormNode final : public SavingNode {
 
 void check(const at::Tensor& input, std::int64_t groups, const MaybeTensor& weight,
            const MaybeTensor& bias) {
-  refuse_forward_ad("group_norm", input, weight.value_or(at::Tensor()), bias);
-  check_floating("group_norm", input);
   TORCH_CHECK(input.dim() >= 2, "Expected at least 2 dimensions for input tensor but received ",
               input.dim());
   TORCH_CHECK_VALUE(groups > 0, "num_groups must be 1 or more, got ", groups);
@@ -187,6 +184,12 @@ at::Tensor group_norm_anywhere(const at::Tensor& input, std::int64_t groups,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
   check(input, groups, weight, bias);
   return std::get<0>(run(input, groups, weight, bias, eps));
+}
+
+/// torch's own, which keeps what it will.
+at::Tensor torch_group_norm(const at::Tensor& input, std::int64_t groups, const MaybeTensor& weight,
+                            const MaybeTensor& bias, double eps) {
+  return at::group_norm(input, groups, weight, bias, eps);
 }
 
 at::Tensor group_norm_autograd(const at::Tensor& input, std::int64_t groups,
@@ -255,13 +258,15 @@ TORCH_LIBRARY_FRAGMENT(brim, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("group_norm", group_norm_anywhere);
+  m.impl("group_norm", kOrTorchs<group_norm_anywhere, torch_group_norm>);
 }
 
 // Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("group_norm", group_norm_anywhere); }
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("group_norm", torch_group_norm); }
 
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("group_norm", group_norm_autograd); }
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("group_norm", kOrTorchs<group_norm_autograd, torch_group_norm>);
+}
 
 BRIM_AUTOCAST_AS_TORCH(group_norm)
 

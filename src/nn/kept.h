@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include "nn/for_this_backward.h"
@@ -18,10 +19,17 @@ class Kept {
   explicit Kept(const at::Tensor& tensor) : saved_(tensor, false) {}
 
   /// For a layer behind. Held from here on, until take() or the next backward call.
+  /// @throws c10::Error if its memory was taken away, as FSDP does with parameters.
   [[nodiscard]] at::Tensor lend() {
     at::Tensor tensor = lent_.get();
     if (!tensor.defined()) {
       tensor = saved_.unpack();
+      TORCH_CHECK(!tensor.defined() || !tensor.has_storage() || tensor.sym_numel() == 0 ||
+                      tensor.storage().sym_nbytes() != 0,
+                  "recompute=\"cheap\" reads the parameters of the layers before again in "
+                  "backward, but FSDP has freed those of another unit: put a layer and the "
+                  "normalisation and activation before it into one unit, or give fully_shard "
+                  "reshard_after_forward=False");
       lent_.set(tensor);
     }
     return tensor;

@@ -1,4 +1,5 @@
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/native_layer_norm_backward.h>
 #include <brim/nn/functional.h>
@@ -8,6 +9,7 @@
 #include <array>
 
 #include "nn/float_autocast.h"
+#include "nn/known.h"
 #include "nn/maybe.h"
 #include "nn/node.h"
 
@@ -94,20 +96,13 @@ class LayerNormNode final : public SavingNode {
   Kept rstd_;
 };
 
-void check(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias) {
-  refuse_forward_ad("layer_norm", input, weight.value_or(at::Tensor()), bias);
-  check_floating("layer_norm", input);
-}
-
 at::Tensor layer_norm_anywhere(const at::Tensor& input, at::IntArrayRef shape,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  check(input, weight, bias);
-  return std::get<0>(at::native_layer_norm(input, shape, weight, bias, eps));
+  return at::layer_norm(input, shape, weight, bias, eps);
 }
 
 at::Tensor layer_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  check(input, weight, bias);
   PtrTo<LayerNormNode> node;
   if (needs_grad(input, weight, bias)) {
     node = make_node<LayerNormNode>(shape, eps);
@@ -172,7 +167,9 @@ TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
 // Under vmap as torch does it: torch knows how to batch its own operators.
 TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("layer_norm", layer_norm_anywhere); }
 
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("layer_norm", layer_norm_autograd); }
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("layer_norm", kOrTorchs<layer_norm_autograd, layer_norm_anywhere>);
+}
 
 BRIM_AUTOCAST_AS_TORCH(layer_norm)
 

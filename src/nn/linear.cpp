@@ -12,17 +12,12 @@
 #include "nn/autocast.h"
 #include "nn/gaps.h"
 #include "nn/kept_input.h"
+#include "nn/known.h"
 #include "nn/maybe.h"
 #include "nn/node.h"
 
 namespace brim::nn {
 namespace {
-
-void check(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias) {
-  refuse_forward_ad("linear", input, weight, bias);
-  check_floating("linear", input);
-  check_floating("linear", weight);
-}
 
 /// All dimensions but the last as one, as torch does for the matrix product.
 at::Tensor matrix_of(const at::Tensor& tensor) {
@@ -57,12 +52,11 @@ bool is_row_major(const at::Tensor& matrix) {
   return matrix.sym_stride(1) == 1 && matrix.sym_stride(0) == matrix.sym_size(1);
 }
 
-/// What a layer has: a matrix and a row, dense. The rest that torch's function takes is left to it.
+/// What a layer has: a matrix and a row. The rest that torch's function takes is left to it.
 bool is_plain(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias) {
-  return input.layout() == at::kStrided && weight.layout() == at::kStrided && !input.is_nested() &&
-         input.dim() >= 1 && weight.dim() == 2 &&
-         (!is_given(bias) || (bias->layout() == at::kStrided && bias->dim() == 1 &&
-                              bias->is_contiguous() && bias->sym_size(0) == weight.sym_size(0)));
+  return input.dim() >= 1 && weight.dim() == 2 &&
+         (!is_given(bias) ||
+          (bias->dim() == 1 && bias->is_contiguous() && bias->sym_size(0) == weight.sym_size(0)));
 }
 
 // Every product has the form that torch's own derivatives give it: another one is as right, but
@@ -186,7 +180,6 @@ at::Tensor linear_anywhere(const at::Tensor& input, const at::Tensor& weight,
 
 at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
                            const MaybeTensor& bias, bool cast_weights, bool recompute) {
-  check(input, weight, bias);
   if (!needs_grad(input, weight, bias)) {
     const BelowAutograd below;
     return linear_anywhere(input, weight, bias, cast_weights, recompute);
@@ -263,14 +256,12 @@ TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("linear", linear
 // Under vmap as torch does it: torch knows how to batch its own operators.
 TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("linear", linear_anywhere); }
 
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("linear", linear_autograd); }
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("linear", kOrTorchs<linear_autograd, linear_anywhere>);
+}
 
 TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("linear", linear_autocast<at::kCPU>); }
 
 TORCH_LIBRARY_IMPL(brim, AutocastCUDA, m) { m.impl("linear", linear_autocast<at::kCUDA>); }
-
-TORCH_LIBRARY_IMPL(brim, AutocastXPU, m) { m.impl("linear", linear_autocast<at::kXPU>); }
-
-TORCH_LIBRARY_IMPL(brim, AutocastMPS, m) { m.impl("linear", linear_autocast<at::kMPS>); }
 
 }  // namespace brim::nn

@@ -13,6 +13,7 @@
 
 #include <limits>
 
+#include "nn/known.h"
 #include "nn/node.h"
 
 namespace brim::nn {
@@ -117,12 +118,10 @@ TwoTensors pack_with_node(const at::Tensor& input, const PoolOptions& options, b
 
 at::Tensor max_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                              IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
-  refuse_forward_ad("max_pool", input);
   if (!needs_grad(input)) {
     const BelowAutograd below;
     return value_of(input, kernel_size, stride, padding, dilation, ceil_mode);
   }
-  check_floating("max_pool", input);
   if (!fits_a_byte(input, kernel_size, stride, padding, dilation, ceil_mode)) {
     at::Tensor output = value_of(input, kernel_size, stride, padding, dilation, ceil_mode);
     tell_producer_kept(input);
@@ -135,12 +134,10 @@ at::Tensor max_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, I
 TwoTensors max_pool_with_indices_autograd(const at::Tensor& input, IntArrayRef kernel_size,
                                           IntArrayRef stride, IntArrayRef padding,
                                           IntArrayRef dilation, bool ceil_mode) {
-  refuse_forward_ad("max_pool", input);
   if (!needs_grad(input)) {
     const BelowAutograd below;
     return torch_max_pool_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode);
   }
-  check_floating("max_pool", input);
   if (!fits_a_byte(input, kernel_size, stride, padding, dilation, ceil_mode)) {
     auto result =
         torch_max_pool_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode);
@@ -241,8 +238,9 @@ TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
 TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("max_pool", max_pool_autocast); }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("max_pool", max_pool_autograd);
-  m.impl("max_pool_with_indices", max_pool_with_indices_autograd);
+  m.impl("max_pool", kOrTorchs<max_pool_autograd, value_of>);
+  m.impl("max_pool_with_indices",
+         kOrTorchs<max_pool_with_indices_autograd, torch_max_pool_with_indices>);
 }
 
 }  // namespace brim::nn

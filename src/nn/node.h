@@ -94,14 +94,9 @@ template <class... Tensors>
   return torch::autograd::compute_requires_grad(tensors...);
 }
 
-/// Forward-mode gradients would be dropped in silence. @throws c10::NotImplementedError naming the
-/// layer.
-void refuse_forward_ad(const char* layer, const at::Tensor& input);
-void refuse_forward_ad(const char* layer, const at::Tensor& input, const at::Tensor& weight,
-                       const std::optional<at::Tensor>& bias);
-
-/// @throws c10::TypeError unless `input` is of a floating type (complex and whole numbers are not).
-void check_floating(const char* layer, const at::Tensor& input);
+/// For the parts of a backward: forward-mode gradients would be dropped in silence.
+/// @throws c10::NotImplementedError naming the layer.
+void refuse_forward_ad(const char* layer, const at::Tensor& grad);
 
 /// What kernels below autograd run under.
 using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;

@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
+#include <ATen/ops/rms_norm.h>
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
@@ -12,6 +13,7 @@
 
 #include "nn/float_autocast.h"
 #include "nn/gaps.h"
+#include "nn/known.h"
 #include "nn/node.h"
 #include "nn/number.h"
 
@@ -130,8 +132,6 @@ class RmsNormNode final : public SavingNode {
 };
 
 void check(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight) {
-  refuse_forward_ad("rms_norm", input, weight.value_or(at::Tensor()), {});
-  check_floating("rms_norm", input);
   TORCH_CHECK(!shape.empty(), "Expected normalized_shape to be at least 1-dimensional, but got ",
               shape);
   const auto wanted = c10::fromIntArrayRefSlow(shape);
@@ -147,8 +147,7 @@ void check(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& we
 
 at::Tensor rms_norm_anywhere(const at::Tensor& input, at::IntArrayRef shape,
                              const MaybeTensor& weight, std::optional<double> eps) {
-  check(input, shape, weight);
-  return std::get<0>(run(input, shape, is_given(weight) ? weight : MaybeTensor(), eps));
+  return at::rms_norm(input, shape, is_given(weight) ? weight : MaybeTensor(), eps);
 }
 
 at::Tensor rms_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
@@ -211,7 +210,9 @@ TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("rms_norm", rms_
 // Under vmap as torch does it: torch knows how to batch its own operators.
 TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("rms_norm", rms_norm_anywhere); }
 
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("rms_norm", rms_norm_autograd); }
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("rms_norm", kOrTorchs<rms_norm_autograd, rms_norm_anywhere>);
+}
 
 BRIM_AUTOCAST_AS_TORCH(rms_norm)
 

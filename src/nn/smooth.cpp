@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "nn/kept.h"
+#include "nn/known.h"
 #include "nn/node.h"
 
 // Activations whose derivative needs the input itself.
@@ -69,8 +70,6 @@ class SmoothNode final : public SavingNode {
 };
 
 at::Tensor smooth(Smooth kind, const at::Tensor& input) {
-  refuse_forward_ad(name_of(kind), input);
-  check_floating(name_of(kind), input);
   PtrTo<SmoothNode> node;
   if (needs_grad(input)) {
     node = make_node<SmoothNode>(kind);
@@ -110,8 +109,6 @@ at::Tensor silu_autograd(const at::Tensor& input) { return smooth(Smooth::silu, 
 at::Tensor& silu_anywhere_(at::Tensor& input) { return at::silu_(input); }
 
 at::Tensor& silu_autograd_(at::Tensor& input) {
-  refuse_forward_ad("silu", input);
-  check_floating("silu", input);
   PtrTo<SmoothNode> node;
   const bool needed = needs_grad(input);
   torch::autograd::check_inplace(input, needed);
@@ -181,9 +178,9 @@ TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
 }
 
 TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("gelu", gelu_autograd);
-  m.impl("silu", silu_autograd);
-  m.impl("silu_", silu_autograd_);
+  m.impl("gelu", kOrTorchs<gelu_autograd, gelu_anywhere>);
+  m.impl("silu", kOrTorchs<silu_autograd, silu_anywhere>);
+  m.impl("silu_", kOrTorchs<silu_autograd_, silu_anywhere_>);
 }
 
 }  // namespace brim::nn

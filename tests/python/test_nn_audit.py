@@ -542,3 +542,30 @@ def test_a_wrong_command_line_ends_with_a_sentence(
         main(["audit", f"{program}:{name}", *shape, *rest, "--device", "cpu"])
     assert caught.value.code not in (0, None)
     assert text in capsys.readouterr().err + str(caught.value.code)
+
+
+# -- Lazy layers ----------------------------------------------------------------------------------
+
+
+def test_lazy_layers_get_their_sizes_on_a_copy() -> None:
+    def net(of: str) -> nn.Sequential:
+        torch.manual_seed(0)
+        sizes = {"": [(C,), (C,), (C,)], "Lazy": [(), (), ()]}[of]
+        return nn.Sequential(
+            getattr(nn, of + "Conv2d")(*sizes[0], C, 3),
+            getattr(nn, of + "BatchNorm2d")(*sizes[1]),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            getattr(nn, of + "Linear")(*sizes[2], 2),
+        )
+
+    whole, lazy, x = net(""), net("Lazy"), image()
+    state = torch.get_rng_state()
+    found = brim.audit(lazy, x)
+    kept = brim.assert_saved(lazy, x, at_most="1MiB")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found == brim.audit(whole, x)
+    assert kept == found.torch_nn
+    assert type(lazy[0]) is nn.LazyConv2d
+    assert all(isinstance(p, nn.parameter.UninitializedParameter) for p in lazy.parameters())

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
+
+import brim
 
 from .nn_cases import ONE_OF_EACH, Case, near, pair
 from .nn_steps import ALL, IMAGES, small_net, step
@@ -82,13 +86,33 @@ def test_vmap_gives_the_result_or_says_why_not(case: Case) -> None:
 
 @TORCH_LOADS
 @pytest.mark.parametrize("case", ALL)
-def test_forward_mode_is_refused(case: Case) -> None:
-    layer, _ = pair(case, torch.float32)
+def test_forward_mode_gives_what_torch_gives(case: Case) -> None:
+    """brim has no forward-mode derivatives: torch's operators run."""
     x = case.input(torch.float32)
-    if case.layer.startswith("BatchNorm"):
-        layer.eval()
-    with pytest.raises(NotImplementedError, match="forward"):
-        jvp(layer, (x,), (torch.ones_like(x),))
+    results = []
+    for layer in pair(case, torch.float32):
+        if case.layer.startswith("BatchNorm"):
+            layer.eval()
+        torch.manual_seed(0)
+        results.append(jvp(layer, (x,), (torch.ones_like(x),)))
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda of, x, w: of.linear(x, w),
+        lambda of, x, w: grad(lambda v: of.relu(of.linear(x, v)).square().sum())(w),
+    ],
+    ids=["through the weight", "over a gradient"],
+)
+def test_forward_mode_of_functions(call: Callable[..., torch.Tensor]) -> None:
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    mine, theirs = (
+        jvp(partial(call, of, x), (weight,), (weight,)) for of in (brim.nn.functional, F)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 # -- torch.compile --------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.distributed
 from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
@@ -290,3 +291,37 @@ def test_functional_call(case: Case) -> None:
         assert all(p.grad is None for p in layer.parameters())
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b) if case.exact(frozenset(["weight"])) else near(a, b)
+
+
+# -- FSDP -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _two_ranks() -> Iterator[None]:
+    """A process group that only pretends to communicate."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_two_ranks")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("works", [True, False], ids=["one unit a block", "one unit a layer"])
+def test_recompute_across_units_of_fsdp_says_what_to_do(works: bool) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    blocks = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU()) for _ in range(3)]
+    net = nn.Sequential(*blocks)
+    brim.convert(net, recompute="cheap")
+    for unit in blocks if works else [layer for block in blocks for layer in block[:2]]:
+        fully_shard(unit, mesh=mesh)
+    loss = fully_shard(net, mesh=mesh)(torch.randn(5, 8)).sum()
+    if works:
+        loss.backward()
+    else:
+        with pytest.raises(RuntimeError, match="FSDP has freed those of another unit: put a layer"):
+            loss.backward()

@@ -12,7 +12,7 @@ from torch import nn
 import brim
 
 from .nn_cases import Case, pair, same_bits
-from .nn_steps import ALL, WITH_WEIGHTS
+from .nn_steps import ALL
 
 # -- Modes and devices ----------------------------------------------------------------------------
 
@@ -81,22 +81,6 @@ def test_an_empty_batch_of_batch_norm(affine: bool, track: bool, training: bool)
 
 
 # -- What is refused ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=["c64", "c128"])
-@pytest.mark.parametrize("case", ALL)
-def test_complex_input_is_refused(case: Case, dtype: torch.dtype) -> None:
-    layer, _ = pair(case, torch.float32)
-    x = torch.zeros(case.shape, dtype=dtype, requires_grad=True)
-    with pytest.raises(TypeError, match=r"float|floating"):
-        layer(x)
-
-
-@pytest.mark.parametrize("case", WITH_WEIGHTS)
-def test_whole_numbers_are_refused(case: Case) -> None:
-    layer, _ = pair(case, torch.float32)
-    with pytest.raises(TypeError, match=r"float|floating"):
-        layer(torch.zeros(case.shape, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@
 ///     namespace F = brim::nn::functional;
 ///     at::Tensor y = F::relu(F::conv(x, weight, bias, {1, 1}, {1, 1}, {1, 1}));
 ///
-/// Every function works on every device that torch has; float32, float64, bfloat16 and float16. All
-/// are operators of torch (`torch.ops.brim`), so they follow autocast, torch.compile and
-/// torch.func.grad. Forward-mode derivatives are refused. Threads: as torch's own functions.
-///
-/// Common to all: @throws c10::TypeError for an input that is not of a floating type.
+/// Known are dense tensors of float32, float64, bfloat16 and float16 on the CPU and on CUDA. For
+/// every other one (nested, sparse, quantized, mkldnn, complex and whole numbers, other devices,
+/// tensors with forward-mode derivatives) torch's own operator runs, with its results, its errors
+/// and what it keeps. All are operators of torch (`torch.ops.brim`), so they follow autocast,
+/// torch.compile and torch.func. Threads: as torch's own functions.
 namespace brim::nn::functional {
 
 // -- Activations: one bit an element, or nothing where the consumer keeps the output ------------

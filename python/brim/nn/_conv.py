@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from brim import _C
+from brim.nn._elsewhere import elsewhere
 from brim.nn._numbers import Numbers, each
 from brim.nn._refuse import refuse_others
 
@@ -25,7 +28,6 @@ __all__ = [
 ]
 
 _ops = _C.ops
-_traced = torch.ops.brim  # what torch.compile can follow
 
 
 def convolve(
@@ -40,7 +42,7 @@ def convolve(
 ) -> Tensor:
     """A convolution with one number a dimension."""
     zeros = (0,) * len(stride)
-    run = _traced.conv if is_compiling() else _ops.conv
+    run: Any = partial(elsewhere, "conv") if is_compiling() else _ops.conv
     try:
         output: Tensor = run(
             input, weight, bias, stride, padding, dilation, False, zeros, groups, False, recompute
@@ -153,7 +155,7 @@ def convolve_transposed(
     dilation: Sequence[int],
     recompute: bool,
 ) -> Tensor:
-    run = _traced.conv if is_compiling() else _ops.conv
+    run: Any = partial(elsewhere, "conv") if is_compiling() else _ops.conv
     try:
         output: Tensor = run(
             input,

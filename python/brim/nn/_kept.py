@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import sys
 import weakref
@@ -11,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from brim.nn._least import Need, needs_of
 from brim.nn.convert import is_layer
 
-__all__ = ["FUNCTIONS", "Run", "measure"]
+__all__ = ["FUNCTIONS", "Run", "measure", "with_sizes"]
 
 FUNCTIONS = "(functions)"
 """Where what was kept outside of any layer is counted."""
@@ -156,6 +158,33 @@ def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str
     return run
 
 
+def with_sizes(
+    model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> torch.nn.Module:
+    """The model; a copy that has run once, if lazy layers in it do not know their sizes yet.
+
+    Example:
+        >>> model = torch.nn.LazyLinear(3)
+        >>> with_sizes(model, (torch.ones(2, 5),), {})
+        Linear(in_features=5, out_features=3, bias=True)
+        >>> model
+        LazyLinear(in_features=0, out_features=3, bias=True)
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    lazy: list[Any] = [tensor for tensor in tensors if is_lazy(tensor)]
+    if not lazy:
+        return model
+    # torch cannot copy buffers that have no size yet.
+    fresh: Any = {
+        id(each): type(each)(each.requires_grad, each.data.device, each.data.dtype) for each in lazy
+    }
+    model = copy.deepcopy(model, fresh)
+    inputs, kwargs, copies = _copied(inputs, dict(kwargs))
+    with torch.no_grad(), _random_state([*copies, *tensors]):
+        model(*inputs, **kwargs)
+    return model
+
+
 def _watch(undo: contextlib.ExitStack, run: Run, name: str, module: torch.nn.Module) -> None:
     def begin(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         run.enter(name, module)
@@ -178,7 +207,7 @@ def _copied(
     """The inputs with copies of their tensors, which the model may change, and these copies."""
     copies: dict[int, Tensor] = {}
 
-    def copy(value: Any) -> Any:
+    def copied(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if id(value) not in copies:  # one that is given twice stays one
@@ -186,7 +215,7 @@ def _copied(
             copies[id(value)] = leaf if value.is_leaf else leaf.clone()
         return copies[id(value)]
 
-    inputs, kwargs = pytree.tree_map(copy, (inputs, kwargs))
+    inputs, kwargs = pytree.tree_map(copied, (inputs, kwargs))
     return inputs, kwargs, list(copies.values())
 
 

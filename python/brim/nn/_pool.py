@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from brim import _C
+from brim.nn._elsewhere import elsewhere
 from brim.nn._numbers import Numbers, each, how_many
 from brim.nn._refuse import refuse_others
 
@@ -29,7 +31,6 @@ __all__ = [
 ]
 
 _ops = _C.ops
-_traced = torch.ops.brim  # what torch.compile can follow
 _torch: Any = torch.nn.functional
 
 
@@ -50,7 +51,7 @@ def maximum(
         if return_indices:
             pool = getattr(_torch, f"max_pool{dimensions}d")
             return pool(input, kernel, steps, pads, gaps, ceil_mode, True)
-        return _traced.max_pool(input, kernel, steps, pads, gaps, ceil_mode)
+        return elsewhere("max_pool", input, kernel, steps, pads, gaps, ceil_mode)
     run: Any = _ops.max_pool_with_indices if return_indices else _ops.max_pool
     try:
         return run(input, kernel, steps, pads, gaps, ceil_mode)
@@ -128,7 +129,7 @@ def average(
     kernel = each("kernel_size", kernel_size, dimensions)
     steps = _steps(stride, kernel, dimensions)
     pads = each("padding", padding, dimensions)
-    run: Any = _traced.avg_pool if is_compiling() else _ops.avg_pool
+    run: Any = partial(elsewhere, "avg_pool") if is_compiling() else _ops.avg_pool
     try:
         output: Tensor = run(
             input, kernel, steps, pads, ceil_mode, count_include_pad, divisor_override

@@ -13,7 +13,7 @@ import torch
 from brim import _C
 from brim._table import text_table
 from brim.memory import parse_bytes
-from brim.nn._kept import FUNCTIONS, Run, measure
+from brim.nn._kept import FUNCTIONS, Run, measure, with_sizes
 from brim.nn._least import with_torchs_work
 from brim.nn.convert import convert, own_base
 from brim.nn.saving import paused
@@ -99,7 +99,8 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
     has torch.nn's forward in the first run, unless it has a forward of its own. Afterwards the
     model is as it was: classes, buffers such as running statistics, gradients; so is the random
     state. What needs a gradient is what needs one now, so freeze first. A region of `brim.saving()`
-    around the call is part of the second run alone.
+    around the call is part of the second run alone. Of a model with lazy layers (`LazyLinear`) that
+    have not run yet a copy is measured, after one run that gives them their sizes.
 
     Counted are storages, each once and where it was kept first. Parameters, buffers and the inputs
     are not counted: they are there anyway.
@@ -132,6 +133,7 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
         brim keeps 3.1% of what torch.nn keeps; the least is 3.1%
     """
     _check_module(model)
+    model = with_sizes(model, inputs, kwargs)
     with _classes_put_back(model) as classes:
         for module, kind in classes.items():
             torchs = with_torchs_work(kind)
@@ -186,6 +188,7 @@ def assert_saved(
     """
     _check_module(model)
     limit = _limit(at_most)
+    model = with_sizes(model, inputs, kwargs)
     run = measure(model, inputs, kwargs)
     kept = sum(run.bytes.values())
     if kept > limit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -33,6 +33,26 @@ ORIGINALS: Mapping[type[Module], type[Module]] = {own: of for of, own in COUNTER
 
 STAND_INS: dict[type[Module], type[Module]] = {}
 """brim's layers that no class of torch.nn has, and those of other libraries they stand for."""
+
+
+class _NoQuantization:
+    """The attribute `qconfig` of brim's layers, which torch.ao.quantization sets on every layer.
+
+    It looks for layers by their exact type, and would leave brim's out in silence.
+    """
+
+    def __get__(self, layer: Module | None, kind: type[Module]) -> Any:
+        raise AttributeError("qconfig")
+
+    def __set__(self, layer: Module, value: object) -> None:
+        raise TypeError(
+            f"torch.ao.quantization knows layers by their exact type and would leave out this "
+            f"{type(layer).__name__}, which is brim's: call brim.restore(model) before quantizing"
+        )
+
+
+for _own in ORIGINALS:
+    type.__setattr__(_own, "qconfig", _NoQuantization())
 
 _ROOT = "(model)"
 
@@ -240,6 +260,8 @@ def _obstacle(module: Module) -> str:
             if base in COUNTERPARTS:
                 return f"it is a subclass of {base.__name__}"
         return "brim has no counterpart"
+    if getattr(module, "qconfig", None) is not None:
+        return "it is prepared for quantization"
     if any(p is not None and p.is_complex() for p in module._parameters.values()):
         return "its parameters are complex"
     return ""

@@ -4,7 +4,8 @@ The same values and gradients; for backward only what is needed at this call is 
 face of an operator of the C++ core (`include/brim/nn/functional.h`), which says what it keeps.
 
 While torch.compile traces, the operators go into the graph. Normalisation, GELU, SiLU and adaptive
-pooling are torch's own there: the compiler decides itself what is kept of them.
+pooling are torch's own there: the compiler decides itself what is kept of them. Tensors that brim
+does not know, and programs that are exported, get torch's own functions (see `_elsewhere`).
 
 Example:
     >>> import torch
@@ -16,7 +17,6 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional
@@ -32,6 +32,7 @@ from brim.nn._conv import (
     conv_transpose2d,
     conv_transpose3d,
 )
+from brim.nn._elsewhere import elsewhere
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import (
     adaptive_avg_pool1d,
@@ -78,8 +79,6 @@ __all__ = [
 
 _RELU, _HARDTANH, _LEAKY_RELU = 0, 1, 2  # as in src/nn/gate.h
 _ops = _C.ops
-_traced = torch.ops.brim  # what torch.compile can follow
-_torch: Any = torch.nn.functional
 
 
 # -- Activations ----------------------------------------------------------------------------------
@@ -134,11 +133,11 @@ def _gate(
     input: Tensor, gate: int, a: float, b: float, inplace: bool, recompute: bool = False
 ) -> Tensor:
     """With `recompute`, backward asks the layer before where it can, and nothing is kept."""
-    if is_compiling():
-        output: Tensor = _traced.gate(input, gate, a, b)
-        return input.copy_(output) if inplace else output
-    run = _ops.gate_ if inplace else _ops.gate
     try:
+        if is_compiling():
+            traced: Tensor = elsewhere("gate_" if inplace else "gate", input, gate, a, b)
+            return traced
+        run = _ops.gate_ if inplace else _ops.gate
         return run(input, gate, a, b, recompute)
     except Exception:
         refuse_others(input=input)
@@ -176,13 +175,14 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must be from 0 to 1, got {p}")
     if not training:
-        if type(input) is not Tensor:
-            refuse_others(input=input)
-        return input  # as torch does, also in place
-    if is_compiling():
-        output: Tensor = _traced.dropout(input, p)
-        return input.copy_(output) if inplace else output
+        if type(input) is Tensor:
+            return input  # as torch does, also in place
+        refuse_others(input=input)
+        return torch.nn.functional.dropout(input, p, False, inplace)
     try:
+        if is_compiling():
+            traced: Tensor = elsewhere("dropout_" if inplace else "dropout", input, p)
+            return traced
         return _ops.dropout_(input, p) if inplace else _ops.dropout(input, p)
     except Exception:
         refuse_others(input=input)
@@ -205,13 +205,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool) -> Tensor:
     """The same; with `recompute`, backward asks the layer before for the input where it can."""
-    run = _traced.linear if is_compiling() else _ops.linear
     try:
-        output: Tensor = run(input, weight, bias, False, recompute)
+        if is_compiling():
+            traced: Tensor = elsewhere("linear", input, weight, bias, False, recompute)
+            return traced
+        return _ops.linear(input, weight, bias, False, recompute)
     except Exception:
         refuse_others(optional=("bias",), input=input, weight=weight, bias=bias)
         raise
-    return output
 
 
 # -- Normalisation --------------------------------------------------------------------------------
@@ -238,8 +239,6 @@ def batch_norm(
     if eps <= 0.0 and (training or eps < 0.0):
         raise ValueError(f"eps must be positive (0 is allowed outside training), got {eps}")
     try:
-        if training and input.numel() == input.size(1):
-            _torch._verify_batch_size(input.size())
         return _ops.batch_norm(
             input, weight, bias, running_mean, running_var, training, momentum, eps
         )
@@ -281,9 +280,9 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As `torch.nn.functional.group_norm`; keeps the input where more than the bias needs it."""
+    if is_compiling():
+        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     try:
-        if is_compiling() or input.numel() == num_groups:  # torch refuses one value a group
-            return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
         return _ops.group_norm(input, num_groups, weight, bias, eps)
     except Exception:
         refuse_others(optional=("weight", "bias"), input=input, weight=weight, bias=bias)

@@ -215,10 +215,8 @@ TEST(BatchNorm, RefusesWhatTorchRefuses) {
   EXPECT_THROW(F::batch_norm(input, {}, stats.var), c10::Error);
   EXPECT_THROW(F::batch_norm(input, {}, {}), c10::Error);
   EXPECT_THROW(F::batch_norm(normal({kChannels}), stats.mean, stats.var), c10::Error);
-  EXPECT_CONTAINS(
-      message_of<c10::TypeError>([&] { F::batch_norm(input.to(at::kInt), stats.mean, stats.var); }),
-      "batch_norm");
-  EXPECT_THROW(F::batch_norm(input.to(at::kComplexFloat), stats.mean, stats.var), c10::TypeError);
+  EXPECT_THROW(F::batch_norm(input.to(at::kInt), stats.mean, stats.var), c10::Error);
+  EXPECT_THROW(F::batch_norm(input.to(at::kComplexFloat), stats.mean, stats.var), c10::Error);
 }
 
 const auto& scale_channels() {

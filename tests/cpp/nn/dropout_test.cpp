@@ -174,11 +174,5 @@ TEST(Dropout, AProbabilityOutsideZeroToOneIsNamed) {
   }
 }
 
-TEST(Dropout, WholeNumbersAreRefused) {
-  const at::Tensor input = at::ones({4}, at::TensorOptions().dtype(at::kLong));
-  EXPECT_CONTAINS(message_of<c10::TypeError>([&] { functional::dropout(input, 0.5); }),
-                  "brim's dropout takes");
-}
-
 }  // namespace
 }  // namespace brim::nn

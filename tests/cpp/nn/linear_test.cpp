@@ -169,14 +169,5 @@ TEST(Linear, KeepsWhatCannotBeAskedFor) {
   EXPECT_EQ(kept_bytes(after_exp, tensors), 8 * 16 * 4);
 }
 
-TEST(Linear, ComplexAndWholeNumbersAreRefused) {
-  const at::Tensor weight = normal({3, 5});
-  EXPECT_CONTAINS(
-      message_of<c10::TypeError>([&] { F::linear(normal({2, 5}).to(at::kComplexFloat), weight); }),
-      "linear");
-  EXPECT_CONTAINS(
-      message_of<c10::TypeError>([&] { F::linear(normal({2, 5}), weight.to(at::kLong)); }), "Long");
-}
-
 }  // namespace
 }  // namespace brim::tests

@@ -1,0 +1,177 @@
+"""Where an operator of brim goes that cannot be called the fast way.
+
+Tensors of classes that brim does not know get torch's own function, with which they know what to
+do; so does everything that leaves the process: exported and traced programs load without brim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.compiler import is_compiling, is_exporting
+
+__all__ = ["elsewhere", "is_known"]
+
+_F: Any = torch.nn.functional
+_jit: Any = torch.jit  # has no types
+
+
+def elsewhere(name: str, *args: Any) -> Any:
+    """Run an operator of brim, or the function of torch that it stands for.
+
+    For torch.compile, which gets brim's operators in its graph, and for what the bindings do not
+    take: classes of tensors, modes, symbolic values.
+
+    Example:
+        >>> elsewhere("silu", torch.zeros(2))
+        tensor([0., 0.])
+    """
+    if args[0] is None:  # which the dispatcher takes for a tensor without a value
+        raise TypeError("input must be a Tensor, got None")
+    compiling = is_compiling()
+    leaves = is_exporting() if compiling else _jit.is_tracing()
+    if leaves or any(_is_foreign(value) for value in args):
+        return _TORCHS[name](*args)
+    if compiling and name.endswith("_"):  # the compiler wants no operators that write
+        return args[0].copy_(elsewhere(name[:-1], *args))
+    return getattr(torch.ops.brim, name)(*args)
+
+
+_KNOWN = frozenset([Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor])
+
+
+def _is_foreign(value: object) -> bool:
+    """Whether this is for torch's functions: a class of tensors with rules of its own, or a proxy.
+
+    Example:
+        >>> class Named(Tensor): ...
+        >>> class Own(Tensor):
+        ...     @classmethod
+        ...     def __torch_function__(cls, func, types, args=(), kwargs=None): ...
+        >>> [_is_foreign(torch.zeros(1).as_subclass(kind)) for kind in (Named, Own)]
+        [False, True]
+    """
+    kind: Any = type(value)
+    if kind in _KNOWN or not hasattr(kind, "__torch_function__"):
+        return False
+    return (
+        not issubclass(kind, Tensor)
+        or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+        or getattr(kind.__torch_function__, "__func__", None) is not _DEFAULT
+    )
+
+
+def is_known(tensor: Tensor) -> bool:
+    """For the core: whether brim's kernels may take this tensor, whose keys it does not know.
+
+    Inside of torch.func.grad, if nothing but gradients is taken: below a batched or a forward-mode
+    derivative brim's kernels would drop it.
+
+    Example:
+        >>> torch.func.grad(lambda x: x.sum() * is_known(x))(torch.ones(2))
+        tensor([1., 1.])
+        >>> torch.func.vmap(lambda x: x * is_known(x))(torch.ones(2))
+        tensor([0., 0.])
+    """
+    transforms = _functorch.get_interpreter_stack()
+    if transforms and any(each.key() != _functorch.TransformType.Grad for each in transforms):
+        return False
+    while _functorch.is_gradtrackingtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return not _is_foreign(tensor)
+
+
+_functorch: Any = torch._C._functorch
+_DEFAULT: Any = Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
+# -- torch's functions, with the arguments of brim's operators -----------------------------------
+
+
+def _gate(
+    input: Any, gate: int, a: float, b: float, recompute: bool = False, inplace: bool = False
+) -> Any:
+    if gate == 0:
+        return _F.relu(input, inplace)
+    if gate == 2:
+        return _F.leaky_relu(input, a, inplace)
+    return _F.hardtanh(input, a, b, inplace)
+
+
+def _conv(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    cast_weights: bool,
+    recompute: bool,
+) -> Any:
+    kind = f"{len(stride)}d"
+    if not transposed:
+        run = getattr(_F, "conv" + kind)
+        return run(input, weight, bias, stride, padding, dilation, groups)
+    run = getattr(_F, "conv_transpose" + kind)
+    return run(input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def _batch_norm(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    return _F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _max_pool(
+    input: Any, kernel_size: Sequence[int], *options: Any, return_indices: bool = False
+) -> Any:
+    pool = getattr(_F, f"max_pool{len(kernel_size)}d")
+    return pool(input, kernel_size, *options, return_indices=return_indices)
+
+
+def _avg_pool(input: Any, kernel_size: Sequence[int], *options: Any) -> Any:
+    if len(kernel_size) == 1:  # there without a divisor
+        options = options[:-1]
+    return getattr(_F, f"avg_pool{len(kernel_size)}d")(input, kernel_size, *options)
+
+
+def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
+    return getattr(_F, f"adaptive_avg_pool{len(output_size)}d")(input, output_size)
+
+
+_TORCHS: Mapping[str, Callable[..., Any]] = {
+    "gate": _gate,
+    "gate_": partial(_gate, inplace=True),
+    "gelu": lambda input, approximate: _F.gelu(input, approximate=approximate),
+    "silu": lambda input: _F.silu(input),
+    "silu_": lambda input: _F.silu(input, inplace=True),
+    "dropout": lambda input, p: _F.dropout(input, p),
+    "dropout_": lambda input, p: _F.dropout(input, p, inplace=True),
+    "linear": lambda input, weight, bias, *_: _F.linear(input, weight, bias),
+    "conv": _conv,
+    "batch_norm": _batch_norm,
+    "layer_norm": lambda input, shape, *rest: _F.layer_norm(input, list(shape), *rest),
+    "group_norm": lambda *args: _F.group_norm(*args),
+    "rms_norm": lambda input, shape, *rest: _F.rms_norm(input, list(shape), *rest),
+    "max_pool": _max_pool,
+    "max_pool_with_indices": partial(_max_pool, return_indices=True),
+    "avg_pool": _avg_pool,
+    "adaptive_avg_pool": _adaptive_avg_pool,
+}
