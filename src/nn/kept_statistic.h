@@ -27,12 +27,12 @@ class KeptStatistic {
   [[nodiscard]] bool freeze(const c10::SymInt& most) { return saved_.freeze(most); }
 
   [[nodiscard]] at::Tensor lend() {
-    at::Tensor old = copy();
+    const at::Tensor old = copy();
     return old.defined() ? old : saved_.lend();
   }
 
   [[nodiscard]] at::Tensor take() {
-    at::Tensor old = copy();
+    const at::Tensor old = copy();
     return old.defined() ? old : saved_.take();
   }
 
