@@ -97,7 +97,7 @@ struct ForwardNode final : public SavingNode {
       return {at::Tensor()};
     }
     static const auto op = find<BackwardOp>("brim::adaptive_avg_pool_backward");
-    return {op.call(grads[0], input_sizes, dims, channels_last)};
+    return {tied_to(next_edge(0), op.call(grads[0], input_sizes, dims, channels_last))};
   }
 
   void release_variables() override {}

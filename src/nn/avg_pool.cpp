@@ -141,8 +141,9 @@ struct ForwardNode final : public AvgPoolNode {
       return {at::Tensor()};
     }
     static const auto op = find<BackwardOp>("brim::avg_pool_backward");
-    return {op.call(grads[0], input_sizes, options.kernel_size(), options.strides(),
-                    options.paddings(), ceil_mode, count_include_pad, divisor, channels_last)};
+    return {tied_to(next_edge(0), op.call(grads[0], input_sizes, options.kernel_size(),
+                                          options.strides(), options.paddings(), ceil_mode,
+                                          count_include_pad, divisor, channels_last))};
   }
 
   std::string name() const override { return "brim::avg_pool_backward"; }
@@ -193,7 +194,8 @@ at::Tensor avg_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, I
                                           count_include_pad, divisor);
   const auto sizes = input.sym_sizes();
   node->input_sizes = c10::SymDimVector(sizes.begin(), sizes.end());
-  node->channels_last = is_channels_last(input, kernel_size.size());
+  // Of three dimensions torch's is contiguous whatever the input is.
+  node->channels_last = kernel_size.size() < 3 && is_channels_last(input, kernel_size.size());
   torch::autograd::set_history(output, node);
   return output;
 }

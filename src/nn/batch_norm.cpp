@@ -6,7 +6,6 @@
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <brim/nn/functional.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
@@ -14,6 +13,7 @@
 
 #include "nn/batch_norm_kernels.h"
 #include "nn/channels.h"
+#include "nn/kept_statistic.h"
 #include "nn/known.h"
 #include "nn/maybe.h"
 #include "nn/node.h"
@@ -30,18 +30,19 @@ struct BatchNormResult {
   std::int64_t impl = 0;  // which of torch's implementations ran
 };
 
-/// torch.compile and friends, which must see that the running statistics change.
-bool is_traced(const at::Tensor& input) {
-  return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
-         input.key_set().has_any(
-             c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
-}
-
 /// As torch's own function takes the way to its kernels.
 BatchNormResult run(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
                     const MaybeTensor& running_mean, const MaybeTensor& running_var, bool training,
                     double momentum, double eps) {
   BatchNormResult result;
+  if (training) {
+    for (const MaybeTensor* const each : {&running_mean, &running_var}) {
+      if (is_given(*each)) {
+        copy_for_readers(**each);
+      }
+    }
+  }
+  // Tracers must see that the running statistics change.
   if (training && is_given(running_mean) && is_given(running_var) && is_traced(input)) {
     at::Tensor mean = *running_mean;
     at::Tensor var = *running_var;
@@ -71,15 +72,17 @@ class BatchNormNode final : public SavingNode {
     reserve_ = kept(maybe(result.reserve));
     impl_ = result.impl;
     if (!training_) {
-      running_mean_ = kept(running_mean);
+      running_mean_.keep(*running_mean);
     }
   }
 
   /// References: no bytes.
-  void keep_factors(const MaybeTensor& weight, const MaybeTensor& running_var) {
+  void keep_factors(const at::Tensor& input, const MaybeTensor& weight,
+                    const MaybeTensor& running_var) {
+    format_ = input.suggest_memory_format();
     weight_ = kept(weight);
     if (!training_) {
-      running_var_ = kept(running_var);
+      running_var_.keep(*running_var);
     }
   }
 
@@ -87,6 +90,14 @@ class BatchNormNode final : public SavingNode {
 
   std::optional<int> layers_to_recompute() const override {
     return keeps_input_ ? std::optional(1) : std::nullopt;
+  }
+
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    // The copies are no larger than what the layer behind does not keep.
+    const c10::SymInt most = elements() / (training_ ? 2 : 4);
+    return weight_.freeze(most) && bias_.freeze(most) && running_mean_.freeze(most) &&
+           running_var_.freeze(most);
   }
 
   at::Tensor recompute() override {
@@ -114,8 +125,10 @@ class BatchNormNode final : public SavingNode {
     if (task_should_compute_output(0)) {
       const MaybeTensor weight = maybe(weight_.take());
       const at::Tensor var = running_var_.take();
-      result[0] = at::GradMode::is_enabled() ? scale_channels_anywhere(grad, weight, var, eps_)
-                                             : scale_channels(grad, weight, var, eps_);
+      result[0] =
+          at::GradMode::is_enabled()
+              ? tied_to(next_edge(0), scale_channels_anywhere(grad, weight, var, eps_), false)
+              : scale_channels(grad.contiguous(format_), weight, var, eps_);
     }
     if (task_should_compute_output(2)) {
       result[2] = sum_over_channels(grad, bias_type_);
@@ -127,10 +140,11 @@ class BatchNormNode final : public SavingNode {
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
-    for (Kept* const each :
-         {&input_, &weight_, &bias_, &running_mean_, &running_var_, &mean_, &invstd_, &reserve_}) {
+    for (Kept* const each : {&input_, &weight_, &bias_, &mean_, &invstd_, &reserve_}) {
       each->release();
     }
+    running_mean_.release();
+    running_var_.release();
   }
 
   std::string name() const override { return "brim::batch_norm_backward"; }
@@ -189,13 +203,14 @@ class BatchNormNode final : public SavingNode {
   bool keeps_input_ = false;
   bool retains_ = true;
   at::ScalarType bias_type_ = at::kFloat;
+  at::MemoryFormat format_ = at::MemoryFormat::Contiguous;
   double eps_;
   std::int64_t impl_ = 0;
   Kept input_;
   Kept weight_;
   Kept bias_;
-  Kept running_mean_;
-  Kept running_var_;
+  KeptStatistic running_mean_;
+  KeptStatistic running_var_;
   Kept mean_;
   Kept invstd_;
   Kept reserve_;
@@ -260,9 +275,9 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
   }
   if (trains(weight) || (training && input.requires_grad())) {
     node->keep_input(input, bias, result, running_mean);
-    node->keep_factors(weight, running_var);
+    node->keep_factors(input, weight, running_var);
   } else if (input.requires_grad()) {
-    node->keep_factors(weight, running_var);
+    node->keep_factors(input, weight, running_var);
   }
   if (is_given(bias)) {
     node->keep_type(bias->scalar_type());

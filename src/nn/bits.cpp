@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
@@ -158,8 +159,30 @@ at::Tensor pack_bits(const at::Tensor& mask) {
   return op.call(mask);
 }
 
+at::Tensor as_elementwise(const at::Tensor& result, c10::SymIntArrayRef first,
+                          c10::SymIntArrayRef second) {
+  if (is_traced(result) || (first == second && result.sym_strides() == first)) {
+    return result;
+  }
+  const auto form = [&](c10::SymIntArrayRef strides) {
+    return at::empty_strided_symint(result.sym_sizes(), strides,
+                                    result.options().device(at::kMeta));
+  };
+  const at::Tensor torchs = at::mul(form(first), form(second));
+  if (torchs.strides() == result.strides()) {
+    return result;
+  }
+  // Part of the graph in double backward.
+  return at::empty_strided(result.sizes(), torchs.strides(), result.options()).copy_(result);
+}
+
 at::Tensor dense(const at::Tensor& input) {
-  return input.is_non_overlapping_and_dense() ? input : input.contiguous();
+  if (input.is_non_overlapping_and_dense()) {
+    return input;
+  }
+  return input.unsafeGetTensorImpl()->has_symbolic_sizes_strides()
+             ? input.contiguous()
+             : input.clone(at::MemoryFormat::Preserve);
 }
 
 at::Tensor with_strides(const at::Tensor& input, at::IntArrayRef strides) {

@@ -25,7 +25,13 @@ at::Tensor apply_bits(const at::Tensor& input, const at::Tensor& bits, c10::SymI
 /// Bits of what is not zero, in memory order. `mask`: bool, uint8 or floating, dense.
 at::Tensor pack_bits(const at::Tensor& mask);
 
-/// `input` itself if its elements fill a block of memory without gaps, else a copy that does.
+/// `result`, or a copy with the strides that torch's elementwise operators give theirs, out of two
+/// tensors of its sizes with these strides.
+at::Tensor as_elementwise(const at::Tensor& result, c10::SymIntArrayRef first,
+                          c10::SymIntArrayRef second);
+
+/// `input` itself if its elements fill a block of memory without gaps, else a copy that does, with
+/// the strides that torch's elementwise operators give their output.
 at::Tensor dense(const at::Tensor& input);
 
 /// `input` with these strides: itself or a copy.

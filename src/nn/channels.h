@@ -16,13 +16,18 @@ namespace brim::nn {
   return {dense.numel() / channels, channels, 1};
 }
 
+/// The sum over `dims`, the first dimension among them, in another type. In parts where torch would
+/// copy all of a low precision tensor to float32 first.
+[[nodiscard]] at::Tensor sum_in_parts(const at::Tensor& tensor, at::IntArrayRef dims,
+                                      at::ScalarType type);
+
 /// The sum over every dimension but the channels', in another type.
 [[nodiscard]] inline at::Tensor sum_over_channels(const at::Tensor& grad, at::ScalarType type) {
   c10::DimVector dims{0};
   for (std::int64_t i = 2; i < grad.dim(); ++i) {
     dims.push_back(i);
   }
-  return grad.sum(dims, false, type);
+  return sum_in_parts(grad, dims, type);
 }
 
 }  // namespace brim::nn

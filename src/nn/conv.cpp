@@ -187,7 +187,8 @@ class ConvNode final : public SavingNode {
       all_grads(grad, asked_for_weight, result);
     } else {
       if (task_should_compute_output(0)) {
-        result[0] = input_grad(grad, weight(), sizes_, options_.view(), format_);
+        result[0] = tied_to(next_edge(0),
+                            input_grad(grad, weight(), sizes_, options_.view(), format_), false);
       }
       if (task_should_compute_output(2)) {
         result[2] = bias_grad(grad);
@@ -256,6 +257,9 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
   check(input, weight, options);
   if (!needs_grad(input, weight, bias)) {
     const BelowAutograd below;
+    return run(input, weight, bias, options, cast_weights);
+  }
+  if (weight.sym_numel() == 0) {  // no channels: torch has rules of its own for it
     return run(input, weight, bias, options, cast_weights);
   }
   const auto node = make_node<ConvNode>(options, input, weight, bias);

@@ -47,6 +47,8 @@ class DropoutNode final : public SavingNode {
     return scale_ != 0.0 ? before_.with(next_edge(0).function.get()) : std::nullopt;
   }
 
+  bool prepare_to_recompute() override { return nn::prepare_to_recompute(*next_edge(0).function); }
+
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
     // Worked out once for all that ask, and held until this node runs.
@@ -68,7 +70,8 @@ class DropoutNode final : public SavingNode {
     if (scale_ == 0.0) {
       return {at::zeros_like(grads[0])};
     }
-    return {apply_bits(grads[0], bits_.take(), strides_, scale_, 0.0)};
+    return {as_elementwise(apply_bits(grads[0], bits_.take(), strides_, scale_, 0.0),
+                           grads[0].sym_strides(), strides_)};
   }
 
   void release_variables() override {

@@ -166,6 +166,11 @@ class GateNode final : public SavingNode {
     return keeps_ == Keeps::output ? std::optional(0) : before_.with(next_edge(0).function.get());
   }
 
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    return keeps_ == Keeps::output || prepare_before();
+  }
+
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
     return keeps_ == Keeps::output ? lent_output() : again();
@@ -179,19 +184,14 @@ class GateNode final : public SavingNode {
     }
     if (keeps_ == Keeps::bits) {
       again_.reset();
-      return {
-          apply_bits(grads[0], bits_.take(), strides_, 1.0, gate_ == Gate::leaky_relu ? a_ : 0.0)};
+      return {tied_to(next_edge(0), from_bits(grads[0]))};
     }
-    const at::Tensor output = keeps_ == Keeps::output ? output_.take() : again();
+    const bool is_kept = keeps_ == Keeps::output;
+    const at::Tensor output = is_kept ? output_.take() : again();
     again_.reset();
-    switch (gate_) {
-      case Gate::hardtanh:
-        return {at::hardtanh_backward(grads[0], output, a_, b_)};
-      case Gate::leaky_relu:
-        return {at::leaky_relu_backward(grads[0], output, a_, true)};
-      default:
-        return {at::threshold_backward(grads[0], output, 0)};
-    }
+    const at::Tensor result = from_output(grads[0], output);
+    // A recomputed output is in the graph itself, and gets its zeros there.
+    return {is_kept ? tied_to(next_edge(0), result) : result};
   }
 
   void release_variables() override {
@@ -204,15 +204,19 @@ class GateNode final : public SavingNode {
 
   std::string name() const override { return std::string("brim::") + name_of(gate_) + "_backward"; }
 
-  void keep(const at::Tensor& bits, const at::Tensor& output) {
+  void keep(const at::Tensor& input, const at::Tensor& bits, const at::Tensor& output) {
     bits_ = Kept(bits);
     const auto strides = output.sym_strides();
     strides_ = c10::SymDimVector(strides.begin(), strides.end());
+    const auto before = input.sym_strides();
+    if (gate_ != Gate::relu && before != strides) {
+      input_strides_ = c10::SymDimVector(before.begin(), before.end());
+    }
   }
 
   /// Keeps nothing, if the layer before can give the input again. @returns whether it can.
   bool ask(at::ScalarType type) {
-    if (!output_tells(type) || !are_few(layers_to_recompute())) {
+    if (!output_tells(type) || !are_few(layers_to_recompute()) || !prepare_before()) {
       return false;
     }
     keeps_ = Keeps::nothing;
@@ -221,6 +225,32 @@ class GateNode final : public SavingNode {
 
  private:
   enum class Keeps { bits, output, nothing };
+
+  /// Once: in a chain of residual blocks there are many ways to each layer.
+  bool prepare_before() {
+    is_prepared_ = is_prepared_ || nn::prepare_to_recompute(*next_edge(0).function);
+    return is_prepared_;
+  }
+
+  at::Tensor from_bits(const at::Tensor& grad) {
+    const at::Tensor result =
+        apply_bits(grad, bits_.take(), strides_, 1.0, gate_ == Gate::leaky_relu ? a_ : 0.0);
+    // torch's operators take the gradient and what they keep, its output or input, in this order.
+    const c10::SymIntArrayRef kept = input_strides_.empty() ? strides_ : input_strides_;
+    return gate_ == Gate::hardtanh ? as_elementwise(result, grad.sym_strides(), kept)
+                                   : as_elementwise(result, kept, grad.sym_strides());
+  }
+
+  at::Tensor from_output(const at::Tensor& grad, const at::Tensor& output) const {
+    switch (gate_) {
+      case Gate::hardtanh:
+        return at::hardtanh_backward(grad, output, a_, b_);
+      case Gate::leaky_relu:
+        return at::leaky_relu_backward(grad, output, a_, true);
+      default:
+        return at::threshold_backward(grad, output, 0);
+    }
+  }
 
   /// Whether the output says where the gradient passes. Below zero a slope under 0 turns the sign;
   /// and a bound that the type cannot hold is rounded in the output, maybe to the inner side.
@@ -264,11 +294,13 @@ class GateNode final : public SavingNode {
   double b_;
   Keeps keeps_ = Keeps::bits;
   bool is_released_ = false;
+  bool is_prepared_ = false;
   LayersBefore before_;
   Kept bits_;
   Kept output_;
-  c10::SymDimVector strides_;
-  ForThisBackward again_;  // recomputed, between the first asking and apply
+  c10::SymDimVector strides_;        // of the output, for which the bits are
+  c10::SymDimVector input_strides_;  // where the input's are others, and torch would keep that
+  ForThisBackward again_;            // recomputed, between the first asking and apply
 };
 
 at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, double b,
@@ -287,7 +319,7 @@ at::Tensor gate_autograd(const at::Tensor& input, std::int64_t gate, double a, d
     } else {
       at::Tensor bits;
       std::tie(output, bits) = gate_pack(input, gate, a, b);
-      node->keep(bits, output);
+      node->keep(input, bits, output);
     }
   }
   torch::autograd::set_history(output, node);
@@ -312,11 +344,11 @@ at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, doubl
     if (recompute && node->ask(input.scalar_type())) {
       value_of_(input, gate, a, b);
     } else if (input.is_non_overlapping_and_dense()) {
-      node->keep(gate_pack_(input, gate, a, b), input);
+      node->keep(input, gate_pack_(input, gate, a, b), input);
     } else {
       const auto [output, bits] = gate_pack(input, gate, a, b);
       input.copy_(output);
-      node->keep(bits, output);
+      node->keep(input, bits, output);
     }
   }
   torch::autograd::increment_version(input);

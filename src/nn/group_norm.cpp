@@ -68,6 +68,13 @@ class GroupNormNode final : public SavingNode {
     return keeps_input_ ? std::optional(1) : std::nullopt;
   }
 
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    // The copies are no larger than what the layer behind does not keep.
+    const c10::SymInt most = elements() / 2;
+    return weight_.freeze(most) && bias_.freeze(most);
+  }
+
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
     return std::get<0>(
@@ -196,8 +203,10 @@ at::Tensor group_norm_autograd(const at::Tensor& input, std::int64_t groups,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
   check(input, groups, weight, bias);
   if ((input.requires_grad() || trains(weight)) && pins_more_than_itself(input)) {
-    // torch makes the copy too, and keeps it.
-    return group_norm_autograd(input.contiguous(), groups, weight, bias, eps);
+    const at::Tensor copy = for_kernel(input, input.suggest_memory_format());
+    if (!copy.is_same(input)) {  // torch makes the copy too, and keeps it
+      return group_norm_autograd(copy, groups, weight, bias, eps);
+    }
   }
   PtrTo<GroupNormNode> node;
   if (needs_grad(input, weight, bias)) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include "nn/for_this_backward.h"
@@ -18,9 +19,20 @@ class Kept {
   /// @param tensor an input of the layer, or one that autograd does not know; never its output
   explicit Kept(const at::Tensor& tensor) : saved_(tensor, false) {}
 
+  /// From here on lend() gives the values of this moment, from a copy: by backward others may have
+  /// written to the tensor, some without a new version (`.data`, running statistics). No copy under
+  /// saved-tensor hooks, which hold the tensor in a way of their own.
+  /// @param most elements that are worth a copy
+  /// @returns false where it has more, and where it is too late: somebody has written to it
+  /// already, or its memory is gone
+  [[nodiscard]] bool freeze(const c10::SymInt& most);
+
   /// For a layer behind. Held from here on, until take() or the next backward call.
   /// @throws c10::Error if its memory was taken away, as FSDP does with parameters.
   [[nodiscard]] at::Tensor lend() {
+    if (frozen_.defined()) {
+      return lend_frozen();
+    }
     at::Tensor tensor = lent_.get();
     if (!tensor.defined()) {
       tensor = saved_.unpack();
@@ -45,11 +57,16 @@ class Kept {
   void release() {
     saved_.reset_data();
     lent_.reset();
+    frozen_.reset();
   }
 
  private:
+  [[nodiscard]] at::Tensor lend_frozen() const;
+
   torch::autograd::SavedVariable saved_;
   ForThisBackward lent_;
+  at::Tensor frozen_;
+  torch::autograd::Edge edge_;  // where the frozen tensor is in the graph
 };
 
 }  // namespace brim::nn

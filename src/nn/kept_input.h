@@ -13,7 +13,8 @@ class KeptInput {
   /// At forward. @param recompute ask for the input in backward, where that can be done
   void keep(const at::Tensor& input, bool recompute) {
     const auto& producer = input.grad_fn();
-    if (recompute && are_few(layers_to_recompute(producer.get(), moment_of(input)))) {
+    if (recompute && are_few(layers_to_recompute(producer.get(), moment_of(input))) &&
+        prepare_to_recompute(*producer)) {
       producer_ = producer;
       asks_ = true;
       return;

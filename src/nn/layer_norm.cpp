@@ -8,6 +8,7 @@
 
 #include <array>
 
+#include "nn/channels.h"
 #include "nn/float_autocast.h"
 #include "nn/known.h"
 #include "nn/maybe.h"
@@ -36,6 +37,13 @@ class LayerNormNode final : public SavingNode {
 
   std::optional<int> layers_to_recompute() const override {
     return keeps_input_ ? std::optional(1) : std::nullopt;
+  }
+
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    // The copies are no larger than what the layer behind does not keep.
+    const c10::SymInt most = elements() / 2;
+    return weight_.freeze(most) && bias_.freeze(most);
   }
 
   at::Tensor recompute() override {
@@ -82,7 +90,7 @@ class LayerNormNode final : public SavingNode {
     for (std::int64_t i = 0; i < rows; ++i) {
       dims.push_back(i);
     }
-    return grad.sum(dims, false, bias_type_);
+    return sum_in_parts(grad, dims, bias_type_);
   }
 
   c10::DimVector shape_;

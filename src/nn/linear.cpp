@@ -151,8 +151,11 @@ class LinearNode final : public SavingNode {
   }
 
   [[nodiscard]] at::Tensor bias_grad(const at::Tensor& grad) const {
-    if (fused_ || grad.dim() == 1) {
+    if (fused_) {
       return matrix_of(grad).sum(0);
+    }
+    if (grad.dim() == 1) {
+      return grad;
     }
     c10::DimVector leading(static_cast<std::size_t>(grad.dim() - 1));
     std::iota(leading.begin(), leading.end(), 0);

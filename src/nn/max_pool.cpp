@@ -86,7 +86,8 @@ class MaxPoolNode final : public SavingNode {
     if (!grads[0].defined()) {
       return {at::Tensor()};
     }
-    return {max_pool_scatter(grads[0], offsets_.unpack(), input_sizes_, options_, channels_last_)};
+    return {tied_to(next_edge(0), max_pool_scatter(grads[0], offsets_.unpack(), input_sizes_,
+                                                   options_, channels_last_))};
   }
 
   void release_variables() override {

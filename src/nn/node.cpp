@@ -1,11 +1,61 @@
 #include "nn/node.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "nn/for_this_backward.h"
 
 namespace brim::nn {
+namespace {
+
+/// The gradient as it is, and zeros or nothing.
+class TieNode final : public Node {
+ public:
+  explicit TieNode(bool zeros) : zeros_(zeros) {}
+
+  variable_list apply(variable_list&& grads) override {
+    variable_list result{grads[0], at::Tensor()};
+    if (zeros_ && grads[0].defined() && task_should_compute_output(1)) {
+      result[1] = at::zeros_like(grads[0]);
+    }
+    return result;
+  }
+
+  std::string name() const override { return "brim::tie_backward"; }
+
+ private:
+  bool zeros_;
+};
+
+}  // namespace
+
+at::Tensor tied_to(const torch::autograd::Edge& input, const at::Tensor& grad, bool zeros) {
+  if (!at::GradMode::is_enabled() || !grad.defined()) {
+    return grad;
+  }
+  const auto node = make_node<TieNode>(zeros);
+  node->set_next_edges({torch::autograd::impl::gradient_edge(grad), input});
+  at::Tensor result = grad.detach();
+  torch::autograd::set_history(result, node);
+  return result;
+}
+
+bool is_traced(const at::Tensor& input) {
+  return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+         input.key_set().has_any(
+             c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
+}
+
+c10::SymInt SavingNode::elements() const {
+  c10::SymInt elements = 1;
+  for (const c10::SymInt& size : input_metadata(0).shape_as_dim_vector()) {
+    elements = elements * size;
+  }
+  return elements;
+}
 
 at::Tensor SavingNode::recompute() {
   TORCH_INTERNAL_ASSERT(false, name(), " cannot give its output again");

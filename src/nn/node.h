@@ -31,6 +31,9 @@ using torch::autograd::variable_list;
 /// Which saved-tensor hooks are in force; null for none.
 [[nodiscard]] const void* hooks_in_force();
 
+/// Whether torch.compile or the like looks on.
+[[nodiscard]] bool is_traced(const at::Tensor& input);
+
 /// A value at one moment: the memory that it is in, and how often that was written to.
 struct Moment {
   const void* memory = nullptr;
@@ -52,6 +55,9 @@ class SavingNode : public Node {
   /// What this node made, as it was then.
   [[nodiscard]] const Moment& output() const { return output_; }
 
+  /// Elements of the output.
+  [[nodiscard]] c10::SymInt elements() const;
+
   /// Whether nobody has written to the output up to now, autograd's own operators included.
   [[nodiscard]] bool is_untouched() const {
     return version_.enabled() && version_.current_version() == output_.version;
@@ -68,6 +74,11 @@ class SavingNode : public Node {
   /// How many layers in a row must run again until recompute() has this node's output, from what is
   /// kept anyway; nothing where it cannot be given. Asked at forward.
   virtual std::optional<int> layers_to_recompute() const { return std::nullopt; }
+
+  /// Told at forward, before recompute() is relied on: what that reads again must not change with
+  /// what others do to weights, biases and statistics until then.
+  /// @returns false where they were changed already
+  [[nodiscard]] virtual bool prepare_to_recompute() { return true; }
 
   /// The output again, bit for bit. Asked during backward, before this node itself runs.
   virtual at::Tensor recompute();
@@ -87,6 +98,12 @@ class SavingNode : public Node {
 
 /// Tells the layer that made `input`, if it is one of ours, that its output is kept.
 void tell_producer_kept(const at::Tensor& input);
+
+/// In double backward: the gradient of a function whose second derivative is zero, as a part of the
+/// graph that leads to the function's own input, as torch's is. Outside of it `grad` as it is.
+/// @param zeros whether torch's derivative gives the input zeros, or nothing
+[[nodiscard]] at::Tensor tied_to(const torch::autograd::Edge& input, const at::Tensor& grad,
+                                 bool zeros = true);
 
 /// Whether any of them needs a gradient now.
 template <class... Tensors>

@@ -79,6 +79,14 @@ std::optional<int> layers_to_recompute(const Node* node, const Moment& value) {
   return std::nullopt;
 }
 
+bool prepare_to_recompute(Node& node) {
+  if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
+    return layer->prepare_to_recompute();
+  }
+  return std::all_of(node.next_edges().begin(), node.next_edges().end(),
+                     [](const Edge& edge) { return prepare_to_recompute(*edge.function); });
+}
+
 at::Tensor recompute(Node& node) {
   if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
     return layer->recompute();

@@ -45,6 +45,9 @@ class LayersBefore {
   mutable std::optional<int> layers_;
 };
 
+/// Tells the layers that recompute() will ask. @returns false where they cannot promise any more
+[[nodiscard]] bool prepare_to_recompute(Node& node);
+
 /// The value that `node` made, bit for bit. Under grad mode (double backward) the result is part of
 /// the graph. @throws c10::Error if what it needs was released.
 [[nodiscard]] at::Tensor recompute(Node& node);

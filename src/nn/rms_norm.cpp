@@ -11,6 +11,7 @@
 #include <array>
 #include <limits>
 
+#include "nn/bits.h"
 #include "nn/float_autocast.h"
 #include "nn/gaps.h"
 #include "nn/known.h"
@@ -79,6 +80,11 @@ class RmsNormNode final : public SavingNode {
 
   std::optional<int> layers_to_recompute() const override { return 1; }
 
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    return weight_.freeze(elements());  // no larger than what the layer behind does not keep
+  }
+
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
     return std::get<0>(run(input_.lend(), shape_, maybe(weight_.lend()), eps_));
@@ -109,6 +115,10 @@ class RmsNormNode final : public SavingNode {
     } else {
       std::tie(result[0], result[1]) =
           rms_norm_backward(grad, input, rstd, weight, dims, mask[0], mask[1]);
+      if (mask[0]) {
+        // Of torch's products the gradient's comes first.
+        result[0] = as_elementwise(result[0], grad.sym_strides(), result[0].sym_strides());
+      }
     }
     return result;
   }
@@ -154,7 +164,8 @@ at::Tensor rms_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
                              const MaybeTensor& weight, std::optional<double> eps) {
   check(input, shape, weight);
   if (trains(weight) && !input.requires_grad() && pins_more_than_itself(input)) {
-    return rms_norm_autograd(input.contiguous(), shape, weight, eps);  // torch keeps a product
+    // torch keeps a product of its own
+    return rms_norm_autograd(input.clone(at::MemoryFormat::Contiguous), shape, weight, eps);
   }
   PtrTo<RmsNormNode> node;
   if (needs_grad(input, weight)) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.func import functional_call
 
 import brim
 
-from .nn_cases import CASES, ONE_OF_EACH, Case
+from .nn_cases import CASES, ONE_OF_EACH, Case, pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -139,3 +140,60 @@ def test_double_backward_through_a_chain() -> None:
     ).double()
     x = torch.randn(1, 2, 6, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(net, (x,))
+
+
+def second_gradients(net: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
+    """Of the sum of the input's gradient; empty where that needs none itself."""
+    torch.manual_seed(0)  # dropout
+    trained = [p for p in net.parameters() if p.requires_grad]
+    (first,) = torch.autograd.grad(net(x * 1.0).sum(), x, create_graph=True)
+    if not first.requires_grad:
+        return []
+    return list(torch.autograd.grad(first.sum(), [x, *trained], allow_unused=True))
+
+
+SECOND = [
+    *(SMALL.get(c.layer, c) for c in ONE_OF_EACH),
+    Case("AdaptiveAvgPool2d", (1, 2, 5, 6), (1,)),
+    Case("BatchNorm2d", (2, 2, 3, 3), (2,), train=False),
+    Case("Conv2d", (1, 2, 5, 6), (2, 3, 3), {"padding": 1, "padding_mode": "reflect"}),
+    Case("Conv2d", (1, 2, 5, 6), (2, 3, 3), {"padding": 1, "padding_mode": "replicate"}),
+    Case("Conv2d", (1, 2, 5, 6), (2, 3, 3), {"padding": 1, "padding_mode": "circular"}),
+]
+
+
+@pytest.mark.parametrize("case", SECOND, ids=str)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_second_gradients_are_there_where_torch_gives_zeros(case: Case, frozen: bool) -> None:
+    ours, torchs = (m.requires_grad_(not frozen) for m in pair(case, torch.float64))
+    x = case.input(torch.float64).requires_grad_()
+    found, expected = second_gradients(ours, x), second_gradients(torchs, x)
+    assert [g is None for g in found] == [g is None for g in expected]
+    for a, b in zip(found, expected, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("recompute", [None, "cheap"])
+def test_a_gradient_penalty_reaches_every_parameter_that_torch_reaches(
+    recompute: str | None,
+) -> None:
+    torch.manual_seed(0)
+    torchs = torch.nn.Sequential(
+        *(torch.nn.Conv2d(3, 8, 3), torch.nn.LeakyReLU(0.2), torch.nn.Conv2d(8, 8, 3)),
+        *(torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(8, 8, 1), torch.nn.Hardtanh()),
+        *(torch.nn.BatchNorm2d(8), torch.nn.ReLU6(), torch.nn.Conv2d(8, 8, 1)),
+        *(torch.nn.AvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(8, 1)),
+    ).double()
+    ours = copy.deepcopy(torchs)
+    brim.convert(ours, recompute=recompute)
+    grads = []
+    for net in (ours, torchs):
+        x = torch.randn(4, 3, 8, 8, dtype=torch.float64, generator=torch.manual_seed(1))
+        (slope,) = torch.autograd.grad(net(x.requires_grad_()).sum(), x, create_graph=True)
+        (slope.flatten(1).norm(dim=1) - 1).pow(2).mean().backward()
+        grads.append([p.grad for p in net.parameters()])
+    assert [g is None for g in grads[0]] == [g is None for g in grads[1]]
+    for a, b in zip(*grads, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, b)

@@ -342,3 +342,35 @@ def test_one_number_in_a_sequence_is_for_all_dimensions(
     assert torch.equal(mine, theirs)
     if kind == "max":
         assert torch.equal(own(x, 3, dilation=(2,)), torchs(x, 3, dilation=2))
+
+
+# -- Corners --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", ["ReLU", "ReLU6", "Hardtanh"])
+def test_the_gradient_passes_at_nan_wherever_it_lies(layer: str) -> None:
+    """As of torch's kernels one by one; those for many elements at once differ for Hardtanh."""
+    for size in (1, 3, 64, 1000):
+        x = torch.full((size,), float("nan"), requires_grad=True)
+        getattr(brim.nn, layer)()(x).backward(torch.ones(size))
+        assert x.grad is not None
+        assert x.grad.eq(1).all()
+        one = torch.full((1,), float("nan"), requires_grad=True)
+        getattr(nn, layer)()(one).backward(torch.ones(1))
+        assert torch.equal(one.grad, x.grad[:1])
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op")
+@pytest.mark.parametrize("layer", ["Conv2d", "ConvTranspose2d"])
+def test_a_convolution_without_input_channels_trains(layer: str) -> None:
+    results = []
+    for of in (nn, brim.nn):
+        net = getattr(of, layer)(0, 4, 3)
+        try:
+            x = torch.randn(2, 0, 5, 5, requires_grad=True)
+            output = net(x)
+            output.sum().backward()
+            results.append((output.shape, x.grad.shape, net.weight.grad, net.bias.grad))
+        except RuntimeError as error:
+            results.append(str(error))  # type: ignore[arg-type]
+    assert str(results[0]) == str(results[1])

@@ -17,7 +17,7 @@ from torch import nn
 
 import brim
 
-from .nn_cases import CASES, Case, Needs, forward, pair, set_needs
+from .nn_cases import CASES, Case, Needs, forward, near, pair, set_needs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -101,6 +101,13 @@ def its_input_for_the_weight(case: Case, needs: Needs) -> int:
     return whole(case) if "weight" in needs else 0
 
 
+def its_padded_input_for_the_weight(case: Case, needs: Needs) -> int:
+    """Padded by one on all sides; the padding itself needs the input's form only."""
+    samples, channels, *places = case.shape
+    padded = samples * channels * math.prod(n + 2 for n in places)
+    return FLOAT * padded if "weight" in needs else 0
+
+
 def its_input_and(statistics: int) -> Callable[[Case, Needs], int]:
     """With so many numbers beside it; nothing where only the bias needs a gradient."""
     return lambda case, needs: 0 if needs == {"bias"} else whole(case) + FLOAT * statistics
@@ -129,6 +136,13 @@ def table() -> list[tuple[Case, Callable[[Case, Needs], int]]]:
             (
                 Case(f"BatchNorm{dim}d", shape, (6,), {"track_running_stats": False}, train=False),
                 its_input_and(2 * 6),
+            ),
+            *(
+                (
+                    Case(f"Conv{dim}d", shape, (6, 4, 3), {"padding": 1, "padding_mode": mode}),
+                    its_padded_input_for_the_weight,
+                )
+                for mode in ("reflect", "replicate", "circular")
             ),
             (Case(f"MaxPool{dim}d", shape, (2,)), a_byte_an_output),
             (Case(f"MaxPool{dim}d", shape, (3, 2, 1)), a_byte_an_output),
@@ -222,6 +236,44 @@ def test_other_layouts_keep_no_more(layout: str, held: int) -> None:
         assert kept(ours, case, frozenset(["input"]), x) == (most(case),) * 2, case
 
 
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dense": lambda whole: whole[:4],
+    "dense and permuted": lambda whole: whole[:4].transpose(1, 2),
+    "with gaps": lambda whole: whole[:, :8],
+    "with gaps and permuted": lambda whole: whole[:, :8].transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("needs", [["input", "weight"], ["weight"], ["input"]])
+@pytest.mark.parametrize("layer", ["Linear", "GroupNorm", "RMSNorm", "LayerNorm", "BatchNorm1d"])
+def test_a_part_of_a_larger_tensor_keeps_no_more_than_with_torch_nn(
+    layer: str, needs: list[str], part: str, held: int
+) -> None:
+    args = {"Linear": (8, 5), "GroupNorm": (2, 8)}.get(layer, (8,))
+    ours, torchs = pair(Case(layer, (32, 8, 8), args), torch.float32)
+    leaf = torch.randn(32, 32, 8, requires_grad="input" in needs)
+    for net in (ours, torchs):
+        set_needs(net, frozenset(needs))
+    found = [
+        really_held(lambda net=net: net(PARTS[part](leaf.clone())[..., :8, :8]).sum())  # type: ignore[misc]
+        for net in (ours, torchs)
+    ]
+    assert found[0] <= found[1]
+
+
+def test_a_linear_layer_behind_fold_keeps_its_own_input_only(held: int) -> None:
+    """fold cuts its result out of a larger one."""
+    x = torch.randn(2, 36, 64, requires_grad=True)
+    layer = brim.nn.Linear(4, 4)
+
+    def call() -> torch.Tensor:
+        image = nn.functional.fold(x.clone(), (8, 8), 3, padding=1)
+        return layer(image.permute(0, 2, 3, 1)).sum()
+
+    assert really_held(call) == 2 * 4 * 8 * 8 * FLOAT
+
+
 def test_windows_too_large_for_a_byte_keep_what_torch_keeps(held: int) -> None:
     for kernel, most in ((16, 4), (17, None)):
         case = Case("MaxPool2d", (1, 4, 20, 20), (kernel,))
@@ -239,6 +291,25 @@ def test_indices_that_the_user_holds_are_not_kept_twice(held: int) -> None:
     outputs = 4 * 6 * 4 * 5
     assert by_hooks == by_meter == outputs
     assert kept(torchs, case, needs, case.input(torch.float32))[1] == whole(case) + 8 * outputs
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layer", ["BatchNorm2d", "GroupNorm", "LayerNorm"])
+def test_the_peak_with_only_the_bias_trained_is_no_higher_than_torchs(
+    layer: str, weights: torch.dtype, held: int
+) -> None:
+    args = {"BatchNorm2d": (8,), "GroupNorm": (2, 8), "LayerNorm": (32,)}[layer]
+    peaks, grads = [], []
+    for of in (brim.nn, nn):
+        net = getattr(of, layer)(*args).to(weights)
+        set_needs(net, frozenset(["bias"]))
+        x = torch.randn(32, 8, 32, 32, dtype=torch.bfloat16, generator=torch.manual_seed(0))
+        with brim.PeakMeter("cpu") as meter:
+            net(x.clone()).backward(x)
+        peaks.append(meter.peak)
+        grads.append(net.bias.grad)
+    assert peaks[0] <= peaks[1]
+    assert near(grads[0], grads[1], torch.bfloat16)
 
 
 # -- What needs no gradient, and changes of mind --------------------------------------------------
@@ -397,14 +468,14 @@ class _Residual(nn.Module):
     def __init__(self, blocks: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.convs = nn.ModuleList([nn.Conv2d(4, 4, 1, bias=False) for _ in range(blocks)])
-        self.norms = nn.ModuleList([nn.BatchNorm2d(4) for _ in range(blocks)])
+        self.linears = nn.ModuleList([nn.Linear(4, 4, bias=False) for _ in range(blocks)])
+        self.norms = nn.ModuleList([nn.BatchNorm1d(4) for _ in range(blocks)])
         self.relu = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.relu(self.norms[0](self.convs[0](x)))
-        for conv, norm in zip(self.convs[1:], self.norms[1:], strict=True):
-            x = self.relu(norm(conv(x)) + x)
+        x = self.relu(self.norms[0](self.linears[0](x)))
+        for linear, norm in zip(self.linears[1:], self.norms[1:], strict=True):
+            x = self.relu(norm(linear(x)) + x)
         return x.sum()
 
 
@@ -413,14 +484,15 @@ def test_recompute_in_a_deep_residual_network_holds_few_values_at_a_time(
     frozen: bool, held: int
 ) -> None:
     blocks = 40
-    x = torch.randn(4, 4, 32, 32)
-    value = x.numel() * FLOAT
+    # Matrix products of doubles: no kernel of a CPU library takes workspace that counts.
+    x = torch.randn(4096, 4, dtype=torch.float64)
+    value = x.nbytes
     peaks, kept, grads = {}, {}, {}
     for recompute in (None, "cheap"):
-        net = _Residual(blocks)
+        net = _Residual(blocks).double()
         if frozen:
             net.eval()
-            net.convs.requires_grad_(False)
+            net.linears.requires_grad_(False)
         brim.convert(net, recompute=recompute)
         with brim.PeakMeter("cpu") as meter:
             loss = net(x)

@@ -24,6 +24,7 @@ __all__ = [
     "conv_transpose3d",
     "convolve",
     "convolve_transposed",
+    "pad",
     "padded",
 ]
 
@@ -78,6 +79,19 @@ def padded(
         right = [number for total in reversed(totals) for number in (0, total % 2)]
         input = torch.nn.functional.pad(input, right)
     return input, tuple(total // 2 for total in totals)
+
+
+def pad(input: Tensor, padding: Sequence[int], mode: str) -> Tensor:
+    """As `torch.nn.functional.pad`, but no input is kept where backward needs its form only.
+
+    Example:
+        >>> pad(torch.tensor([[1.0, 2.0]]), (1, 1), "replicate")
+        tensor([[1., 1., 2., 2.]])
+    """
+    if type(input) is not Tensor or is_compiling() or not input.requires_grad:
+        return torch.nn.functional.pad(input, padding, mode)
+    output: Tensor = _traced.pad(input, padding, mode)
+    return output
 
 
 def _conv(

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "nn/maybe.h"
+#include "nn/pad.h"
 
 namespace brim::nn {
 namespace {
@@ -60,7 +61,7 @@ at::Tensor run(const Options<D>& options, const std::vector<std::int64_t>& both_
   Numbers<D> padding{};
   at::Tensor padded = input;
   if (const char* const mode = name_of(options.padding_mode())) {
-    padded = at::pad(input, both_sides, mode);
+    padded = nn::pad(input, both_sides, mode);
   } else if (std::holds_alternative<torch::enumtype::kSame>(options.padding())) {
     Numbers<D> extra{};
     set_same_padding(options, padding, extra);

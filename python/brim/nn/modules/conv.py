@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from brim.nn._conv import convolve, convolve_transposed, padded
+from brim.nn._conv import convolve, convolve_transposed, pad, padded
 
 __all__ = [
     "Conv1d",
@@ -24,7 +24,7 @@ def _forward(layer: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> 
     padding = layer.padding
     if layer.padding_mode != "zeros":
         around = layer._reversed_padding_repeated_twice
-        input = torch.nn.functional.pad(input, around, mode=layer.padding_mode)
+        input = pad(input, around, layer.padding_mode)
         padding = (0,) * len(layer.stride)
     elif isinstance(padding, str):
         kernel, stride = layer.kernel_size, layer.stride

@@ -1,0 +1,93 @@
+"""Strides of outputs and gradients are those of torch.nn, however tensors lie in memory.
+
+Kernels further on sum in the order of memory, so other strides would mean other roundings.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import brim
+
+from .nn_cases import ONE_OF_EACH, Case, in_layout, pair
+
+LAYOUTS = ("contiguous", "channels_last", "permuted", "sliced", "permuted with gaps", "expanded")
+
+IMAGES = [
+    *(Case(name, (2, 3, 5, 7)) for name in ("ReLU", "ReLU6", "LeakyReLU", "Hardtanh")),
+    *(Case(name, (2, 3, 2, 4, 3)) for name in ("ReLU", "Hardtanh", "SiLU", "Dropout")),
+    *(Case(f"BatchNorm{d}d", (2, 3, 5, 4, 2)[: d + 2], (3,), train=False) for d in (1, 2, 3)),
+    Case("LayerNorm", (2, 3, 5, 7), (7,)),
+    Case("RMSNorm", (2, 3, 5, 7), (7,)),
+    Case("Conv2d", (2, 3, 5, 7), (3, 4, 3), {"padding": 1, "padding_mode": "reflect"}),
+    Case("Conv2d", (2, 3, 5, 7), (3, 4, 3), {"padding": 1, "padding_mode": "replicate"}),
+    Case("Conv2d", (2, 3, 5, 7), (3, 4, 3), {"padding": 1, "padding_mode": "circular"}),
+    Case("Linear", (2, 3, 5, 7), (7, 4)),
+]
+
+
+def laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
+    if layout == "expanded":
+        return values[:1].expand(values.shape)
+    if layout == "permuted":  # the first dimension is the innermost
+        return values.movedim(0, -1).contiguous().movedim(-1, 0)
+    if layout == "permuted with gaps":
+        return torch.stack([values.movedim(0, -1)] * 2, -1)[..., 0].movedim(-1, 0)
+    if layout == "channels_last" and values.dim() not in (4, 5):
+        return values
+    return in_layout(values, layout)
+
+
+@pytest.mark.parametrize("case", [c for c in ONE_OF_EACH if c.shape] + IMAGES, ids=str)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_every_layer_has_torchs_strides(case: Case, frozen: bool) -> None:
+    ours, torchs = (layer.requires_grad_(not frozen) for layer in pair(case, torch.float32))
+    for layout, back in itertools.product(LAYOUTS, LAYOUTS):
+        strides = []
+        for layer in (ours, torchs):
+            torch.manual_seed(0)
+            x = laid_out(case.input(torch.float32), layout).requires_grad_()
+            y = layer(x)
+            wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
+            grads = torch.autograd.grad(y, wanted, laid_out(torch.randn(y.shape), back))
+            strides.append([t.stride() for t in (y, *grads)])
+        assert strides[0] == strides[1], f"input {layout}, gradient {back}"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        nn.ReLU(),
+        nn.ReLU6(),
+        nn.LeakyReLU(0.1),
+        nn.Hardtanh(),
+        nn.Dropout(0.2),
+        nn.SiLU(),
+        nn.GELU(),
+        nn.MaxPool2d(2),
+        nn.AvgPool2d(2),
+    ],
+    ids=lambda act: type(act).__name__,
+)
+@pytest.mark.parametrize("train", [True, False])
+def test_a_spatial_mean_behind_channels_last_layers_gives_torchs_gradients(
+    act: nn.Module, train: bool
+) -> None:
+    torch.manual_seed(0)
+    torchs = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), act)
+    torchs = torchs.to(memory_format=torch.channels_last).train(train)  # type: ignore[call-overload]
+    ours = copy.deepcopy(torchs)
+    brim.convert(ours)
+    x = torch.randn(4, 3, 6, 6).contiguous(memory_format=torch.channels_last)
+    for net in (ours, torchs):
+        torch.manual_seed(1)
+        net(x).mean((2, 3)).pow(2).sum().backward()
+    for a, b in zip(ours.parameters(), torchs.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.equal(a.grad, b.grad)
