@@ -4,10 +4,15 @@
 #include <brim/predict/memory_model.h>
 #include <pybind11/stl.h>
 
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "bindings.h"
 #include "sample_batching.h"
@@ -32,11 +37,26 @@ Limit model_limit(const MemoryModel& model, const Limit& bytes) {
                       " for a batch of total size 1");
     return {Cost::sum(), largest};
   }
-  return {Cost::custom([model](double longest,
-                               double budget) { return model.largest_batch(longest, budget); },
-                       [model](std::int64_t n, double longest) {
-                         return model.safe_peak(static_cast<double>(n), longest);
-                       }),
+  // Batches ask for the same lengths again and again, and an answer takes some microseconds. 0 is
+  // none yet.
+  constexpr std::size_t kLengths = std::size_t{1} << 16;
+  auto known = std::make_shared<std::vector<std::atomic<std::int64_t>>>(kLengths);
+  return {Cost::custom(
+              [model, known](double longest, double budget) {
+                if (longest >= static_cast<double>(kLengths) || longest != std::floor(longest)) {
+                  return model.largest_batch(longest, budget);
+                }
+                std::atomic<std::int64_t>& place = (*known)[static_cast<std::size_t>(longest)];
+                std::int64_t answer = place.load(std::memory_order_relaxed);
+                if (answer == 0) {
+                  answer = model.largest_batch(longest, budget) + 1;
+                  place.store(answer, std::memory_order_relaxed);
+                }
+                return answer - 1;
+              },
+              [model](std::int64_t n, double longest) {
+                return model.safe_peak(static_cast<double>(n), longest);
+              }),
           bytes.whole()};
 }
 

@@ -270,6 +270,20 @@ def probe_memory(
     probes: int,
     cleanup: Callable[[], object] | None,
 ) -> MemoryModel: ...
+def probe_batches(
+    fn: Callable[[int, int], object],
+    lengths: Sequence[int],
+    most: int,
+    device: _Device,
+    budget: int | None,
+    probes: int,
+) -> MemoryModel: ...
+
+class NeedBound:
+    """The most that a batch can need, from what others needed."""
+
+    def add(self, terms: Sequence[float], need: float) -> None: ...
+    def at(self, terms: Sequence[float]) -> float: ...
 
 class PlanReport:
     """What becomes of the samples of an epoch, over all ranks."""

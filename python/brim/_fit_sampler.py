@@ -1,28 +1,313 @@
-"""From a data set and a piece of work to a memory model, for the samplers' `fit`."""
+"""From a data set and a piece of work to a sampler under a byte budget, for the samplers' `fit`."""
 
 from __future__ import annotations
 
-import itertools
+import math
 import warnings
-from collections.abc import Callable
-from typing import Any
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from brim import _C
+from brim._batch_sampler import BatchSamplerBase, warn
 from brim._sample_sizes import one_column, size_function
 from brim.predict import MemoryModel, collect_peaks
 
-# Batches of up to so many samples are candidates; probing stops long before where memory ends.
+# Batches of up to so many samples are probed.
 _MOST_SAMPLES = 2**16
+# How many lengths stand for those of a data set.
+_LENGTHS = 32
+# Of a sampler's own batches: so many are measured at most, and this many epochs are looked at, of
+# large data sets fewer.
+_MOST_MEASURED, _EPOCHS, _MANY_SAMPLES = 32, 4, 200_000
+# A model with a larger margin is checked on more batches, and one with a large margin is told of.
+_NOISY, _UNPREDICTABLE = 0.01, 0.25
+# Totals are made larger until this share of the budget is in use, in steps to this share of it, and
+# by so many times at once.
+_USED, _NEARLY, _GROWTH = 0.96, 0.99, 2.0
+_SPREAD = 0.005  # batches of like sizes differ by so much, in the order of their samples
+# What is measured may hold at most so many times the budget, else it is out of memory.
+_BEYOND = 2
 # Of an allocator's losses: batches that fill less than this say nothing about them, so many are run
 # at most, and after one that does not fit they are by so much smaller.
 _NEARLY_FULL, _MOST_CHECKS, _SMALLER = 0.7, 100, 0.96
-# Worth a warning: a quarter of the budget would stay empty.
-_LARGE_MARGIN = 0.25
 
 
-def fit_memory_model(
+class Make(Protocol):
+    """Makes a sampler of its sizes, budget and cost; some options may be replaced."""
+
+    def __call__(
+        self, sizes: torch.Tensor, maximum: int, cost: Any, **changes: Any
+    ) -> BatchSamplerBase: ...
+
+
+class _Batches(NamedTuple):
+    """The batches of some epochs: their samples, and of each what its need may depend on."""
+
+    offsets: torch.Tensor
+    indices: torch.Tensor
+    counts: torch.Tensor
+    longest: torch.Tensor
+    totals: torch.Tensor
+    squares: torch.Tensor
+    epochs: torch.Tensor
+
+    def samples(self, batch: int) -> list[int]:
+        return self.indices[self.offsets[batch] : self.offsets[batch + 1]].tolist()
+
+
+class _Fit:
+    """What the steps of a fit share: samples, work, budget and how to make a sampler."""
+
+    def __init__(
+        self,
+        make: Make,
+        dataset: Any,
+        work: Callable[[Any], object],
+        sizes: torch.Tensor,
+        limit: int,
+        device: str | torch.device | int | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+    ) -> None:
+        self.make, self.dataset, self.work, self.collate_fn = make, dataset, work, collate_fn
+        self.sizes, self.limit, self.device = sizes, limit, device
+        # No tensors: on the CPU they would count as memory of the work.
+        by_size = torch.argsort(sizes, stable=True)
+        self.by_size = array("q", by_size.tolist())
+        self.ascending = array("q", sizes[by_size].tolist())
+        self.error = 0.0  # by how much a batch needed more than was thought possible
+        self.most = min(int(_BEYOND * limit), _C.memory_stats(device).limit)
+
+    def run(self, chosen: Iterable[int]) -> None:
+        with _C.Budget(self.most, self.device):
+            samples = [self.dataset[index] for index in chosen]
+            self.work(samples if self.collate_fn is None else self.collate_fn(samples))
+
+    def measure(self, chosen: Iterable[int]) -> _C.PeakSample:
+        return collect_peaks(self.run, [chosen], self.device)[0]
+
+    def own_batches(self, maximum: int, cost: Any) -> _Batches:
+        """The batches that the sampler makes in its first epochs."""
+        epochs = max(1, min(_EPOCHS, _MANY_SAMPLES // len(self.sizes)))
+        plans = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the sampler itself will tell what is left out
+            trial = self.make(
+                self.sizes, maximum, cost, seed=0, generator=None, rank=0, world_size=1
+            )
+            for epoch in range(epochs if trial.shuffle else 1):
+                trial.set_epoch(epoch)
+                plans.append(trial.plan())
+        counts = torch.cat([plan.offsets.diff() for plan in plans])
+        indices = torch.cat([plan.indices for plan in plans])
+        sizes = self.sizes[indices].double()
+        batch = torch.repeat_interleave(counts)
+
+        def each(values: torch.Tensor, how: str) -> torch.Tensor:
+            zeros = torch.zeros(len(counts), dtype=torch.float64)
+            return zeros.scatter_reduce(0, batch, values, how)
+
+        return _Batches(
+            torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
+            indices,
+            counts.double(),
+            each(sizes, "amax"),
+            each(sizes, "sum"),
+            each(sizes**2, "sum"),
+            torch.cat([torch.full((len(p.offsets) - 1,), e) for e, p in enumerate(plans)]),
+        )
+
+    def reservable(self, maximum: int, cost: Any) -> int:
+        """The largest budget of a batch under a limit on what torch's CUDA allocator reserves.
+
+        It rounds and splits blocks, the more the batches differ, so it reserves more than tensors
+        hold, and the limit is on that. Full batches of all lengths are run under the limit, smaller
+        ones after each that does not fit, until all have fitted twice.
+        """
+
+        def full_batches() -> list[list[int]]:
+            batches = self.own_batches(maximum, cost)
+            needs = batches.totals if cost == "sum" else batches.counts * batches.longest
+            full = (needs >= _NEARLY_FULL * needs.max()).nonzero().flatten().tolist()
+            full.sort(key=lambda i: float(batches.longest[i]))
+            return [batches.samples(i) for i in full[:: max(1, len(full) // 12)]]
+
+        _C.release_cached(self.device)
+        with _C.Budget(self.limit, self.device):
+            batches, fitted = full_batches(), 0
+            for _ in range(_MOST_CHECKS):
+                if not batches or fitted == 2 * len(batches):
+                    break
+                if self.measure(batches[fitted % len(batches)]).out_of_memory:
+                    maximum, fitted = int(maximum * _SMALLER), 0
+                    batches = full_batches()
+                else:
+                    fitted += 1
+        return maximum
+
+    # ---- n samples padded to the longest ---------------------------------------------------
+
+    def padded_model(self, probes: int) -> MemoryModel:
+        def run_padded(count: int, length: int) -> None:
+            """`count` samples whose longest is `length`, the others as near as there are."""
+            end = bisect_right(self.ascending, length)
+            self.run([self.by_size[end - 1 - place % end] for place in range(count)])
+
+        # Evenly over the samples, and over the logarithm of their lengths.
+        last = len(self.ascending) - 1
+        low, high = max(self.ascending[0], 1), max(self.ascending[-1], 1)
+        shares = [k / (_LENGTHS - 1) for k in range(_LENGTHS)]
+        places = [round(share * last) for share in shares]
+        places += [bisect_right(self.ascending, low * (high / low) ** share) for share in shares]
+        lengths = sorted({max(self.ascending[min(place, last)], 1) for place in places})
+        model = MemoryModel()
+        most = min(len(self.sizes), _MOST_SAMPLES)
+        model._assign(_C.probe_batches(run_padded, lengths, most, self.device, self.limit, probes))
+        return model
+
+    def check_padded(self, model: MemoryModel) -> int:
+        """Measure the sampler's own extreme batches, and learn from those that need more.
+
+        Returns:
+            bytes that the model may predict for a batch.
+        """
+        usable = self.limit
+        measured: set[tuple[float, float]] = set()
+        while True:
+            batches = self.own_batches(usable, model)
+            shapes = list(zip(batches.counts.tolist(), batches.longest.tolist(), strict=True))
+            if not shapes:
+                return usable
+            by_length = sorted(range(len(shapes)), key=lambda i: (shapes[i][1], shapes[i][0]))
+            peaks = [model.peak(n, max(length, 1)) for n, length in shapes]
+            chosen = [by_length[-1], max(by_length, key=lambda i: shapes[i])]
+            chosen.append(max(by_length, key=lambda i: peaks[i]))
+            chosen.append(max(by_length, key=lambda i: shapes[i][0] * shapes[i][1]))
+            spread = 16 if max(model.margin, self.error) > _NOISY else 8
+            chosen += by_length[:: max(1, len(by_length) // spread)]
+            tried = [((shapes[i][0], max(shapes[i][1], 1)), batches.samples(i)) for i in chosen]
+            del batches  # before anything is measured
+            over = False
+            for shape, samples in tried:
+                if shape in measured or len(measured) >= _MOST_MEASURED:
+                    continue
+                measured.add(shape)
+                sample = self.measure(samples)
+                thought = model.safe_peak(*shape)
+                if sample.out_of_memory or sample.peak > thought:
+                    self.error = max(self.error, sample.peak / thought - 1)
+                    _add_sample(model, shape, sample)
+                if sample.out_of_memory or sample.peak > self.limit:
+                    over = True
+                    break  # the others are of batches that will not be made
+            if not over:
+                return usable
+            if len(measured) >= _MOST_MEASURED // 2:
+                usable = int(usable * _SMALLER)
+
+    # ---- samples laid one after the other --------------------------------------------------
+
+    def largest_total(self) -> tuple[int, MemoryModel | None]:
+        """The largest total for which no batch that the sampler makes can need more than the limit.
+
+        What a batch needs may depend on more than its total: on its longest sample, on the sum of
+        squares where attention is inside each sample, on the number of samples. So all batches of
+        some epochs are bounded, and those with the highest bounds are measured, for totals that
+        grow until the highest bound is all but the limit.
+
+        Returns:
+            the total, 0 where not even the smallest sample fits; and a model of totals, None where
+            fewer than two were measured.
+        """
+        bound = _C.NeedBound()
+        known: dict[tuple[float, ...], _C.PeakSample] = {}
+
+        def learn(samples: list[int], terms: tuple[float, ...]) -> _C.PeakSample:
+            sample = known[terms] = self.measure(samples)
+            thought = bound.at(terms)
+            self.error = max(self.error, sample.peak / thought - 1)
+            if not sample.out_of_memory:
+                bound.add(terms, sample.peak)
+            return sample
+
+        smallest, first = self.ascending[0], self.by_size[0]
+        self.measure([first])  # makes what later calls find ready
+        for count in (1, 2):
+            learn([first] * count, _terms(count, smallest, count * smallest, count * smallest**2))
+        everything = max(int(self.sizes.sum()), 1)
+        total, good, bad = max(smallest, 1), 0, everything + 1
+        used = 0.0  # by batches of the total that is good
+        for _ in range(2 * _MOST_MEASURED):
+            batches = self.own_batches(total, "sum")
+            rows = (batches.counts, batches.longest, batches.totals, batches.squares)
+            terms = [_terms(*row) for row in zip(*(row.tolist() for row in rows), strict=True)]
+            allowed = 1 + _SPREAD + 1.5 * self.error
+            needs = torch.tensor([bound.at(each) for each in terms], dtype=torch.float64) * allowed
+            # Epochs to come differ from these as these do from each other.
+            epochs = sorted(set(batches.epochs.tolist()))
+            highest = [float(needs[batches.epochs == epoch].max()) for epoch in epochs]
+            most = max(highest, default=used)
+            most = 2 * most - min(highest, default=most) if math.isfinite(most) else most
+            nearly = _USED * self.limit <= most <= self.limit
+            order = needs.argsort(descending=True)[: 4 if nearly else 1].tolist()
+            tried = [(batches.samples(i), terms[i]) for i in order if terms[i] not in known]
+            del batches, rows, needs  # before anything is measured
+            if tried and len(known) < _MOST_MEASURED:
+                failed = False
+                for samples, each in tried:
+                    sample = learn(samples, each)
+                    failed = failed or sample.out_of_memory
+                if not failed:
+                    continue
+                most = max(most, 1.1 * self.limit)
+            if most <= self.limit:
+                growth = _GROWTH
+                if most > used and good:  # as it grew before
+                    growth = 1 + (_NEARLY * self.limit - most) / (most - used) * (1 - good / total)
+                growth = max(min(growth, _GROWTH), _NEARLY * self.limit / max(most, 1))
+                good, used = total, most
+                total = min(
+                    int(total * growth), (good + bad) // 2 if bad <= everything else everything
+                )
+                if nearly or total <= good:
+                    break
+            else:
+                bad = total
+                total = max(good, int(total * _NEARLY * self.limit / most), (good + total) // 2)
+                if total <= good or total == bad:
+                    break
+        totals = {terms[2] for terms, sample in known.items() if not sample.out_of_memory}
+        model = MemoryModel() if len(totals - {0.0}) > 1 else None
+        if model is not None:
+            measured = [(terms[2], sample) for terms, sample in known.items() if terms[2] > 0]
+            model.fit(
+                [size for size, _ in measured],
+                [sample.peak for _, sample in measured],
+                [sample.out_of_memory for _, sample in measured],
+            )
+        return good, model
+
+
+def _terms(count: float, longest: Any, total: Any, squares: Any) -> tuple[float, ...]:
+    """What the need of a batch of samples that are laid one after the other may depend on."""
+    count, longest, total = float(count), float(longest), float(total)
+    return 1.0, count, total, float(squares), total**2, longest, longest**2, count * longest
+
+
+def _add_sample(model: MemoryModel, shape: tuple[float, float], sample: _C.PeakSample) -> None:
+    known = model.samples
+    model.fit(
+        [*((each.n, each.length) for each in known), shape],
+        [*(each.peak for each in known), sample.peak],
+        [*(each.out_of_memory for each in known), sample.out_of_memory],
+    )
+
+
+def fit_sampler(
+    make: Make,
     dataset: Any,
     work: Callable[[Any], object],
     sizeof: object,
@@ -32,36 +317,16 @@ def fit_memory_model(
     cost: str,
     collate_fn: Callable[[list[Any]], Any] | None,
     probes: int,
-) -> tuple[MemoryModel, torch.Tensor, int]:
-    """Probe `work` with batches of the data set. See `SizeAwareBatchSampler.fit`.
+) -> Any:
+    """Measure `work`, and make a sampler whose batches stay under the budget.
 
-    Returns:
-        the model, the sizes of all samples, and the bytes that the model may predict for a batch:
-        the budget, on CUDA less what torch's allocator loses between blocks.
+    See `SizeAwareBatchSampler.fit`.
     """
     if cost not in ("padded", "sum"):
         raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {cost!r:.100}')
     if len(dataset) == 0:
         raise ValueError("dataset is empty: there is nothing to measure")
     sizes = _all_sizes(dataset, sizeof)
-    by_size = torch.argsort(sizes, stable=True)
-    ascending = sizes[by_size]
-
-    def run(chosen: torch.Tensor) -> None:
-        samples = [dataset[int(index)] for index in chosen]
-        work(samples if collate_fn is None else collate_fn(samples))
-
-    def run_padded(count: int, length: int) -> None:
-        """`count` samples whose longest is `length`, the others as near as there are."""
-        end = int(torch.searchsorted(ascending, length, right=True))
-        run(by_size[end - 1 - torch.arange(count) % end])
-
-    # Samples from all over the data set, for batches whose total matters.
-    order = torch.arange(len(sizes)).mul_(2_654_435_761).remainder_(len(sizes))
-
-    def first(count: int) -> torch.Tensor:
-        return order[torch.arange(count) % len(order)]
-
     there_is = _C.memory_stats(device).limit
     limit = _C.parse_bytes(budget, there_is)
     if limit > there_is:
@@ -69,126 +334,35 @@ def fit_memory_model(
             f"budget must not exceed what the device allows, {_C.format_bytes(there_is)}, got "
             f"{_C.format_bytes(limit)}"
         )
+    fit = _Fit(make, dataset, work, sizes, limit, device, collate_fn)
+    chosen: Any = "sum"
+    model: MemoryModel | None
     if cost == "padded":
-
-        def quantiles(count: int) -> list[int]:
-            places = torch.linspace(0, 1, count).mul(len(sizes) - 1).round().long()
-            return sorted({max(int(size), 1) for size in ascending[places]})
-
-        lengths = quantiles(5)
-        counts = [2**k for k in range(_MOST_SAMPLES.bit_length())]
-        candidates: list[Any] = [(count, length) for length in lengths for count in counts]
-        model = MemoryModel.probe(run_padded, candidates, device, budget=limit, probes=probes)
-
-        def fullest(length: int, usable: int) -> tuple[int, ...]:
-            return min(max(model.largest_batch(length, usable), 1), len(sizes)), length
-
-        # The longest first: of them few make a large difference.
-        tried = [lengths[-1], lengths[len(lengths) // 2], lengths[-1]]
-        usable = _check(model, run_padded, fullest, tried, quantiles(12), limit, device)
+        chosen = model = fit.padded_model(probes)
+        maximum = fit.check_padded(model)
     else:
-        # Only totals that some samples have: a model of others would be off by the difference.
-        counts = [2**k for k in range(_MOST_SAMPLES.bit_length())]
-        samples = {int(sizes[first(count)].sum()): count for count in counts}
-        totals = sorted(total for total in samples if total > 0)
-
-        def run_sum(total: int) -> None:
-            run(first(samples[total]))
-
-        def fullest_sum(_: int, usable: int) -> tuple[int, ...]:
-            most = model.largest_size(usable)
-            return (max((total for total in totals if total <= most), default=totals[0]),)
-
-        model = MemoryModel.probe(run_sum, totals, device, budget=limit, probes=probes)
-        usable = _check(model, run_sum, fullest_sum, [0], [0], limit, device)
-    smallest = max(int(ascending[0]), 1)
-    none_fits = (
-        model.largest_batch(smallest, usable) == 0
-        if cost == "padded"
-        else (model.largest_size(usable) < smallest)
-    )
-    if none_fits:
+        maximum, model = fit.largest_total()
+    if torch.device(_C.default_device() if device is None else device).type == "cuda":
+        maximum = fit.reservable(maximum, chosen)
+    smallest = max(fit.ascending[0], 1)
+    fits = maximum >= smallest if cost == "sum" else chosen.largest_batch(smallest, maximum) > 0
+    if not fits:
         raise ValueError(
-            f"no batch is expected to stay within {_C.format_bytes(usable)}: the smallest sample "
-            f"has size {smallest}, and the measurements gave\n{model}"
+            f"no batch is expected to stay within {_C.format_bytes(limit)}: the smallest sample "
+            f"has size {smallest}"
+            + ("" if model is None else f", and the measurements gave\n{model}")
         )
-    if model.margin > _LARGE_MARGIN:
-        warnings.warn(
-            f"the memory model fits the measurements badly, so batches may fill little of the "
-            f"budget: its margin is {model.margin:.0%}",
-            UserWarning,
-            stacklevel=3,
+    error = max(fit.error, chosen.margin if cost == "padded" else 0.0)
+    if error > _UNPREDICTABLE:
+        warn(
+            f"what the work needs cannot be told from the sizes of the samples: a batch may need "
+            f"up to {error:.0%} more than measurements of other batches say. Those that were "
+            f"measured stay within the budget; others may not, and many will fill little of it. "
+            f"Let sizeof give what memory grows with, or leave room in the budget"
         )
-    return model, sizes, usable
-
-
-def _check(
-    model: MemoryModel,
-    run: Callable[..., None],
-    fullest: Callable[[int, int], tuple[int, ...]],
-    lengths: list[int],
-    mixed: list[int],
-    limit: int,
-    device: str | torch.device | int | None,
-) -> int:
-    """Measure the fullest batches that the model allows, and learn from them.
-
-    Probes are spread over all sizes; whether batches fit is decided near the budget.
-
-    Args:
-        model: is fitted anew.
-        run: works on a batch of a shape.
-        fullest: the shape of the fullest batch of a length within so many bytes.
-        lengths: what to measure.
-        mixed: lengths that batches may have, for CUDA's allocator.
-        limit: the budget.
-        device: where.
-
-    Returns:
-        bytes that may be predicted for a batch.
-    """
-    for length in lengths:
-        shape = fullest(length, limit)
-        measured = [*model.samples]
-        sizes = [(sample.n, sample.length)[: len(shape)] for sample in measured]
-        if shape not in sizes:
-            peak = collect_peaks(lambda args: run(*args), [shape], device)[0]
-            model.fit(
-                [size if len(shape) > 1 else size[0] for size in [*sizes, shape]],
-                [*(sample.peak for sample in measured), peak.peak],
-                [*(sample.out_of_memory for sample in measured), peak.out_of_memory],
-            )
-    if torch.device(_C.default_device() if device is None else device).type != "cuda":
-        return limit
-    full = [n for n in mixed if model.safe_peak(*fullest(n, limit)) >= _NEARLY_FULL * limit]
-    return _usable(run, fullest, full, limit, device)
-
-
-def _usable(
-    run: Callable[..., None],
-    fullest: Callable[[int, int], tuple[int, ...]],
-    lengths: list[int],
-    limit: int,
-    device: str | torch.device | int | None,
-) -> int:
-    """How much tensors can hold under a limit on what torch's CUDA allocator reserves.
-
-    It rounds and splits blocks, the more the batches differ, so it reserves more than tensors
-    hold, and the limit is on that. Full batches of all lengths are run under the limit, smaller
-    ones after each that does not fit, until all have fitted twice.
-    """
-    usable, fitted = limit, 0
-    _C.release_cached(device)
-    with _C.Budget(limit, device):
-        for length in itertools.islice(itertools.cycle(lengths), _MOST_CHECKS):
-            shape = fullest(length, usable)
-            if collect_peaks(lambda args: run(*args), [shape], device)[0].out_of_memory:
-                usable, fitted = int(usable * _SMALLER), 0
-            else:
-                fitted += 1
-            if fitted == 2 * len(lengths):
-                break
-    return usable
+    made: Any = make(sizes, maximum, chosen)
+    made.model = model
+    return made
 
 
 def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:

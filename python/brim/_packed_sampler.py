@@ -9,7 +9,7 @@ import torch
 
 from brim import _C
 from brim._batch_sampler import BatchSamplerBase, warn_of_left_out, whole
-from brim._fit_sampler import fit_memory_model
+from brim._fit_sampler import fit_sampler
 from brim._sample_sizes import (
     Budget,
     Cost,
@@ -140,9 +140,24 @@ class PackedBatchSampler(BatchSamplerBase):
         The arguments are those of `SizeAwareBatchSampler.fit`; samples of like size come together,
         so less is padding.
         """
-        model, sizes, usable = fit_memory_model(
-            dataset, work, sizeof, budget, device, cost=cost, collate_fn=collate_fn, probes=probes
+        if options.get("indices") is not None:
+            options["indices"] = index_tensor(
+                "indices", options["indices"]
+            )  # is read several times
+
+        def make(
+            sizes: torch.Tensor, maximum: int, cost: Any, **changes: Any
+        ) -> PackedBatchSampler:
+            return cls(sizes, maximum, cost=cost, **{**options, **changes})
+
+        return fit_sampler(  # type: ignore[no-any-return]
+            make,
+            dataset,
+            work,
+            sizeof,
+            budget,
+            device,
+            cost=cost,
+            collate_fn=collate_fn,
+            probes=probes,
         )
-        made = cls(sizes, usable, cost=model, **options)
-        made.model = model
-        return made

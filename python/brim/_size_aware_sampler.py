@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 from brim import _C
 from brim._batch_sampler import Batch, BatchSamplerBase, Start, warn, warn_of_left_out, whole
-from brim._fit_sampler import fit_memory_model
+from brim._fit_sampler import fit_sampler
 from brim._sample_sizes import (
     Budget,
     Cost,
@@ -206,7 +207,8 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         Args:
             dataset: the samples, by index.
             work: what is done with a batch, such as a training step. Called with a list of
-                samples, or with what `collate_fn` makes of it, some ten times.
+                samples, or with what `collate_fn` makes of it, some twenty times. It may then
+                hold up to twice the budget.
             sizeof: the size of each sample: the sizes themselves, or a function of the index (or
                 of the sample, where it cannot take an index).
             budget: bytes that may be held on the device at once, all that is there included, as an
@@ -215,26 +217,40 @@ class SizeAwareBatchSampler(BatchSamplerBase):
             cost: what memory depends on: `"padded"` for n samples padded to the longest, `"sum"`
                 for samples laid one after the other.
             collate_fn: makes a batch of a list of samples.
-            probes: how many batches are measured.
+            probes: how many batches are measured first, spread over all sizes (padded only). Others
+                follow near the budget, and of the sampler's own.
             sampler: the order of the samples; all in order where None.
             **options: of the sampler.
 
         Returns:
             a sampler; its attribute `model` is the memory model, and `max_total_size` the budget,
-            on CUDA less what torch's allocator loses between blocks.
+            on CUDA less what torch's allocator loses between blocks. With `cost="sum"` it is the
+            largest total of a batch.
+
+        Warns:
+            UserWarning: where batches need over 25 % more than measurements of others allow.
         """
-        model, sizes, usable = fit_memory_model(
-            dataset, work, sizeof, budget, device, cost=cost, collate_fn=collate_fn, probes=probes
+
+        def make(
+            sizes: torch.Tensor, maximum: int, cost: Any, **changes: Any
+        ) -> SizeAwareBatchSampler:
+            order = range(len(sizes)) if sampler is None else sampler
+            if changes and _known_order(order) == (None, None):
+                # Somebody else's: a copy is asked, so that its own state stays as it is.
+                order = index_tensor("sampler", copy.deepcopy(order))
+            return cls(order, sizes, maximum, cost=cost, **{**options, **changes})
+
+        return fit_sampler(  # type: ignore[no-any-return]
+            make,
+            dataset,
+            work,
+            sizeof,
+            budget,
+            device,
+            cost=cost,
+            collate_fn=collate_fn,
+            probes=probes,
         )
-        made = cls(
-            range(len(sizes)) if sampler is None else sampler,
-            sizes,
-            usable,
-            cost=model,
-            **options,
-        )
-        made.model = model
-        return made
 
     model: _C.MemoryModel | None = None
 

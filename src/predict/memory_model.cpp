@@ -18,7 +18,7 @@ using detail::PhaseFit;
 using detail::ShapePoint;
 using detail::text;
 
-constexpr std::size_t kMostRefits = 32;
+constexpr std::size_t kMostRefits = 16;
 
 std::size_t least_shapes(SizeKind kind) { return kind == SizeKind::batch ? 3 : 2; }
 
@@ -27,11 +27,26 @@ struct Points {
   std::vector<ShapePoint> bounds;
 };
 
+NeedBound::Terms bound_terms(double n, double length, SizeKind kind) {
+  const auto terms = detail::shape_terms(n, length, kind == SizeKind::batch);
+  NeedBound::Terms result{};
+  std::copy(terms.begin(), terms.end(), result.begin());
+  return result;
+}
+
+/// n L² of anything larger could overflow.
+void check_magnitude(const char* name, double value) {
+  if (value > 1e100) {
+    throw std::invalid_argument(std::string(name) + " must be at most 1e100, got " + text(value));
+  }
+}
+
 void check_figure(const char* name, double value, std::size_t index) {
   if (!std::isfinite(value) || value <= 0) {
     throw std::invalid_argument(std::string(name) + " must be finite and positive, got " +
                                 text(value) + " in sample " + text(index));
   }
+  check_magnitude(name, value);
 }
 
 Points points_of(std::span<const MemorySample> samples, SizeKind kind) {
@@ -106,37 +121,6 @@ ModelError summarise(std::vector<double> each) {
   return error;
 }
 
-// Errors count as shares of the peak, but of no less than this share of the largest that was
-// measured. Small sizes jump, where kernels are chosen by shape, and what matters of that beside a
-// budget is the bytes.
-constexpr double kSmall = 0.3;
-
-double reference_of(std::span<const MemorySample> samples) {
-  double largest = 0;
-  for (const MemorySample& sample : samples) {
-    largest = std::max(largest, sample.out_of_memory ? 0.0 : sample.peak);
-  }
-  return kSmall * largest;
-}
-
-/// How much more than predicted to allow for. From generalised cross-validation rather than from
-/// the plain leave-one-out errors: of seven samples each is needed to tell the phases apart, and
-/// what a fit without it lacks says little of the fit with it (docs/predict.md has the figures).
-double margin_from(const Points& points, const PhaseFit& fit, double reference, SizeKind kind) {
-  constexpr double kTimesTheError = 4;
-  double lacking = 0;
-  double squares = 0;
-  for (const ShapePoint& point : points.measured) {
-    const double expected = fit.peak(point.n, point.length, kind == SizeKind::batch);
-    const double error = (point.bytes - expected) / std::max(expected, reference);
-    lacking = std::max(lacking, error);
-    squares += error * error;
-  }
-  const double mean = squares / static_cast<double>(points.measured.size());
-  const double rms = std::sqrt(mean + detail::kRounding * detail::kRounding);
-  return std::max(lacking, kTimesTheError * rms * fit.scarcity);
-}
-
 std::string percent(double share) {
   char buffer[32];
   std::snprintf(buffer, sizeof buffer, "%.1f %%", 100 * share);
@@ -159,11 +143,43 @@ void check_argument(const char* name, double value) {
     throw std::invalid_argument(std::string(name) + " must be finite and not negative, got " +
                                 text(value));
   }
+  check_magnitude(name, value);
+}
+
+void check_budget(double bytes) {
+  if (std::isnan(bytes)) {
+    throw std::invalid_argument("budget must be a number, got nan");
+  }
+}
+
+/// The largest whole number up to kLargestSize that fits, 0 for none, where all below one that fits
+/// do so too. The nearer the guess, the fewer are tried.
+template <class Fits>
+std::int64_t largest_that(const Fits& fits, double guess) {
+  constexpr std::int64_t kMost = MemoryModel::kLargestSize;
+  const auto start =
+      static_cast<std::int64_t>(std::clamp(std::floor(guess), 1.0, static_cast<double>(kMost)));
+  std::int64_t good = 0;
+  std::int64_t bad = start;
+  for (; fits(bad); bad = bad > kMost / 2 ? kMost : 2 * bad) {
+    good = bad;
+    if (good == kMost) {
+      return good;
+    }
+  }
+  for (; good == 0 && bad > 1; bad = good == 0 ? bad / 2 : bad) {
+    good = fits(bad / 2) ? bad / 2 : 0;
+  }
+  while (bad - good > 1) {
+    const std::int64_t middle = good + (bad - good) / 2;
+    (fits(middle) ? good : bad) = middle;
+  }
+  return good;
 }
 
 }  // namespace
 
-void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind) {
+void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind, bool with_error) {
   const Points points = points_of(samples, kind);
   const bool batch = kind == SizeKind::batch;
   const PhaseFit fit = detail::fit_phases(points.measured, points.bounds, batch);
@@ -175,11 +191,48 @@ void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind) {
     next.phases.emplace_back(
         phase.begin(), phase.begin() + static_cast<std::ptrdiff_t>(detail::term_count(batch)));
   }
-  next.error = summarise(left_out_errors(points, kind));
+  if (with_error) {
+    next.error = summarise(left_out_errors(points, kind));
+  }
   next.samples.assign(samples.begin(), samples.end());
-  reference_ = reference_of(next.samples);
-  next.margin = margin_from(points, fit, reference_, kind);
   state_ = std::move(next);
+  learn();
+  // A measurement above what the others allow is noise, or a program of another kind. Such a jump
+  // may be larger where nothing was measured. One to more than twice is a cliff: from there on the
+  // measurement itself holds, and says nothing about what lies before it.
+  constexpr double kTimesTheJump = 1.5;
+  constexpr double kCliff = 1;
+  double jump = 0;
+  for (const MemorySample& sample : state_.samples) {
+    jump = std::max(jump, sample.peak / bound(sample.n, sample.length) - 1);
+  }
+  state_.margin = detail::kRounding + kTimesTheJump * std::min(jump, kCliff);
+}
+
+void MemoryModel::learn() {
+  bound_ = {};
+  envelope_.clear();
+  for (const MemorySample& sample : state_.samples) {
+    if (!sample.out_of_memory) {
+      bound_.add(bound_terms(sample.n, sample.length, state_.kind), sample.peak);
+    }
+    envelope_.push_back(least(sample.n, sample.length));
+  }
+}
+
+double MemoryModel::bound(double n, double length) const {
+  return bound_.at(bound_terms(n, length, state_.kind));
+}
+
+/// What a size that is not larger needed.
+double MemoryModel::least(double n, double length) const {
+  double result = 0;
+  for (const MemorySample& sample : state_.samples) {
+    if (sample.n <= n && sample.length <= length) {
+      result = std::max(result, sample.peak);
+    }
+  }
+  return result;
 }
 
 MemoryModel MemoryModel::from_state(MemoryModelState state) {
@@ -194,9 +247,10 @@ MemoryModel MemoryModel::from_state(MemoryModelState state) {
         "state is not that of a fitted MemoryModel: floor, margin and the " + text(terms) +
         " coefficients of each phase must be finite and not negative, and there must be a phase");
   }
+  static_cast<void>(points_of(state.samples, state.kind));  // checks them
   MemoryModel model;
-  model.reference_ = reference_of(state.samples);
   model.state_ = std::move(state);
+  model.learn();
   return model;
 }
 
@@ -227,14 +281,14 @@ double MemoryModel::evaluate(double n, double length) const {
 double MemoryModel::peak(double size) const {
   check(SizeKind::size);
   check_argument("size", size);
-  return evaluate(size, 0);
+  return std::min(evaluate(size, 0), safe(size, 0));
 }
 
 double MemoryModel::peak(double n, double length) const {
   check(SizeKind::batch);
   check_argument("n", n);
   check_argument("length", length);
-  return evaluate(n, length);
+  return std::min(evaluate(n, length), safe(n, length));
 }
 
 double MemoryModel::peak_of(std::span<const double> lengths) const {
@@ -245,30 +299,20 @@ double MemoryModel::peak_of(std::span<const double> lengths) const {
   for (const double length : lengths) {
     check_argument("lengths", length);
   }
-  return evaluate(static_cast<double>(lengths.size()),
-                  *std::max_element(lengths.begin(), lengths.end()));
+  return peak(static_cast<double>(lengths.size()),
+              *std::max_element(lengths.begin(), lengths.end()));
 }
 
-double MemoryModel::with_margin(double bytes) const {
-  return bytes + state_.margin * std::max(bytes, reference_);
-}
-
-// The inverse.
-double MemoryModel::without_margin(double bytes) const {
-  const double large = bytes / (1 + state_.margin);
-  return large >= reference_ ? large : bytes - state_.margin * reference_;
-}
-
-// What was measured is known: nothing smaller in both needs more, whatever the margin.
 double MemoryModel::safe(double n, double length) const {
-  const double expected = evaluate(n, length);
-  double result = with_margin(expected);
-  for (const MemorySample& sample : state_.samples) {
+  double result = bound(n, length) * (1 + state_.margin);
+  // What was measured is known: nothing smaller in both needs more, whatever the margin.
+  for (std::size_t i = 0; i < state_.samples.size(); ++i) {
+    const MemorySample& sample = state_.samples[i];
     if (!sample.out_of_memory && sample.n >= n && sample.length >= length) {
-      result = std::min(result, std::max(sample.peak, expected));
+      result = std::min(result, envelope_[i]);
     }
   }
-  return result;
+  return std::max(result, least(n, length));
 }
 
 double MemoryModel::safe_peak(double size) const {
@@ -284,60 +328,20 @@ double MemoryModel::safe_peak(double n, double length) const {
 std::int64_t MemoryModel::largest_batch(double length, double bytes) const {
   check(SizeKind::batch);
   check_argument("length", length);
-  if (std::isnan(bytes)) {
-    throw std::invalid_argument("budget must be a number, got nan");
-  }
-  const auto fits = [&](double n) { return safe(n, length) <= bytes; };
-  if (!fits(1)) {
-    return 0;
-  }
-  // Every phase is a line in n.
-  const auto fixed = detail::shape_terms(0, length, true);
-  const auto once = detail::shape_terms(1, length, true);
-  auto most = static_cast<double>(kLargestSize);
-  for (const std::vector<double>& phase : state_.phases) {
-    double base = 0;
-    double growth = 0;
-    for (std::size_t j = 0; j < phase.size(); ++j) {
-      base += phase[j] * fixed[j];
-      growth += phase[j] * (once[j] - fixed[j]);
-    }
-    if (growth > 0) {
-      most = std::min(most, (without_margin(bytes) - base) / growth);
-    }
-  }
-  // The division rounds: safe_peak() itself decides.
-  double n = std::max(std::floor(most), 1.0);
-  while (n > 1 && !fits(n)) {
-    n -= std::max(1.0, std::floor(n * 1e-15));
-  }
-  for (const MemorySample& sample : state_.samples) {
-    if (sample.n > n && fits(sample.n)) {
-      n = sample.n;
-    }
-  }
-  while (n < static_cast<double>(kLargestSize) && fits(n + 1)) {
-    n += 1;
-  }
-  return static_cast<std::int64_t>(n);
+  check_budget(bytes);
+  const auto fits = [&](std::int64_t n) { return safe(static_cast<double>(n), length) <= bytes; };
+  const MemorySample& largest = *std::max_element(
+      state_.samples.begin(), state_.samples.end(),
+      [](const MemorySample& a, const MemorySample& b) { return a.peak < b.peak; });
+  return largest_that(fits, largest.n * largest.length / std::max(length, 1.0));
 }
 
 std::int64_t MemoryModel::largest_size(double bytes) const {
   check(SizeKind::size);
-  if (std::isnan(bytes)) {
-    throw std::invalid_argument("budget must be a number, got nan");
-  }
-  const auto fits = [&](std::int64_t size) { return safe(static_cast<double>(size), 0) <= bytes; };
-  if (fits(kLargestSize)) {
-    return kLargestSize;
-  }
-  std::int64_t good = 0;
-  std::int64_t bad = kLargestSize;
-  while (bad - good > 1) {
-    const std::int64_t middle = good + (bad - good) / 2;
-    (fits(middle) ? good : bad) = middle;
-  }
-  return good;
+  check_budget(bytes);
+  return largest_that(
+      [&](std::int64_t size) { return safe(static_cast<double>(size), 0) <= bytes; },
+      state_.samples.back().n);
 }
 
 std::vector<std::string> MemoryModel::term_names(SizeKind kind) {

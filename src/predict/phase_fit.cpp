@@ -19,7 +19,7 @@ constexpr double kPriceOfTerms = 2;
 // Two phases that share what is held all the time are likelier than two that do not.
 constexpr double kPriceOfTwoBases = 1.25;
 // With more points than this, not every way to divide them is tried.
-constexpr std::size_t kFewPoints = 16;
+constexpr std::size_t kFewPoints = 10;
 constexpr std::size_t kCutsOfMany = 5;
 
 using Indices = std::vector<std::size_t>;
@@ -34,10 +34,8 @@ struct TermSet {
 const std::vector<TermSet>& term_sets(bool batch) {
   // n: what each sample costs whatever its length. L²: room for one sample at a time, such as the
   // unfolded image of a convolution.
-  static const std::vector<TermSet> of_batch{{{0, 1, 2}, 1},
-                                             {{0, 1, 2, 3}, kPriceOfTerms},
-                                             {{0, 1, 2, 5}, kPriceOfTerms},
-                                             {{0, 1, 2, 3, 4, 5}, kPriceOfTerms * kPriceOfTerms}};
+  static const std::vector<TermSet> of_batch{
+      {{0, 1, 2}, 1}, {{0, 1, 2, 3}, kPriceOfTerms}, {{0, 1, 2, 5}, kPriceOfTerms}};
   static const std::vector<TermSet> of_size{{{0, 1, 2}, 1}};
   return batch ? of_batch : of_size;
 }
@@ -93,7 +91,6 @@ class Fitter {
   [[nodiscard]] std::vector<Phase> phases_on_one_base(const std::vector<Indices>& groups,
                                                       const Indices& terms) const;
   [[nodiscard]] double score(const PhaseFit& fit, std::size_t used) const;
-  [[nodiscard]] double scarcity(std::size_t used) const;
   void consider(PhaseFit fit, std::size_t used, double price, bool always, Fitted& best) const;
   [[nodiscard]] std::vector<std::vector<Indices>> partitions(const Indices& rest) const;
   [[nodiscard]] std::vector<std::size_t> floored_counts(const Indices& ascending) const;
@@ -127,13 +124,9 @@ double Fitter::score(const PhaseFit& fit, std::size_t used) const {
     const double error = fit.peak(point.n, point.length, batch_) / point.bytes - 1;
     squares += error * error;
   }
-  return std::sqrt(squares / static_cast<double>(points_.size()) + kRounding * kRounding) *
-         scarcity(used);
-}
-
-double Fitter::scarcity(std::size_t used) const {
   const auto count = static_cast<double>(points_.size());
-  return count / std::max(count - static_cast<double>(used), 0.5);
+  const double scarcity = count / std::max(count - static_cast<double>(used), 0.5);
+  return std::sqrt(squares / count + kRounding * kRounding) * scarcity;
 }
 
 /// Two phases that differ in what grows: what is held all the time, weights above all, is the same.
@@ -167,9 +160,7 @@ void Fitter::consider(PhaseFit fit, std::size_t used, double price, bool always,
   if (used >= points_.size() && !always) {
     return;  // it would pass through every point, whatever they are
   }
-  fit.error = score(fit, used);
-  fit.scarcity = scarcity(used);
-  const double found = price * fit.error;
+  const double found = price * score(fit, used);
   if (found < best.score) {
     best = {std::move(fit), found};
   }

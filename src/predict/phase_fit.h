@@ -35,11 +35,6 @@ using Phase = std::array<double, kMostTerms>;
 struct PhaseFit {
   double floor = 0;
   std::vector<Phase> phases;
-  /// The relative error to be expected at other sizes: the root mean square of that at the points,
-  /// times `scarcity`.
-  double error = 0;
-  /// points / (points - coefficients): by how much errors at the points flatter.
-  double scarcity = 1;
 
   [[nodiscard]] double peak(double n, double length, bool batch) const noexcept;
 };

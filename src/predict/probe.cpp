@@ -5,9 +5,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 #include "number_text.h"
+#include "predict/frontier.h"
 #include "predict/probe_plan.h"
 
 namespace brim {
@@ -18,6 +20,9 @@ using Work = std::function<void(std::int64_t, std::int64_t)>;
 
 // Where no budget is given. The last of a device's memory is not ours to take for a measurement.
 constexpr double kShareOfFree = 0.9;
+// How far a measurement may go beyond a budget where nothing else is left to learn from: twice as
+// many samples always are.
+constexpr double kBeyond = 2;
 
 std::string name_of(const Shape& shape, SizeKind kind) {
   return kind == SizeKind::batch
@@ -25,55 +30,73 @@ std::string name_of(const Shape& shape, SizeKind kind) {
              : detail::text(shape.first);
 }
 
-/// Bytes that may be held on the device in all, older tensors included.
-double limit_of(c10::Device device, const std::optional<std::int64_t>& budget) {
-  const MemoryStats stats = memory_stats(device);
-  const auto held = static_cast<double>(stats.allocated);
-  const auto free = static_cast<double>(stats.free);
-  if (budget) {
-    return std::min(static_cast<double>(*budget), held + free);
+/// Measures pieces of work on one device, under a limit on what it may hold in all.
+class Prober {
+ public:
+  Prober(const Work& work, SizeKind kind, const ProbeOptions& options)
+      : work_(work),
+        kind_(kind),
+        budget_(options.budget),
+        device_(options.device ? resolve_device(*options.device) : default_device()),
+        collect_{device_, options.cleanup, options.collect_garbage} {
+    if (budget_ && *budget_ <= 0) {
+      throw std::invalid_argument("budget must be a positive number of bytes, got " +
+                                  detail::text(*budget_));
+    }
   }
-  return held + kShareOfFree * free;
-}
 
-MemoryModel probe(const Work& work, std::vector<Shape> sizes, SizeKind kind,
-                  const ProbeOptions& options) {
-  detail::ProbePlan plan(std::move(sizes), kind, options.probes);
-  if (options.budget && *options.budget <= 0) {
-    throw std::invalid_argument("budget must be a positive number of bytes, got " +
-                                detail::text(*options.budget));
+  /// Bytes that may be held on the device in all, older tensors included. With `times` more, so
+  /// many times the budget.
+  [[nodiscard]] double limit(double times = 1) const {
+    const MemoryStats stats = memory_stats(device_);
+    const auto held = static_cast<double>(stats.allocated);
+    const auto free = static_cast<double>(stats.free);
+    if (budget_) {
+      return std::min(times * static_cast<double>(*budget_), held + free);
+    }
+    return held + kShareOfFree * free;
   }
-  const c10::Device device = options.device ? resolve_device(*options.device) : default_device();
-  const CollectOptions collect{device, options.cleanup, options.collect_garbage};
-  const auto measure = [&](const Shape& shape) {
-    return collect_peaks(std::function<double(std::size_t)>([&](std::size_t) {
-                           work(shape.first, shape.second);
-                           return 0.0;
-                         }),
-                         1, collect)
-        .front();
-  };
-  // The first call makes what later ones find ready: kernels, workspaces, an optimizer's state.
-  const PeakSample warm_up = measure(plan.smallest());
-  TORCH_CHECK_WITH(OutOfMemoryError, !warm_up.out_of_memory, device.is_cpu() ? "CPU" : device.str(),
-                   " out of memory. Even the smallest of the sizes, ",
-                   name_of(plan.smallest(), kind), ", does not fit: it needs at least ",
-                   format_bytes(warm_up.peak));
-  while (const auto shape = plan.next(limit_of(device, options.budget))) {
-    const PeakSample sample = measure(*shape);
-    plan.add(*shape, static_cast<double>(sample.peak), static_cast<double>(sample.start),
-             sample.out_of_memory);
+
+  [[nodiscard]] PeakSample measure(const Shape& shape) const {
+    const std::function<double(std::size_t)> call = [&](std::size_t) {
+      work_(shape.first, shape.second);
+      return 0.0;
+    };
+    return collect_peaks(call, 1, collect_).front();
   }
-  MemoryModel model;
-  try {
-    model.fit(plan.samples(), kind);
-  } catch (const std::invalid_argument& error) {
-    throw std::invalid_argument(
-        std::string(error.what()) + "; the others are expected to need more than the limit of " +
-        format_bytes(static_cast<std::int64_t>(limit_of(device, options.budget))));
+
+  /// A few of the sizes, growing and spread out.
+  [[nodiscard]] MemoryModel spread(std::vector<Shape> sizes, std::int64_t probes) const {
+    detail::ProbePlan plan(std::move(sizes), kind_, probes);
+    // The first call makes what later ones find ready: kernels, workspaces, an optimizer's state.
+    const PeakSample warm_up = measure(plan.smallest());
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, !warm_up.out_of_memory, device_.is_cpu() ? "CPU" : device_.str(),
+        " out of memory. Even the smallest of the sizes, ", name_of(plan.smallest(), kind_),
+        ", does not fit: it needs at least ", format_bytes(warm_up.peak));
+    while (const auto shape = plan.next(limit(), limit(kBeyond))) {
+      const PeakSample sample = measure(*shape);
+      plan.add(*shape, static_cast<double>(sample.peak), static_cast<double>(sample.start),
+               sample.out_of_memory);
+    }
+    MemoryModel model;
+    try {
+      model.fit(plan.samples(), kind_);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(std::string(error.what()) +
+                                  "; the others are expected to need more than the limit of " +
+                                  format_bytes(static_cast<std::int64_t>(limit())));
+    }
+    return model;
   }
-  return model;
-}
+
+ private:
+  const Work& work_;
+  SizeKind kind_;
+  std::optional<std::int64_t> budget_;
+  c10::Device device_;
+  CollectOptions collect_;
+};
 
 }  // namespace
 
@@ -84,14 +107,58 @@ MemoryModel probe_memory(const std::function<void(std::int64_t)>& work,
   for (const std::int64_t size : sizes) {
     shapes.emplace_back(size, 0);
   }
-  return probe([&](std::int64_t size, std::int64_t) { work(size); }, std::move(shapes),
-               SizeKind::size, options);
+  const Work of_shape = [&](std::int64_t size, std::int64_t) { work(size); };
+  return Prober(of_shape, SizeKind::size, options).spread(std::move(shapes), options.probes);
 }
 
 MemoryModel probe_memory(const std::function<void(std::int64_t, std::int64_t)>& work,
                          const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes,
                          const ProbeOptions& options) {
-  return probe(work, sizes, SizeKind::batch, options);
+  return Prober(work, SizeKind::batch, options).spread(sizes, options.probes);
+}
+
+MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>& work,
+                          const std::vector<std::int64_t>& lengths, std::int64_t most,
+                          const ProbeOptions& options) {
+  constexpr std::size_t kSpreadLengths = 5;
+  constexpr std::int64_t kFewest = 4;  // of numbers to spread over, however few samples there are
+  constexpr int kMostAtTheLimit = 16;
+  constexpr double kLeastCaution = 0.02;
+  constexpr double kMostCaution = 0.25;
+  if (lengths.empty() || most < 1) {
+    throw std::invalid_argument("lengths must not be empty, and most must be positive, got " +
+                                detail::text(lengths.size()) + " lengths and " +
+                                detail::text(most));
+  }
+  std::vector<std::int64_t> ascending = lengths;
+  std::sort(ascending.begin(), ascending.end());
+  std::vector<Shape> shapes;
+  for (std::size_t i = 0; i < kSpreadLengths; ++i) {
+    const std::int64_t length = ascending[i * (ascending.size() - 1) / (kSpreadLengths - 1)];
+    for (std::int64_t n = 1; n <= std::max(most, kFewest); n *= 2) {
+      shapes.emplace_back(n, length);
+    }
+  }
+  const Prober prober(work, SizeKind::batch, options);
+  MemoryModel model = prober.spread(std::move(shapes), options.probes);
+  double caution = std::clamp(model.error().worst, kLeastCaution, kMostCaution);
+  for (int i = 0; i < kMostAtTheLimit; ++i) {
+    const auto shape = detail::next_at_the_limit(model, ascending, most, prober.limit(), caution);
+    if (!shape) {
+      break;
+    }
+    const auto n = static_cast<double>(shape->first);
+    const auto length = static_cast<double>(shape->second);
+    const double expected = model.peak(n, length);
+    const PeakSample sample = prober.measure(*shape);
+    std::vector<MemorySample> samples = model.samples();
+    samples.push_back({n, length, static_cast<double>(sample.peak), sample.out_of_memory});
+    model.fit(samples, SizeKind::batch, false);
+    const double surprise = std::abs(samples.back().peak / expected - 1);
+    caution = std::clamp(2 * surprise, kLeastCaution, kMostCaution);
+  }
+  model.fit(std::vector<MemorySample>(model.samples()), SizeKind::batch);
+  return model;
 }
 
 }  // namespace brim

@@ -166,7 +166,19 @@ ProbePlan::Target ProbePlan::farthest() const {
   return best;
 }
 
-std::optional<ProbePlan::Shape> ProbePlan::next(double limit) {
+std::optional<ProbePlan::Shape> ProbePlan::smallest_step(double beyond) const {
+  std::optional<Shape> best;
+  for (const Shape& shape : candidates_) {
+    const double need = open(shape) ? cautious_need(shape) : beyond;
+    if (need < beyond) {
+      beyond = need;
+      best = shape;
+    }
+  }
+  return best;
+}
+
+std::optional<ProbePlan::Shape> ProbePlan::next(double limit, double beyond) {
   if (samples_.empty()) {
     targets_.pop_back();
     return smallest();
@@ -181,8 +193,11 @@ std::optional<ProbePlan::Shape> ProbePlan::next(double limit) {
     target = targets_.back();
     targets_.pop_back();
   }
-  return nearest(target,
-                 [&](const Shape& shape) { return open(shape) && cautious_need(shape) <= limit; });
+  const auto allowed = [&](const Shape& shape) {
+    return open(shape) && cautious_need(shape) <= limit;
+  };
+  const std::optional<Shape> found = nearest(target, allowed);
+  return found ? found : smallest_step(beyond);
 }
 
 std::optional<ProbePlan::Shape> ProbePlan::nearest(
@@ -225,16 +240,16 @@ void ProbePlan::add(const Shape& shape, double peak, double base, bool out_of_me
   if (measured <= least_probes(kind_) || highest < kGrown * lowest) {
     return;
   }
-  // Had it been asked, without this size, would it have told?
+  // Check whether a fit without this size would have predicted it.
   const std::vector<MemorySample> earlier(samples_.begin(), samples_.end() - 1);
   MemoryModel before;
-  before.fit(earlier, kind_);
+  before.fit(earlier, kind_, false);
   const double told = kind_ == SizeKind::batch ? before.peak(n, length) : before.peak(n);
   const bool confirmed = !out_of_memory && std::abs(told / peak - 1) <= kConfirmed;
   model_.reset();
   if (confirmed) {
     model_.emplace();
-    model_->fit(samples_, kind_);
+    model_->fit(samples_, kind_, false);
   }
 }
 

@@ -26,7 +26,10 @@ class BRIM_API ProbePlan {
 
   /// The next to measure; empty when there are enough, or none is left that is expected to fit.
   /// @param limit bytes that the work may hold at most.
-  [[nodiscard]] std::optional<Shape> next(double limit);
+  /// @param beyond bytes that it may hold where nothing is known to stay within the limit: the
+  ///     smallest step is then taken. At first all that is known is how fast the need could grow,
+  ///     and of work with a high floor (an optimizer's step) it does not.
+  [[nodiscard]] std::optional<Shape> next(double limit, double beyond = 0);
 
   /// What came of it. `base` is what was held before the work began.
   void add(const Shape& shape, double peak, double base, bool out_of_memory);
@@ -45,6 +48,7 @@ class BRIM_API ProbePlan {
   [[nodiscard]] double cautious_need(const Shape& shape) const;
   [[nodiscard]] bool open(const Shape& shape) const;
   [[nodiscard]] Target farthest() const;
+  [[nodiscard]] std::optional<Shape> smallest_step(double beyond) const;
   [[nodiscard]] std::optional<Shape> nearest(
       const Target& target, const std::function<bool(const Shape&)>& allowed) const;
 

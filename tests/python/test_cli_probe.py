@@ -40,7 +40,8 @@ def test_one_size(program: str, capsys: pytest.CaptureFixture[str], held: int) -
     assert all(row[-1] in ("+0.0%", "-0.0%") for row in rows)
     assert any("· s" in line for line in lines)
     assert any(line.startswith("margin") for line in lines)
-    assert 97 <= int(lines[-1].split()[-1]) <= 100
+    # Beyond what was measured, a square could begin to count: 64² · 100 / 64 = 80².
+    assert 78 <= int(lines[-1].split()[-1]) <= 80
 
 
 def test_batches(program: str, capsys: pytest.CaptureFixture[str], held: int) -> None:

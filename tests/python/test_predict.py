@@ -180,13 +180,10 @@ def model() -> brim.MemoryModel:
 def test_model_answers_both_ways(model: brim.MemoryModel) -> None:
     assert model.peak(3, 300) == pytest.approx(bytes_of(3, 300), rel=1e-6)
     assert model.peak_of([100, 300, 20]) == model.peak(3, 300)
-    # The margin is a share of the peak, but of no less than 30 % of the largest that was measured.
-    least = 0.3 * max(sample.peak for sample in model.samples)
-    for n, length in ((3, 300), (1, 1), (64, 512)):
-        peak = model.peak(n, length)
-        known = [s.peak for s in model.samples if s.n >= n and s.length >= length]
-        safe = min([peak + model.margin * max(peak, least), *(max(k, peak) for k in known)])
-        assert model.safe_peak(n, length) == pytest.approx(safe)
+    for n, length in ((3, 300), (1, 1), (64, 512), (64, 16), (100, 600)):
+        assert model.peak(n, length) <= model.safe_peak(n, length)
+        assert bytes_of(n, length) <= model.safe_peak(n, length)
+    assert model.safe_peak(64, 512) == bytes_of(64, 512)  # was measured
     n = model.largest_batch(300, "100MiB")
     assert model.safe_peak(n, 300) <= 100 * MIB < model.safe_peak(n + 1, 300)
     assert n == model.largest_batch(300, 100 * MIB)
@@ -274,6 +271,34 @@ def test_model_says_what_it_is(model: brim.MemoryModel) -> None:
 def test_model_names_wrong_input(call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call(brim.MemoryModel())
+
+
+def test_safe_peak_is_no_less_than_what_was_measured() -> None:
+    peaks = [10, 20, 40, 95, 82, 320]
+    sizes = [1, 2, 4, 8, 16, 32]
+    model = brim.MemoryModel().fit(sizes, peaks)
+    assert all(model.safe_peak(s) >= peak for s, peak in zip(sizes, peaks, strict=True))
+    assert model.largest_size(90) < 8
+
+
+def test_a_model_of_batches_answers_for_empty_samples() -> None:
+    peaks = [bytes_of(*shape) for shape in SHAPES]
+    peaks[1] *= 1.1
+    model = brim.MemoryModel().fit(SHAPES, peaks)
+    budget = (model.safe_peak(1, 0) + model.safe_peak(1e6, 0)) / 2
+    n = model.largest_batch(0, budget)
+    assert model.safe_peak(n, 0) <= budget < model.safe_peak(n + 1, 0)
+
+
+def test_lengths_that_would_overflow_are_rejected(model: brim.MemoryModel) -> None:
+    assert model.peak(1, 1e100) > 1e200
+    for call in (model.peak, model.safe_peak):
+        with pytest.raises(ValueError, match="length must be at most 1e100, got 1e\\+155"):
+            call(1, 1e155)
+    with pytest.raises(ValueError, match="length must be at most 1e100"):
+        model.largest_batch(1e155, "1GiB")
+    with pytest.raises(ValueError, match="sizes must be at most 1e100"):
+        brim.MemoryModel().fit([1, 1e200], [1, 2])
 
 
 # ------------------------------------------------------------------ probe

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <brim/export.h>
+#include <brim/predict/need_bound.h>
 
 #include <cstdint>
 #include <span>
@@ -68,7 +69,8 @@ class BRIM_API MemoryModel {
   /// bound: the model is at least that there.
   /// @throws std::invalid_argument if a figure is not finite and positive, or fewer than 2 (of one
   ///     size) or 3 (of batches) different sizes were measured. The earlier fit then stays.
-  void fit(std::span<const MemorySample> samples, SizeKind kind);
+  /// @param with_error whether to work out error(), which takes most of the time.
+  void fit(std::span<const MemorySample> samples, SizeKind kind, bool with_error = true);
 
   /// @throws std::invalid_argument if the state is not of a fitted model.
   static MemoryModel from_state(MemoryModelState state);
@@ -77,32 +79,33 @@ class BRIM_API MemoryModel {
   [[nodiscard]] bool fitted() const { return !state_.phases.empty(); }
   [[nodiscard]] SizeKind kind() const { return state_.kind; }
 
-  /// Bytes expected at the peak. @throws std::invalid_argument before fit(), for the other kind of
-  /// size, or one that is negative or not finite.
+  /// Bytes expected at the peak, no more than safe_peak(). @throws std::invalid_argument before
+  /// fit(), for the other kind of size, or one that is negative, not finite or above 1e100.
   [[nodiscard]] double peak(double size) const;
   [[nodiscard]] double peak(double n, double length) const;
 
   /// Of one batch of samples of these lengths: n × the longest. 0 for none.
   [[nodiscard]] double peak_of(std::span<const double> lengths) const;
 
-  /// peak() and the margin on top: what to compare with a budget. No more than was measured at a
-  /// size that is not smaller.
+  /// What to compare with a budget: the most that any program of this kind can need whose peaks at
+  /// the samples were those, and the margin on top. No less than was measured at a size that is not
+  /// larger, no more than at one that is not smaller. Never falls as n or L grows.
   [[nodiscard]] double safe_peak(double size) const;
   [[nodiscard]] double safe_peak(double n, double length) const;
 
-  /// The largest n with safe_peak(n, length) <= bytes; 0 for none. Costs some tens of nanoseconds.
+  /// The largest n with safe_peak(n, length) <= bytes; 0 for none. Costs some microseconds.
   [[nodiscard]] std::int64_t largest_batch(double length, double bytes) const;
 
   /// The largest whole size with safe_peak(size) <= bytes; 0 for none.
   [[nodiscard]] std::int64_t largest_size(double bytes) const;
 
-  /// Leave-one-out: each measured sample predicted by a model fitted without it (of more than 32
-  /// samples, every 32nd at once). Empty `each` and zeros where there are too few for that.
+  /// Leave-one-out: each measured sample predicted by a model fitted without it (of more than 16
+  /// samples, every 16th at once). Empty `each` and zeros where there are too few for that.
   [[nodiscard]] const ModelError& error() const { return state_.error; }
 
-  /// Share of the peak, or of 30 % of the largest measured one where that is more, that safe_peak()
-  /// adds: four times the error expected elsewhere, from the residuals and the numbers of samples
-  /// and coefficients. See docs/predict.md.
+  /// Share that safe_peak() adds: 0.1 % for allocators' rounding, and half as much again as any
+  /// sample exceeds what the others allow (at most 150 %). Large where the need is not of this
+  /// kind.
   [[nodiscard]] double margin() const { return state_.margin; }
 
   [[nodiscard]] const std::vector<MemorySample>& samples() const { return state_.samples; }
@@ -115,13 +118,15 @@ class BRIM_API MemoryModel {
 
  private:
   void check(SizeKind kind) const;
+  void learn();
   [[nodiscard]] double evaluate(double n, double length) const;
+  [[nodiscard]] double bound(double n, double length) const;
+  [[nodiscard]] double least(double n, double length) const;
   [[nodiscard]] double safe(double n, double length) const;
-  [[nodiscard]] double with_margin(double bytes) const;
-  [[nodiscard]] double without_margin(double bytes) const;
 
   MemoryModelState state_;
-  double reference_ = 0;  // bytes that the margin is at least a share of
+  NeedBound bound_;
+  std::vector<double> envelope_;  // of each sample: the most that it or a smaller one needed
 };
 
 }  // namespace brim

@@ -41,4 +41,14 @@ BRIM_API MemoryModel probe_memory(const std::function<void(std::int64_t, std::in
                                   const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes,
                                   const ProbeOptions& options = {});
 
+/// The same, for batches that are to come as close to the budget as possible. After `probes`
+/// batches that are spread out, up to 16 are measured near the budget, of those lengths where the
+/// model would leave most of it unused.
+/// @param lengths those of the samples, or some that represent them: the shortest, the longest and
+///     a few dozen between them.
+/// @param most COUNT of samples that a batch may have.
+BRIM_API MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>& work,
+                                   const std::vector<std::int64_t>& lengths, std::int64_t most,
+                                   const ProbeOptions& options = {});
+
 }  // namespace brim

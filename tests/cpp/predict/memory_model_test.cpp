@@ -137,10 +137,83 @@ TEST(MemoryModel, LargestBatchIsTheLastThatIsSafe) {
   }
 }
 
+TEST(MemoryModel, SafePeakIsNeverBelowTheNeedOfAProgramOfItsKind) {
+  std::mt19937 random(8);
+  std::uniform_real_distribution<double> unit(0, 1);
+  for (int round = 0; round < 100; ++round) {
+    const double held = 1e6 * (1 + unit(random));
+    const double per_sample = unit(random) < 0.5 ? 0 : 1e5 * unit(random);
+    const double per_token = 1e3 * unit(random);
+    const double per_pair = unit(random) < 0.5 ? 0 : 10 * unit(random);
+    const Need need = [&](double n, double l) {
+      return std::max({1.5 * held, held + per_sample * n + per_token * n * l,
+                       held + 0.7 * per_token * n * l + per_pair * n * l * l});
+    };
+    const MemoryModel model = model_of(need);
+    EXPECT_LT(model.margin(), 0.0011);
+    for (const double n : {1, 2, 3, 5, 8, 13, 24, 48, 64, 100}) {
+      for (const double length : {5, 16, 20, 33, 64, 100, 200, 300, 384, 512, 1000}) {
+        ASSERT_GE(model.safe_peak(n, length), need(n, length));
+        ASSERT_LE(model.peak(n, length), model.safe_peak(n, length));
+      }
+    }
+  }
+}
+
+TEST(MemoryModel, SafePeakIsNeverBelowWhatWasMeasured) {
+  const std::vector<std::vector<double>> noisy{
+      {10, 20, 40, 95, 82, 320}, {60, 50, 40, 30, 20, 10}, {50, 20, 40, 80, 160, 1}};
+  for (const std::vector<double>& peaks : noisy) {
+    std::vector<MemorySample> samples;
+    for (std::size_t i = 0; i < peaks.size(); ++i) {
+      samples.push_back({static_cast<double>(1 << i), 0, peaks[i], false});
+    }
+    MemoryModel model;
+    model.fit(samples, SizeKind::size);
+    for (const MemorySample& sample : samples) {
+      EXPECT_GE(model.safe_peak(sample.n), sample.peak);
+      const auto largest = static_cast<double>(model.largest_size(sample.peak - 1));
+      EXPECT_LT(largest, sample.n);
+    }
+    for (double size = 1; size < 40; ++size) {
+      EXPECT_LE(model.safe_peak(size), model.safe_peak(size + 1));
+    }
+  }
+}
+
+TEST(MemoryModel, LargestBatchOfEmptySamplesEnds) {
+  std::vector<MemorySample> samples =
+      measure([](double n, double l) { return 1e5 + 64 * n * l + n * l * l; });
+  samples[1].peak *= 1.1;
+  MemoryModel model;
+  model.fit(samples, SizeKind::batch);
+  const double low = model.safe_peak(1, 0);
+  const double high = model.safe_peak(1e6, 0);
+  const double budget = (low + high) / 2;
+  const std::int64_t n = model.largest_batch(0, budget);
+  EXPECT_GE(n, 1);
+  EXPECT_LE(model.safe_peak(static_cast<double>(n), 0), budget);
+}
+
+TEST(MemoryModel, SizesThatWouldOverflowAreRejected) {
+  using Error = std::invalid_argument;
+  const MemoryModel model = model_of([](double n, double l) { return 1e6 + n * l * l; });
+  EXPECT_GT(model.peak(1, 1e100), 1e199);
+  EXPECT_CONTAINS(message_of<Error>([&] { static_cast<void>(model.peak(1, 1e155)); }),
+                  "length must be at most 1e100, got 1e+155");
+  EXPECT_CONTAINS(message_of<Error>([&] { static_cast<void>(model.largest_batch(1e155, 1e9)); }),
+                  "length must be at most 1e100");
+  MemoryModel other;
+  const std::vector<MemorySample> huge{{1, 0, 1}, {1e200, 0, 2}};
+  EXPECT_CONTAINS(message_of<Error>([&] { other.fit(huge, SizeKind::size); }),
+                  "sizes must be at most 1e100");
+}
+
 TEST(MemoryModel, LargestBatchIsBoundedWhereTheNeedDoesNotGrow) {
   MemoryModel model;
   model.fit(measure([](double, double) { return 100.0; }), SizeKind::batch);
-  EXPECT_EQ(model.largest_batch(10, 1000), MemoryModel::kLargestSize);
+  EXPECT_EQ(model.largest_batch(10, 100), 64) << "the most that was measured";
+  EXPECT_EQ(model.largest_batch(10, 1000), 639) << "it may begin to grow there";
   EXPECT_EQ(model.largest_batch(10, 99), 0);
   EXPECT_EQ(model.largest_batch(10, std::numeric_limits<double>::infinity()),
             MemoryModel::kLargestSize);

@@ -1,0 +1,96 @@
+#include "predict/frontier.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace brim::detail {
+namespace {
+
+// Less is not worth a measurement.
+constexpr double kUnused = 0.03;
+// What a batch that is measured may need at most, as a multiple of the limit, by what is known.
+constexpr double kBeyond = 1.5;
+// Where little is known (of work with a high floor the bound grows with the floor), any term may
+// grow so many times from a batch that stays within the limit.
+constexpr double kGrowth = 4;
+
+/// The most samples of a length that may be measured.
+std::int64_t within_reach(const MemoryModel& model, std::int64_t most, double length,
+                          double limit) {
+  auto result = static_cast<double>(model.largest_batch(length, kBeyond * limit));
+  for (const MemorySample& sample : model.samples()) {
+    if (!sample.out_of_memory && sample.peak <= limit) {
+      const double shorter = std::min(1.0, sample.length / length);
+      result = std::max(result, std::floor(kGrowth * sample.n * shorter * shorter));
+    }
+  }
+  return static_cast<std::int64_t>(std::min(result, static_cast<double>(most)));
+}
+
+/// Whether one sample of that length was found to be too much.
+bool known_to_fail(const MemoryModel& model, double length, double limit) {
+  return std::any_of(model.samples().begin(), model.samples().end(), [&](const MemorySample& s) {
+    return s.n == 1 && s.length <= length && (s.out_of_memory || s.peak > limit);
+  });
+}
+
+bool measured_near(const MemoryModel& model, double n, double length) {
+  constexpr double kNear = 1.1;
+  const auto near = [](double a, double b) { return a <= kNear * b && b <= kNear * a; };
+  return std::any_of(model.samples().begin(), model.samples().end(),
+                     [&](const MemorySample& s) { return near(s.n, n) && near(s.length, length); });
+}
+
+/// The largest n from `good` to `most` that is expected to stay within the limit.
+std::int64_t expected_count(const MemoryModel& model, std::int64_t good, std::int64_t most,
+                            double length, double limit) {
+  std::int64_t bad = most + 1;
+  while (bad - good > 1) {
+    const std::int64_t middle = good + (bad - good) / 2;
+    (model.peak(static_cast<double>(middle), length) <= limit ? good : bad) = middle;
+  }
+  return good;
+}
+
+}  // namespace
+
+std::optional<BatchShape> next_at_the_limit(const MemoryModel& model,
+                                            std::span<const std::int64_t> lengths,
+                                            std::int64_t most, double limit, double caution) {
+  std::optional<BatchShape> result;
+  std::optional<BatchShape> alone;
+  double largest = kUnused;
+  // From the longest on, which is taken where several cannot be used at all.
+  for (auto place = lengths.rbegin(); place != lengths.rend(); ++place) {
+    const auto length = static_cast<double>(*place);
+    const std::int64_t safe = std::min(model.largest_batch(length, limit), most);
+    const double used = safe > 0 ? model.peak(static_cast<double>(safe), length) / limit : 0.0;
+    if (1 - used <= largest) {
+      continue;
+    }
+    const std::int64_t reach = within_reach(model, most, length, limit);
+    std::int64_t n = expected_count(model, safe, reach, length, limit / (1 + caution));
+    // Samples are left out only if one was measured to be too much.
+    if (n == 0 && !known_to_fail(model, length, limit)) {
+      n = reach > 0 ? 1 : 0;
+      alone = {1, *place};
+    }
+    if (n > safe) {
+      largest = 1 - used;
+      result = {n, *place};
+    }
+  }
+  if (result || alone) {
+    return result ? result : alone;
+  }
+  // All is used by what the model expects. That needs measurements nearby.
+  for (const std::int64_t length : {lengths.back(), lengths[lengths.size() / 2], lengths.front()}) {
+    const std::int64_t n = std::min(model.largest_batch(static_cast<double>(length), limit), most);
+    if (n > 0 && !measured_near(model, static_cast<double>(n), static_cast<double>(length))) {
+      return BatchShape(n, length);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace brim::detail

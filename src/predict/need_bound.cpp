@@ -1,0 +1,123 @@
+#include <brim/predict/need_bound.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+namespace brim {
+namespace {
+
+constexpr std::size_t kTerms = NeedBound::kTerms;
+constexpr std::size_t kColumns = kTerms + 1;  // the last one is the right-hand side
+constexpr double kZero = 1e-12;               // of figures that are at most about 1
+using Row = std::array<double, kColumns>;
+
+/// Exchanges a variable in the basis (the row's) with one outside it (the column's).
+void pivot(std::vector<Row>& table, std::size_t row, std::size_t column) {
+  const double by = table[row][column];
+  for (std::size_t j = 0; j < kColumns; ++j) {
+    table[row][j] /= by;
+  }
+  table[row][column] = 1 / by;
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const double factor = table[i][column];
+    if (i == row || factor == 0) {
+      continue;
+    }
+    table[i][column] = 0;
+    for (std::size_t j = 0; j < kColumns; ++j) {
+      table[i][j] -= factor * table[row][j];
+    }
+  }
+}
+
+/// The variable to bring into the basis: the steepest one, kTerms where none gains. After many
+/// steps the first one, which cannot go round in circles (Bland's rule).
+std::size_t entering(const Row& objective, std::size_t step) {
+  constexpr std::size_t kMany = 50;
+  std::size_t best = kTerms;
+  for (std::size_t j = 0; j < kTerms; ++j) {
+    if (objective[j] < -kZero && (best == kTerms || objective[j] < objective[best])) {
+      best = j;
+      if (step > kMany) {
+        break;
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+void NeedBound::add(const Terms& terms, double bytes) {
+  Terms row{};
+  std::transform(terms.begin(), terms.end(), row.begin(), [&](double t) { return t / bytes; });
+  const auto implied = [](const Terms& one, const Terms& by) {
+    return std::equal(one.begin(), one.end(), by.begin(), std::less_equal<>());
+  };
+  if (std::any_of(rows_.begin(), rows_.end(), [&](const Terms& r) { return implied(row, r); })) {
+    return;
+  }
+  std::erase_if(rows_, [&](const Terms& r) { return implied(r, row); });
+  rows_.push_back(row);
+}
+
+double NeedBound::at(const Terms& terms) const {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  // Units are chosen so that the largest figure of each column is 1.
+  Terms unit{};
+  for (const Terms& row : rows_) {
+    for (std::size_t j = 0; j < kTerms; ++j) {
+      unit[j] = std::max(unit[j], row[j]);
+    }
+  }
+  Row objective{};
+  double scale = 0;
+  for (std::size_t j = 0; j < kTerms; ++j) {
+    if (unit[j] > 0) {
+      objective[j] = -terms[j] / unit[j];
+      scale = std::max(scale, -objective[j]);
+    } else if (terms[j] > 0) {
+      return kInfinity;
+    }
+  }
+  if (scale == 0) {
+    return 0;
+  }
+  std::vector<Row> table;
+  table.reserve(rows_.size() + 1);
+  for (const Terms& row : rows_) {
+    Row& made = table.emplace_back();
+    for (std::size_t j = 0; j < kTerms; ++j) {
+      made[j] = unit[j] > 0 ? row[j] / unit[j] : 0.0;
+    }
+    made.back() = 1;
+  }
+  for (double& value : objective) {
+    value /= scale;
+  }
+  table.push_back(objective);
+  const std::size_t rows = rows_.size();
+  for (std::size_t step = 0;; ++step) {
+    const std::size_t column = entering(table.back(), step);
+    if (column == kTerms) {
+      return table.back().back() * scale;
+    }
+    std::size_t leaving = rows;
+    double least = kInfinity;
+    for (std::size_t i = 0; i < rows; ++i) {
+      const double ratio =
+          table[i][column] > kZero ? table[i].back() / table[i][column] : kInfinity;
+      if (ratio < least) {
+        least = ratio;
+        leaving = i;
+      }
+    }
+    if (leaving == rows) {
+      return kInfinity;
+    }
+    pivot(table, leaving, column);
+  }
+}
+
+}  // namespace brim
