@@ -48,7 +48,7 @@ ParameterSearch make_search(ParameterSearchOptions search, const AdaptOptions& o
 
 }  // namespace
 
-MaximizeRun::MaximizeRun(ParameterSearchOptions search, const AdaptOptions& options,
+MaximizeRun::MaximizeRun(const ParameterSearchOptions& search, const AdaptOptions& options,
                          Checkpoint checkpoint, Rate rate, FirstTry first_try) {
   check_options(options);
   const c10::Device device = checkpoint.device();

@@ -30,7 +30,7 @@ namespace {
 bool fits_word(const SizeSpan<std::int64_t>& sizes) {
   return sizes.visit([](auto stored) {
     std::int64_t bits = 0;
-    for (const std::int64_t size : stored) {
+    for (const std::int64_t size : stored) {  // NOLINT(bugprone-signed-char-misuse): a number
       bits |= size;
     }
     return !stored.empty() && std::in_range<std::uint32_t>(bits);

@@ -119,6 +119,7 @@ class SampleTable {
     column.sizes.visit([&](auto stored) {
       const auto* const from = stored.data();
       for (std::size_t i = 0; i < samples.size(); ++i) {
+        // NOLINTNEXTLINE(bugprone-signed-char-misuse): a number
         to[i * step] = static_cast<T>(from[samples[i]]);
       }
     });

@@ -99,11 +99,10 @@ c10::Device resolve_device(c10::Device device) {
   if (device.is_cpu()) {
     return c10::Device(c10::DeviceType::CPU);
   }
-  // Of the device that was asked for last all this is known; a call that names its device asks every
-  // time.
+  // Of the device that was asked for last all this is known; a call that names its device asks
+  // every time.
   static std::atomic<c10::Device> last{c10::Device(c10::DeviceType::CPU)};
-  if (device.has_index() && device == last.load(std::memory_order_relaxed) &&
-      !is_forked_child()) {
+  if (device.has_index() && device == last.load(std::memory_order_relaxed) && !is_forked_child()) {
     return device;
   }
   TORCH_CHECK_VALUE(at::accelerator::isAccelerator(device.type()),

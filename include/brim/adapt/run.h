@@ -40,8 +40,8 @@ class BRIM_API MaximizeRun {
   enum class FirstTry : std::uint8_t { ahead, failed };
 
   /// @param search its strategy and available bytes are taken from `options` and the device.
-  MaximizeRun(ParameterSearchOptions search, const AdaptOptions& options, Checkpoint checkpoint,
-              Rate rate = Rate::calls, FirstTry first_try = FirstTry::ahead);
+  MaximizeRun(const ParameterSearchOptions& search, const AdaptOptions& options,
+              Checkpoint checkpoint, Rate rate = Rate::calls, FirstTry first_try = FirstTry::ahead);
   ~MaximizeRun();
   MaximizeRun(MaximizeRun&&) noexcept;
 
