@@ -125,6 +125,7 @@ MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>&
   constexpr int kMostAtTheLimit = 16;
   constexpr double kLeastCaution = 0.02;
   constexpr double kMostCaution = 0.25;
+  constexpr double kSmaller = 0.95;
   if (lengths.empty() || most < 1) {
     throw std::invalid_argument("lengths must not be empty, and most must be positive, got " +
                                 detail::text(lengths.size()) + " lengths and " +
@@ -142,8 +143,11 @@ MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>&
   const Prober prober(work, SizeKind::batch, options);
   MemoryModel model = prober.spread(std::move(shapes), options.probes);
   double caution = std::clamp(model.error().worst, kLeastCaution, kMostCaution);
+  // What tensors may hold. An accelerator's allocator reserves more than that, and the limit may be
+  // on what it reserves: what ran out of memory below the limit says so.
+  double limit = prober.limit();
   for (int i = 0; i < kMostAtTheLimit; ++i) {
-    const auto shape = detail::next_at_the_limit(model, ascending, most, prober.limit(), caution);
+    const auto shape = detail::next_at_the_limit(model, ascending, most, limit, caution);
     if (!shape) {
       break;
     }
@@ -154,6 +158,9 @@ MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>&
     std::vector<MemorySample> samples = model.samples();
     samples.push_back({n, length, static_cast<double>(sample.peak), sample.out_of_memory});
     model.fit(samples, SizeKind::batch, false);
+    if (sample.out_of_memory && expected <= limit) {
+      limit *= kSmaller;
+    }
     const double surprise = std::abs(samples.back().peak / expected - 1);
     caution = std::clamp(2 * surprise, kLeastCaution, kMostCaution);
   }
