@@ -20,9 +20,10 @@ from brim.predict import MemoryModel, collect_peaks
 _MOST_SAMPLES = 2**16
 # How many lengths stand for those of a data set.
 _LENGTHS = 32
-# Of a sampler's own batches: so many are measured at most, and this many epochs are looked at, of
-# large data sets fewer.
+# Of a sampler's own batches: so many are measured, extreme ones and after a failure a few more, and
+# this many epochs are looked at, of large data sets fewer.
 _MOST_MEASURED, _EPOCHS, _MANY_SAMPLES = 32, 4, 200_000
+_MOST_ROUNDS = 48  # of making the sampler, and of measuring its batches
 # A model with a larger margin is checked on more batches, and one with a large margin is told of.
 _NOISY, _UNPREDICTABLE = 0.01, 0.25
 # Totals are made larger until this share of the budget is in use, in steps to this share of it, and
@@ -42,6 +43,13 @@ class Make(Protocol):
     def __call__(
         self, sizes: torch.Tensor, maximum: int, cost: Any, **changes: Any
     ) -> BatchSamplerBase: ...
+
+
+class _Peak(NamedTuple):
+    """Bytes that a batch needed; more than that, and than the limit, where it ran out of memory."""
+
+    peak: int
+    out_of_memory: bool
 
 
 class _Batches(NamedTuple):
@@ -86,8 +94,11 @@ class _Fit:
             samples = [self.dataset[index] for index in chosen]
             self.work(samples if self.collate_fn is None else self.collate_fn(samples))
 
-    def measure(self, chosen: Iterable[int]) -> _C.PeakSample:
-        return collect_peaks(self.run, [chosen], self.device)[0]
+    def measure(self, chosen: Iterable[int]) -> _Peak:
+        sample = collect_peaks(self.run, [chosen], self.device)[0]
+        # Libraries that run out of memory do not say what they asked for.
+        least = self.limit + 1 if sample.out_of_memory else 1
+        return _Peak(max(sample.peak, least), sample.out_of_memory)
 
     def own_batches(self, maximum: int, cost: Any) -> _Batches:
         """The batches that the sampler makes in its first epochs."""
@@ -156,11 +167,13 @@ class _Fit:
             end = bisect_right(self.ascending, length)
             self.run([self.by_size[end - 1 - place % end] for place in range(count)])
 
-        # Evenly over the samples, and over the logarithm of their lengths.
+        # Evenly over the samples, and over the logarithm of their lengths. Empty ones say nothing
+        # about others, and need no more than they do.
         last = len(self.ascending) - 1
-        low, high = max(self.ascending[0], 1), max(self.ascending[-1], 1)
+        first = min(bisect_right(self.ascending, 0), last)
+        low, high = max(self.ascending[first], 1), max(self.ascending[-1], 1)
         shares = [k / (_LENGTHS - 1) for k in range(_LENGTHS)]
-        places = [round(share * last) for share in shares]
+        places = [first + round(share * (last - first)) for share in shares]
         places += [bisect_right(self.ascending, low * (high / low) ** share) for share in shares]
         lengths = sorted({max(self.ascending[min(place, last)], 1) for place in places})
         model = MemoryModel()
@@ -176,7 +189,7 @@ class _Fit:
         """
         usable = self.limit
         measured: set[tuple[float, float]] = set()
-        while True:
+        for _ in range(_MOST_ROUNDS):
             batches = self.own_batches(usable, model)
             shapes = list(zip(batches.counts.tolist(), batches.longest.tolist(), strict=True))
             if not shapes:
@@ -186,13 +199,14 @@ class _Fit:
             chosen = [by_length[-1], max(by_length, key=lambda i: shapes[i])]
             chosen.append(max(by_length, key=lambda i: peaks[i]))
             chosen.append(max(by_length, key=lambda i: shapes[i][0] * shapes[i][1]))
-            spread = 16 if max(model.margin, self.error) > _NOISY else 8
-            chosen += by_length[:: max(1, len(by_length) // spread)]
+            if len(measured) < _MOST_MEASURED:
+                spread = 16 if max(model.margin, self.error) > _NOISY else 8
+                chosen += by_length[:: max(1, len(by_length) // spread)]
             tried = [((shapes[i][0], max(shapes[i][1], 1)), batches.samples(i)) for i in chosen]
             del batches  # before anything is measured
-            over = False
+            over = 0.0  # what a batch needed, as a multiple of the limit
             for shape, samples in tried:
-                if shape in measured or len(measured) >= _MOST_MEASURED:
+                if shape in measured:
                     continue
                 measured.add(shape)
                 sample = self.measure(samples)
@@ -200,13 +214,14 @@ class _Fit:
                 if sample.out_of_memory or sample.peak > thought:
                     self.error = max(self.error, sample.peak / thought - 1)
                     _add_sample(model, shape, sample)
-                if sample.out_of_memory or sample.peak > self.limit:
-                    over = True
+                if sample.peak > self.limit:
+                    over = math.inf if sample.out_of_memory else sample.peak / self.limit
                     break  # the others are of batches that will not be made
-            if not over:
+            if over == 0:
                 return usable
-            if len(measured) >= _MOST_MEASURED // 2:
-                usable = int(usable * _SMALLER)
+            if len(measured) >= _MOST_MEASURED // 2:  # learning alone does not do
+                usable = int(usable * max(min(_SMALLER, 1 / over), 1 / _GROWTH))
+        return usable
 
     # ---- samples laid one after the other --------------------------------------------------
 
@@ -223,9 +238,9 @@ class _Fit:
             fewer than two were measured.
         """
         bound = _C.NeedBound()
-        known: dict[tuple[float, ...], _C.PeakSample] = {}
+        known: dict[tuple[float, ...], _Peak] = {}
 
-        def learn(samples: list[int], terms: tuple[float, ...]) -> _C.PeakSample:
+        def learn(samples: list[int], terms: tuple[float, ...]) -> _Peak:
             sample = known[terms] = self.measure(samples)
             thought = bound.at(terms)
             self.error = max(self.error, sample.peak / thought - 1)
@@ -238,7 +253,18 @@ class _Fit:
         for count in (1, 2):
             learn([first] * count, _terms(count, smallest, count * smallest, count * smallest**2))
         everything = max(int(self.sizes.sum()), 1)
-        total, good, bad = max(smallest, 1), 0, everything + 1
+        total = max(smallest, 1)
+        # By single samples at first. Where there are many, most would be alone in a batch.
+        while total < self.ascending[-1]:
+            longer = min(int(_GROWTH * total), self.ascending[-1])
+            index = self.by_size[bisect_right(self.ascending, longer) - 1]
+            size = int(self.sizes[index])
+            alone = _terms(1, size, size, size**2)
+            if alone not in known and _GROWTH * learn([index], alone).peak > self.limit:
+                break
+            total = longer
+        good, bad = 0, everything + 1
+        near = 0  # COUNT of batches that were measured near the limit
         used = 0.0  # by batches of the total that is good
         for _ in range(2 * _MOST_MEASURED):
             batches = self.own_batches(total, "sum")
@@ -255,13 +281,17 @@ class _Fit:
             order = needs.argsort(descending=True)[: 4 if nearly else 1].tolist()
             tried = [(batches.samples(i), terms[i]) for i in order if terms[i] not in known]
             del batches, rows, needs  # before anything is measured
-            if tried and len(known) < _MOST_MEASURED:
-                failed = False
-                for samples, each in tried:
-                    sample = learn(samples, each)
-                    failed = failed or sample.out_of_memory
-                if not failed:
+            if tried and near < _MOST_MEASURED:
+                found = [learn(samples, each) for samples, each in tried]
+                if not any(sample.out_of_memory for sample in found):
+                    # Far below the limit one batch of each total is enough: where a floor is high
+                    # (an optimizer's step), bounds are, and no measurement makes them lower.
+                    if _GROWTH * max(sample.peak for sample in found) <= self.limit:
+                        total = min(int(_GROWTH * total), everything)
+                    else:
+                        near += len(found)
                     continue
+                near += len(found)
                 most = max(most, 1.1 * self.limit)
             if most <= self.limit:
                 growth = _GROWTH
@@ -279,10 +309,14 @@ class _Fit:
                 total = max(good, int(total * _NEARLY * self.limit / most), (good + total) // 2)
                 if total <= good or total == bad:
                     break
-        totals = {terms[2] for terms, sample in known.items() if not sample.out_of_memory}
+        if max(sample.peak for sample in known.values()) <= 1:
+            raise ValueError("the work held no memory on the device: it must be the one it runs on")
+        totals = {terms[_TOTAL] for terms, sample in known.items() if not sample.out_of_memory}
         model = MemoryModel() if len(totals - {0.0}) > 1 else None
         if model is not None:
-            measured = [(terms[2], sample) for terms, sample in known.items() if terms[2] > 0]
+            measured = [
+                (terms[_TOTAL], sample) for terms, sample in known.items() if terms[_TOTAL] > 0
+            ]
             model.fit(
                 [size for size, _ in measured],
                 [sample.peak for _, sample in measured],
@@ -291,13 +325,17 @@ class _Fit:
         return good, model
 
 
+_TOTAL = 4  # its place among the terms
+
+
 def _terms(count: float, longest: Any, total: Any, squares: Any) -> tuple[float, ...]:
     """What the need of a batch of samples that are laid one after the other may depend on."""
     count, longest, total = float(count), float(longest), float(total)
-    return 1.0, count, total, float(squares), total**2, longest, longest**2, count * longest
+    of_count = (count, count**2, count * longest)
+    return 1.0, *of_count, total, total**2, float(squares), longest, longest**2
 
 
-def _add_sample(model: MemoryModel, shape: tuple[float, float], sample: _C.PeakSample) -> None:
+def _add_sample(model: MemoryModel, shape: tuple[float, float], sample: _Peak) -> None:
     known = model.samples
     model.fit(
         [*((each.n, each.length) for each in known), shape],

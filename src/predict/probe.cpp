@@ -62,7 +62,12 @@ class Prober {
       work_(shape.first, shape.second);
       return 0.0;
     };
-    return collect_peaks(call, 1, collect_).front();
+    PeakSample sample = collect_peaks(call, 1, collect_).front();
+    if (sample.out_of_memory) {
+      // Libraries that run out of memory do not say what they asked for.
+      sample.peak = std::max(sample.peak, static_cast<std::int64_t>(limit()) + 1);
+    }
+    return sample;
   }
 
   /// A few of the sizes, growing and spread out.
@@ -74,6 +79,8 @@ class Prober {
         OutOfMemoryError, !warm_up.out_of_memory, device_.is_cpu() ? "CPU" : device_.str(),
         " out of memory. Even the smallest of the sizes, ", name_of(plan.smallest(), kind_),
         ", does not fit: it needs at least ", format_bytes(warm_up.peak));
+    TORCH_CHECK_VALUE(warm_up.peak > 0, "the work held no memory on ", device_,
+                      ": device must be the one that it runs on");
     while (const auto shape = plan.next(limit(), limit(kBeyond))) {
       const PeakSample sample = measure(*shape);
       plan.add(*shape, static_cast<double>(sample.peak), static_cast<double>(sample.start),

@@ -19,7 +19,7 @@ namespace brim {
 /// A value type without torch in it. Reading one from several threads is safe.
 class BRIM_API NeedBound {
  public:
-  static constexpr std::size_t kTerms = 8;
+  static constexpr std::size_t kTerms = 9;
   using Terms = std::array<double, kTerms>;  ///< how often each term counts; 0 for one not in use
 
   /// Terms are finite and not negative; bytes are positive.

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -237,6 +238,30 @@ TEST(ProbeMemory, OutOfMemoryThatHappensAnywayIsABound) {
                                     [](const MemorySample& s) { return s.out_of_memory; });
   EXPECT_EQ(failed, 1);
   EXPECT_GE(model.peak(64), 128.0 * kMiB);
+}
+
+TEST(ProbeMemory, OutOfMemoryOfUnknownSizeIsAboveTheBudget) {
+  const auto budget = memory_stats(at::kCPU).allocated + kMiB;
+  const MemoryModel model = probe_memory(
+      [](std::int64_t size) {
+        static_cast<void>(tensor_of(size));
+        if (size > 100) {
+          throw std::bad_alloc();  // says nothing about bytes
+        }
+      },
+      {1, 10, 100, 1000, 10000}, {.device = at::kCPU, .budget = budget});
+  EXPECT_LT(model.largest_size(static_cast<double>(budget)), 10000);
+}
+
+TEST(ProbeMemory, WorkThatHoldsNothingIsRefused) {
+  if (memory_stats(at::kCPU).allocated > 0) {
+    GTEST_SKIP() << "something else is held";
+  }
+  EXPECT_CONTAINS(
+      message_of<c10::ValueError>([] {
+        static_cast<void>(probe_memory([](std::int64_t) {}, {1, 2, 3}, {.device = at::kCPU}));
+      }),
+      "held no memory on cpu");
 }
 
 TEST(ProbeMemory, TooLittleMemoryIsSaid) {

@@ -1,0 +1,110 @@
+"""Samplers fitted to work whose need is unlike what the memory model expects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from brim.data import PackedBatchSampler
+
+
+def made_of_bytes(bytes_of: Callable[[list[int]], float]) -> Callable[[list[int]], None]:
+    """Work on a batch of lengths that holds so many bytes."""
+
+    def work(lengths: list[int]) -> None:
+        torch.empty(max(int(bytes_of(lengths)), 1), dtype=torch.uint8)
+
+    return work
+
+
+LENGTHS = [  # few of many sizes
+    min(8 + index % 37 * (1 + index % 11), 400) for index in range(600)
+]
+
+
+def shares_used(
+    made: Any, lengths: list[int], bytes_of: Callable[[list[int]], float], room: int
+) -> list[float]:
+    return [bytes_of([lengths[index] for index in batch]) / room for batch in made]
+
+
+@pytest.mark.filterwarnings("ignore:what the work needs cannot be told")
+@pytest.mark.parametrize("cost", ["padded", "sum"])
+def test_a_loss_that_compares_each_sample_with_each_other_one(cost: str, held: int) -> None:
+    def bytes_of(lengths: list[int]) -> float:
+        return 1000.0 * len(lengths) ** 2
+
+    room = 2**20
+    made = PackedBatchSampler.fit(
+        LENGTHS, made_of_bytes(bytes_of), LENGTHS, held + room, "cpu", cost=cost, shuffle=True
+    )
+    assert made.report().batched == 600
+    assert max(shares_used(made, LENGTHS, bytes_of, room)) <= 1
+
+
+@pytest.mark.filterwarnings("ignore:what the work needs cannot be told|.*are left out, over budget")
+@pytest.mark.parametrize("cost", ["padded", "sum"])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("out of memory"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")]
+)
+def test_batches_that_ran_out_of_memory_without_saying_how_much_are_not_made(
+    cost: str, error: Exception, held: int
+) -> None:
+    def work(lengths: list[int]) -> None:
+        torch.empty(1000)
+        if len(lengths) * max(lengths) > 3000:
+            raise error
+
+    made = PackedBatchSampler.fit(
+        LENGTHS, work, LENGTHS, held + 2**20, "cpu", cost=cost, shuffle=True, oversize="leave_out"
+    )
+    assert max(len(batch) * max(LENGTHS[index] for index in batch) for batch in made) <= 3000
+
+
+def test_a_need_that_grows_faster_than_any_term_stays_within_the_budget(held: int) -> None:
+    def bytes_of(lengths: list[int]) -> float:
+        return len(lengths) * max(lengths) ** 3 / 100
+
+    room = 2 * 2**20
+    with pytest.warns(UserWarning, match="cannot be told from the sizes|are left out"):
+        made = PackedBatchSampler.fit(
+            LENGTHS, made_of_bytes(bytes_of), LENGTHS, held + room, "cpu", shuffle=True
+        )
+    assert max(shares_used(made, LENGTHS, bytes_of, room)) <= 1
+
+
+def test_empty_samples_do_not_stand_for_others(held: int) -> None:
+    lengths = [0] * 50 + LENGTHS
+
+    def bytes_of(lengths: list[int]) -> float:
+        return 100 * len(lengths) + 1000 * len(lengths) * max(lengths)
+
+    room = 2 * 2**20
+    made = PackedBatchSampler.fit(
+        lengths, made_of_bytes(bytes_of), lengths, held + room, "cpu", shuffle=True
+    )
+    used = shares_used(made, lengths, bytes_of, room)
+    assert made.report().batched == 650
+    assert 0.9 <= max(used) <= 1
+
+
+def test_samples_after_each_other_with_a_high_floor_are_all_used(held: int) -> None:
+    def bytes_of(lengths: list[int]) -> float:
+        return max(2**20, 100 * sum(lengths))
+
+    made = PackedBatchSampler.fit(
+        LENGTHS, made_of_bytes(bytes_of), LENGTHS, held + 2 * 2**20, "cpu", cost="sum", shuffle=True
+    )
+    assert made.report().batched == 600
+    assert max(shares_used(made, LENGTHS, bytes_of, 2 * 2**20)) >= 0.9
+
+
+@pytest.mark.parametrize("cost", ["padded", "sum"])
+def test_work_that_holds_nothing_on_the_device_is_refused(cost: str, held: int) -> None:
+    if held > 0:
+        pytest.skip("something else is held")
+    with pytest.raises(ValueError, match="held no memory on"):
+        PackedBatchSampler.fit(LENGTHS, lambda batch: None, LENGTHS, 2**20, "cpu", cost=cost)
