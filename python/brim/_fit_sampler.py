@@ -46,7 +46,7 @@ class Make(Protocol):
 
 
 class _Peak(NamedTuple):
-    """Bytes that a batch needed; more than that, and than the limit, where it ran out of memory."""
+    """Bytes that a batch needed; where it ran out of memory, more than that."""
 
     peak: int
     out_of_memory: bool
@@ -97,7 +97,8 @@ class _Fit:
     def measure(self, chosen: Iterable[int]) -> _Peak:
         sample = collect_peaks(self.run, [chosen], self.device)[0]
         # Libraries that run out of memory do not say what they asked for.
-        least = self.limit + 1 if sample.out_of_memory else 1
+        silent = sample.out_of_memory and sample.requested is None
+        least = self.limit + 1 if silent else 1
         return _Peak(max(sample.peak, least), sample.out_of_memory)
 
     def own_batches(self, maximum: int, cost: Any) -> _Batches:
@@ -214,7 +215,7 @@ class _Fit:
                 if sample.out_of_memory or sample.peak > thought:
                     self.error = max(self.error, sample.peak / thought - 1)
                     _add_sample(model, shape, sample)
-                if sample.peak > self.limit:
+                if sample.out_of_memory or sample.peak > self.limit:
                     over = math.inf if sample.out_of_memory else sample.peak / self.limit
                     break  # the others are of batches that will not be made
             if over == 0:

@@ -63,7 +63,7 @@ class Prober {
       return 0.0;
     };
     PeakSample sample = collect_peaks(call, 1, collect_).front();
-    if (sample.out_of_memory) {
+    if (sample.out_of_memory && !sample.requested) {
       // Libraries that run out of memory do not say what they asked for.
       sample.peak = std::max(sample.peak, static_cast<std::int64_t>(limit()) + 1);
     }
