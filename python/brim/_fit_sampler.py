@@ -255,13 +255,18 @@ class _Fit:
             learn([first] * count, _terms(count, smallest, count * smallest, count * smallest**2))
         everything = max(int(self.sizes.sum()), 1)
         total = max(smallest, 1)
-        # By single samples at first. Where there are many, most would be alone in a batch.
+        # By single samples at first: all that fit alone are to be in a batch. One twice as long is
+        # taken to need at most four times as much.
+        peak = max(sample.peak for sample in known.values())
         while total < self.ascending[-1]:
-            longer = min(int(_GROWTH * total), self.ascending[-1])
+            step = min(_GROWTH, math.sqrt(_GROWTH * self.limit / peak))
+            longer = min(max(int(step * total), total + 1), self.ascending[-1])
             index = self.by_size[bisect_right(self.ascending, longer) - 1]
             size = int(self.sizes[index])
             alone = _terms(1, size, size, size**2)
-            if alone not in known and _GROWTH * learn([index], alone).peak > self.limit:
+            if alone not in known:
+                peak = max(peak, learn([index], alone).peak)
+            if peak > self.limit:
                 break
             total = longer
         good, bad = 0, everything + 1
@@ -272,7 +277,10 @@ class _Fit:
             rows = (batches.counts, batches.longest, batches.totals, batches.squares)
             terms = [_terms(*row) for row in zip(*(row.tolist() for row in rows), strict=True)]
             allowed = 1 + _SPREAD + 1.5 * self.error
-            needs = torch.tensor([bound.at(each) for each in terms], dtype=torch.float64) * allowed
+            expected = [
+                known[each].peak if each in known else allowed * bound.at(each) for each in terms
+            ]
+            needs = torch.tensor(expected, dtype=torch.float64)
             # Epochs to come differ from these as these do from each other.
             epochs = sorted(set(batches.epochs.tolist()))
             highest = [float(needs[batches.epochs == epoch].max()) for epoch in epochs]
