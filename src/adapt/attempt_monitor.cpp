@@ -195,7 +195,7 @@ bool AttemptMonitor::wait_for_others() {
   if (!deadline_) {
     deadline_ = std::chrono::steady_clock::now() + kLongest;
   }
-  return wait_for_another_call(*deadline_);
+  return wait_for_another_call(*deadline_, failed_on_.value_or(checkpoint_.device()));
 }
 
 void AttemptMonitor::publish(Attempt attempt) {

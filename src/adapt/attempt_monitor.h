@@ -45,8 +45,8 @@ class AttemptMonitor {
                 const std::string& message);
 
   /// Before giving up: waits until an adaptive call of another thread ends and may have given
-  /// memory back, 30 s at most for the whole call. False where there is nothing to wait for, or it
-  /// is over.
+  /// memory back, 30 s at most for the whole call. False where there is nothing to wait for, where
+  /// the others stand still, or where the time is over.
   bool wait_for_others();
 
   /// Raises c10::OutOfMemoryError with the last message and a summary of all tries.

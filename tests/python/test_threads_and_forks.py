@@ -152,6 +152,15 @@ def test_what_no_waiting_would_help_is_not_waited_for(room: int) -> None:
     assert neighbour.released_in_time
 
 
+def test_a_call_that_stands_still_is_not_waited_for(room: int) -> None:
+    """It may have started the thread of this call and wait for it, or be in `backward`."""
+    with Neighbour(room) as neighbour:
+        with pytest.raises(torch.OutOfMemoryError, match="even with"):
+            brim.run_batch(2, lambda _n: torch.empty(room // 4), device="cpu")
+        neighbour.release.set()
+    assert neighbour.released_in_time
+
+
 def test_a_signal_ends_the_waiting(room: int) -> None:
     def observer(attempt: brim.Attempt) -> None:
         if attempt.size == 1:
@@ -258,6 +267,14 @@ def test_an_adaptive_call_in_a_forked_process_waits_for_no_thread_of_the_parent(
         in_child(work)
         neighbour.release.set()
     assert neighbour.released_in_time
+
+
+def test_a_forked_process_can_call_what_another_thread_was_about_to() -> None:
+    lock = brim.adapt._run_lock  # another thread is inside run_batch
+    lock.acquire()
+    threading.Timer(0.05, lock.release).start()
+    in_child(lambda: brim.run_batch(2, lambda n: n))
+    assert brim.run_batch(2, lambda n: n) == 2
 
 
 # ---------------------------------------------------------------- the process
