@@ -266,6 +266,8 @@ def _description(value: object, above: tuple[int, ...] = ()) -> str:
         return several(value.co_name, value.co_code, value.co_names, value.co_consts)
     if isinstance(value, functools.partial):
         return several(value.func, value.args, value.keywords)
+    if isinstance(value, _C.AdaptiveFunction):
+        return several(value.__wrapped__)
     if isinstance(value, types.MethodType):
         return several(value.__func__, type(value.__self__))
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
@@ -296,9 +298,12 @@ def identity(kind: str, function: Callable[..., Any], site: str) -> int:
 def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
     """How an adaptive function is pickled: by its name, as a function is.
 
-    cloudpickle, of which many libraries have a copy, takes along what another process cannot
-    import. It does not say so to what it asks, but it can be seen at work.
+    A partial or a callable object has none, and is taken along. cloudpickle, of which many
+    libraries have a copy, takes along what another process cannot import. It does not say so to
+    what it asks, but it can be seen at work.
     """
+    if not hasattr(adaptive, "__qualname__"):
+        return _C.AdaptiveFunction, (), recipe
     if adaptive.__module__ == "__main__" or "<locals>" in adaptive.__qualname__:
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:

@@ -125,6 +125,22 @@ def test_keys_without_a_hash_are_an_error_before_the_function_runs(kind: str) ->
     assert not ran
 
 
+@pytest.mark.parametrize(
+    "value", ["\udc80", 1 << 20000, ("a", ["\udc80"])], ids=["text", "int", "both"]
+)
+def test_any_text_and_any_int_may_be_a_key(value: Any) -> None:
+    adaptive = brim.maximize("n", keys="key")(lambda n, key: torch.empty(n).numel())
+    with brim.testing.inject_oom(at=1):
+        assert adaptive(8, value) < 8
+
+
+def test_a_key_that_holds_itself_is_an_error() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(RecursionError):
+        brim.maximize("n", keys="key")(lambda n, key: n)(8, value)
+
+
 def test_a_hashers_error_comes_before_the_function_runs() -> None:
     ran: list[int] = []
 
@@ -547,6 +563,16 @@ def test_a_function_is_known_again_until_a_constant_is_edited(
     assert first(17) == 64, "a constant was edited"
     assert first(17) == 16
     assert first(5) == 4
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_partials_of_two_adaptive_functions_are_two(tmp_path: Path) -> None:
+    inner = [brim.maximize("n")(function) for function in (lambda n: n, lambda n: n + 1)]
+    for function in inner:
+        with brim.testing.inject_oom(at=1):
+            adaptive = brim.maximize("n", persist=tmp_path)(functools.partial(function))
+            adaptive.record(8)
+    brim.SizeMemory.flush()
     assert len(list(tmp_path.iterdir())) == 2
 
 
