@@ -285,9 +285,10 @@ def test_daemon_threads_in_adaptive_calls_end_quietly_with_the_interpreter() -> 
 import threading, time, torch, brim
 work = brim.maximize("n")(lambda n: sum(range(2000)))
 told = brim.maximize("n", observer=lambda attempt: sum(range(2000)))(lambda n: n)
-def loop(f):
-    while True: f(64)
-for f in (work, told): threading.Thread(target=loop, args=(f,), daemon=True).start()
+def loop(f, *args):
+    while True: f(*args)
+for call in ((work, 64), (told, 64), (brim.SizeMemory.flush,)):
+    threading.Thread(target=loop, args=call, daemon=True).start()
 time.sleep(0.1)
 """
     ended = run(code)
