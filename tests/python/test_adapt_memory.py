@@ -592,6 +592,20 @@ def test_run_batch_keeps_sizes_across_processes_too(tmp_path: Path) -> None:
     assert len(files_in(tmp_path)) == 2
 
 
+def test_a_list_that_a_function_fills_is_no_part_of_it(tmp_path: Path) -> None:
+    tried: list[int] = []
+    results: dict[int, int] = {}
+
+    def work(size: int, results: dict[int, int]) -> None:
+        tried.append(size)
+        results[len(results)] = check(size, 5)
+
+    for _ in range(2):
+        partial = functools.partial(work, results=results)
+        brim.run_batch(64, partial, strategy="halving", persist=tmp_path)
+    assert tried == [64, 32, 16, 8, 4, 4]
+
+
 def test_equal_functions_of_two_scripts_are_two(tmp_path: Path) -> None:
     decorate = brim.batch(64, strategy="halving", persist=tmp_path)
     source = PLAIN.format(most=5)
