@@ -68,6 +68,7 @@ class AttemptMonitor {
   bool warned_ = false;
   bool hopeless_ = false;  // the last failure would happen on an empty device too
   std::optional<std::chrono::steady_clock::time_point> deadline_;  // of waiting for others
+  std::uint64_t ended_elsewhere_ = 0;  // calls, when the try began; 0 where it was not watched
 };
 
 }  // namespace brim

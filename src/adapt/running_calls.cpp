@@ -31,6 +31,7 @@ namespace {
 struct AllThreads {
   std::mutex mutex;
   std::vector<const ThreadCalls*> threads;
+  std::uint64_t ended = 0;  // calls of threads that are gone
 };
 
 AllThreads& all_threads();
@@ -47,6 +48,7 @@ ThreadCalls& this_thread() {
       AllThreads& all = all_threads();
       const std::lock_guard lock(all.mutex);
       std::erase(all.threads, &calls);
+      all.ended += calls.ended.load();
     }
   };
   thread_local Registered registered;
@@ -86,6 +88,7 @@ Others others() {
   AllThreads& all = all_threads();
   Others result;
   const std::lock_guard lock(all.mutex);
+  result.ended = all.ended;
   for (const ThreadCalls* thread : all.threads) {
     if (thread != own) {
       result.ended += thread->ended.load();
@@ -116,12 +119,15 @@ RunningCall::~RunningCall() {
 
 bool another_call_runs() { return others().running > 0; }
 
-bool wait_for_another_call(std::chrono::steady_clock::time_point deadline, c10::Device device) {
+std::uint64_t calls_ended_elsewhere() { return others().ended; }
+
+bool wait_for_another_call(std::uint64_t since, std::chrono::steady_clock::time_point deadline,
+                           c10::Device device) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kPause = std::chrono::milliseconds(2);
   constexpr auto kStandstill = std::chrono::seconds(1);
   const Others before = others();
-  if (before.running == 0) {
+  if (before.ended == since && before.running == 0) {
     return false;
   }
   struct Waiting {
@@ -137,7 +143,7 @@ bool wait_for_another_call(std::chrono::steady_clock::time_point deadline, c10::
   while (Clock::now() < deadline) {
     waiting([&] { std::this_thread::sleep_for(kPause); });
     const Others now = others();
-    if (now.ended != before.ended || now.running == 0) {
+    if (now.ended != since || now.running == 0) {
       return true;
     }
     // A call may wait for a thread that it has started, or for autograd's, and so for this call.

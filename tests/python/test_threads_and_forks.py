@@ -144,6 +144,19 @@ def test_a_call_waits_for_the_memory_of_other_threads_before_it_gives_up(
     assert max(sizes[sizes.index(1) + 1 :]) > 1, "and takes what is free then"
 
 
+def test_memory_that_came_back_before_a_call_could_wait_for_it_is_used(room: int) -> None:
+    with Neighbour(room) as neighbour:
+
+        def observer(attempt: brim.Attempt) -> None:
+            if attempt.size == 1:
+                neighbour.release.set()
+                neighbour.thread.join()
+
+        size = brim.run_batch(2, lambda n: torch.empty(n).numel(), device="cpu", observer=observer)
+    assert size >= 1
+    assert neighbour.released_in_time
+
+
 def test_what_no_waiting_would_help_is_not_waited_for(room: int) -> None:
     with Neighbour(room) as neighbour:
         with pytest.raises(torch.OutOfMemoryError, match="even with"):
