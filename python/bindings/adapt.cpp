@@ -11,6 +11,7 @@
 #include "adaptive_function.h"
 #include "bindings.h"
 #include "core_warnings.h"
+#include "interpreter.h"
 
 namespace brim::python {
 namespace {
@@ -155,10 +156,7 @@ void register_adapt(py::module_& m) {
       .def_static("flush",
                   [] {
                     CoreWarnings warnings;
-                    {
-                      const py::gil_scoped_release unlocked;
-                      SizeMemory::flush();
-                    }
+                    without_gil([] { SizeMemory::flush(); });
                     PyObject* const none = warnings.deliver(py::none().release().ptr());
                     if (none == nullptr) {
                       throw py::error_already_set();

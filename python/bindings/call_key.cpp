@@ -26,8 +26,16 @@ class Hash {
   void add_text(PyObject* text) {
     Py_ssize_t length = 0;
     const char* bytes = PyUnicode_AsUTF8AndSize(text, &length);
-    if (bytes == nullptr) {
-      throw py::error_already_set();
+    py::object encoded;
+    if (bytes == nullptr) {  // it has surrogates, as names of files may
+      PyErr_Clear();
+      encoded = py::reinterpret_steal<py::object>(
+          PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"));
+      if (!encoded) {
+        throw py::error_already_set();
+      }
+      bytes = PyBytes_AS_STRING(encoded.ptr());
+      length = PyBytes_GET_SIZE(encoded.ptr());
     }
     for (Py_ssize_t i = 0; i < length; ++i) {
       value_ = (value_ ^ static_cast<unsigned char>(bytes[i])) * kPrime;
@@ -123,6 +131,21 @@ Py_hash_t own_hash(PyObject* value, const py::object& name) {
   return own;
 }
 
+/// Calls `visit(item)` for the items of a list or tuple. @throws RecursionError where one holds
+/// itself.
+template <class Visit>
+void visit_items(PyObject* sequence, const Visit& visit) {
+  if (Py_EnterRecursiveCall(" in a value that keys names") != 0) {
+    throw py::error_already_set();
+  }
+  struct Leave {
+    ~Leave() { Py_LeaveRecursiveCall(); }
+  } const leave;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i) {
+    visit(PySequence_Fast_GET_ITEM(sequence, i));
+  }
+}
+
 /// Adds a value that the user named, by its content where that is the same in every process.
 void add_value(Hash& hash, PyObject* value, const py::object& name) {
   if (value == nullptr || value == Py_None) {
@@ -132,7 +155,8 @@ void add_value(Hash& hash, PyObject* value, const py::object& name) {
     add_tensor(hash, THPVariable_Unpack(value), kNoDim);
   } else if (PyLong_CheckExact(value) || PyBool_Check(value)) {
     add_kind(hash, PyBool_Check(value) ? Kind::other : Kind::integer);
-    hash.add_text(py::repr(value).ptr());
+    // In decimal, Python refuses long ones.
+    hash.add_text(py::reinterpret_steal<py::object>(PyNumber_ToBase(value, 16)).ptr());
   } else if (PyFloat_CheckExact(value)) {
     add_kind(hash, Kind::number);
     hash.add_text(py::repr(value).ptr());
@@ -144,11 +168,8 @@ void add_value(Hash& hash, PyObject* value, const py::object& name) {
     hash.add_text(py::repr(value).ptr());
   } else if (PyTuple_Check(value) || PyList_Check(value)) {
     add_kind(hash, Kind::sequence);
-    const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
-    hash.add(static_cast<std::uint64_t>(size));
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      add_value(hash, PySequence_Fast_GET_ITEM(value, i), name);
-    }
+    hash.add(static_cast<std::uint64_t>(PySequence_Fast_GET_SIZE(value)));
+    visit_items(value, [&](PyObject* item) { add_value(hash, item, name); });
   } else {
     add_kind(hash, Kind::other);
     hash.add(static_cast<std::uint64_t>(own_hash(value, name)));
@@ -162,9 +183,7 @@ void check_value(PyObject* value, const py::object& name) {
     return;
   }
   if (PyTuple_Check(value) || PyList_Check(value)) {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
-      check_value(PySequence_Fast_GET_ITEM(value, i), name);
-    }
+    visit_items(value, [&](PyObject* item) { check_value(item, name); });
     return;
   }
   own_hash(value, name);

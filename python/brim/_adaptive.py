@@ -13,6 +13,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -235,14 +236,15 @@ def _key_slots(
 
 _CONSTANTS = (bool, float, complex, str, bytes, range, slice, type(None), type(...))
 _CONSTANTS_OF_TORCH = (torch.dtype, torch.device, torch.layout)
-_MOST_ITEMS = 1000  # a longer list is data, not part of a program
+_MOST_ITEMS = 1000  # a longer tuple is data, not part of a program
 
 
 def _description(value: object, above: tuple[int, ...] = ()) -> str:
     """What is the same in every process.
 
     Constants by their value, functions by name and code, what they are bound to (defaults,
-    closures, the arguments of a `partial`) likewise, all else by its type.
+    closures, the arguments of a `partial`) likewise, all else by its type. A list, set or dict is
+    no constant: a function may collect its results in one.
     """
     if id(value) in above:
         return "above"
@@ -255,17 +257,18 @@ def _description(value: object, above: tuple[int, ...] = ()) -> str:
         return repr(value)
     if isinstance(value, int):
         return hex(value)  # in decimal, Python refuses long ones
-    if isinstance(value, (tuple, list, set, frozenset, dict)) and len(value) > _MOST_ITEMS:
+    if isinstance(value, (tuple, frozenset)) and len(value) > _MOST_ITEMS:
         return several(len(value))
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, tuple):
         return several(*value)
-    if isinstance(value, (set, frozenset, dict)):
-        items = value.items() if isinstance(value, dict) else value
-        return several(*sorted(_description(each, above) for each in items))
+    if isinstance(value, frozenset):
+        return several(*sorted(_description(each, above) for each in value))
     if isinstance(value, types.CodeType):
         return several(value.co_name, value.co_code, value.co_names, value.co_consts)
     if isinstance(value, functools.partial):
-        return several(value.func, value.args, value.keywords)
+        return several(value.func, value.args, *sorted(value.keywords.items(), key=itemgetter(0)))
+    if isinstance(value, _C.AdaptiveFunction):
+        return several(value.__wrapped__)
     if isinstance(value, types.MethodType):
         return several(value.__func__, type(value.__self__))
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
@@ -279,8 +282,8 @@ def _description(value: object, above: tuple[int, ...] = ()) -> str:
             except ValueError:  # not filled yet
                 closure.append(None)
         name = name.replace("__mp_main__", "__main__", 1)
-        defaults = (value.__defaults__, value.__kwdefaults__)
-        return several(name, file, value.__code__, defaults, closure)
+        named = tuple(sorted((value.__kwdefaults__ or {}).items(), key=itemgetter(0)))
+        return several(name, file, value.__code__, value.__defaults__, named, tuple(closure))
     if isinstance(value, type) or inspect.isroutine(value):
         return name
     return several(type(value), getattr(type(value), "__call__", None))  # noqa: B004  which one
@@ -296,9 +299,12 @@ def identity(kind: str, function: Callable[..., Any], site: str) -> int:
 def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
     """How an adaptive function is pickled: by its name, as a function is.
 
-    cloudpickle, of which many libraries have a copy, takes along what another process cannot
-    import. It does not say so to what it asks, but it can be seen at work.
+    A partial or a callable object has none, and is taken along. cloudpickle, of which many
+    libraries have a copy, takes along what another process cannot import. It does not say so to
+    what it asks, but it can be seen at work.
     """
+    if not hasattr(adaptive, "__qualname__"):
+        return _C.AdaptiveFunction, (), recipe
     if adaptive.__module__ == "__main__" or "<locals>" in adaptive.__qualname__:
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import threading
 from collections import OrderedDict
@@ -277,6 +278,12 @@ def _bar(function: Callable[..., Any], progress: bool) -> Callable[[int], Any] |
 # code is not.
 _run_memories: OrderedDict[object, tuple[SizeMemory | None, int]] = OrderedDict()
 _run_lock = threading.Lock()
+# A child would find it locked for good by a thread that it does not have.
+os.register_at_fork(
+    before=_run_lock.acquire,
+    after_in_parent=_run_lock.release,
+    after_in_child=_run_lock.release,
+)
 _MOST_RUN_MEMORIES = 1024
 
 
@@ -298,10 +305,11 @@ def _once(
     code = getattr(inner, "__code__", None) or name_of(inner)
     if full["persist"]:
         code = identity(kind, function, site)
-    owner = (kind, site, code, str(full["persist"]), str(full["capacity"]), full["remember"])
+    asked = tuple(str(full[option]) for option in ("persist", "capacity", "remember"))
+    owner = (kind, site, code, *asked)
+    memory = _run_memories.get(owner) or remembered(kind, function, full, site)
     with _run_lock:
-        memory = _run_memories.get(owner) or remembered(kind, function, full, site)
-        _run_memories[owner] = memory
+        memory = _run_memories.setdefault(owner, memory)
         _run_memories.move_to_end(owner)
         while len(_run_memories) > _MOST_RUN_MEMORIES:
             _run_memories.popitem(last=False)

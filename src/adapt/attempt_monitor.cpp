@@ -55,6 +55,7 @@ void AttemptMonitor::begin() {
   } else {
     meter_.emplace(device);
   }
+  ended_elsewhere_ = calls_ended_elsewhere();
   begun_ = std::chrono::steady_clock::now();
 }
 
@@ -195,7 +196,8 @@ bool AttemptMonitor::wait_for_others() {
   if (!deadline_) {
     deadline_ = std::chrono::steady_clock::now() + kLongest;
   }
-  return wait_for_another_call(*deadline_);
+  return wait_for_another_call(ended_elsewhere_, *deadline_,
+                               failed_on_.value_or(checkpoint_.device()));
 }
 
 void AttemptMonitor::publish(Attempt attempt) {

@@ -45,8 +45,8 @@ class AttemptMonitor {
                 const std::string& message);
 
   /// Before giving up: waits until an adaptive call of another thread ends and may have given
-  /// memory back, 30 s at most for the whole call. False where there is nothing to wait for, or it
-  /// is over.
+  /// memory back, 30 s at most for the whole call. False where there is nothing to wait for, where
+  /// the others stand still, or where the time is over.
   bool wait_for_others();
 
   /// Raises c10::OutOfMemoryError with the last message and a summary of all tries.
@@ -68,6 +68,7 @@ class AttemptMonitor {
   bool warned_ = false;
   bool hopeless_ = false;  // the last failure would happen on an empty device too
   std::optional<std::chrono::steady_clock::time_point> deadline_;  // of waiting for others
+  std::uint64_t ended_elsewhere_ = 0;  // calls, when the try began; 0 where it was not watched
 };
 
 }  // namespace brim

@@ -14,7 +14,6 @@
 #include <string>
 #include <system_error>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "adapt/size_file.h"
@@ -82,18 +81,17 @@ void note_failure(Writer& writer, const fs::path& directory, std::error_code err
   }
 }
 
-/// Writes one queued file; false where there is none.
-bool write_one(Writer& writer) {
+/// Writes one file, if it is still queued.
+void write_one(Writer& writer, const fs::path& file) {
   const std::lock_guard files(writer.files);
-  fs::path file;
   Queued item;
   {
     const std::lock_guard lock(writer.queue);
-    if (writer.queued.empty()) {
-      return false;
+    const auto found = writer.queued.find(file);
+    if (found == writer.queued.end()) {
+      return;
     }
-    // It stays until it is written, for `read`.
-    std::tie(file, item) = *writer.queued.begin();
+    item = found->second;  // it stays until it is written, for `read`
   }
   const fs::path parent = file.parent_path();
   if (const std::error_code error = size_file::write(file, item.key, item.facts)) {
@@ -116,7 +114,20 @@ bool write_one(Writer& writer) {
     writer.directories[parent].bytes = bytes;
     writer.directories[parent].writes_until_look = kWritesBetweenLooks;
   }
-  return true;
+}
+
+/// Writes what is queued now, and not what comes meanwhile: that may never end.
+void write_queued(Writer& writer) {
+  std::vector<fs::path> files;
+  {
+    const std::lock_guard lock(writer.queue);
+    for (const auto& [file, item] : writer.queued) {
+      files.push_back(file);
+    }
+  }
+  for (const fs::path& file : files) {
+    write_one(writer, file);
+  }
 }
 
 void work(Writer* writer) {
@@ -131,8 +142,7 @@ void work(Writer* writer) {
       next = writer->next;
     }
     std::this_thread::sleep_until(next);
-    while (write_one(*writer)) {
-    }
+    write_queued(*writer);
     const std::lock_guard lock(writer->queue);
     writer->next = Clock::now() + kPause;
   }
@@ -240,8 +250,7 @@ void remove_all(const fs::path& directory) {
 
 void flush() {
   Writer& writer = *current().load();
-  while (write_one(writer)) {
-  }
+  write_queued(writer);
   tell_failures(writer);
 }
 

@@ -125,6 +125,22 @@ def test_keys_without_a_hash_are_an_error_before_the_function_runs(kind: str) ->
     assert not ran
 
 
+@pytest.mark.parametrize(
+    "value", ["\udc80", 1 << 20000, ("a", ["\udc80"])], ids=["text", "int", "both"]
+)
+def test_any_text_and_any_int_may_be_a_key(value: Any) -> None:
+    adaptive = brim.maximize("n", keys="key")(lambda n, key: torch.empty(n).numel())
+    with brim.testing.inject_oom(at=1):
+        assert adaptive(8, value) < 8
+
+
+def test_a_key_that_holds_itself_is_an_error() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(RecursionError):
+        brim.maximize("n", keys="key")(lambda n, key: n)(8, value)
+
+
 def test_a_hashers_error_comes_before_the_function_runs() -> None:
     ran: list[int] = []
 
@@ -550,6 +566,16 @@ def test_a_function_is_known_again_until_a_constant_is_edited(
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_partials_of_two_adaptive_functions_are_two(tmp_path: Path) -> None:
+    inner = [brim.maximize("n")(function) for function in (lambda n: n, lambda n: n + 1)]
+    for function in inner:
+        with brim.testing.inject_oom(at=1):
+            adaptive = brim.maximize("n", persist=tmp_path)(functools.partial(function))
+            adaptive.record(8)
+    brim.SizeMemory.flush()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_run_batch_keeps_sizes_across_processes_too(tmp_path: Path) -> None:
     def work(size: int, most: int) -> None:
         tried.append(size)
@@ -564,6 +590,20 @@ def test_run_batch_keeps_sizes_across_processes_too(tmp_path: Path) -> None:
             sizes.append(tried[0])
         assert sizes == [64, tried[-1]]
     assert len(files_in(tmp_path)) == 2
+
+
+def test_a_list_that_a_function_fills_is_no_part_of_it(tmp_path: Path) -> None:
+    tried: list[int] = []
+    results: dict[int, int] = {}
+
+    def work(size: int, results: dict[int, int]) -> None:
+        tried.append(size)
+        results[len(results)] = check(size, 5)
+
+    for _ in range(2):
+        partial = functools.partial(work, results=results)
+        brim.run_batch(64, partial, strategy="halving", persist=tmp_path)
+    assert tried == [64, 32, 16, 8, 4, 4]
 
 
 def test_equal_functions_of_two_scripts_are_two(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import io
 import marshal
@@ -176,9 +178,9 @@ def test_bound_methods_compare_as_methods_do(kind: str) -> None:
 @pytest.mark.parametrize("name", ["method", "odd", "class_above", "class_below"])
 def test_bound_methods_are_pickled(kind: str, name: str) -> None:
     model = model_of(kind)()
-    copy = pickle.loads(pickle.dumps(getattr(model, name)))
+    other = pickle.loads(pickle.dumps(getattr(model, name)))
     calls.clear()
-    copy(*KINDS[kind][2])
+    other(*KINDS[kind][2])
     assert calls[0][0] == (model if name in ("method", "odd") else type(model))
 
 
@@ -221,15 +223,28 @@ def test_a_function_of_main_is_pickled_by_value_for_cloudpickle(kind: str) -> No
     adaptive.__wrapped__.__globals__["again"] = adaptive
     file = io.BytesIO()
     CloudPickler(file).dump(adaptive)
-    copy = pickle.loads(file.getvalue())
-    assert isinstance(copy, brim.AdaptiveFunction)
-    assert copy is not adaptive
+    other = pickle.loads(file.getvalue())
+    assert isinstance(other, brim.AdaptiveFunction)
+    assert other is not adaptive
     args = KINDS[kind][2]
-    check_call(copy, None, *args)
-    assert sizes(copy, *args)[0] == 4
+    check_call(other, None, *args)
+    assert sizes(other, *args)[0] == 4
     assert sizes(adaptive, *args)[0] == 8, "each has a memory of its own"
     with pytest.raises(pickle.PicklingError):
         pickle.dumps(adaptive)  # by name, and this __main__ has none of it
+
+
+class Work:
+    def __call__(self, size: int) -> int:
+        return size
+
+
+@pytest.mark.parametrize("thing", [Work(), functools.partial(Work())], ids=["object", "partial"])
+def test_callable_objects_and_partials_are_pickled_and_copied(thing: Any) -> None:
+    adaptive = brim.maximize("size")(thing)
+    for other in (pickle.loads(pickle.dumps(adaptive)), copy.deepcopy(adaptive)):
+        assert isinstance(other, brim.AdaptiveFunction)
+        assert other(8) == 8
 
 
 def test_a_function_that_refers_to_itself_is_pickled_by_value() -> None:

@@ -144,10 +144,32 @@ def test_a_call_waits_for_the_memory_of_other_threads_before_it_gives_up(
     assert max(sizes[sizes.index(1) + 1 :]) > 1, "and takes what is free then"
 
 
+def test_memory_that_came_back_before_a_call_could_wait_for_it_is_used(room: int) -> None:
+    with Neighbour(room) as neighbour:
+
+        def observer(attempt: brim.Attempt) -> None:
+            if attempt.size == 1:
+                neighbour.release.set()
+                neighbour.thread.join()
+
+        size = brim.run_batch(2, lambda n: torch.empty(n).numel(), device="cpu", observer=observer)
+    assert size >= 1
+    assert neighbour.released_in_time
+
+
 def test_what_no_waiting_would_help_is_not_waited_for(room: int) -> None:
     with Neighbour(room) as neighbour:
         with pytest.raises(torch.OutOfMemoryError, match="even with"):
             brim.run_batch(2, lambda n: torch.empty(n * 2 * room), device="cpu")
+        neighbour.release.set()
+    assert neighbour.released_in_time
+
+
+def test_a_call_that_stands_still_is_not_waited_for(room: int) -> None:
+    """It may have started the thread of this call and wait for it, or be in `backward`."""
+    with Neighbour(room) as neighbour:
+        with pytest.raises(torch.OutOfMemoryError, match="even with"):
+            brim.run_batch(2, lambda _n: torch.empty(room // 4), device="cpu")
         neighbour.release.set()
     assert neighbour.released_in_time
 
@@ -260,6 +282,14 @@ def test_an_adaptive_call_in_a_forked_process_waits_for_no_thread_of_the_parent(
     assert neighbour.released_in_time
 
 
+def test_a_forked_process_can_call_what_another_thread_was_about_to() -> None:
+    lock = brim.adapt._run_lock  # another thread is inside run_batch
+    lock.acquire()
+    threading.Timer(0.05, lock.release).start()
+    in_child(lambda: brim.run_batch(2, lambda n: n))
+    assert brim.run_batch(2, lambda n: n) == 2
+
+
 # ---------------------------------------------------------------- the process
 
 
@@ -268,9 +298,10 @@ def test_daemon_threads_in_adaptive_calls_end_quietly_with_the_interpreter() -> 
 import threading, time, torch, brim
 work = brim.maximize("n")(lambda n: sum(range(2000)))
 told = brim.maximize("n", observer=lambda attempt: sum(range(2000)))(lambda n: n)
-def loop(f):
-    while True: f(64)
-for f in (work, told): threading.Thread(target=loop, args=(f,), daemon=True).start()
+def loop(f, *args):
+    while True: f(*args)
+for call in ((work, 64), (told, 64), (brim.SizeMemory.flush,)):
+    threading.Thread(target=loop, args=call, daemon=True).start()
 time.sleep(0.1)
 """
     ended = run(code)

@@ -399,6 +399,30 @@ TEST_F(SizeFile, OnlyNewsIsWritten) {
   EXPECT_TRUE(written(failure));
 }
 
+TEST_F(SizeFile, NewsThatNeverEndsIsNotWrittenWithoutAPause) {
+  SizeMemory memory(4, directory_);
+  std::atomic<bool> flushed{false};
+  bool in_time = false;
+  std::atomic<bool> begun{false};
+  std::thread news([&] {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    for (std::int64_t i = 0; !(in_time = flushed.load()); ++i) {
+      memory.learn(kKey, fit((i % 2 + 1) * 100 * kMiB));
+      begun = true;
+      if (std::chrono::steady_clock::now() > deadline) {
+        return;
+      }
+    }
+  });
+  while (!begun) {
+    std::this_thread::yield();
+  }
+  SizeMemory::flush();
+  flushed = true;
+  news.join();
+  EXPECT_TRUE(in_time);
+}
+
 TEST_F(SizeFile, AnotherWritersTemporaryFilesAreNotInTheWay) {
   // Processes of different containers may have the same id.
   for (int counter = 0; counter < 1000; ++counter) {
