@@ -277,8 +277,10 @@ class _Fit:
             rows = (batches.counts, batches.longest, batches.totals, batches.squares)
             terms = [_terms(*row) for row in zip(*(row.tolist() for row in rows), strict=True)]
             allowed = 1 + _SPREAD + 1.5 * self.error
+            # A sample that was measured alone needs no allowance, or it might be left out.
             expected = [
-                known[each].peak if each in known else allowed * bound.at(each) for each in terms
+                known[each].peak if count == 1 and each in known else allowed * bound.at(each)
+                for each, count in zip(terms, rows[0].tolist(), strict=True)
             ]
             needs = torch.tensor(expected, dtype=torch.float64)
             # Epochs to come differ from these as these do from each other.
