@@ -126,7 +126,7 @@ class BatchNormNode final : public SavingNode {
       const MaybeTensor weight = maybe(weight_.take());
       const at::Tensor var = running_var_.take();
       result[0] =
-          at::GradMode::is_enabled()
+          at::GradMode::is_enabled() || is_traced(grad)
               ? tied_to(next_edge(0), scale_channels_anywhere(grad, weight, var, eps_), false)
               : scale_channels(grad.contiguous(format_), weight, var, eps_);
     }

@@ -129,8 +129,9 @@ at::Tensor input_grad_like_torch(const at::Tensor& grad, const at::Tensor& weigh
 at::Tensor input_grad(const at::Tensor& any_grad, const at::Tensor& weight, const Sizes& sizes,
                       const Options& options, at::MemoryFormat format) {
   // A clone, not contiguous(): a single channel fits both formats, and its strides decide.
-  const at::Tensor grad =
-      any_grad.suggest_memory_format() == format ? any_grad : any_grad.clone(format);
+  const at::Tensor grad = is_traced(any_grad) || any_grad.suggest_memory_format() == format
+                              ? any_grad
+                              : any_grad.clone(format);
   if (grad.is_cpu()) {
     return input_grad_like_torch(grad, weight, sizes, options, format);
   }

@@ -157,7 +157,7 @@ class GateNode final : public SavingNode {
     if (is_released_ || keeps_ == Keeps::output || !output_tells(output.scalar_type())) {
       return;
     }
-    output_ = Kept(output.detach());
+    output_ = Kept(without_history(output));
     keeps_ = Keeps::output;
     bits_ = Kept();
   }
@@ -269,7 +269,7 @@ class GateNode final : public SavingNode {
     at::Tensor output = output_.lend();
     if (at::GradMode::is_enabled()) {
       // Kept without its place in the graph, which would be a circle.
-      output = output.detach();
+      output = without_history(output);
       torch::autograd::impl::set_gradient_edge(output, {compat::pointer_to(*this), 0});
     }
     return output;

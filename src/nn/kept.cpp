@@ -26,8 +26,8 @@ bool Kept::freeze(const c10::SymInt& most) {
     if (tensor.requires_grad()) {
       edge_ = torch::autograd::impl::gradient_edge(tensor);
     }
-    const at::NoGradGuard no_grad;
-    frozen_ = tensor.detach().clone();
+    const BelowAutograd below;
+    frozen_ = tensor.clone();
   }
   return true;
 }
@@ -36,7 +36,7 @@ at::Tensor Kept::lend_frozen() const {
   if (!at::GradMode::is_enabled() || !edge_.is_valid()) {
     return frozen_;
   }
-  at::Tensor tensor = frozen_.detach();
+  at::Tensor tensor = without_history(frozen_);
   torch::autograd::impl::set_gradient_edge(tensor, edge_);
   return tensor;
 }

@@ -28,7 +28,8 @@ class Kept {
   [[nodiscard]] bool freeze(const c10::SymInt& most);
 
   /// For a layer behind. Held from here on, until take() or the next backward call.
-  /// @throws c10::Error if its memory was taken away, as FSDP does with parameters.
+  /// @throws c10::Error if there is no copy and its memory was taken away, as FSDP does with
+  /// parameters.
   [[nodiscard]] at::Tensor lend() {
     if (frozen_.defined()) {
       return lend_frozen();

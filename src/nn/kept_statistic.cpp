@@ -71,8 +71,8 @@ void copy_for_readers(const at::Tensor& statistic) {
   }
   // Without the lock: to allocate may free a graph, and with it readers.
   const at::Tensor copy = [&] {
-    const at::NoGradGuard no_grad;
-    return statistic.detach().clone();
+    const BelowAutograd below;
+    return statistic.clone();
   }();
   const std::lock_guard lock(all.mutex);
   const auto [first, last] = all.readers.equal_range(address);

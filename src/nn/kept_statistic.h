@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <unordered_map>
+#include <map>
 
 #include "nn/kept.h"
 
@@ -14,7 +14,7 @@ namespace brim::nn {
 /// copy is made before. Used under the lock of its node; copies may come from any thread.
 class KeptStatistic {
  public:
-  using Readers = std::unordered_multimap<const void*, KeptStatistic*>;
+  using Readers = std::multimap<const void*, KeptStatistic*>;
 
   KeptStatistic() = default;
   KeptStatistic(const KeptStatistic&) = delete;

@@ -1,6 +1,7 @@
 #include "nn/node.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -32,13 +33,18 @@ class TieNode final : public Node {
 
 }  // namespace
 
+at::Tensor without_history(const at::Tensor& tensor) {
+  const BelowAutograd below;
+  return at::alias(tensor);
+}
+
 at::Tensor tied_to(const torch::autograd::Edge& input, const at::Tensor& grad, bool zeros) {
   if (!at::GradMode::is_enabled() || !grad.defined()) {
     return grad;
   }
   const auto node = make_node<TieNode>(zeros);
   node->set_next_edges({torch::autograd::impl::gradient_edge(grad), input});
-  at::Tensor result = grad.detach();
+  at::Tensor result = without_history(grad);
   torch::autograd::set_history(result, node);
   return result;
 }
@@ -46,7 +52,8 @@ at::Tensor tied_to(const torch::autograd::Edge& input, const at::Tensor& grad, b
 bool is_traced(const at::Tensor& input) {
   return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
          input.key_set().has_any(
-             c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
+             c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                  c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
 }
 
 c10::SymInt SavingNode::elements() const {

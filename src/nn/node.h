@@ -31,7 +31,7 @@ using torch::autograd::variable_list;
 /// Which saved-tensor hooks are in force; null for none.
 [[nodiscard]] const void* hooks_in_force();
 
-/// Whether torch.compile or the like looks on.
+/// Whether torch.compile, vmap or the like looks on, which have strides and memory of their own.
 [[nodiscard]] bool is_traced(const at::Tensor& input);
 
 /// A value at one moment: the memory that it is in, and how often that was written to.
@@ -95,6 +95,10 @@ class SavingNode : public Node {
   Moment output_;
   c10::VariableVersion version_;
 };
+
+/// The same values, for a place in the graph of their own. What torch.func.grad takes further out
+/// keeps its place there, which detach() would lose.
+[[nodiscard]] at::Tensor without_history(const at::Tensor& tensor);
 
 /// Tells the layer that made `input`, if it is one of ours, that its output is kept.
 void tell_producer_kept(const at::Tensor& input);

@@ -14,6 +14,7 @@
 
 #include <array>
 
+#include "nn/known.h"
 #include "nn/node.h"
 
 namespace brim::nn {
@@ -63,10 +64,8 @@ at::Tensor pad_anywhere(const at::Tensor& input, at::IntArrayRef padding, std::s
 at::Tensor pad_autograd(const at::Tensor& input, at::IntArrayRef padding, std::string_view mode) {
   const std::size_t dims = padding.size() / 2;
   // Of the others torch keeps nothing, or knows what is wrong with them.
-  const bool is_known = (mode == "reflect" || mode == "replicate") && dims >= 1 && dims <= 3 &&
-                        input.layout() == at::kStrided && !input.is_nested();
-  if (!needs_grad(input) || !is_known || torch::autograd::isFwGradDefined(input) ||
-      is_traced(input)) {
+  const bool keeps = (mode == "reflect" || mode == "replicate") && dims >= 1 && dims <= 3;
+  if (!needs_grad(input) || !keeps || is_traced(input)) {
     return at::pad(input, padding, mode);
   }
   at::Tensor output = [&] {
@@ -95,6 +94,6 @@ TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("pad", pad_anywh
 // Under vmap as torch does it: torch knows how to batch its own operators.
 TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("pad", pad_anywhere); }
 
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("pad", pad_autograd); }
+TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("pad", kOrTorchs<pad_autograd, pad_anywhere>); }
 
 }  // namespace brim::nn

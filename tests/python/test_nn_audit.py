@@ -131,6 +131,19 @@ def test_a_region_of_saving_belongs_to_the_second_run() -> None:
     assert figures["(functions)"] == (4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8)
 
 
+def test_the_least_of_a_part_of_a_larger_storage_is_a_copy() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear((x * 1.0)[:, 1:])  # type: ignore[no-any-return]
+
+    audit = brim.audit(Net(), torch.randn(2, 4, 8))
+    assert audit.torch_nn == audit.brim == audit.least == 2 * 3 * 8 * 4
+
+
 def test_least_knows_that_a_consumer_keeps_the_output() -> None:
     model = nn.Sequential(nn.Identity(), nn.ReLU(), nn.LeakyReLU(-0.1), nn.Linear(H, H))
     figures = by_name(brim.audit(model, image(**GRADIENT) * 1))

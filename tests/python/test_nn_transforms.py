@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 from collections.abc import Callable, Iterator
@@ -67,6 +68,83 @@ def test_func_grad(case: Case) -> None:
         results.append([*for_parameters.values(), for_input])
     for a, b in zip(*results, strict=True):
         assert near(a, b)  # norms take their differentiable formula here
+
+
+@pytest.mark.parametrize("recompute", [None, "cheap"])
+def test_gradients_further_out(recompute: Any) -> None:
+    """A second torch.func.grad, and autograd, around the one that a layer runs in."""
+    results = []
+    for convert in (True, False):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"),
+            nn.BatchNorm2d(4).eval(),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3),
+            nn.ReLU6(),
+            nn.MaxPool2d(2),
+            nn.AvgPool2d(2, 1),
+            nn.Flatten(),
+            nn.LayerNorm(16),
+            nn.GELU(),
+            nn.Linear(16, 2),
+        )
+        if convert:
+            brim.convert(net, recompute=recompute)
+        x = IMAGES[:2].clone()
+
+        def loss(p: Any, x: torch.Tensor, net: nn.Module = net) -> Any:
+            return functional_call(net, p, (x,)).square().sum()
+
+        def penalty(p: Any, x: torch.Tensor, loss: Any = loss) -> Any:
+            return grad(loss, argnums=1)(p, x).square().sum()
+
+        parameters = {name: value.detach() for name, value in net.named_parameters()}
+        inner, outer = grad(penalty, argnums=(0, 1))(parameters, x)
+        x.requires_grad_()
+        penalty(dict(net.named_parameters()), x).backward()
+        results.append([*inner.values(), outer, *(p.grad for p in net.parameters()), x.grad])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@NO_BATCHING_RULE
+@TORCH_LOADS
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 3, 3),
+        nn.Conv2d(4, 3, 3, padding=1, padding_mode="reflect"),
+        nn.BatchNorm2d(4).eval(),
+        nn.ReLU(),
+        nn.ReLU6(),
+        nn.LeakyReLU(),
+        nn.Dropout(1.0),
+        nn.MaxPool2d(2),
+        nn.AvgPool2d(2),
+        nn.AdaptiveAvgPool2d(2),
+    ],
+    ids=str,
+)
+def test_batched_gradients_in_channels_last(layer: nn.Module, frozen: bool) -> None:
+    """vmap has strides of its own, which no kernel in backward may ask for."""
+    layer.requires_grad_(not frozen)
+    results = []
+    ours = copy.deepcopy(layer)
+    brim.convert(ours)
+    for each in (ours, layer):
+        x = IMAGES[:2, [0, 1, 2, 0]].to(memory_format=torch.channels_last).requires_grad_()
+        output = each(x * 1)
+        many = torch.stack([output.detach(), torch.ones_like(output)])
+        results.append(
+            [
+                *torch.autograd.grad(output, x, many, is_grads_batched=True),
+                torch.func.jacrev(each)(x.detach()),
+            ]
+        )
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @NO_BATCHING_RULE

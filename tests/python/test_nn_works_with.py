@@ -297,31 +297,49 @@ def test_functional_call(case: Case) -> None:
 
 
 @pytest.fixture
-def _two_ranks() -> Iterator[None]:
-    """A process group that only pretends to communicate."""
+def _one_rank() -> Iterator[None]:
+    """A process group that only pretends to communicate; FSDP frees parameters in it too."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.usefixtures("_two_ranks")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("works", [True, False], ids=["one unit a block", "one unit a layer"])
-def test_recompute_across_units_of_fsdp_says_what_to_do(works: bool) -> None:
+def _sharded(convert: bool, unit_per_layer: bool) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (1,))
     blocks = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU()) for _ in range(3)]
     net = nn.Sequential(*blocks)
-    brim.convert(net, recompute="cheap")
-    for unit in blocks if works else [layer for block in blocks for layer in block[:2]]:
+    if convert:
+        brim.convert(net, recompute="cheap")
+    for unit in [layer for block in blocks for layer in block[:2]] if unit_per_layer else blocks:
         fully_shard(unit, mesh=mesh)
-    loss = fully_shard(net, mesh=mesh)(torch.randn(5, 8)).sum()
-    if works:
+    return fully_shard(net, mesh=mesh)
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("unit_per_layer", [False, True])
+def test_recompute_with_units_of_fsdp(unit_per_layer: bool) -> None:
+    """Parameters of another unit are gone when a layer would ask: it keeps its input."""
+    found = []
+    for convert in (True, False):
+        net = _sharded(convert, unit_per_layer)
+        net(torch.ones(5, 8).cumsum(0)).square().sum().backward()
+        found.append([p.grad.to_local() for p in net.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.filterwarnings("ignore")
+def test_recompute_with_units_of_fsdp_under_hooks_says_what_to_do() -> None:
+    """Hooks hold parameters in a way of their own: whether these are gone shows in backward."""
+    net = _sharded(True, True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        loss = net(torch.randn(5, 8)).sum()
+    with pytest.raises(RuntimeError, match="FSDP has freed those of another unit: put a layer"):
         loss.backward()
-    else:
-        with pytest.raises(RuntimeError, match="FSDP has freed those of another unit: put a layer"):
-            loss.backward()

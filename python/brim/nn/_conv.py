@@ -90,7 +90,7 @@ def pad(input: Tensor, padding: Sequence[int], mode: str) -> Tensor:
     """
     if type(input) is not Tensor or is_compiling() or not input.requires_grad:
         return torch.nn.functional.pad(input, padding, mode)
-    output: Tensor = _traced.pad(input, padding, mode)
+    output: Tensor = elsewhere("pad", input, padding, mode)
     return output
 
 

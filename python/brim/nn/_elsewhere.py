@@ -71,8 +71,8 @@ def _is_foreign(value: object) -> bool:
 def is_known(tensor: Tensor) -> bool:
     """For the core: whether brim's kernels may take this tensor, whose keys it does not know.
 
-    Inside of torch.func.grad, if nothing but gradients is taken: below a batched or a forward-mode
-    derivative brim's kernels would drop it.
+    Inside of one torch.func.grad. Of what is taken further out (vmap, jvp, a second gradient, a
+    gradient by autograd) brim's kernels would know nothing.
 
     Example:
         >>> torch.func.grad(lambda x: x.sum() * is_known(x))(torch.ones(2))
@@ -81,10 +81,12 @@ def is_known(tensor: Tensor) -> bool:
         tensor([0., 0.])
     """
     transforms = _functorch.get_interpreter_stack()
-    if transforms and any(each.key() != _functorch.TransformType.Grad for each in transforms):
+    if transforms and [each.key() for each in transforms] != [_functorch.TransformType.Grad]:
         return False
-    while _functorch.is_gradtrackingtensor(tensor):
+    if _functorch.is_gradtrackingtensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
+        if tensor.requires_grad:
+            return False
     return not _is_foreign(tensor)
 
 
@@ -166,6 +168,7 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
     "dropout_": lambda input, p: _F.dropout(input, p, inplace=True),
     "linear": lambda input, weight, bias, *_: _F.linear(input, weight, bias),
     "conv": _conv,
+    "pad": lambda input, padding, mode: _F.pad(input, padding, mode),
     "batch_norm": _batch_norm,
     "layer_norm": lambda input, shape, *rest: _F.layer_norm(input, list(shape), *rest),
     "group_norm": lambda *args: _F.group_norm(*args),

@@ -109,15 +109,21 @@ class Run:
         ]
         needs.sort(key=lambda item: item[0])
         counted = {(_identity(tensor), None) for tensor in left_out}
-        whole = {need.key for _, _, need in needs if need.key is not None} | counted
+        parts: dict[Any, dict[Any, int]] = {}
+        for _, _, need in needs:
+            if need.key is not None:
+                parts.setdefault(need.key, {})[need.part] = need.size
+        whole = parts.keys() | counted
         for _, layer, need in needs:
             if need.instead is not None and (need.instead, None) in whole:
                 continue
+            size = need.size
             if need.key is not None:
                 if need.key in counted:
                     continue
                 counted.add(need.key)
-            self.least[layer] = self.least.get(layer, 0) + need.size
+                size = min(need.most, sum(parts[need.key].values()))
+            self.least[layer] = self.least.get(layer, 0) + size
 
 
 def _address(tensor: Tensor) -> tuple[Any, int]:

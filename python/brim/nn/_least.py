@@ -41,6 +41,8 @@ class Need:
     Attributes:
         size: in bytes.
         key: what they are, so that they count once; None where nobody else can need them.
+        part: which part of the storage they are.
+        most: all parts together, in bytes.
         instead: a storage that serves as well where it is kept anyway.
     """
 
@@ -52,6 +54,11 @@ class Need:
         self._references = [_reference(each) for each in (tensor, instead)]
         self.identity = _number(self._references[0])
         self.key = None if tensor is None else (self.identity, dtype)
+        self.part: Any = None
+        self.most = size
+        if isinstance(self._references[0], _StorageWeakRef) and tensor is not None:
+            self.part = (tensor.storage_offset(), tensor.shape)
+            self.most = max(size, tensor.untyped_storage().nbytes())
         self.instead = _number(self._references[1]) if instead is not None else None
         if dtype is not None:
             self.instead = self.identity  # the tensor that the cast one is made of
@@ -113,10 +120,11 @@ def _original(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _whole(tensor: Tensor) -> Need:
+    size = tensor.numel() * tensor.element_size()  # of a larger storage a copy is enough
     try:
-        return Need(tensor, tensor.untyped_storage().nbytes())
+        return Need(tensor, min(size, tensor.untyped_storage().nbytes()))
     except (NotImplementedError, RuntimeError):
-        return Need(tensor, tensor.numel() * tensor.element_size())
+        return Need(tensor, size)
 
 
 def _in_type_of_autocast(tensor: Tensor) -> Need:
