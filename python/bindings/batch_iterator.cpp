@@ -190,6 +190,7 @@ py::object make_batch_iterator(std::shared_ptr<SampleBatching> batching, Iterato
     }
     return result;
   });
+  // NOLINTNEXTLINE(modernize-make-unique): an aggregate that cannot be moved
   std::unique_ptr<State> state(new State{std::move(batching), std::move(stream), options.as_tensors,
                                          std::move(options.description)});
   PyTypeObject* type = type_object();

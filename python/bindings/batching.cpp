@@ -40,7 +40,7 @@ Limit model_limit(const MemoryModel& model, const Limit& bytes) {
   // Batches ask for the same lengths again and again, and an answer takes some microseconds. 0 is
   // none yet.
   constexpr std::size_t kLengths = std::size_t{1} << 16;
-  auto known = std::make_shared<std::vector<std::atomic<std::int64_t>>>(kLengths);
+  const auto known = std::make_shared<std::vector<std::atomic<std::int64_t>>>(kLengths);
   return {Cost::custom(
               [model, known](double longest, double budget) {
                 if (longest >= static_cast<double>(kLengths) || longest != std::floor(longest)) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 
 namespace brim::detail {
 namespace {
@@ -61,8 +62,8 @@ std::optional<BatchShape> next_at_the_limit(const MemoryModel& model,
   std::optional<BatchShape> alone;
   double largest = kUnused;
   // From the longest on, which is taken where several cannot be used at all.
-  for (auto place = lengths.rbegin(); place != lengths.rend(); ++place) {
-    const auto length = static_cast<double>(*place);
+  for (const std::int64_t whole : std::views::reverse(lengths)) {
+    const auto length = static_cast<double>(whole);
     const std::int64_t safe = std::min(model.largest_batch(length, limit), most);
     const double used = safe > 0 ? model.peak(static_cast<double>(safe), length) / limit : 0.0;
     if (1 - used <= largest) {
@@ -73,11 +74,11 @@ std::optional<BatchShape> next_at_the_limit(const MemoryModel& model,
     // Samples are left out only if one was measured to be too much.
     if (n == 0 && !known_to_fail(model, length, limit)) {
       n = reach > 0 ? 1 : 0;
-      alone = {1, *place};
+      alone = {1, whole};
     }
     if (n > safe) {
       largest = 1 - used;
-      result = {n, *place};
+      result = {n, whole};
     }
   }
   if (result || alone) {
