@@ -367,11 +367,11 @@ def test_attention_inside_samples_that_are_laid_one_after_the_other(way: str, he
 
 def test_a_pooled_network_with_a_wide_head_and_a_loss_for_each_token(held: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    lengths = torch.randn(1000, generator=generator).mul(0.7).add(3.5).exp().long().clamp(8, 256)
+    lengths = torch.randn(3000, generator=generator).mul(0.7).add(4.1).exp().long().clamp(8, 512)
     texts = [torch.zeros(int(length), dtype=torch.long) for length in lengths]
     embedding = torch.nn.Embedding(100, 32)
     head = torch.nn.Sequential(
-        torch.nn.Linear(32, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 100)
+        torch.nn.Linear(32, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 100)
     )
 
     def step(tokens: torch.Tensor) -> None:
@@ -384,13 +384,13 @@ def test_a_pooled_network_with_a_wide_head_and_a_loss_for_each_token(held: int) 
     def collate(samples: list[torch.Tensor]) -> torch.Tensor:
         return pad_sequence(samples, batch_first=True)
 
-    budget = brim.memory_stats("cpu").allocated + 12 * 2**20
+    budget = brim.memory_stats("cpu").allocated + 48 * 2**20
     made = PackedBatchSampler.fit(
         texts, step, lengths, budget, "cpu", collate_fn=collate, shuffle=True, seed=7
     )
     batches = (collate([texts[index] for index in batch]) for batch in made)
     peaks = brim.collect_peaks(step, batches, "cpu").peaks
-    assert budget - 2**20 <= max(peaks) <= budget
+    assert budget - 7 * 2**20 <= max(peaks) <= budget
 
 
 def test_work_with_a_high_floor_is_not_refused(held: int) -> None:
