@@ -6,7 +6,7 @@
 //     perf record -g build/2.13.0/benchmarks/bench_adapt loop    one case without end: the first
 #include <ATen/Context.h>
 #include <brim/adapt/adapt.h>
-#include <brim/adapt/random_state.h>
+#include <brim/adapt/detail/random_state.h>
 #include <brim/memory/stats.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 

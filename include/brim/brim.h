@@ -6,11 +6,11 @@
 // IWYU pragma: begin_exports
 #include <brim/adapt/adapt.h>
 #include <brim/adapt/size_memory.h>
+#include <brim/batching/batch_fill.h>
 #include <brim/batching/batches.h>
 #include <brim/batching/batching.h>
 #include <brim/batching/buckets.h>
 #include <brim/batching/cost.h>
-#include <brim/batching/gauge.h>
 #include <brim/batching/plan.h>
 #include <brim/batching/sample_sizes.h>
 #include <brim/batching/stream.h>

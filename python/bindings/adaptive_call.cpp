@@ -1,7 +1,7 @@
 #include "adaptive_call.h"
 
-#include <brim/adapt/checkpoint.h>
-#include <brim/adapt/run.h>
+#include <brim/adapt/detail/checkpoint.h>
+#include <brim/adapt/detail/run.h>
 #include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>

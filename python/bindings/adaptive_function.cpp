@@ -315,7 +315,7 @@ PyObject* reduce(PyObject* self, PyObject* /*unused*/) {
       const auto method = py::reinterpret_steal<py::object>(as_method(self));
       return method.attr("__reduce__")().release().ptr();
     }
-    const py::object how = py::module_::import("brim._adaptive").attr("reduce");
+    const py::object how = py::module_::import("brim.adapt._options").attr("reduce");
     return how(py::handle(self), function->config->recipe).release().ptr();
   } catch (py::error_already_set& error) {
     error.restore();

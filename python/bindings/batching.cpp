@@ -233,7 +233,7 @@ batching::Position position_argument(const py::object& cursor, const py::object&
                       "a segment of a position has 3 numbers, got ", text_of(py::repr(entry)));
     const auto segment = py::reinterpret_borrow<py::sequence>(entry);
     position.segments.push_back({integer_argument("world_size", segment[0]),
-                                 integer_argument("phase", segment[1]),
+                                 integer_argument("step_offset", segment[1]),
                                  integer_argument("done", segment[2])});
   }
   return position;

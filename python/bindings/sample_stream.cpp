@@ -1,6 +1,6 @@
 // Batches of whatever an iterable gives, without looking ahead: for data that has no length, and
 // for sizes that are asked for one by one.
-#include <brim/batching/gauge.h>
+#include <brim/batching/batch_fill.h>
 
 #include <string>
 #include <utility>
@@ -20,7 +20,7 @@ class SampleStream {
                const py::list& maxima, bool refuse_oversize, std::int64_t skip)
       : samples_(py::iter(samples)),
         sizeof_(std::move(sizeof_sample)),
-        gauge_(limits_argument(costs, within_exact(maxima))),
+        fill_(limits_argument(costs, within_exact(maxima))),
         sizes_(costs.size()),
         refuse_oversize_(refuse_oversize),
         begin_(skip) {}
@@ -75,7 +75,7 @@ class SampleStream {
     py::list batch;
     // The sample that did not fit the last batch opens this one.
     if (pending_) {
-      gauge_.add(sizes_);
+      fill_.add(sizes_);
       batch.append(std::exchange(pending_, {}));
     }
     while (true) {
@@ -87,21 +87,21 @@ class SampleStream {
       }
       ++read_;
       measure(sample, place);
-      if (!gauge_.fits_alone(sizes_)) {
+      if (!fill_.fits_alone(sizes_)) {
         leave_out(place);
-      } else if (!batch.empty() && !gauge_.fits(sizes_)) {
+      } else if (!batch.empty() && !fill_.fits(sizes_)) {
         pending_ = std::move(sample);
         begin_ = place;
         return close(std::move(batch));
       } else {
-        gauge_.add(sizes_);
+        fill_.add(sizes_);
         batch.append(std::move(sample));
       }
     }
   }
 
   py::list close(py::list batch) {
-    gauge_.clear();
+    fill_.clear();
     if (batch.empty()) {
       PyErr_SetNone(PyExc_StopIteration);
       throw py::error_already_set();
@@ -148,7 +148,7 @@ class SampleStream {
 
   py::iterator samples_;
   py::object sizeof_;
-  batching::Gauge gauge_;
+  batching::BatchFill fill_;
   std::vector<double> sizes_;  // of the sample that was measured last
   bool refuse_oversize_;
   bool broken_ = false;  // by an error, or at the end

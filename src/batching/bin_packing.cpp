@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "batching/gauge.h"
+#include "batching/batch_fill.h"
 #include "batching/permutation.h"
 
 namespace brim::batching::detail {
@@ -23,7 +23,7 @@ bool of_longest(Cost::Kind kind) { return kind != Cost::Kind::sum && kind != Cos
 
 template <class T>
 struct OpenBin {
-  MultiGauge<T> gauge;
+  MultiFill<T> fill;
   std::vector<std::uint32_t> members;
 };
 
@@ -52,12 +52,12 @@ void BinPacking<T>::pack(std::span<const T> sizes, const Mixing& mixing) {
   } else if (width == 1) {
     sort_descending(sizes, own_members_);
     const auto size_of = [&](std::uint32_t i) { return sizes[i]; };
-    cut_sorted(PaddedGauge<T>(columns_[0].limit), size_of, size_of, mixing.seed);
+    cut_sorted(PaddedFill<T>(columns_[0].limit), size_of, size_of, mixing.seed);
   } else {
     const std::vector<double> share = shares(sizes);
     sort_descending(std::span(share), own_members_);
     cut_sorted(
-        MultiGauge<T>(columns_), [&](std::uint32_t i) { return sizes.data() + i * width; },
+        MultiFill<T>(columns_), [&](std::uint32_t i) { return sizes.data() + i * width; },
         [&](std::uint32_t i) { return share[i]; }, mixing.seed);
   }
   members_ = own_members_;
@@ -74,7 +74,7 @@ std::vector<double> BinPacking<T>::shares(std::span<const T> sizes) const {
       continue;
     }
     const Columns<T> one{columns_[c]};
-    MultiGauge<T> alone(one);
+    MultiFill<T> alone(one);
     for (std::size_t i = 0; i < result.size(); ++i) {
       alone.clear();
       alone.add(sizes.data() + i * width + c);
@@ -99,22 +99,22 @@ void BinPacking<T>::pack_sum(std::span<const T> sizes, const Mixing& mixing) {
 // Cuts own_members_, which are sorted by their keys, into batches; each takes samples for as long
 // as they fit.
 template <class T>
-template <class Gauge, class SizeOf, class KeyOf>
-void BinPacking<T>::cut_sorted(Gauge gauge, const SizeOf& size_of, const KeyOf& key_of,
+template <class Fill, class SizeOf, class KeyOf>
+void BinPacking<T>::cut_sorted(Fill fill, const SizeOf& size_of, const KeyOf& key_of,
                                std::uint64_t seed) {
   const auto count = static_cast<std::uint32_t>(own_members_.size());
   const auto take = [&](const std::vector<std::uint32_t>& from, std::uint32_t begin,
                         std::uint32_t most) {
-    gauge.clear();
+    fill.clear();
     std::uint32_t end = begin;
-    while (end < most && (end == begin || gauge.fits(size_of(from[end])))) {
-      gauge.add(size_of(from[end++]));
+    while (end < most && (end == begin || fill.fits(size_of(from[end])))) {
+      fill.add(size_of(from[end++]));
     }
     return end;
   };
   const auto close = [&](std::uint32_t end) {
     own_ends_.push_back(end);
-    loads_.push_back(gauge.load());
+    loads_.push_back(fill.load());
     return end;
   };
   for (std::uint32_t begin = 0; begin < count;) {
@@ -195,7 +195,7 @@ void BinPacking<T>::pack_several(std::span<const T> sizes, const Mixing& mixing)
     std::size_t best = open.size();
     for (std::size_t bin = 0; bin < open.size(); ++bin) {
       if ((best == open.size() || open_loads[bin] > open_loads[best]) &&
-          open[bin].gauge.fits(of_sample)) {
+          open[bin].fill.fits(of_sample)) {
         best = bin;
       }
     }
@@ -204,16 +204,16 @@ void BinPacking<T>::pack_several(std::span<const T> sizes, const Mixing& mixing)
         best = static_cast<std::size_t>(std::max_element(open_loads.begin(), open_loads.end()) -
                                         open_loads.begin());
         close(best);
-        open[best].gauge.clear();
+        open[best].fill.clear();
         open[best].members.clear();
       } else {
-        open.push_back({MultiGauge<T>(columns_), {}});
+        open.push_back({MultiFill<T>(columns_), {}});
         open_loads.push_back(0.0);
       }
     }
-    open[best].gauge.add(of_sample);
+    open[best].fill.add(of_sample);
     open[best].members.push_back(sample);
-    open_loads[best] = open[best].gauge.load();
+    open_loads[best] = open[best].fill.load();
   }
   for (std::size_t bin = 0; bin < open.size(); ++bin) {
     close(bin);

@@ -50,8 +50,8 @@ class BinPacking {
   [[nodiscard]] std::vector<double> shares(std::span<const T> sizes) const;
   void pack_sum(std::span<const T> sizes, const Mixing& mixing);
   void pack_several(std::span<const T> sizes, const Mixing& mixing);
-  template <class Gauge, class SizeOf, class KeyOf>
-  void cut_sorted(Gauge gauge, const SizeOf& size_of, const KeyOf& key_of, std::uint64_t seed);
+  template <class Fill, class SizeOf, class KeyOf>
+  void cut_sorted(Fill fill, const SizeOf& size_of, const KeyOf& key_of, std::uint64_t seed);
 
   const Columns<T>& columns_;
   bool padded_;

@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
+#include "batching/batch_fill.h"
 #include "batching/bucket_index.h"
 #include "batching/bucket_reader.h"
-#include "batching/gauge.h"
 #include "batching/permutation.h"
 #include "batching/sample_table.h"
 
@@ -201,17 +201,17 @@ std::size_t BucketSource<T>::choose_bucket() {
   return bucket;
 }
 
-template <class T, class Gauge, class SizeOf>
-std::size_t take(detail::BucketReader<T>& bucket, Gauge gauge, SizeOf size_of, double& load) {
+template <class T, class Fill, class SizeOf>
+std::size_t take(detail::BucketReader<T>& bucket, Fill fill, SizeOf size_of, double& load) {
   std::size_t taken = 0;
   std::size_t ahead = bucket.look_ahead(1);
   while (true) {
-    while (taken < ahead && (taken == 0 || gauge.fits(size_of(taken)))) {
-      gauge.add(size_of(taken++));
+    while (taken < ahead && (taken == 0 || fill.fits(size_of(taken)))) {
+      fill.add(size_of(taken++));
     }
     // All that was looked at fits: is there more?
     if (taken < ahead || bucket.look_ahead(2 * taken) == ahead) {
-      load = gauge.load();
+      load = fill.load();
       return taken;
     }
     ahead = bucket.look_ahead(2 * taken);
@@ -223,13 +223,13 @@ std::size_t take_what_fits(detail::BucketReader<T>& bucket, const Columns<T>& co
                            double& load) {
   if (columns.size() > 1) {
     return take(
-        bucket, detail::MultiGauge<T>(columns),
+        bucket, detail::MultiFill<T>(columns),
         [&](std::size_t i) { return bucket.sizes() + i * columns.size(); }, load);
   }
   const auto size_of = [&](std::size_t i) { return bucket.sizes()[i]; };
   return columns[0].limit.cost().kind() == Cost::Kind::sum
-             ? take(bucket, detail::SumGauge<T>(columns[0].limit), size_of, load)
-             : take(bucket, detail::PaddedGauge<T>(columns[0].limit), size_of, load);
+             ? take(bucket, detail::SumFill<T>(columns[0].limit), size_of, load)
+             : take(bucket, detail::PaddedFill<T>(columns[0].limit), size_of, load);
 }
 
 template <class T>

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "batching/distinct.h"
+#include "batching/unique_sizes.h"
 
 namespace brim::batching {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "batching/distinct.h"
+#include "batching/unique_sizes.h"
 
 namespace brim::batching {
 namespace {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "batching/gauge.h"
+#include "batching/batch_fill.h"
 #include "batching/permutation.h"
 #include "batching/sample_table.h"
 #include "batching/table_batching.h"
@@ -75,33 +75,33 @@ class OrderedSource : public BatchSource {
   std::int64_t batch(Batches& block, bool last) {
     const Columns<T>& columns = table_.columns();
     if (columns.size() > 1) {
-      return batch(block, last, detail::MultiGauge<T>(columns),
+      return batch(block, last, detail::MultiFill<T>(columns),
                    [&](std::size_t i) { return sizes_ + i * columns.size(); });
     }
     const auto size_of = [sizes = sizes_](std::size_t i) { return sizes[i]; };
     return columns[0].limit.cost().kind() == Cost::Kind::sum
-               ? batch(block, last, detail::SumGauge<T>(columns[0].limit), size_of)
-               : batch(block, last, detail::PaddedGauge<T>(columns[0].limit), size_of);
+               ? batch(block, last, detail::SumFill<T>(columns[0].limit), size_of)
+               : batch(block, last, detail::PaddedFill<T>(columns[0].limit), size_of);
   }
 
-  template <class Gauge, class SizeOf>
-  std::int64_t batch(Batches& block, bool last, Gauge gauge, SizeOf size_of) {
+  template <class Fill, class SizeOf>
+  std::int64_t batch(Batches& block, bool last, Fill fill, SizeOf size_of) {
     std::size_t begin = 0;
     const auto close = [&](std::size_t end) {
       block.indices.insert(block.indices.end(),
                            samples_.begin() + static_cast<std::ptrdiff_t>(begin),
                            samples_.begin() + static_cast<std::ptrdiff_t>(end));
-      block.close(gauge.load());
+      block.close(fill.load());
       begin = end;
     };
     const std::size_t count = samples_.size();
     for (std::size_t i = 0; i < count; ++i) {
       const auto size = size_of(i);
-      if (i > begin && !gauge.fits(size)) {
+      if (i > begin && !fill.fits(size)) {
         close(i);
-        gauge.clear();
+        fill.clear();
       }
-      gauge.add(size);
+      fill.add(size);
     }
     if (last && begin < samples_.size()) {
       close(samples_.size());

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "batching/gauge.h"
+#include "batching/batch_fill.h"
 #include "batching/largest_size.h"
 #include "batching/permutation.h"
 #include "number_text.h"
@@ -96,17 +96,17 @@ class SampleTable {
   }
 
   [[nodiscard]] BatchFigures figures(std::span<const std::int64_t> batch) const {
-    MultiGauge<T> gauge(columns_);
+    MultiFill<T> fill(columns_);
     std::vector<T> sizes;
     gather(batch, sizes);
     BatchFigures result;
     double longest = 0.0;
     for (std::size_t i = 0; i < sizes.size(); i += columns_.size()) {
-      gauge.add(sizes.data() + i);
+      fill.add(sizes.data() + i);
       result.sizes += static_cast<double>(sizes[i]);
       longest = std::max(longest, static_cast<double>(sizes[i]));
     }
-    result.load = gauge.load();
+    result.load = fill.load();
     result.work = result.load;
     result.padded = static_cast<double>(batch.size()) * longest;
     return result;
@@ -143,8 +143,8 @@ class SampleTable {
 
   static bool fits_alone(const Column<T>& column, T size) {
     return column.limit.cost().kind() == Cost::Kind::sum
-               ? SumGauge<T>(column.limit).fits_alone(size)
-               : PaddedGauge<T>(column.limit).fits_alone(size);
+               ? SumFill<T>(column.limit).fits_alone(size)
+               : PaddedFill<T>(column.limit).fits_alone(size);
   }
 
   void keep_what_fits(Oversize oversize) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "batching/arrange.h"
+#include "batching/balance_ranks.h"
 #include "batching/permutation.h"
 
 namespace brim::batching {
@@ -68,7 +68,7 @@ BatchStream::OpenedBlock BatchStream::block_ahead() const {
     const OpenedBlock& before = opened_.back();
     const auto count = static_cast<std::int64_t>(block_.count());
     ahead.start = before.start + count;
-    ahead.phase = (before.phase + before.done + count) % ranks_.world_size;
+    ahead.step_offset = (before.step_offset + before.done + count) % ranks_.world_size;
   }
   return ahead;
 }
@@ -85,13 +85,13 @@ bool BatchStream::open_block() {
   more_ = source_->fill(block_, segments.empty() ? ranks_.world_size : segments[0].world_size);
   ++blocks_opened_;
   if (!segments.empty() && segments.back().world_size == ranks_.world_size) {
-    opened.phase = segments.back().phase;
+    opened.step_offset = segments.back().step_offset;
     opened.done = segments.back().done;
     segments.pop_back();
   }
   for (const Position::Segment& segment : segments) {
     std::vector<LeftOut> returned;
-    arrange_block(segment.world_size, segment.phase, returned);
+    balance_block(segment.world_size, segment.step_offset, returned);
     if (std::cmp_greater(segment.done, block_.count())) {
       wrong_position();
     }
@@ -102,7 +102,7 @@ bool BatchStream::open_block() {
       block_.close(0.0);
     }
   }
-  arrange_block(ranks_.world_size, opened.phase, left_out_);
+  balance_block(ranks_.world_size, opened.step_offset, left_out_);
   if (std::cmp_greater(opened.done, block_.count())) {
     wrong_position();
   }
@@ -116,14 +116,14 @@ bool BatchStream::open_block() {
 // The last block must have samples enough to split for all ranks, because a step that began in the
 // block before has been given away. A block must have batches enough to end a step and begin
 // another: no position can lie in a step over three blocks.
-void BatchStream::arrange_block(std::int64_t world_size, std::int64_t phase,
+void BatchStream::balance_block(std::int64_t world_size, std::int64_t step_offset,
                                 std::vector<LeftOut>& left_out) {
   const std::int64_t enough = 4 * world_size;
   while (more_ && world_size > 1 &&
          (std::cmp_less(block_.count(), enough) || source_->rest() < enough)) {
     more_ = source_->fill(block_, world_size);
   }
-  detail::arrange(block_, world_size, phase, !more_, left_out);
+  detail::balance_ranks(block_, world_size, step_offset, !more_, left_out);
 }
 
 Position BatchStream::position(std::int64_t batches) const {
@@ -139,7 +139,7 @@ Position BatchStream::position(std::int64_t batches) const {
   // Ranks before this one may have opened another block, or this one may still have to: the
   // position is the same for all.
   if (more_ && taken >= ahead.start) {
-    return {ahead.cursor, {{ranks_.world_size, ahead.phase, taken - ahead.start}}};
+    return {ahead.cursor, {{ranks_.world_size, ahead.step_offset, taken - ahead.start}}};
   }
   const auto after = std::upper_bound(
       opened_.begin(), opened_.end(), taken,
@@ -147,7 +147,7 @@ Position BatchStream::position(std::int64_t batches) const {
   const OpenedBlock& opened = *std::prev(after);
   Position position{opened.cursor, opened.past};
   position.segments.push_back(
-      {ranks_.world_size, opened.phase, opened.done + taken - opened.start});
+      {ranks_.world_size, opened.step_offset, opened.done + taken - opened.start});
   return position;
 }
 
@@ -157,9 +157,9 @@ void BatchStream::seek(const Position& position) {
   }
   for (const Position::Segment& segment : position.segments) {
     // A position ends between two steps.
-    if (segment.world_size < 1 || segment.world_size > kMostRanks || segment.phase < 0 ||
-        segment.phase >= segment.world_size || segment.done < 0 ||
-        (segment.phase + segment.done % segment.world_size) % segment.world_size != 0) {
+    if (segment.world_size < 1 || segment.world_size > kMostRanks || segment.step_offset < 0 ||
+        segment.step_offset >= segment.world_size || segment.done < 0 ||
+        (segment.step_offset + segment.done % segment.world_size) % segment.world_size != 0) {
       wrong_position();
     }
   }

@@ -34,7 +34,7 @@ class DeviceBackend {
     std::int64_t allocated = 0;
     std::int64_t free = 0;
   };
-  virtual Room room(c10::Device device) {
+  virtual Room headroom(c10::Device device) {
     const MemoryStats now = stats(device);
     // What lies between live blocks serves small requests only.
     return {now.allocated, now.free > now.inactive_split ? now.free - now.inactive_split : 0};

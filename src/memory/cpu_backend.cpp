@@ -63,7 +63,7 @@ class CpuBackend final : public DeviceBackend {
 
   void prepare(c10::Device /*device*/) override { CpuAllocator::instance().install(); }
 
-  Room room(c10::Device /*device*/) override {
+  Room headroom(c10::Device /*device*/) override {
     const CpuAllocator& allocator = CpuAllocator::instance();
     const std::int64_t allocated = allocator.allocated();
     const std::int64_t left_of_budget = std::max<std::int64_t>(allocator.limit() - allocated, 0);

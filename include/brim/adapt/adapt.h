@@ -1,9 +1,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <brim/adapt/checkpoint.h>
+#include <brim/adapt/detail/checkpoint.h>
+#include <brim/adapt/detail/run.h>
 #include <brim/adapt/options.h>
-#include <brim/adapt/run.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>

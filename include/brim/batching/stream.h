@@ -28,8 +28,8 @@ struct Position {
   /// How far the open block had been read by jobs of one world size.
   struct Segment {
     std::int64_t world_size;
-    std::int64_t phase;  ///< batches of the first step that lie in the block before
-    std::int64_t done;   ///< COUNT of batches read, by all ranks together
+    std::int64_t step_offset;  ///< batches of the first step that lie in the block before
+    std::int64_t done;         ///< COUNT of batches read, by all ranks together
 
     friend bool operator==(const Segment&, const Segment&) = default;
   };
@@ -101,14 +101,15 @@ class BRIM_API BatchStream {
   struct OpenedBlock {
     Cursor cursor;
     std::vector<Position::Segment> past;  // of other world sizes
-    std::int64_t phase;                   // of this world size
+    std::int64_t step_offset;             // of this world size
     std::int64_t done;                    // of this world size, before this stream
     std::int64_t start;                   // batches of all ranks since this stream began
   };
 
   [[nodiscard]] OpenedBlock block_ahead() const;
   bool open_block();
-  void arrange_block(std::int64_t world_size, std::int64_t phase, std::vector<LeftOut>& left_out);
+  void balance_block(std::int64_t world_size, std::int64_t step_offset,
+                     std::vector<LeftOut>& left_out);
   bool reach_next();
 
   std::unique_ptr<BatchSource> source_;

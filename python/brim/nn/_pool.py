@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from brim import _C
 from brim.nn._elsewhere import elsewhere
 from brim.nn._numbers import Numbers, each, how_many
-from brim.nn._refuse import refuse_others
+from brim.nn._tensor_checks import refuse_others
 
 __all__ = [
     "adaptive_average",

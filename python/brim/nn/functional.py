@@ -45,7 +45,7 @@ from brim.nn._pool import (
     max_pool2d,
     max_pool3d,
 )
-from brim.nn._refuse import refuse_others
+from brim.nn._tensor_checks import refuse_others
 
 __all__ = [
     "adaptive_avg_pool1d",

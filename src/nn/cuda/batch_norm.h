@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "nn/channel_blocks.h"
+#include "nn/cpu/channel_blocks.h"
 #include "nn/cuda/bits.h"
 
 // Batch normalisation on plain pointers; see nn/cuda/bits.h for what holds for all kernels.

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "nn/gate_kind.h"
+#include "nn/ops/bitmask_activation_kind.h"
 
 // The kernels over bits (see nn/bits.h) on plain pointers: .cu files take no header of torch, so
 // that they compile in seconds. `n` counts elements. Pointers need no alignment beyond their

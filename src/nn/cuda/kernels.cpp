@@ -1,16 +1,16 @@
 // Built into libbrim_cuda where there is a CUDA compiler.
-#include "nn/cuda_kernels.h"
+#include "nn/ops/cuda_kernels.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
-#include "nn/channels.h"
 #include "nn/cuda/batch_norm.h"
 #include "nn/cuda/bits.h"
 #include "nn/cuda/norm.h"
 #include "nn/cuda/pool.h"
 #include "nn/cuda/tensors.h"
+#include "nn/ops/channels.h"
 
 namespace brim::nn::cuda {
 namespace {

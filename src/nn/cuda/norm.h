@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "nn/channel_blocks.h"
+#include "nn/cpu/channel_blocks.h"
 #include "nn/cuda/bits.h"
 
 // Normalisation on plain pointers; see nn/cuda/bits.h for what holds for all kernels.

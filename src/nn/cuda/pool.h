@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "nn/cuda/bits.h"
-#include "nn/pool_geometry.h"
+#include "nn/ops/pool_geometry.h"
 
 // Pooling on plain pointers; see nn/cuda/bits.h for what holds for all kernels. Everything is dense
 // in the order that the geometry says. No atomics: backward is a sum over the windows that cover an

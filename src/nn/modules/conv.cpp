@@ -8,8 +8,8 @@
 #include <variant>
 #include <vector>
 
-#include "nn/maybe.h"
-#include "nn/pad.h"
+#include "nn/autograd/optional_tensor.h"
+#include "nn/ops/pad.h"
 
 namespace brim::nn {
 namespace {

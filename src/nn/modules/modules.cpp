@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <string_view>
 
-#include "nn/maybe.h"
+#include "nn/autograd/optional_tensor.h"
 
 namespace brim::nn {
 

@@ -4,7 +4,7 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randperm.h>
-#include <brim/adapt/random_state.h>
+#include <brim/adapt/detail/random_state.h>
 #include <brim/runtime.h>
 #include <gtest/gtest.h>
 

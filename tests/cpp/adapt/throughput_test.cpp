@@ -1,6 +1,6 @@
 #include <brim/adapt/adapt.h>
+#include <brim/adapt/detail/throughput.h>
 #include <brim/adapt/size_memory.h>
-#include <brim/adapt/throughput.h>
 #include <gtest/gtest.h>
 
 #include <chrono>

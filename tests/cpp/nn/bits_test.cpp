@@ -1,4 +1,4 @@
-#include "nn/bits.h"
+#include "nn/ops/bits.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
-from brim.nn._refuse import refuse_others
+from brim.nn._tensor_checks import refuse_others
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "LayerNorm", "RMSNorm"]
 

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <brim/batching/cost.h>
+#include <brim/export.h>
+
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace brim::batching {
+
+/// How full one batch is, for programs that make batches themselves, sample by sample:
+///
+///     brim::batching::BatchFill fill({{brim::batching::Cost::padded(), 16384.0}});
+///     for (const Request& request : requests) {
+///       const double size = request.length();
+///       if (!fill.fits({&size, 1})) { run(batch); fill.clear(); }
+///       fill.add({&size, 1});
+///     }
+///
+/// Sizes are given one for each limit; std::invalid_argument for another number of them, or for one
+/// that is negative, NaN or infinite. For one thread.
+class BRIM_API BatchFill {
+ public:
+  /// @throws std::invalid_argument if there is no limit.
+  explicit BatchFill(std::vector<Limit> limits);
+  ~BatchFill();
+  BatchFill(BatchFill&&) noexcept;
+  BatchFill& operator=(BatchFill&&) noexcept;
+
+  /// Whether an empty batch has room for the sample.
+  [[nodiscard]] bool fits_alone(std::span<const double> sizes) const;
+  /// Whether this batch has.
+  [[nodiscard]] bool fits(std::span<const double> sizes) const;
+  void add(std::span<const double> sizes);
+  /// Starts another batch.
+  void clear();
+  /// Cost as a share of the budget; of the fullest where there are several.
+  [[nodiscard]] double load() const;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace brim::batching

@@ -1,0 +1,396 @@
+"""Adaptive execution: call a function with the largest size that fits the memory there is.
+
+The decorators only work out, once, where a function's arguments are; the calls themselves run in
+the C++ core.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+import torch
+from typing_extensions import Unpack
+
+from brim.adapt._options import (
+    Options,
+    check_function,
+    flag,
+    identity,
+    inside,
+    make,
+    name_of,
+    positive,
+    remembered,
+    slot_of,
+    slots_of,
+    whole,
+)
+from brim._C import AdaptiveFunction, Attempt, SizeMemory
+from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
+
+__all__ = [
+    "AdaptiveFunction",
+    "Attempt",
+    "Options",
+    "SizeMemory",
+    "batch",
+    "chunked",
+    "maximize",
+    "range",
+    "run_batch",
+    "run_chunked",
+    "run_range",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_builtin_range = range  # this module's own `range` is the adaptive one
+
+
+def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: str | None) -> None:
+    """What was not passed is added as a keyword, which a positional-only argument does not take."""
+    parameters = inspect.signature(function).parameters
+    for name in names:
+        parameter = parameters.get(name)
+        if parameter is None or parameter.kind is not parameter.POSITIONAL_ONLY:
+            continue
+        if infer is not None or parameter.default is not parameter.empty:
+            raise ValueError(
+                f"{name} is positional-only in {name_of(function)} and may be left out: brim could "
+                "not pass it on. Remove the default (and infer=), or the `/`"
+            )
+
+
+@overload
+def maximize(function: Callable[P, R], /) -> AdaptiveFunction[P, R]: ...
+
+
+@overload
+def maximize(
+    *names: str | Sequence[str],
+    infer: str | None = None,
+    q: int | Mapping[str, int] = 1,
+    **options: Unpack[Options],
+) -> Callable[[Callable[P, R]], AdaptiveFunction[P, R]]: ...
+
+
+def maximize(
+    *names: Any,
+    infer: str | None = None,
+    q: int | Mapping[str, int] = 1,
+    **options: Unpack[Options],
+) -> Any:
+    """Decorate a function to use the largest values of some integer arguments that fit.
+
+    The value that is passed is the most that is wanted. When memory runs out, the next value is
+    worked out from what was held, asked for and allowed, and the call is repeated. The limit is
+    remembered for the next call.
+
+    Args:
+        *names: the arguments to adapt, `"batch_size"` where none is named. Several are lowered in
+            this order, each to its floor before the next; a tuple of names is a group that shrinks
+            together.
+        infer: an argument whose length is the value where none is passed.
+        q: prefer multiples of this, for all or by name.
+        **options: see `Options`.
+
+    Raises:
+        ValueError: if the function has no such argument.
+        TypeError: if it is a coroutine or a generator function.
+
+    Example:
+        >>> import brim, torch
+        >>> @brim.maximize("batch_size", infer="x")
+        ... def nearest(x, y, batch_size=None):
+        ...     return torch.cat([torch.cdist(part, y).amin(1) for part in x.split(batch_size)])
+        >>> nearest(torch.zeros(10, 3), torch.ones(20, 3)).shape
+        torch.Size([10])
+    """
+    if len(names) == 1 and callable(names[0]):
+        return maximize("batch_size")(names[0])
+    groups = [
+        tuple(group) if isinstance(group, Sequence) and not isinstance(group, str) else (group,)
+        for group in names or ("batch_size",)
+    ]
+    flat = [name for group in groups for name in group]
+    if not all(isinstance(name, str) for name in flat) or not all(groups):
+        raise TypeError(f"names must be strings or groups of strings, got {names!r}")
+    if len(set(flat)) != len(flat):
+        raise ValueError(f"names has one argument twice: {', '.join(flat)}")
+    if isinstance(q, Mapping):
+        stray = q.keys() - set(flat)
+        if stray:
+            raise ValueError(
+                f"q has {', '.join(sorted(map(str, stray)))}, which is not among the names "
+                f"{', '.join(flat)}"
+            )
+        quanta = [positive(f"q[{name!r}]", q.get(name, 1)) for name in flat]
+    else:
+        quanta = [positive("q", q)] * len(flat)
+    if infer is not None and not isinstance(infer, str):
+        raise TypeError(f"infer must be the name of an argument, got {infer!r}")
+    indices = iter(_builtin_range(len(flat)))
+
+    def decorate(decorated: Callable[P, R]) -> AdaptiveFunction[P, R]:
+        function, _ = inside(decorated)
+        check_function(function)
+        slots = slots_of(inspect.signature(function))
+        _check_can_be_added(function, flat, infer)
+        adaptive: AdaptiveFunction[P, R] = make(
+            "maximize",
+            decorated,
+            options,
+            name=", ".join(flat),
+            slots=slots,
+            parameters=[slot_of(function, slots, "names", name) for name in flat],
+            quanta=quanta,
+            groups=group_indices,
+            infer=None if infer is None else slot_of(function, slots, "infer", infer),
+        )
+        return adaptive
+
+    group_indices = [[next(indices) for _ in group] for group in groups]
+    return decorate
+
+
+def batch(initial: int, *, q: int = 1, **options: Unpack[Options]) -> BatchDecorator:
+    """Decorate `function(batch_size, ...)` to be called with the largest size that fits.
+
+    Args:
+        initial: the largest size, tried first.
+        q: prefer multiples of this.
+        **options: see `Options`.
+
+    Example:
+        >>> import brim
+        >>> @brim.batch(512)
+        ... def run(batch_size: int, text: str) -> str:
+        ...     return f"{text} {batch_size}"
+        >>> run("with")
+        'with 512'
+    """
+    size, quantum = positive("initial", initial), positive("q", q)
+
+    def decorate(function: Callable[..., object]) -> Any:
+        return make("batch", function, options, name="batch size", initial=size, quanta=[quantum])
+
+    return decorate
+
+
+def range(  # noqa: A001  the public name
+    initial: int, *, q: int = 1, progress: bool = False, **options: Unpack[Options]
+) -> RangeDecorator:
+    """Decorate `function(start, end, ...)` to cover a range in parts, each as long as fits.
+
+    A part that succeeded is never done again. Where nothing is remembered the first parts are
+    short: they show how memory grows, and the step then goes to the largest that fits.
+
+    Args:
+        initial: the longest part.
+        q: prefer multiples of this.
+        progress: show a tqdm bar.
+        **options: see `Options`.
+
+    Example:
+        >>> import brim, torch
+        >>> out = torch.zeros(100)
+        >>> @brim.range(32)
+        ... def fill(start: int, end: int, out: torch.Tensor) -> None:
+        ...     out[start:end] = 1
+        >>> fill(0, 100, out)
+        >>> out.sum()
+        tensor(100.)
+    """
+    step, quantum = positive("initial", initial), positive("q", q)
+
+    def decorate(function: Callable[..., object]) -> Any:
+        bar = _bar(function, progress)
+        return make(
+            "range", function, options, name="step", initial=step, quanta=[quantum], progress=bar
+        )
+
+    return decorate
+
+
+def chunked(
+    initial: int, *, dim: int = 0, q: int = 1, progress: bool = False, **options: Unpack[Options]
+) -> ChunkedDecorator:
+    """Decorate `function(chunk, start, end, ...)` to cover a tensor in chunks that fit.
+
+    The chunks are views: what is written to them is written to the tensor.
+
+    Args:
+        initial: the longest chunk.
+        dim: the dimension to cut.
+        q: prefer multiples of this.
+        progress: show a tqdm bar.
+        **options: see `Options`.
+
+    Example:
+        >>> import brim, torch
+        >>> @brim.chunked(32)
+        ... def fill(chunk: torch.Tensor, start: int, end: int, value: float) -> None:
+        ...     chunk.fill_(value)
+        >>> out = torch.zeros(100)
+        >>> fill(out, 2.0)
+        >>> out.sum()
+        tensor(200.)
+    """
+    step, quantum = positive("initial", initial), positive("q", q)
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"dim must be an int, got {dim!r}")
+
+    def decorate(function: Callable[..., object]) -> Any:
+        bar = _bar(function, progress)
+        return make(
+            "chunked",
+            function,
+            options,
+            name="step",
+            initial=step,
+            dim=dim,
+            quanta=[quantum],
+            progress=bar,
+        )
+
+    return decorate
+
+
+def _bar(function: Callable[..., Any], progress: bool) -> Callable[[int], Any] | None:
+    if not flag("progress", progress):
+        return None
+    try:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+    return lambda total: tqdm(total=total, desc=name_of(function), leave=False)
+
+
+# What `run_*` learned, by the code that was run: a lambda is a new object on every call, but its
+# code is not.
+_run_memories: OrderedDict[object, tuple[SizeMemory | None, int]] = OrderedDict()
+_run_lock = threading.Lock()
+# A child would find it locked for good by a thread that it does not have.
+os.register_at_fork(
+    before=_run_lock.acquire,
+    after_in_parent=_run_lock.release,
+    after_in_child=_run_lock.release,
+)
+_MOST_RUN_MEMORIES = 1024
+
+
+def _once(
+    kind: str,
+    name: str,
+    function: Callable[..., Any],
+    options: Options,
+    initial: object,
+    q: object,
+    **specific: Any,
+) -> Any:
+    """What the decorator would make, for one call, with the memory of earlier such calls."""
+    site, full = "", whole(options)
+    if full["remember"] == "call_site":
+        caller = sys._getframe(2)
+        site = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    inner = function.func if isinstance(function, functools.partial) else function
+    code = getattr(inner, "__code__", None) or name_of(inner)
+    if full["persist"]:
+        code = identity(kind, function, site)
+    asked = tuple(str(full[option]) for option in ("persist", "capacity", "remember"))
+    owner = (kind, site, code, *asked)
+    memory = _run_memories.get(owner) or remembered(kind, function, full, site)
+    with _run_lock:
+        memory = _run_memories.setdefault(owner, memory)
+        _run_memories.move_to_end(owner)
+        while len(_run_memories) > _MOST_RUN_MEMORIES:
+            _run_memories.popitem(last=False)
+    return make(
+        kind,
+        function,
+        options,
+        name=name,
+        memory=memory,
+        site=site,
+        initial=positive("initial", initial),
+        quanta=[positive("q", q)],
+        **specific,
+    )
+
+
+def run_batch(
+    initial: int,
+    function: Callable[Concatenate[int, P], R],
+    /,
+    *args: Any,
+    q: int = 1,
+    **options: Unpack[Options],
+) -> R:
+    """Call `function(size, *args)` now, with the largest size up to `initial` that fits.
+
+    Example:
+        >>> import brim
+        >>> brim.run_batch(512, lambda size: size * 2)
+        1024
+    """
+    adaptive = _once("batch", "batch size", function, options, initial, q)
+    result: R = adaptive(*args)
+    return result
+
+
+def run_range(
+    start: int,
+    end: int,
+    initial: int,
+    function: Callable[..., object],
+    /,
+    *args: Any,
+    q: int = 1,
+    progress: bool = False,
+    **options: Unpack[Options],
+) -> None:
+    """Call `function(begin, stop, *args)` now for parts of the range, at most `initial` long.
+
+    Example:
+        >>> import brim
+        >>> parts = []
+        >>> brim.run_range(0, 10, 4, lambda start, end: parts.append(end - start))
+        >>> sum(parts)
+        10
+    """
+    bar = _bar(function, progress)
+    adaptive = _once("range", "step", function, options, initial, q, progress=bar)
+    adaptive(start, end, *args)
+
+
+def run_chunked(
+    tensor: torch.Tensor,
+    initial: int,
+    function: Callable[..., object],
+    /,
+    *args: Any,
+    dim: int = 0,
+    q: int = 1,
+    progress: bool = False,
+    **options: Unpack[Options],
+) -> None:
+    """Call `function(chunk, start, end, *args)` now for chunks, at most `initial` long.
+
+    Example:
+        >>> import brim, torch
+        >>> total = torch.zeros(10)
+        >>> brim.run_chunked(total, 4, lambda chunk, start, end: chunk.add_(1))
+        >>> total.sum()
+        tensor(10.)
+    """
+    bar = _bar(function, progress)
+    adaptive = _once("chunked", "step", function, options, initial, q, dim=dim, progress=bar)
+    adaptive(tensor, *args)

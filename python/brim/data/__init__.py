@@ -1,0 +1,38 @@
+"""Batches of samples of different sizes, under a budget: samplers for torch's DataLoader.
+
+Example:
+    >>> import torch
+    >>> from brim.data import PackedBatchSampler
+    >>> lengths = torch.tensor([5, 2, 8, 3, 7, 1, 4])
+    >>> sampler = PackedBatchSampler(lengths, max_total_size=10)
+    >>> list(sampler)
+    [[2, 1], [4, 3], [0, 6, 5]]
+    >>> print(sampler.report())
+    7 of 7 samples in 3 batches
+      fill       100.00 %
+      padding    33.33 %
+"""
+
+from brim.data.base import BatchSamplerBase, Plan
+from brim.data.bucket import (
+    BucketBatchSampler,
+    Buckets,
+    create_buckets,
+    least_padding_boundaries,
+)
+from brim._C import PlanReport
+from brim.data.packed import PackedBatchSampler
+from brim.data.ordered import SizeAwareBatchSampler, size_aware_batching
+
+__all__ = [
+    "BatchSamplerBase",
+    "BucketBatchSampler",
+    "Buckets",
+    "PackedBatchSampler",
+    "Plan",
+    "PlanReport",
+    "SizeAwareBatchSampler",
+    "create_buckets",
+    "least_padding_boundaries",
+    "size_aware_batching",
+]

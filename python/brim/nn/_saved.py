@@ -1,0 +1,269 @@
+"""Measuring what a model keeps for backward, layer by layer."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from brim.nn._lower_bound import Need, needs_of
+from brim.nn.convert import is_layer
+
+__all__ = ["FUNCTIONS", "Run", "measure", "with_sizes"]
+
+FUNCTIONS = "(functions)"
+"""Where what was kept outside of any layer is counted."""
+
+
+class _Kept:
+    """A tensor that autograd keeps. It dies when autograd lets go."""
+
+    __slots__ = ("__weakref__", "layer", "order", "tensor")
+
+    def __init__(self, tensor: Tensor, layer: str, order: int) -> None:
+        self.tensor = tensor.detach()  # an output would hold its own graph
+        self.layer = layer
+        self.order = order
+
+
+class Run:
+    """What one forward kept.
+
+    Attributes:
+        called: the layers that ran, in the order of their first call.
+        bytes: kept by each layer; a storage that two keep counts where it was kept first.
+        least: what backward needs of each layer, without computing anything again.
+    """
+
+    def __init__(self) -> None:
+        self.called: dict[str, torch.nn.Module] = {}
+        self.bytes: dict[str, int] = {}
+        self.least: dict[str, int] = {}
+        self._kept: list[weakref.ref[_Kept]] = []
+        self._needs: list[tuple[int, str, Need]] = []
+        self._stack: list[str] = []
+        self._order = 0
+
+    def pack(self, tensor: Tensor) -> _Kept:
+        """For autograd's hooks: hold the tensor as long as autograd does."""
+        layer = self._stack[-1] if self._stack else FUNCTIONS
+        kept = _Kept(tensor, layer, self._next())
+        self._kept.append(weakref.ref(kept))
+        return kept
+
+    def unpack(self, kept: _Kept) -> Tensor:
+        """For autograd's hooks."""
+        return kept.tensor
+
+    def enter(self, name: str, module: torch.nn.Module) -> None:
+        """A layer begins."""
+        self.called.setdefault(name, module)
+        self._stack.append(name)
+
+    def leave(self, module: torch.nn.Module, given: Any, output: Any) -> None:
+        """A layer ends, or failed: then its output is None."""
+        name = self._stack.pop()
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        # Another's hooks (checkpoint, save_on_cpu) take away what is kept inside of them.
+        if hooks is not None and hooks[0] == self.pack:
+            for need in needs_of(module, given, output) or ():
+                self._needs.append((self._next(), name, need))
+
+    def count(self, left_out: list[Tensor]) -> None:
+        """Count what is kept now; storages of `left_out` do not count."""
+        kept = [each for ref in self._kept if (each := ref()) is not None]
+        self._count_bytes(kept, left_out)
+        self._count_least(kept, left_out)
+
+    def _next(self) -> int:
+        self._order += 1
+        return self._order
+
+    def _count_bytes(self, kept: list[_Kept], left_out: list[Tensor]) -> None:
+        ignored = {_address(tensor)[0] for tensor in left_out}
+        first: dict[Any, str] = {}
+        most: dict[Any, int] = {}
+        for each in kept:
+            key, size = _address(each.tensor)
+            if key not in ignored:
+                first.setdefault(key, each.layer)
+                most[key] = max(size, most.get(key, 0))
+        for key, layer in first.items():
+            self.bytes[layer] = self.bytes.get(layer, 0) + most[key]
+
+    def _count_least(self, kept: list[_Kept], left_out: list[Tensor]) -> None:
+        known = {name for name, module in self.called.items() if needs_of(module) is not None}
+        needs = self._needs + [
+            (each.order, each.layer, Need(each.tensor, _address(each.tensor)[1]))
+            for each in kept
+            if each.layer not in known
+        ]
+        needs.sort(key=lambda item: item[0])
+        counted = {(_identity(tensor), None) for tensor in left_out}
+        parts: dict[Any, dict[Any, int]] = {}
+        for _, _, need in needs:
+            if need.key is not None:
+                parts.setdefault(need.key, {})[need.part] = need.size
+        whole = parts.keys() | counted
+        for _, layer, need in needs:
+            if need.instead is not None and (need.instead, None) in whole:
+                continue
+            size = need.size
+            if need.key is not None:
+                if need.key in counted:
+                    continue
+                counted.add(need.key)
+                size = min(need.most, sum(parts[need.key].values()))
+            self.least[layer] = self.least.get(layer, 0) + size
+
+
+def _address(tensor: Tensor) -> tuple[Any, int]:
+    """What tells storages apart, and their bytes."""
+    try:
+        storage = tensor.untyped_storage()
+        # Tensors without memory (meta) all have the address 0.
+        return (tensor.device, storage.data_ptr() or storage._cdata), storage.nbytes()
+    except (NotImplementedError, RuntimeError):  # sparse tensors and the like have no storage
+        return (tensor.device, id(tensor)), tensor.numel() * tensor.element_size()
+
+
+def _identity(tensor: Tensor) -> int:
+    return Need(tensor, 0).identity
+
+
+def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
+    """Run the model forward once and count what it keeps.
+
+    Buffers, random state and gradients are afterwards as they were. Parameters, buffers and the
+    inputs do not count.
+    """
+    run = Run()
+    with contextlib.ExitStack() as undo:
+        # First of all: what is copied here is a tensor for autograd.
+        undo.enter_context(torch.inference_mode(False))
+        undo.enter_context(torch.enable_grad())
+        inputs, kwargs, tensors = _copied(inputs, dict(kwargs))
+        undo.enter_context(_random_state([*tensors, *model.parameters(), *model.buffers()]))
+        undo.enter_context(_own_buffers(model))
+        for name, module in model.named_modules():
+            if is_layer(module) and not isinstance(module, torch.jit.ScriptModule):
+                _watch(undo, run, name or type(module).__name__, module)
+        with torch.autograd.graph.saved_tensors_hooks(run.pack, run.unpack):
+            output = model(*inputs, **kwargs)
+        run.count([*tensors, *model.parameters(), *model.buffers()])
+        del output
+    return run
+
+
+def with_sizes(
+    model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> torch.nn.Module:
+    """The model; a copy that has run once, if lazy layers in it do not know their sizes yet.
+
+    Example:
+        >>> model = torch.nn.LazyLinear(3)
+        >>> with_sizes(model, (torch.ones(2, 5),), {})
+        Linear(in_features=5, out_features=3, bias=True)
+        >>> model
+        LazyLinear(in_features=0, out_features=3, bias=True)
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    lazy: list[Any] = [tensor for tensor in tensors if is_lazy(tensor)]
+    if not lazy:
+        return model
+    # torch cannot copy buffers that have no size yet.
+    fresh: Any = {
+        id(each): type(each)(each.requires_grad, each.data.device, each.data.dtype) for each in lazy
+    }
+    model = copy.deepcopy(model, fresh)
+    inputs, kwargs, copies = _copied(inputs, dict(kwargs))
+    with torch.no_grad(), _random_state([*copies, *tensors]):
+        model(*inputs, **kwargs)
+    return model
+
+
+def _watch(undo: contextlib.ExitStack, run: Run, name: str, module: torch.nn.Module) -> None:
+    def begin(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        run.enter(name, module)
+
+    def end(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        given = args[0] if args else next(iter(kwargs.values()), None)
+        run.leave(module, given, output)
+
+    handles = [
+        module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True),
+        module.register_forward_hook(end, with_kwargs=True, always_call=True),
+    ]
+    for handle in handles:
+        undo.callback(handle.remove)
+
+
+def _copied(
+    inputs: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
+    """The inputs with copies of their tensors, which the model may change, and these copies."""
+    copies: dict[int, Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in copies:  # one that is given twice stays one
+            leaf = value.detach().clone().requires_grad_(value.requires_grad)
+            copies[id(value)] = leaf if value.is_leaf else leaf.clone()
+        return copies[id(value)]
+
+    inputs, kwargs = pytree.tree_map(copied, (inputs, kwargs))
+    return inputs, kwargs, list(copies.values())
+
+
+@contextlib.contextmanager
+def _own_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Within, the model has copies of its buffers: running statistics stay as they were."""
+    copies: dict[int, Tensor] = {}
+    with contextlib.ExitStack() as undo:
+        for module in model.modules():
+            own: Any = module._buffers  # of a ScriptModule, a view that can only be read
+            before = dict(own.items())
+            scripted = isinstance(module, torch.jit.ScriptModule)
+            undo.callback(_set_buffers if scripted else _replace_buffers, module, before)
+            for buffer in before.values():
+                if buffer is not None and id(buffer) not in copies:
+                    copies[id(buffer)] = buffer.detach().clone()
+            made = {name: copies.get(id(buffer)) for name, buffer in before.items()}
+            (_set_buffers if scripted else _replace_buffers)(module, made)
+        yield
+
+
+def _replace_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
+    module._buffers.clear()
+    module._buffers.update(buffers)
+
+
+def _set_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
+    for name, buffer in buffers.items():
+        setattr(module, name, buffer)
+
+
+@contextlib.contextmanager
+def _random_state(tensors: list[Tensor]) -> Iterator[None]:
+    """Puts the random state of Python, NumPy, the CPU and the tensors' devices back."""
+    devices = {tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}
+    numpy: Any = sys.modules.get("numpy.random")
+    with contextlib.ExitStack() as undo:
+        undo.callback(random.setstate, random.getstate())
+        undo.callback(torch.set_rng_state, torch.get_rng_state())
+        if numpy is not None:
+            undo.callback(numpy.set_state, numpy.get_state())
+        for device in devices:
+            own = torch.get_device_module(device)
+            undo.callback(own.set_rng_state, own.get_rng_state(device), device)
+        yield

@@ -1,0 +1,246 @@
+#include "adapt/detail/attempt_monitor.h"
+
+#include <brim/memory/bytes.h>
+#include <brim/memory/release.h>
+#include <brim/memory/stats.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "adapt/detail/running_calls.h"
+#include "memory/backend.h"
+
+namespace brim {
+namespace {
+
+// A summary of more tries than this would hide what matters.
+constexpr std::size_t kMostTries = 24;
+
+/// What may stay behind without being called a leak: libraries keep workspaces of torch's
+/// accelerator memory for good.
+std::int64_t tolerated(c10::Device device, std::int64_t attempt_peak) {
+  constexpr std::int64_t kCpu = std::int64_t{64} << 10;
+  constexpr std::int64_t kAccelerator = std::int64_t{64} << 20;
+  return std::max(device.is_cpu() ? kCpu : kAccelerator, attempt_peak / 100);
+}
+
+/// A device that a message names without an index is the one of its type.
+bool is_another(c10::Device named, c10::Device watched) {
+  return named.type() != watched.type() ||
+         (named.has_index() && watched.has_index() && named.index() != watched.index());
+}
+
+std::string join(std::span<const std::int64_t> values) {
+  std::ostringstream out;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    out << (i == 0 ? "" : ", ") << values[i];
+  }
+  return out.str();
+}
+
+}  // namespace
+
+AttemptMonitor::AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint)
+    : options_(options), checkpoint_(std::move(checkpoint)) {}
+
+void AttemptMonitor::begin() {
+  // Work on CPU tensors is not told apart from work on an accelerator until it has run, so both are
+  // watched where both can be.
+  const c10::Device device = checkpoint_.device();
+  const bool host_too =
+      !options_.device && !device.is_cpu() && CpuAllocator::instance().installed();
+  if (host_too) {
+    meter_.emplace(std::vector<c10::Device>{device, c10::DeviceType::CPU});
+  } else {
+    meter_.emplace(device);
+  }
+  ended_elsewhere_ = calls_ended_elsewhere();
+  begun_ = std::chrono::steady_clock::now();
+}
+
+c10::Device AttemptMonitor::tightest_device() const {
+  const c10::Device device = checkpoint_.device();
+  if (device.is_cpu() || meter_->devices().size() == 1) {
+    return device;
+  }
+  const c10::Device host(c10::DeviceType::CPU);
+  // Asking an accelerator for its free memory is slow: only where the work held some of it.
+  const auto use = [&](c10::Device on) {
+    const auto peak = static_cast<double>(meter_->peak(on));
+    return peak == 0 ? 0.0 : peak / (static_cast<double>(backend_for(on).headroom(on).free) + peak);
+  };
+  return use(host) >= use(device) ? host : device;
+}
+
+AttemptMonitor::Result AttemptMonitor::fitted(std::span<const std::int64_t> values) {
+  Result result;
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+  meter_->close();
+  result.device = tightest_device();
+  const auto room = backend_for(result.device).headroom(result.device);
+  const std::int64_t held = meter_->start(result.device);
+  result.outcome = {.size = values.front(),
+                    .fitted = true,
+                    .peak = meter_->peak(result.device),
+                    .requested = std::nullopt,
+                    .limit = room.allocated + room.free,
+                    .held = held};
+  if (options_.attempts != nullptr || options_.observer) {
+    publish({.values = {values.begin(), values.end()},
+             .outcome = OomKind::none,
+             .peak = result.outcome.peak,
+             .requested = std::nullopt,
+             .held = held,
+             .available = *result.outcome.limit - held,
+             .seconds = result.seconds,
+             .repeats = std::ranges::equal(values, released_for_)});
+  }
+  meter_.reset();
+  return result;
+}
+
+AttemptMonitor::Result AttemptMonitor::failed(std::span<const std::int64_t> values,
+                                              const OomCause& cause, const std::string& message) {
+  last_message_ = message;
+  Result result;
+  // A message may name a device that is not here (a wrapped error, a test): then its figures say
+  // nothing of the one that is watched. The host can always be looked at.
+  const bool on_host = cause.device && cause.device->is_cpu();
+  const c10::Device device =
+      on_host && !options_.device ? c10::Device(c10::DeviceType::CPU) : checkpoint_.device();
+  const bool elsewhere = cause.device && is_another(*cause.device, device);
+  result.device = device;
+  failed_on_ = device;
+  std::optional<std::int64_t> peak;
+  if (meter_) {
+    result.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+    meter_->close();
+    const std::vector<c10::Device> watched = meter_->devices();
+    if (std::find(watched.begin(), watched.end(), device) != watched.end()) {
+      peak = meter_->peak(device);
+    }
+    meter_.reset();
+  }
+  const std::optional<std::int64_t> before = checkpoint_.held(device);
+  if (before) {
+    const std::int64_t held_then = cause.in_use.value_or(*before) - *before;
+    wait_for_memory(device, std::max(peak.value_or(0), held_then));
+  }
+  const auto room = backend_for(device).headroom(device);
+  if (cause.in_use && !elsewhere) {
+    peak = std::max<std::int64_t>(*cause.in_use - before.value_or(room.allocated), 0);
+  }
+  const std::int64_t limit = room.allocated + room.free;
+  hopeless_ = cause.kind == OomKind::size_limit ||
+              (!elsewhere && cause.requested && *cause.requested > limit);
+
+  result.outcome = {.size = values.front(), .fitted = false};
+  // Figures of another device than the one that is watched would spoil the model of that one.
+  if (!elsewhere && cause.kind != OomKind::size_limit) {
+    result.outcome.peak = peak;
+    result.outcome.requested = cause.requested;
+    result.outcome.limit = limit;
+    result.outcome.held = room.allocated;
+  }
+
+  const bool repeats = std::ranges::equal(values, released_for_);
+  const bool should_have_fitted =
+      cause.in_use && cause.requested && *cause.in_use + *cause.requested <= limit;
+  if (!elsewhere && !device.is_cpu() && !repeats &&
+      (cause.kind == OomKind::library_workspace ||
+       (cause.kind == OomKind::device_memory && should_have_fitted))) {
+    release_cached(device);
+    if (!options_.exact_halving) {
+      released_for_.assign(values.begin(), values.end());
+      result.try_same_again = true;
+    }
+  }
+  publish({.values = {values.begin(), values.end()},
+           .outcome = cause.kind,
+           .peak = peak,
+           .requested = cause.requested,
+           .held = room.allocated,
+           .available = room.free,
+           .seconds = result.seconds,
+           .repeats = repeats});
+  return result;
+}
+
+void AttemptMonitor::wait_for_memory(c10::Device device, std::int64_t attempt_peak) {
+  const std::int64_t before = *checkpoint_.held(device);
+  const auto left = [&] { return backend_for(device).peak(device).current - before; };
+  const std::int64_t tolerance = tolerated(device, attempt_peak);
+  if (left() <= tolerance) {
+    return;
+  }
+  if (options_.collect_garbage) {
+    options_.collect_garbage();
+  }
+  const std::int64_t kept = left();
+  // While other threads are in calls of their own, nobody can tell whose memory it is.
+  if (kept > tolerance && !warned_ && !another_call_runs()) {
+    warned_ = true;
+    TORCH_WARN(format_bytes(kept), " of a failed try's memory on ", device.str(),
+               " did not come back: something still refers to its tensors, or another thread has "
+               "allocated since; less is left for the next try");
+  }
+}
+
+bool AttemptMonitor::wait_for_others() {
+  constexpr auto kLongest = std::chrono::seconds(30);
+  if (hopeless_) {
+    return false;
+  }
+  if (!deadline_) {
+    deadline_ = std::chrono::steady_clock::now() + kLongest;
+  }
+  return wait_for_another_call(ended_elsewhere_, *deadline_,
+                               failed_on_.value_or(checkpoint_.device()));
+}
+
+void AttemptMonitor::publish(Attempt attempt) {
+  if (options_.attempts != nullptr) {
+    options_.attempts->push_back(attempt);
+  }
+  if (options_.observer) {
+    options_.observer(attempt);
+  }
+  if (!attempt.fitted()) {
+    if (tries_.size() == kMostTries) {
+      tries_.erase(tries_.begin() + 1);  // the first one stays: it says where the call began
+    }
+    tries_.push_back(std::move(attempt));
+  }
+}
+
+void AttemptMonitor::give_up() const {
+  const c10::Device device = failed_on_.value_or(checkpoint_.device());
+  const MemoryStats stats = memory_stats(device);
+  const Fragmentation cache = fragmentation(device);
+  std::ostringstream out;
+  if (device.is_cpu() && !classify_message(last_message_)) {
+    out << "CPU out of memory. ";  // an error known by its type alone; of this one the text must
+                                   // tell
+  }
+  out << last_message_ << "\nIt does not fit even with " << options_.name << " = "
+      << join(tries_.back().values) << ", the smallest that is allowed. Tried:";
+  for (const Attempt& attempt : tries_) {
+    out << "\n  " << options_.name << " = " << join(attempt.values) << ": "
+        << to_string(attempt.outcome);
+    if (attempt.peak) {
+      out << ", held " << format_bytes(*attempt.peak);
+    }
+    if (attempt.requested) {
+      out << ", asked for " << format_bytes(*attempt.requested) << " more";
+    }
+  }
+  out << "\nOn " << device.str() << ": limit " << format_bytes(stats.limit)
+      << ", in use before the call "
+      << format_bytes(checkpoint_.held(device).value_or(stats.allocated)) << ", free now "
+      << format_bytes(stats.free) << ", cached and unusable " << format_bytes(cache.stuck);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, out.str());
+}
+
+}  // namespace brim

@@ -1,0 +1,41 @@
+#include <brim/adapt/detail/checkpoint.h>
+#include <brim/memory/stats.h>
+
+#include "memory/backend.h"
+
+namespace brim {
+
+Checkpoint::Checkpoint(const AdaptOptions& options, Detail detail)
+    : cpu_held_(CpuAllocator::instance().allocated()) {
+  if (options.device) {
+    device_ = resolve_device(*options.device);
+  }
+  if (detail == Detail::all && !device().is_cpu()) {
+    device_held_ = backend_for(device()).peak(device()).current;
+  }
+  if (options.restore_random_state) {
+    random_.emplace(device_ ? *device_ : c10::Device(default_device_type()));
+  }
+}
+
+c10::Device Checkpoint::device() const {
+  if (!device_) {
+    device_ = resolve_device(c10::Device(default_device_type()));
+  }
+  return *device_;
+}
+
+std::optional<std::int64_t> Checkpoint::held(c10::Device device) const {
+  if (device.is_cpu()) {
+    return cpu_held_;
+  }
+  return device_ == device ? device_held_ : std::nullopt;
+}
+
+void Checkpoint::restore_random_state() const {
+  if (random_) {
+    random_->restore();
+  }
+}
+
+}  // namespace brim

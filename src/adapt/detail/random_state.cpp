@@ -1,0 +1,206 @@
+#include <brim/adapt/detail/random_state.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "memory/backend.h"
+#include "waiting.h"
+
+// This header needs none of CUDA's. Where torch comes without it there is no such generator.
+#if __has_include(<ATen/cuda/CUDAGeneratorImpl.h>)
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#define BRIM_READS_CUDA_GENERATORS 1
+#else
+#define BRIM_READS_CUDA_GENERATORS 0
+#endif
+
+namespace brim {
+
+struct CpuRandomSnapshot {
+  at::mt19937 engine{};
+  std::optional<float> next_float{};
+  std::optional<double> next_double{};
+  int users = 0;  // RandomStates, and the thread's latest; not atomic, since all are on one thread
+};
+
+namespace {
+
+// CPUGeneratorImpl hands its engine out by value only, and copying 2.5 kB on every call is what we
+// want to avoid. CUDAGeneratorImpl asks the driver whether a graph is being captured, which takes a
+// microsecond, and refuses to say its seed then. Naming a private member in an explicit
+// instantiation is the one way to it that the language allows.
+template <auto Member>
+struct EngineAccess {
+  friend const at::mt19937& engine_of(const at::CPUGeneratorImpl& generator) {
+    return generator.*Member;
+  }
+};
+const at::mt19937& engine_of(const at::CPUGeneratorImpl& generator);
+template struct EngineAccess<&at::CPUGeneratorImpl::engine_>;
+
+#if BRIM_READS_CUDA_GENERATORS
+template <auto Member>
+struct StateAccess {
+  friend const at::CUDAGeneratorState& state_of(const at::CUDAGeneratorImpl& generator) {
+    return *(generator.*Member);
+  }
+};
+const at::CUDAGeneratorState& state_of(const at::CUDAGeneratorImpl& generator);
+template struct StateAccess<&at::CUDAGeneratorImpl::state_>;
+#endif
+
+const at::mt19937_data_pod& data_of(const at::mt19937& engine) {
+  // The engine is a standard-layout class whose only member is its data.
+  static_assert(std::is_standard_layout_v<at::mt19937> &&
+                sizeof(at::mt19937) == sizeof(at::mt19937_data_pod));
+  return reinterpret_cast<const at::mt19937_data_pod&>(engine);
+}
+
+/// Whether the generator is still where `snapshot` was taken, without comparing all 624 words: a
+/// block of words follows from the seed and its number, so equal seeds, equal positions and equal
+/// first words mean equal blocks. Read without the generator's lock, which would take longer than
+/// all the rest: where another thread draws at the same moment, what this one draws is not
+/// determined anyway.
+bool unchanged(const CpuRandomSnapshot& snapshot, at::CPUGeneratorImpl& generator) {
+  const at::mt19937_data_pod& then = data_of(snapshot.engine);
+  const at::mt19937_data_pod& now = data_of(engine_of(generator));
+  return then.seed_ == now.seed_ && then.left_ == now.left_ && then.next_ == now.next_ &&
+         then.state_[0] == now.state_[0] && then.state_[1] == now.state_[1] &&
+         then.state_[2] == now.state_[2] && then.state_[3] == now.state_[3] &&
+         snapshot.next_float == generator.next_float_normal_sample() &&
+         snapshot.next_double == generator.next_double_normal_sample();
+}
+
+at::CPUGeneratorImpl& cpu_generator() {
+  static auto* const generator = at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
+  return *generator;
+}
+
+void release(CpuRandomSnapshot* snapshot) {
+  if (snapshot != nullptr && --snapshot->users == 0) {
+    delete snapshot;
+  }
+}
+
+/// The last snapshot that this thread took.
+struct Latest {
+  CpuRandomSnapshot* snapshot = nullptr;
+  ~Latest() { release(snapshot); }
+};
+
+CpuRandomSnapshot* snapshot_cpu() {
+  thread_local Latest latest;
+  CpuRandomSnapshot*& snapshot = latest.snapshot;
+  at::CPUGeneratorImpl& generator = cpu_generator();
+  if (snapshot == nullptr || !unchanged(*snapshot, generator)) {
+    if (snapshot == nullptr || snapshot->users > 1) {  // else nobody needs the old one: reuse it
+      release(std::exchange(snapshot, nullptr));
+      snapshot = new CpuRandomSnapshot{.users = 1};
+    }
+    with_lock(generator.mutex_, [&] {
+      snapshot->engine = engine_of(generator);
+      snapshot->next_float = generator.next_float_normal_sample();
+      snapshot->next_double = generator.next_double_normal_sample();
+    });
+  }
+  ++snapshot->users;
+  return snapshot;
+}
+
+/// The default generators of all devices of one kind. They live as long as the process.
+struct Generators {
+  c10::DeviceType kind;
+  std::vector<c10::GeneratorImpl*> of_device;
+};
+
+/// Null as long as torch has not begun to use such a device: nothing can have been drawn there.
+const Generators* generators_in_use(c10::DeviceType kind) {
+  static std::atomic<const Generators*> known{nullptr};
+  const Generators* generators = known.load(std::memory_order_acquire);
+  if (generators != nullptr && generators->kind == kind) {
+    return generators;
+  }
+  if (lost_to_fork(kind) || !device_allocator(kind).initialized()) {
+    return nullptr;
+  }
+  auto found = std::make_unique<Generators>(Generators{kind, {}});
+  try {
+    for (c10::DeviceIndex i = 0; i < device_count(kind); ++i) {
+      found->of_device.push_back(
+          at::globalContext().defaultGenerator({kind, i}).unsafeGetGeneratorImpl());
+    }
+  } catch (const c10::Error&) {
+    return nullptr;  // one is not there yet and cannot be made while a graph is being captured
+  }
+  if (known.compare_exchange_strong(generators, found.get())) {
+    generators = found.release();
+  }
+  return generators;
+}
+
+/// The generator's lock is held.
+RandomPlace place_of([[maybe_unused]] c10::DeviceType kind, const c10::GeneratorImpl& generator) {
+#if BRIM_READS_CUDA_GENERATORS
+  if (kind == c10::DeviceType::CUDA) {
+    const auto& state = state_of(static_cast<const at::CUDAGeneratorImpl&>(generator));
+    return {state.seed_, state.philox_offset_per_thread_};
+  }
+#endif
+  return {generator.current_seed(), generator.get_offset()};
+}
+
+}  // namespace
+
+RandomState::RandomState(c10::Device device) : cpu_(snapshot_cpu()), kind_(device.type()) {
+  if (!device.is_cuda() && !device.is_xpu()) {  // the generators that are a seed and an offset
+    return;
+  }
+  if (const Generators* generators = generators_in_use(kind_)) {
+    for (c10::GeneratorImpl* generator : generators->of_device) {
+      with_lock(generator->mutex_, [&] { accelerators_.push_back(place_of(kind_, *generator)); });
+    }
+  }
+}
+
+RandomState::~RandomState() { release(cpu_); }
+
+void RandomState::restore() const {
+  at::CPUGeneratorImpl& cpu = cpu_generator();
+  with_lock(cpu.mutex_, [&] {
+    cpu.set_engine(cpu_->engine);
+    cpu.set_next_float_normal_sample(cpu_->next_float);
+    cpu.set_next_double_normal_sample(cpu_->next_double);
+  });
+  const Generators* generators = kind_ == c10::DeviceType::CUDA || kind_ == c10::DeviceType::XPU
+                                     ? generators_in_use(kind_)
+                                     : nullptr;
+  if (generators == nullptr) {
+    return;
+  }
+  for (std::size_t i = 0; i < generators->of_device.size(); ++i) {
+    c10::GeneratorImpl& generator = *generators->of_device[i];
+    with_lock(generator.mutex_, [&] {
+      const RandomPlace now = place_of(kind_, generator);
+      // A generator that has come since began with the seed that it has, at 0.
+      const RandomPlace then =
+          i < accelerators_.size() ? accelerators_[i] : RandomPlace{now.seed, 0};
+      // Only what moved is put back: torch refuses that while a graph is being captured, and in a
+      // forked process, where nothing can have been drawn.
+      if (now.seed != then.seed) {
+        generator.set_current_seed(then.seed);
+      }
+      if (now.seed != then.seed || now.offset != then.offset) {
+        generator.set_offset(then.offset);
+      }
+    });
+  }
+}
+
+}  // namespace brim

@@ -1,0 +1,160 @@
+#include "adapt/detail/running_calls.h"
+
+#include <brim/adapt/detail/checkpoint.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <ctime>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fork.h"
+#include "memory/backend.h"
+#include "waiting.h"
+
+namespace brim {
+
+/// The calls of one thread. Only that thread writes, so that a call that fits pays for no lock and
+/// for no cache line that others write to.
+struct ThreadCalls {
+  const pthread_t thread = pthread_self();
+  std::atomic<int> running{0};
+  std::atomic<std::uint64_t> ended{0};
+  std::atomic<bool> waiting{false};
+};
+
+namespace {
+
+struct AllThreads {
+  std::mutex mutex;
+  std::vector<const ThreadCalls*> threads;
+  std::uint64_t ended = 0;  // calls of threads that are gone
+};
+
+AllThreads& all_threads();
+
+ThreadCalls& this_thread() {
+  struct Registered {
+    ThreadCalls calls;
+    Registered() {
+      AllThreads& all = all_threads();
+      const std::lock_guard lock(all.mutex);
+      all.threads.push_back(&calls);
+    }
+    ~Registered() {
+      AllThreads& all = all_threads();
+      const std::lock_guard lock(all.mutex);
+      std::erase(all.threads, &calls);
+      all.ended += calls.ended.load();
+    }
+  };
+  thread_local Registered registered;
+  return registered.calls;
+}
+
+AllThreads& all_threads() {
+  static auto* const instance = [] {
+    auto* all = new AllThreads;
+    hold_during_fork(all->mutex, [] {  // a child has the thread that forked only
+      std::erase_if(all_threads().threads, [](const ThreadCalls* calls) {
+        return pthread_equal(calls->thread, pthread_self()) == 0;
+      });
+    });
+    return all;
+  }();
+  return *instance;
+}
+
+std::int64_t cpu_nanoseconds(pthread_t thread) {
+  clockid_t clock{};
+  timespec used{};
+  if (pthread_getcpuclockid(thread, &clock) != 0 || clock_gettime(clock, &used) != 0) {
+    return 0;
+  }
+  return std::int64_t{used.tv_sec} * 1'000'000'000 + used.tv_nsec;
+}
+
+struct Others {
+  int running = 0;
+  std::uint64_t ended = 0;
+  std::int64_t nanoseconds = 0;  // of CPU time, used by those that run
+};
+
+Others others() {
+  const ThreadCalls* const own = &this_thread();
+  AllThreads& all = all_threads();
+  Others result;
+  const std::lock_guard lock(all.mutex);
+  result.ended = all.ended;
+  for (const ThreadCalls* thread : all.threads) {
+    if (thread != own) {
+      result.ended += thread->ended.load();
+      if (thread->running.load() > 0 && !thread->waiting.load()) {
+        ++result.running;
+        result.nanoseconds += cpu_nanoseconds(thread->thread);
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+RunningCall::RunningCall() : calls_(&this_thread()) {
+  calls_->running.store(calls_->running.load(std::memory_order_relaxed) + 1,
+                        std::memory_order_relaxed);
+}
+
+RunningCall::~RunningCall() {
+  if (calls_ != nullptr) {
+    calls_->running.store(calls_->running.load(std::memory_order_relaxed) - 1,
+                          std::memory_order_relaxed);
+    calls_->ended.store(calls_->ended.load(std::memory_order_relaxed) + 1,
+                        std::memory_order_release);
+  }
+}
+
+bool another_call_runs() { return others().running > 0; }
+
+std::uint64_t calls_ended_elsewhere() { return others().ended; }
+
+bool wait_for_another_call(std::uint64_t since, std::chrono::steady_clock::time_point deadline,
+                           c10::Device device) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kPause = std::chrono::milliseconds(2);
+  constexpr auto kStandstill = std::chrono::seconds(1);
+  const Others before = others();
+  if (before.ended == since && before.running == 0) {
+    return false;
+  }
+  struct Waiting {
+    ThreadCalls& calls = this_thread();
+    Waiting() { calls.waiting.store(true); }
+    ~Waiting() { calls.waiting.store(false); }
+  } const guard;
+  const auto progress = [&](const Others& now) {
+    return std::pair(now.nanoseconds, backend_for(device).peak(device).current);
+  };
+  auto last = progress(before);
+  auto moved = Clock::now();
+  while (Clock::now() < deadline) {
+    waiting([&] { std::this_thread::sleep_for(kPause); });
+    const Others now = others();
+    if (now.ended != since || now.running == 0) {
+      return true;
+    }
+    // A call may wait for a thread that it has started, or for autograd's, and so for this call.
+    if (const auto latest = progress(now); latest != last) {
+      last = latest;
+      moved = Clock::now();
+    } else if (Clock::now() - moved > kStandstill) {
+      return false;
+    }
+  }
+  return false;
+}
+
+}  // namespace brim

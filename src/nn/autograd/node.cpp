@@ -1,0 +1,108 @@
+#include "nn/autograd/node.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/ops/alias.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "nn/autograd/for_this_backward.h"
+
+namespace brim::nn {
+namespace {
+
+/// The gradient as it is, and zeros or nothing.
+class TieNode final : public Node {
+ public:
+  explicit TieNode(bool zeros) : zeros_(zeros) {}
+
+  variable_list apply(variable_list&& grads) override {
+    variable_list result{grads[0], at::Tensor()};
+    if (zeros_ && grads[0].defined() && task_should_compute_output(1)) {
+      result[1] = at::zeros_like(grads[0]);
+    }
+    return result;
+  }
+
+  std::string name() const override { return "brim::tie_backward"; }
+
+ private:
+  bool zeros_;
+};
+
+}  // namespace
+
+at::Tensor without_history(const at::Tensor& tensor) {
+  const BelowAutograd below;
+  return at::alias(tensor);
+}
+
+at::Tensor tied_to(const torch::autograd::Edge& input, const at::Tensor& grad, bool zeros) {
+  if (!at::GradMode::is_enabled() || !grad.defined()) {
+    return grad;
+  }
+  const auto node = make_node<TieNode>(zeros);
+  node->set_next_edges({torch::autograd::impl::gradient_edge(grad), input});
+  at::Tensor result = without_history(grad);
+  torch::autograd::set_history(result, node);
+  return result;
+}
+
+bool is_traced(const at::Tensor& input) {
+  return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+         input.key_set().has_any(
+             c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                  c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
+}
+
+c10::SymInt SavingNode::elements() const {
+  c10::SymInt elements = 1;
+  for (const c10::SymInt& size : input_metadata(0).shape_as_dim_vector()) {
+    elements = elements * size;
+  }
+  return elements;
+}
+
+at::Tensor SavingNode::recompute() {
+  TORCH_INTERNAL_ASSERT(false, name(), " cannot give its output again");
+}
+
+int backward_now() { return torch::autograd::get_current_graph_task_id(); }
+
+const void* hooks_in_force() {
+  const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state().stack;
+  if (hooks.empty()) {
+    return nullptr;
+  }
+  // Of the pair the one that every saved tensor holds: no other takes its address meanwhile.
+  const c10::SafePyObject& unpack = hooks.top().second;
+  return unpack.ptr(&unpack.pyinterpreter());
+}
+
+TensorVersion version_of(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const c10::VariableVersion& version = impl.version_counter();
+  return {impl.has_storage()
+              ? static_cast<const void*>(impl.unsafe_storage().unsafeGetStorageImpl())
+              : static_cast<const void*>(&impl),
+          version.enabled() ? version.current_version() : 0};
+}
+
+void tell_producer_kept(const at::Tensor& input) {
+  // A view keeps the memory of what it looks at.
+  const at::Tensor made = input.is_view() ? at::Tensor(input._base()) : input;
+  auto* const node = dynamic_cast<SavingNode*>(made.grad_fn().get());
+  if (node != nullptr && node->is_near() && node->output() == version_of(made)) {
+    node->output_is_kept(made);
+  }
+}
+
+void refuse_forward_ad(const char* layer, const at::Tensor& grad) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !torch::autograd::isFwGradDefined(grad), "the backward of brim's ", layer,
+      " has no forward-mode derivative (torch.func.jvp): use torch.nn's layer there, "
+      "brim.restore(model) puts it back");
+}
+
+}  // namespace brim::nn

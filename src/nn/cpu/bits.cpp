@@ -1,0 +1,343 @@
+#include "nn/cpu/bits.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <c10/macros/Macros.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+#include "nn/cpu/number.h"
+#include "nn/cpu/widen.h"
+#include "nn/ops/bitmask_activation.h"
+#include "nn/ops/bits.h"
+
+// Everything works on blocks of a fixed number of elements; the rest at the end goes through a
+// block of its own. The compilers' vectors of 16 bytes, which every processor has, do what no plain
+// loop is vectorised into as well: masks into bits, and bits into masks. What takes a step as a
+// function is inlined by force: otherwise what the step captured is loaded for every vector again.
+
+namespace brim::nn::cpu {
+namespace {
+
+constexpr std::int64_t kBlock = 64;
+constexpr std::int64_t kGrain = 32768;  // elements; as much as ATen gives a thread at least
+
+template <class T>
+using Block = std::array<T, kBlock>;
+using Flags = Block<std::uint8_t>;  // 0 or 1 each
+
+/// The whole number of the same width.
+template <class T>
+using Raw = std::conditional_t<
+    sizeof(T) == 1, std::uint8_t,
+    std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                       std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
+
+static_assert(std::endian::native == std::endian::little, "the first flag is the lowest byte");
+
+/// Calls body(first element, count) for spans, in parallel; all begin at a block.
+template <class Body>
+void over_spans(std::int64_t elements, const Body& body) {
+  if (elements <= kGrain) {
+    body(0, elements);
+    return;
+  }
+  const std::int64_t blocks = (elements + kBlock - 1) / kBlock;
+  at::parallel_for(0, blocks, kGrain / kBlock, [&](std::int64_t begin, std::int64_t end) {
+    body(begin * kBlock, std::min(end * kBlock, elements) - begin * kBlock);
+  });
+}
+
+void store_bits(std::uint64_t packed, std::uint8_t* bits, std::int64_t count) {
+  if (count < kBlock) {
+    packed &= (std::uint64_t{1} << static_cast<unsigned>(count)) - 1;
+  }
+  std::memcpy(bits, &packed, static_cast<std::size_t>(bit_bytes(count)));
+}
+
+std::uint64_t packed(const Flags& flags) {
+  std::uint64_t result = 0;
+  for (std::size_t i = 0; i < kBlock / 8; ++i) {
+    std::uint64_t eight = 0;
+    std::memcpy(&eight, flags.data() + 8 * i, 8);
+    // Each flag is moved to its place in the highest byte.
+    result |= (eight * 0x0102040810204080ULL) >> 56U << (8 * i);
+  }
+  return result;
+}
+
+/// For one block after another, bits = step(in, out).
+template <class T, class Step>
+void gate_span(const T* in, T* out, std::uint8_t* bits, std::int64_t count, const Step& step) {
+  const std::int64_t whole = count / kBlock * kBlock;
+  for (std::int64_t first = 0; first < whole; first += kBlock) {
+    store_bits(step(in + first, out + first), bits + first / 8, kBlock);
+  }
+  if (const std::int64_t left = count - whole; left > 0) {
+    const std::size_t bytes = static_cast<std::size_t>(left) * sizeof(T);
+    Block<T> block{};
+    std::memcpy(block.data(), in + whole, bytes);
+    const std::uint64_t last = step(block.data(), block.data());
+    std::memcpy(out + whole, block.data(), bytes);
+    store_bits(last, bits + whole / 8, left);
+  }
+}
+
+/// The bits of a block: passes(vector) gives a mask, value(vector, mask) the result. Lane is the
+/// type that both calculate with. `out` may be `in`.
+template <class Lane, class T, class Passes, class Value>
+C10_ALWAYS_INLINE std::uint64_t vector_block(const T* in, T* out, const Passes& passes,
+                                             const Value& value) {
+  static_assert(sizeof(Lane) == sizeof(T));
+  using Int = std::make_signed_t<Raw<T>>;
+  typedef Lane Vector __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
+  typedef Int Mask __attribute__((vector_size(16)));     // NOLINT(modernize-use-using)
+  constexpr std::size_t kLanes = 16 / sizeof(T);
+  constexpr std::size_t kWord = 8 * sizeof(T);  // elements whose bits fit into a lane
+  Mask first_places;
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    first_places[i] = static_cast<Int>(Int{1} << i);
+  }
+  std::uint64_t result = 0;
+  for (std::size_t word = 0; word < kBlock; word += kWord) {
+    Mask set{};  // in each lane the bits of that lane's elements
+    Mask places = first_places;
+    for (std::size_t i = word; i < word + kWord; i += kLanes) {
+      Vector x;
+      std::memcpy(&x, in + i, sizeof(x));
+      const Mask mask = passes(x);
+      x = value(x, mask);
+      std::memcpy(out + i, &x, sizeof(x));
+      set |= mask & places;
+      places = places << static_cast<Int>(kLanes);
+    }
+    std::array<std::uint64_t, 2> halves;
+    std::memcpy(halves.data(), &set, sizeof(set));
+    std::uint64_t bits = halves[0] | halves[1];
+    for (std::size_t width = 32; width >= kWord; width /= 2) {
+      bits |= bits >> width;
+    }
+    result |= (kWord == 64 ? bits : bits & ((std::uint64_t{1} << (kWord % 64)) - 1)) << word;
+  }
+  return result;
+}
+
+/// vector_block() in what T calculates in.
+template <class T, class Passes, class Value>
+C10_ALWAYS_INLINE std::uint64_t wide_block(const T* in, T* out, const Passes& passes,
+                                           const Value& value) {
+  if constexpr (std::is_same_v<T, Wide<T>>) {
+    return vector_block<T>(in, out, passes, value);
+  } else {
+    Block<Wide<T>> wide;
+    widen<kBlock>(in, wide.data());
+    const std::uint64_t bits = vector_block<Wide<T>>(wide.data(), wide.data(), passes, value);
+    narrow<kBlock>(wide.data(), out);
+    return bits;
+  }
+}
+
+/// NaN passes, as in torch.
+template <class T>
+std::uint64_t relu_block(const T* in, T* out) {
+  const auto value = [](auto x, auto mask) {
+    return reinterpret_cast<decltype(x)>(reinterpret_cast<decltype(mask)>(x) & mask);
+  };
+  if constexpr (sizeof(T) == 2) {
+    // As whole numbers: above zero, or a NaN with its sign set, which lie above minus infinity.
+    constexpr auto kMinusInfinity =
+        static_cast<std::int16_t>(std::is_same_v<T, at::Half> ? -0x400 : -0x80);
+    return vector_block<std::int16_t>(
+        in, out, [](auto x) { return (x > 0) | ((x < 0) & (x > kMinusInfinity)); }, value);
+  } else {
+    return vector_block<T>(in, out, [](auto x) { return ~(x <= T(0)); }, value);
+  }
+}
+
+template <class T>
+std::uint64_t hardtanh_block(const T* in, T* out, Wide<T> lower, Wide<T> upper) {
+  // Values are bounded in T; the derivative compares in the wide type. Both as torch does.
+  const auto least = static_cast<Wide<T>>(to<T>(lower));
+  const auto most = static_cast<Wide<T>>(to<T>(upper));
+  return wide_block(
+      in, out, [=](auto x) { return ~((x <= lower) | (x >= upper)); },
+      [=](auto x, auto mask) {
+        using Vector = decltype(x);
+        const Vector bound = x <= lower ? least - Vector{} : most - Vector{};
+        return mask ? x : bound;
+      });
+}
+
+template <class T>
+std::uint64_t leaky_relu_block(const T* in, T* out, Wide<T> slope) {
+  return wide_block(
+      in, out, [](auto x) { return x > Wide<T>(0); },
+      [=](auto x, auto mask) { return mask ? x : x * slope; });
+}
+
+/// Calls body(first element, mask) for the vectors of a block: all bits of a lane are the
+/// element's.
+template <class Int, class Body>
+C10_ALWAYS_INLINE void over_masks(const std::uint8_t* bits, const Body& body) {
+  typedef Int Mask __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
+  constexpr std::size_t kLanes = 16 / sizeof(Int);
+  constexpr std::array<Int, 8> kPlaces{1, 2, 4, 8, 16, 32, 64, 128};
+  for (std::size_t byte = 0; byte < kBlock / 8; ++byte) {
+    const Mask all = static_cast<Int>(bits[byte]) - Mask{};
+    for (std::size_t lane = 0; lane < 8; lane += kLanes) {
+      Mask places;
+      std::memcpy(&places, kPlaces.data() + lane, sizeof(places));
+      const Mask mask = (all & places) != 0;
+      body(byte * 8 + lane, mask);
+    }
+  }
+}
+
+/// The value where the bit is set, else 0.
+template <class T>
+void keep_block(const T* in, const std::uint8_t* bits, T* out) {
+  over_masks<std::make_signed_t<Raw<T>>>(bits, [=](std::size_t i, auto mask) {
+    decltype(mask) x;
+    std::memcpy(&x, in + i, sizeof(x));
+    x &= mask;
+    std::memcpy(out + i, &x, sizeof(x));
+  });
+}
+
+/// Times on or off, whichever the bit says. `out` may be `in`.
+template <class T>
+void times_block(const T* in, const std::uint8_t* bits, T* out, T on, T off) {
+  typedef T Vector __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
+  over_masks<std::make_signed_t<Raw<T>>>(bits, [=](std::size_t i, auto mask) {
+    Vector x;
+    std::memcpy(&x, in + i, sizeof(x));
+    const Vector factor = mask ? on - Vector{} : off - Vector{};
+    // Not a product where the factor is 0: it would be NaN for inf.
+    x = factor == 0 ? Vector{} : x * factor;
+    std::memcpy(out + i, &x, sizeof(x));
+  });
+}
+
+template <class T>
+void apply_block(const T* in, const std::uint8_t* bits, T* out, Wide<T> on, Wide<T> off) {
+  if (on == 1 && off == 0) {
+    keep_block(in, bits, out);
+  } else if constexpr (std::is_same_v<T, Wide<T>>) {
+    times_block(in, bits, out, on, off);
+  } else {
+    Block<Wide<T>> wide;
+    widen<kBlock>(in, wide.data());
+    times_block(wide.data(), bits, wide.data(), on, off);
+    narrow<kBlock>(wide.data(), out);
+  }
+}
+
+template <class T>
+void apply_span(const T* in, const std::uint8_t* bits, T* out, std::int64_t count, Wide<T> on,
+                Wide<T> off) {
+  const std::int64_t whole = count / kBlock * kBlock;
+  for (std::int64_t first = 0; first < whole; first += kBlock) {
+    apply_block(in + first, bits + first / 8, out + first, on, off);
+  }
+  if (const std::int64_t left = count - whole; left > 0) {
+    Block<T> from{};
+    Block<T> to;
+    std::array<std::uint8_t, kBlock / 8> from_bits{};
+    const std::size_t bytes = static_cast<std::size_t>(left) * sizeof(T);
+    std::memcpy(from.data(), in + whole, bytes);
+    std::memcpy(from_bits.data(), bits + whole / 8, static_cast<std::size_t>(bit_bytes(left)));
+    apply_block(from.data(), from_bits.data(), to.data(), on, off);
+    std::memcpy(out + whole, to.data(), bytes);
+  }
+}
+
+template <class T>
+void pack_span(const T* mask, std::uint8_t* bits, std::int64_t count) {
+  for (std::int64_t first = 0; first < count; first += kBlock) {
+    const std::int64_t left = std::min(kBlock, count - first);
+    Block<T> rest{};
+    const T* from = mask + first;
+    if (left < kBlock) {
+      std::memcpy(rest.data(), from, static_cast<std::size_t>(left) * sizeof(T));
+      from = rest.data();
+    }
+    Flags flags;
+    for (std::size_t i = 0; i < kBlock; ++i) {
+      // Without its sign, a number is zero only where all of its bits are.
+      if constexpr (sizeof(T) == 1) {
+        flags[i] = from[i] != T(0);
+      } else {
+        flags[i] = static_cast<Raw<T>>(std::bit_cast<Raw<T>>(from[i]) << 1U) != 0;
+      }
+    }
+    store_bits(packed(flags), bits + first / 8, left);
+  }
+}
+
+}  // namespace
+
+void pack_bits(const at::Tensor& mask, at::Tensor& bits) {
+  auto* const to = bits.mutable_data_ptr<std::uint8_t>();
+  const auto pack = [&]<class T>(const T* from) {
+    over_spans(mask.numel(), [&](std::int64_t first, std::int64_t count) {
+      pack_span(from + first, to + first / 8, count);
+    });
+  };
+  if (mask.scalar_type() == at::kBool) {
+    pack(mask.const_data_ptr<bool>());
+  } else if (mask.scalar_type() == at::kByte) {
+    pack(mask.const_data_ptr<std::uint8_t>());
+  } else {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, mask.scalar_type(), "brim::pack_bits",
+                                    [&] { pack(mask.const_data_ptr<scalar_t>()); });
+  }
+}
+
+void apply_bits(const at::Tensor& input, const at::Tensor& bits, at::Tensor& output, double on,
+                double off) {
+  const auto* const from = bits.const_data_ptr<std::uint8_t>();
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, input.scalar_type(), "brim::apply_bits", [&] {
+        const auto* const in = input.const_data_ptr<scalar_t>();
+        auto* const out = output.mutable_data_ptr<scalar_t>();
+        over_spans(input.numel(), [&](std::int64_t first, std::int64_t count) {
+          apply_span(in + first, from + first / 8, out + first, count,
+                     static_cast<Wide<scalar_t>>(on), static_cast<Wide<scalar_t>>(off));
+        });
+      });
+}
+
+void gate_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& bits, std::int64_t gate,
+               double a, double b) {
+  auto* const to_bits = bits.mutable_data_ptr<std::uint8_t>();
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, input.scalar_type(), "brim::gate_pack", [&] {
+        const auto* const in = input.const_data_ptr<scalar_t>();
+        auto* const out = output.mutable_data_ptr<scalar_t>();
+        const auto run = [&](const auto& block) {
+          over_spans(input.numel(), [&](std::int64_t first, std::int64_t count) {
+            gate_span(in + first, out + first, to_bits + first / 8, count, block);
+          });
+        };
+        using W = Wide<scalar_t>;
+        switch (static_cast<Gate>(gate)) {
+          case Gate::relu:
+            return run([](const scalar_t* from, scalar_t* to) { return relu_block(from, to); });
+          case Gate::hardtanh:
+            return run([lower = static_cast<W>(a), upper = static_cast<W>(b)](const scalar_t* from,
+                                                                              scalar_t* to) {
+              return hardtanh_block(from, to, lower, upper);
+            });
+          case Gate::leaky_relu:
+            return run([slope = static_cast<W>(a)](const scalar_t* from, scalar_t* to) {
+              return leaky_relu_block(from, to, slope);
+            });
+        }
+      });
+}
+
+}  // namespace brim::nn::cpu

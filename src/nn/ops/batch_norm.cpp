@@ -1,0 +1,324 @@
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_batch_norm_impl_index.h>
+#include <ATen/ops/_batch_norm_impl_index_backward.h>
+#include <ATen/ops/_native_batch_norm_legit.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/native_batch_norm_backward.h>
+#include <brim/nn/functional.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include <array>
+
+#include "nn/autograd/known.h"
+#include "nn/autograd/node.h"
+#include "nn/autograd/optional_tensor.h"
+#include "nn/autograd/saved_statistic.h"
+#include "nn/cpu/batch_norm.h"
+#include "nn/ops/channels.h"
+#include "nn/ops/scale_channels.h"
+
+namespace brim::nn {
+namespace {
+
+struct BatchNormResult {
+  at::Tensor output;
+  at::Tensor mean;
+  at::Tensor invstd;
+  at::Tensor reserve;     // cuDNN's own
+  std::int64_t impl = 0;  // which of torch's implementations ran
+};
+
+/// As torch's own function takes the way to its kernels.
+BatchNormResult run(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
+                    const MaybeTensor& running_mean, const MaybeTensor& running_var, bool training,
+                    double momentum, double eps) {
+  BatchNormResult result;
+  if (training) {
+    for (const MaybeTensor* const each : {&running_mean, &running_var}) {
+      if (is_given(*each)) {
+        copy_for_readers(**each);
+      }
+    }
+  }
+  // Tracers must see that the running statistics change.
+  if (training && is_given(running_mean) && is_given(running_var) && is_traced(input)) {
+    at::Tensor mean = *running_mean;
+    at::Tensor var = *running_var;
+    std::tie(result.output, result.mean, result.invstd) =
+        at::_native_batch_norm_legit(input, weight, bias, mean, var, true, momentum, eps);
+    return result;
+  }
+  std::tie(result.output, result.mean, result.invstd, result.reserve, result.impl) =
+      at::_batch_norm_impl_index(input, weight, bias, running_mean, running_var, training, momentum,
+                                 eps, at::globalContext().userEnabledCuDNN());
+  return result;
+}
+
+class BatchNormNode final : public SavingNode {
+ public:
+  BatchNormNode(bool training, double eps) : training_(training), eps_(eps) {}
+
+  /// For the gradient of the weight, or of an input in training: everything that torch keeps.
+  void keep_input(const at::Tensor& input, const MaybeTensor& bias, const BatchNormResult& result,
+                  const MaybeTensor& running_mean) {
+    tell_producer_kept(input);
+    keeps_input_ = true;
+    input_ = Kept(input);
+    bias_ = kept(bias);
+    mean_ = kept(maybe(result.mean));
+    invstd_ = kept(maybe(result.invstd));
+    reserve_ = kept(maybe(result.reserve));
+    impl_ = result.impl;
+    if (!training_) {
+      running_mean_.keep(*running_mean);
+    }
+  }
+
+  /// References: no bytes.
+  void keep_factors(const at::Tensor& input, const MaybeTensor& weight,
+                    const MaybeTensor& running_var) {
+    format_ = input.suggest_memory_format();
+    weight_ = kept(weight);
+    if (!training_) {
+      running_var_.keep(*running_var);
+    }
+  }
+
+  void keep_type(at::ScalarType bias_type) { bias_type_ = bias_type; }
+
+  std::optional<int> layers_to_recompute() const override {
+    return keeps_input_ ? std::optional(1) : std::nullopt;
+  }
+
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    // The copies are no larger than what the layer behind does not keep.
+    const c10::SymInt most = elements() / (training_ ? 2 : 4);
+    return weight_.freeze(most) && bias_.freeze(most) && running_mean_.freeze(most) &&
+           running_var_.freeze(most);
+  }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    auto output = again({}, false);
+    return output ? *std::move(output) : run_again();
+  }
+
+  std::optional<at::Tensor> recompute_relu(const at::Tensor& added) override {
+    const std::lock_guard lock(mutex_);
+    return again(added, true);
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    variable_list result(3);
+    const at::Tensor& grad = grads[0];
+    if (!grad.defined()) {
+      return result;
+    }
+    if (keeps_input_) {
+      std::tie(result[0], result[1], result[2]) = from_input(grad);
+      return result;
+    }
+    if (task_should_compute_output(0)) {
+      const MaybeTensor weight = maybe(weight_.take());
+      const at::Tensor var = running_var_.take();
+      result[0] =
+          at::GradMode::is_enabled() || is_traced(grad)
+              ? tied_to(next_edge(0), scale_channels_anywhere(grad, weight, var, eps_), false)
+              : scale_channels(grad.contiguous(format_), weight, var, eps_);
+    }
+    if (task_should_compute_output(2)) {
+      result[2] = sum_over_channels(grad, bias_type_);
+    }
+    return result;
+  }
+
+  void will_release_variables() override { retains_ = false; }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    for (Kept* const each : {&input_, &weight_, &bias_, &mean_, &invstd_, &reserve_}) {
+      each->release();
+    }
+    running_mean_.release();
+    running_var_.release();
+  }
+
+  std::string name() const override { return "brim::batch_norm_backward"; }
+
+ private:
+  /// In training without the running statistics: the batch's are worked out again, and nothing is
+  /// updated a second time.
+  at::Tensor run_again() {
+    return run(input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
+               maybe(running_mean_.lend()), maybe(running_var_.lend()), training_, 0, eps_)
+        .output;
+  }
+
+  std::optional<at::Tensor> again(const at::Tensor& added, bool relu) {
+    const at::Tensor input = input_.lend();
+    if (!input.is_cuda() || at::GradMode::is_enabled() || is_traced(input)) {
+      return std::nullopt;
+    }
+    const NormOf norm{input,
+                      maybe(weight_.lend()),
+                      maybe(bias_.lend()),
+                      training_ ? mean_.lend() : running_mean_.lend(),
+                      training_ ? invstd_.lend() : running_var_.lend(),
+                      training_ ? -1.0 : eps_};
+    return batch_norm_again(norm, added, relu, [this] { return run_again(); });
+  }
+
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> from_input(const at::Tensor& grad) {
+    const std::array<bool, 3> mask{task_should_compute_output(0), task_should_compute_output(1),
+                                   task_should_compute_output(2)};
+    const at::Tensor input = input_.take();
+    const MaybeTensor weight = maybe(weight_.take());
+    const MaybeTensor running_mean = maybe(running_mean_.take());
+    const MaybeTensor running_var = maybe(running_var_.take());
+    if (!training_ && input.is_cuda() && !at::GradMode::is_enabled()) {
+      return batch_norm_eval_backward(grad, input, weight, *running_mean, *running_var, eps_, mask);
+    }
+    const MaybeTensor mean = maybe(mean_.take());
+    const MaybeTensor invstd = maybe(invstd_.take());
+    if (impl_ == 0) {  // the other function takes no symbolic sizes
+      return at::native_batch_norm_backward(grad, input, weight, running_mean, running_var, mean,
+                                            invstd, training_, eps_, mask);
+    }
+    at::Tensor reserve = reserve_.take();
+    if (retains_ && reserve.defined()) {
+      reserve = reserve.clone();  // cuDNN writes to it
+    }
+    // cuDNN's takes no gaps. Forward made a copy too, which torch keeps.
+    const auto format = input.suggest_memory_format();
+    return at::_batch_norm_impl_index_backward(
+        impl_, input.contiguous(format), grad.contiguous(format), weight, running_mean, running_var,
+        mean, invstd, training_, eps_, mask, reserve);
+  }
+
+  bool training_;
+  bool keeps_input_ = false;
+  bool retains_ = true;
+  at::ScalarType bias_type_ = at::kFloat;
+  at::MemoryFormat format_ = at::MemoryFormat::Contiguous;
+  double eps_;
+  std::int64_t impl_ = 0;
+  Kept input_;
+  Kept weight_;
+  Kept bias_;
+  KeptStatistic running_mean_;
+  KeptStatistic running_var_;
+  Kept mean_;
+  Kept invstd_;
+  Kept reserve_;
+};
+
+/// One value a channel has no variance. torch's Python function says so, its operator does not.
+void check_values_per_channel(const at::Tensor& input) {
+  const auto sizes = input.sym_sizes();
+  c10::SymInt values = sizes.empty() ? c10::SymInt(1) : sizes[0];
+  for (std::size_t i = 2; i < sizes.size(); ++i) {
+    values = values * sizes[i];
+  }
+  TORCH_CHECK_VALUE(values != 1,
+                    "Expected more than 1 value per channel when training, got input size ", sizes);
+}
+
+void check(const at::Tensor& input, bool training) {
+  TORCH_CHECK(input.dim() >= 2, "batch_norm takes input of 2 or more dimensions, got ",
+              input.dim());
+  if (training) {
+    check_values_per_channel(input);
+  }
+}
+
+at::Tensor batch_norm_anywhere(const at::Tensor& input, const MaybeTensor& weight,
+                               const MaybeTensor& bias, const MaybeTensor& running_mean,
+                               const MaybeTensor& running_var, bool training, double momentum,
+                               double eps) {
+  check(input, training);
+  return run(input, weight, bias, running_mean, running_var, training, momentum, eps).output;
+}
+
+/// torch's own, which keeps what it will.
+at::Tensor torch_batch_norm(const at::Tensor& input, const MaybeTensor& weight,
+                            const MaybeTensor& bias, const MaybeTensor& running_mean,
+                            const MaybeTensor& running_var, bool training, double momentum,
+                            double eps) {
+  return at::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
+                        at::globalContext().userEnabledCuDNN());
+}
+
+at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weight,
+                               const MaybeTensor& bias, const MaybeTensor& running_mean,
+                               const MaybeTensor& running_var, bool training, double momentum,
+                               double eps) {
+  check(input, training);
+  if (input.sym_numel() == 0) {  // there is nothing to save, and torch has rules of its own for it
+    return torch_batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
+                            eps);
+  }
+  PtrTo<BatchNormNode> node;
+  if (needs_grad(input, weight, bias)) {
+    node = make_node<BatchNormNode>(training, eps);
+    node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
+  }
+  BatchNormResult result = [&] {
+    const BelowAutograd below;
+    return run(input, weight, bias, running_mean, running_var, training, momentum, eps);
+  }();
+  if (!node) {
+    return std::move(result.output);
+  }
+  if (trains(weight) || (training && input.requires_grad())) {
+    node->keep_input(input, bias, result, running_mean);
+    node->keep_factors(input, weight, running_var);
+  } else if (input.requires_grad()) {
+    node->keep_factors(input, weight, running_var);
+  }
+  if (is_given(bias)) {
+    node->keep_type(bias->scalar_type());
+  }
+  torch::autograd::set_history(result.output, node);
+  node->set_output(result.output);
+  return std::move(result.output);
+}
+
+using BatchNormOp = at::Tensor(const at::Tensor&, const MaybeTensor&, const MaybeTensor&,
+                               const MaybeTensor&, const MaybeTensor&, bool, double, double);
+
+}  // namespace
+
+namespace functional {
+
+at::Tensor batch_norm(const at::Tensor& input, const MaybeTensor& running_mean,
+                      const MaybeTensor& running_var, const MaybeTensor& weight,
+                      const MaybeTensor& bias, bool training, double momentum, double eps) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("brim::batch_norm", "").typed<BatchNormOp>();
+  return op.call(input, weight, bias, running_mean, running_var, training, momentum, eps);
+}
+
+}  // namespace functional
+
+TORCH_LIBRARY_FRAGMENT(brim, m) {
+  m.def(
+      "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? "
+      "running_var, bool training, float momentum, float eps) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
+  m.impl("batch_norm", kOrTorchs<batch_norm_anywhere, torch_batch_norm>);
+}
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("batch_norm", torch_batch_norm); }
+
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("batch_norm", kOrTorchs<batch_norm_autograd, torch_batch_norm>);
+}
+
+}  // namespace brim::nn

@@ -1,0 +1,400 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/conv1d.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/conv3d.h>
+#include <ATen/ops/conv_transpose1d.h>
+#include <ATen/ops/conv_transpose2d.h>
+#include <ATen/ops/conv_transpose3d.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <brim/nn/functional.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+
+#include "nn/autograd/autocast.h"
+#include "nn/autograd/known.h"
+#include "nn/autograd/node.h"
+#include "nn/autograd/optional_tensor.h"
+#include "nn/autograd/saved_input.h"
+
+namespace brim::nn {
+namespace {
+
+constexpr std::size_t kMostDimensions = 3;
+
+/// The options of a convolution; a view, as the operator gets them.
+struct Options {
+  at::IntArrayRef stride;
+  at::IntArrayRef padding;
+  at::IntArrayRef dilation;
+  bool transposed;
+  at::IntArrayRef output_padding;
+  std::int64_t groups;
+};
+
+/// The same, kept without asking the heap for memory.
+class KeptOptions {
+ public:
+  explicit KeptOptions(const Options& options)
+      : count_(options.stride.size()), transposed_(options.transposed), groups_(options.groups) {
+    const std::array<at::IntArrayRef, 4> lists = {options.stride, options.padding, options.dilation,
+                                                  options.output_padding};
+    for (std::size_t i = 0; i < lists.size(); ++i) {
+      std::copy(lists[i].begin(), lists[i].end(), numbers_[i].begin());
+    }
+  }
+
+  [[nodiscard]] Options view() const {
+    return {list(0), list(1), list(2), transposed_, list(3), groups_};
+  }
+
+ private:
+  [[nodiscard]] at::IntArrayRef list(std::size_t i) const { return {numbers_[i].data(), count_}; }
+
+  std::array<std::array<std::int64_t, kMostDimensions>, 4> numbers_{};
+  std::size_t count_;
+  bool transposed_;
+  std::int64_t groups_;
+};
+
+c10::SymIntArrayRef symbolic(at::IntArrayRef values) {
+  return c10::fromIntArrayRefUnchecked(values);  // options are never symbolic
+}
+
+void check_count(const char* name, at::IntArrayRef values, std::size_t dimensions) {
+  TORCH_CHECK_VALUE(values.size() == dimensions, name, " must have ", dimensions,
+                    " numbers, one a spatial dimension of the weight, got ", values);
+}
+
+void check(const at::Tensor& input, const at::Tensor& weight, const Options& options) {
+  const std::int64_t dim = weight.dim();
+  TORCH_CHECK_VALUE(dim >= 3 && dim <= 5, "weight must have 3, 4 or 5 dimensions, got ", dim);
+  TORCH_CHECK(input.dim() == dim || input.dim() == dim - 1, "input must have ", dim,
+              " dimensions (or ", dim - 1, " without a batch), as the weight has, got ",
+              input.dim());
+  const auto dimensions = static_cast<std::size_t>(dim - 2);
+  check_count("stride", options.stride, dimensions);
+  check_count("padding", options.padding, dimensions);
+  check_count("dilation", options.dilation, dimensions);
+  check_count("output_padding", options.output_padding, dimensions);
+}
+
+/// With autograd or below it, as the caller is.
+at::Tensor run(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+               const Options& options) {
+  if (input.dim() == weight.dim()) {
+    return at::convolution(input, weight, bias, options.stride, options.padding, options.dilation,
+                           options.transposed, options.output_padding, options.groups);
+  }
+  return run(input.unsqueeze(0), weight, bias, options).squeeze(0);
+}
+
+at::Tensor run(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+               const Options& options, bool cast_weights) {
+  if (!cast_weights) {
+    return run(input, weight, bias, options);
+  }
+  const at::ScalarType type = input.scalar_type();
+  return run(input, in_type(weight, type), in_type(bias, type), options);
+}
+
+using Sizes = c10::SmallVector<c10::SymInt, kMostDimensions>;
+
+/// convolution_backward, where only the input's sizes count, not its values: nothing writes or
+/// reads the stand-in, and it is gone afterwards.
+at::Tensor input_grad_like_torch(const at::Tensor& grad, const at::Tensor& weight,
+                                 const Sizes& sizes, const Options& options,
+                                 at::MemoryFormat format) {
+  c10::SymDimVector all = {grad.sym_size(0), options.transposed
+                                                 ? weight.sym_size(0)
+                                                 : weight.sym_size(1) * options.groups};
+  all.append(sizes.begin(), sizes.end());
+  return std::get<0>(at::convolution_backward_symint(
+      grad, at::empty_symint(all, grad.options(), format), weight, {}, symbolic(options.stride),
+      symbolic(options.padding), symbolic(options.dilation), options.transposed,
+      symbolic(options.output_padding), options.groups, {true, false, false}));
+}
+
+/// The gradient of the input of a convolution is a convolution itself, transposed, and needs no
+/// input. Not on the CPU: there oneDNN has other kernels for it, which on ARM lose digits (in
+/// float16 the error is 15 times that of convolution_backward).
+/// @param sizes of the input's spatial dimensions
+/// @param format of the forward pass, which torch's backward keeps whatever the gradient has
+at::Tensor input_grad(const at::Tensor& any_grad, const at::Tensor& weight, const Sizes& sizes,
+                      const Options& options, at::MemoryFormat format) {
+  // A clone, not contiguous(): a single channel fits both formats, and its strides decide.
+  const at::Tensor grad = is_traced(any_grad) || any_grad.suggest_memory_format() == format
+                              ? any_grad
+                              : any_grad.clone(format);
+  if (grad.is_cpu()) {
+    return input_grad_like_torch(grad, weight, sizes, options, format);
+  }
+  Sizes output_padding(sizes.size(), c10::SymInt(0));
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (!options.transposed) {
+      // Several sizes of the input give the same output; this says which it was.
+      const auto place = static_cast<std::int64_t>(i) + 2;
+      const c10::SymInt least = (grad.sym_size(place) - 1) * options.stride[i] -
+                                2 * options.padding[i] +
+                                options.dilation[i] * (weight.sym_size(place) - 1) + 1;
+      output_padding[i] = sizes[i] - least;
+    } else if (options.output_padding[i] >= options.stride[i]) {
+      // Allowed below the dilation: a convolution would give more positions than the input has.
+      return input_grad_like_torch(grad, weight, sizes, options, format);
+    }
+  }
+  return at::convolution_symint(grad, weight, {}, symbolic(options.stride),
+                                symbolic(options.padding), symbolic(options.dilation),
+                                !options.transposed, output_padding, options.groups);
+}
+
+class ConvNode final : public SavingNode {
+ public:
+  ConvNode(const Options& options, const at::Tensor& input, const at::Tensor& weight,
+           const MaybeTensor& bias)
+      : options_(options),
+        type_(input.scalar_type()),
+        batched_(input.dim() == weight.dim()),
+        has_bias_(is_given(bias)) {
+    const auto sizes = input.sym_sizes();
+    const auto spatial = sizes.slice(sizes.size() - options.stride.size());
+    sizes_ = Sizes(spatial.begin(), spatial.end());
+  }
+
+  void keep_input(const at::Tensor& input, bool recompute) {
+    input_.keep(input, recompute);
+    trains_weight_ = true;
+  }
+  void keep_weight(const at::Tensor& weight) { weight_ = SavedVariable(weight, false); }
+  void keep_format(const at::Tensor& output) { format_ = output.suggest_memory_format(); }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    variable_list result(3);
+    if (!grads[0].defined()) {
+      return result;
+    }
+    // torch has no rule of autocast for the backward of a convolution, but one for convolution.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const at::Tensor grad = batched_ ? grads[0] : grads[0].unsqueeze(0);
+    const bool asked_for_weight = task_should_compute_output(1);
+    if (trains_weight_ && (asked_for_weight || !input_.asks())) {
+      all_grads(grad, asked_for_weight, result);
+    } else {
+      if (task_should_compute_output(0)) {
+        result[0] = tied_to(next_edge(0),
+                            input_grad(grad, weight(), sizes_, options_.view(), format_), false);
+      }
+      if (task_should_compute_output(2)) {
+        result[2] = bias_grad(grad);
+      }
+    }
+    if (!batched_ && result[0].defined()) {
+      result[0] = result[0].squeeze(0);
+    }
+    return result;
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    input_.release();
+    weight_.reset_data();
+  }
+
+  std::string name() const override { return "brim::conv_backward"; }
+
+ private:
+  [[nodiscard]] at::Tensor weight() { return in_type(weight_.unpack(), type_); }
+
+  void all_grads(const at::Tensor& grad, bool asked_for_weight, variable_list& result) {
+    const Options options = options_.view();
+    const at::Tensor kept = input_.get();
+    const std::array<c10::SymInt, 1> bias_size = {grad.sym_size(1)};
+    std::tie(result[0], result[1], result[2]) = at::convolution_backward_symint(
+        grad, batched_ ? kept : kept.unsqueeze(0), weight(),
+        has_bias_ ? at::OptionalSymIntArrayRef(bias_size) : at::OptionalSymIntArrayRef(),
+        symbolic(options.stride), symbolic(options.padding), symbolic(options.dilation),
+        options.transposed, symbolic(options.output_padding), options.groups,
+        {task_should_compute_output(0), asked_for_weight, task_should_compute_output(2)});
+  }
+
+  static at::Tensor bias_grad(const at::Tensor& grad) {
+    constexpr std::array<std::int64_t, 1 + kMostDimensions> kAllButChannels = {0, 2, 3, 4};
+    return grad.sum(
+        at::IntArrayRef(kAllButChannels.data(), static_cast<std::size_t>(grad.dim() - 1)));
+  }
+
+  KeptOptions options_;
+  KeptInput input_;
+  SavedVariable weight_;
+  Sizes sizes_;
+  at::ScalarType type_;
+  at::MemoryFormat format_ = at::MemoryFormat::Contiguous;
+  bool batched_;
+  bool has_bias_;
+  bool trains_weight_ = false;
+};
+
+at::Tensor conv_anywhere(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                         at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                         bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
+                         bool cast_weights, bool /*recompute*/) {
+  const Options options{stride, padding, dilation, transposed, output_padding, groups};
+  check(input, weight, options);
+  return run(input, weight, bias, options, cast_weights);
+}
+
+at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                         at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                         bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
+                         bool cast_weights, bool recompute) {
+  const Options options{stride, padding, dilation, transposed, output_padding, groups};
+  check(input, weight, options);
+  if (!needs_grad(input, weight, bias)) {
+    const BelowAutograd below;
+    return run(input, weight, bias, options, cast_weights);
+  }
+  if (weight.sym_numel() == 0) {  // no channels: torch has rules of its own for it
+    return run(input, weight, bias, options, cast_weights);
+  }
+  const auto node = make_node<ConvNode>(options, input, weight, bias);
+  node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
+  const at::Tensor output = [&] {
+    const BelowAutograd below;
+    return run(input, weight, bias, options, cast_weights);
+  }();
+  if (weight.requires_grad()) {
+    node->keep_input(input, recompute);
+  }
+  // For its own gradient only the weight's form is needed, but torch asks for a tensor.
+  if (input.requires_grad() || weight.requires_grad()) {
+    node->keep_weight(weight);
+  }
+  node->keep_format(output);
+  torch::autograd::set_history(output, node);
+  return output;
+}
+
+/// torch's own function for so many dimensions, which keeps what it will.
+at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& uncast_weight,
+                      const MaybeTensor& uncast_bias, at::IntArrayRef stride,
+                      at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                      at::IntArrayRef output_padding, std::int64_t groups, bool cast_weights,
+                      bool /*recompute*/) {
+  const at::ScalarType type = input.scalar_type();
+  const at::Tensor weight = cast_weights ? in_type(uncast_weight, type) : uncast_weight;
+  const MaybeTensor bias = cast_weights ? in_type(uncast_bias, type) : uncast_bias;
+  switch (stride.size()) {
+    case 1:
+      return transposed ? at::conv_transpose1d(input, weight, bias, stride, padding, output_padding,
+                                               groups, dilation)
+                        : at::conv1d(input, weight, bias, stride, padding, dilation, groups);
+    case 2:
+      return transposed ? at::conv_transpose2d(input, weight, bias, stride, padding, output_padding,
+                                               groups, dilation)
+                        : at::conv2d(input, weight, bias, stride, padding, dilation, groups);
+    default:
+      return transposed ? at::conv_transpose3d(input, weight, bias, stride, padding, output_padding,
+                                               groups, dilation)
+                        : at::conv3d(input, weight, bias, stride, padding, dilation, groups);
+  }
+}
+
+using ConvOp = at::Tensor(const at::Tensor&, const at::Tensor&, const MaybeTensor&, at::IntArrayRef,
+                          at::IntArrayRef, at::IntArrayRef, bool, at::IntArrayRef, std::int64_t,
+                          bool, bool);
+
+at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                const Options& options, bool cast_weights, bool recompute) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("brim::conv", "").typed<ConvOp>();
+  return op.call(input, weight, bias, options.stride, options.padding, options.dilation,
+                 options.transposed, options.output_padding, options.groups, cast_weights,
+                 recompute);
+}
+
+template <c10::DeviceType Backend>
+at::Tensor conv_autocast(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                         at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                         bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
+                         bool cast_weights, bool recompute) {
+  const Options options{stride, padding, dilation, transposed, output_padding, groups};
+  const Autocast autocast(Backend);
+  const at::ScalarType low = autocast.low();
+  const at::Tensor cast_input = autocast.cast(low, input);
+  if (autocast.leave_to_layer(cast_input, weight)) {
+    return call(cast_input, weight, autocast.cast(low, bias), options, true, recompute);
+  }
+  return call(cast_input, autocast.cast(low, weight), autocast.cast(low, bias), options,
+              cast_weights, recompute);
+}
+
+/// One number a dimension out of none (the default), one, or as many.
+c10::DimVector a_dimension(const char* name, at::IntArrayRef values, const at::Tensor& weight,
+                           std::int64_t otherwise) {
+  TORCH_CHECK_VALUE(weight.dim() >= 3 && weight.dim() <= 5,
+                    "weight must have 3, 4 or 5 dimensions, got ", weight.dim());
+  const auto dimensions = static_cast<std::size_t>(weight.dim() - 2);
+  if (values.size() > 1) {
+    check_count(name, values, dimensions);
+    return {values.begin(), values.end()};
+  }
+  return c10::DimVector(dimensions, values.empty() ? otherwise : values[0]);
+}
+
+}  // namespace
+
+namespace functional {
+
+at::Tensor conv(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                std::int64_t groups, bool recompute) {
+  const auto strides = a_dimension("stride", stride, weight, 1);
+  const auto paddings = a_dimension("padding", padding, weight, 0);
+  const auto dilations = a_dimension("dilation", dilation, weight, 1);
+  const auto output_paddings = a_dimension("output_padding", {}, weight, 0);
+  return call(input, weight, bias, {strides, paddings, dilations, false, output_paddings, groups},
+              false, recompute);
+}
+
+at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
+                          const MaybeTensor& bias, at::IntArrayRef stride, at::IntArrayRef padding,
+                          at::IntArrayRef output_padding, std::int64_t groups,
+                          at::IntArrayRef dilation, bool recompute) {
+  const auto strides = a_dimension("stride", stride, weight, 1);
+  const auto paddings = a_dimension("padding", padding, weight, 0);
+  const auto dilations = a_dimension("dilation", dilation, weight, 1);
+  const auto output_paddings = a_dimension("output_padding", output_padding, weight, 0);
+  return call(input, weight, bias, {strides, paddings, dilations, true, output_paddings, groups},
+              false, recompute);
+}
+
+}  // namespace functional
+
+TORCH_LIBRARY_FRAGMENT(brim, m) {
+  m.def(
+      "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
+      " bool transposed, int[] output_padding, int groups, bool cast_weights, bool recompute)"
+      " -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
+  m.impl("conv", kOrTorchs<conv_anywhere, torch_conv>);
+}
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("conv", torch_conv); }
+
+TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("conv", kOrTorchs<conv_autograd, torch_conv>); }
+
+TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("conv", conv_autocast<at::kCPU>); }
+
+TORCH_LIBRARY_IMPL(brim, AutocastCUDA, m) { m.impl("conv", conv_autocast<at::kCUDA>); }
+
+}  // namespace brim::nn

@@ -1,0 +1,223 @@
+#include <ATen/Dispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/native_dropout.h>
+#include <ATen/ops/zeros_like.h>
+#include <brim/nn/functional.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include <optional>
+
+#include "nn/autograd/known.h"
+#include "nn/autograd/node.h"
+#include "nn/autograd/recompute.h"
+#include "nn/autograd/saved_tensor.h"
+#include "nn/cpu/number.h"
+#include "nn/ops/bits.h"
+
+// Dropout draws its random numbers with the operators that torch's own dropout calls, so that the
+// same seed gives the same elements. What torch keeps of them as numbers or bytes is kept as bits.
+
+namespace brim::nn {
+namespace {
+
+/// Where torch does nothing, and draws nothing.
+bool does_nothing(const at::Tensor& input, double p) { return p == 0.0 || input.sym_numel() == 0; }
+
+/// What the fused operator multiplies with.
+double fused_scale(double p) { return 1.0 / (1.0 - p); }
+
+/// What the others multiply with: 1 / (1 - p), worked out and rounded in the input's type.
+double rounded_scale(const at::Tensor& input, double p) {
+  return AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, input.scalar_type(), "brim::dropout", [&] {
+        const auto kept = static_cast<Wide<scalar_t>>(1.0 - p);
+        return static_cast<double>(static_cast<Wide<scalar_t>>(to<scalar_t>(1 / kept)));
+      });
+}
+
+/// Keeps the bits of the elements that stay; nothing where p is 1.
+class DropoutNode final : public SavingNode {
+ public:
+  explicit DropoutNode(const at::Tensor& input) : before_(version_of(input)) {}
+
+  std::optional<int> layers_to_recompute() const override {
+    return scale_ != 0.0 ? before_.with(next_edge(0).function.get()) : std::nullopt;
+  }
+
+  bool prepare_to_recompute() override { return nn::prepare_to_recompute(*next_edge(0).function); }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    // Worked out once for all that ask, and held until this node runs.
+    at::Tensor value = again_.get();
+    if (!value.defined()) {
+      value =
+          apply_bits(nn::recompute(*next_edge(0).function), bits_.lend(), strides_, scale_, 0.0);
+      again_.set(value);
+    }
+    return value;
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    again_.reset();
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    if (scale_ == 0.0) {
+      return {at::zeros_like(grads[0])};
+    }
+    return {as_elementwise(apply_bits(grads[0], bits_.take(), strides_, scale_, 0.0),
+                           grads[0].sym_strides(), strides_)};
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    bits_.release();
+    again_.reset();
+  }
+
+  std::string name() const override { return "brim::dropout_backward"; }
+
+  void keep(const at::Tensor& bits, c10::SymIntArrayRef strides, double scale) {
+    bits_ = Kept(bits);
+    strides_ = c10::SymDimVector(strides.begin(), strides.end());
+    scale_ = scale;
+  }
+
+ private:
+  double scale_ = 0;  // 0: all elements are dropped
+  LayersBefore before_;
+  Kept bits_;
+  c10::SymDimVector strides_;
+  ForThisBackward again_;  // recomputed, between the first asking and apply
+};
+
+/// Below autograd. @param fused as the operator out of place does where torch has it
+at::Tensor run_and_keep(const at::Tensor& input, double p, bool fused, DropoutNode& node) {
+  if (p == 1.0) {
+    return at::zeros_like(input);
+  }
+  if (fused) {
+    auto [output, drawn] = at::native_dropout(input, p, true);
+    node.keep(pack_bits(drawn), drawn.sym_strides(), fused_scale(p));
+    return output;
+  }
+  at::Tensor drawn = at::empty_like(input).bernoulli_(1.0 - p);
+  const at::Tensor bits = pack_bits(drawn);
+  const auto like = drawn.sym_strides();
+  const c10::SymDimVector strides(like.begin(), like.end());
+  drawn.reset();  // before the output is made: as much memory as torch takes
+  const double scale = rounded_scale(input, p);
+  node.keep(bits, strides, scale);
+  return apply_bits(input, bits, strides, scale, 0.0);
+}
+
+at::Tensor dropout_anywhere(const at::Tensor& input, double p) {
+  return at::dropout(input, p, true);
+}
+
+at::Tensor& dropout_anywhere_in_place(at::Tensor& input, double p) {
+  return at::dropout_(input, p, true);
+}
+
+at::Tensor dropout_autograd(const at::Tensor& input, double p) {
+  if (does_nothing(input, p)) {
+    return input;
+  }
+  if (!needs_grad(input)) {
+    const BelowAutograd below;
+    return dropout_anywhere(input, p);
+  }
+  const auto node = make_node<DropoutNode>(input);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  at::Tensor output = [&] {
+    const BelowAutograd below;
+    // On CUDA torch's dropout is one fused operator, with random numbers of its own.
+    return run_and_keep(input, p, input.is_cuda(), *node);
+  }();
+  torch::autograd::set_history(output, node);
+  node->set_output(output);
+  return output;
+}
+
+at::Tensor& dropout_autograd_in_place(at::Tensor& input, double p) {
+  if (does_nothing(input, p)) {
+    return input;
+  }
+  const bool needed = needs_grad(input);
+  torch::autograd::check_inplace(input, needed);
+  if (!needed) {
+    const BelowAutograd below;
+    dropout_anywhere_in_place(input, p);
+    torch::autograd::increment_version(input);
+    return input;
+  }
+  const auto node = make_node<DropoutNode>(input);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  {
+    const BelowAutograd below;
+    input.copy_(run_and_keep(input, p, false, *node));
+  }
+  torch::autograd::increment_version(input);
+  torch::autograd::rebase_history(input, node);
+  node->set_output(input);
+  return input;
+}
+
+}  // namespace
+
+namespace functional {
+
+at::Tensor dropout(const at::Tensor& input, double p, bool training, bool inplace) {
+  TORCH_CHECK_VALUE(p >= 0.0 && p <= 1.0, "p must be from 0 to 1, got ", p);
+  if (!training) {
+    return input;
+  }
+  if (inplace) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("brim::dropout_", "")
+                               .typed<at::Tensor&(at::Tensor&, double)>();
+    at::Tensor target = input;
+    op.call(target, p);
+    return target;
+  }
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("brim::dropout", "")
+                             .typed<at::Tensor(const at::Tensor&, double)>();
+  return op.call(input, p);
+}
+
+}  // namespace functional
+
+TORCH_LIBRARY_FRAGMENT(brim, m) {
+  m.def("dropout(Tensor input, float p) -> Tensor", {at::Tag::nondeterministic_seeded});
+  m.def("dropout_(Tensor(a!) input, float p) -> Tensor(a!)", {at::Tag::nondeterministic_seeded});
+}
+
+TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
+  m.impl("dropout", dropout_anywhere);
+  m.impl("dropout_", dropout_anywhere_in_place);
+}
+
+// Under vmap as torch does it, which decides what is random there; also for input that is the same
+// for all, to which only the other key belongs.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
+  m.impl("dropout", dropout_anywhere);
+  m.impl("dropout_", dropout_anywhere_in_place);
+}
+
+TORCH_LIBRARY_IMPL(brim, FuncTorchVmapMode, m) {
+  m.impl("dropout", dropout_anywhere);
+  m.impl("dropout_", dropout_anywhere_in_place);
+}
+
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("dropout", kOrTorchs<dropout_autograd, dropout_anywhere>);
+  m.impl("dropout_", kOrTorchs<dropout_autograd_in_place, dropout_anywhere_in_place>);
+}
+
+}  // namespace brim::nn

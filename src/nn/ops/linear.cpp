@@ -1,0 +1,270 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <brim/nn/functional.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include <numeric>
+
+#include "nn/autograd/autocast.h"
+#include "nn/autograd/known.h"
+#include "nn/autograd/node.h"
+#include "nn/autograd/optional_tensor.h"
+#include "nn/autograd/saved_input.h"
+#include "nn/autograd/storage_pinning.h"
+
+namespace brim::nn {
+namespace {
+
+/// All dimensions but the last as one, as torch does for the matrix product.
+at::Tensor matrix_of(const at::Tensor& tensor) {
+  if (tensor.dim() == 2) {
+    return tensor;
+  }
+  const auto sizes = tensor.sym_sizes();
+  c10::SymInt rows = 1;
+  for (const auto& size : sizes.slice(0, sizes.size() - 1)) {
+    rows = rows * size;
+  }
+  return tensor.reshape_symint({rows, sizes.back()});
+}
+
+/// Whether the dimensions before the last can be seen as one without a copy.
+bool folds(const at::Tensor& tensor) {
+  const auto sizes = tensor.sym_sizes();
+  const auto strides = tensor.sym_strides();
+  for (std::size_t i = 0; i + 2 < sizes.size(); ++i) {
+    if (strides[i] != strides[i + 1] * sizes[i + 1]) {
+      return tensor.sym_numel() == 0;
+    }
+  }
+  return true;
+}
+
+bool is_column_major(const at::Tensor& matrix) {
+  return matrix.sym_stride(0) == 1 && matrix.sym_stride(1) == matrix.sym_size(0);
+}
+
+bool is_row_major(const at::Tensor& matrix) {
+  return matrix.sym_stride(1) == 1 && matrix.sym_stride(0) == matrix.sym_size(1);
+}
+
+/// What a layer has: a matrix and a row. The rest that torch's function takes is left to it.
+bool is_plain(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias) {
+  return input.dim() >= 1 && weight.dim() == 2 &&
+         (!is_given(bias) ||
+          (bias->dim() == 1 && bias->is_contiguous() && bias->sym_size(0) == weight.sym_size(0)));
+}
+
+// Every product has the form that torch's own derivatives give it: another one is as right, but
+// rounds differently.
+class LinearNode final : public SavingNode {
+ public:
+  /// At forward, below autograd: the output.
+  /// @param kept the input, or a copy without gaps
+  at::Tensor run(const at::Tensor& input, const at::Tensor& kept, const at::Tensor& weight,
+                 const MaybeTensor& bias, bool weight_needs_grad) {
+    const auto sizes = input.sym_sizes();
+    sizes_ = c10::SymDimVector(sizes.begin(), sizes.end());
+    type_ = input.scalar_type();
+    row_major_weight_ = is_row_major(weight);
+    // The bias is added inside the product, or where the input has gaps after it.
+    fused_ = is_given(bias) && (input.dim() == 2 || input.is_contiguous_or_false());
+    batched_ = !fused_ && input.dim() > 2 && !weight_needs_grad && !folds(input);
+    at::Tensor output;
+    if (batched_) {
+      output = at::matmul(input, weight.t());
+    } else {
+      const at::Tensor matrix = matrix_of(kept);
+      column_major_input_ = is_column_major(matrix);
+      output = fused_ ? at::addmm(*bias, matrix, weight.t()) : at::mm(matrix, weight.t());
+      output = with_last(std::move(output), weight.sym_size(0));
+    }
+    if (is_given(bias) && !fused_) {
+      output.add_(*bias);
+    }
+    return output;
+  }
+
+  void keep_input(const at::Tensor& input, bool recompute) { input_.keep(input, recompute); }
+  void keep_weight(const at::Tensor& weight) { weight_ = SavedVariable(weight, false); }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    variable_list result(3);
+    if (!grads[0].defined()) {
+      return result;
+    }
+    if (task_should_compute_output(0)) {
+      result[0] = batched_ ? input_grad_batched(grads[0]) : input_grad(matrix_of(grads[0]));
+    }
+    if (task_should_compute_output(1)) {
+      const at::Tensor input = matrix_of(input_.get());
+      const at::Tensor grad = matrix_of(grads[0]);
+      result[1] = row_major_weight_ ? grad.t().mm(input) : input.t().mm(grad).t();
+    }
+    if (task_should_compute_output(2)) {
+      result[2] = bias_grad(grads[0]);
+    }
+    return result;
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    input_.release();
+    weight_.reset_data();
+  }
+
+  std::string name() const override { return "brim::linear_backward"; }
+
+ private:
+  at::Tensor with_last(at::Tensor matrix, const c10::SymInt& last) const {
+    if (sizes_.size() == 2) {
+      return matrix;
+    }
+    c10::SymDimVector sizes = sizes_;
+    sizes.back() = last;
+    return matrix.reshape_symint(sizes);
+  }
+
+  at::Tensor input_grad(const at::Tensor& grad) {
+    const at::Tensor weight = in_type(weight_.unpack(), type_);
+    return with_last(column_major_input_ ? weight.t().mm(grad.t()).t() : grad.mm(weight),
+                     sizes_.back());
+  }
+
+  /// torch multiplies an input that cannot be folded by the frozen weight batch by batch.
+  at::Tensor input_grad_batched(const at::Tensor& grad) {
+    const at::Tensor weight = in_type(weight_.unpack(), type_);
+    c10::SymInt batches = 1;
+    for (const auto& size : c10::SymIntArrayRef(sizes_).slice(0, sizes_.size() - 2)) {
+      batches = batches * size;
+    }
+    const at::Tensor flat =
+        grad.reshape_symint({batches, grad.sym_size(grad.dim() - 2), weight.sym_size(0)});
+    return flat
+        .bmm(weight.unsqueeze(0).expand_symint({batches, weight.sym_size(0), weight.sym_size(1)}))
+        .reshape_symint(sizes_);
+  }
+
+  [[nodiscard]] at::Tensor bias_grad(const at::Tensor& grad) const {
+    if (fused_) {
+      return matrix_of(grad).sum(0);
+    }
+    if (grad.dim() == 1) {
+      return grad;
+    }
+    c10::DimVector leading(static_cast<std::size_t>(grad.dim() - 1));
+    std::iota(leading.begin(), leading.end(), 0);
+    return grad.sum(leading);
+  }
+
+  KeptInput input_;
+  SavedVariable weight_;
+  c10::SymDimVector sizes_;
+  at::ScalarType type_ = at::kFloat;
+  bool row_major_weight_ = true;
+  bool column_major_input_ = false;
+  bool fused_ = false;
+  bool batched_ = false;
+};
+
+at::Tensor linear_anywhere(const at::Tensor& input, const at::Tensor& weight,
+                           const MaybeTensor& bias, bool cast_weights, bool /*recompute*/) {
+  if (!cast_weights) {
+    return at::linear(input, weight, bias);
+  }
+  const at::ScalarType type = input.scalar_type();
+  return at::linear(input, in_type(weight, type), in_type(bias, type));
+}
+
+at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
+                           const MaybeTensor& bias, bool cast_weights, bool recompute) {
+  if (!needs_grad(input, weight, bias)) {
+    const BelowAutograd below;
+    return linear_anywhere(input, weight, bias, cast_weights, recompute);
+  }
+  if (!is_plain(input, weight, bias)) {
+    return linear_anywhere(input, weight, bias, cast_weights, recompute);
+  }
+  // torch copies such an input for the product, and keeps the copy.
+  const bool copies =
+      weight.requires_grad() && input.dim() > 2 && pins_more_than_itself(input) && !folds(input);
+  const at::Tensor kept = copies ? input.contiguous() : input;
+  auto node = make_node<LinearNode>();
+  node->set_next_edges(torch::autograd::collect_next_edges(kept, weight, bias));
+  const at::Tensor output = [&] {
+    const BelowAutograd below;
+    if (!cast_weights) {
+      return node->run(input, kept, weight, bias, weight.requires_grad());
+    }
+    const at::ScalarType type = input.scalar_type();
+    return node->run(input, kept, in_type(weight, type), in_type(bias, type),
+                     weight.requires_grad());
+  }();
+  if (weight.requires_grad()) {
+    node->keep_input(kept, recompute);
+  }
+  if (input.requires_grad()) {
+    node->keep_weight(weight);
+  }
+  torch::autograd::set_history(output, node);
+  return output;
+}
+
+using LinearOp = at::Tensor(const at::Tensor&, const at::Tensor&, const MaybeTensor&, bool, bool);
+
+at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                bool cast_weights, bool recompute) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("brim::linear", "").typed<LinearOp>();
+  return op.call(input, weight, bias, cast_weights, recompute);
+}
+
+template <c10::DeviceType Backend>
+at::Tensor linear_autocast(const at::Tensor& input, const at::Tensor& weight,
+                           const MaybeTensor& bias, bool cast_weights, bool recompute) {
+  const Autocast autocast(Backend);
+  const at::ScalarType low = autocast.low();
+  const at::Tensor cast_input = autocast.cast(low, input);
+  if (autocast.leave_to_layer(cast_input, weight)) {
+    return call(cast_input, weight, autocast.cast(low, bias), true, recompute);
+  }
+  return call(cast_input, autocast.cast(low, weight), autocast.cast(low, bias), cast_weights,
+              recompute);
+}
+
+}  // namespace
+
+namespace functional {
+
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                  bool recompute) {
+  return call(input, weight, bias, false, recompute);
+}
+
+}  // namespace functional
+
+TORCH_LIBRARY_FRAGMENT(brim, m) {
+  m.def(
+      "linear(Tensor input, Tensor weight, Tensor? bias, bool cast_weights, bool recompute) -> "
+      "Tensor");
+}
+
+TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("linear", linear_anywhere); }
+
+// Under vmap as torch does it: torch knows how to batch its own operators.
+TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("linear", linear_anywhere); }
+
+TORCH_LIBRARY_IMPL(brim, Autograd, m) {
+  m.impl("linear", kOrTorchs<linear_autograd, linear_anywhere>);
+}
+
+TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("linear", linear_autocast<at::kCPU>); }
+
+TORCH_LIBRARY_IMPL(brim, AutocastCUDA, m) { m.impl("linear", linear_autocast<at::kCUDA>); }
+
+}  // namespace brim::nn
