@@ -136,7 +136,7 @@ PyObject* state_dict(PyObject* self, PyObject* const* values, Py_ssize_t count, 
   for (const batching::Position::Segment& segment : position.segments) {
     py::list entry;
     entry.append(segment.world_size);
-    entry.append(segment.phase);
+    entry.append(segment.step_offset);
     entry.append(segment.done);
     segments.append(std::move(entry));
   }
