@@ -44,13 +44,13 @@ MemoryStats AcceleratorBackend::stats(c10::Device device) {
   return stats;
 }
 
-PeakSample AcceleratorBackend::peak(c10::Device device) {
+PeakReading AcceleratorBackend::peak(c10::Device device) {
   const auto allocated = device_stats(device).allocated_bytes[kAggregate];
   return {allocated.peak, allocated.current};
 }
 
-PeakSample AcceleratorBackend::take_peak(c10::Device device) {
-  const PeakSample sample = AcceleratorBackend::peak(device);
+PeakReading AcceleratorBackend::take_peak(c10::Device device) {
+  const PeakReading sample = AcceleratorBackend::peak(device);
   // c10 has no call that reads and resets at once: a peak of another thread exactly between the two
   // calls is lost.
   device_allocator(device.type()).resetPeakStats(device.index());

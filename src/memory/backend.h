@@ -25,8 +25,8 @@ class DeviceBackend {
   /// Called before the first use by something that needs exact counts.
   virtual void prepare(c10::Device /*device*/) {}
 
-  virtual PeakSample peak(c10::Device device) = 0;
-  virtual PeakSample take_peak(c10::Device device) = 0;
+  virtual PeakReading peak(c10::Device device) = 0;
+  virtual PeakReading take_peak(c10::Device device) = 0;
 
   /// As stats(device).free and .allocated, but cheap enough for every step of a loop; the free
   /// bytes may be some milliseconds old where asking the system is slow.
@@ -61,8 +61,8 @@ DeviceBackend& cpu_backend();
 class BRIM_API AcceleratorBackend : public DeviceBackend {
  public:
   MemoryStats stats(c10::Device device) override;
-  PeakSample peak(c10::Device device) override;
-  PeakSample take_peak(c10::Device device) override;
+  PeakReading peak(c10::Device device) override;
+  PeakReading take_peak(c10::Device device) override;
   std::int64_t capacity(c10::Device device) override;
   void set_limit(c10::Device device, std::optional<std::int64_t> bytes) override;
   void release_cached(c10::Device device) override;

@@ -128,7 +128,7 @@ void CpuAllocator::raise_peak(std::int64_t candidate) {
   }
 }
 
-PeakSample CpuAllocator::take_peak() {
+PeakReading CpuAllocator::take_peak() {
   const std::int64_t now = allocated();
   const std::int64_t peak = peak_.exchange(now, std::memory_order_relaxed);
   // An allocation between the two lines above has its peak in `peak`; if it is still held, it

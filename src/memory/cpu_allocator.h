@@ -23,7 +23,7 @@ class AllocationGate {
 };
 
 /// The most bytes held since the last reset, and the bytes held now.
-struct PeakSample {
+struct PeakReading {
   std::int64_t peak = 0;
   std::int64_t current = 0;
 };
@@ -61,7 +61,7 @@ class CpuAllocator final : public c10::Allocator {
 
   /// Reads the peak and starts a new one at the bytes held now. No peak is lost to a concurrent
   /// allocation: it is either in the sample or in the peak that follows.
-  PeakSample take_peak();
+  PeakReading take_peak();
 
   std::int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::int64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }

@@ -70,7 +70,7 @@ class CpuBackend final : public DeviceBackend {
     return {allocated, std::min(recent_host_available(allocated), left_of_budget)};
   }
 
-  PeakSample peak(c10::Device /*device*/) override {
+  PeakReading peak(c10::Device /*device*/) override {
     // An allocation in progress on another thread is in the count a moment before it is in the
     // peak.
     const CpuAllocator& allocator = CpuAllocator::instance();
@@ -78,7 +78,7 @@ class CpuBackend final : public DeviceBackend {
     return {std::max(allocator.peak(), now), now};
   }
 
-  PeakSample take_peak(c10::Device /*device*/) override {
+  PeakReading take_peak(c10::Device /*device*/) override {
     return CpuAllocator::instance().take_peak();
   }
 

@@ -42,8 +42,8 @@ Ledger& ledger() {
 
 /// Takes the allocator's peak and credits it to everyone who was watching. The caller holds the
 /// lock.
-PeakSample fold(Ledger& book, c10::Device device) {
-  const PeakSample sample = backend_for(device).take_peak(device);
+PeakReading fold(Ledger& book, c10::Device device) {
+  const PeakReading sample = backend_for(device).take_peak(device);
   for (PeakEntry* entry : book.open) {
     if (entry->device == device) {
       entry->highest = std::max(entry->highest, sample.peak);
@@ -60,7 +60,7 @@ void open(PeakEntry& entry) {
   backend_for(entry.device).prepare(entry.device);
   Ledger& book = ledger();
   const std::lock_guard lock(book.mutex);
-  const PeakSample sample = fold(book, entry.device);
+  const PeakReading sample = fold(book, entry.device);
   entry.start = entry.highest = entry.end = sample.current;
   book.open.push_back(&entry);
 }
@@ -70,7 +70,7 @@ void close(PeakEntry& entry) noexcept {
   const std::lock_guard lock(book.mutex);
   std::erase(book.open, &entry);
   try {
-    const PeakSample sample = backend_for(entry.device).peak(entry.device);
+    const PeakReading sample = backend_for(entry.device).peak(entry.device);
     entry.highest = std::max(entry.highest, sample.peak);
     entry.end = sample.current;
   } catch (...) {
@@ -82,7 +82,7 @@ void close(PeakEntry& entry) noexcept {
 PeakEntry read(const PeakEntry& entry) {
   Ledger& book = ledger();
   const std::lock_guard lock(book.mutex);
-  const PeakSample sample = backend_for(entry.device).peak(entry.device);
+  const PeakReading sample = backend_for(entry.device).peak(entry.device);
   PeakEntry now = entry;
   now.highest = std::max(entry.highest, sample.peak);
   now.end = sample.current;
