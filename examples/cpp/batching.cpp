@@ -1,6 +1,6 @@
 // Batches of samples of different lengths on several ranks, under a budget of bytes. How memory
-// grows is measured; each rank then works out its own batches, without asking the others. One job
-// stops in the middle of the epoch, and another with more ranks goes on from there.
+// grows is measured; each rank then computes its own batches, without communication. One job stops
+// in the middle of the epoch, and another with more ranks resumes there.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/rand.h>
@@ -35,7 +35,7 @@ std::vector<std::int64_t> make_lengths(std::size_t count) {
   return lengths;
 }
 
-// Attention of n samples padded to one length: what needs the memory.
+// Attention of n samples padded to one length, which needs the memory.
 void attend(std::int64_t n, std::int64_t length) {
   const at::Tensor x = at::rand({n, length, 16});
   at::matmul(at::softmax(at::matmul(x, x.transpose(1, 2)), -1), x);
@@ -54,15 +54,6 @@ brim::MemoryModel measure() {
   return brim::probe_memory(attend, shapes, options);
 }
 
-// A batch costs the bytes that the model expects, with its margin.
-batching::Cost bytes_of(const brim::MemoryModel& model) {
-  return batching::Cost::custom(
-      [model](double longest, double bytes) { return model.largest_batch(longest, bytes); },
-      [model](std::int64_t count, double longest) {
-        return model.safe_peak(static_cast<double>(count), longest);
-      });
-}
-
 struct Row {
   std::int64_t batches = 0;
   std::int64_t samples = 0;
@@ -70,7 +61,7 @@ struct Row {
   double measured = 0.0;
 };
 
-// Runs some batches of one rank (all that are left where `most` is negative).
+// Runs some batches of one rank (all remaining ones if `most` is negative).
 Row run(const batching::Batching& batches, batching::BatchStream& stream,
         std::span<const std::int64_t> lengths, std::int64_t most, std::vector<int>& seen) {
   Row row;
@@ -112,22 +103,22 @@ int main() {
   batching::Order order;
   order.shuffle = true;
   const auto batches = batching::packed_batching(
-      batching::Columns<std::int64_t>{{lengths, {bytes_of(model), kBudget}}}, order);
+      batching::Columns<std::int64_t>{{lengths, brim::model_limit(model, kBudget)}}, order);
   std::printf("%s\n\n", batching::to_string(batching::report(*batches, kSeed, 2)).c_str());
 
   // The ranks would be processes; here they take turns. No tensor of a batch may pass the budget.
   const brim::Budget budget(kBudget, at::kCPU);
   std::vector<int> seen(lengths.size(), 0);
-  batching::Position position;
+  std::string saved;  // as it would be in a file
   std::printf("     rank    batches    samples     planned    measured\n");
   for (std::int64_t rank = 0; rank < 2; ++rank) {
     batching::BatchStream stream(*batches, kSeed, {.rank = rank, .world_size = 2});
     print(rank, 2, run(*batches, stream, lengths, 20, seen));
-    position = stream.position();  // the same on each rank
+    saved = batching::to_string(stream.position());  // the same on each rank
   }
   for (std::int64_t rank = 0; rank < 3; ++rank) {
     batching::BatchStream stream(*batches, kSeed, {.rank = rank, .world_size = 3});
-    stream.seek(position);
+    stream.seek(batching::parse_position(saved));
     print(rank, 3, run(*batches, stream, lengths, -1, seen));
   }
   const bool once = std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; });

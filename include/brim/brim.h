@@ -13,6 +13,7 @@
 #include <brim/batching/cost.h>
 #include <brim/batching/plan.h>
 #include <brim/batching/sample_sizes.h>
+#include <brim/batching/sample_stream.h>
 #include <brim/batching/stream.h>
 #include <brim/fit/fit_batching.h>
 #include <brim/fit/model_limit.h>

@@ -1,6 +1,7 @@
-// The iterator that a batch sampler gives: of CPython's own kind, because a call through pybind11
-// costs as much as a whole batch may.
+// The iterator of a batch sampler. A CPython type, because a call through pybind11 may cost as much
+// as a whole batch.
 #include <c10/core/TensorImpl.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <atomic>
@@ -33,13 +34,13 @@ struct State {
   std::atomic<std::thread::id> owner = {};  // the thread that holds the mutex
 };
 
-/// An iterator for the use of this thread alone. Python's lock would not do: it is given up while a
-/// block is worked out, and may be whenever an object is made.
+/// Holds an iterator for this thread. The GIL is not enough: it is released while a block is
+/// computed, and may be whenever an object is made.
 class Held {
  public:
   explicit Held(PyObject* self) : state_(*reinterpret_cast<BatchIterator*>(self)->state) {
     const std::thread::id here = std::this_thread::get_id();
-    // Code that runs because memory is collected would wait for itself.
+    // A finalizer that runs inside of next() would wait for itself.
     TORCH_CHECK_VALUE(state_.owner != here, "this iterator is already running in this thread");
     if (!state_.mutex.try_lock()) {
       const py::gil_scoped_release release;
@@ -60,7 +61,7 @@ class Held {
   State& state_;
 };
 
-/// The next batch, or nothing at the end. Blocks are worked out without Python's lock.
+/// The next batch, or nothing at the end. Blocks are computed without the GIL.
 std::optional<std::span<const std::int64_t>> next_batch(State& state) {
   return state.stream.at_block_end() ? unlocked([&] { return state.stream.next(); })
                                      : state.stream.next();
@@ -82,7 +83,7 @@ PyObject* as_list(std::span<const std::int64_t> batch) {
   return list;
 }
 
-/// A view of the block's indices: one allocation a block, and none of torch's dispatcher a batch.
+/// A view of the block's indices: one allocation per block, and no dispatcher call per batch.
 PyObject* as_tensor(State& state, std::span<const std::int64_t> batch) {
   const std::vector<std::int64_t>& block = state.stream.block().indices;
   if (state.block != state.stream.blocks_opened()) {
@@ -128,19 +129,11 @@ PyObject* state_dict(PyObject* self, PyObject* const* values, Py_ssize_t count, 
   const batching::Position position = checked([&] { return state.stream.position(batches); });
   py::dict result(state.description.attr("copy")());
   result["finished"] = state.finished && batches == state.stream.given();
-  py::list cursor;
-  for (const std::int64_t word : position.cursor) {
-    cursor.append(word);
-  }
+  result["cursor"] = position.cursor;
   py::list segments;
-  for (const batching::Position::Segment& segment : position.segments) {
-    py::list entry;
-    entry.append(segment.world_size);
-    entry.append(segment.step_offset);
-    entry.append(segment.done);
-    segments.append(std::move(entry));
+  for (const auto& [world_size, step_offset, done] : position.segments) {
+    segments.append(std::vector<std::int64_t>{world_size, step_offset, done});
   }
-  result["cursor"] = std::move(cursor);
   result["segments"] = std::move(segments);
   return result.release().ptr();
   END_HANDLE_TH_ERRORS
@@ -163,7 +156,7 @@ void dealloc(PyObject* self) {
 PyTypeObject* type_object() {
   static PyMethodDef methods[] = {
       {"state_dict", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&state_dict)),
-       METH_FASTCALL | METH_KEYWORDS, "Where this iterator stands, to go on from there later."},
+       METH_FASTCALL | METH_KEYWORDS, "The state of this iterator, to resume from."},
       {"begun", &begun, METH_NOARGS, "Whether it was asked for a batch."},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_iter, reinterpret_cast<void*>(&PyObject_SelfIter)},

@@ -1,11 +1,10 @@
 #include <brim/batching/batching.h>
 #include <brim/batching/plan.h>
 #include <brim/batching/stream.h>
+#include <brim/fit/model_limit.h>
 #include <brim/predict/memory_model.h>
 #include <pybind11/stl.h>
 
-#include <atomic>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -28,90 +27,32 @@ using batching::Limit;
 
 using SharedBatching = std::shared_ptr<SampleBatching>;
 
-Limit model_limit(const MemoryModel& model, const Limit& bytes) {
-  TORCH_CHECK_VALUE(model.fitted(), "cost is a memory model that has not been fitted");
-  if (model.kind() == SizeKind::size) {
-    const std::int64_t largest = model.largest_size(bytes.real());
-    TORCH_CHECK_VALUE(largest > 0, "max_total_size is ", bytes.whole(),
-                      " bytes, and the memory model needs ", model.safe_peak(1.0),
-                      " for a batch of total size 1");
-    return {Cost::sum(), largest};
-  }
-  // Batches ask for the same lengths again and again, and an answer takes some microseconds. 0 is
-  // none yet.
-  constexpr std::size_t kLengths = std::size_t{1} << 16;
-  const auto known = std::make_shared<std::vector<std::atomic<std::int64_t>>>(kLengths);
-  return {Cost::custom(
-              [model, known](double longest, double budget) {
-                if (longest >= static_cast<double>(kLengths) || longest != std::floor(longest)) {
-                  return model.largest_batch(longest, budget);
-                }
-                std::atomic<std::int64_t>& place = (*known)[static_cast<std::size_t>(longest)];
-                std::int64_t answer = place.load(std::memory_order_relaxed);
-                if (answer == 0) {
-                  answer = model.largest_batch(longest, budget) + 1;
-                  place.store(answer, std::memory_order_relaxed);
-                }
-                return answer - 1;
-              },
-              [model](std::int64_t n, double longest) {
-                return model.safe_peak(static_cast<double>(n), longest);
-              }),
-          bytes.whole()};
+/// Sizes in the width that the tensor has, if it is one of these.
+template <typename T, typename... Stored>
+batching::SizeSpan<T> sizes_as(const at::Tensor& tensor) {
+  batching::SizeSpan<T> sizes;
+  const auto read = [&]<typename Number>(Number /*type*/) {
+    const bool same = tensor.scalar_type() == c10::CppTypeToScalarType<Number>::value;
+    if (same) {
+      sizes = values_of<Number>(tensor);
+    }
+    return same;
+  };
+  TORCH_CHECK_VALUE((read(Stored()) || ...),
+                    "sizes must be all ints of up to 64 bits with a sign, or all float32 or ",
+                    "float64, got a tensor of ", tensor.scalar_type());
+  return sizes;
 }
 
-Cost named_cost(const std::string& name) {
-  if (name == "sum") {
-    return Cost::sum();
-  }
-  if (name == "count") {
-    return Cost::count();
-  }
-  if (name == "padded") {
-    return Cost::padded();
-  }
-  TORCH_CHECK_VALUE(name == "padded_squared",
-                    "cost must be \"sum\", \"count\", \"padded\", \"padded_squared\" or a fitted "
-                    "MemoryModel, got \"",
-                    name, "\"");
-  return Cost::padded_squared();
-}
-
-/// Sizes in the width that the tensor has, calculated with as T.
+/// Sizes for calculations in T.
 template <typename T>
 batching::SizeSpan<T> sizes_of(const at::Tensor& tensor) {
   if constexpr (std::is_same_v<T, double>) {
-    switch (tensor.scalar_type()) {
-      case at::kDouble:
-        return values_of<double>(tensor);
-      case at::kFloat:
-        return values_of<float>(tensor);
-      default:
-        break;
-    }
+    return sizes_as<T, double, float>(tensor);
   } else {
-    switch (tensor.scalar_type()) {
-      case at::kLong:
-        return values_of<std::int64_t>(tensor);
-      case at::kInt:
-        return values_of<std::int32_t>(tensor);
-      case at::kShort:
-        return values_of<std::int16_t>(tensor);
-      case at::kChar:
-        return values_of<std::int8_t>(tensor);
-      case at::kUInt32:
-        return values_of<std::uint32_t>(tensor);
-      case at::kUInt16:
-        return values_of<std::uint16_t>(tensor);
-      case at::kByte:
-        return values_of<std::uint8_t>(tensor);
-      default:
-        break;
-    }
+    return sizes_as<T, std::int64_t, std::int32_t, std::int16_t, std::int8_t, std::uint32_t,
+                    std::uint16_t, std::uint8_t>(tensor);
   }
-  TORCH_CHECK_VALUE(false,
-                    "sizes must be all ints of up to 64 bits with a sign, or all float32 or ",
-                    "float64, got a tensor of ", tensor.scalar_type());
 }
 
 template <typename T>
@@ -124,8 +65,8 @@ Columns<T> columns_of(const std::vector<at::Tensor>& tensors, const std::vector<
   return columns;
 }
 
-/// What a call to one of the functions below brings: tensors of sizes, all of ints or all of
-/// floats, each with its cost and its maximum.
+/// Arguments of the functions below: tensors of sizes, all ints or all floats, each with its cost
+/// and its maximum.
 struct Arguments {
   std::vector<at::Tensor> tensors;
   std::vector<Limit> limits;
@@ -167,7 +108,7 @@ std::optional<at::Tensor> indices_argument(const py::object& indices) {
   return tensor;
 }
 
-/// Makes a Batching, and keeps the tensors that it looks into.
+/// Makes a Batching, and keeps the tensors that it refers to.
 template <typename Make>
 SharedBatching make_batching(Arguments arguments, std::optional<at::Tensor> other, Make make) {
   auto result = std::make_shared<SampleBatching>();
@@ -179,26 +120,31 @@ SharedBatching make_batching(Arguments arguments, std::optional<at::Tensor> othe
   return result;
 }
 
-SharedBatching ordered(const py::list& sizes, const py::list& costs, const py::list& maxima,
-                       const py::object& indices, bool shuffle, const std::string& oversize) {
+/// Of samples in an order: `make(columns, order)`.
+template <typename Make>
+SharedBatching in_order(const py::list& sizes, const py::list& costs, const py::list& maxima,
+                        const py::object& indices, bool shuffle, const Make& make) {
   Arguments arguments(sizes, costs, maxima);
   const auto order = indices_argument(indices);
   AnyColumns columns = arguments.columns(arguments.tensors.at(0));
+  return make_batching(std::move(arguments), order,
+                       [&] { return make(std::move(columns), order_of(order, shuffle)); });
+}
+
+SharedBatching ordered(const py::list& sizes, const py::list& costs, const py::list& maxima,
+                       const py::object& indices, bool shuffle, const std::string& oversize) {
   const batching::Oversize what = oversize_argument(oversize);
-  return make_batching(std::move(arguments), order, [&] {
-    return batching::ordered_batching(std::move(columns), order_of(order, shuffle), what);
+  return in_order(sizes, costs, maxima, indices, shuffle, [&](AnyColumns columns, auto order) {
+    return batching::ordered_batching(std::move(columns), order, what);
   });
 }
 
 SharedBatching packed(const py::list& sizes, const py::list& costs, const py::list& maxima,
                       const py::object& indices, bool shuffle, std::optional<std::int64_t> window,
                       const std::string& oversize) {
-  Arguments arguments(sizes, costs, maxima);
-  const auto order = indices_argument(indices);
-  AnyColumns columns = arguments.columns(arguments.tensors.at(0));
   const batching::PackOptions options{.window = window, .oversize = oversize_argument(oversize)};
-  return make_batching(std::move(arguments), order, [&] {
-    return batching::packed_batching(std::move(columns), order_of(order, shuffle), options);
+  return in_order(sizes, costs, maxima, indices, shuffle, [&](AnyColumns columns, auto order) {
+    return batching::packed_batching(std::move(columns), order, options);
   });
 }
 
@@ -239,7 +185,7 @@ batching::Position position_argument(const py::object& cursor, const py::object&
   return position;
 }
 
-/// A stream for counting and for plans; at the position where there is one.
+/// A stream for counting and for plans; at the position if there is one.
 batching::BatchStream stream_of(const SampleBatching& batching, std::uint64_t seed,
                                 batching::Ranks ranks, const batching::Position& position) {
   batching::BatchStream stream(*batching.core, seed, ranks);
@@ -282,26 +228,20 @@ py::tuple plan(const SampleBatching& batching, std::uint64_t seed, std::int64_t 
                         to_tensor(std::move(batches.indices)));
 }
 
-}  // namespace
-
-namespace {
-
 /// A budget from what Python code writes: the name of a cost or a memory model, and a number.
 Limit limit_argument(const py::object& cost, const py::object& maximum) {
   const bool named = py::isinstance<py::str>(cost);
-  TORCH_CHECK_TYPE(named || py::isinstance<MemoryModel>(cost),
-                   "cost must be \"sum\", \"count\", \"padded\", \"padded_squared\" or a fitted "
-                   "MemoryModel, got ",
-                   text_of(py::repr(cost)));
+  TORCH_CHECK_TYPE(named || py::isinstance<MemoryModel>(cost), "cost must be ", Cost::names(),
+                   " or a fitted MemoryModel, got ", text_of(py::repr(cost)));
   TORCH_CHECK_TYPE(PyNumber_Check(maximum.ptr()) != 0 && !PyComplex_Check(maximum.ptr()) &&
                        !py::isinstance<py::bool_>(maximum),
                    "max_total_size must be a positive number, got ", text_of(py::repr(maximum)));
   return checked([&] {
-    const Cost kind = named ? named_cost(text_of(cost)) : Cost::sum();
+    const Cost kind = named ? Cost::named(text_of(cost)) : Cost::sum();
     const Limit limit = PyIndex_Check(maximum.ptr()) != 0
                             ? Limit(kind, integer_argument("max_total_size", maximum))
                             : Limit(kind, py::float_(maximum).cast<double>());
-    return named ? limit : model_limit(cost.cast<const MemoryModel&>(), limit);
+    return named ? limit : model_limit(cost.cast<const MemoryModel&>(), limit.whole());
   });
 }
 

@@ -11,7 +11,7 @@
 
 namespace brim::python {
 
-/// A Batching and the tensors that its spans lie in.
+/// A Batching and the tensors that its spans refer to.
 struct SampleBatching {
   std::vector<at::Tensor> tensors;
   std::shared_ptr<const batching::Batching> core;
@@ -28,7 +28,7 @@ struct IteratorOptions {
   batching::Ranks ranks;
   bool as_tensors = false;
   batching::Position position;
-  pybind11::dict description;  // what state_dict() says beside the position
+  pybind11::dict description;  // further entries of state_dict()
 };
 
 /// An iterator over batches, each a list of int or a tensor; with `state_dict(batches=None)`.

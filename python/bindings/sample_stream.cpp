@@ -1,7 +1,9 @@
 // Batches of whatever an iterable gives, without looking ahead: for data that has no length, and
 // for sizes that are asked for one by one.
-#include <brim/batching/batch_fill.h>
+#include <brim/batching/sample_stream.h>
+#include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,33 +22,28 @@ class SampleStream {
                const py::list& maxima, bool refuse_oversize, std::int64_t skip)
       : samples_(py::iter(samples)),
         sizeof_(std::move(sizeof_sample)),
-        fill_(limits_argument(costs, within_exact(maxima))),
-        sizes_(costs.size()),
-        refuse_oversize_(refuse_oversize),
-        begin_(skip) {}
+        stream_(
+            [this] { return read(); },
+            [this](const py::object& sample, std::span<double> sizes) { measure(sample, sizes); },
+            limits_argument(costs, within_exact(maxima)),
+            refuse_oversize ? batching::Oversize::error : batching::Oversize::leave_out, skip) {}
+  SampleStream(const SampleStream&) = delete;
+  SampleStream& operator=(const SampleStream&) = delete;
 
-  /// The next batch. As with a generator, what was raised before is the end.
-  py::list next() {
-    if (broken_) {
+  /// The next batch. As with a generator, an error is the end.
+  std::vector<py::object> next() {
+    auto batch = checked([&] { return stream_.next(); });
+    if (!batch) {
       PyErr_SetNone(PyExc_StopIteration);
       throw py::error_already_set();
     }
-    broken_ = true;
-    py::list batch = read_batch();
-    broken_ = false;
-    return batch;
+    return std::move(*batch);
   }
 
-  /// COUNT of samples read, and of those in batches.
-  std::int64_t read() const { return read_; }
-  std::int64_t batched() const { return batched_; }
-  std::int64_t batches() const { return batches_; }
-  /// Place of the sample that the next batch begins with.
-  std::int64_t begin() const { return begin_; }
-  const py::list& left_out() const { return left_out_; }
+  const batching::SampleStream<py::object>& core() const { return stream_; }
 
  private:
-  // Sizes are added up in double precision, where ints below 2^53 differ from the next.
+  // Sizes are added up in double precision, which tells ints below 2^53 from the next.
   static py::list within_exact(const py::list& maxima) {
     py::list result;
     const py::int_ most((std::int64_t{1} << 53) - 1);
@@ -57,110 +54,44 @@ class SampleStream {
     return result;
   }
 
-  /// Nothing at the end.
-  py::object read_sample() {
+  std::optional<py::object> read() {
     auto sample = py::reinterpret_steal<py::object>(PyIter_Next(samples_.ptr()));
     if (!sample && PyErr_Occurred() != nullptr) {
       throw py::error_already_set();
     }
-    return sample;
+    return sample ? std::optional(std::move(sample)) : std::nullopt;
   }
 
-  py::list read_batch() {
-    // Not before the first batch is needed: an iterator may be asked for and never used.
-    for (; read_ < begin_; ++read_) {
-      TORCH_CHECK_VALUE(read_sample(), "the state is of other samples: it stands at sample ",
-                        begin_, ", and there are only ", read_);
-    }
-    py::list batch;
-    // The sample that did not fit the last batch opens this one.
-    if (pending_) {
-      fill_.add(sizes_);
-      batch.append(std::exchange(pending_, {}));
-    }
-    while (true) {
-      const std::int64_t place = read_;
-      auto sample = read_sample();
-      if (!sample) {
-        begin_ = read_;
-        return close(std::move(batch));
-      }
-      ++read_;
-      measure(sample, place);
-      if (!fill_.fits_alone(sizes_)) {
-        leave_out(place);
-      } else if (!batch.empty() && !fill_.fits(sizes_)) {
-        pending_ = std::move(sample);
-        begin_ = place;
-        return close(std::move(batch));
-      } else {
-        fill_.add(sizes_);
-        batch.append(std::move(sample));
-      }
-    }
-  }
-
-  py::list close(py::list batch) {
-    fill_.clear();
-    if (batch.empty()) {
-      PyErr_SetNone(PyExc_StopIteration);
-      throw py::error_already_set();
-    }
-    ++batches_;
-    batched_ += static_cast<std::int64_t>(batch.size());
-    return batch;
-  }
-
-  void measure(const py::object& sample, std::int64_t place) {
+  void measure(const py::object& sample, std::span<double> sizes) const {
     const auto size =
         py::reinterpret_steal<py::object>(PyObject_CallOneArg(sizeof_.ptr(), sample.ptr()));
     if (!size) {
       throw py::error_already_set();
     }
-    const NumberPlace at{"sizes", "sample", place};
-    if (sizes_.size() == 1 && !PyTuple_Check(size.ptr()) && !PyList_Check(size.ptr())) {
-      sizes_[0] = size_number(size.ptr(), at);
+    const NumberPlace at{"sizes", "sample", stream_.samples_read() - 1};
+    if (sizes.size() == 1 && !PyTuple_Check(size.ptr()) && !PyList_Check(size.ptr())) {
+      sizes[0] = size_number(size.ptr(), at);
       return;
     }
     const auto several =
         py::reinterpret_steal<py::object>(PySequence_Fast(size.ptr(), "not a sequence"));
     PyErr_Clear();
-    TORCH_CHECK_VALUE(several && PySequence_Fast_GET_SIZE(several.ptr()) ==
-                                     static_cast<Py_ssize_t>(sizes_.size()),
-                      "sizeof must give ", sizes_.size(),
-                      " sizes, one for each max_total_size, got ", text_of(py::repr(size)),
-                      " for sample ", place);
-    for (std::size_t i = 0; i < sizes_.size(); ++i) {
-      sizes_[i] =
+    TORCH_CHECK_VALUE(
+        several && PySequence_Fast_GET_SIZE(several.ptr()) == static_cast<Py_ssize_t>(sizes.size()),
+        "sizeof must give ", sizes.size(), " sizes, one for each max_total_size, got ",
+        text_of(py::repr(size)), " for sample ", at.index);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      sizes[i] =
           size_number(PySequence_Fast_GET_ITEM(several.ptr(), static_cast<Py_ssize_t>(i)), at);
     }
   }
 
-  void leave_out(std::int64_t place) {
-    py::list sizes;
-    for (const double size : sizes_) {
-      sizes.append(size);
-    }
-    TORCH_CHECK_VALUE(!refuse_oversize_, "sample ", place,
-                      " exceeds the budget by itself: its size is ", text_of(py::repr(sizes)));
-    left_out_.append(place);
-  }
-
   py::iterator samples_;
   py::object sizeof_;
-  batching::BatchFill fill_;
-  std::vector<double> sizes_;  // of the sample that was measured last
-  bool refuse_oversize_;
-  bool broken_ = false;  // by an error, or at the end
-  py::object pending_;
-  std::int64_t read_ = 0;
-  std::int64_t begin_ = 0;
-  std::int64_t batched_ = 0;
-  std::int64_t batches_ = 0;
-  py::list left_out_;
+  batching::SampleStream<py::object> stream_;
 };
 
-/// Sizes in a sequence, as int64 where all are ints, else as float64. `name` goes into errors.
+/// Sizes in a sequence, as int64 if all are ints, else as float64. `name` goes into errors.
 py::object sizes_tensor(const py::object& sizes, const std::string& name) {
   const auto sequence = py::reinterpret_steal<py::object>(
       PySequence_Fast(sizes.ptr(), "sizes must be a sequence of numbers"));
@@ -208,11 +139,15 @@ void register_sample_stream(py::module_& m) {
            py::arg("refuse_oversize"), py::arg("skip"))
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", &SampleStream::next)
-      .def_property_readonly("read", &SampleStream::read)
-      .def_property_readonly("batched", &SampleStream::batched)
-      .def_property_readonly("batches", &SampleStream::batches)
-      .def_property_readonly("begin", &SampleStream::begin)
-      .def_property_readonly("left_out", &SampleStream::left_out);
+      .def_property_readonly("read",
+                             [](const SampleStream& self) { return self.core().samples_read(); })
+      .def_property_readonly("batched",
+                             [](const SampleStream& self) { return self.core().batched(); })
+      .def_property_readonly("batches",
+                             [](const SampleStream& self) { return self.core().batches(); })
+      .def_property_readonly("begin", [](const SampleStream& self) { return self.core().begin(); })
+      .def_property_readonly("left_out",
+                             [](const SampleStream& self) { return self.core().left_out(); });
   m.def(
       "check_limits",
       [](const py::list& costs, const py::list& maxima) { limits_argument(costs, maxima); },

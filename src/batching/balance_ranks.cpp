@@ -16,7 +16,7 @@ struct Piece {
   std::size_t place;  // of the batch in the block
 };
 
-// Cuts a batch in two. Every other sample, because packed batches are sorted by size.
+// Cuts a batch in two: every other sample, because packed batches are sorted by size.
 std::pair<Piece, Piece> halves(const Piece& piece) {
   Piece first{{}, piece.load / 2, piece.place};
   Piece second{{}, piece.load / 2, piece.place};
@@ -26,8 +26,8 @@ std::pair<Piece, Piece> halves(const Piece& piece) {
   return {std::move(first), std::move(second)};
 }
 
-/// Splits batches until there are `missing` more, or nothing is left to split. Takes as few of them
-/// as have samples enough, the emptiest first, so that the pieces are of one size and share a step.
+/// Splits batches until there are `missing` more, or nothing is left to split. Takes as few batches
+/// as have enough samples, the emptiest first, so that the pieces are of one size and share a step.
 void split(std::vector<Piece>& pieces, std::size_t missing, std::size_t incomplete) {
   std::stable_sort(pieces.begin(), pieces.end(),
                    [](const Piece& a, const Piece& b) { return a.load > b.load; });
@@ -75,9 +75,9 @@ std::vector<Piece> take_apart(const Batches& block) {
   return pieces;
 }
 
-/// Steps of `world_size` batches that cost alike, in the order of the first batch in each. The
-/// steps that are shared with the blocks before and after come from the middle, since they meet
-/// strangers.
+/// Steps of `world_size` batches that cost about the same, in the order of the first batch in each.
+/// The steps that are shared with the blocks before and after get batches of medium cost, because
+/// their partners in adjacent blocks are unknown.
 std::vector<std::size_t> steps_in_order(const std::vector<Piece>& pieces, std::size_t world_size,
                                         std::size_t head, std::size_t tail) {
   std::vector<std::size_t> sorted(pieces.size());

@@ -1,14 +1,14 @@
 #include <brim/batching/batch_fill.h>
 
 #include <cmath>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "batching/batch_fill.h"
-#include "number_text.h"
+#include "check_argument.h"
 
 namespace brim::batching {
+
+using brim::detail::check_argument;
 
 struct BatchFill::Parts {
   Columns<double> columns;  // the fill refers to their limits
@@ -17,25 +17,18 @@ struct BatchFill::Parts {
   explicit Parts(Columns<double> of) : columns(std::move(of)), fill(columns) {}
 
   [[nodiscard]] const double* check(std::span<const double> sizes) const {
-    if (sizes.size() != columns.size()) {
-      throw std::invalid_argument("there must be one size for each of the " +
-                                  std::to_string(columns.size()) + " limits, got " +
-                                  std::to_string(sizes.size()));
-    }
+    check_argument(sizes.size() == columns.size(), "there must be one size for each of the ",
+                   columns.size(), " limits, got ", sizes.size());
     for (const double size : sizes) {
-      if (!(size >= 0) || !std::isfinite(size)) {
-        throw std::invalid_argument("sizes must be finite and not negative, got " +
-                                    brim::detail::text(size));
-      }
+      check_argument(size >= 0 && std::isfinite(size),
+                     "sizes must be finite and not negative, got ", size);
     }
     return sizes.data();
   }
 };
 
 BatchFill::BatchFill(std::vector<Limit> limits) {
-  if (limits.empty()) {
-    throw std::invalid_argument("a fill needs at least one limit");
-  }
+  check_argument(!limits.empty(), "a fill needs at least one limit");
   Columns<double> columns;
   columns.reserve(limits.size());
   for (Limit& limit : limits) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <variant>
 #include <vector>
 
 namespace brim::batching::detail {
@@ -22,11 +23,27 @@ template <class T>
   }
 }
 
+__extension__ using Wide = __int128;
+
+/// The cost of n samples padded to the longest, which must be proportional to n: the place for the
+/// formula of a new cost. Number is double, or Wide so that products of whole sizes do not
+/// overflow.
+template <class Number>
+[[nodiscard]] Number padded_cost(Cost::Kind kind, Number n, Number longest) {
+  switch (kind) {
+    case Cost::Kind::count:
+      return n;
+    case Cost::Kind::padded_squared:
+      return n * longest * longest;
+    default:
+      return n * longest;
+  }
+}
+
 /// How full a batch is under a sum of sizes.
 template <class T>
 class SumFill {
  public:
-  explicit SumFill(T maximum) : maximum_(maximum) {}
   explicit SumFill(const Limit& limit) : maximum_(maximum_of<T>(limit)) {}
 
   [[nodiscard]] bool fits_alone(T size) const { return size <= maximum_; }
@@ -39,6 +56,7 @@ class SumFill {
   }
   void add(T size) { total_ += size; }
   void clear() { total_ = 0; }
+  /// The share of the budget that is used.
   [[nodiscard]] double load() const {
     // A budget below 1 is 0 for whole sizes, and holds samples of size 0.
     return total_ > 0 ? static_cast<double>(total_) / static_cast<double>(maximum_) : 0.0;
@@ -49,11 +67,11 @@ class SumFill {
   T total_ = 0;
 };
 
-/// How full a batch is under a cost of its number of samples and its longest: such a cost says how
-/// many samples go with a longest one, and that is asked only when a longer one comes.
+/// How full a batch is under a cost of its number of samples and its longest sample.
 template <class T>
 class PaddedFill {
  public:
+  /// Keeps a reference to the limit.
   explicit PaddedFill(const Limit& limit) : limit_(&limit) {}
 
   [[nodiscard]] bool fits_alone(T size) const { return largest_count(size) >= 1; }
@@ -68,136 +86,122 @@ class PaddedFill {
     ++count_;
   }
   void clear() {
-    count_ = 0;
+    count_ = cap_ = 0;
     longest_ = 0;
-    cap_ = 0;
   }
 
-  /// COUNT of samples, all of `longest`, that a batch may hold.
+  /// COUNT of samples, all of size `longest`, that a batch may hold.
   [[nodiscard]] std::int64_t largest_count(T longest) const {
-    switch (limit_->cost().kind()) {
-      case Cost::Kind::count:
-        return limit_->whole();
-      case Cost::Kind::padded:
-        return times_in(maximum_of<T>(*limit_), longest);
-      case Cost::Kind::padded_squared:
-        if constexpr (std::is_same_v<T, double>) {
-          return times_in(limit_->real(), longest * longest);
-        } else {
-          // Exactly ⌊maximum / longest²⌋, and the square cannot overflow.
-          return longest == 0 ? kUnlimited : times_in(limit_->whole() / longest, longest);
-        }
-      default:
-        return limit_->cost().largest_count()(static_cast<double>(longest), limit_->real());
+    const Cost& cost = limit_->cost();
+    if (cost.kind() == Cost::Kind::custom) {
+      return cost.largest_count()(static_cast<double>(longest), limit_->real());
     }
-  }
-
-  [[nodiscard]] double load() const {
-    const auto n = static_cast<double>(count_);
-    const auto longest = static_cast<double>(longest_);
-    switch (limit_->cost().kind()) {
-      case Cost::Kind::count:
-        return n / limit_->real();
-      case Cost::Kind::padded:
-        return n * longest / limit_->real();
-      case Cost::Kind::padded_squared:
-        return n * longest * longest / limit_->real();
-      default:
-        return limit_->cost().price()(count_, longest) / limit_->real();
-    }
-  }
-
- private:
-  static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
-
-  static std::int64_t times_in(T maximum, T size) {
-    if (size == 0) {
+    constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+    using Number = std::conditional_t<std::is_same_v<T, double>, double, Wide>;
+    const T maximum = maximum_of<T>(*limit_);
+    const auto each = padded_cost<Number>(cost.kind(), 1, longest);
+    if (each == 0) {
       return kUnlimited;
     }
     if constexpr (std::is_same_v<T, double>) {
-      const double times = std::floor(maximum / size);
+      const double times = std::floor(maximum / each);
       if (!(times < 0x1p62)) {
         return kUnlimited;
       }
       // The quotient may be rounded up to the next whole number.
-      return static_cast<std::int64_t>(times) - (times * size > maximum ? 1 : 0);
+      return static_cast<std::int64_t>(times) - (times * each > maximum ? 1 : 0);
     } else {
-      return maximum / size;
+      return each > maximum ? 0 : maximum / static_cast<std::int64_t>(each);
     }
   }
 
+  /// The share of the budget that is used.
+  [[nodiscard]] double load() const {
+    const Cost& cost = limit_->cost();
+    const auto longest = static_cast<double>(longest_);
+    const double price = cost.kind() == Cost::Kind::custom
+                             ? cost.price()(count_, longest)
+                             : padded_cost(cost.kind(), static_cast<double>(count_), longest);
+    return price / limit_->real();
+  }
+
+ private:
   const Limit* limit_;
   std::int64_t count_ = 0;
   T longest_ = 0;
-  std::int64_t cap_ = 0;
+  std::int64_t cap_ = 0;  // largest_count(longest_), asked only when a longer sample comes
 };
+
+/// Calls `work` with the kind of fill that the limit needs.
+template <class T, class Work>
+auto with_fill(const Limit& limit, const Work& work) {
+  return limit.cost().kind() == Cost::Kind::sum ? work(SumFill<T>(limit))
+                                                : work(PaddedFill<T>(limit));
+}
+
+template <class T>
+[[nodiscard]] bool fits_alone(const Limit& limit, T size) {
+  return with_fill<T>(limit, [&](const auto& fill) { return fill.fits_alone(size); });
+}
 
 /// How full a batch is under several budgets at once.
 template <class T>
 class MultiFill {
  public:
+  /// Keeps references to the limits.
   explicit MultiFill(const Columns<T>& columns) {
-    for (std::size_t c = 0; c < columns.size(); ++c) {
-      if (columns[c].limit.cost().kind() == Cost::Kind::sum) {
-        sums_.push_back({c, SumFill<T>(columns[c].limit)});
-      } else {
-        paddeds_.push_back({c, PaddedFill<T>(columns[c].limit)});
-      }
+    for (const Column<T>& column : columns) {
+      with_fill<T>(column.limit, [&](const auto& fill) { fills_.emplace_back(fill); });
     }
   }
 
-  /// `sizes` has one size a column.
+  /// `sizes` has one size per column.
   [[nodiscard]] bool fits_alone(const T* sizes) const {
-    return all_of([&](const auto& fill, T size) { return fill.fits_alone(size); }, sizes);
+    return all_of([&](const auto& fill) { return fill.fits_alone(*sizes++); });
   }
   [[nodiscard]] bool fits(const T* sizes) const {
-    return all_of([&](const auto& fill, T size) { return fill.fits(size); }, sizes);
+    return all_of([&](const auto& fill) { return fill.fits(*sizes++); });
   }
   void add(const T* sizes) {
-    for (auto& [column, fill] : sums_) {
-      fill.add(sizes[column]);
-    }
-    for (auto& [column, fill] : paddeds_) {
-      fill.add(sizes[column]);
+    for (auto& any : fills_) {
+      std::visit([&](auto& fill) { fill.add(*sizes++); }, any);
     }
   }
   void clear() {
-    for (auto& entry : sums_) {
-      entry.fill.clear();
-    }
-    for (auto& entry : paddeds_) {
-      entry.fill.clear();
+    for (auto& any : fills_) {
+      std::visit([](auto& fill) { fill.clear(); }, any);
     }
   }
   /// Of the fullest.
   [[nodiscard]] double load() const {
     double result = 0.0;
-    for (const auto& entry : sums_) {
-      result = std::max(result, entry.fill.load());
-    }
-    for (const auto& entry : paddeds_) {
-      result = std::max(result, entry.fill.load());
+    for (const auto& any : fills_) {
+      result = std::max(result, std::visit([](const auto& fill) { return fill.load(); }, any));
     }
     return result;
   }
 
  private:
-  template <class Fill>
-  struct Entry {
-    std::size_t column;
-    Fill fill;
-  };
-
   template <class Test>
-  bool all_of(Test test, const T* sizes) const {
-    return std::all_of(sums_.begin(), sums_.end(),
-                       [&](const auto& e) { return test(e.fill, sizes[e.column]); }) &&
-           std::all_of(paddeds_.begin(), paddeds_.end(),
-                       [&](const auto& e) { return test(e.fill, sizes[e.column]); });
+  bool all_of(const Test& test) const {
+    return std::all_of(fills_.begin(), fills_.end(),
+                       [&](const auto& any) { return std::visit(test, any); });
   }
 
-  std::vector<Entry<SumFill<T>>> sums_;
-  std::vector<Entry<PaddedFill<T>>> paddeds_;
+  std::vector<std::variant<SumFill<T>, PaddedFill<T>>> fills_;
 };
+
+/// Calls `work(fill, size_of)` with the kind of fill that the columns need; `size_of(i)` is what
+/// the fill takes for sample i.
+/// @param sizes returns where the sizes begin, sample after sample with all its columns.
+template <class T, class Sizes, class Work>
+auto with_fill(const Columns<T>& columns, const Sizes& sizes, const Work& work) {
+  if (columns.size() > 1) {
+    return work(MultiFill<T>(columns), [&](std::size_t i) { return sizes() + i * columns.size(); });
+  }
+  return with_fill<T>(columns[0].limit, [&](const auto& fill) {
+    return work(fill, [&](std::size_t i) { return sizes()[i]; });
+  });
+}
 
 }  // namespace brim::batching::detail

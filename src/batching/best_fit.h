@@ -9,30 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "batching/descending_sort.h"
+
 namespace brim::batching::detail {
-
-/// Sorts positions by size, the largest size first; equal sizes keep their order. A radix sort: its
-/// time grows with the number of sizes only. Keeps its workspace between calls.
-///
-/// T is std::int64_t or double. Threads: one at a time for each object.
-class BRIM_API DescendingSorter {
- public:
-  /// Writes the positions 0 … sizes.size() - 1 to `order`, as many as there are sizes.
-  /// The sizes must not be negative or NaN: if any is, one of them comes first, and the rest of the
-  /// order means nothing.
-  /// @throws std::invalid_argument from 2^32 - 1 sizes on, for which positions are too narrow.
-  template <class T>
-  void sort(std::span<const T> sizes, std::vector<std::uint32_t>& order);
-
- private:
-  std::vector<std::uint32_t> counts_;   // of each digit of each pass
-  std::vector<std::uint64_t> entries_;  // key in the high half, position in the low half
-  std::vector<std::uint64_t> spare_;
-};
-
-/// DescendingSorter::sort with a workspace for this one call.
-template <class T>
-BRIM_API void sort_descending(std::span<const T> sizes, std::vector<std::uint32_t>& order);
 
 /// A set of small integers that finds the next larger member in a few steps: a tree of 64-bit words
 /// in which a bit says that the word below it is not zero.
@@ -99,13 +78,13 @@ class CellSet {
   std::array<std::uint64_t, kNodes> nodes_{};
 };
 
-/// How much of the order that the samples come in is kept. Best fit decreasing puts samples of like
-/// size together, and the same ones each time. Where the order is random, most samples may as well
-/// be packed as they come: a few that are left for best fit fill the gaps.
+/// How much of the order of the samples is kept. Best fit decreasing puts samples of like size
+/// together, and the same ones each time. If the order is random, most samples may as well be
+/// packed as they come: a few that are left for best fit fill the gaps.
 struct Mixing {
   std::size_t in_order = 0;  ///< COUNT of samples, the first, that fill bin after bin as they come
-  /// Of the others, which come first is decided by sizes that differ from the real ones by up to an
-  /// eighth, at random; 0: by the real ones.
+  /// The others are ordered by sizes that differ from the real ones by up to an eighth, at random;
+  /// if 0, by the real ones.
   std::uint64_t seed = 0;
 };
 
@@ -116,12 +95,12 @@ struct Mixing {
 /// on earlier calls. Equal sizes are placed in the order of their positions; of bins that are
 /// equally full, the one filled last is taken (which of them it is changes no bin's fill).
 ///
-/// With an integer capacity below 2^16 this is best fit to the letter. Above it, and for double,
-/// bins are told apart by their room to 1 part in 1024, and of those in the same part only the
-/// latest 4 are compared. So a sample may miss the best bin for one with more room only where the
-/// two differ by so little, or where the best one's room is so close to the sample's size.
+/// With an integer capacity below 2^16 the result is exact. Above it, and for double, the room of a
+/// bin is known to 1 part in 1024, and of bins with the same room only the latest 4 are compared.
+/// So a sample may miss the best bin only for one with about as much room, or if the best bin's
+/// room is very close to the sample's size.
 ///
-/// Threads: one at a time for each object.
+/// For one thread.
 ///
 ///     BestFitPacker<std::int64_t> packer;
 ///     packer.pack(sizes, 16384);
@@ -133,12 +112,10 @@ struct Mixing {
 template <class T>
 class BRIM_API BestFitPacker {
  public:
-  /// Packs `sizes` into bins whose sum never exceeds `capacity`; for double, the sum as it comes
-  /// out when added up in the order of members(). Each position goes into one bin; sizes of zero
-  /// all go into one bin. No sizes: no bins.
-  /// The results are valid until the next call.
-  /// @throws std::invalid_argument where a size is negative, NaN or over the capacity, and from
-  ///         2^32 - 1 sizes on. The object can be used again.
+  /// Packs `sizes`, which are from 0 to `capacity`, into bins whose sum never exceeds it; for
+  /// double, the sum as added up in the order of members(). Each position goes into one bin; sizes
+  /// of zero all go into one bin. The results are valid until the next call.
+  /// @throws std::invalid_argument from 2^32 - 1 sizes on.
   void pack(std::span<const T> sizes, T capacity, const Mixing& mixing = {});
 
   /// Positions of `sizes`: bin b holds those from ends()[b - 1] (0 for the first bin) to ends()[b].
@@ -154,29 +131,29 @@ class BRIM_API BestFitPacker {
     std::uint32_t count;
   };
 
-  void put_in_order(std::span<const T> sizes, const Mixing& mixing);
-  template <class CellOf>
-  void place(std::span<const T> sizes, T capacity, std::uint32_t in_order, const CellOf& cell_of);
-  template <class CellOf>
-  void fill_as_they_come(std::span<const T> sizes, T capacity, std::uint32_t in_order, T smallest,
-                         const CellOf& cell_of);
-  template <class CellOf>
-  void keep_open(std::uint32_t bin, T room, T smallest, const CellOf& cell_of);
-  template <class CellOf>
-  std::uint32_t take_bin(std::uint32_t cell, T size, T capacity);
+  void put_in_order(std::span<const T> sizes, std::size_t in_order, std::uint64_t seed);
+  void fill_as_they_come(std::span<const T> sizes, std::uint32_t in_order);
+  void fill_best(std::span<const T> sizes, std::uint32_t in_order);
+  [[nodiscard]] std::uint32_t cell_of(T room) const;
+  [[nodiscard]] std::uint32_t take_bin(std::uint32_t cell, T size);
+  [[nodiscard]] std::uint32_t new_bin();
+  void add_to(std::uint32_t bin, T total, std::uint32_t count);
   void collect_members();
 
   std::vector<std::uint32_t> members_;
   std::vector<std::uint32_t> ends_;
   std::vector<T> totals_;
 
-  DescendingSorter sorter_;
+  T capacity_ = 0;
+  T smallest_ = 0;      // of the sizes that are not taken as they come
+  bool exact_ = false;  // each room has a cell of its own
+  std::uint64_t top_ = 0;
+  DescendingSort sort_;
   std::vector<std::uint32_t> order_;
-  std::vector<std::uint32_t> sorted_;  // those that are not taken as they come
   std::vector<T> keys_;
   std::vector<Placement> placements_;
-  // The bins with room, in one list for each cell. A cell is a range of room; heads_ means
-  // something for the members of cells_ only, so that no call has to clear it.
+  // The bins with room, in one list per cell. A cell is a range of room; heads_ is valid for
+  // members of cells_ only, so that no call has to clear it.
   CellSet cells_;
   std::vector<std::uint32_t> heads_;
   std::vector<std::uint32_t> next_;

@@ -2,38 +2,74 @@
 
 #include <brim/batching/sample_sizes.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "batching/batch_fill.h"
 #include "batching/best_fit.h"
+#include "batching/permutation.h"
 
 namespace brim::batching::detail {
 
 /// Packs samples into as few batches as it can, whatever the budgets. Keeps its workspace.
 ///
-/// Sums and counts: best fit decreasing; of several budgets by the one that a sample uses most of.
-/// Where a cost is of the longest, samples of like size go together, the longest first, which
-/// wastes least on padding.
+/// Sums and counts: best fit decreasing; with several budgets by the one that a sample uses most
+/// of. If a cost depends on the longest sample, samples of like size go together, the longest
+/// first, which wastes least on padding.
 ///
-/// Where samples come in a random order, batches must not be the same ones each time. Nothing is
-/// padded: most samples are taken as they come, and best fit of the others fills the gaps (Mixing).
-/// Padded: who is close in size is fixed. So the first batch is cut short at random, which shifts
-/// all others, and now and then a batch is dealt anew together with the samples that follow it: the
-/// two then span twice the range of sizes. That adds up to a fifth to the padding. More would not
-/// pay: pairs that meet again become fewer only as padding grows.
+/// If samples come in a random order, batches must not be the same ones each time. Without padding,
+/// most samples are taken as they come, and best fit of the others fills the gaps (Mixing). With
+/// padding, samples of like size must stay together: the first batch is cut short at random, which
+/// shifts all others, and now and then a batch is dealt anew together with the samples that follow
+/// it, so the two span twice the range of sizes. That adds up to a fifth to the padding. More would
+/// not pay: fewer pairs meet again only for more padding.
 template <class T>
 class BinPacking {
  public:
   /// Keeps a reference to `columns`.
-  explicit BinPacking(const Columns<T>& columns);
+  explicit BinPacking(const Columns<T>& columns)
+      : columns_(columns),
+        // Batches limited by their number of samples alone are packed to save padding.
+        padded_((columns.size() == 1 && columns[0].limit.cost().kind() == Cost::Kind::count) ||
+                std::any_of(columns.begin(), columns.end(), depends_on_longest)) {}
 
-  /// @param sizes one a column, sample after sample; each sample fits by itself.
-  /// @param mixing its seed decides all that is random, and 0 that nothing is.
-  void pack(std::span<const T> sizes, const Mixing& mixing = {});
+  /// @param sizes one per column, sample after sample; each sample fits by itself.
+  /// @param mixing its seed decides all that is random; nothing is for 0.
+  void pack(std::span<const T> sizes, const Mixing& mixing) {
+    loads_.clear();
+    own_ends_.clear();
+    const bool one = columns_.size() == 1;
+    if (one && !padded_) {
+      pack_sum(sizes, mixing);
+      return;
+    }
+    if (!padded_) {
+      pack_several(sizes, mixing.in_order);
+    } else {
+      const std::vector<double> share = one ? std::vector<double>() : shares(sizes);
+      if (one) {
+        sort_(sizes, own_members_);
+      } else {
+        sort_(std::span(share), own_members_);
+      }
+      with_fill(
+          columns_, [&] { return sizes.data(); },
+          [&](auto fill, const auto& size_of) {
+            const auto key_of = [&](std::uint32_t i) {
+              return one ? static_cast<double>(sizes[i]) : share[i];
+            };
+            cut_sorted(std::move(fill), size_of, key_of, mixing.seed);
+          });
+    }
+    members_ = own_members_;
+    ends_ = own_ends_;
+  }
 
-  /// Whether a cost is of the longest, so that Mixing::in_order means nothing.
+  /// Whether a cost depends on the longest sample, so that Mixing::in_order is not used.
   [[nodiscard]] bool padded() const { return padded_; }
 
   [[nodiscard]] std::size_t bins() const { return loads_.size(); }
@@ -42,20 +78,180 @@ class BinPacking {
     const std::uint32_t begin = bin == 0 ? 0 : ends_[bin - 1];
     return members_.subspan(begin, ends_[bin] - begin);
   }
-  /// Shares of the budget that bins use; of several the fullest.
+  /// Shares of the budget that bins use; of the fullest budget if there are several.
   [[nodiscard]] const std::vector<double>& loads() const { return loads_; }
 
  private:
-  /// How much of its fullest budget each sample uses by itself.
-  [[nodiscard]] std::vector<double> shares(std::span<const T> sizes) const;
-  void pack_sum(std::span<const T> sizes, const Mixing& mixing);
-  void pack_several(std::span<const T> sizes, const Mixing& mixing);
-  template <class Fill, class SizeOf, class KeyOf>
-  void cut_sorted(Fill fill, const SizeOf& size_of, const KeyOf& key_of, std::uint64_t seed);
+  // Bins that are looked at for each sample; beyond that the fullest is closed.
+  static constexpr std::size_t kOpenBins = 256;
+  // One batch in this many, at random, is dealt anew with its neighbour, as long as all of them
+  // together add no more than this share to the padding.
+  static constexpr std::uint64_t kDealtBatches = 6;
+  static constexpr double kMorePadding = 0.22;
+  // The first batch is cut short only if there are this many: among fewer, one more would matter.
+  static constexpr std::size_t kShiftedBatches = 16;
+
+  struct OpenBin {
+    MultiFill<T> fill;
+    std::vector<std::uint32_t> members;
+  };
+
+  static bool depends_on_longest(const Column<T>& column) {
+    const Cost::Kind kind = column.limit.cost().kind();
+    return kind != Cost::Kind::sum && kind != Cost::Kind::count;
+  }
+
+  // How much of its fullest budget each sample uses by itself.
+  [[nodiscard]] std::vector<double> shares(std::span<const T> sizes) const {
+    const std::size_t width = columns_.size();
+    std::vector<double> result(sizes.size() / width);
+    for (std::size_t c = 0; c < width; ++c) {
+      // If one is padded, its padding is what the order can save.
+      if (padded_ && !depends_on_longest(columns_[c])) {
+        continue;
+      }
+      with_fill<T>(columns_[c].limit, [&](auto alone) {
+        for (std::size_t i = 0; i < result.size(); ++i) {
+          alone.clear();
+          alone.add(sizes[i * width + c]);
+          result[i] = std::max(result[i], alone.load());
+        }
+      });
+    }
+    return result;
+  }
+
+  void pack_sum(std::span<const T> sizes, const Mixing& mixing) {
+    const T maximum = maximum_of<T>(columns_[0].limit);
+    best_fit_.pack(sizes, maximum, mixing);
+    members_ = best_fit_.members();
+    ends_ = best_fit_.ends();
+    loads_.reserve(ends_.size());
+    for (const T total : best_fit_.totals()) {
+      loads_.push_back(total > 0 ? static_cast<double>(total) / static_cast<double>(maximum) : 0.0);
+    }
+  }
+
+  // Cuts own_members_, which are sorted by key, into batches; each takes samples as long as they
+  // fit.
+  template <class AnyFill, class SizeOf, class KeyOf>
+  void cut_sorted(AnyFill fill, const SizeOf& size_of, const KeyOf& key_of, std::uint64_t seed) {
+    const auto count = static_cast<std::uint32_t>(own_members_.size());
+    const auto take = [&](const std::vector<std::uint32_t>& from, std::uint32_t begin,
+                          std::uint32_t most) {
+      fill.clear();
+      std::uint32_t end = begin;
+      while (end < most && (end == begin || fill.fits(size_of(from[end])))) {
+        fill.add(size_of(from[end++]));
+      }
+      return end;
+    };
+    const auto close = [&](std::uint32_t end) {
+      own_ends_.push_back(end);
+      loads_.push_back(fill.load());
+      return end;
+    };
+    for (std::uint32_t begin = 0; begin < count;) {
+      begin = close(take(own_members_, begin, count));
+    }
+    if (seed == 0 || own_ends_.size() < 2) {
+      return;
+    }
+
+    const auto key = [&](std::uint32_t place) { return key_of(own_members_[place]); };
+    double padding = 0.0;
+    for (std::uint32_t batch = 0, i = 0; batch < own_ends_.size(); ++batch) {
+      for (const double longest = key(i); i < own_ends_[batch]; ++i) {
+        padding += longest - key(i);
+      }
+    }
+    double allowed = kMorePadding * padding;
+    const std::uint32_t first = own_ends_[0];
+    const bool shift = own_ends_.size() >= kShiftedBatches;
+    own_ends_.clear();
+    loads_.clear();
+    std::uint32_t begin = 0;
+    if (shift) {
+      const auto most = 1 + static_cast<std::uint32_t>(below(mix(~seed, 0), first));
+      begin = close(take(own_members_, 0, most));
+    }
+    while (begin < count) {
+      const std::uint32_t end = take(own_members_, begin, count);
+      const std::uint32_t both = end - begin < count - end ? 2 * end - begin : count;
+      const std::uint64_t number = own_ends_.size();
+      const std::uint64_t chosen = below(mix(seed, number / kDealtBatches), kDealtBatches);
+      if (both == end || number % kDealtBatches != chosen) {
+        begin = close(end);
+        continue;
+      }
+      const double more = (both - end) * (key(begin) - key(end));
+      dealt_.assign(own_members_.begin() + begin, own_members_.begin() + both);
+      for (std::uint32_t i = both - begin; i > 1; --i) {
+        std::swap(dealt_[i - 1], dealt_[below(mix(seed ^ begin, i), i)]);
+      }
+      // As many samples, none longer than the longest, fit one budget, but not always several.
+      const std::uint32_t half = end - begin;
+      const bool deal = more <= allowed && take(dealt_, 0, half) == half &&
+                        take(dealt_, half, both - begin) == both - begin;
+      if (deal) {
+        allowed -= more;
+        std::copy(dealt_.begin(), dealt_.end(), own_members_.begin() + begin);
+      }
+      begin = close(take(own_members_, begin, end));
+      if (deal) {
+        begin = close(take(own_members_, begin, both));
+      }
+    }
+  }
+
+  void pack_several(std::span<const T> sizes, std::size_t in_order) {
+    const std::size_t width = columns_.size();
+    const std::vector<double> share = shares(sizes);
+    std::vector<std::uint32_t> order;
+    sort_(std::span(share), order, std::min(in_order, share.size()));
+
+    own_members_.clear();
+    std::vector<OpenBin> open;
+    std::vector<double> open_loads;
+    const auto close = [&](std::size_t bin) {
+      own_members_.insert(own_members_.end(), open[bin].members.begin(), open[bin].members.end());
+      own_ends_.push_back(static_cast<std::uint32_t>(own_members_.size()));
+      loads_.push_back(open_loads[bin]);
+    };
+    for (const std::uint32_t sample : order) {
+      const T* of_sample = sizes.data() + sample * width;
+      std::size_t best = open.size();
+      for (std::size_t bin = 0; bin < open.size(); ++bin) {
+        if ((best == open.size() || open_loads[bin] > open_loads[best]) &&
+            open[bin].fill.fits(of_sample)) {
+          best = bin;
+        }
+      }
+      if (best == open.size()) {
+        if (open.size() == kOpenBins) {
+          best = static_cast<std::size_t>(std::max_element(open_loads.begin(), open_loads.end()) -
+                                          open_loads.begin());
+          close(best);
+          open[best].fill.clear();
+          open[best].members.clear();
+        } else {
+          open.push_back({MultiFill<T>(columns_), {}});
+          open_loads.push_back(0.0);
+        }
+      }
+      open[best].fill.add(of_sample);
+      open[best].members.push_back(sample);
+      open_loads[best] = open[best].fill.load();
+    }
+    for (std::size_t bin = 0; bin < open.size(); ++bin) {
+      close(bin);
+    }
+  }
 
   const Columns<T>& columns_;
   bool padded_;
   BestFitPacker<T> best_fit_;
+  DescendingSort sort_;
   std::span<const std::uint32_t> members_;
   std::span<const std::uint32_t> ends_;
   std::vector<double> loads_;

@@ -1,33 +1,45 @@
 #include "batching/bucket_index.h"
-#include "number_text.h"
 
-#include <limits>
-#include <numeric>
-#include <stdexcept>
-#include <string>
-#include <utility>
+#include <cmath>
+
+#include "check_argument.h"
 
 namespace brim::batching::detail {
 
+using brim::detail::check_argument;
+
 void check_boundaries(const std::vector<double>& boundaries) {
-  if (boundaries.size() < 2) {
-    throw std::invalid_argument("bucket_boundaries must be at least two, got " +
-                                std::to_string(boundaries.size()));
-  }
+  check_argument(boundaries.size() >= 2, "bucket_boundaries must be at least two, got ",
+                 boundaries.size());
   for (std::size_t i = 0; i < boundaries.size(); ++i) {
     const bool allowed =
         std::isfinite(boundaries[i]) || (i + 1 == boundaries.size() && boundaries[i] > 0);
-    if (!allowed || (i > 0 && !(boundaries[i] > boundaries[i - 1]))) {
-      throw std::invalid_argument("bucket_boundaries must be finite and ascending, got " +
-                                  brim::detail::text(boundaries[i]) + " at index " +
-                                  std::to_string(i));
+    check_argument(allowed && (i == 0 || boundaries[i] > boundaries[i - 1]),
+                   "bucket_boundaries must be finite and ascending, got ", boundaries[i],
+                   " at index ", i);
+  }
+}
+
+template <>
+std::vector<double> edges_of(const std::vector<double>& boundaries) {
+  return boundaries;
+}
+
+template <>
+std::vector<std::int64_t> edges_of(const std::vector<double>& boundaries) {
+  std::vector<std::int64_t> edges;
+  for (const double boundary : boundaries) {
+    if (boundary < 0x1p63) {  // no whole size reaches the others
+      // A whole size lies below a fraction exactly if it lies below the next whole number.
+      edges.push_back(static_cast<std::int64_t>(std::max(std::ceil(boundary), -0x1p62)));
     }
   }
+  return edges;
 }
 
 namespace {
 
-bool fits_word(const SizeSpan<std::int64_t>& sizes) {
+bool fit_word(const SizeSpan<std::int64_t>& sizes) {
   return sizes.visit([](auto stored) {
     std::int64_t bits = 0;
     for (const std::int64_t size : stored) {  // NOLINT(bugprone-signed-char-misuse): a number
@@ -37,68 +49,54 @@ bool fits_word(const SizeSpan<std::int64_t>& sizes) {
   });
 }
 
-bool fits_word(const SizeSpan<double>& /*sizes*/) { return false; }
+bool fit_word(const SizeSpan<double>& /*sizes*/) { return false; }
 
 }  // namespace
 
-// A counting sort.
 template <class T>
-BucketIndex group(const SizeSpan<T>& sizes, const SizeSpan<T>& costs,
+BucketIndex group(const SizeSpan<T>& sizes, const SizeSpan<T>& costs, const BucketFinder<T>& find,
                   std::vector<double> boundaries, const std::vector<LeftOut>& oversize,
                   std::vector<LeftOut>& outside) {
-  const BucketFinder<T> find(boundaries);
-  const std::size_t buckets = boundaries.size() - 1;
-  // Slot 0: below the first boundary, then the buckets, then beyond the last, then left out.
-  const auto nowhere = static_cast<std::uint32_t>(buckets + 2);
-  std::vector<std::uint32_t> slots(sizes.size());
-  std::vector<std::size_t> counts(buckets + 3);
+  BucketIndex index{std::move(boundaries), {}, {}, {}};
+  const std::size_t buckets = index.boundaries.size() - 1;
+  BucketSort sort(buckets);
+  auto next_oversize = oversize.begin();
   sizes.visit([&](auto stored) {
-    std::size_t next_oversize = 0;
-    for (std::size_t i = 0; i < stored.size(); ++i) {
-      const bool over =
-          next_oversize < oversize.size() && std::cmp_equal(oversize[next_oversize].index, i);
-      next_oversize += static_cast<std::size_t>(over);
-      slots[i] = over ? nowhere : find(static_cast<T>(stored[i]));
-      ++counts[slots[i]];
-    }
-  });
-  BucketIndex index;
-  index.begins.resize(buckets + 1);
-  std::inclusive_scan(counts.begin() + 1, counts.begin() + 1 + static_cast<std::ptrdiff_t>(buckets),
-                      index.begins.begin() + 1);
-  std::vector<std::size_t> ends(index.begins.begin(), index.begins.end() - 1);
-  outside.reserve(counts[0] + counts[buckets + 1]);
-  const auto scatter = [&](auto put) {
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      const std::uint32_t slot = slots[i];
-      if (slot >= 1 && slot <= buckets) {
-        put(ends[slot - 1]++, i);
-      } else if (slot != nowhere) {
+    sort.count(stored.size(), [&](std::size_t i) {
+      if (next_oversize != oversize.end() && std::cmp_equal(next_oversize->index, i)) {
+        ++next_oversize;
+        return static_cast<std::uint32_t>(buckets);
+      }
+      const std::uint32_t bucket = find(static_cast<T>(stored[i]));
+      if (bucket >= buckets) {
         outside.push_back({static_cast<std::int64_t>(i), LeftOutReason::outside_buckets});
       }
-    }
-  };
-  if (fits_word(costs)) {
+      return bucket;
+    });
+  });
+  index.begins = sort.begins();
+  if (fit_word(costs)) {
     index.sized_samples.resize(index.begins.back());
     costs.visit([&](auto stored) {
-      scatter([&](std::size_t place, std::size_t i) {
+      sort.scatter([&](std::size_t place, std::size_t i) {
         index.sized_samples[place] = {static_cast<std::uint32_t>(i),
                                       static_cast<std::uint32_t>(stored[i])};
       });
     });
   } else {
     index.samples.resize(index.begins.back());
-    scatter([&](std::size_t place, std::size_t i) {
+    sort.scatter([&](std::size_t place, std::size_t i) {
       index.samples[place] = static_cast<std::uint32_t>(i);
     });
   }
-  index.boundaries = std::move(boundaries);
   return index;
 }
 
 template BucketIndex group(const SizeSpan<std::int64_t>&, const SizeSpan<std::int64_t>&,
-                           std::vector<double>, const std::vector<LeftOut>&, std::vector<LeftOut>&);
-template BucketIndex group(const SizeSpan<double>&, const SizeSpan<double>&, std::vector<double>,
+                           const BucketFinder<std::int64_t>&, std::vector<double>,
+                           const std::vector<LeftOut>&, std::vector<LeftOut>&);
+template BucketIndex group(const SizeSpan<double>&, const SizeSpan<double>&,
+                           const BucketFinder<double>&, std::vector<double>,
                            const std::vector<LeftOut>&, std::vector<LeftOut>&);
 
 }  // namespace brim::batching::detail

@@ -4,10 +4,11 @@
 #include <brim/batching/sample_sizes.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace brim::batching::detail {
@@ -22,7 +23,7 @@ struct SizedSample {
 struct BucketIndex {
   std::vector<double> boundaries;
   std::vector<std::size_t> begins;
-  std::vector<std::uint32_t> samples;  ///< or, where sizes are wanted and fit:
+  std::vector<std::uint32_t> samples;  ///< or, if sizes are wanted and fit:
   std::vector<SizedSample> sized_samples;
 
   [[nodiscard]] std::size_t buckets() const { return begins.size() - 1; }
@@ -31,22 +32,19 @@ struct BucketIndex {
   }
 };
 
-/// @throws std::invalid_argument unless there are two or more, ascending and finite but the last.
+/// @throws std::invalid_argument unless there are two or more, ascending and, but for the last one,
+///     finite.
 void check_boundaries(const std::vector<double>& boundaries);
 
-/// Which bucket a size belongs to; one for those below the first and one for those beyond the last.
+/// Boundaries as numbers of T, at or above which a size lies exactly if it does for the boundary.
+template <class T>
+[[nodiscard]] std::vector<T> edges_of(const std::vector<double>& boundaries);
+
+/// Finds the bucket of a size.
 template <class T>
 class BucketFinder {
  public:
-  explicit BucketFinder(const std::vector<double>& boundaries) {
-    for (const double boundary : boundaries) {
-      if constexpr (std::is_same_v<T, double>) {
-        edges_.push_back(boundary);
-      } else if (boundary < 0x1p63) {  // no whole size reaches the others
-        // A whole size lies below a fraction exactly when it lies below the next whole number.
-        edges_.push_back(static_cast<T>(std::max(std::ceil(boundary), -0x1p62)));
-      }
-    }
+  explicit BucketFinder(std::vector<T> edges) : edges_(std::move(edges)) {
     if constexpr (!std::is_same_v<T, double>) {
       if (!edges_.empty() && edges_.back() > 0 && edges_.back() <= kLargestTable) {
         fill_table();
@@ -54,18 +52,16 @@ class BucketFinder {
     }
   }
 
-  /// 0 is below the first boundary, b + 1 is bucket b.
+  /// b for bucket b; below the first boundary 2^32 - 1, beyond the last one at least the number of
+  /// buckets.
   [[nodiscard]] std::uint32_t operator()(T size) const {
     if constexpr (!std::is_same_v<T, double>) {
       if (static_cast<std::uint64_t>(size) < table_.size()) {
         return table_[static_cast<std::size_t>(size)];
       }
-      if (!table_.empty()) {
-        return static_cast<std::uint32_t>(edges_.size());
-      }
     }
-    return static_cast<std::uint32_t>(std::upper_bound(edges_.begin(), edges_.end(), size) -
-                                      edges_.begin());
+    const auto above = std::upper_bound(edges_.begin(), edges_.end(), size);
+    return static_cast<std::uint32_t>(above - edges_.begin()) - 1;
   }
 
  private:
@@ -73,12 +69,12 @@ class BucketFinder {
 
   void fill_table() {
     table_.resize(static_cast<std::size_t>(edges_.back()));
-    std::uint32_t bucket = 0;
+    std::uint32_t edge = 0;
     for (std::size_t size = 0; size < table_.size(); ++size) {
-      while (bucket < edges_.size() && edges_[bucket] <= static_cast<T>(size)) {
-        ++bucket;
+      while (edge < edges_.size() && edges_[edge] <= static_cast<T>(size)) {
+        ++edge;
       }
-      table_[size] = bucket;
+      table_[size] = edge - 1;
     }
   }
 
@@ -86,12 +82,49 @@ class BucketFinder {
   std::vector<std::uint32_t> table_;
 };
 
+/// A counting sort by bucket.
+class BucketSort {
+ public:
+  explicit BucketSort(std::size_t buckets) : begins_(buckets + 2) {}
+
+  /// @param bucket_at the bucket of sample i; the number of buckets or more for none.
+  template <class BucketAt>
+  void count(std::size_t samples, const BucketAt& bucket_at) {
+    const auto none = static_cast<std::uint32_t>(begins_.size() - 2);
+    bucket_of_.resize(samples);
+    for (std::size_t i = 0; i < samples; ++i) {
+      bucket_of_[i] = std::min(bucket_at(i), none);
+      ++begins_[bucket_of_[i] + 1];
+    }
+    begins_.pop_back();
+    std::partial_sum(begins_.begin(), begins_.end(), begins_.begin());
+  }
+
+  /// Where each bucket begins, and the COUNT of all samples that are in one.
+  [[nodiscard]] const std::vector<std::size_t>& begins() const { return begins_; }
+
+  /// Calls `put(place, i)` for each sample in a bucket, in ascending order inside it.
+  template <class Put>
+  void scatter(const Put& put) const {
+    std::vector<std::size_t> next = begins_;
+    for (std::size_t i = 0; i < bucket_of_.size(); ++i) {
+      if (bucket_of_[i] + 1 < next.size()) {
+        put(next[bucket_of_[i]]++, i);
+      }
+    }
+  }
+
+ private:
+  std::vector<std::size_t> begins_;
+  std::vector<std::uint32_t> bucket_of_;
+};
+
 /// Sorts samples into buckets. Those in `oversize`, ascending, are in no bucket; those whose size
 /// is in none are appended to `outside`.
-/// @param costs sizes to keep beside the samples where they are whole and fit; may be empty.
+/// @param costs sizes to keep beside the samples if they are whole and fit; may be empty.
 template <class T>
 [[nodiscard]] BucketIndex group(const SizeSpan<T>& sizes, const SizeSpan<T>& costs,
-                                std::vector<double> boundaries,
+                                const BucketFinder<T>& find, std::vector<double> boundaries,
                                 const std::vector<LeftOut>& oversize,
                                 std::vector<LeftOut>& outside);
 

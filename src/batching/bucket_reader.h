@@ -13,13 +13,13 @@
 
 namespace brim::batching::detail {
 
-/// Reads one bucket in order, or in a random one. Looks some samples ahead, because reading a few
-/// hundred at once waits for memory much less than reading them one by one.
+/// Reads one bucket, in order or in a random one. Reads some hundred samples ahead at once, which
+/// waits for memory much less than one by one.
 template <class T>
 class BucketReader {
  public:
   /// Keeps references to both.
-  /// @param table where the sizes are; null where they are not wanted.
+  /// @param table where the sizes are; null if they are not needed.
   BucketReader(const BucketIndex& index, std::size_t bucket, const SampleTable<T>* table,
                bool shuffle, std::uint64_t seed)
       : index_(&index),
@@ -38,7 +38,7 @@ class BucketReader {
   /// COUNT of samples taken so far.
   [[nodiscard]] std::int64_t taken() const { return static_cast<std::int64_t>(taken_); }
 
-  /// Makes the next `count` samples, or all that are left, readable. Returns how many are.
+  /// Makes the next `count` samples, or all remaining ones, readable. Returns how many are.
   std::size_t look_ahead(std::size_t count) {
     if (samples_.size() - at_ < count && taken_ + samples_.size() - at_ < count_) {
       refill(count);
@@ -46,7 +46,7 @@ class BucketReader {
     return samples_.size() - at_;
   }
 
-  /// What is readable and not yet taken. Sizes: one a column, sample after sample.
+  /// What is readable and not yet taken. Sizes: one per column, sample after sample.
   [[nodiscard]] std::span<const std::int64_t> samples() const {
     return std::span(samples_).subspan(at_);
   }
@@ -82,7 +82,7 @@ class BucketReader {
     }
     samples_.resize(kept + more);
     sizes_.resize((kept + more) * width_);
-    // Loops of little but loads: each misses the cache, and many can be on their way at once.
+    // Loops of little but loads: each misses the cache, and many can be in flight at once.
     if (!index_->sized_samples.empty()) {
       const SizedSample* const bucket = index_->sized_samples.data() + begin_;
       for (std::size_t i = 0; i < more; ++i) {

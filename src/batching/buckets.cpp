@@ -1,58 +1,39 @@
 #include <brim/batching/buckets.h>
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
+#include "batching/bucket_index.h"
 #include "batching/unique_sizes.h"
 
 namespace brim::batching {
 namespace {
 
+using detail::check_argument;
 using detail::Distinct;
-using detail::require;
+using detail::kNotAllowed;
 
 constexpr std::size_t kMostBuckets = std::size_t{1} << 24;
 
 template <typename Size>
 BucketGroups group(std::span<const Size> sizes, std::span<const Size> boundaries) {
-  require(boundaries.size() >= 2, "the number of boundaries", std::to_string(boundaries.size()),
-          "at least 2");
-  for (std::size_t i = 1; i < boundaries.size(); ++i) {
-    if (!(boundaries[i - 1] < boundaries[i])) {
-      require(false, "boundaries[" + std::to_string(i) + "]", std::to_string(boundaries[i]),
-              "above the one before it, " + std::to_string(boundaries[i - 1]));
-    }
-  }
-  require(boundaries.size() - 1 <= kMostBuckets, "the number of buckets",
-          std::to_string(boundaries.size() - 1), "at most 2^24");
-  BucketGroups result;
-  result.offsets.assign(boundaries.size(), 0);
   const std::size_t buckets = boundaries.size() - 1;
-  std::vector<std::uint32_t> bucket(sizes.size());
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    // How many boundaries are not above it, less one: the sizes below all wrap to the largest.
-    std::size_t first = 0;
-    for (std::size_t left = boundaries.size(); left > 0;) {
-      const std::size_t half = (left + 1) / 2;
-      first += boundaries[first + half - 1] <= sizes[i] ? half : 0;
-      left -= half;
-    }
-    bucket[i] = static_cast<std::uint32_t>(first) - 1U;
-    if (bucket[i] < buckets) {
-      ++result.offsets[bucket[i] + 1];
-    }
+  check_argument(boundaries.size() >= 2, "the number of boundaries=", boundaries.size(),
+                 kNotAllowed, "at least 2");
+  for (std::size_t i = 1; i < boundaries.size(); ++i) {
+    check_argument(boundaries[i - 1] < boundaries[i], "boundaries[", i, "]=", boundaries[i],
+                   kNotAllowed, "above the one before it, ", boundaries[i - 1]);
   }
-  for (std::size_t k = 1; k <= buckets; ++k) {
-    result.offsets[k] += result.offsets[k - 1];
-  }
-  result.indices.resize(static_cast<std::size_t>(result.offsets[buckets]));
-  std::vector<std::int64_t> place(result.offsets.begin(), result.offsets.end() - 1);
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (bucket[i] < buckets) {
-      result.indices[static_cast<std::size_t>(place[bucket[i]]++)] = static_cast<std::int64_t>(i);
-    }
-  }
+  check_argument(buckets <= kMostBuckets, "the number of buckets=", buckets, kNotAllowed,
+                 "at most 2^24");
+  const detail::BucketFinder<Size> find({boundaries.begin(), boundaries.end()});
+  detail::BucketSort sort(buckets);
+  sort.count(sizes.size(), [&](std::size_t i) { return find(sizes[i]); });
+  BucketGroups result;
+  result.offsets.assign(sort.begins().begin(), sort.begins().end());
+  result.indices.resize(sort.begins().back());
+  sort.scatter([&](std::size_t place, std::size_t i) {
+    result.indices[place] = static_cast<std::int64_t>(i);
+  });
   return result;
 }
 
@@ -61,9 +42,9 @@ BucketGroups group(std::span<const Size> sizes, std::span<const Size> boundaries
 Buckets create_buckets(std::span<const std::int64_t> sizes, std::int64_t max_width,
                        std::int64_t min_bucket_count) {
   detail::require_sizes(sizes);
-  require(max_width >= 1, "max_width", std::to_string(max_width), "at least 1");
-  require(min_bucket_count >= 1, "min_bucket_count", std::to_string(min_bucket_count),
-          "at least 1");
+  check_argument(max_width >= 1, "max_width=", max_width, kNotAllowed, "at least 1");
+  check_argument(min_bucket_count >= 1, "min_bucket_count=", min_bucket_count, kNotAllowed,
+                 "at least 1");
   const Distinct<std::int64_t> found = detail::distinct(sizes);
   const std::int64_t end = detail::just_above(found.sizes.back());
   // Differences of sizes need not fit 63 bits, but do fit 64.
@@ -83,12 +64,9 @@ Buckets create_buckets(std::span<const std::int64_t> sizes, std::int64_t max_wid
     }
     const std::int64_t upper = next < found.sizes.size() ? found.sizes[next] : end;
     const std::uint64_t steps = std::max(distance(upper, lower) / width, std::uint64_t{1});
-    if (steps > kMostBuckets - result.counts.size()) {
-      throw std::invalid_argument("max_width=" + std::to_string(max_width) +
-                                  " would make more than 2^24 buckets of the sizes from " +
-                                  std::to_string(found.sizes.front()) + " to " +
-                                  std::to_string(found.sizes.back()) + "; it must be larger");
-    }
+    check_argument(steps <= kMostBuckets - result.counts.size(), "max_width=", max_width,
+                   " would make more than 2^24 buckets of the sizes from ", found.sizes.front(),
+                   " to ", found.sizes.back(), "; it must be larger");
     result.counts.push_back(count);
     result.counts.resize(result.counts.size() + steps - 1, 0);
     for (std::uint64_t step = 1; step <= steps; ++step) {

@@ -4,39 +4,29 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <string>
 
 #include "batching/unique_sizes.h"
 
 namespace brim::batching {
 namespace {
 
-using detail::Distinct;
-
 constexpr std::size_t kMostCandidates = 20'000;  // boundaries that are considered
 static_assert(kMostCandidates <= std::numeric_limits<std::uint16_t>::max());
 
-/// The padding of any range of sizes, from sums over all sizes before each place where a bucket
-/// may start. `Cost` is exact as std::int64_t where nothing overflows, else a double.
-template <typename Cost>
+/// The padding of any range of sizes, from sums over all sizes before each place where a bucket may
+/// start. Whole numbers are exact up to 2^53.
 class PaddingCosts {
  public:
-  void reserve(std::size_t starts) {
-    counts_.reserve(starts + 1);
-    sums_.reserve(starts + 1);
-    longest_.reserve(starts);
-  }
-
   /// Adds a size, not below the ones before it; `start`: a bucket may start with it.
-  void add(Cost size, std::int64_t count, bool start) {
+  void add(double size, double count, bool start) {
     if (start) {
       counts_.push_back(count_);
       sums_.push_back(sum_);
       longest_.push_back(size);
     }
     longest_.back() = size;
-    count_ += static_cast<Cost>(count);
-    sum_ += static_cast<Cost>(count) * size;
+    count_ += count;
+    sum_ += count * size;
   }
 
   void finish() {
@@ -44,27 +34,27 @@ class PaddingCosts {
     sums_.push_back(sum_);
   }
 
-  std::size_t starts() const { return longest_.size(); }
+  [[nodiscard]] std::size_t starts() const { return longest_.size(); }
 
   /// Of one bucket from start `first` up to the sizes that follow start `last`.
-  Cost operator()(std::size_t first, std::size_t last) const {
+  [[nodiscard]] double operator()(std::size_t first, std::size_t last) const {
     return (counts_[last + 1] - counts_[first]) * longest_[last] - (sums_[last + 1] - sums_[first]);
   }
 
  private:
-  std::vector<Cost> counts_, sums_;  // of all samples before a start
-  std::vector<Cost> longest_;        // up to the next start
-  Cost count_ = 0, sum_ = 0;
+  std::vector<double> counts_, sums_;  // of all samples before a start
+  std::vector<double> longest_;        // up to the next start
+  double count_ = 0, sum_ = 0;
 };
 
 /// Fills one layer of the dynamic programme: `best[last]` is the least padding of all sizes up to
 /// `last`, with one bucket more than `before`. A bucket that ends later never starts earlier in the
-/// best division (the costs are Monge), so the middle one halves the starts that are left to try.
-template <typename Cost>
+/// best division (the costs are Monge), so the middle one halves the starts that remain to be
+/// tried.
 struct Layer {
-  const PaddingCosts<Cost>& costs;
-  const std::vector<Cost>& before;
-  std::vector<Cost>& best;
+  const PaddingCosts& costs;
+  const std::vector<double>& before;
+  std::vector<double>& best;
   std::vector<std::uint16_t>& start;
 
   void fill(std::size_t low, std::size_t high, std::size_t start_low, std::size_t start_high) {
@@ -73,9 +63,9 @@ struct Layer {
     }
     const std::size_t middle = low + (high - low) / 2;
     std::size_t chosen = start_low;
-    Cost least = before[start_low - 1] + costs(start_low, middle);
+    double least = before[start_low - 1] + costs(start_low, middle);
     for (std::size_t i = start_low + 1; i <= std::min(middle, start_high); ++i) {
-      const Cost padding = before[i - 1] + costs(i, middle);
+      const double padding = before[i - 1] + costs(i, middle);
       if (padding < least) {
         least = padding;
         chosen = i;
@@ -91,11 +81,10 @@ struct Layer {
 };
 
 /// The starts of the `buckets` buckets that pad least; 1 < buckets < costs.starts().
-template <typename Cost>
-std::vector<std::size_t> best_starts(const PaddingCosts<Cost>& costs, std::size_t buckets) {
+std::vector<std::size_t> best_starts(const PaddingCosts& costs, std::size_t buckets) {
   const std::size_t count = costs.starts();
-  std::vector<Cost> before(count);
-  std::vector<Cost> best(count);
+  std::vector<double> before(count);
+  std::vector<double> best(count);
   for (std::size_t last = 0; last < count; ++last) {
     before[last] = costs(0, last);
   }
@@ -104,7 +93,7 @@ std::vector<std::size_t> best_starts(const PaddingCosts<Cost>& costs, std::size_
     starts[k].resize(count);
     // Bucket k needs one start for each bucket before it, and leaves one for each after it.
     const std::size_t high = count - buckets + k;
-    Layer<Cost>{costs, before, best, starts[k]}.fill(k, high, k, high);
+    Layer{costs, before, best, starts[k]}.fill(k, high, k, high);
     before.swap(best);
   }
   std::vector<std::size_t> result(buckets, 0);
@@ -116,75 +105,82 @@ std::vector<std::size_t> best_starts(const PaddingCosts<Cost>& costs, std::size_
   return result;
 }
 
-/// Which of the distinct sizes a bucket may start with: all, or where there are too many, those at
-/// which either the samples so far or the sizes pass another 20 000th part, whatever `position`
-/// (from 0 to 1) says of a size.
-template <typename Size, typename Position>
-std::vector<std::size_t> candidates(const Distinct<Size>& sizes, std::size_t samples,
-                                    const Position& position) {
+/// Which sizes a bucket may start with: all, or if there are too many, those at which the samples
+/// so far or the sizes pass another 20 000th part.
+std::vector<std::size_t> candidates(const std::vector<double>& offsets,
+                                    const std::vector<std::int64_t>& counts, std::size_t samples) {
   constexpr double kParts = static_cast<double>(kMostCandidates) / 2;
-  const std::size_t count = sizes.sizes.size();
   std::vector<std::size_t> result;
-  result.reserve(std::min(count, kMostCandidates));
+  result.reserve(std::min(offsets.size(), kMostCandidates));
   std::int64_t seen = 0;
   std::array<double, 2> previous{-1.0, -1.0};
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
     const std::array<double, 2> part{
         std::floor(static_cast<double>(seen) / static_cast<double>(samples) * kParts),
-        std::min(std::floor(position(sizes.sizes[i]) * kParts), kParts - 1)};
-    if (count <= kMostCandidates || part != previous) {
+        std::min(std::floor(offsets[i] / offsets.back() * kParts), kParts - 1)};
+    if (offsets.size() <= kMostCandidates || part != previous) {
       result.push_back(i);
     }
     previous = part;
-    seen += sizes.counts[i];
+    seen += counts[i];
   }
   return result;
 }
 
-template <typename Cost, typename Size, typename Offset>
-std::vector<std::size_t> padding_starts(const Distinct<Size>& sizes,
-                                        const std::vector<std::size_t>& candidate,
-                                        std::size_t buckets, const Offset& offset) {
-  PaddingCosts<Cost> costs;
-  costs.reserve(candidate.size());
+/// Which sizes the buckets start with.
+/// @param offsets distances of the distinct sizes from the smallest, ascending.
+std::vector<std::size_t> bucket_starts(const std::vector<double>& offsets,
+                                       const std::vector<std::int64_t>& counts, std::size_t samples,
+                                       std::size_t buckets) {
+  if (buckets == 1) {
+    return {0};
+  }
+  std::vector<std::size_t> candidate = candidates(offsets, counts, samples);
+  if (buckets >= candidate.size()) {
+    return candidate;
+  }
+  PaddingCosts costs;
   std::size_t next = 0;
-  for (std::size_t i = 0; i < sizes.sizes.size(); ++i) {
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
     const bool start = next < candidate.size() && candidate[next] == i;
-    costs.add(static_cast<Cost>(offset(sizes.sizes[i])), sizes.counts[i], start);
+    costs.add(offsets[i], static_cast<double>(counts[i]), start);
     next += start ? 1 : 0;
   }
   costs.finish();
-  return best_starts(costs, buckets);
+  std::vector<std::size_t> starts = best_starts(costs, buckets);
+  std::transform(starts.begin(), starts.end(), starts.begin(),
+                 [&](std::size_t start) { return candidate[start]; });
+  return starts;
 }
 
-/// `scaled(size)`: a size as a double in [0, 1] (0: the smallest); `exact`: its distance from the
-/// smallest as an integer, where the padding is known to fit 64 bits.
-template <typename Size, typename Scaled, typename Exact>
-std::vector<Size> least_padding(const Distinct<Size>& sizes, std::size_t samples,
-                                std::size_t buckets, const Scaled& scaled, const Exact& exact,
-                                bool fits) {
-  detail::require(buckets >= 1, "buckets", std::to_string(buckets), "at least 1");
+// Doubles are halved: the distance of two finite ones may pass the largest.
+double distance(std::int64_t size, std::int64_t low) {
+  return static_cast<double>(static_cast<std::uint64_t>(size) - static_cast<std::uint64_t>(low));
+}
+double distance(double size, double low) { return size / 2 - low / 2; }
+
+template <typename Size>
+std::vector<Size> least_padding(std::span<const Size> sizes, std::size_t buckets) {
+  detail::require_sizes(sizes);
+  detail::check_argument(buckets >= 1, "buckets=", buckets, detail::kNotAllowed, "at least 1");
+  const detail::Distinct<Size> found = detail::distinct(sizes);
+  std::vector<double> offsets(found.sizes.size());
+  std::transform(found.sizes.begin(), found.sizes.end(), offsets.begin(),
+                 [&](Size size) { return distance(size, found.sizes.front()); });
+  if constexpr (std::is_same_v<Size, double>) {  // no overflow of sums
+    const double range = offsets.back() > 0 ? offsets.back() : 1.0;
+    std::transform(offsets.begin(), offsets.end(), offsets.begin(),
+                   [=](double offset) { return offset / range; });
+  }
   std::vector<Size> boundaries;
-  const std::vector<std::size_t> candidate = buckets < sizes.sizes.size()
-                                                 ? candidates(sizes, samples, scaled)
-                                                 : std::vector<std::size_t>{};
-  if (buckets == 1) {
-    boundaries.push_back(sizes.sizes.front());
-  } else if (candidate.empty()) {
-    boundaries = sizes.sizes;  // a bucket for each: no padding at all
-  } else if (buckets >= candidate.size()) {
-    for (const std::size_t i : candidate) {
-      boundaries.push_back(sizes.sizes[i]);
-    }
+  if (buckets >= found.sizes.size()) {
+    boundaries = found.sizes;  // one bucket per size: no padding at all
   } else {
-    const std::vector<std::size_t> starts =
-        fits ? padding_starts<std::int64_t>(sizes, candidate, buckets, exact)
-             : padding_starts<double>(sizes, candidate, buckets, scaled);
-    for (const std::size_t start : starts) {
-      boundaries.push_back(sizes.sizes[candidate[start]]);
+    for (const std::size_t start : bucket_starts(offsets, found.counts, sizes.size(), buckets)) {
+      boundaries.push_back(found.sizes[start]);
     }
   }
-  boundaries.push_back(detail::just_above(sizes.sizes.back()));
+  boundaries.push_back(detail::just_above(found.sizes.back()));
   return boundaries;
 }
 
@@ -192,28 +188,11 @@ std::vector<Size> least_padding(const Distinct<Size>& sizes, std::size_t samples
 
 std::vector<std::int64_t> least_padding_boundaries(std::span<const std::int64_t> sizes,
                                                    std::size_t buckets) {
-  detail::require_sizes(sizes);
-  const Distinct<std::int64_t> found = detail::distinct(sizes);
-  const std::int64_t low = found.sizes.front();
-  const auto exact = [low](std::int64_t size) {
-    return static_cast<std::uint64_t>(size) - static_cast<std::uint64_t>(low);
-  };
-  const std::uint64_t range = std::max(exact(found.sizes.back()), std::uint64_t{1});
-  const auto scaled = [&](std::int64_t size) {
-    return static_cast<double>(exact(size)) / static_cast<double>(range);
-  };
-  const bool fits = range <= (std::uint64_t{1} << 62) / sizes.size();
-  return least_padding(found, sizes.size(), buckets, scaled, exact, fits);
+  return least_padding(sizes, buckets);
 }
 
 std::vector<double> least_padding_boundaries(std::span<const double> sizes, std::size_t buckets) {
-  detail::require_sizes(sizes);
-  const Distinct<double> found = detail::distinct(sizes);
-  // Halves: the distance of two finite doubles may pass the largest.
-  const double low = found.sizes.front() / 2;
-  const double range = found.sizes.back() / 2 - low;
-  const auto scaled = [=](double size) { return range > 0 ? (size / 2 - low) / range : 0.0; };
-  return least_padding(found, sizes.size(), buckets, scaled, scaled, false);
+  return least_padding(sizes, buckets);
 }
 
 }  // namespace brim::batching

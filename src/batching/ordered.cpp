@@ -1,25 +1,23 @@
 #include <brim/batching/batching.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
 #include "batching/batch_fill.h"
 #include "batching/permutation.h"
 #include "batching/sample_table.h"
-#include "batching/table_batching.h"
 
 namespace brim::batching {
 namespace {
 
 using detail::SampleTable;
 
-// The first block is small, for a quick first batch; the last ones large, for speed.
+// The first chunk is small, for a quick first batch; later ones are large, for speed.
 constexpr std::int64_t kFirstChunk = 1024;
 constexpr std::int64_t kLargestChunk = 16384;
 
-/// What is left open at the end of a chunk is read again with the next one: so the cursor is a
-/// place among the samples, and nothing else.
+/// The batch that is open at the end of a chunk is read again with the next one, so the cursor
+/// holds a place among the samples and the size of a chunk, and nothing else.
 template <class T>
 class OrderedSource : public BatchSource {
  public:
@@ -29,12 +27,11 @@ class OrderedSource : public BatchSource {
   bool fill(Batches& block, std::int64_t /*world_size*/) override {
     const std::size_t before = block.count();
     while (true) {
-      // The last chunk takes what would be too little for one of its own.
+      // The last chunk takes a remainder that is too small for a chunk of its own.
       const std::int64_t count = rest() - chunk_ <= chunk_ ? rest() : chunk_;
       const bool last = count == rest();
       read(count);
-      const std::int64_t used = batch(block, last);
-      position_ += used;
+      position_ += batch(block, last);
       if (chunk_ < kLargestChunk) {
         chunk_ = std::min(2 * chunk_, kLargestChunk);
       }
@@ -53,9 +50,9 @@ class OrderedSource : public BatchSource {
   [[nodiscard]] Cursor cursor() const override { return {position_, chunk_}; }
 
   void seek(const Cursor& cursor) override {
-    if (cursor.size() != 2 || cursor[0] < 0 || cursor[0] > table_.size() || cursor[1] < 1) {
-      throw std::invalid_argument("the position is not one of these samples in order");
-    }
+    detail::check_argument(
+        cursor.size() == 2 && cursor[0] >= 0 && cursor[0] <= table_.size() && cursor[1] >= 1,
+        "the position is not one of these samples in order");
     position_ = cursor[0];
     chunk_ = cursor[1];
   }
@@ -64,7 +61,7 @@ class OrderedSource : public BatchSource {
   void read(std::int64_t count) {
     samples_.resize(static_cast<std::size_t>(count));
     table_.read(permutation_, position_, samples_);
-    sizes_ = table_.in_a_row(position_);
+    sizes_ = table_.contiguous(position_);
     if (sizes_ == nullptr) {
       table_.gather(samples_, gathered_);
       sizes_ = gathered_.data();
@@ -73,40 +70,31 @@ class OrderedSource : public BatchSource {
 
   // Returns how many samples of the chunk are in closed batches.
   std::int64_t batch(Batches& block, bool last) {
-    const Columns<T>& columns = table_.columns();
-    if (columns.size() > 1) {
-      return batch(block, last, detail::MultiFill<T>(columns),
-                   [&](std::size_t i) { return sizes_ + i * columns.size(); });
-    }
-    const auto size_of = [sizes = sizes_](std::size_t i) { return sizes[i]; };
-    return columns[0].limit.cost().kind() == Cost::Kind::sum
-               ? batch(block, last, detail::SumFill<T>(columns[0].limit), size_of)
-               : batch(block, last, detail::PaddedFill<T>(columns[0].limit), size_of);
-  }
-
-  template <class Fill, class SizeOf>
-  std::int64_t batch(Batches& block, bool last, Fill fill, SizeOf size_of) {
-    std::size_t begin = 0;
-    const auto close = [&](std::size_t end) {
-      block.indices.insert(block.indices.end(),
-                           samples_.begin() + static_cast<std::ptrdiff_t>(begin),
-                           samples_.begin() + static_cast<std::ptrdiff_t>(end));
-      block.close(fill.load());
-      begin = end;
-    };
-    const std::size_t count = samples_.size();
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto size = size_of(i);
-      if (i > begin && !fill.fits(size)) {
-        close(i);
-        fill.clear();
-      }
-      fill.add(size);
-    }
-    if (last && begin < samples_.size()) {
-      close(samples_.size());
-    }
-    return static_cast<std::int64_t>(begin);
+    return detail::with_fill(
+        table_.columns(), [sizes = sizes_] { return sizes; },
+        [&](auto fill, const auto& size_of) {
+          std::size_t begin = 0;
+          const auto close = [&](std::size_t end) {
+            block.indices.insert(block.indices.end(),
+                                 samples_.begin() + static_cast<std::ptrdiff_t>(begin),
+                                 samples_.begin() + static_cast<std::ptrdiff_t>(end));
+            block.close(fill.load());
+            begin = end;
+          };
+          const std::size_t count = samples_.size();
+          for (std::size_t i = 0; i < count; ++i) {
+            const auto size = size_of(i);
+            if (i > begin && !fill.fits(size)) {
+              close(i);
+              fill.clear();
+            }
+            fill.add(size);
+          }
+          if (last && begin < count) {
+            close(count);
+          }
+          return static_cast<std::int64_t>(begin);
+        });
   }
 
   const SampleTable<T>& table_;

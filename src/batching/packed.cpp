@@ -4,15 +4,12 @@
 #include <iterator>
 #include <limits>
 #include <numeric>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <utility>
 
 #include "batching/bin_packing.h"
 #include "batching/permutation.h"
 #include "batching/sample_table.h"
-#include "batching/table_batching.h"
 
 namespace brim::batching {
 namespace {
@@ -20,23 +17,23 @@ namespace {
 using detail::Mixing;
 using detail::SampleTable;
 
-// A batch emptier than this waits for the next window, where more samples may fill it.
+// A batch emptier than this waits for the next window, whose samples may fill it.
 constexpr double kFullEnough = 0.999;
 
 // Shares of the samples, in order of preference, that a shuffled epoch leaves to best fit; and how
-// many more batches than with best fit of all of them are worth it.
+// many times the batches of best fit alone are acceptable for that.
 constexpr double kShares[] = {0.0625, 0.125, 0.25, 0.375, 0.5};
 constexpr double kMoreBatches = 1.002;
 constexpr std::int64_t kTrialSamples = 10'000;
 
-// The last samples are left to best fit; a seed that is not 0 says that there is something random.
+// The last samples are left to best fit; a seed of 0 would mean that nothing is random.
 Mixing mixing_of(std::size_t samples, double best_fit, std::uint64_t seed) {
   const auto left = static_cast<std::size_t>(static_cast<double>(samples) * best_fit);
   return {samples - left, seed | 1};
 }
 
-/// Window after window. The emptiest batch of a window is not given away: its samples are packed
-/// again with the next window. They are the only thing to remember, beside the place.
+/// Window after window. The emptiest batch of a window is held back: its samples are packed again
+/// with the next window. They and the place are the whole state.
 template <class T>
 class PackedSource : public BatchSource {
  public:
@@ -52,7 +49,7 @@ class PackedSource : public BatchSource {
   bool fill(Batches& block, std::int64_t /*world_size*/) override {
     while (true) {
       const std::int64_t unread = table_.size() - position_;
-      // The last window takes what would be too little for one of its own.
+      // The last window takes a remainder that is too small for a window of its own.
       const std::int64_t count = unread - window_ < window_ / 2 ? unread : window_;
       const bool last = count == unread;
       read(count);
@@ -65,7 +62,7 @@ class PackedSource : public BatchSource {
         give(block, emptiest);
         return !last;
       }
-      // One batch takes more than a window: with the next window more of it.
+      // One batch holds more than a window: try again with the next window added.
       carried_ = samples_;
     }
   }
@@ -82,11 +79,11 @@ class PackedSource : public BatchSource {
 
   void seek(const Cursor& cursor) override {
     const auto samples = static_cast<std::int64_t>(table_.columns()[0].sizes.size());
-    if (cursor.empty() || cursor[0] < 0 || cursor[0] > table_.size() ||
-        std::any_of(cursor.begin() + 1, cursor.end(),
-                    [&](std::int64_t sample) { return sample < 0 || sample >= samples; })) {
-      throw std::invalid_argument("the position is not one of these packed samples");
-    }
+    detail::check_argument(
+        !cursor.empty() && cursor[0] >= 0 && cursor[0] <= table_.size() &&
+            std::all_of(cursor.begin() + 1, cursor.end(),
+                        [&](std::int64_t sample) { return sample >= 0 && sample < samples; }),
+        "the position is not one of these packed samples");
     position_ = cursor[0];
     carried_.assign(cursor.begin() + 1, cursor.end());
   }
@@ -98,7 +95,7 @@ class PackedSource : public BatchSource {
                : Mixing();
   }
 
-  // A seed for something that is random in this window.
+  // A seed for one random choice in this window.
   [[nodiscard]] std::uint64_t of_window(std::uint64_t purpose) const {
     return detail::mix(seed_ ^ purpose, static_cast<std::uint64_t>(position_));
   }
@@ -112,8 +109,8 @@ class PackedSource : public BatchSource {
     position_ += count;
   }
 
-  // Carried samples become one, so that they stay together in a batch that the window completes.
-  // Of real sizes the sum would depend on the order.
+  // Carried samples are packed as one, so that they stay together in a batch that this window
+  // completes. Not for real sizes, whose sum depends on the order.
   void merge_carried() {
     merged_ = 0;
     const Columns<T>& columns = table_.columns();
@@ -127,8 +124,8 @@ class PackedSource : public BatchSource {
     sizes_.erase(sizes_.begin(), end - 1);
   }
 
-  // The one to hold back; the number of bins where all are full. None is held back twice, so a
-  // sample comes with its window or with the next.
+  // The bin to hold back, or the number of bins if all are full. No sample is held back twice, so
+  // each comes with its window or with the next.
   [[nodiscard]] std::size_t emptiest_bin() const {
     const std::vector<double>& loads = packing_.loads();
     std::size_t emptiest = loads.size();
@@ -187,8 +184,8 @@ class PackedSource : public BatchSource {
   double best_fit_;
   std::int64_t position_ = 0;
   std::vector<std::int64_t> carried_;
-  std::size_t carried_count_ = 0;  // COUNT of them among samples_, the first
-  std::size_t merged_ = 0;         // COUNT of those that have no size of their own in sizes_
+  std::size_t carried_count_ = 0;  // COUNT of carried samples, the first of samples_
+  std::size_t merged_ = 0;         // COUNT of those without a size of their own in sizes_
   std::vector<std::int64_t> samples_;
   std::vector<T> sizes_;
   std::vector<std::uint32_t> order_;
@@ -201,9 +198,7 @@ class PackedBatching : public detail::TableBatching<T> {
   PackedBatching(Columns<T> columns, const Order& order, const PackOptions& options)
       : detail::TableBatching<T>(std::move(columns), order, options.oversize),
         window_(options.window.value_or(std::max<std::int64_t>(this->table().size(), 1))) {
-    if (window_ <= 0) {
-      throw std::invalid_argument("window must be positive, got " + std::to_string(window_));
-    }
+    detail::check_argument(window_ > 0, "window must be positive, got ", window_);
     if (this->table().shuffled()) {
       best_fit_ = smallest_share();
     }
@@ -214,8 +209,8 @@ class PackedBatching : public detail::TableBatching<T> {
   }
 
  private:
-  // Where a few samples fill a batch, taking them as they come leaves gaps that nothing fills. How
-  // many must be left to best fit is tried with samples from all over.
+  // If a few samples fill a batch, taking them as they come leaves gaps that nothing fills. How
+  // many must be left to best fit is tried out with random samples.
   [[nodiscard]] double smallest_share() const {
     const detail::SampleTable<T>& table = this->table();
     detail::BinPacking<T> packing(table.columns());

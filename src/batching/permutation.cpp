@@ -63,7 +63,7 @@ void Permutation::read(std::uint64_t first, std::span<Index> out) const {
   std::uint64_t low = first % columns_;
   for (Index& place : out) {
     std::uint64_t at = scramble(high, low);
-    while (at >= n_) {  // a place beyond n: what it maps to is taken instead
+    while (at >= n_) {  // beyond the end: mapped again
       at = scramble(at / columns_, at % columns_);
     }
     place = static_cast<Index>(at);

@@ -9,7 +9,7 @@
 
 namespace brim::batching::detail {
 
-/// A number that looks random, from two that need not: the finaliser of splitmix64.
+/// A pseudorandom number from any two numbers: the finaliser of splitmix64.
 [[nodiscard]] constexpr std::uint64_t mix(std::uint64_t seed, std::uint64_t stream) {
   std::uint64_t x = seed + (stream + 1) * 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -24,10 +24,10 @@ namespace brim::batching::detail {
 
 /// A random order of 0 … n - 1 that can be read from any place, and needs no memory for large n.
 ///
-/// Small ones are shuffled (Fisher-Yates). Large ones are a Feistel network on the grid of about
-/// √n × √n places, with addition in place of xor, so that hardly a place lies outside 0 … n - 1;
-/// those that do are sent round again. Shuffling 10 million numbers instead would cost 80 MB and
-/// some 100 ms before the first batch, and again whenever a run is resumed.
+/// Small ones are shuffled (Fisher-Yates). Large ones are a Feistel network on a grid of about
+/// √n × √n places, with addition instead of xor, so that few places lie outside 0 … n - 1; those
+/// are mapped again. Shuffling 10 million numbers would cost 80 MB and some 100 ms before the first
+/// batch, and again whenever a run is resumed.
 class BRIM_API Permutation {
  public:
   Permutation() = default;

@@ -8,17 +8,25 @@
 #include <numeric>
 #include <optional>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "batching/batch_fill.h"
-#include "batching/largest_size.h"
 #include "batching/permutation.h"
-#include "number_text.h"
+#include "check_argument.h"
 
 namespace brim::batching::detail {
+
+using brim::detail::check_argument;
+
+/// The largest of the sizes, 0 if there are none. @throws std::invalid_argument naming the index of
+/// one that is negative, NaN or infinite.
+[[nodiscard]] std::int64_t largest_size(const SizeSpan<std::int64_t>& sizes);
+[[nodiscard]] double largest_size(const SizeSpan<double>& sizes);
+
+/// @throws std::invalid_argument unless there is a column, and all are equally and not too long.
+template <class T>
+void check_lengths(const Columns<T>& columns);
 
 /// Checked sizes, and the samples among them that fit a budget, in the order asked for.
 template <class T>
@@ -26,14 +34,10 @@ class SampleTable {
  public:
   SampleTable(Columns<T> columns, const Order& order, Oversize oversize)
       : columns_(std::move(columns)), indices_(order.indices), shuffle_(order.shuffle) {
-    std::vector<std::size_t> lengths;
-    for (const Column<T>& column : columns_) {
-      lengths.push_back(column.sizes.size());
-    }
-    check_lengths(lengths);
-    // Costs grow with the size, so the largest size tells for all.
+    check_lengths(columns_);
+    // Costs grow with the size: if the largest size fits, all do.
     const bool all_fit = std::all_of(columns_.begin(), columns_.end(), [](const Column<T>& column) {
-      return fits_alone(column, largest_size(column.sizes));
+      return fits_alone(column.limit, largest_size(column.sizes));
     });
     check_indices();
     given_ = indices_ ? static_cast<std::int64_t>(indices_->size())
@@ -72,8 +76,8 @@ class SampleTable {
     }
   }
 
-  /// The sizes of all samples from `first` on, where the epoch has them in a row in memory.
-  [[nodiscard]] const T* in_a_row(std::int64_t first) const {
+  /// The sizes of all samples from `first` on if they are contiguous in memory, else null.
+  [[nodiscard]] const T* contiguous(std::int64_t first) const {
     const T* const stored = columns_[0].sizes.data();
     return shuffle_ || indices_ || columns_.size() > 1 || stored == nullptr ? nullptr
                                                                             : stored + first;
@@ -86,7 +90,7 @@ class SampleTable {
   }
   void gather(std::span<const std::int64_t> samples, std::span<T> sizes) const {
     if (columns_.size() == 1) {
-      // A loop of its own: the compiler knows that all lie in a row.
+      // With a constant step the compiler makes a better loop.
       gather_column(columns_[0], samples, sizes.data(), 1);
       return;
     }
@@ -113,7 +117,7 @@ class SampleTable {
   }
 
  private:
-  // A loop of nothing but loads: each misses the cache, and many can be on their way at once.
+  // A loop of nothing but loads: each misses the cache, and many can be in flight at once.
   static void gather_column(const Column<T>& column, std::span<const std::int64_t> samples, T* to,
                             std::size_t step) {
     column.sizes.visit([&](auto stored) {
@@ -134,17 +138,10 @@ class SampleTable {
       return index < 0 || index >= samples;
     });
     if (outside != indices_->end()) {
-      throw std::invalid_argument("indices must be from 0 to " + std::to_string(samples - 1) +
-                                  ", the samples that have a size, got " +
-                                  std::to_string(*outside) + " at place " +
-                                  std::to_string(outside - indices_->begin()));
+      check_argument(false, "indices must be from 0 to ", samples - 1,
+                     ", the samples that have a size, got ", *outside, " at place ",
+                     outside - indices_->begin());
     }
-  }
-
-  static bool fits_alone(const Column<T>& column, T size) {
-    return column.limit.cost().kind() == Cost::Kind::sum
-               ? SumFill<T>(column.limit).fits_alone(size)
-               : PaddedFill<T>(column.limit).fits_alone(size);
   }
 
   void keep_what_fits(Oversize oversize) {
@@ -153,16 +150,16 @@ class SampleTable {
       const std::int64_t sample = indices_ ? (*indices_)[static_cast<std::size_t>(i)] : i;
       const auto over =
           std::find_if(columns_.begin(), columns_.end(), [&](const Column<T>& column) {
-            return !fits_alone(column, column.sizes[static_cast<std::size_t>(sample)]);
+            const T size = column.sizes[static_cast<std::size_t>(sample)];
+            return !fits_alone(column.limit, size);
           });
       if (over == columns_.end()) {
         kept_.push_back(sample);
-      } else if (oversize == Oversize::error) {
-        throw std::invalid_argument(
-            "sample " + std::to_string(sample) + " exceeds the budget by itself: its size is " +
-            brim::detail::text(over->sizes[static_cast<std::size_t>(sample)]) +
-            ", max_total_size is " + brim::detail::text(maximum_of<T>(over->limit)));
       } else {
+        check_argument(oversize != Oversize::error, "sample ", sample,
+                       " exceeds the budget by itself: its size is ",
+                       over->sizes[static_cast<std::size_t>(sample)], ", max_total_size is ",
+                       maximum_of<T>(over->limit));
         left_out_.push_back({sample, LeftOutReason::over_budget});
       }
     }
@@ -175,6 +172,26 @@ class SampleTable {
   std::int64_t given_ = 0;
   std::vector<std::int64_t> kept_;
   std::vector<LeftOut> left_out_;
+};
+
+/// The part of a Batching that its table of samples answers.
+template <class T>
+class TableBatching : public Batching {
+ public:
+  TableBatching(Columns<T> columns, const Order& order, Oversize oversize)
+      : table_(std::move(columns), order, oversize) {}
+
+  [[nodiscard]] std::int64_t samples() const override { return table_.given(); }
+  [[nodiscard]] const std::vector<LeftOut>& left_out() const override { return table_.left_out(); }
+  [[nodiscard]] BatchFigures figures(std::span<const std::int64_t> batch) const override {
+    return table_.figures(batch);
+  }
+
+ protected:
+  [[nodiscard]] const SampleTable<T>& table() const { return table_; }
+
+ private:
+  SampleTable<T> table_;
 };
 
 }  // namespace brim::batching::detail

@@ -1,25 +1,77 @@
 #include <brim/batching/stream.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
-#include <stdexcept>
+#include <sstream>
 #include <string>
 #include <utility>
 
 #include "batching/balance_ranks.h"
 #include "batching/permutation.h"
+#include "check_argument.h"
 
 namespace brim::batching {
 namespace {
 
-// Far beyond any job, and a few times as many are still a number of 64 bits.
+// Far beyond any job, and small enough that a few times as many still fit 64 bits.
 constexpr std::int64_t kMostRanks = std::int64_t{1} << 40;
 
-[[noreturn]] void wrong_position() {
-  throw std::invalid_argument("the position is not one of a run over these samples");
+using brim::detail::check_argument;
+
+void check_position(bool valid) {
+  check_argument(valid, "the position is not one of a run over these samples");
 }
 
+constexpr std::string_view kTextBegin = "brim-position";
+constexpr std::string_view kTextEnd = "end";
+
 }  // namespace
+
+std::string to_string(const Position& position) {
+  std::ostringstream text;
+  text << kTextBegin << " cursor";
+  for (const std::int64_t word : position.cursor) {
+    text << ' ' << word;
+  }
+  text << " segments";
+  for (const Position::Segment& segment : position.segments) {
+    text << ' ' << segment.world_size << ' ' << segment.step_offset << ' ' << segment.done;
+  }
+  text << ' ' << kTextEnd;
+  return text.str();
+}
+
+Position parse_position(std::string_view line) {
+  const auto check = [&](bool valid, std::string_view expected, const std::string& word) {
+    check_argument(valid, "a position must be a line written by to_string: expected ", expected,
+                   ", found \"", word, "\" in \"", line.substr(0, 200), "\"");
+  };
+  std::istringstream words{std::string(line)};
+  std::string word;
+  // Reads numbers up to the word that must follow.
+  const auto numbers_until = [&](std::string_view last) {
+    std::vector<std::int64_t> numbers;
+    for (word.clear(); words >> word && word != last; word.clear()) {
+      const char* const end = word.data() + word.size();
+      const auto [stop, error] = std::from_chars(word.data(), end, numbers.emplace_back());
+      check(error == std::errc() && stop == end, "a number of 64 bits", word);
+    }
+    check(word == last, last, word);
+    return numbers;
+  };
+  check(numbers_until(kTextBegin).empty(), kTextBegin, "a number");
+  check(numbers_until("cursor").empty(), "cursor", "a number");
+  Position position{numbers_until("segments"), {}};
+  const std::vector<std::int64_t> flat = numbers_until(kTextEnd);
+  check(flat.size() % 3 == 0, "three numbers per segment", std::to_string(flat.size()));
+  for (std::size_t i = 0; i < flat.size(); i += 3) {
+    position.segments.push_back({flat[i], flat[i + 1], flat[i + 2]});
+  }
+  word.clear();
+  check(!(words >> word), "nothing more", word);
+  return position;
+}
 
 std::uint64_t epoch_seed(std::uint64_t seed, std::uint64_t epoch) {
   return detail::mix(seed, epoch);
@@ -27,15 +79,11 @@ std::uint64_t epoch_seed(std::uint64_t seed, std::uint64_t epoch) {
 
 BatchStream::BatchStream(const Batching& batching, std::uint64_t seed, Ranks ranks)
     : ranks_(ranks) {
-  if (ranks.world_size < 1 || ranks.world_size > kMostRanks) {
-    throw std::invalid_argument("world_size must be at least 1 and at most 2^40, got " +
-                                std::to_string(ranks.world_size));
-  }
-  if (ranks.rank < 0 || ranks.rank >= ranks.world_size) {
-    throw std::invalid_argument(
-        "rank must be from 0 to world_size - 1 = " + std::to_string(ranks.world_size - 1) +
-        ", got " + std::to_string(ranks.rank));
-  }
+  check_argument(ranks.world_size >= 1 && ranks.world_size <= kMostRanks,
+                 "world_size must be at least 1 and at most 2^40, got ", ranks.world_size);
+  check_argument(ranks.rank >= 0 && ranks.rank < ranks.world_size,
+                 "rank must be from 0 to world_size - 1 = ", ranks.world_size - 1, ", got ",
+                 ranks.rank);
   source_ = batching.epoch(seed);
 }
 
@@ -80,7 +128,7 @@ bool BatchStream::open_block() {
   OpenedBlock opened = block_ahead();
   next_ = opened_.empty() ? ranks_.rank : next_ - static_cast<std::int64_t>(block_.count());
   block_.clear();
-  // What earlier runs took of this block. Where they had as many ranks, their order goes on.
+  // What earlier runs took of this block. If the last one had as many ranks, its order continues.
   std::vector<Position::Segment> segments = std::exchange(resume_segments_, {});
   more_ = source_->fill(block_, segments.empty() ? ranks_.world_size : segments[0].world_size);
   ++blocks_opened_;
@@ -92,20 +140,16 @@ bool BatchStream::open_block() {
   for (const Position::Segment& segment : segments) {
     std::vector<LeftOut> returned;
     balance_block(segment.world_size, segment.step_offset, returned);
-    if (std::cmp_greater(segment.done, block_.count())) {
-      wrong_position();
-    }
+    check_position(std::cmp_less_equal(segment.done, block_.count()));
     detail::drop_front(block_, static_cast<std::size_t>(segment.done));
-    // What so many ranks could not share, others may.
+    // Samples that were too few for those ranks may be enough for these.
     for (const LeftOut& sample : returned) {
       block_.indices.push_back(sample.index);
       block_.close(0.0);
     }
   }
   balance_block(ranks_.world_size, opened.step_offset, left_out_);
-  if (std::cmp_greater(opened.done, block_.count())) {
-    wrong_position();
-  }
+  check_position(std::cmp_less_equal(opened.done, block_.count()));
   detail::drop_front(block_, static_cast<std::size_t>(opened.done));
   left_out_.insert(left_out_.end(), block_.left_out.begin(), block_.left_out.end());
   opened.past = std::move(segments);
@@ -113,9 +157,9 @@ bool BatchStream::open_block() {
   return true;
 }
 
-// The last block must have samples enough to split for all ranks, because a step that began in the
-// block before has been given away. A block must have batches enough to end a step and begin
-// another: no position can lie in a step over three blocks.
+// The last block must have enough samples to split for all ranks, because the first batches of its
+// step, in the block before, have already been given. A block must have enough batches to end a
+// step and begin another: no position can lie in a step over three blocks.
 void BatchStream::balance_block(std::int64_t world_size, std::int64_t step_offset,
                                 std::vector<LeftOut>& left_out) {
   const std::int64_t enough = 4 * world_size;
@@ -127,17 +171,14 @@ void BatchStream::balance_block(std::int64_t world_size, std::int64_t step_offse
 }
 
 Position BatchStream::position(std::int64_t batches) const {
-  if (batches < 0 || batches > given_) {
-    throw std::invalid_argument("batches must be from 0 to the " + std::to_string(given_) +
-                                " that were given, got " + std::to_string(batches));
-  }
+  check_argument(batches >= 0 && batches <= given_, "batches must be from 0 to the ", given_,
+                 " that were given, got ", batches);
   if (opened_.empty()) {
     return {source_->cursor(), resume_segments_};
   }
   const std::int64_t taken = batches * ranks_.world_size;
   const OpenedBlock ahead = block_ahead();
-  // Ranks before this one may have opened another block, or this one may still have to: the
-  // position is the same for all.
+  // Lower ranks may already have opened the next block, and the position must be the same for all.
   if (more_ && taken >= ahead.start) {
     return {ahead.cursor, {{ranks_.world_size, ahead.step_offset, taken - ahead.start}}};
   }
@@ -152,24 +193,20 @@ Position BatchStream::position(std::int64_t batches) const {
 }
 
 void BatchStream::seek(const Position& position) {
-  if (blocks_opened_ > 0) {
-    throw std::invalid_argument("a stream can be moved only before its first batch");
-  }
+  check_argument(blocks_opened_ == 0, "a stream can be moved only before its first batch");
   for (const Position::Segment& segment : position.segments) {
     // A position ends between two steps.
-    if (segment.world_size < 1 || segment.world_size > kMostRanks || segment.step_offset < 0 ||
-        segment.step_offset >= segment.world_size || segment.done < 0 ||
-        (segment.step_offset + segment.done % segment.world_size) % segment.world_size != 0) {
-      wrong_position();
-    }
+    check_position(
+        segment.world_size >= 1 && segment.world_size <= kMostRanks && segment.step_offset >= 0 &&
+        segment.step_offset < segment.world_size && segment.done >= 0 &&
+        (segment.step_offset + segment.done % segment.world_size) % segment.world_size == 0);
   }
   if (!position.cursor.empty()) {
     source_->seek(position.cursor);
-  } else if (!position.segments.empty()) {
-    wrong_position();
   }
+  check_position(!position.cursor.empty() || position.segments.empty());
   resume_segments_ = position.segments;
-  // Here and not with the first batch: a wrong position is an error at once.
+  // Here and not with the first batch, so that a wrong position is an error at once.
   open_block();
 }
 
@@ -193,7 +230,7 @@ void BatchStream::read_rest(Batches& batches, bool all_ranks) {
       batches.indices.insert(batches.indices.end(), batch.begin(), batch.end());
       batches.close(block_.loads[static_cast<std::size_t>(next_)]);
     }
-    while (more_ && ranks_.world_size == 1) {  // nothing to arrange: no copy
+    while (more_ && ranks_.world_size == 1) {  // no ranks to balance: no copy
       more_ = source_->fill(batches, 1);
     }
   }

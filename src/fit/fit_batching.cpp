@@ -9,12 +9,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "check_argument.h"
 #include "fit/fit_search.h"
 
 namespace brim {
@@ -22,6 +23,7 @@ namespace {
 
 using batching::Cost;
 using detail::BatchNeed;
+using detail::check_argument;
 using detail::SamplesBySize;
 using detail::TrialBatches;
 
@@ -29,8 +31,8 @@ constexpr std::int64_t kMostSamples = std::int64_t{1} << 16;  // in a batch that
 constexpr std::size_t kLengths = 32;                          // that represent those of a data set
 // A measurement may hold this many times the budget before it counts as out of memory.
 constexpr std::int64_t kBeyond = 2;
-// How much an allocator loses between blocks: batches below this share of the fullest one say
-// nothing about it. At most so many runs, and after a failure batches shrink to this share.
+// Measuring what an allocator loses between blocks: only batches above this share of the fullest
+// one matter, at most this many run, and after a failure batches shrink to this share.
 constexpr double kNearlyFull = 0.7;
 constexpr int kMostRuns = 100;
 constexpr double kSmaller = 0.96;
@@ -44,13 +46,9 @@ class BatchMeter {
         budget_(options.budget),
         collect_{device_, {}, options.collect_garbage} {
     const std::int64_t allowed = memory_stats(device_).limit;
-    if (budget_ <= 0) {
-      throw std::invalid_argument("budget must be positive, got " + std::to_string(budget_));
-    }
-    if (budget_ > allowed) {
-      throw std::invalid_argument("budget must not exceed what the device allows, " +
-                                  format_bytes(allowed) + ", got " + format_bytes(budget_));
-    }
+    check_argument(budget_ > 0, "budget must be positive, got ", budget_);
+    check_argument(budget_ <= allowed, "budget must not exceed what the device allows, ",
+                   format_bytes(allowed), ", got ", format_bytes(budget_));
     most_ = budget_ < allowed / kBeyond ? kBeyond * budget_ : allowed;
   }
 
@@ -82,7 +80,7 @@ class BatchMeter {
 };
 
 /// Lengths that represent all: spread evenly over the samples, and over the logarithm of the
-/// length. Empty samples tell nothing about others.
+/// length. Empty samples represent no others.
 std::vector<std::int64_t> representative_lengths(const SamplesBySize& samples) {
   const std::vector<std::int64_t>& sizes = samples.sizes;
   const std::size_t last = sizes.size() - 1;
@@ -135,16 +133,13 @@ void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& sear
       const detail::BatchShape& shape = trial.shapes[b];
       return fitted.cost == Cost::Kind::sum ? shape.total : shape.count * shape.longest;
     };
+    std::vector<std::size_t> full(trial.shapes.size());
+    std::iota(full.begin(), full.end(), std::size_t{0});
     double most = 0.0;
-    for (std::size_t b = 0; b < trial.shapes.size(); ++b) {
+    for (const std::size_t b : full) {
       most = std::max(most, need(b));
     }
-    std::vector<std::size_t> full;
-    for (std::size_t b = 0; b < trial.shapes.size(); ++b) {
-      if (need(b) >= kNearlyFull * most) {
-        full.push_back(b);
-      }
-    }
+    std::erase_if(full, [&](std::size_t b) { return need(b) < kNearlyFull * most; });
     std::stable_sort(full.begin(), full.end(), [&](std::size_t a, std::size_t b) {
       return trial.shapes[a].longest < trial.shapes[b].longest;
     });
@@ -180,23 +175,18 @@ batching::Limit FittedLimit::limit() const {
 FittedLimit fit_batching(std::span<const std::int64_t> sizes, const BatchWork& work,
                          const MakeBatching& make, const FitOptions& options) {
   const bool padded = options.cost == Cost::Kind::padded;
-  if (!padded && options.cost != Cost::Kind::sum) {
-    throw std::invalid_argument("cost must be padded or sum to be fitted");
-  }
-  if (sizes.empty()) {
-    throw std::invalid_argument("sizes is empty: there is nothing to measure");
-  }
+  check_argument(padded || options.cost == Cost::Kind::sum,
+                 "cost must be padded or sum to be fitted");
+  check_argument(!sizes.empty(), "sizes is empty: there is nothing to measure");
   const SamplesBySize samples(sizes);
-  if (samples.sizes[0] < 0) {
-    throw std::invalid_argument("sizes must not be negative, got " +
-                                std::to_string(samples.sizes[0]) + " at index " +
-                                std::to_string(samples.indices[0]));
-  }
+  check_argument(samples.sizes[0] >= 0, "sizes must not be negative, got ", samples.sizes[0],
+                 " at index ", samples.indices[0]);
   const BatchMeter meter(work, options);
   const detail::MeasureBatch measure = [&](std::span<const std::int64_t> batch) {
     return meter.measure(batch);
   };
-  detail::FitSearch search(sizes, samples, options.budget, measure, make);
+  const detail::FitSearch search{sizes, samples, static_cast<double>(options.budget), measure,
+                                 make};
   FittedLimit fitted{options.cost, options.budget};
   if (padded) {
     fitted.model = padded_model(samples, meter, options);
@@ -211,12 +201,9 @@ FittedLimit fit_batching(std::span<const std::int64_t> sizes, const BatchWork& w
   const auto maximum = static_cast<double>(fitted.maximum);
   const bool fits = padded ? fitted.model->largest_batch(static_cast<double>(smallest), maximum) > 0
                            : fitted.maximum >= smallest;
-  if (!fits) {
-    throw std::invalid_argument(
-        "no batch is expected to stay within " + format_bytes(options.budget) +
-        ": the smallest sample has size " + std::to_string(smallest) +
-        (fitted.model ? ", and the measurements gave\n" + fitted.model->to_string() : ""));
-  }
+  check_argument(fits, "no batch is expected to stay within ", format_bytes(options.budget),
+                 ": the smallest sample has size ", smallest,
+                 fitted.model ? ", and the measurements gave\n" + fitted.model->to_string() : "");
   return fitted;
 }
 

@@ -1,5 +1,6 @@
 #include "fit/fit_search.h"
 
+#include <brim/batching/stream.h>
 #include <brim/predict/need_bound.h>
 
 #include <algorithm>
@@ -8,21 +9,24 @@
 #include <map>
 #include <numeric>
 #include <set>
-#include <stdexcept>
 #include <utility>
+
+#include "check_argument.h"
 
 namespace brim::detail {
 namespace {
 
-constexpr std::size_t kMostMeasured = 32;  // of a batching's own batches
-constexpr int kMostRounds = 48;            // of making a batching and measuring its batches
+constexpr std::size_t kEpochs = 4;
+constexpr std::size_t kMostSamples = 200'000;  // that are read, in all epochs together
+constexpr std::size_t kMostMeasured = 32;      // of a batching's own batches
+constexpr int kMostRounds = 48;                // of making a batching and measuring its batches
 constexpr double kNoisy = 0.01;    // a model with a larger margin is checked on more batches
 constexpr double kSmaller = 0.96;  // a limit that was too large is reduced to this share
 constexpr double kGrowth = 2.0;    // the most by which a limit changes at once
 // A total is large enough once this share of the budget is in use; steps aim a little higher.
 constexpr double kUsed = 0.96;
 constexpr double kAim = 0.99;
-// Batches of like sizes differ by this share, because their samples come in another order.
+// The needs of batches of like sizes differ by this share, depending on the order of samples.
 constexpr double kSpread = 0.005;
 
 using Terms = NeedBound::Terms;
@@ -44,8 +48,8 @@ BatchShape copies(std::size_t count, std::int64_t size) {
 
 std::int64_t whole(double number) { return static_cast<std::int64_t>(number); }
 
-/// The batches to measure under a padded cost: those that are extreme in some respect, and with
-/// `spread` about so many more of all lengths.
+/// The batches to measure under a padded cost: those that are extreme in some respect, and about
+/// `spread` more of all lengths.
 std::vector<std::size_t> extreme_batches(const std::vector<BatchShape>& shapes,
                                          const MemoryModel& model, std::size_t spread) {
   std::vector<std::size_t> by_length(shapes.size());
@@ -72,69 +76,10 @@ std::vector<std::size_t> extreme_batches(const std::vector<BatchShape>& shapes,
   return chosen;
 }
 
-}  // namespace
-
-SamplesBySize::SamplesBySize(std::span<const std::int64_t> of) : indices(of.size()) {
-  std::iota(indices.begin(), indices.end(), std::int64_t{0});
-  const auto size_of = [&](std::int64_t index) { return of[static_cast<std::size_t>(index)]; };
-  std::stable_sort(indices.begin(), indices.end(),
-                   [&](std::int64_t a, std::int64_t b) { return size_of(a) < size_of(b); });
-  sizes.resize(of.size());
-  std::transform(indices.begin(), indices.end(), sizes.begin(), size_of);
-}
-
-std::size_t SamplesBySize::end_of(std::int64_t size) const {
-  return static_cast<std::size_t>(std::upper_bound(sizes.begin(), sizes.end(), size) -
-                                  sizes.begin());
-}
-
-void FitSearch::check_padded(FittedLimit& fitted) {
-  MemoryModel& model = *fitted.model;
-  std::set<std::pair<double, double>> measured;
-  for (int round = 0; round < kMostRounds; ++round) {
-    const TrialBatches trial = this->trial(fitted);
-    if (trial.shapes.empty()) {
-      break;
-    }
-    std::size_t spread = 0;
-    if (measured.size() < kMostMeasured) {
-      spread = std::max(model.margin(), fitted.error) > kNoisy ? 16 : 8;
-    }
-    double over = 0.0;  // what a batch needed, as a multiple of the limit
-    for (const std::size_t batch : extreme_batches(trial.shapes, model, spread)) {
-      const double n = trial.shapes[batch].count;
-      const double length = std::max(trial.shapes[batch].longest, 1.0);
-      if (!measured.emplace(n, length).second) {
-        continue;
-      }
-      const BatchNeed need = measure_(trial.batches[batch]);
-      const double expected = model.safe_peak(n, length);
-      if (need.out_of_memory || need.peak > expected) {
-        fitted.error = std::max(fitted.error, need.peak / expected - 1);
-        std::vector<MemorySample> samples = model.samples();
-        samples.push_back({n, length, need.peak, need.out_of_memory});
-        model.fit(samples, SizeKind::batch);
-      }
-      if (need.out_of_memory || need.peak > limit_) {
-        over = need.out_of_memory ? std::numeric_limits<double>::infinity() : need.peak / limit_;
-        break;  // the remaining batches will not be made
-      }
-    }
-    if (over == 0) {
-      break;
-    }
-    if (measured.size() >= kMostMeasured / 2) {  // learning alone is not enough
-      fitted.maximum = whole(static_cast<double>(fitted.maximum) *
-                             std::max(std::min(kSmaller, 1 / over), 1 / kGrowth));
-    }
-  }
-  fitted.error = std::max(fitted.error, model.margin());
-}
-
 /// What the search for the largest total has learned so far.
-class FitSearch::TotalSearch {
+class TotalSearch {
  public:
-  explicit TotalSearch(FitSearch& search) : search_(search) {}
+  explicit TotalSearch(const FitSearch& search) : search_(search) {}
 
   [[nodiscard]] FittedLimit run() {
     std::int64_t total = longest_alone();
@@ -146,7 +91,7 @@ class FitSearch::TotalSearch {
 
  private:
   BatchNeed learn(std::span<const std::int64_t> samples, const Terms& terms) {
-    const BatchNeed need = known_[terms] = search_.measure_(samples);
+    const BatchNeed need = known_[terms] = search_.measure(samples);
     error_ = std::max(error_, need.peak / bound_.at(terms) - 1);
     most_held_ = std::max(most_held_, need.peak);
     if (!need.out_of_memory) {
@@ -159,9 +104,9 @@ class FitSearch::TotalSearch {
   // sample of twice the size is expected to need at most four times as much. Returns the largest
   // size that was within the limit.
   std::int64_t longest_alone() {
-    const SamplesBySize& samples = search_.by_size_;
+    const SamplesBySize& samples = search_.by_size;
     const std::int64_t first = samples.indices[0];
-    (void)search_.measure_({&first, 1});  // makes what later calls find ready
+    (void)search_.measure({&first, 1});  // makes what later calls find ready
     for (const std::size_t count : {std::size_t{1}, std::size_t{2}}) {
       learn(std::vector(count, first), terms_of(copies(count, samples.sizes[0])));
     }
@@ -171,7 +116,7 @@ class FitSearch::TotalSearch {
     bad_ = everything_ + 1;
     std::int64_t total = std::max<std::int64_t>(samples.sizes[0], 1);
     while (total < largest) {
-      const double growth = std::min(kGrowth, std::sqrt(kGrowth * search_.limit_ / most_held_));
+      const double growth = std::min(kGrowth, std::sqrt(kGrowth * search_.limit / most_held_));
       const std::int64_t longer =
           std::min(std::max(whole(growth * static_cast<double>(total)), total + 1), largest);
       const std::size_t place = samples.end_of(longer) - 1;
@@ -179,7 +124,7 @@ class FitSearch::TotalSearch {
       if (!known_.contains(alone)) {
         learn({&samples.indices[place], 1}, alone);
       }
-      if (most_held_ > search_.limit_) {
+      if (most_held_ > search_.limit) {
         break;
       }
       total = longer;
@@ -190,7 +135,7 @@ class FitSearch::TotalSearch {
   // Bounds the batches of a total and measures those with the highest bounds. Returns the total to
   // try next, 0 at the end.
   std::int64_t step(std::int64_t total) {
-    const double limit = search_.limit_;
+    const double limit = search_.limit;
     const TrialBatches trial = search_.trial({batching::Cost::Kind::sum, total});
     const std::vector<double> needs = bounds_of(trial);
     double most = most_expected(trial, needs);
@@ -254,7 +199,7 @@ class FitSearch::TotalSearch {
   }
 
   std::int64_t larger(std::int64_t total, double most, bool nearly) {
-    const double limit = search_.limit_;
+    const double limit = search_.limit;
     double growth = kGrowth;
     if (most > used_ && good_ > 0) {  // as it grew before
       growth = 1 + (kAim * limit - most) / (most - used_) *
@@ -273,16 +218,14 @@ class FitSearch::TotalSearch {
   std::int64_t smaller(std::int64_t total, double most) {
     bad_ = total;
     const std::int64_t next =
-        std::max({good_, whole(static_cast<double>(total) * kAim * search_.limit_ / most),
+        std::max({good_, whole(static_cast<double>(total) * kAim * search_.limit / most),
                   (good_ + total) / 2});
     return next <= good_ || next == bad_ ? 0 : next;
   }
 
   [[nodiscard]] FittedLimit result() const {
-    if (most_held_ <= 1) {
-      throw std::invalid_argument(
-          "the work held no memory on the device: it must be the one it runs on");
-    }
+    check_argument(most_held_ > 1,
+                   "the work held no memory on the device: it must be the one it runs on");
     std::set<double> totals;  // that did not run out of memory
     std::vector<MemorySample> samples;
     for (const auto& [terms, need] : known_) {
@@ -301,7 +244,7 @@ class FitSearch::TotalSearch {
     return fitted;
   }
 
-  FitSearch& search_;
+  const FitSearch& search_;
   NeedBound bound_;
   std::map<Terms, BatchNeed> known_;
   double error_ = 0.0;      // by how much a batch needed more than its bound
@@ -313,6 +256,89 @@ class FitSearch::TotalSearch {
   std::size_t near_ = 0;   // COUNT of batches that were measured near the limit
 };
 
-FittedLimit FitSearch::largest_total() { return TotalSearch(*this).run(); }
+}  // namespace
+
+TrialBatches::TrialBatches(const batching::Batching& batching,
+                           std::span<const std::int64_t> sizes) {
+  const std::size_t epochs = std::clamp(kMostSamples / sizes.size(), std::size_t{1}, kEpochs);
+  for (std::size_t epoch = 0; epoch < epochs; ++epoch) {
+    batching::Batches read;
+    batching::BatchStream(batching, batching::epoch_seed(0, epoch)).read_rest(read);
+    if (epoch == 1 && read.indices == batches.indices && read.offsets == batches.offsets) {
+      break;  // not shuffled
+    }
+    for (std::size_t b = 0; b < read.count(); ++b) {
+      BatchShape shape{.count = static_cast<double>(read[b].size()), .epoch = epoch};
+      for (const std::int64_t sample : read[b]) {
+        const auto size = static_cast<double>(sizes[static_cast<std::size_t>(sample)]);
+        shape.longest = std::max(shape.longest, size);
+        shape.total += size;
+        shape.squares += size * size;
+        batches.indices.push_back(sample);
+      }
+      batches.close(read.loads[b]);
+      shapes.push_back(shape);
+    }
+  }
+}
+
+SamplesBySize::SamplesBySize(std::span<const std::int64_t> of) : indices(of.size()) {
+  std::iota(indices.begin(), indices.end(), std::int64_t{0});
+  const auto size_of = [&](std::int64_t index) { return of[static_cast<std::size_t>(index)]; };
+  std::stable_sort(indices.begin(), indices.end(),
+                   [&](std::int64_t a, std::int64_t b) { return size_of(a) < size_of(b); });
+  sizes.resize(of.size());
+  std::transform(indices.begin(), indices.end(), sizes.begin(), size_of);
+}
+
+std::size_t SamplesBySize::end_of(std::int64_t size) const {
+  return static_cast<std::size_t>(std::upper_bound(sizes.begin(), sizes.end(), size) -
+                                  sizes.begin());
+}
+
+void FitSearch::check_padded(FittedLimit& fitted) const {
+  MemoryModel& model = *fitted.model;
+  std::set<std::pair<double, double>> measured;
+  for (int round = 0; round < kMostRounds; ++round) {
+    const TrialBatches trial = this->trial(fitted);
+    if (trial.shapes.empty()) {
+      break;
+    }
+    std::size_t spread = 0;
+    if (measured.size() < kMostMeasured) {
+      spread = std::max(model.margin(), fitted.error) > kNoisy ? 16 : 8;
+    }
+    double over = 0.0;  // what a batch needed, as a multiple of the limit
+    for (const std::size_t batch : extreme_batches(trial.shapes, model, spread)) {
+      const double n = trial.shapes[batch].count;
+      const double length = std::max(trial.shapes[batch].longest, 1.0);
+      if (!measured.emplace(n, length).second) {
+        continue;
+      }
+      const BatchNeed need = measure(trial.batches[batch]);
+      const double expected = model.safe_peak(n, length);
+      if (need.out_of_memory || need.peak > expected) {
+        fitted.error = std::max(fitted.error, need.peak / expected - 1);
+        std::vector<MemorySample> samples = model.samples();
+        samples.push_back({n, length, need.peak, need.out_of_memory});
+        model.fit(samples, SizeKind::batch);
+      }
+      if (need.out_of_memory || need.peak > limit) {
+        over = need.out_of_memory ? std::numeric_limits<double>::infinity() : need.peak / limit;
+        break;  // the remaining batches will not be made
+      }
+    }
+    if (over == 0) {
+      break;
+    }
+    if (measured.size() >= kMostMeasured / 2) {  // learning alone is not enough
+      fitted.maximum = whole(static_cast<double>(fitted.maximum) *
+                             std::max(std::min(kSmaller, 1 / over), 1 / kGrowth));
+    }
+  }
+  fitted.error = std::max(fitted.error, model.margin());
+}
+
+FittedLimit FitSearch::largest_total() const { return TotalSearch(*this).run(); }
 
 }  // namespace brim::detail

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <brim/batching/batches.h>
 #include <brim/export.h>
 #include <brim/fit/fit_batching.h>
 
@@ -9,9 +10,25 @@
 #include <span>
 #include <vector>
 
-#include "fit/trial_batches.h"
-
 namespace brim::detail {
+
+/// What the need of a batch may depend on.
+struct BatchShape {
+  double count = 0;    ///< COUNT of samples
+  double longest = 0;  ///< the largest size
+  double total = 0;    ///< SUM of the sizes
+  double squares = 0;  ///< SUM of their squares
+  std::size_t epoch = 0;
+};
+
+/// The batches of a batching's first epochs, and their shapes.
+struct BRIM_API TrialBatches {
+  batching::Batches batches;
+  std::vector<BatchShape> shapes;
+
+  /// Reads four epochs; fewer of large data sets, and one if the second is the same as the first.
+  TrialBatches(const batching::Batching& batching, std::span<const std::int64_t> sizes);
+};
 
 /// What one batch needed.
 struct BatchNeed {
@@ -22,7 +39,7 @@ struct BatchNeed {
 using MeasureBatch = std::function<BatchNeed(std::span<const std::int64_t>)>;
 
 /// Samples in ascending order of size.
-struct SamplesBySize {
+struct BRIM_API SamplesBySize {
   std::vector<std::int64_t> indices;
   std::vector<std::int64_t> sizes;
 
@@ -34,20 +51,16 @@ struct SamplesBySize {
 /// Finds the limit of a batching: makes it under a trial limit, measures the batches that may need
 /// most, learns from them, and tries a smaller or larger limit. Pure logic: measuring is a function
 /// that it is given.
-class BRIM_API FitSearch {
- public:
-  /// Keeps references to everything but the numbers.
-  FitSearch(std::span<const std::int64_t> sizes, const SamplesBySize& by_size, std::int64_t limit,
-            const MeasureBatch& measure, const MakeBatching& make)
-      : sizes_(sizes),
-        by_size_(by_size),
-        limit_(static_cast<double>(limit)),
-        measure_(measure),
-        make_(make) {}
+struct BRIM_API FitSearch {
+  std::span<const std::int64_t> sizes;
+  const SamplesBySize& by_size;
+  double limit;  ///< bytes
+  const MeasureBatch& measure;
+  const MakeBatching& make;
 
   /// Measures extreme batches under `fitted.model`, which learns from those that need more than it
   /// allows, and sets `fitted.maximum`.
-  void check_padded(FittedLimit& fitted);
+  void check_padded(FittedLimit& fitted) const;
 
   /// The largest total for which no batch can need more than the limit; 0 if not even the smallest
   /// sample fits.
@@ -57,21 +70,12 @@ class BRIM_API FitSearch {
   /// epochs are bounded (NeedBound), and those with the highest bounds are measured, for totals
   /// that grow until the highest bound is close to the limit.
   /// @throws std::invalid_argument if the work held no memory.
-  [[nodiscard]] FittedLimit largest_total();
+  [[nodiscard]] FittedLimit largest_total() const;
 
   /// The batches that the batching makes under a limit.
   [[nodiscard]] TrialBatches trial(const FittedLimit& fitted) const {
-    return {*make_(fitted), sizes_};
+    return {*make(fitted), sizes};
   }
-
- private:
-  class TotalSearch;
-
-  std::span<const std::int64_t> sizes_;
-  const SamplesBySize& by_size_;
-  double limit_;
-  const MeasureBatch& measure_;
-  const MakeBatching& make_;
 };
 
 }  // namespace brim::detail

@@ -4,24 +4,19 @@
 #include <cmath>
 #include <cstddef>
 #include <memory>
-#include <stdexcept>
 #include <vector>
 
-#include "number_text.h"
+#include "check_argument.h"
 
 namespace brim {
 
 batching::Limit model_limit(const MemoryModel& model, std::int64_t bytes) {
-  if (!model.fitted()) {
-    throw std::invalid_argument("cost is a memory model that has not been fitted");
-  }
+  detail::check_argument(model.fitted(), "cost is a memory model that has not been fitted");
   if (model.kind() == SizeKind::size) {
     const std::int64_t largest = model.largest_size(static_cast<double>(bytes));
-    if (largest <= 0) {
-      throw std::invalid_argument(
-          "max_total_size is " + detail::text(bytes) + " bytes, and the memory model needs " +
-          detail::text(model.safe_peak(1.0)) + " for a batch of total size 1");
-    }
+    detail::check_argument(largest > 0, "max_total_size is ", bytes,
+                           " bytes, and the memory model needs ", model.safe_peak(1.0),
+                           " for a batch of total size 1");
     return {batching::Cost::sum(), largest};
   }
   // Batches ask about the same lengths again and again, and an answer takes microseconds. An entry

@@ -9,7 +9,7 @@
 
 namespace brim::batching {
 
-/// How full one batch is, for programs that make batches themselves, sample by sample:
+/// How full one batch is, for programs that build batches sample by sample:
 ///
 ///     brim::batching::BatchFill fill({{brim::batching::Cost::padded(), 16384.0}});
 ///     for (const Request& request : requests) {
@@ -18,8 +18,8 @@ namespace brim::batching {
 ///       fill.add({&size, 1});
 ///     }
 ///
-/// Sizes are given one for each limit; std::invalid_argument for another number of them, or for one
-/// that is negative, NaN or infinite. For one thread.
+/// Each call takes one size per limit. @throws std::invalid_argument for another number of sizes,
+/// or one that is negative, NaN or infinite. For one thread.
 class BRIM_API BatchFill {
  public:
   /// @throws std::invalid_argument if there is no limit.
@@ -28,14 +28,14 @@ class BRIM_API BatchFill {
   BatchFill(BatchFill&&) noexcept;
   BatchFill& operator=(BatchFill&&) noexcept;
 
-  /// Whether an empty batch has room for the sample.
+  /// Whether the sample fits an empty batch.
   [[nodiscard]] bool fits_alone(std::span<const double> sizes) const;
-  /// Whether this batch has.
+  /// Whether the sample fits this batch.
   [[nodiscard]] bool fits(std::span<const double> sizes) const;
   void add(std::span<const double> sizes);
   /// Starts another batch.
   void clear();
-  /// Cost as a share of the budget; of the fullest where there are several.
+  /// Cost as a share of the budget; of the fullest if there are several.
   [[nodiscard]] double load() const;
 
  private:

@@ -11,8 +11,8 @@ namespace brim::batching {
 enum class LeftOutReason : std::uint8_t {
   over_budget,        ///< it exceeds the budget by itself
   outside_buckets,    ///< no bucket holds its size
-  dropped_last,       ///< it was in a batch that was not full, and those are dropped
-  too_few_for_ranks,  ///< it was in the last step, which had no batch for every rank
+  dropped_last,       ///< its batch was not full, and such batches are dropped
+  too_few_for_ranks,  ///< the last step had too few samples for all ranks
 };
 
 /// A sample that is in no batch, by its index.
@@ -23,13 +23,13 @@ struct LeftOut {
   friend bool operator==(const LeftOut&, const LeftOut&) = default;
 };
 
-/// Batches one after the other in one array: batch b is `indices[offsets[b]]` up to, but without,
+/// Batches in one array: batch b is `indices[offsets[b]]` up to, but not including,
 /// `indices[offsets[b + 1]]`.
 struct Batches {
   std::vector<std::int64_t> indices;
   std::vector<std::int64_t> offsets{0};
-  /// What each batch costs, for balancing ranks: a share of the budget, of several the fullest;
-  /// where batches have a number of samples in place of a budget, about n × longest.
+  /// What each batch costs, for balancing ranks: a share of the (fullest) budget, or about
+  /// n × longest if batches are limited by their number of samples.
   std::vector<double> loads;
   std::vector<LeftOut> left_out;
 
@@ -41,7 +41,7 @@ struct Batches {
     return {indices.data() + begin, static_cast<std::size_t>(offsets[batch + 1]) - begin};
   }
 
-  /// What was added to `indices` since the last call becomes a batch.
+  /// Makes a batch of what was added to `indices` since the last call.
   void close(double load) {
     offsets.push_back(static_cast<std::int64_t>(indices.size()));
     loads.push_back(load);

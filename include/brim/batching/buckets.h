@@ -10,11 +10,10 @@
 namespace brim::batching {
 
 // Buckets are ranges of sizes, given by their boundaries in ascending order: bucket k holds the
-// sizes in [boundaries[k], boundaries[k + 1]). Sizes are in whatever unit the caller uses (tokens,
-// nodes, bytes) and may be negative. Nothing here keeps state, so all of it may be called from
-// several threads at once.
+// sizes in [boundaries[k], boundaries[k + 1]). Sizes are in any unit (tokens, nodes, bytes) and may
+// be negative. All functions are safe to call from several threads at once.
 
-/// Boundaries, and how many sizes lie in each bucket (counts; one less than boundaries).
+/// Boundaries, and the COUNT of sizes in each bucket (one less than boundaries).
 struct Buckets {
   std::vector<std::int64_t> boundaries;
   std::vector<std::int64_t> counts;
@@ -23,12 +22,11 @@ struct Buckets {
 /// Buckets that are as narrow as `min_bucket_count` allows and never wider than `max_width`.
 ///
 /// From the smallest size on, a bucket takes in sizes until it holds `min_bucket_count` samples;
-/// the next distinct size opens the next one. A bucket that grows to `max_width` ends there, with
-/// however many samples it has, and a gap in the sizes is filled with empty buckets of `max_width`.
+/// the next distinct size opens the next bucket. A bucket of `max_width` ends there, with however
+/// many samples it has, and a gap in the sizes is filled with empty buckets of `max_width`.
 /// The last boundary is one above the largest size.
 ///
-/// Takes time linear in the samples where the sizes lie close together (counting), and near to it
-/// elsewhere (radix sort).
+/// Linear in the samples: by counting if the sizes are close together, else by a radix sort.
 ///
 /// @throws std::invalid_argument for no sizes, a width or count below 1, a size of 2^63 - 1 (which
 /// no boundary can lie above), and for gaps that would make more than 2^24 buckets.
@@ -47,8 +45,8 @@ struct Buckets {
 /// Exact, by a dynamic programme over the distinct sizes with divide and conquer: O(buckets * m *
 /// log m) for m of them. Two limits: with more than 20 000 distinct sizes, only some 20 000 of them
 /// are considered as boundaries (evenly spread, half by the number of samples and half by size),
-/// which costs a small share of the padding; and doubles, or integers whose padding could pass
-/// 2^62, are added up in double precision, so that a tie may fall either way.
+/// which adds a small share to the padding; and padding is added up in double precision, so that
+/// near-ties of doubles, or of integers whose padding could pass 2^53, may be decided either way.
 ///
 /// @throws std::invalid_argument for no sizes, no buckets, a size of 2^63 - 1, or one that is not
 /// finite, naming its index.

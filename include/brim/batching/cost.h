@@ -4,34 +4,42 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <string_view>
 
 namespace brim::batching {
 
-/// How the sizes of a batch's samples add up to what the batch costs.
+/// What a batch costs, from the sizes of its samples.
 ///
-/// Every cost grows with each sample that is added and with each sample that is made longer, so a
-/// part of a batch never costs more than the whole.
+/// No cost falls when a sample is added or made longer, so a part of a batch never costs more than
+/// the whole.
 class BRIM_API Cost {
  public:
   enum class Kind : std::uint8_t { sum, count, padded, padded_squared, custom };
 
-  /// Σ size: samples laid one after the other (packed tokens, nodes of graphs).
+  /// Σ size: concatenated samples (packed tokens, nodes of graphs).
   static Cost sum() { return Cost(Kind::sum); }
-  /// The number of samples, whatever their sizes.
+  /// n, whatever the sizes.
   static Cost count() { return Cost(Kind::count); }
   /// n × longest: every sample padded to the longest.
   static Cost padded() { return Cost(Kind::padded); }
-  /// n × longest²: padded, and needed for each pair of positions (attention).
+  /// n × longest²: every sample padded, with a matrix of all pairs of positions (attention).
   static Cost padded_squared() { return Cost(Kind::padded_squared); }
+
+  /// The cost of this name: those above are "sum", "count", "padded" and "padded_squared".
+  /// @throws std::invalid_argument listing the names.
+  static Cost named(std::string_view name);
+  /// All names, quoted and separated by commas, for error messages.
+  static std::string names();
 
   /// How many samples of size `longest` stay within `budget`.
   using LargestCount = std::function<std::int64_t(double longest, double budget)>;
   /// What `count` samples padded to `longest` cost.
   using Price = std::function<double(std::int64_t count, double longest)>;
 
-  /// Any cost that depends on the number of samples and on the longest, such as the bytes that a
-  /// memory model predicts. Both functions must not depend on anything else: batches are built
-  /// again when a run is resumed. `largest_count` must not rise with `longest`.
+  /// Any cost of the number of samples and the longest one, such as the bytes that a memory model
+  /// predicts (see model_limit). The functions must depend on nothing else, because batches are
+  /// built again when a run is resumed. `largest_count` must not rise with `longest`.
   static Cost custom(LargestCount largest_count, Price price);
 
   [[nodiscard]] Kind kind() const { return kind_; }
@@ -55,7 +63,7 @@ class BRIM_API Limit {
   Limit(Cost cost, double maximum);
 
   [[nodiscard]] const Cost& cost() const { return cost_; }
-  /// For whole sizes a fraction does not count: costs of whole sizes are whole.
+  /// For whole sizes, whose costs are whole: the fraction is dropped.
   [[nodiscard]] std::int64_t whole() const { return whole_; }
   [[nodiscard]] double real() const { return real_; }
 

@@ -10,21 +10,20 @@
 
 namespace brim::batching {
 
-/// What became of the samples in one epoch, over all ranks.
+/// What becomes of the samples in one epoch, over all ranks.
 struct BRIM_API PlanReport {
-  std::int64_t samples = 0;  ///< COUNT of samples given; after a position, of those that are left
+  std::int64_t samples = 0;  ///< COUNT of samples; after a position, of the remaining ones
   std::int64_t batched = 0;  ///< COUNT of those that are in a batch
   std::int64_t batches = 0;  ///< COUNT of batches, of all ranks together
   std::int64_t world_size = 1;
   double fill = 0.0;       ///< mean share of the budget that a batch uses, 0 to 1
   double padding = 0.0;    ///< share of n × longest that is padding, 0 to 1
-  double imbalance = 0.0;  ///< by how much the costliest batch of a step exceeds the mean; a mean
-                           ///< over steps, 0 for one rank
+  double imbalance = 0.0;  ///< by how much the costliest batch of a step exceeds the mean, averaged
+                           ///< over steps; 0 for one rank
   std::vector<LeftOut> left_out;
 };
 
-/// Reads a whole epoch, or what is left of it after a position, and reports. Takes the time of
-/// making all its batches, and a look at each sample.
+/// Reads a whole epoch, or the rest of it after a position, and reports. Makes all its batches.
 /// @throws std::invalid_argument as BatchStream::seek.
 [[nodiscard]] BRIM_API PlanReport report(const Batching& batching, std::uint64_t seed,
                                          std::int64_t world_size = 1, const Position& from = {});

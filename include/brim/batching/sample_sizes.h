@@ -13,9 +13,9 @@
 
 namespace brim::batching {
 
-/// Sizes of all samples by their index, in the width they are stored in: 100 million lengths of 16
-/// bits need no copy of 64. T, std::int64_t or double, is what they are calculated with. The caller
-/// owns the sizes and keeps them, unchanged, for as long as anything made of them lives.
+/// Sizes of all samples by index, in the width they are stored in: 100 million lengths of 16 bits
+/// need no copy in 64 bits. T, std::int64_t or double, is the type of calculations. The caller owns
+/// the sizes and keeps them, unchanged, for as long as anything made of them lives.
 template <class T>
 class SizeSpan {
   template <class... Stored>
@@ -48,7 +48,7 @@ class SizeSpan {
   decltype(auto) visit(const Work& work) const {
     return std::visit(work, any_);
   }
-  /// Where they are stored as T, else null.
+  /// Null if they are not stored as T.
   [[nodiscard]] const T* data() const {
     const auto* same = std::get_if<std::span<const T>>(&any_);
     return same == nullptr ? nullptr : same->data();
@@ -65,16 +65,13 @@ struct Column {
   Limit limit;
 };
 
-/// One column a budget. Several budgets hold at once: nodes and edges of graphs, tokens and
+/// One column per budget. Several budgets hold at once: nodes and edges of graphs, tokens and
 /// samples. All columns have the same length.
 template <class T>
 using Columns = std::vector<Column<T>>;
 
 /// Whole sizes are added up exactly, real ones in double precision and in the order of the batch.
 using AnyColumns = std::variant<Columns<std::int64_t>, Columns<double>>;
-
-/// COUNT of samples.
-[[nodiscard]] BRIM_API std::int64_t sample_count(const AnyColumns& columns);
 
 /// Rejects sizes that no batch could be made of.
 /// @throws std::invalid_argument naming the index of a size that is negative, NaN or infinite; if

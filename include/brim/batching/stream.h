@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,12 +20,11 @@ struct BRIM_API Ranks {
   std::int64_t world_size = 1;
 };
 
-/// The seed of an epoch: epochs of one seed, and the same epoch of other seeds, are unlike each
-/// other.
+/// The seed of an epoch: different for each epoch of one seed, and for each seed of one epoch.
 [[nodiscard]] BRIM_API std::uint64_t epoch_seed(std::uint64_t seed, std::uint64_t epoch);
 
-/// Where an epoch stands for all ranks together: the same on each rank after the same number of
-/// batches, and good for any number of ranks.
+/// How far an epoch has been read, by all ranks together: the same on each rank after the same
+/// number of batches, and valid for any number of ranks.
 struct Position {
   /// How far the open block had been read by jobs of one world size.
   struct Segment {
@@ -35,10 +36,22 @@ struct Position {
   };
 
   Cursor cursor;                  ///< of the open block; empty at the beginning of an epoch
-  std::vector<Segment> segments;  ///< more than one where the number of ranks has changed
+  std::vector<Segment> segments;  ///< more than one if the number of ranks has changed
 
   friend bool operator==(const Position&, const Position&) = default;
 };
+
+/// A position as one line of text, to save it, and back:
+///
+///     file << brim::batching::to_string(stream.position()) << '\n';
+///     …
+///     std::getline(file, line);
+///     stream.seek(brim::batching::parse_position(line));
+///
+/// @throws std::invalid_argument for a line that to_string did not write, or that was cut off. That
+///     the position is one of the same samples and settings is for BatchStream::seek to find out.
+[[nodiscard]] BRIM_API std::string to_string(const Position& position);
+[[nodiscard]] BRIM_API Position parse_position(std::string_view line);
 
 /// One rank's batches of an epoch, or all of them.
 ///
@@ -46,10 +59,10 @@ struct Position {
 ///     brim::batching::BatchStream mine(*batching, seed, {.rank = 2, .world_size = 8});
 ///     while (auto batch = mine.next()) { train(*batch); }
 ///
-/// Every rank works out the same batches and takes every world_size-th: no communication, no sample
-/// on two ranks, and the same number of batches on each. Batches of one step are chosen alike in
-/// cost. Where the number of batches does not divide, a few of the last ones are split; only where
-/// there are not enough samples to split are the last ones left out, and reported.
+/// Every rank computes the same batches and takes every world_size-th: no communication, no sample
+/// on two ranks, and the same number of batches on each. Batches of one step cost about the same.
+/// If the number of batches does not divide, a few of the last ones are split; only if there are
+/// too few samples to split are the last ones left out, and reported.
 ///
 /// For one thread; streams do not disturb each other.
 class BRIM_API BatchStream {
@@ -64,12 +77,12 @@ class BRIM_API BatchStream {
   /// This rank's next batch, valid until the next call; empty at the end of the epoch.
   [[nodiscard]] std::optional<std::span<const std::int64_t>> next();
 
-  /// The block that the last batch came from, in the order in which ranks take turns, and the
-  /// number of blocks so far. For those who copy a block once rather than each batch.
+  /// The block of the last batch, in the order in which ranks take turns, and the number of blocks
+  /// so far. For callers that copy a block once rather than each batch.
   [[nodiscard]] const Batches& block() const { return block_; }
   [[nodiscard]] std::int64_t blocks_opened() const { return blocks_opened_; }
 
-  /// Whether next() will have to work out another block, or find that there is none.
+  /// Whether next() has to compute another block, or is at the end.
   [[nodiscard]] bool at_block_end() const {
     return blocks_opened_ == 0 || std::cmp_greater_equal(next_, block_.count());
   }
@@ -78,20 +91,20 @@ class BRIM_API BatchStream {
   [[nodiscard]] std::int64_t given() const { return given_; }
 
   /// The position after `batches` of the batches that this stream gives (all so far by default).
-  /// Costs no time. @throws std::invalid_argument if that is more than it has given.
+  /// @throws std::invalid_argument if that is more than it has given.
   [[nodiscard]] Position position() const { return position(given_); }
   [[nodiscard]] Position position(std::int64_t batches) const;
 
-  /// Goes on where a stream of the same Batching and seed stood, whatever its ranks. Works out one
-  /// block. Only before the first next(). @throws std::invalid_argument if the position is not one
-  /// of such a stream.
+  /// Resumes where a stream of the same Batching and seed stood, with any number of ranks. Computes
+  /// one block. Only before the first next(). @throws std::invalid_argument if the position is not
+  /// one of such a stream.
   void seek(const Position& position);
 
-  /// COUNT of this rank's batches that are left. Works all of them out.
+  /// COUNT of this rank's remaining batches. Computes all of them.
   [[nodiscard]] std::int64_t count_rest();
 
-  /// Appends what is left of the epoch: this rank's batches, or, of rank 0 only, those of all ranks
-  /// in turns. That is the end of the stream.
+  /// Appends the rest of the epoch: this rank's batches, or (rank 0 only) those of all ranks in
+  /// turns. The stream is then at its end.
   void read_rest(Batches& batches, bool all_ranks = false);
 
   /// Samples that were left out so far, in addition to the Batching's own.

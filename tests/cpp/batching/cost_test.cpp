@@ -57,5 +57,15 @@ TEST(Cost, CustomNeedsBothItsFunctions) {
   EXPECT_EQ(Cost::custom(count, price).kind(), Cost::Kind::custom);
 }
 
+TEST(Cost, IsFoundByItsNameAndAnUnknownNameListsAll) {
+  EXPECT_EQ(Cost::named("sum").kind(), Cost::Kind::sum);
+  EXPECT_EQ(Cost::named("count").kind(), Cost::Kind::count);
+  EXPECT_EQ(Cost::named("padded").kind(), Cost::Kind::padded);
+  EXPECT_EQ(Cost::named("padded_squared").kind(), Cost::Kind::padded_squared);
+  expect_message([] { (void)Cost::named("paded"); },
+                 {"cost must be " + Cost::names(), "\"paded\""});
+  EXPECT_EQ(Cost::names(), "\"sum\", \"count\", \"padded\", \"padded_squared\"");
+}
+
 }  // namespace
 }  // namespace brim::batching

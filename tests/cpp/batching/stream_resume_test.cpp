@@ -351,5 +351,43 @@ TEST(ResumedStream, ChunkOfAPositionMayBeAnything) {
   }
 }
 
+TEST(PositionText, EveryPositionIsTheSameAgain) {
+  Random random(21);
+  for (int trial = 0; trial < 60; ++trial) {
+    const auto made = random_case(random, 300);
+    BatchStream stream(*made->batching, 7, {.rank = 0, .world_size = 1 + trial % 3});
+    const std::int64_t steps = any_int(random, 0, 5);
+    for (std::int64_t i = 0; i < steps && stream.next(); ++i) {
+    }
+    const std::string line = to_string(stream.position());
+    EXPECT_EQ(line.find('\n'), std::string::npos);
+    const Position loaded = parse_position(line);
+    ASSERT_EQ(loaded, stream.position()) << line;
+    BatchStream resumed(*made->batching, 7, {.rank = 0, .world_size = 1 + trial % 3});
+    resumed.seek(loaded);
+    ASSERT_EQ(read(resumed), read(stream)) << made->name;
+  }
+  const Position several{{3, -1}, {{4, 1, 7}, {2, 0, 6}}};
+  EXPECT_EQ(to_string(several), "brim-position cursor 3 -1 segments 4 1 7 2 0 6 end");
+  EXPECT_EQ(parse_position(to_string(several)), several);
+  EXPECT_EQ(parse_position(to_string(Position{})), Position{});
+}
+
+TEST(PositionText, WrongLineIsAnErrorThatSaysWhatIsWrong) {
+  const auto expect_refused = [](const std::string& line, const std::string& part) {
+    expect_message([&] { (void)parse_position(line); }, {"a position must be a line", part});
+  };
+  expect_refused("", "expected brim-position, found \"\"");
+  expect_refused("hello", "found \"hello\"");
+  expect_refused("7 brim-position cursor segments end", "expected brim-position");
+  expect_refused("brim-position cursor 3 5", "expected segments, found \"\"");
+  expect_refused("brim-position cursor 3 segments 4 1 7", "expected end, found \"\"");
+  expect_refused("brim-position cursor 3 segments 4 1 7 en", "found \"en\"");
+  expect_refused("brim-position cursor 3 segments 4 1 end", "three numbers per segment");
+  expect_refused("brim-position cursor 3x segments end", "found \"3x\"");
+  expect_refused("brim-position cursor 99999999999999999999 segments end", "64 bits");
+  expect_refused("brim-position cursor 3 segments end 4", "expected nothing more, found \"4\"");
+}
+
 }  // namespace
 }  // namespace brim::batching
