@@ -15,6 +15,8 @@ namespace brim::detail {
 class Growth {
  public:
   explicit Growth(std::span<const Attempt> attempts);  // which must outlive it
+  Growth(const Growth&) = delete;
+  Growth& operator=(const Growth&) = delete;
 
   struct Prediction {
     double size;     ///< infinite if the need does not grow
@@ -49,8 +51,9 @@ class Growth {
   [[nodiscard]] std::size_t apart_from(std::size_t fit) const;
   [[nodiscard]] double below_fits(double bytes) const;
 
-  std::vector<const Attempt*> fits_;  // ascending in size, as the failures
-  std::vector<const Attempt*> failures_;
+  std::vector<const Attempt*> points_;    // fits, then failures, each ascending in size
+  std::span<const Attempt* const> fits_;  // of points_
+  std::span<const Attempt* const> failures_;
 };
 
 /// Whether a failure's bytes explain it: at least half of what was available. One that needed less
