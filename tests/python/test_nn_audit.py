@@ -367,7 +367,7 @@ def test_below_the_least_the_text_says_what_the_least_is() -> None:
     brim.convert(model, recompute="cheap")
     audit = brim.audit(model, x)
     assert audit.brim < audit.least
-    assert str(audit).endswith("% without computing anything again")
+    assert str(audit).endswith("% if nothing is recomputed")
 
 
 def test_nothing_stays_in_memory() -> None:
