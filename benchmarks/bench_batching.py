@@ -184,7 +184,8 @@ def packed_epoch(sizes: torch.Tensor) -> None:
         fill = target = ""
         if name in cases:
             fill = f"fill {made(**cases[name]).report().fill:.3%}"
-            target = "target ≥ 4 M/s" if name.startswith("global") else "target ≥ 10 M/s, ≥ 99.7 %"
+            target = "target ≥ 10 M/s, fill ≥ 99.7 %"
+            target = "target ≥ 4 M/s" if name.startswith("global") else target
         row(name, rate(samples, seconds), fill, target)
     if samples > MILLION:
         return
@@ -240,7 +241,7 @@ def first_batch(sizes: torch.Tensor, bionemo: Any) -> None:
         )
     numbers = itertools.cycle(sizes[:1000].tolist())
     seconds = cpu_median(
-        lambda: next(data.size_aware_batching(numbers, lambda size: size, BUDGET)), 15, **CPU_TIME
+        lambda: next(data.size_aware_batching(numbers, lambda size: size, BUDGET)), 15
     )
     row("size_aware_batching over an endless iterator", milliseconds(seconds), "", "target ≤ 10 ms")
 

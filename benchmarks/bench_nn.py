@@ -49,7 +49,7 @@ def mebibytes(value: int) -> str:
 
 
 def compare(title: str, model: nn.Module, step: Step, device: str, *, cheap: bool = True) -> None:
-    """One table: the model with torch.nn, brim.nn and, if `cheap`, recomputation; ratios to torch.nn."""
+    """One table: the model with torch.nn, with brim.nn and, if `cheap`, with recomputation."""
     print(f"\n{title}")
     models = {"torch.nn": model, "brim.nn": copy.deepcopy(model)}
     brim.convert(models["brim.nn"])

@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypedDict, cast
 
 import torch
 from torch.utils.data import Sampler
 
 from brim import _C
-from brim.data.sizes import Budget, Cost, Limits, Sizes, check_oversize, index_tensor
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from brim.data.sizes import Budget, Cost, Limits, check_oversize
 
 Batch = list[int]
 
@@ -416,83 +413,3 @@ class BatchSamplerBase(Sampler[Batch]):
         self._opened = []
         self._resumed = resumed
         self._start = None if resumed is None else start
-
-
-class FittedBatchSampler(BatchSamplerBase):
-    """A batch sampler that `fit` can make of a budget in bytes."""
-
-    model: _C.MemoryModel | None = None
-
-    @classmethod
-    @abstractmethod
-    def _of_sizes(
-        cls, sizes: torch.Tensor, maximum: int, options: dict[str, Any], *, trial: bool
-    ) -> Self:
-        """A sampler over all of these sizes; a trial must leave the options as they are."""
-
-    @classmethod
-    def fit(
-        cls,
-        dataset: Any,
-        work: Callable[[Any], object],
-        sizeof: Callable[[Any], Any] | Mapping[int, Any] | Sizes,
-        budget: int | str,
-        device: str | torch.device | int | None = None,
-        *,
-        cost: str = "padded",
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        probes: int = 7,
-        **options: Any,
-    ) -> Self:
-        """Measure how much memory the work needs, and make a sampler that stays under a budget.
-
-        Args:
-            dataset: the samples, by index.
-            work: what is done with a batch, such as a training step. Called about twenty times with
-                a list of samples, or with what `collate_fn` returns for it. It may then hold up to
-                twice the budget.
-            sizeof: the size of each sample: the sizes themselves, or a function of the index (or
-                of the sample, if it cannot take an index).
-            budget: bytes that the device may hold at once, including what it holds now, as an int
-                or text such as `"20GiB"`.
-            device: the current accelerator if None, else the CPU.
-            cost: what memory depends on: `"padded"` for samples padded to the longest, `"sum"` for
-                samples laid end to end.
-            collate_fn: makes a batch of a list of samples.
-            probes: how many batches are measured first, spread over all sizes (padded only). More
-                follow near the budget, and from the sampler itself.
-            **options: keywords of the sampler; for `SizeAwareBatchSampler` also `sampler`, the
-                order of the samples.
-
-        Returns:
-            A sampler. Its attribute `model` is the memory model, and `max_total_size` the budget,
-            on CUDA less what torch's allocator loses between blocks. With `cost="sum"` it is the
-            largest total of a batch.
-
-        Warns:
-            UserWarning: if batches need over 25 % more than measurements of other batches predict.
-        """
-        from brim.data.fit import fit_sampler  # which imports this module
-
-        if options.get("indices") is not None:  # read several times
-            options["indices"] = index_tensor("indices", options["indices"])
-
-        def make(sizes: torch.Tensor, maximum: int, cost: Any, **changes: Any) -> Any:
-            chosen = {**options, "cost": cost, **changes}
-            return cls._of_sizes(sizes, maximum, chosen, trial=bool(changes))
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # Wrong options are an error before anything is measured.
-            make(torch.ones(len(dataset), dtype=torch.int64), len(dataset) + 1, "sum")
-        return fit_sampler(  # type: ignore[no-any-return]
-            make,
-            dataset,
-            work,
-            sizeof,
-            budget,
-            device,
-            cost=cost,
-            collate_fn=collate_fn,
-            probes=probes,
-        )

@@ -13,13 +13,13 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from brim import _C
 from brim.data.base import (
     Batch,
-    FittedBatchSampler,
     SamplerOptions,
     Start,
     left_out_message,
     warn,
     whole,
 )
+from brim.data.fit import FittedBatchSampler
 from brim.data.sizes import (
     Budget,
     Cost,
