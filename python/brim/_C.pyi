@@ -270,20 +270,6 @@ def probe_memory(
     probes: int,
     cleanup: Callable[[], object] | None,
 ) -> MemoryModel: ...
-def probe_batches(
-    fn: Callable[[int, int], object],
-    lengths: Sequence[int],
-    most: int,
-    device: _Device,
-    budget: int | None,
-    probes: int,
-) -> MemoryModel: ...
-
-class NeedBound:
-    """The most that a batch can need, from what others needed."""
-
-    def add(self, terms: Sequence[float], need: float) -> None: ...
-    def at(self, terms: Sequence[float]) -> float: ...
 
 class PlanReport:
     """What becomes of the samples of an epoch, over all ranks."""
@@ -408,6 +394,15 @@ def indices_tensor(indices: Iterable[int]) -> torch.Tensor: ...
 def make_adaptive(
     function: Callable[..., Any], config: Mapping[str, object]
 ) -> AdaptiveFunction[..., Any]: ...
+def fit_batching(
+    sizes: torch.Tensor,
+    work: Callable[[list[int]], object],
+    make: Callable[[int, MemoryModel | None], SampleBatching],
+    padded: bool,
+    budget: int,
+    device: _Device,
+    probes: int,
+) -> tuple[int, MemoryModel | None, float]: ...
 def create_buckets(
     sizes: torch.Tensor, max_width: int, min_bucket_count: int
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
