@@ -13,8 +13,8 @@ import torch
 from brim import _C
 from brim._table import text_table
 from brim.memory import parse_bytes
-from brim.nn._saved import FUNCTIONS, Run, measure, with_sizes
 from brim.nn._lower_bound import with_torchs_work
+from brim.nn._saved import FUNCTIONS, Run, measure, with_sizes
 from brim.nn.convert import convert, own_base
 from brim.nn.saving import paused
 
