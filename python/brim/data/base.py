@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Sampler
 
 from brim import _C
+from brim._arguments import flag, whole
 
 Batch = list[int]
 
@@ -29,25 +30,6 @@ class Start(NamedTuple):
     seed: int
     cursor: list[int]
     segments: list[list[int]]
-
-
-def whole(name: str, value: object, least: int, below: int = 2**63) -> int:
-    """An int from `least` up to, but without, `below`; NumPy's ints are, bools are not."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {value!r:.100}")
-    number = int(value.__index__())
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    if number >= below:
-        raise ValueError(f"{name} must be below 2**{below.bit_length() - 1}, got {number}")
-    return number
-
-
-def flag(name: str, value: object) -> bool:
-    """A bool, and nothing that is merely true or false."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r:.100}")
-    return value
 
 
 def draw_seed(generator: torch.Generator | None) -> int:

@@ -10,15 +10,15 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from brim import _C
+from brim._arguments import flag, whole
 from brim.data.base import (
     Batch,
     BatchSamplerBase,
     Plan,
     Start,
-    flag,
     warn_of_left_out,
-    whole,
 )
+from brim.data.ordered import SizeAwareBatchSampler
 from brim.data.sizes import (
     Budget,
     Cost,
@@ -31,7 +31,6 @@ from brim.data.sizes import (
     size_function,
     sizes_of,
 )
-from brim.data.ordered import SizeAwareBatchSampler
 
 
 class Buckets(NamedTuple):

@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from brim import _C
-from brim.data.base import Batch, BatchSamplerBase, Start, warn, warn_of_left_out, whole
+from brim._arguments import whole
+from brim.data.base import Batch, BatchSamplerBase, Start, warn, warn_of_left_out
 from brim.data.fit import fit_sampler
 from brim.data.sizes import (
     Budget,

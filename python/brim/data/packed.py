@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from brim import _C
-from brim.data.base import BatchSamplerBase, warn_of_left_out, whole
+from brim._arguments import whole
+from brim.data.base import BatchSamplerBase, warn_of_left_out
 from brim.data.fit import fit_sampler
 from brim.data.sizes import (
     Budget,
