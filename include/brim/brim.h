@@ -14,6 +14,8 @@
 #include <brim/batching/plan.h>
 #include <brim/batching/sample_sizes.h>
 #include <brim/batching/stream.h>
+#include <brim/fit/fit_batching.h>
+#include <brim/fit/model_limit.h>
 #include <brim/memory/budget.h>
 #include <brim/memory/bytes.h>
 #include <brim/memory/cpu.h>

@@ -1,7 +1,6 @@
 #include <brim/memory/bytes.h>
 #include <brim/predict/collect_peaks.h>
 #include <brim/predict/memory_model.h>
-#include <brim/predict/need_bound.h>
 #include <brim/predict/polynomial_regression.h>
 #include <brim/predict/probe.h>
 #include <c10/util/Exception.h>
@@ -49,8 +48,6 @@ std::function<void()> cleanup_argument(const py::object& cleanup) {
   check_callable("cleanup", cleanup);
   return [cleanup] { cleanup(); };
 }
-
-void collect_garbage() { py::module_::import("gc").attr("collect")(); }
 
 py::list collect(const py::object& work, const py::iterable& inputs, const py::object& device,
                  const py::object& cleanup) {
@@ -100,18 +97,6 @@ MemoryModel probe(const py::object& function,
   }
   return checked([&] {
     return probe_memory([&](std::int64_t size) { call_python(function, size); }, numbers, options);
-  });
-}
-
-MemoryModel probe_lengths(const py::object& function, const std::vector<std::int64_t>& lengths,
-                          std::int64_t most, const py::object& device,
-                          const std::optional<std::int64_t>& budget, const py::object& probes) {
-  check_callable("fn", function);
-  const ProbeOptions options = probe_options(device, budget, probes, py::none());
-  return checked([&] {
-    return probe_batches(
-        [&](std::int64_t n, std::int64_t length) { call_python(function, n, length); }, lengths,
-        most, options);
   });
 }
 
@@ -308,13 +293,6 @@ void register_model(py::module_& m) {
       .def("__str__", &Model::to_string);
   m.def("probe_memory", &probe, py::arg("fn"), py::arg("sizes"), py::arg("batch"),
         py::arg("device"), py::arg("budget"), py::arg("probes"), py::arg("cleanup"));
-  m.def("probe_batches", &probe_lengths, py::arg("fn"), py::arg("lengths"), py::arg("most"),
-        py::arg("device"), py::arg("budget"), py::arg("probes"));
-  using Bound = NeedBound;
-  py::class_<Bound>(m, "NeedBound")
-      .def(py::init<>())
-      .def("add", &Bound::add, py::arg("terms"), py::arg("need"))
-      .def("at", &Bound::at, py::arg("terms"));
 }
 
 }  // namespace

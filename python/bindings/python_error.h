@@ -40,4 +40,7 @@ pybind11::object call_python(const pybind11::object& function, Arguments&&... ar
   TORCH_CHECK_WITH(OutOfMemoryError, false, message);
 }
 
+/// Runs Python's garbage collector. The caller holds the GIL.
+inline void collect_garbage() { pybind11::module_::import("gc").attr("collect")(); }
+
 }  // namespace brim::python

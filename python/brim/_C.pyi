@@ -270,20 +270,6 @@ def probe_memory(
     probes: int,
     cleanup: Callable[[], object] | None,
 ) -> MemoryModel: ...
-def probe_batches(
-    fn: Callable[[int, int], object],
-    lengths: Sequence[int],
-    most: int,
-    device: _Device,
-    budget: int | None,
-    probes: int,
-) -> MemoryModel: ...
-
-class NeedBound:
-    """The most that a batch can need, from what others needed."""
-
-    def add(self, terms: Sequence[float], need: float) -> None: ...
-    def at(self, terms: Sequence[float]) -> float: ...
 
 class PlanReport:
     """What becomes of the samples of an epoch, over all ranks."""
@@ -408,6 +394,15 @@ def indices_tensor(indices: Iterable[int]) -> torch.Tensor: ...
 def make_adaptive(
     function: Callable[..., Any], config: Mapping[str, object]
 ) -> AdaptiveFunction[..., Any]: ...
+def fit_batching(
+    sizes: torch.Tensor,
+    work: Callable[[list[int]], object],
+    make: Callable[[int, MemoryModel | None], SampleBatching],
+    padded: bool,
+    budget: int,
+    device: _Device,
+    probes: int,
+) -> tuple[int, MemoryModel | None, float]: ...
 def create_buckets(
     sizes: torch.Tensor, max_width: int, min_bucket_count: int
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -431,110 +426,6 @@ def call_through_cpp(function: Callable[[], _T]) -> _T: ...
 class _Operators:
     """The operators of brim: `torch.ops.brim`, called without torch's parser."""
 
-    def gate(
-        self, x: torch.Tensor, gate: int, a: float, b: float, recompute: bool, /
-    ) -> torch.Tensor: ...
-    def gate_(
-        self, x: torch.Tensor, gate: int, a: float, b: float, recompute: bool, /
-    ) -> torch.Tensor: ...
-    def gelu(self, x: torch.Tensor, approximate: str, /) -> torch.Tensor: ...
-    def silu(self, x: torch.Tensor, /) -> torch.Tensor: ...
-    def silu_(self, x: torch.Tensor, /) -> torch.Tensor: ...
-    def dropout(self, x: torch.Tensor, p: float, /) -> torch.Tensor: ...
-    def dropout_(self, x: torch.Tensor, p: float, /) -> torch.Tensor: ...
-    def linear(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        cast_weights: bool,
-        recompute: bool,
-        /,
-    ) -> torch.Tensor: ...
-    def conv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        transposed: bool,
-        output_padding: Sequence[int],
-        groups: int,
-        cast_weights: bool,
-        recompute: bool,
-        /,
-    ) -> torch.Tensor: ...
-    def batch_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        running_mean: torch.Tensor | None,
-        running_var: torch.Tensor | None,
-        training: bool,
-        momentum: float,
-        eps: float,
-        /,
-    ) -> torch.Tensor: ...
-    def layer_norm(
-        self,
-        x: torch.Tensor,
-        normalized_shape: Sequence[int],
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-        /,
-    ) -> torch.Tensor: ...
-    def group_norm(
-        self,
-        x: torch.Tensor,
-        num_groups: int,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-        /,
-    ) -> torch.Tensor: ...
-    def rms_norm(
-        self,
-        x: torch.Tensor,
-        normalized_shape: Sequence[int],
-        weight: torch.Tensor | None,
-        eps: float | None,
-        /,
-    ) -> torch.Tensor: ...
-    def max_pool(
-        self,
-        x: torch.Tensor,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        ceil_mode: bool,
-        /,
-    ) -> torch.Tensor: ...
-    def max_pool_with_indices(
-        self,
-        x: torch.Tensor,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        ceil_mode: bool,
-        /,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def avg_pool(
-        self,
-        x: torch.Tensor,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: int | None,
-        /,
-    ) -> torch.Tensor: ...
-    def adaptive_avg_pool(self, x: torch.Tensor, output_size: Sequence[int], /) -> torch.Tensor: ...
+    def __getattr__(self, name: str) -> Callable[..., torch.Tensor]: ...
 
 ops: _Operators

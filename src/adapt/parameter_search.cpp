@@ -163,17 +163,17 @@ void ParameterSearch::advance() {
   next_ = values_at(current_, groups_[current_].search.next());
 }
 
-void ParameterSearch::record(SizeOutcome outcome) {
+void ParameterSearch::record(Attempt attempt) {
   ++attempts_;
   const auto tell = [&](std::int64_t scale) {
     const Range range = same(groups_[current_], scale);
-    outcome.size = outcome.fitted ? range.last : range.first;
-    groups_[current_].search.record(outcome);
+    attempt.values = {attempt.fitted() ? range.last : range.first};
+    groups_[current_].search.record(attempt);
   };
   tell(groups_[current_].search.next());
   // The floor of one group is the maximum of the next: tried, and known to fail. A group that has
   // but one value passes the failure on.
-  while (!outcome.fitted && exhausted()) {
+  while (!attempt.fitted() && exhausted()) {
     ++current_;
     if (revisit_floor_) {
       break;
@@ -206,7 +206,8 @@ std::optional<std::int64_t> ParameterSearch::scale_of(const Group& group,
   return each(std::equal_to<>(), scale) ? std::optional(scale) : std::nullopt;
 }
 
-bool ParameterSearch::remember(std::span<const std::int64_t> values, SizeOutcome outcome) {
+bool ParameterSearch::remember(const Attempt& attempt) {
+  const std::vector<std::int64_t>& values = attempt.values;
   if (values.size() != parameters_.size()) {
     throw std::invalid_argument("values has " + std::to_string(values.size()) +
                                 " entries; it must have " + std::to_string(parameters_.size()) +
@@ -236,8 +237,9 @@ bool ParameterSearch::remember(std::span<const std::int64_t> values, SizeOutcome
       continue;
     }
     const Range range = same(groups_[g], *scale);
-    outcome.size = outcome.fitted ? range.last : range.first;
-    groups_[g].search.remember(outcome);
+    Attempt scaled = attempt;
+    scaled.values = {attempt.fitted() ? range.last : range.first};
+    groups_[g].search.remember(scaled);
     taken = true;
   }
   current_ = attempts_ == 0 ? 0 : current_;

@@ -73,13 +73,13 @@ double SizeSearch::usable() const noexcept {
     return -1.0;
   }
   auto bytes = static_cast<double>(available_);
-  for (std::size_t i = 0; i < count_; ++i) {
-    const auto need = static_cast<double>(facts_[i].need);
+  for (const Attempt& attempt : known_) {
+    const auto bytes_needed = static_cast<double>(need(attempt));
     // It failed although there was room by the numbers: fragments, or a limit that promises too
     // much. Half as much and less is no news about the limit, but a number not to be believed.
-    if (!facts_[i].fitted && !facts_[i].remembered &&
-        need >= kCredible * static_cast<double>(available_)) {
-      bytes = std::min(bytes, need);
+    if (!attempt.fitted() && !attempt.remembered &&
+        bytes_needed >= kCredible * static_cast<double>(available_)) {
+      bytes = std::min(bytes, bytes_needed);
     }
   }
   return bytes;
@@ -90,14 +90,13 @@ std::optional<double> SizeSearch::predicted(double margin) const {
   if (available < 0) {
     return std::nullopt;
   }
-  std::array<NeedPoint, kFacts> fits{};
-  std::array<NeedPoint, kFacts> failures{};
+  std::array<NeedPoint, kMostKnown> fits{};
+  std::array<NeedPoint, kMostKnown> failures{};
   std::size_t fit_count = 0;
   std::size_t failure_count = 0;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const Fact& fact = facts_[i];
-    if (fact.need >= 0) {
-      (fact.fitted ? fits[fit_count++] : failures[failure_count++]) = {fact.size, fact.need};
+  for (const Attempt& attempt : known_) {
+    if (const std::int64_t bytes = need(attempt); bytes >= 0) {
+      (attempt.fitted() ? fits[fit_count++] : failures[failure_count++]) = {attempt.size(), bytes};
     }
   }
   const auto by_size = [](const NeedPoint& a, const NeedPoint& b) { return a.size < b.size; };
@@ -149,13 +148,12 @@ std::int64_t SizeSearch::half() const noexcept {
 std::int64_t SizeSearch::hint() const noexcept {
   std::int64_t fit = 0;
   std::int64_t failure = 0;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const Fact& fact = facts_[i];
-    if (fact.remembered && (fact.available < 0 || available_ < 0)) {
-      if (fact.fitted) {
-        fit = std::max(fit, fact.size);
+  for (const Attempt& attempt : known_) {
+    if (attempt.remembered && (attempt.available.value_or(-1) < 0 || available_ < 0)) {
+      if (attempt.fitted()) {
+        fit = std::max(fit, attempt.size());
       } else {
-        failure = failure == 0 ? fact.size : std::min(failure, fact.size);
+        failure = failure == 0 ? attempt.size() : std::min(failure, attempt.size());
       }
     }
   }
@@ -185,15 +183,14 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
   const auto failed = static_cast<std::size_t>(std::max<std::int64_t>(failed_in_a_row_, 1));
   std::optional<FailurePoint> newest;
   std::optional<FailurePoint> larger;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const Fact& fact = facts_[i];
-    if (fact.fitted || fact.need < 0) {
+  for (const Attempt& attempt : known_) {
+    if (attempt.fitted() || !attempt.need()) {
       continue;
     }
-    const FailurePoint point{fact.size, fact.need - fact.requested, fact.requested};
-    if (fact.size == failure_) {
+    const FailurePoint point{attempt.size(), *attempt.peak, *attempt.requested};
+    if (attempt.size() == failure_) {
       newest = point;
-    } else if (fact.size > failure_ && (!larger || fact.size < larger->size)) {
+    } else if (attempt.size() > failure_ && (!larger || attempt.size() < larger->size)) {
       larger = point;
     }
   }

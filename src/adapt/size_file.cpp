@@ -21,15 +21,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kHeader = "brim-sizes 1";
+constexpr const char* kHeader = "brim-sizes 2";
 constexpr const char* kSuffix = ".brim-sizes";
 constexpr const char* kTemporary = ".tmp";
 constexpr std::size_t kHexDigits = 16;
-// Sixteen facts take some 2 kB; anything much larger was not written by us.
+// Sixteen attempts take some 2 kB; anything much larger was not written by us.
 constexpr std::size_t kLargestFile = 65536;
 constexpr std::size_t kMostValues = 64;
 
 constexpr std::int64_t kUnknown = -1;
+constexpr auto kLastOutcome = static_cast<std::int64_t>(OomKind::size_limit);
 
 std::string hex(std::uint64_t key) {
   std::array<char, kHexDigits + 1> text{};
@@ -58,19 +59,18 @@ std::optional<c10::Device> device_named(const std::string& text) {
   }
 }
 
-bool plausible(const SizeFact& fact, std::int64_t fitted) {
+bool plausible(const Attempt& attempt) {
   const auto bytes_ok = [](const std::optional<std::int64_t>& bytes) {
     return !bytes || *bytes >= 0;
   };
   const auto value_ok = [](std::int64_t value) { return value >= 1; };
-  return std::all_of(fact.values.begin(), fact.values.end(), value_ok) &&
-         (fitted == 0 || fitted == 1) && bytes_ok(fact.outcome.peak) &&
-         bytes_ok(fact.outcome.requested) && bytes_ok(fact.outcome.limit) &&
-         fact.outcome.held >= 0 && std::isfinite(fact.rate) && fact.rate >= 0;
+  return std::all_of(attempt.values.begin(), attempt.values.end(), value_ok) &&
+         bytes_ok(attempt.peak) && bytes_ok(attempt.requested) && bytes_ok(attempt.available) &&
+         attempt.held >= 0 && std::isfinite(attempt.rate) && attempt.rate >= 0;
 }
 
-/// The facts, or empty if any line is not as `write` writes it.
-std::optional<std::vector<SizeFact>> parse(std::string_view text, std::uint64_t key) {
+/// The attempts, or empty if any line is not as `write` writes it.
+std::optional<std::vector<Attempt>> parse(std::string_view text, std::uint64_t key) {
   // The last line is the checksum of all before it.
   const std::size_t body = text.size() < kHexDigits + 1 ? 0 : text.size() - kHexDigits - 1;
   if (body == 0 || text.substr(body) != hex(checksum(text.substr(0, body))) + '\n') {
@@ -81,58 +81,57 @@ std::optional<std::vector<SizeFact>> parse(std::string_view text, std::uint64_t 
   if (!std::getline(in, line) || line != kHeader || !std::getline(in, line) || line != hex(key)) {
     return std::nullopt;
   }
-  std::vector<SizeFact> facts;
+  std::vector<Attempt> attempts;
   while (std::getline(in, line)) {
     std::istringstream fields(line);
     fields.imbue(std::locale::classic());  // the same in every program, whatever its language
-    SizeFact fact;
-    std::int64_t fitted = 0;
+    Attempt attempt;
+    std::int64_t outcome = 0;
     std::int64_t peak = 0;
     std::int64_t requested = 0;
-    std::int64_t limit = 0;
+    std::int64_t available = 0;
     std::size_t values = 0;
     std::string device;
-    fields >> fitted >> peak >> requested >> limit >> fact.outcome.held >> fact.rate >> device >>
+    fields >> outcome >> peak >> requested >> available >> attempt.held >> attempt.rate >> device >>
         values;
-    if (!fields || values < 1 || values > kMostValues) {
+    if (!fields || values < 1 || values > kMostValues || outcome < 0 || outcome > kLastOutcome) {
       return std::nullopt;
     }
     const auto named = device_named(device);
     if (!named) {
       return std::nullopt;
     }
-    fact.device = *named;
-    fact.values.resize(values);
-    for (std::int64_t& value : fact.values) {
+    attempt.device = *named;
+    attempt.values.resize(values);
+    for (std::int64_t& value : attempt.values) {
       fields >> value;
     }
     if (!fields || fields.peek() != std::istringstream::traits_type::eof()) {
       return std::nullopt;
     }
-    fact.outcome.size = fact.values.front();
-    fact.outcome.fitted = fitted == 1;
-    fact.outcome.peak = known(peak);
-    fact.outcome.requested = known(requested);
-    fact.outcome.limit = known(limit);
-    if (!plausible(fact, fitted) || facts.size() == SizeMemory::kFactsPerKey) {
+    attempt.outcome = static_cast<OomKind>(outcome);
+    attempt.peak = known(peak);
+    attempt.requested = known(requested);
+    attempt.available = known(available);
+    if (!plausible(attempt) || attempts.size() == SizeMemory::kAttemptsPerKey) {
       return std::nullopt;
     }
-    facts.push_back(fact);
+    attempts.push_back(attempt);
   }
-  return facts;
+  return attempts;
 }
 
 }  // namespace
 
 std::string name(std::uint64_t key) { return hex(key) + kSuffix; }
 
-std::vector<SizeFact> read(const fs::path& file, std::uint64_t key) {
+std::vector<Attempt> read(const fs::path& file, std::uint64_t key) {
   std::error_code error;
   const fs::file_status status = fs::status(file, error);
   if (!fs::exists(status)) {
     return {};
   }
-  std::optional<std::vector<SizeFact>> facts;
+  std::optional<std::vector<Attempt>> attempts;
   if (fs::is_regular_file(status)) {  // opening a pipe would wait for its writer
     std::ifstream in(file, std::ios::binary);
     if (!in.is_open() && errno == ENOENT) {
@@ -142,17 +141,17 @@ std::vector<SizeFact> read(const fs::path& file, std::uint64_t key) {
     in.read(text.data(), static_cast<std::streamsize>(text.size()));
     text.resize(static_cast<std::size_t>(in.gcount()));
     if (text.size() <= kLargestFile) {
-      facts = parse(text, key);
+      attempts = parse(text, key);
       // `prune` takes what was not used for longest first.
       ::utimensat(AT_FDCWD, file.c_str(), nullptr, 0);
     }
   }
-  if (!facts) {
+  if (!attempts) {
     TORCH_WARN("ignored ", file.string(),
                ": it is damaged or was not written by this version of brim");
     return {};
   }
-  return *facts;
+  return *attempts;
 }
 
 namespace {
@@ -184,17 +183,17 @@ std::error_code write_all(int descriptor, std::string_view text) {
   return {};
 }
 
-std::string text_of(std::uint64_t key, const std::vector<SizeFact>& facts) {
+std::string text_of(std::uint64_t key, const std::vector<Attempt>& attempts) {
   std::ostringstream out;
   out.imbue(std::locale::classic());
   out.precision(17);
   out << kHeader << '\n' << hex(key) << '\n';
-  for (const SizeFact& fact : facts) {
-    const SizeOutcome& o = fact.outcome;
-    out << (o.fitted ? 1 : 0) << ' ' << o.peak.value_or(kUnknown) << ' '
-        << o.requested.value_or(kUnknown) << ' ' << o.limit.value_or(kUnknown) << ' ' << o.held
-        << ' ' << fact.rate << ' ' << fact.device.str() << ' ' << fact.values.size();
-    for (const std::int64_t value : fact.values) {
+  for (const Attempt& attempt : attempts) {
+    out << static_cast<int>(attempt.outcome) << ' ' << attempt.peak.value_or(kUnknown) << ' '
+        << attempt.requested.value_or(kUnknown) << ' ' << attempt.available.value_or(kUnknown)
+        << ' ' << attempt.held << ' ' << attempt.rate << ' ' << attempt.device.str() << ' '
+        << attempt.values.size();
+    for (const std::int64_t value : attempt.values) {
       out << ' ' << value;
     }
     out << '\n';
@@ -239,7 +238,8 @@ void visit_ours(const fs::path& directory, const Visit& visit) {
 
 }  // namespace
 
-std::error_code write(const fs::path& file, std::uint64_t key, const std::vector<SizeFact>& facts) {
+std::error_code write(const fs::path& file, std::uint64_t key,
+                      const std::vector<Attempt>& attempts) {
   std::error_code error;
   fs::create_directories(file.parent_path(), error);
   if (error) {
@@ -250,7 +250,7 @@ std::error_code write(const fs::path& file, std::uint64_t key, const std::vector
   if (descriptor < 0) {
     return last_error();
   }
-  error = write_all(descriptor, text_of(key, facts));
+  error = write_all(descriptor, text_of(key, attempts));
   if (::close(descriptor) != 0 && !error) {
     error = last_error();  // where a quota or a network file system says it
   }

@@ -14,14 +14,14 @@ namespace brim::size_file {
 /// The file of a key inside the directory: its 16 hexadecimal digits and ".brim-sizes".
 BRIM_API std::string name(std::uint64_t key);
 
-/// The facts in a file; none where there is no file. A damaged or foreign file gives none and a
+/// The attempts in a file; none where there is no file. A damaged or foreign file gives none and a
 /// warning: it is text that is parsed field by field, and never executed.
-BRIM_API std::vector<SizeFact> read(const std::filesystem::path& file, std::uint64_t key);
+BRIM_API std::vector<Attempt> read(const std::filesystem::path& file, std::uint64_t key);
 
 /// Replaces the file at once, so that a reader sees the old text or the new one, whoever else
 /// writes it. The error of the operating system where that fails.
 BRIM_API std::error_code write(const std::filesystem::path& file, std::uint64_t key,
-                               const std::vector<SizeFact>& facts);
+                               const std::vector<Attempt>& attempts);
 
 BRIM_API void remove(const std::filesystem::path& file);
 

@@ -29,7 +29,7 @@ constexpr int kWritesBetweenLooks = 1024;  // other processes write there too
 
 struct Queued {
   std::uint64_t key;
-  std::vector<SizeFact> facts;
+  std::vector<Attempt> attempts;
   std::uint64_t version;
 };
 
@@ -94,7 +94,7 @@ void write_one(Writer& writer, const fs::path& file) {
     item = found->second;  // it stays until it is written, for `read`
   }
   const fs::path parent = file.parent_path();
-  if (const std::error_code error = size_file::write(file, item.key, item.facts)) {
+  if (const std::error_code error = size_file::write(file, item.key, item.attempts)) {
     note_failure(writer, parent, error);
   }
   bool look = false;
@@ -173,7 +173,7 @@ bool can_be_written(const fs::path& directory, std::error_code& error) {
 
 }  // namespace
 
-void put(const fs::path& file, std::uint64_t key, std::vector<SizeFact> facts) {
+void put(const fs::path& file, std::uint64_t key, std::vector<Attempt> attempts) {
   Writer& writer = *current().load();
   const fs::path parent = file.parent_path();
   bool known = false;
@@ -194,7 +194,7 @@ void put(const fs::path& file, std::uint64_t key, std::vector<SizeFact> facts) {
   {
     const std::lock_guard lock(writer.queue);
     if (writer.directories[parent].usable) {
-      writer.queued.insert_or_assign(file, Queued{key, std::move(facts), ++writer.version});
+      writer.queued.insert_or_assign(file, Queued{key, std::move(attempts), ++writer.version});
       start = !std::exchange(writer.running, true);
     }
   }
@@ -204,12 +204,12 @@ void put(const fs::path& file, std::uint64_t key, std::vector<SizeFact> facts) {
   tell_failures(writer);
 }
 
-std::vector<SizeFact> read(const fs::path& file, std::uint64_t key) {
+std::vector<Attempt> read(const fs::path& file, std::uint64_t key) {
   Writer& writer = *current().load();
   {
     const std::lock_guard lock(writer.queue);
     if (const auto found = writer.queued.find(file); found != writer.queued.end()) {
-      return found->second.facts;
+      return found->second.attempts;
     }
   }
   return size_file::read(file, key);

@@ -17,12 +17,12 @@ namespace brim::size_writer {
 
 inline constexpr std::int64_t kMostBytes = std::int64_t{64} << 20;
 
-/// Queues the facts of a key, in the place of what is queued for the file already.
+/// Queues the attempts of a key, in the place of what is queued for the file already.
 BRIM_API void put(const std::filesystem::path& file, std::uint64_t key,
-                  std::vector<SizeFact> facts);
+                  std::vector<Attempt> attempts);
 
 /// What `size_file::read` would give if all that is queued were written.
-BRIM_API std::vector<SizeFact> read(const std::filesystem::path& file, std::uint64_t key);
+BRIM_API std::vector<Attempt> read(const std::filesystem::path& file, std::uint64_t key);
 BRIM_API bool any(const std::filesystem::path& directory);
 
 /// Drop what is queued and what is written.

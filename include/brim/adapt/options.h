@@ -1,7 +1,7 @@
 #pragma once
 
 #include <brim/adapt/strategy.h>
-#include <brim/memory/out_of_memory.h>
+#include <brim/predict/attempt.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -18,21 +18,6 @@ class SizeMemory;
 enum class Objective : std::uint8_t {
   memory,      ///< the largest size that fits
   throughput,  ///< the smallest size within 2 % of the best rate seen so far, among those that fit
-};
-
-/// One try of an adaptive call: what was tried and what came of it.
-struct Attempt {
-  std::vector<std::int64_t> values{};  ///< the size, or the value of each parameter
-  OomKind outcome = OomKind::none;     ///< none: it fitted
-  std::optional<std::int64_t>
-      peak{};  ///< bytes above `held` at its highest; of a failure: when it failed
-  std::optional<std::int64_t> requested{};  ///< bytes asked for when it failed
-  std::int64_t held = 0;                    ///< bytes in use before
-  std::int64_t available = 0;               ///< bytes that it could use
-  double seconds = 0.0;                     ///< 0 for a first try that was not measured
-  bool repeats = false;  ///< the same values once more, after cached memory had been released
-
-  bool fitted() const { return outcome == OomKind::none; }
 };
 
 /// How an adaptive call goes about it. The defaults are right for most.

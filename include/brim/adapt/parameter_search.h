@@ -53,8 +53,8 @@ struct ParameterSearchOptions {
 /// while (!search.finished()) {
 ///   const auto values = search.next();  // values[0], values[1]
 ///   ...
-///   search.record({.fitted = ok, .peak = peak, .requested = requested, .limit = limit, .held =
-///   held}); if (ok) break;
+///   search.record(attempt);
+///   if (attempt.fitted()) break;
 /// }
 /// @endcode
 class BRIM_API ParameterSearch {
@@ -62,20 +62,19 @@ class BRIM_API ParameterSearch {
   /// @throws std::invalid_argument naming what is wrong, its value, and what is allowed.
   explicit ParameterSearch(const ParameterSearchOptions& options);
 
-  /// Takes in what an earlier call found at `values`; see SizeSearch::remember. Values that no
-  /// search with these groups visits say nothing about the order of lowering and are passed over.
-  /// `outcome.size` is not read.
-  /// @return whether the fact was taken in.
+  /// Takes in an attempt of an earlier call; see SizeSearch::remember. Values that no search with
+  /// these groups visits say nothing about the order of lowering and are ignored.
+  /// @return whether it was taken in.
   /// @throws std::invalid_argument when the number of values is wrong or one is below 1.
-  bool remember(std::span<const std::int64_t> values, SizeOutcome outcome);
+  bool remember(const Attempt& attempt);
 
   /// The values to try now, in the order of the parameters; valid until the next call of a
   /// non-const member. Once finished: the values to use, which are `best()`, or the floor of all
   /// when nothing fits.
   [[nodiscard]] std::span<const std::int64_t> next() const noexcept { return next_; }
 
-  /// Takes in what happened at `next()`. `outcome.size` is not read.
-  void record(SizeOutcome outcome);
+  /// Takes in what happened at `next()`. `attempt.values` is not read.
+  void record(Attempt attempt);
 
   [[nodiscard]] bool finished() const noexcept { return groups_[current_].search.finished(); }
 

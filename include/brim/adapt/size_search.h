@@ -2,12 +2,13 @@
 
 #include <brim/adapt/strategy.h>
 #include <brim/export.h>
+#include <brim/predict/attempt.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 namespace brim {
 
@@ -17,18 +18,6 @@ enum class Start : std::uint8_t {
              ///< `maximize`)
   probe,     ///< with a small one, and grows: for work in parts, where a small part is no loss
              ///< (`range`, `chunked`)
-};
-
-/// What happened at one size. All numbers are bytes, and each may be missing; a negative one counts
-/// as missing.
-struct SizeOutcome {
-  std::int64_t size = 0;  ///< the size that was tried, 1 or more
-  bool fitted = false;    ///< whether the attempt succeeded
-  std::optional<std::int64_t>
-      peak{};  ///< held above `held` at its highest; of a failure: when it failed
-  std::optional<std::int64_t> requested{};  ///< asked for when it failed
-  std::optional<std::int64_t> limit{};      ///< allowed in all
-  std::int64_t held = 0;                    ///< in use before the attempt
 };
 
 struct SizeSearchOptions {
@@ -51,7 +40,7 @@ struct SizeSearchOptions {
 
 /// Finds the largest size that fits, from what happened at the sizes tried so far.
 ///
-/// Pure logic: it allocates nothing, runs nothing and owns only numbers. Not thread-safe: one
+/// Pure logic: it runs nothing and owns only numbers. Not thread-safe: one
 /// search belongs to one call; what outlives the call is given to the next search by `remember`.
 ///
 /// `halving` ends at the first fit. `bisect` and `predictive` from `at_upper` go on until the
@@ -67,8 +56,8 @@ struct SizeSearchOptions {
 /// while (!search.finished()) {
 ///   const std::int64_t size = search.next();
 ///   const Attempt attempt = try_at(size);
-///   search.record({.size = size, .fitted = attempt.ok, .peak = attempt.peak, .limit = limit});
-///   if (attempt.ok) break;  // or go on, for the exact maximum
+///   search.record(attempt);
+///   if (attempt.fitted()) break;  // or go on, for the exact maximum
 /// }
 /// @endcode
 class BRIM_API SizeSearch {
@@ -80,12 +69,12 @@ class BRIM_API SizeSearch {
   /// the available bytes allow the conclusion: a fit while no less is available than then, a
   /// failure while no more is available or while it needed more than is available now.
   /// @throws std::invalid_argument when the size is below 1.
-  void remember(const SizeOutcome& outcome);
-  void remember(std::span<const SizeOutcome> outcomes);  ///< several, oldest first
+  void remember(const Attempt& attempt);
+  void remember(std::span<const Attempt> attempts);  ///< several, oldest first
 
   /// Takes in what happened at a size: `next()`, or another (the shorter last part of a range).
   /// @throws std::invalid_argument when the size is below 1.
-  void record(const SizeOutcome& outcome);
+  void record(const Attempt& attempt);
 
   /// Says how many bytes the next attempt may use, where the caller knows it. Else it is taken from
   /// the last outcome, less what the attempts seem to leave behind (results that pile up).
@@ -107,24 +96,15 @@ class BRIM_API SizeSearch {
   [[nodiscard]] const SizeSearchOptions& options() const noexcept { return options_; }
 
  private:
-  struct Fact {
-    std::int64_t size = 0;
-    std::int64_t need = -1;       // a fit's peak, a failure's peak + requested; -1: not known
-    std::int64_t requested = -1;  // of a failure
-    std::int64_t available = -1;  // at that time; -1: not known
-    bool fitted = false;
-    bool remembered = false;
-    bool doubtful =
-        false;  // a failure whose bytes would have fitted: something else held them then
-  };
   // Only sizes that differ are kept, and a search visits few: older ones have been superseded.
-  static constexpr std::size_t kFacts = 24;
+  static constexpr std::size_t kMostKnown = 24;
 
-  void add(const SizeOutcome& outcome, bool remembered);
-  void expect_available(const Fact& previous) noexcept;
+  void add(Attempt attempt);
+  void expect_available(const Attempt& previous) noexcept;
   void update_bounds() noexcept;
   void choose();
-  [[nodiscard]] bool bounds(const Fact& fact) const noexcept;
+  [[nodiscard]] std::int64_t need(const Attempt& attempt) const noexcept;  // -1: not known
+  [[nodiscard]] bool bounds(const Attempt& attempt) const noexcept;
   [[nodiscard]] double usable() const noexcept;  // negative: not known
   [[nodiscard]] std::optional<double> predicted(double margin) const;
   [[nodiscard]] std::int64_t first_choice(std::int64_t high) const;
@@ -137,8 +117,7 @@ class BRIM_API SizeSearch {
   [[nodiscard]] std::int64_t clamp(double size, std::int64_t low, std::int64_t high) const noexcept;
 
   SizeSearchOptions options_;
-  std::array<Fact, kFacts> facts_{};  // oldest first
-  std::size_t count_ = 0;
+  std::vector<Attempt> known_;   // oldest first
   std::int64_t available_ = -1;  // to the next attempt; -1: not known
   std::int64_t best_ = 0;        // 0: none
   std::int64_t failure_ = 0;     // 0: none

@@ -1,14 +1,15 @@
-"""Where an operator of brim goes that cannot be called the fast way.
+"""How Python calls brim's operators: by the bindings, by the dispatcher, or torch's own functions.
 
-Tensors of classes that brim does not know get torch's own function, with which they know what to
-do; so does everything that leaves the process: exported and traced programs load without brim.
+The bindings are the fast way, for plain tensors. Tensor classes with rules of their own get torch's
+function, which they can override. So do exported and traced programs, which load without brim.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional
@@ -17,31 +18,90 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.compiler import is_compiling, is_exporting
 
-__all__ = ["elsewhere", "is_known"]
+from brim import _C
+
+if TYPE_CHECKING:
+    from brim._C import _Operators
+
+__all__ = ["check_tensors", "elsewhere", "is_known", "ops"]
 
 _F: Any = torch.nn.functional
 _jit: Any = torch.jit  # has no types
 
 
+def ops() -> _Operators:
+    """The operators of brim, with positional arguments in the order of their schemas.
+
+    Example:
+        >>> ops().silu(torch.zeros(2))
+        tensor([0., 0.])
+    """
+    return _traced if is_compiling() else _C.ops
+
+
+class _Traced:
+    """The operators while torch.compile traces, which cannot look into the bindings."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(elsewhere, name)
+
+
+_traced: Any = _Traced()
+
+
 def elsewhere(name: str, *args: Any) -> Any:
-    """Run an operator of brim, or the function of torch that it stands for.
+    """Run an operator of brim by the dispatcher, or the function of torch that it stands for.
 
     For torch.compile, which gets brim's operators in its graph, and for what the bindings do not
-    take: classes of tensors, modes, symbolic values.
+    take: tensor classes, modes, symbolic values, and wrong arguments.
+
+    Raises:
+        TypeError: naming the argument that should be a tensor and is not.
 
     Example:
         >>> elsewhere("silu", torch.zeros(2))
         tensor([0., 0.])
+        >>> elsewhere("silu", [1.0])
+        Traceback (most recent call last):
+            ...
+        TypeError: input must be a Tensor, got [1.0] of type list
     """
-    if args[0] is None:  # which the dispatcher takes for a tensor without a value
-        raise TypeError("input must be a Tensor, got None")
+    if args[0] is None:  # the dispatcher would take it for an undefined tensor
+        check_tensors(name, None)
     compiling = is_compiling()
     leaves = is_exporting() if compiling else _jit.is_tracing()
-    if leaves or any(_is_foreign(value) for value in args):
-        return _TORCHS[name](*args)
-    if compiling and name.endswith("_"):  # the compiler wants no operators that write
-        return args[0].copy_(elsewhere(name[:-1], *args))
-    return getattr(torch.ops.brim, name)(*args)
+    try:
+        if leaves or (compiling and name in _COMPILERS) or any(map(_is_foreign, args)):
+            return _TORCHS[name](*args)
+        if compiling and name.endswith("_"):  # the compiler wants no operators that write
+            return args[0].copy_(elsewhere(name[:-1], *args))
+        return getattr(torch.ops.brim, name)(*args)
+    except Exception:
+        check_tensors(name, *args)
+        raise
+
+
+def check_tensors(name: str, *args: object) -> None:
+    """Refuse arguments of an operator that should be tensors and are not.
+
+    Values that stand in for tensors (torch.fx) are allowed. Not for the path of a call that works:
+    the operators check too, but do not name the argument.
+
+    Raises:
+        TypeError: for the first such argument.
+    """
+    schema = getattr(torch.ops.brim, name).default._schema
+    for argument, value in zip(schema.arguments, args, strict=False):
+        allowed = {"Tensor": "a Tensor", "Optional[Tensor]": "a Tensor or None"}.get(
+            str(argument.type)
+        )
+        is_tensor = isinstance(value, Tensor) or hasattr(type(value), "__torch_function__")
+        if allowed is None or is_tensor or (value is None and "None" in allowed):
+            continue
+        raise TypeError(
+            f"{argument.name} must be {allowed}, got {reprlib.repr(value)} "
+            f"of type {type(value).__name__}"
+        ) from None
 
 
 _KNOWN = frozenset([Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor])
@@ -157,6 +217,21 @@ def _avg_pool(input: Any, kernel_size: Sequence[int], *options: Any) -> Any:
 def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
     return getattr(_F, f"adaptive_avg_pool{len(output_size)}d")(input, output_size)
 
+
+_COMPILERS = frozenset(
+    [
+        "gelu",
+        "silu",
+        "silu_",
+        "batch_norm",
+        "layer_norm",
+        "group_norm",
+        "rms_norm",
+        "max_pool_with_indices",
+        "adaptive_avg_pool",
+    ]
+)
+"""Operators for which torch.compile gets torch's own function and decides itself what is kept."""
 
 _TORCHS: Mapping[str, Callable[..., Any]] = {
     "gate": _gate,

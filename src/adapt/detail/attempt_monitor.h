@@ -2,7 +2,6 @@
 
 #include <brim/adapt/detail/checkpoint.h>
 #include <brim/adapt/options.h>
-#include <brim/adapt/size_search.h>
 #include <brim/memory/out_of_memory.h>
 #include <brim/memory/peak_meter.h>
 
@@ -29,20 +28,16 @@ class AttemptMonitor {
   /// time, and its peak comes from what the error says.
   void begin();
 
-  struct Result {
-    SizeOutcome outcome;                        // its size is the first of the values
-    c10::Device device = c10::DeviceType::CPU;  // whose bytes it has
-    double seconds = 0.0;
-    bool try_same_again = false;  // cached memory was in the way and has been released
-  };
-
-  Result fitted(std::span<const std::int64_t> values);
+  Attempt fitted(std::span<const std::int64_t> values);
 
   /// To be called when the exception is gone and with it all that it kept alive. Checks that the
   /// memory of the failed try came back, has garbage collected if not, and warns if even that did
-  /// not help.
-  Result failed(std::span<const std::int64_t> values, const OomCause& cause,
-                const std::string& message);
+  /// not help. What it returns has no bytes where they say nothing about the device that is
+  /// watched.
+  /// @return empty where cached memory was in the way and has been released: the same values are
+  ///     to be tried again.
+  std::optional<Attempt> failed(std::span<const std::int64_t> values, const OomCause& cause,
+                                const std::string& message);
 
   /// Before giving up: waits until an adaptive call of another thread ends and may have given
   /// memory back, 30 s at most for the whole call. False where there is nothing to wait for, where
@@ -53,7 +48,7 @@ class AttemptMonitor {
   [[noreturn]] void give_up() const;
 
  private:
-  void publish(Attempt attempt);
+  void publish(const Attempt& attempt);
   void wait_for_memory(c10::Device device, std::int64_t attempt_peak);
   c10::Device tightest_device() const;
 

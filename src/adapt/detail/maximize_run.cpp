@@ -22,22 +22,21 @@ namespace {
 
 ParameterSearch make_search(ParameterSearchOptions search, const AdaptOptions& options,
                             const Recollection& recollection, c10::Device device) {
-  const std::vector<SizeFact>& facts = recollection.facts;
   search.strategy = options.strategy;
   search.start = Start::at_upper;
   search.revisit_floor = options.exact_halving;
   search.available = recollection.available;
   search.margin = margin_on(recollection.device.value_or(device));
   auto result = as_value_error([&] { return ParameterSearch(search); });
-  for (const SizeFact& fact : facts) {
-    if (fact.values.size() == search.parameters.size()) {
-      result.remember(fact.values, fact.outcome);
+  for (const Attempt& attempt : recollection.attempts) {
+    if (attempt.values.size() == search.parameters.size()) {
+      result.remember(attempt);
     }
   }
   if (options.objective == Objective::throughput && search.parameters.size() == 1) {
     Parameter& only = search.parameters.front();
     const std::int64_t size =
-        throughput_choice(facts, result.next().front(), only.lower, only.quantum);
+        throughput_choice(recollection.attempts, result.next().front(), only.lower, only.quantum);
     if (size < result.next().front()) {
       only.maximum = size;
       return as_value_error([&] { return ParameterSearch(search); });
@@ -72,13 +71,12 @@ void MaximizeRun::begin() {
 }
 
 void MaximizeRun::fitted() {
-  const auto result = state_->monitor.fitted(values());
-  const double items = state_->rate == Rate::items ? static_cast<double>(values().front()) : 1.0;
-  const bool timed = state_->options.objective == Objective::throughput && result.seconds > 0;
-  learn(state_->options, {.values = {values().begin(), values().end()},
-                          .outcome = result.outcome,
-                          .device = result.device,
-                          .rate = timed ? items / result.seconds : 0.0});
+  Attempt attempt = state_->monitor.fitted(values());
+  if (state_->options.objective == Objective::throughput && attempt.seconds > 0) {
+    const double items = state_->rate == Rate::items ? static_cast<double>(attempt.size()) : 1.0;
+    attempt.rate = items / attempt.seconds;
+  }
+  learn(state_->options, attempt);
 }
 
 void MaximizeRun::failed(std::exception_ptr error) {
@@ -88,14 +86,12 @@ void MaximizeRun::failed(std::exception_ptr error) {
 
 void MaximizeRun::failed(const OomCause& cause, const std::string& message) {
   state_->tried = true;
-  const auto result = state_->monitor.failed(values(), cause, message);
-  if (result.try_same_again) {
+  const auto attempt = state_->monitor.failed(values(), cause, message);
+  if (!attempt) {
     return;
   }
-  learn(state_->options, {.values = {values().begin(), values().end()},
-                          .outcome = result.outcome,
-                          .device = result.device});
-  state_->search.record(state_->figures(result.outcome, result.device));
+  learn(state_->options, *attempt);
+  state_->search.record(state_->figures(*attempt));
   if (!state_->search.finished() || state_->search.best()) {
     return;
   }
@@ -104,7 +100,7 @@ void MaximizeRun::failed(const OomCause& cause, const std::string& message) {
   }
   // Other calls had the memory. What is free now is what counts.
   state_->search =
-      make_search(state_->wanted, state_->options, recall(state_->options), result.device);
+      make_search(state_->wanted, state_->options, recall(state_->options), attempt->device);
 }
 
 }  // namespace brim

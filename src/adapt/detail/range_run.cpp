@@ -19,21 +19,16 @@ SizeSearch make_search(std::int64_t upper, const AdaptOptions& options,
                                  .margin = margin_on(recollection.device.value_or(device)),
                                  .available = recollection.available};
   auto result = as_value_error([&] { return SizeSearch(search); });
-  std::vector<SizeOutcome> outcomes;
-  outcomes.reserve(recollection.facts.size());
-  for (const SizeFact& fact : recollection.facts) {
-    outcomes.push_back(fact.outcome);
-  }
-  result.remember(outcomes);
+  result.remember(recollection.attempts);
   return result;
 }
 
 /// Whether a fit says nothing that is not known from `last`: most parts of a long range.
-bool repeats(const SizeOutcome& last, const SizeOutcome& fit) {
+bool repeats(const Attempt& last, const Attempt& fit) {
   constexpr double kSame = 0.01;
   const auto near = [](double a, double b) { return std::abs(a - b) <= kSame * std::max(a, b); };
-  return last.size == fit.size && near(static_cast<double>(last.peak.value_or(0)),
-                                       static_cast<double>(fit.peak.value_or(0)));
+  return last.size() == fit.size() && near(static_cast<double>(last.peak.value_or(0)),
+                                           static_cast<double>(fit.peak.value_or(0)));
 }
 
 }  // namespace
@@ -42,10 +37,10 @@ struct RangeRun::State {
   const AdaptOptions& options;
   AttemptMonitor monitor;
   // What this run knows; the rates of all sizes it took, for Objective::throughput.
-  std::vector<SizeFact> facts;
+  std::vector<Attempt> attempts;
   SizeSearch search;
   FiguresOfOneDevice figures;
-  std::optional<SizeOutcome> learned;  // the last fit that was
+  std::optional<Attempt> learned;  // the last fit that was
   std::int64_t upper;
   std::int64_t lower;
   bool repeats = false;
@@ -60,7 +55,7 @@ RangeRun::RangeRun(std::int64_t upper, const AdaptOptions& options) {
   const SizeSearch search = make_search(upper, options, recollection, device);
   // NOLINTNEXTLINE(modernize-make-unique): an aggregate that cannot be moved
   state_.reset(new State{options, AttemptMonitor(options, std::move(checkpoint)),
-                         std::move(recollection.facts), search,
+                         std::move(recollection.attempts), search,
                          FiguresOfOneDevice(recollection.device), std::nullopt, upper,
                          std::min(options.lower, upper)});
 }
@@ -73,7 +68,7 @@ std::int64_t RangeRun::step() const {
   if (state_->options.objective == Objective::memory || !state_->search.finished()) {
     return largest;
   }
-  return throughput_choice(state_->facts, largest, state_->lower, state_->options.quantum);
+  return throughput_choice(state_->attempts, largest, state_->lower, state_->options.quantum);
 }
 
 void RangeRun::begin() {
@@ -87,18 +82,18 @@ void RangeRun::begin() {
 
 void RangeRun::fitted(std::int64_t size) {
   state_->repeats = false;
-  const auto result = state_->monitor.fitted({&size, 1});
-  state_->search.record(state_->figures(result.outcome, result.device));
+  Attempt attempt = state_->monitor.fitted({&size, 1});
+  state_->search.record(state_->figures(attempt));
   const bool timed = state_->options.objective == Objective::throughput;
-  const double rate =
-      timed && result.seconds > 0 ? static_cast<double>(size) / result.seconds : 0.0;
-  SizeFact fact{.values = {size}, .outcome = result.outcome, .device = result.device, .rate = rate};
-  if (timed || !state_->learned || !repeats(*state_->learned, fact.outcome)) {
-    learn(state_->options, fact);
-    state_->learned = fact.outcome;
+  if (timed && attempt.seconds > 0) {
+    attempt.rate = static_cast<double>(size) / attempt.seconds;
+  }
+  if (timed || !state_->learned || !repeats(*state_->learned, attempt)) {
+    learn(state_->options, attempt);
+    state_->learned = attempt;
   }
   if (timed) {
-    add_fact(state_->facts, std::move(fact));
+    add_attempt(state_->attempts, std::move(attempt));
   }
 }
 
@@ -109,12 +104,12 @@ void RangeRun::failed(std::int64_t size, std::exception_ptr error) {
 
 void RangeRun::failed(std::int64_t size, const OomCause& cause, const std::string& message) {
   state_->repeats = true;
-  const auto result = state_->monitor.failed({&size, 1}, cause, message);
-  if (result.try_same_again) {
+  const auto attempt = state_->monitor.failed({&size, 1}, cause, message);
+  if (!attempt) {
     return;
   }
-  learn(state_->options, {.values = {size}, .outcome = result.outcome, .device = result.device});
-  state_->search.record(state_->figures(result.outcome, result.device));
+  learn(state_->options, *attempt);
+  state_->search.record(state_->figures(*attempt));
   if (size > state_->lower) {
     return;
   }
@@ -123,7 +118,7 @@ void RangeRun::failed(std::int64_t size, const OomCause& cause, const std::strin
   }
   // Other calls had the memory. What is free now is what counts.
   state_->search =
-      make_search(state_->upper, state_->options, recall(state_->options), result.device);
+      make_search(state_->upper, state_->options, recall(state_->options), attempt->device);
 }
 
 }  // namespace brim

@@ -48,21 +48,20 @@ bool exists(c10::Device device) {
 }
 
 /// Whether there is clearly more room now where a size failed, or clearly less where it fitted.
-bool outdated(const SizeFact& fact) {
-  if (!exists(fact.device) || !fact.outcome.limit) {
-    return !exists(fact.device);
+bool outdated(const Attempt& attempt) {
+  if (!exists(attempt.device) || !attempt.available) {
+    return !exists(attempt.device);
   }
   constexpr double kClearly = 1.1;
-  const auto then = static_cast<double>(*fact.outcome.limit - fact.outcome.held);
-  const auto now = static_cast<double>(backend_for(fact.device).headroom(fact.device).free);
-  return fact.outcome.fitted ? now * kClearly < then : now > then * kClearly;
+  const auto then = static_cast<double>(*attempt.available);
+  const auto now = static_cast<double>(backend_for(attempt.device).headroom(attempt.device).free);
+  return attempt.fitted() ? now * kClearly < then : now > then * kClearly;
 }
 
-SizeOutcome without_foreign_figures(SizeOutcome outcome, c10::Device of, c10::Device wanted) {
-  if (of != wanted) {
-    outcome.peak = outcome.requested = outcome.limit = std::nullopt;
+void drop_foreign_figures(Attempt& attempt, c10::Device wanted) {
+  if (attempt.device != wanted) {
+    attempt.peak = attempt.requested = attempt.available = std::nullopt;
   }
-  return outcome;
 }
 
 }  // namespace
@@ -70,30 +69,32 @@ SizeOutcome without_foreign_figures(SizeOutcome outcome, c10::Device of, c10::De
 Recollection recall(const AdaptOptions& options) {
   Recollection result;
   if (options.memory != nullptr) {
-    result.facts = options.memory->recall(options.key);
+    result.attempts = options.memory->recall(options.key);
   }
-  if (result.facts.empty()) {
+  if (result.attempts.empty()) {
     return result;
   }
-  const c10::Device device = result.facts.back().device;
+  const c10::Device device = result.attempts.back().device;
   if (!exists(device)) {
     return {};
   }
-  std::erase_if(result.facts,
-                [&](const SizeFact& fact) { return fact.device != device && outdated(fact); });
-  for (SizeFact& fact : result.facts) {
-    fact.outcome = without_foreign_figures(fact.outcome, fact.device, device);
+  std::erase_if(result.attempts, [&](const Attempt& attempt) {
+    return attempt.device != device && outdated(attempt);
+  });
+  for (Attempt& attempt : result.attempts) {
+    drop_foreign_figures(attempt, device);
   }
   result.device = device;
   result.available = backend_for(device).headroom(device).free;
   return result;
 }
 
-SizeOutcome FiguresOfOneDevice::operator()(SizeOutcome outcome, c10::Device device) {
+Attempt FiguresOfOneDevice::operator()(Attempt attempt) {
   if (!device_) {
-    device_ = device;
+    device_ = attempt.device;
   }
-  return without_foreign_figures(outcome, device, *device_);
+  drop_foreign_figures(attempt, *device_);
+  return attempt;
 }
 
 double margin_on(c10::Device device) {
@@ -101,9 +102,9 @@ double margin_on(c10::Device device) {
   return device.is_cpu() ? SizeSearchOptions{}.margin : kAccelerator;
 }
 
-void learn(const AdaptOptions& options, const SizeFact& fact) {
+void learn(const AdaptOptions& options, const Attempt& attempt) {
   if (options.memory != nullptr) {
-    options.memory->learn(options.key, fact);
+    options.memory->learn(options.key, attempt);
   }
 }
 

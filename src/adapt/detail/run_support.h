@@ -38,22 +38,22 @@ ReleasedError release_error(std::exception_ptr error);
 void check_options(const AdaptOptions& options);
 
 /// What is remembered of such calls, and where their bytes were. A model of bytes is of one device,
-/// that of the newest fact: of the others only "it fitted" or "it did not" is kept, as long as the
-/// room on their device is about the same.
+/// that of the newest attempt: of the others only "it fitted" or "it did not" is kept, as long as
+/// the room on their device is about the same.
 struct Recollection {
-  std::vector<SizeFact> facts;
-  std::optional<c10::Device> device;      // of the facts; empty where there are none
+  std::vector<Attempt> attempts;
+  std::optional<c10::Device> device;      // of the attempts; empty where there are none
   std::optional<std::int64_t> available;  // there, now
 };
 Recollection recall(const AdaptOptions& options);
 
-/// Keeps the figures of one call's outcomes to one device: those of another are taken out, so that
+/// Keeps the figures of one call's attempts to one device: those of another are taken out, so that
 /// only "it fitted" or "it did not" is left of them.
 class FiguresOfOneDevice {
  public:
   explicit FiguresOfOneDevice(std::optional<c10::Device> device) : device_(device) {}
 
-  SizeOutcome operator()(SizeOutcome outcome, c10::Device device);
+  Attempt operator()(Attempt attempt);
 
  private:
   std::optional<c10::Device> device_;
@@ -63,6 +63,6 @@ class FiguresOfOneDevice {
 /// count of bytes says little of how they lie.
 double margin_on(c10::Device device);
 
-void learn(const AdaptOptions& options, const SizeFact& fact);
+void learn(const AdaptOptions& options, const Attempt& attempt);
 
 }  // namespace brim

@@ -33,8 +33,7 @@ bool is_known_otherwise(const at::Tensor& tensor) {
 // Below autograd a kernel for all backends serves all of them but nested tensors.
 TORCH_LIBRARY_IMPL(brim, CompositeImplicitAutogradNestedTensor, m) {
   for (const char* const name :
-       {"gate", "gate_", "gelu", "silu", "silu_", "dropout", "dropout_", "linear", "conv",
-        "batch_norm", "layer_norm", "group_norm", "rms_norm", "max_pool", "max_pool_with_indices",
+       {"batch_norm", "layer_norm", "group_norm", "rms_norm", "max_pool", "max_pool_with_indices",
         "avg_pool", "adaptive_avg_pool"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_torchs>());
   }

@@ -1,22 +1,30 @@
-// Built into libbrim_cuda where there is a CUDA compiler.
+// Built into libbrim_cuda where there is a CUDA compiler. Registers its kernels for the operators
+// of ops/ when it is loaded; where it is not, or has no kernel, ATen operators do the work. The
+// loader finds libraries by name, so a second copy of libbrim loads no second copy of this one.
 #include "nn/ops/cuda_kernels.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <torch/library.h>
 
 #include "nn/cuda/batch_norm.h"
 #include "nn/cuda/bits.h"
 #include "nn/cuda/norm.h"
 #include "nn/cuda/pool.h"
 #include "nn/cuda/tensors.h"
+#include "nn/ops/bits.h"
 #include "nn/ops/channels.h"
 
 namespace brim::nn::cuda {
 namespace {
 
-void gate_pack_entry(const at::Tensor& input, at::Tensor& output, at::Tensor& bits,
-                     std::int64_t gate, double a, double b) {
+at::Tensor empty_bits(const at::Tensor& of) {
+  return at::empty({bit_bytes(of.numel())}, of.options().dtype(at::kByte));
+}
+
+void gate_pack_into(const at::Tensor& input, const at::Tensor& output, const at::Tensor& bits,
+                    std::int64_t gate, double a, double b) {
   const Number type = number_of(input, "brim::gate_pack");
   launch_on(input, [&](cudaStream_t stream) {
     gate_pack(type, input.const_data_ptr(), output.mutable_data_ptr(),
@@ -25,22 +33,41 @@ void gate_pack_entry(const at::Tensor& input, at::Tensor& output, at::Tensor& bi
   });
 }
 
-void pack_bits_entry(const at::Tensor& mask, at::Tensor& bits) {
+std::tuple<at::Tensor, at::Tensor> gate_pack_op(const at::Tensor& input, std::int64_t gate,
+                                                double a, double b) {
+  const at::Tensor source = dense(input);
+  std::tuple<at::Tensor, at::Tensor> result{at::empty_like(source), empty_bits(source)};
+  gate_pack_into(source, std::get<0>(result), std::get<1>(result), gate, a, b);
+  return result;
+}
+
+at::Tensor gate_pack_op_(at::Tensor& input, std::int64_t gate, double a, double b) {
+  at::Tensor bits = empty_bits(input);
+  gate_pack_into(input, input, bits, gate, a, b);
+  return bits;
+}
+
+at::Tensor pack_bits_op(const at::Tensor& mask) {
   const bool bytes = mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte;
   const Number type = bytes ? Number::byte : number_of(mask, "brim::pack_bits");
+  at::Tensor bits = empty_bits(mask);
   launch_on(mask, [&](cudaStream_t stream) {
     pack_bits(type, mask.const_data_ptr(), bits.mutable_data_ptr<std::uint8_t>(), mask.numel(),
               stream);
   });
+  return bits;
 }
 
-void apply_bits_entry(const at::Tensor& input, const at::Tensor& bits, at::Tensor& output,
-                      double on, double off) {
+at::Tensor apply_bits_op(const at::Tensor& input, const at::Tensor& bits,
+                         c10::SymIntArrayRef strides, double on, double off) {
   const Number type = number_of(input, "brim::apply_bits");
-  launch_on(input, [&](cudaStream_t stream) {
-    apply_bits(type, input.const_data_ptr(), bits.const_data_ptr<std::uint8_t>(),
-               output.mutable_data_ptr(), input.numel(), on, off, stream);
+  const at::Tensor source = with_strides(input, C10_AS_INTARRAYREF_SLOW(strides));
+  at::Tensor output = at::empty_like(source);
+  launch_on(source, [&](cudaStream_t stream) {
+    apply_bits(type, source.const_data_ptr(), bits.const_data_ptr<std::uint8_t>(),
+               output.mutable_data_ptr(), source.numel(), on, off, stream);
   });
+  return output;
 }
 
 void scale_channels_entry(const at::Tensor& grad, const at::Tensor& weight,
@@ -140,9 +167,6 @@ void avg_pool_backward_entry(const at::Tensor& grad, at::Tensor& grad_input,
 
 /// What is left out stays null: ATen operators do its work.
 constexpr CudaKernels kKernels{
-    .gate_pack = gate_pack_entry,
-    .pack_bits = pack_bits_entry,
-    .apply_bits = apply_bits_entry,
     .max_pool_pack = max_pool_pack_entry,
     .max_pool_scatter = max_pool_scatter_entry,
     .max_pool_indices = max_pool_indices_entry,
@@ -159,4 +183,12 @@ constexpr CudaKernels kKernels{
 }();
 
 }  // namespace
+
+TORCH_LIBRARY_IMPL(brim, CUDA, m) {
+  m.impl("gate_pack", gate_pack_op);
+  m.impl("gate_pack_", gate_pack_op_);
+  m.impl("pack_bits", pack_bits_op);
+  m.impl("apply_bits", apply_bits_op);
+}
+
 }  // namespace brim::nn::cuda

@@ -1,6 +1,5 @@
 #include "nn/ops/bitmask_activation.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/hardtanh.h>
@@ -12,16 +11,14 @@
 #include <ATen/ops/threshold_backward.h>
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
-#include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 #include "nn/autograd/recompute.h"
 #include "nn/autograd/saved_tensor.h"
 #include "nn/cpu/bits.h"
 #include "nn/cpu/number.h"
 #include "nn/ops/bits.h"
-#include "nn/ops/cuda_kernels.h"
 
 namespace brim::nn {
 namespace {
@@ -79,26 +76,17 @@ at::Tensor empty_bits(const at::Tensor& of) {
   return at::empty({bit_bytes(of.numel())}, of.options().dtype(at::kByte));
 }
 
-void run_kernel(const at::Tensor& input, at::Tensor& output, at::Tensor& bits, std::int64_t gate,
-                double a, double b) {
-  if (input.is_cuda()) {
-    cuda_kernels()->gate_pack(input, output, bits, gate, a, b);
-  } else {
-    cpu::gate_pack(input, output, bits, gate, a, b);
-  }
-}
-
-std::tuple<at::Tensor, at::Tensor> pack_with_kernel(const at::Tensor& input, std::int64_t gate,
-                                                    double a, double b) {
+std::tuple<at::Tensor, at::Tensor> pack_cpu(const at::Tensor& input, std::int64_t gate, double a,
+                                            double b) {
   const at::Tensor source = dense(input);
   std::tuple<at::Tensor, at::Tensor> result{at::empty_like(source), empty_bits(source)};
-  run_kernel(source, std::get<0>(result), std::get<1>(result), gate, a, b);
+  cpu::gate_pack(source, std::get<0>(result), std::get<1>(result), gate, a, b);
   return result;
 }
 
-at::Tensor pack_with_kernel_(at::Tensor& input, std::int64_t gate, double a, double b) {
+at::Tensor pack_cpu_(at::Tensor& input, std::int64_t gate, double a, double b) {
   at::Tensor bits = empty_bits(input);
-  run_kernel(input, input, bits, gate, a, b);
+  cpu::gate_pack(input, input, bits, gate, a, b);
   return bits;
 }
 
@@ -112,17 +100,6 @@ at::Tensor pack_anywhere_(at::Tensor& input, std::int64_t gate, double a, double
   at::Tensor bits = pack_bits(passes(input, gate, a, b));
   value_of_(input, gate, a, b);
   return bits;
-}
-
-std::tuple<at::Tensor, at::Tensor> pack_cuda(const at::Tensor& input, std::int64_t gate, double a,
-                                             double b) {
-  return cuda_kernels() != nullptr ? pack_with_kernel(input, gate, a, b)
-                                   : pack_anywhere(input, gate, a, b);
-}
-
-at::Tensor pack_cuda_(at::Tensor& input, std::int64_t gate, double a, double b) {
-  return cuda_kernels() != nullptr ? pack_with_kernel_(input, gate, a, b)
-                                   : pack_anywhere_(input, gate, a, b);
 }
 
 at::Tensor pack_meta_(at::Tensor& input, std::int64_t, double, double) {
@@ -357,49 +334,45 @@ at::Tensor& gate_autograd_(at::Tensor& input, std::int64_t gate, double a, doubl
   return input;
 }
 
-at::Tensor gate_anywhere(const at::Tensor& input, std::int64_t gate, double a, double b,
-                         bool /*recompute*/) {
+at::Tensor torch_gate(const at::Tensor& input, std::int64_t gate, double a, double b,
+                      bool /*recompute*/) {
   return value_of(input, gate, a, b);
 }
 
-at::Tensor& gate_anywhere_(at::Tensor& input, std::int64_t gate, double a, double b,
-                           bool /*recompute*/) {
+at::Tensor& torch_gate_(at::Tensor& input, std::int64_t gate, double a, double b,
+                        bool /*recompute*/) {
   return value_of_(input, gate, a, b);
 }
 
-using GateOp = at::Tensor(const at::Tensor&, std::int64_t, double, double, bool);
-using GateInPlaceOp = at::Tensor&(at::Tensor&, std::int64_t, double, double, bool);
-using PackOp = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, std::int64_t, double, double);
-using PackInPlaceOp = at::Tensor(at::Tensor&, std::int64_t, double, double);
-
-template <class Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
+const Operator<pack_anywhere> kPack(
+    "gate_pack(Tensor input, int gate, float a, float b) -> (Tensor, Tensor)",
+    {.cpu = pack_cpu, .meta = pack_meta}, {at::Tag::needs_fixed_stride_order});
+const Operator<pack_anywhere_> kPackInPlace(
+    "gate_pack_(Tensor(a!) input, int gate, float a, float b) -> Tensor",
+    {.cpu = pack_cpu_, .meta = pack_meta_}, {at::Tag::needs_fixed_stride_order});
+const LayerOperator<gate_autograd, torch_gate> kGate(
+    "gate(Tensor input, int gate, float a, float b, bool recompute=False) -> Tensor");
+const LayerOperator<gate_autograd_, torch_gate_> kGateInPlace(
+    "gate_(Tensor(a!) input, int gate, float a, float b, bool recompute=False) -> Tensor(a!)");
 
 at::Tensor run(const at::Tensor& input, Gate gate, double a, double b, bool inplace,
                bool recompute) {
   if (inplace) {
-    static const auto op = find<GateInPlaceOp>("brim::gate_");
     at::Tensor target = input;
-    op.call(target, static_cast<std::int64_t>(gate), a, b, recompute);
-    return target;
+    return kGateInPlace(target, static_cast<std::int64_t>(gate), a, b, recompute);
   }
-  static const auto op = find<GateOp>("brim::gate");
-  return op.call(input, static_cast<std::int64_t>(gate), a, b, recompute);
+  return kGate(input, static_cast<std::int64_t>(gate), a, b, recompute);
 }
 
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> gate_pack(const at::Tensor& input, std::int64_t gate, double a,
                                              double b) {
-  static const auto op = find<PackOp>("brim::gate_pack");
-  return op.call(input, gate, a, b);
+  return kPack(input, gate, a, b);
 }
 
 at::Tensor gate_pack_(at::Tensor& input, std::int64_t gate, double a, double b) {
-  static const auto op = find<PackInPlaceOp>("brim::gate_pack_");
-  return op.call(input, gate, a, b);
+  return kPackInPlace(input, gate, a, b);
 }
 
 namespace functional {
@@ -425,47 +398,5 @@ at::Tensor leaky_relu(const at::Tensor& input, double negative_slope, bool inpla
 }
 
 }  // namespace functional
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def("gate(Tensor input, int gate, float a, float b, bool recompute=False) -> Tensor");
-  m.def("gate_(Tensor(a!) input, int gate, float a, float b, bool recompute=False) -> Tensor(a!)");
-  m.def("gate_pack(Tensor input, int gate, float a, float b) -> (Tensor, Tensor)",
-        {at::Tag::needs_fixed_stride_order});
-  m.def("gate_pack_(Tensor(a!) input, int gate, float a, float b) -> Tensor",
-        {at::Tag::needs_fixed_stride_order});
-}
-
-TORCH_LIBRARY_IMPL(brim, CPU, m) {
-  m.impl("gate_pack", pack_with_kernel);
-  m.impl("gate_pack_", pack_with_kernel_);
-}
-
-TORCH_LIBRARY_IMPL(brim, CUDA, m) {
-  m.impl("gate_pack", pack_cuda);
-  m.impl("gate_pack_", pack_cuda_);
-}
-
-TORCH_LIBRARY_IMPL(brim, Meta, m) {
-  m.impl("gate_pack", pack_meta);
-  m.impl("gate_pack_", pack_meta_);
-}
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("gate", gate_anywhere);
-  m.impl("gate_", gate_anywhere_);
-  m.impl("gate_pack", pack_anywhere);
-  m.impl("gate_pack_", pack_anywhere_);
-}
-
-// Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
-  m.impl("gate", gate_anywhere);
-  m.impl("gate_", gate_anywhere_);
-}
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("gate", kOrTorchs<gate_autograd, gate_anywhere>);
-  m.impl("gate_", kOrTorchs<gate_autograd_, gate_anywhere_>);
-}
 
 }  // namespace brim::nn

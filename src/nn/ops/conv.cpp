@@ -1,4 +1,3 @@
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
@@ -11,15 +10,13 @@
 #include <brim/nn/functional.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
 #include <tuple>
 
-#include "nn/autograd/autocast.h"
-#include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/saved_input.h"
 
@@ -306,34 +303,10 @@ at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& uncast_weight,
   }
 }
 
-using ConvOp = at::Tensor(const at::Tensor&, const at::Tensor&, const MaybeTensor&, at::IntArrayRef,
-                          at::IntArrayRef, at::IntArrayRef, bool, at::IntArrayRef, std::int64_t,
-                          bool, bool);
-
-at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                const Options& options, bool cast_weights, bool recompute) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("brim::conv", "").typed<ConvOp>();
-  return op.call(input, weight, bias, options.stride, options.padding, options.dilation,
-                 options.transposed, options.output_padding, options.groups, cast_weights,
-                 recompute);
-}
-
-template <c10::DeviceType Backend>
-at::Tensor conv_autocast(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                         at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                         bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
-                         bool cast_weights, bool recompute) {
-  const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  const Autocast autocast(Backend);
-  const at::ScalarType low = autocast.low();
-  const at::Tensor cast_input = autocast.cast(low, input);
-  if (autocast.leave_to_layer(cast_input, weight)) {
-    return call(cast_input, weight, autocast.cast(low, bias), options, true, recompute);
-  }
-  return call(cast_input, autocast.cast(low, weight), autocast.cast(low, bias), options,
-              cast_weights, recompute);
-}
+const LayerOperator<conv_autograd, torch_conv, CastTo::low, conv_anywhere> kConv(
+    "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
+    " bool transposed, int[] output_padding, int groups, bool cast_weights, bool recompute)"
+    " -> Tensor");
 
 /// One number a dimension out of none (the default), one, or as many.
 c10::DimVector a_dimension(const char* name, at::IntArrayRef values, const at::Tensor& weight,
@@ -359,8 +332,8 @@ at::Tensor conv(const at::Tensor& input, const at::Tensor& weight, const MaybeTe
   const auto paddings = a_dimension("padding", padding, weight, 0);
   const auto dilations = a_dimension("dilation", dilation, weight, 1);
   const auto output_paddings = a_dimension("output_padding", {}, weight, 0);
-  return call(input, weight, bias, {strides, paddings, dilations, false, output_paddings, groups},
-              false, recompute);
+  return kConv(input, weight, bias, strides, paddings, dilations, false, output_paddings, groups,
+               false, recompute);
 }
 
 at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
@@ -371,30 +344,10 @@ at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
   const auto paddings = a_dimension("padding", padding, weight, 0);
   const auto dilations = a_dimension("dilation", dilation, weight, 1);
   const auto output_paddings = a_dimension("output_padding", output_padding, weight, 0);
-  return call(input, weight, bias, {strides, paddings, dilations, true, output_paddings, groups},
-              false, recompute);
+  return kConv(input, weight, bias, strides, paddings, dilations, true, output_paddings, groups,
+               false, recompute);
 }
 
 }  // namespace functional
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def(
-      "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
-      " bool transposed, int[] output_padding, int groups, bool cast_weights, bool recompute)"
-      " -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("conv", kOrTorchs<conv_anywhere, torch_conv>);
-}
-
-// Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("conv", torch_conv); }
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("conv", kOrTorchs<conv_autograd, torch_conv>); }
-
-TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("conv", conv_autocast<at::kCPU>); }
-
-TORCH_LIBRARY_IMPL(brim, AutocastCUDA, m) { m.impl("conv", conv_autocast<at::kCUDA>); }
 
 }  // namespace brim::nn

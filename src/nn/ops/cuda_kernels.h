@@ -15,11 +15,6 @@ namespace brim::nn {
 /// What libbrim_cuda brings for tensors on CUDA. Entries take the arguments of the operators of the
 /// same name, checked, and run on the current stream of the tensor's device. An entry may be null.
 struct CudaKernels {
-  void (*gate_pack)(const at::Tensor& input, at::Tensor& output, at::Tensor& bits,
-                    std::int64_t gate, double a, double b) = nullptr;
-  void (*pack_bits)(const at::Tensor& mask, at::Tensor& bits) = nullptr;
-  void (*apply_bits)(const at::Tensor& input, const at::Tensor& bits, at::Tensor& output, double on,
-                     double off) = nullptr;
   void (*max_pool_pack)(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets,
                         const PoolGeometry& geometry) = nullptr;
   void (*max_pool_scatter)(const at::Tensor& grad, const at::Tensor& offsets,

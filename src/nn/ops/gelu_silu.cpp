@@ -1,14 +1,12 @@
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
-#include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 #include "nn/autograd/saved_tensor.h"
 
 // Activations whose derivative needs the input itself.
@@ -94,7 +92,7 @@ Smooth gelu_kind(std::string_view approximate) {
   return approximate == "tanh" ? Smooth::gelu_tanh : Smooth::gelu;
 }
 
-at::Tensor gelu_anywhere(const at::Tensor& input, std::string_view approximate) {
+at::Tensor torch_gelu(const at::Tensor& input, std::string_view approximate) {
   return value_of(gelu_kind(approximate), input);
 }
 
@@ -102,11 +100,11 @@ at::Tensor gelu_autograd(const at::Tensor& input, std::string_view approximate) 
   return smooth(gelu_kind(approximate), input);
 }
 
-at::Tensor silu_anywhere(const at::Tensor& input) { return at::silu(input); }
+at::Tensor torch_silu(const at::Tensor& input) { return at::silu(input); }
 
 at::Tensor silu_autograd(const at::Tensor& input) { return smooth(Smooth::silu, input); }
 
-at::Tensor& silu_anywhere_(at::Tensor& input) { return at::silu_(input); }
+at::Tensor& torch_silu_(at::Tensor& input) { return at::silu_(input); }
 
 at::Tensor& silu_autograd_(at::Tensor& input) {
   PtrTo<SmoothNode> node;
@@ -131,56 +129,27 @@ at::Tensor& silu_autograd_(at::Tensor& input) {
   return input;
 }
 
-template <class Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
+const LayerOperator<gelu_autograd, torch_gelu> kGelu(
+    "gelu(Tensor input, str approximate) -> Tensor");
+const LayerOperator<silu_autograd, torch_silu> kSilu("silu(Tensor input) -> Tensor");
+const LayerOperator<silu_autograd_, torch_silu_> kSiluInPlace(
+    "silu_(Tensor(a!) input) -> Tensor(a!)");
 
 }  // namespace
 
 namespace functional {
 
 at::Tensor gelu(const at::Tensor& input, std::string_view approximate) {
-  static const auto op = find<at::Tensor(const at::Tensor&, std::string_view)>("brim::gelu");
-  return op.call(input, approximate);
+  return kGelu(input, approximate);
 }
 
 at::Tensor silu(const at::Tensor& input, bool inplace) {
   if (inplace) {
-    static const auto op = find<at::Tensor&(at::Tensor&)>("brim::silu_");
     at::Tensor target = input;
-    op.call(target);
-    return target;
+    return kSiluInPlace(target);
   }
-  static const auto op = find<at::Tensor(const at::Tensor&)>("brim::silu");
-  return op.call(input);
+  return kSilu(input);
 }
 
 }  // namespace functional
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def("gelu(Tensor input, str approximate) -> Tensor");
-  m.def("silu(Tensor input) -> Tensor");
-  m.def("silu_(Tensor(a!) input) -> Tensor(a!)");
-}
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("gelu", gelu_anywhere);
-  m.impl("silu", silu_anywhere);
-  m.impl("silu_", silu_anywhere_);
-}
-
-// Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
-  m.impl("gelu", gelu_anywhere);
-  m.impl("silu", silu_anywhere);
-  m.impl("silu_", silu_anywhere_);
-}
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("gelu", kOrTorchs<gelu_autograd, gelu_anywhere>);
-  m.impl("silu", kOrTorchs<silu_autograd, silu_anywhere>);
-  m.impl("silu_", kOrTorchs<silu_autograd_, silu_anywhere_>);
-}
-
 }  // namespace brim::nn

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <brim/batching/batching.h>
+#include <brim/export.h>
+#include <brim/predict/memory_model.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+
+namespace brim {
+
+/// The limit under which a batching's batches stay within a budget in bytes.
+struct BRIM_API FittedLimit {
+  batching::Cost::Kind cost = batching::Cost::Kind::padded;  ///< padded or sum
+  /// padded: bytes that the model may predict for a batch. sum: the largest total size of a batch.
+  std::int64_t maximum = 0;
+  /// Of batches (padded) or of total sizes (sum; empty if only one total was measured).
+  std::optional<MemoryModel> model = {};
+  /// The share by which a batch may need more than measurements of other batches suggest. Above
+  /// 0.25, sizes do not determine the need: batches that were not measured may exceed the budget.
+  double error = 0.0;
+
+  [[nodiscard]] batching::Limit limit() const;
+};
+
+struct FitOptions {
+  std::int64_t budget = 0;  ///< bytes that the device may hold at once, older tensors included
+  /// What memory depends on: n samples padded to the longest, or their sum.
+  batching::Cost::Kind cost = batching::Cost::Kind::padded;
+  std::optional<c10::Device> device = {};      ///< default_device() if empty
+  std::int64_t probes = 7;                     ///< batches that are measured first (padded only)
+  std::function<void()> collect_garbage = {};  ///< see CollectOptions
+};
+
+/// Runs the work on a batch, given the indices of its samples.
+using BatchWork = std::function<void(std::span<const std::int64_t>)>;
+/// Makes the batching under a limit. Only its batches are read, and it is dropped before any work
+/// runs.
+using MakeBatching = std::function<std::shared_ptr<const batching::Batching>(const FittedLimit&)>;
+
+/// Measures the work, and finds the limit that fills a budget in bytes and stays under it.
+///
+///     const auto make = [&](const brim::FittedLimit& fitted) {
+///       return bb::packed_batching(bb::Columns<std::int64_t>{{lengths, fitted.limit()}});
+///     };
+///     const brim::FittedLimit fitted = brim::fit_batching(
+///         lengths, [&](std::span<const std::int64_t> batch) { train(batch); }, make,
+///         {.budget = 8'000'000'000, .device = at::kCUDA});
+///     auto batching = make(fitted);
+///
+/// The work runs some twenty times, and may then hold up to twice the budget; on CUDA up to a
+/// hundred times more, to see what torch's allocator loses between blocks.
+///
+/// @param sizes of all samples by index.
+/// @throws std::invalid_argument for no sizes, a negative size, a cost other than padded and sum, a
+///     budget that is not positive or exceeds the device's limit, work that holds no memory, or if
+///     not even the smallest sample fits; whatever `work` and `make` throw.
+[[nodiscard]] BRIM_API FittedLimit fit_batching(std::span<const std::int64_t> sizes,
+                                                const BatchWork& work, const MakeBatching& make,
+                                                const FitOptions& options);
+
+}  // namespace brim

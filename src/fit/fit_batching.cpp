@@ -1,0 +1,223 @@
+#include <brim/fit/fit_batching.h>
+#include <brim/fit/model_limit.h>
+#include <brim/memory/budget.h>
+#include <brim/memory/bytes.h>
+#include <brim/memory/release.h>
+#include <brim/memory/stats.h>
+#include <brim/predict/collect_peaks.h>
+#include <brim/predict/probe.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fit/fit_search.h"
+
+namespace brim {
+namespace {
+
+using batching::Cost;
+using detail::BatchNeed;
+using detail::SamplesBySize;
+using detail::TrialBatches;
+
+constexpr std::int64_t kMostSamples = std::int64_t{1} << 16;  // in a batch that is probed
+constexpr std::size_t kLengths = 32;                          // that represent those of a data set
+// A measurement may hold this many times the budget before it counts as out of memory.
+constexpr std::int64_t kBeyond = 2;
+// How much an allocator loses between blocks: batches below this share of the fullest one say
+// nothing about it. At most so many runs, and after a failure batches shrink to this share.
+constexpr double kNearlyFull = 0.7;
+constexpr int kMostRuns = 100;
+constexpr double kSmaller = 0.96;
+
+/// Runs batches on a device, under a limit on what it may hold in all.
+class BatchMeter {
+ public:
+  BatchMeter(const BatchWork& work, const FitOptions& options)
+      : work_(work),
+        device_(options.device ? resolve_device(*options.device) : default_device()),
+        budget_(options.budget),
+        collect_{device_, {}, options.collect_garbage} {
+    const std::int64_t allowed = memory_stats(device_).limit;
+    if (budget_ <= 0) {
+      throw std::invalid_argument("budget must be positive, got " + std::to_string(budget_));
+    }
+    if (budget_ > allowed) {
+      throw std::invalid_argument("budget must not exceed what the device allows, " +
+                                  format_bytes(allowed) + ", got " + format_bytes(budget_));
+    }
+    most_ = budget_ < allowed / kBeyond ? kBeyond * budget_ : allowed;
+  }
+
+  [[nodiscard]] c10::Device device() const { return device_; }
+
+  void run(std::span<const std::int64_t> batch) const {
+    const Budget limited(most_, device_);
+    work_(batch);
+  }
+
+  [[nodiscard]] BatchNeed measure(std::span<const std::int64_t> batch) const {
+    const std::function<double(std::size_t)> call = [&](std::size_t) {
+      run(batch);
+      return 0.0;
+    };
+    const PeakSample sample = collect_peaks(call, 1, collect_).front();
+    // Libraries that run out of memory do not say what they asked for.
+    const bool silent = sample.out_of_memory && !sample.requested;
+    return {static_cast<double>(std::max(sample.peak, silent ? budget_ + 1 : std::int64_t{1})),
+            sample.out_of_memory};
+  }
+
+ private:
+  const BatchWork& work_;
+  c10::Device device_;
+  std::int64_t budget_;
+  std::int64_t most_;
+  CollectOptions collect_;
+};
+
+/// Lengths that represent all: spread evenly over the samples, and over the logarithm of the
+/// length. Empty samples tell nothing about others.
+std::vector<std::int64_t> representative_lengths(const SamplesBySize& samples) {
+  const std::vector<std::int64_t>& sizes = samples.sizes;
+  const std::size_t last = sizes.size() - 1;
+  const std::size_t first = std::min(samples.end_of(0), last);
+  const auto low = static_cast<double>(std::max<std::int64_t>(sizes[first], 1));
+  const auto high = static_cast<double>(std::max<std::int64_t>(sizes[last], 1));
+  std::set<std::int64_t> lengths;
+  for (std::size_t k = 0; k < kLengths; ++k) {
+    const double share = static_cast<double>(k) / (kLengths - 1);
+    const double by_length = low * std::pow(high / low, share);
+    const std::size_t places[] = {
+        first + static_cast<std::size_t>(std::nearbyint(share * static_cast<double>(last - first))),
+        samples.end_of(static_cast<std::int64_t>(by_length))};
+    for (const std::size_t place : places) {
+      lengths.insert(std::max<std::int64_t>(sizes[std::min(place, last)], 1));
+    }
+  }
+  return {lengths.begin(), lengths.end()};
+}
+
+/// A model of n samples padded to the longest.
+MemoryModel padded_model(const SamplesBySize& samples, const BatchMeter& meter,
+                         const FitOptions& options) {
+  // `n` samples, of which the longest has this length and the others are as close as possible.
+  const auto run_padded = [&](std::int64_t n, std::int64_t length) {
+    const std::size_t end = samples.end_of(length);
+    std::vector<std::int64_t> batch(static_cast<std::size_t>(n));
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      batch[i] = samples.indices[end - 1 - i % end];
+    }
+    meter.run(batch);
+  };
+  const std::int64_t most = std::min(static_cast<std::int64_t>(samples.sizes.size()), kMostSamples);
+  return probe_batches(run_padded, representative_lengths(samples), most,
+                       {.device = meter.device(),
+                        .budget = options.budget,
+                        .probes = options.probes,
+                        .collect_garbage = options.collect_garbage});
+}
+
+/// Reduces the limit until torch's CUDA allocator can reserve what batches need. It rounds and
+/// splits blocks, the more the batches differ, so it reserves more than tensors hold, and the
+/// budget is on that. Full batches of all lengths run under the budget, smaller ones after each
+/// failure, until all have fitted twice.
+void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& search,
+                              const BatchMeter& meter, std::int64_t budget) {
+  const auto full_batches = [&] {
+    const TrialBatches trial = search.trial(fitted);
+    const auto need = [&](std::size_t b) {
+      const detail::BatchShape& shape = trial.shapes[b];
+      return fitted.cost == Cost::Kind::sum ? shape.total : shape.count * shape.longest;
+    };
+    double most = 0.0;
+    for (std::size_t b = 0; b < trial.shapes.size(); ++b) {
+      most = std::max(most, need(b));
+    }
+    std::vector<std::size_t> full;
+    for (std::size_t b = 0; b < trial.shapes.size(); ++b) {
+      if (need(b) >= kNearlyFull * most) {
+        full.push_back(b);
+      }
+    }
+    std::stable_sort(full.begin(), full.end(), [&](std::size_t a, std::size_t b) {
+      return trial.shapes[a].longest < trial.shapes[b].longest;
+    });
+    std::vector<std::vector<std::int64_t>> batches;
+    for (std::size_t i = 0; i < full.size(); i += std::max(full.size() / 12, std::size_t{1})) {
+      const auto batch = trial.batches[full[i]];
+      batches.emplace_back(batch.begin(), batch.end());
+    }
+    return batches;
+  };
+  release_cached(meter.device());
+  const Budget limited(budget, meter.device());
+  auto batches = full_batches();
+  std::size_t fitted_runs = 0;
+  for (int i = 0; i < kMostRuns && fitted_runs < 2 * batches.size(); ++i) {
+    if (meter.measure(batches[fitted_runs % batches.size()]).out_of_memory) {
+      fitted.maximum = static_cast<std::int64_t>(static_cast<double>(fitted.maximum) * kSmaller);
+      fitted_runs = 0;
+      batches = full_batches();
+    } else {
+      ++fitted_runs;
+    }
+  }
+}
+
+}  // namespace
+
+batching::Limit FittedLimit::limit() const {
+  return cost == Cost::Kind::sum ? batching::Limit(Cost::sum(), maximum)
+                                 : model_limit(model.value(), maximum);
+}
+
+FittedLimit fit_batching(std::span<const std::int64_t> sizes, const BatchWork& work,
+                         const MakeBatching& make, const FitOptions& options) {
+  const bool padded = options.cost == Cost::Kind::padded;
+  if (!padded && options.cost != Cost::Kind::sum) {
+    throw std::invalid_argument("cost must be padded or sum to be fitted");
+  }
+  if (sizes.empty()) {
+    throw std::invalid_argument("sizes is empty: there is nothing to measure");
+  }
+  const SamplesBySize samples(sizes);
+  if (samples.sizes[0] < 0) {
+    throw std::invalid_argument("sizes must not be negative, got " +
+                                std::to_string(samples.sizes[0]) + " at index " +
+                                std::to_string(samples.indices[0]));
+  }
+  const BatchMeter meter(work, options);
+  const detail::MeasureBatch measure = [&](std::span<const std::int64_t> batch) {
+    return meter.measure(batch);
+  };
+  detail::FitSearch search(sizes, samples, options.budget, measure, make);
+  FittedLimit fitted{options.cost, options.budget};
+  if (padded) {
+    fitted.model = padded_model(samples, meter, options);
+    search.check_padded(fitted);
+  } else {
+    fitted = search.largest_total();
+  }
+  if (meter.device().is_cuda()) {
+    leave_room_for_allocator(fitted, search, meter, options.budget);
+  }
+  const std::int64_t smallest = std::max<std::int64_t>(samples.sizes[0], 1);
+  const auto maximum = static_cast<double>(fitted.maximum);
+  const bool fits = padded ? fitted.model->largest_batch(static_cast<double>(smallest), maximum) > 0
+                           : fitted.maximum >= smallest;
+  if (!fits) {
+    throw std::invalid_argument(
+        "no batch is expected to stay within " + format_bytes(options.budget) +
+        ": the smallest sample has size " + std::to_string(smallest) +
+        (fitted.model ? ", and the measurements gave\n" + fitted.model->to_string() : ""));
+  }
+  return fitted;
+}
+
+}  // namespace brim
