@@ -48,7 +48,8 @@ def memory_stats(device: DeviceLike = None) -> MemoryStats:
         `allocated` (held by tensors), `peak` (the most of that so far), `reserved` (taken from the
         system: torch's cache on an accelerator, the resident set on the CPU), `limit` (the least of
         what the machine, the container, RLIMIT_AS and open budgets allow) and `free` (what can
-        still be allocated). On the CPU `allocated` and `peak` count from `install_cpu_allocator` on.
+        still be allocated). On the CPU, `allocated` and `peak` count from
+        `install_cpu_allocator` on.
 
     Raises:
         ValueError: if the device does not exist or has no memory of its own.
