@@ -186,9 +186,8 @@ std::optional<std::int64_t> amount_behind(std::string_view message,
   return std::nullopt;
 }
 
-/// The latest errors of our own with their figures. Found by their text, because that is all that
-/// torch hands to Python, and because an error may be looked at on another thread than it was
-/// thrown on.
+/// The latest errors of our own with their figures. Found by their text, which is all that torch
+/// hands to Python, and on any thread: errors of a backward pass or a thread pool travel.
 struct Refusals {
   static constexpr std::size_t kKept = 64;
   std::mutex mutex;
@@ -206,13 +205,17 @@ Refusals& refusals() {
 }
 
 /// The figures of the error of our own that `message` contains, with whatever was added to it.
-std::optional<OomCause> remembered(std::string_view message) {
-  Refusals& all = refusals();
-  const std::lock_guard lock(all.mutex);
-  for (const auto& [text, cause] : all.latest) {
-    if (!text.empty() && message.find(text) != std::string_view::npos) {
-      return cause;
+std::optional<OomCause> remembered(std::string_view message) noexcept {
+  try {
+    Refusals& all = refusals();
+    const std::lock_guard lock(all.mutex);
+    for (const auto& [text, cause] : all.latest) {
+      if (!text.empty() && message.find(text) != std::string_view::npos) {
+        return cause;
+      }
     }
+  } catch (...) {
+    // No memory for the table itself, so nothing is in it.
   }
   return std::nullopt;
 }
