@@ -11,13 +11,13 @@ import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from brim import _C
+from brim._arguments import whole
 from brim.data.base import (
     Batch,
     SamplerOptions,
     Start,
     left_out_message,
     warn,
-    whole,
 )
 from brim.data.fit import FittedBatchSampler
 from brim.data.sizes import (

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from brim import _C
-from brim.data.base import SamplerOptions, whole
+from brim._arguments import whole
+from brim.data.base import SamplerOptions
 from brim.data.fit import FittedBatchSampler
 from brim.data.sizes import Budget, Sizes, index_tensor, size_function
 
