@@ -8,15 +8,15 @@ namespace brim::python {
 
 /// Runs `function` with the arguments adapted as `config` says. The result is a new reference, or
 /// null with a Python exception set, as CPython's calls do. No C++ exception leaves it.
-/// @param attempts where to append each try, or null.
+/// @param attempts where to append each attempt, or null.
 PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
                         const CallArguments& arguments, std::vector<Attempt>* attempts) noexcept;
-
-/// Forgets everything that was learned. None, or null with a Python exception set.
-PyObject* adaptive_clear(const AdaptiveConfig& config) noexcept;
 
 /// Forgets what was learned of calls with these arguments; with a memory per call site, which
 /// cannot be known from elsewhere, everything. None, or null with a Python exception set.
 PyObject* adaptive_forget(const AdaptiveConfig& config, const CallArguments& arguments) noexcept;
+
+/// An int of 1 or more. @throws c10::TypeError, c10::ValueError naming the argument.
+std::int64_t size_argument(const char* name, pybind11::handle value);
 
 }  // namespace brim::python
