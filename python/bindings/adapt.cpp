@@ -8,7 +8,6 @@
 
 #include <string>
 
-#include "adaptive_call.h"
 #include "adaptive_config.h"
 #include "adaptive_function.h"
 #include "bindings.h"
@@ -92,7 +91,7 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   read("objective", [&](const py::object& value) {
     options.objective = objective_argument(word_argument("objective", value));
   });
-  read("lower", [&](const py::object& value) { options.lower = size_argument("lower", value); });
+  read_into("lower", options.lower);
   read("device", [&](const py::object& value) { options.device = device_argument(value); });
   read_into("restore_random_state", options.restore_random_state);
   read_into("exact_halving", options.exact_halving);
@@ -158,9 +157,6 @@ void register_adapt(py::module_& m) {
                   })
       .def_static("default_directory", &SizeMemory::default_directory);
   m.attr("AdaptiveFunction") = adaptive_function_type();
-  m.def("positive", [](const std::string& name, const py::object& value) {
-    return size_argument(name.c_str(), value);
-  });
   m.def("make_adaptive", [](const py::object& function, const py::dict& config) {
     return make_adaptive_function(function, make_config(config));
   });

@@ -21,6 +21,15 @@ namespace {
 
 py::object steal(PyObject* object) { return py::reinterpret_steal<py::object>(object); }
 
+std::int64_t size_argument(const ArgumentSlot& slot, PyObject* value) {
+  constexpr const char* kMust = "be between 1 and 2^63 - 1";
+  const char* name = PyUnicode_AsUTF8(slot.name.ptr());
+  const std::int64_t size =
+      integer_argument(name, py::reinterpret_borrow<py::object>(value), kMust);
+  TORCH_CHECK_VALUE(size >= 1, name, " must ", kMust, ", got ", size);
+  return size;
+}
+
 /// Arguments with some values replaced or added, ready for another vectorcall.
 class ChangedArguments {
  public:
@@ -215,7 +224,7 @@ class Call {
       const bool given = value != nullptr && value != Py_None;
       as_passed = as_passed && given;
       places.push_back(place);
-      maxima.push_back(given ? size_argument(PyUnicode_AsUTF8(slot.name.ptr()), value)
+      maxima.push_back(given ? size_argument(slot, value)
                              : inferred_maximum(config_, slot, arguments_));
     }
     std::optional<ChangedArguments> changed;  // made when needed: a call that fits needs none
@@ -319,14 +328,6 @@ class Call {
 };
 
 }  // namespace
-
-std::int64_t size_argument(const char* name, py::handle value) {
-  constexpr const char* kMust = "be between 1 and 2^63 - 1";
-  const std::int64_t size =
-      integer_argument(name, py::reinterpret_borrow<py::object>(value), kMust);
-  TORCH_CHECK_VALUE(size >= 1, name, " must ", kMust, ", got ", size);
-  return size;
-}
 
 PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
                         const CallArguments& arguments, std::vector<Attempt>* attempts) noexcept {

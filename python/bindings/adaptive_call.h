@@ -16,7 +16,4 @@ PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
 /// cannot be known from elsewhere, everything. None, or null with a Python exception set.
 PyObject* adaptive_forget(const AdaptiveConfig& config, const CallArguments& arguments) noexcept;
 
-/// An int of 1 or more. @throws c10::TypeError, c10::ValueError naming the argument.
-std::int64_t size_argument(const char* name, pybind11::handle value);
-
 }  // namespace brim::python

@@ -324,7 +324,7 @@ def test_fit_warns_of_a_need_that_sizes_do_not_tell_and_stays_within_the_budget(
     def staircase(samples: list[list[int]]) -> None:
         torch.zeros(2 ** (len(samples) * max(map(len, samples))).bit_length(), 64)
 
-    with pytest.warns(UserWarning, match=r"cannot be told from the sizes.*up to \d+% more"):
+    with pytest.warns(UserWarning, match=r"sizes of the samples do not determine.*up to \d+% more"):
         made = PackedBatchSampler.fit(DATA, staircase, LENGTHS, held + 2**20, "cpu")
     batches = ([DATA[index] for index in batch] for batch in made)
     assert max(brim.collect_peaks(staircase, batches, "cpu").peaks) <= held + 2**20

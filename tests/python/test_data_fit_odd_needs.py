@@ -69,7 +69,7 @@ def test_a_need_that_grows_faster_than_any_term_stays_within_the_budget(held: in
         return len(lengths) * max(lengths) ** 3 / 100
 
     room = 2 * 2**20
-    with pytest.warns(UserWarning, match="cannot be told from the sizes|are left out"):
+    with pytest.warns(UserWarning, match="sizes of the samples do not determine|are left out"):
         made = PackedBatchSampler.fit(
             LENGTHS, made_of_bytes(bytes_of), LENGTHS, held + room, "cpu", shuffle=True
         )

@@ -15,11 +15,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 import torch
 from typing_extensions import Unpack
 
-from brim._C import AdaptiveFunction, Attempt, SizeMemory, positive
+from brim._arguments import flag, positive, whole
+from brim._C import AdaptiveFunction, Attempt, SizeMemory
 from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
 from brim.adapt._options import (
     Options,
-    flag,
     inside,
     make,
     name_of,
@@ -243,8 +243,7 @@ def chunked(
         >>> out.sum()
         tensor(200.)
     """
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise TypeError(f"dim must be an int, got {dim!r}")
+    whole("dim", dim, -(2**63))
     decorator: ChunkedDecorator = _sized("chunked", initial, q, options, progress, dim=dim)
     return decorator
 

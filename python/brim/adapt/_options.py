@@ -19,7 +19,8 @@ import torch
 from typing_extensions import TypedDict
 
 from brim import _C
-from brim._C import Attempt, SizeMemory, positive
+from brim._arguments import flag, positive
+from brim._C import Attempt, SizeMemory
 from brim.memory import DeviceLike
 
 
@@ -56,13 +57,6 @@ class Options(TypedDict, total=False):
     persist: bool | str | os.PathLike[str]
     restore_random_state: bool
     observer: Callable[[Attempt], object] | None
-
-
-def flag(name: str, value: object) -> bool:
-    """A bool, and nothing that merely looks like one."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
 
 
 def _check_callable(name: str, value: object) -> None:

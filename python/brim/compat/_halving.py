@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from brim import memory
-from brim._C import positive
+from brim._arguments import positive
 from brim.adapt._options import make
 
 Sizes = tuple[int, ...]
