@@ -59,7 +59,6 @@ double median(std::vector<double> values) {
 
 int main(int count, char** /*arguments*/) {
   const c10::Device device = brim::default_device();  // begins to use it
-  static const brim::AdaptOptions defaults;
   static const brim::AdaptOptions plain{.restore_random_state = false};
   static const brim::AdaptOptions on_cpu{.device = c10::Device(at::kCPU)};
   static const brim::AdaptOptions on_device{.device = device};
@@ -77,10 +76,6 @@ int main(int count, char** /*arguments*/) {
     part("  of it: the random state", [device](int) { const brim::RandomState state(device); });
     part("  of it: the current device",
          [device](int) { c10::impl::VirtualGuardImpl(device.type()).getDevice(); });
-    part("  of it: a checkpoint, cheap",
-         [](int) { const brim::Checkpoint checkpoint(defaults, brim::Checkpoint::Detail::cheap); });
-    part("  of it: a checkpoint with what is held there",
-         [](int) { const brim::Checkpoint checkpoint(defaults); });
   }
   while (count > 1) {
     cases.front().loop();
