@@ -6,7 +6,7 @@ import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypedDict, cast
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
 from torch.utils.data import Sampler
@@ -279,23 +279,17 @@ class BatchSamplerBase(Sampler[Batch]):
         self._opened.append(Opened(iterator, self._batching, start))
         return iterator
 
-    def _place(self, start: Start) -> tuple[Any, ...]:
-        return start.seed, self.rank, self.world_size, start.cursor, start.segments
+    def _here(self, start: Start) -> dict[str, Any]:
+        """The arguments for this rank's part of the iteration from `start` on."""
+        return {**start._asdict(), "rank": self.rank, "world_size": self.world_size}
 
     def _open(self, start: Start) -> Iterator[Batch]:
-        seed, rank, world_size, cursor, segments = self._place(start)
-        return cast(
-            "Iterator[Batch]",
-            self._ready().iterate(
-                seed,
-                rank,
-                world_size,
-                self.as_tensors,
-                cursor,
-                segments,
-                self._description(seed),
-            ),
+        batches: Any = self._ready().iterate(
+            **self._here(start),
+            as_tensors=self.as_tensors,
+            description=self._description(start.seed),
         )
+        return batches  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         """The exact number of batches on this rank: of the running iteration, else of the next.
@@ -312,13 +306,13 @@ class BatchSamplerBase(Sampler[Batch]):
         # The batching itself, not its id, which the next one may get.
         key = (start.seed, tuple(start.cursor), str(start.segments), batching)
         if self._counted is None or self._counted[0] != key:
-            self._counted = (key, batching.count(*self._place(start)))
+            self._counted = (key, batching.count(**self._here(start)))
         return self._counted[1]
 
     def plan(self) -> Plan:
         """All batches of the next iteration on this rank, as two tensors."""
         batching = self._ready()
-        return Plan(*batching.plan(*self._place(self._coming())))
+        return Plan(*batching.plan(**self._here(self._coming())))
 
     def report(self) -> _C.PlanReport:
         """What becomes of the samples in the next iteration, over all ranks. Print it.
@@ -326,8 +320,7 @@ class BatchSamplerBase(Sampler[Batch]):
         After `load_state_dict` it covers the rest of the epoch.
         """
         batching = self._ready()
-        start = self._coming()
-        return batching.report(start.seed, self.world_size, start.cursor, start.segments)
+        return batching.report(**self._coming()._asdict(), world_size=self.world_size)
 
     # ---- saving and resuming ---------------------------------------------------------------
 

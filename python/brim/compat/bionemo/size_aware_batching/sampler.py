@@ -14,6 +14,7 @@ from torch.utils.data import Sampler
 
 from brim import _C
 from brim.compat.bionemo.size_aware_batching.utils import check_numbers
+from brim.data import BatchSamplerBase
 
 __all__: Sequence[str] = (
     "BucketBatchSampler",
@@ -317,6 +318,11 @@ class BucketBatchSampler(Sampler[list[int]]):
                 "base_batch_sampler_class should be a batch sampler class inherited from "
                 f"torch.utils.data.Sampler, but got {base_batch_sampler_class}"
             )
+        if shuffle and issubclass(base_batch_sampler_class, BatchSamplerBase):
+            raise TypeError(
+                f"{base_batch_sampler_class} copies its indices, so shuffling them has no effect; "
+                "use the SizeAwareBatchSampler of this module, or brim.data.BucketBatchSampler"
+            )
         if shuffle and generator is None:
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
             generator = torch.Generator().manual_seed(seed)
@@ -346,7 +352,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             {key: value[k] for key, value in individual.items()} for k in range(self.num_buckets)
         ]
 
-        # One dtype that holds both: int64, where all are integers.
+        # One dtype that holds both: int64 if all are integers.
         exact = not (values.is_floating_point() or boundaries.is_floating_point())
         dtype = torch.int64 if exact else torch.float64
         indices, offsets = _C.group_by_bucket(values.to("cpu", dtype), boundaries.to("cpu", dtype))
