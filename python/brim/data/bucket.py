@@ -9,7 +9,8 @@ import torch
 from typing_extensions import Unpack
 
 from brim import _C
-from brim.data.base import BatchSamplerBase, SamplerOptions, flag, whole
+from brim._arguments import flag, whole
+from brim.data.base import BatchSamplerBase, SamplerOptions
 from brim.data.sizes import Budget, Sizes, has_columns, is_array, one_column, size_column
 
 

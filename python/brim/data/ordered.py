@@ -12,13 +12,13 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from typing_extensions import Self, Unpack
 
 from brim import _C
+from brim._arguments import whole
 from brim.data.base import (
     Batch,
     SamplerOptions,
     Start,
     left_out_message,
     warn,
-    whole,
 )
 from brim.data.fit import FittedBatchSampler
 from brim.data.sizes import (

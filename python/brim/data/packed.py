@@ -9,7 +9,8 @@ import torch
 from typing_extensions import Self, Unpack
 
 from brim import _C
-from brim.data.base import SamplerOptions, whole
+from brim._arguments import whole
+from brim.data.base import SamplerOptions
 from brim.data.fit import FittedBatchSampler
 from brim.data.sizes import Budget, Sizes, index_tensor, size_function
 
