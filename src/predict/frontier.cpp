@@ -4,6 +4,8 @@
 #include <cmath>
 #include <ranges>
 
+#include "bisect.h"
+
 namespace brim::detail {
 namespace {
 
@@ -42,17 +44,6 @@ bool measured_near(const MemoryModel& model, double n, double length) {
                      [&](const MemorySample& s) { return near(s.n, n) && near(s.length, length); });
 }
 
-/// The largest n from `good` to `most` that is expected to stay within the limit.
-std::int64_t expected_count(const MemoryModel& model, std::int64_t good, std::int64_t most,
-                            double length, double limit) {
-  std::int64_t bad = most + 1;
-  while (bad - good > 1) {
-    const std::int64_t middle = good + (bad - good) / 2;
-    (model.peak(static_cast<double>(middle), length) <= limit ? good : bad) = middle;
-  }
-  return good;
-}
-
 }  // namespace
 
 std::optional<BatchShape> next_at_the_limit(const MemoryModel& model,
@@ -70,7 +61,9 @@ std::optional<BatchShape> next_at_the_limit(const MemoryModel& model,
       continue;
     }
     const std::int64_t reach = within_reach(model, most, length, limit);
-    std::int64_t n = expected_count(model, safe, reach, length, limit / (1 + caution));
+    std::int64_t n = largest_that_holds(safe, reach + 1, [&](std::int64_t count) {
+      return model.peak(static_cast<double>(count), length) <= limit / (1 + caution);
+    });
     // Samples are left out only if one was measured to be too much.
     if (n == 0 && !known_to_fail(model, length, limit)) {
       n = reach > 0 ? 1 : 0;

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -44,13 +43,9 @@ class BRIM_API ProbePlan {
 
   [[nodiscard]] std::vector<Target> targets() const;
   [[nodiscard]] Target place(const Shape& shape) const;
-  [[nodiscard]] double most_needed(const Shape& shape) const;
   [[nodiscard]] double cautious_need(const Shape& shape) const;
   [[nodiscard]] bool open(const Shape& shape) const;
-  [[nodiscard]] Target farthest() const;
-  [[nodiscard]] std::optional<Shape> smallest_step(double beyond) const;
-  [[nodiscard]] std::optional<Shape> nearest(
-      const Target& target, const std::function<bool(const Shape&)>& allowed) const;
+  [[nodiscard]] std::optional<double> length_of(const Shape& shape) const;
 
   std::vector<Shape> candidates_;
   Shape least_;  // of each coordinate by itself
@@ -59,7 +54,8 @@ class BRIM_API ProbePlan {
   std::size_t probes_;
   std::vector<Target> targets_;  // those still to come, the next one last
   std::vector<MemorySample> samples_;
-  std::vector<double> bases_;
+  NeedBound bound_;                   // of what the work itself held
+  double base_ = 0;                   // the most that was held before it began
   std::optional<MemoryModel> model_;  // once a measured size has confirmed it
 };
 

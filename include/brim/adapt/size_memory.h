@@ -33,9 +33,9 @@ BRIM_API void add_attempt(std::vector<Attempt>& attempts, Attempt attempt);
 ///
 /// With a directory, what is learned is kept across processes: one small text file per key,
 /// replaced atomically, read on the first use of the key. A file that is damaged or not ours is
-/// ignored with a warning. Only news is written, by a thread in the background: at once, then at
-/// most once a second, the rest when the program exits. A directory keeps at most 64 MiB, of the
-/// keys used last.
+/// ignored with a warning. Only news is written: the first at once, then in the background at most
+/// once a second, the rest when the program exits. A directory keeps about 64 MiB, of the keys used
+/// last.
 ///
 /// Thread-safe. Owned by the caller; it must outlive the calls that use it.
 class BRIM_API SizeMemory {
@@ -51,7 +51,7 @@ class BRIM_API SizeMemory {
   /// False as long as nothing at all can be recalled: asked before anything else on the path of a
   /// call that fits.
   bool may_know_something() const noexcept {
-    return count_.load(std::memory_order_acquire) != 0 || (directory_ && has_files());
+    return had_files_ || count_.load(std::memory_order_acquire) != 0;
   }
 
   /// The attempts of a key, oldest first; empty where there are none.
@@ -80,17 +80,15 @@ class BRIM_API SizeMemory {
     std::vector<Attempt> attempts;
     std::vector<Attempt> kept;  // in the file, or on the way there
   };
-  enum class Files : std::uint8_t { unknown, none, some };
 
-  bool has_files() const noexcept;
   Entry& entry(std::uint64_t key);
   std::filesystem::path file_of(std::uint64_t key) const;
 
   mutable std::mutex mutex_;
   std::atomic<std::size_t> count_{0};
-  mutable std::atomic<Files> files_{Files::unknown};  // in the directory, when it was first asked
   std::size_t capacity_;
   std::optional<std::filesystem::path> directory_;
+  bool had_files_;            // in the directory, at the beginning
   std::list<Entry> entries_;  // most recently used first
   std::unordered_map<std::uint64_t, std::list<Entry>::iterator> by_key_;
 };

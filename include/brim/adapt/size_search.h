@@ -103,7 +103,6 @@ class BRIM_API SizeSearch {
   void expect_available(const Attempt& previous) noexcept;
   void update_bounds() noexcept;
   void choose();
-  [[nodiscard]] std::int64_t need(const Attempt& attempt) const noexcept;  // -1: not known
   [[nodiscard]] bool bounds(const Attempt& attempt) const noexcept;
   [[nodiscard]] double usable() const noexcept;  // negative: not known
   [[nodiscard]] std::optional<double> predicted(double margin) const;

@@ -4,6 +4,7 @@
 #include <brim/predict/need_bound.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,7 +14,7 @@ namespace brim {
 /// What the sizes of a MemoryModel are.
 enum class SizeKind : std::uint8_t {
   size,   ///< one number s
-  batch,  ///< a pair (n, L): n samples, the longest of them L long
+  batch,  ///< a pair (n, L): n samples, the longest of length L
 };
 
 /// What one piece of work needed.
@@ -37,7 +38,7 @@ struct ModelError {
 struct MemoryModelState {
   SizeKind kind = SizeKind::size;
   double floor = 0;                         ///< bytes
-  std::vector<std::vector<double>> phases;  ///< bytes a term, in the order of term_names()
+  std::vector<std::vector<double>> phases;  ///< bytes per term, in the order of term_names()
   double margin = 0;
   ModelError error;
   std::vector<MemorySample> samples;
@@ -46,8 +47,8 @@ struct MemoryModelState {
 /// How many bytes a piece of work needs at its peak, as a function of its size.
 ///
 ///     brim::MemoryModel model;
-///     model.fit({{1, 128, 3e6}, {8, 64, 9e6}, {8, 256, 5e7}, {32, 32, 2e7}},
-///     brim::SizeKind::batch); std::int64_t n = model.largest_batch(512, 8e9);
+///     model.fit(samples, brim::SizeKind::batch);  // {{1, 128, 3e6}, {8, 64, 9e6}, …}
+///     std::int64_t n = model.largest_batch(512, 8e9);
 ///
 /// The peak is `max(floor, phases…)`, each phase a sum of terms with coefficients that are not
 /// negative: of 1, nL, nL² (and n, L, L² where the samples call for them) for a batch, of 1, s, s²
@@ -81,8 +82,8 @@ class BRIM_API MemoryModel {
 
   /// Bytes expected at the peak, no more than safe_peak(). @throws std::invalid_argument before
   /// fit(), for the other kind of size, or one that is negative, not finite or above 1e100.
-  [[nodiscard]] double peak(double size) const;
-  [[nodiscard]] double peak(double n, double length) const;
+  /// @param n the size, or the number of samples of that length.
+  [[nodiscard]] double peak(double n, std::optional<double> length = std::nullopt) const;
 
   /// Of one batch of samples of these lengths: n × the longest. 0 for none.
   [[nodiscard]] double peak_of(std::span<const double> lengths) const;
@@ -90,8 +91,7 @@ class BRIM_API MemoryModel {
   /// What to compare with a budget: the most that any program of this kind can need whose peaks at
   /// the samples were those, and the margin on top. No less than was measured at a size that is not
   /// larger, no more than at one that is not smaller. Never falls as n or L grows.
-  [[nodiscard]] double safe_peak(double size) const;
-  [[nodiscard]] double safe_peak(double n, double length) const;
+  [[nodiscard]] double safe_peak(double n, std::optional<double> length = std::nullopt) const;
 
   /// The largest n with safe_peak(n, length) <= bytes; 0 for none. Costs some microseconds.
   [[nodiscard]] std::int64_t largest_batch(double length, double bytes) const;
@@ -118,11 +118,12 @@ class BRIM_API MemoryModel {
 
  private:
   void check(SizeKind kind) const;
+  void check(double n, std::optional<double> length) const;
   void learn();
-  [[nodiscard]] double evaluate(double n, double length) const;
   [[nodiscard]] double bound(double n, double length) const;
   [[nodiscard]] double least(double n, double length) const;
   [[nodiscard]] double safe(double n, double length) const;
+  [[nodiscard]] std::int64_t largest(double length, double bytes) const;
 
   MemoryModelState state_;
   NeedBound bound_;

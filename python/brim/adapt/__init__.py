@@ -18,22 +18,21 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 import torch
 from typing_extensions import Unpack
 
+from brim._arguments import flag, positive, whole
+from brim._C import AdaptiveFunction, Attempt, SizeMemory
+from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
 from brim.adapt._options import (
     Options,
     check_function,
-    flag,
     identity,
     inside,
     make,
     name_of,
-    positive,
     remembered,
     slot_of,
     slots_of,
-    whole,
+    with_defaults,
 )
-from brim._C import AdaptiveFunction, Attempt, SizeMemory
-from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
 
 __all__ = [
     "AdaptiveFunction",
@@ -245,8 +244,7 @@ def chunked(
         tensor(200.)
     """
     step, quantum = positive("initial", initial), positive("q", q)
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise TypeError(f"dim must be an int, got {dim!r}")
+    whole("dim", dim, -(2**63))
 
     def decorate(function: Callable[..., object]) -> Any:
         bar = _bar(function, progress)
@@ -297,7 +295,7 @@ def _once(
     **specific: Any,
 ) -> Any:
     """What the decorator would make, for one call, with the memory of earlier such calls."""
-    site, full = "", whole(options)
+    site, full = "", with_defaults(options)
     if full["remember"] == "call_site":
         caller = sys._getframe(2)
         site = f"{caller.f_code.co_filename}:{caller.f_lineno}"

@@ -21,6 +21,7 @@ import torch
 from typing_extensions import TypedDict
 
 from brim import _C
+from brim._arguments import flag, positive
 from brim._C import Attempt, SizeMemory
 from brim.memory import DeviceLike
 
@@ -82,18 +83,9 @@ _DEFAULTS: Options = {
 }
 
 
-def whole(given: Options) -> Options:
+def with_defaults(given: Options) -> Options:
     """With the defaults of what is not given."""
     return {**_DEFAULTS, **given}
-
-
-def positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    number = int(value.__index__())
-    if not 1 <= number < 2**63:
-        raise ValueError(f"{name} must be between 1 and 2^63 - 1, got {number}")
-    return number
 
 
 def inside(function: Any) -> tuple[Callable[..., Any], str]:
@@ -316,13 +308,6 @@ def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
     return adaptive.__qualname__
 
 
-def flag(name: str, value: object) -> bool:
-    """A bool, and nothing that merely looks like one."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
-
-
 def _word(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {value!r}")
@@ -354,7 +339,7 @@ def make(
     )
     function, binding = inside(function)
     check_function(function)
-    options = whole(given)
+    options = with_defaults(given)
     if options["observer"] is not None and not callable(options["observer"]):
         raise TypeError(f"observer must be callable, got {options['observer']!r}")
     signature = None

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from brim import _adaptive, memory
+from brim import memory
+from brim._arguments import positive
+from brim.adapt._options import make
 
 Sizes = tuple[int, ...]
 
@@ -52,14 +54,14 @@ def halving(
         # One that the core does not know: said again in its words, once the original is gone.
         raise torch.OutOfMemoryError(message)
 
-    run: Callable[..., tuple[Any, Sizes]] = _adaptive.make(
+    run: Callable[..., tuple[Any, Sizes]] = make(
         "maximize",
         attempt,
         {"strategy": "halving", "remember": "none"},
         name=", ".join(names),
         slots={},
         parameters=[(name, place, inspect.Parameter.empty) for place, name in enumerate(names)],
-        quanta=[_adaptive.positive("q", quantum) for quantum in quanta],
+        quanta=[positive("q", quantum) for quantum in quanta],
         groups=[[place] for place in range(len(names))],
         exact_halving=True,
     )

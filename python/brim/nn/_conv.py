@@ -12,9 +12,11 @@ from brim.nn._elsewhere import check_tensors, elsewhere, ops
 from brim.nn._numbers import Numbers, each, over
 
 __all__ = [
+    "conv",
     "conv1d",
     "conv2d",
     "conv3d",
+    "conv_transpose",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",

@@ -1,4 +1,4 @@
-"""Measuring what a model keeps for backward, layer by layer."""
+"""Measures what a model keeps for backward, layer by layer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from brim.nn.convert import is_layer
 __all__ = ["FUNCTIONS", "Run", "measure", "with_sizes"]
 
 FUNCTIONS = "(functions)"
-"""Where what was kept outside of any layer is counted."""
+"""Stands for everything outside of any layer."""
 
 
 class _Kept:
-    """A tensor that autograd keeps. It dies when autograd lets go."""
+    """A tensor that autograd keeps, for as long as it does."""
 
     __slots__ = ("__weakref__", "layer", "order", "tensor")
 
@@ -40,8 +40,8 @@ class Run:
 
     Attributes:
         called: the layers that ran, in the order of their first call.
-        bytes: kept by each layer; a storage that two keep counts where it was kept first.
-        least: what backward needs of each layer, without computing anything again.
+        bytes: kept by each layer; a storage counts for the layer that keeps it first.
+        least: what backward needs of each layer if nothing is recomputed.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Run:
         """A layer ends, or failed: then its output is None."""
         name = self._stack.pop()
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        # Another's hooks (checkpoint, save_on_cpu) take away what is kept inside of them.
+        # Other hooks (checkpoint, save_on_cpu) keep it elsewhere.
         if hooks is not None and hooks[0] == self.pack:
             for need in needs_of(module, given, output) or ():
                 self._needs.append((self._next(), name, need))
@@ -127,7 +127,7 @@ class Run:
 
 
 def _address(tensor: Tensor) -> tuple[Any, int]:
-    """What tells storages apart, and their bytes."""
+    """What identifies the storage of a tensor, and its bytes."""
     try:
         storage = tensor.untyped_storage()
         # Tensors without memory (meta) all have the address 0.
@@ -143,12 +143,12 @@ def _identity(tensor: Tensor) -> int:
 def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
     """Run the model forward once and count what it keeps.
 
-    Buffers, random state and gradients are afterwards as they were. Parameters, buffers and the
-    inputs do not count.
+    Afterwards buffers, random state and gradients are as before. Parameters, buffers and the inputs
+    do not count.
     """
     run = Run()
     with contextlib.ExitStack() as undo:
-        # First of all: what is copied here is a tensor for autograd.
+        # First, so that the copies are tensors for autograd.
         undo.enter_context(torch.inference_mode(False))
         undo.enter_context(torch.enable_grad())
         inputs, kwargs, tensors = _copied(inputs, dict(kwargs))
@@ -167,7 +167,7 @@ def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str
 def with_sizes(
     model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> torch.nn.Module:
-    """The model; a copy that has run once, if lazy layers in it do not know their sizes yet.
+    """The model, or a copy that has run once if it has lazy layers without their sizes.
 
     Example:
         >>> model = torch.nn.LazyLinear(3)
@@ -216,7 +216,7 @@ def _copied(
     def copied(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if id(value) not in copies:  # one that is given twice stays one
+        if id(value) not in copies:  # a tensor that is given twice stays one tensor
             leaf = value.detach().clone().requires_grad_(value.requires_grad)
             copies[id(value)] = leaf if value.is_leaf else leaf.clone()
         return copies[id(value)]
@@ -227,35 +227,32 @@ def _copied(
 
 @contextlib.contextmanager
 def _own_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """Within, the model has copies of its buffers: running statistics stay as they were."""
+    """Within, the model has copies of its buffers, so that running statistics do not change."""
     copies: dict[int, Tensor] = {}
     with contextlib.ExitStack() as undo:
         for module in model.modules():
             own: Any = module._buffers  # of a ScriptModule, a view that can only be read
             before = dict(own.items())
-            scripted = isinstance(module, torch.jit.ScriptModule)
-            undo.callback(_set_buffers if scripted else _replace_buffers, module, before)
+            undo.callback(_set_buffers, module, before)
             for buffer in before.values():
                 if buffer is not None and id(buffer) not in copies:
                     copies[id(buffer)] = buffer.detach().clone()
-            made = {name: copies.get(id(buffer)) for name, buffer in before.items()}
-            (_set_buffers if scripted else _replace_buffers)(module, made)
+            _set_buffers(module, {name: copies.get(id(each)) for name, each in before.items()})
         yield
 
 
-def _replace_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
-    module._buffers.clear()
-    module._buffers.update(buffers)
-
-
 def _set_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
-    for name, buffer in buffers.items():
-        setattr(module, name, buffer)
+    if isinstance(module, torch.jit.ScriptModule):
+        for name, buffer in buffers.items():
+            setattr(module, name, buffer)
+    else:
+        module._buffers.clear()
+        module._buffers.update(buffers)
 
 
 @contextlib.contextmanager
 def _random_state(tensors: list[Tensor]) -> Iterator[None]:
-    """Puts the random state of Python, NumPy, the CPU and the tensors' devices back."""
+    """Restores the random state of Python, NumPy, the CPU and the tensors' devices."""
     devices = {tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}
     numpy: Any = sys.modules.get("numpy.random")
     with contextlib.ExitStack() as undo:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from brim import memory
-from brim.adapt._options import positive
+from brim._arguments import positive
 from brim.compat._halving import Sizes, halving
 from brim.compat.toma import batchsize_cache, cpu_memory, stacktrace, torch_cuda_memory
 from brim.compat.toma import stacktrace as tst

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 import brim.nn
 from brim.compat.memsave_torch.nn import functional
-from brim.nn.convert import STAND_INS
+from brim.nn.convert import STAND_INS, check_module
 
 if TYPE_CHECKING:
 
@@ -192,8 +192,7 @@ def convert_to_memory_saving(
         True
     """
     flags = locals()  # by the lower-case names of the layers
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    check_module(model)
     replacements: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
         getattr(torch.nn, name): globals()[f"MemSave{name}"]
         for name, _, _ in _LAYERS.values()
