@@ -13,6 +13,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <array>
 #include <cstdio>
 #include <limits>
 #include <stdexcept>
@@ -26,7 +27,7 @@ using brim::bench::repeated;
 
 constexpr int kCalls = 2000;
 constexpr int kRounds = 301;
-constexpr std::int64_t kSizes[] = {64, 4 << 10, 1 << 20};
+constexpr std::array<std::int64_t, 3> kSizes{64, 4 << 10, 1 << 20};
 
 // What holds while a case runs.
 struct Plain {};
@@ -84,7 +85,7 @@ int main() {
     std::printf("%-32s %9.1f ns\n", cases[i].name.c_str(), times[i]);
   }
   std::printf("\nat::empty and free, stock and brim in turns, medians of %d batches:\n", kRounds);
-  for (std::size_t i = 0; i < std::size(kSizes); ++i) {
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
     const double stock = times[2 * i];
     const double brim = times[2 * i + 1];
     std::printf("%9lld B   stock %7.1f ns   brim %7.1f ns   ratio %.3f   over %6.1f ns\n",

@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 from brim import _C
 from brim.compat.bionemo.size_aware_batching.utils import check_numbers
 from brim.data import BatchSamplerBase
+from brim.data.sizes import is_array, size_function
 
 __all__: Sequence[str] = (
     "BucketBatchSampler",
@@ -41,18 +42,13 @@ def _warn(message: str) -> None:
 
 def _size_function(sizeof: Any) -> Callable[[Any], Any]:
     """A function that gives an element's size, whatever `sizeof` is."""
-    if callable(sizeof):
-        return cast("Callable[[Any], Any]", sizeof)
-    # Tensors and arrays become lists: reading them element by element takes ten times as long.
-    is_array = isinstance(sizeof, torch.Tensor) or hasattr(sizeof, "__array_interface__")
-    if is_array and sizeof.ndim == 1:
-        return cast("Callable[[Any], Any]", sizeof.tolist().__getitem__)
-    if isinstance(sizeof, (Mapping, Sequence)) and not isinstance(sizeof, (str, bytes)):
-        return sizeof.__getitem__
-    raise TypeError(
-        "sizeof must be a callable, a dictionary, or a sequence of sizes (also a 1D tensor or "
-        f"array), but got {type(sizeof).__name__}"
-    )
+    if is_array(sizeof):
+        if sizeof.ndim != 1:
+            shape = tuple(sizeof.shape)
+            raise TypeError(f"sizeof must be a callable or one-dimensional, but has shape {shape}")
+        sizeof = sizeof.tolist()  # reading a tensor element by element takes ten times as long
+    function = size_function(sizeof)
+    return sizeof.__getitem__ if function is None else function
 
 
 def _check_sampler(sampler: object, max_total_size: Any) -> None:
