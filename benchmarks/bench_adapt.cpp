@@ -65,8 +65,7 @@ int main(int count, char** /*arguments*/) {
   static const brim::AdaptOptions on_device{.device = device};
   std::vector<Case> cases{
       repeated(
-          "brim::batch", [](int i) { brim::batch(i, tiny); },
-          device.is_cpu() ? "target <= 30 ns" : "target <= 60 ns"),
+          "brim::batch", [](int i) { brim::batch(i, tiny); }, "target <= 60 ns"),
       repeated("bare", [](int i) { tiny(i); }),
       repeated("brim::batch, random state not kept", [](int i) { brim::batch(i, tiny, plain); }),
       repeated("brim::batch, device = cpu", [](int i) { brim::batch(i, tiny, on_cpu); }),
