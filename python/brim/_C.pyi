@@ -75,7 +75,7 @@ class OomInjector:
     failures: Final[int]
 
 class Attempt:
-    """One try of an adaptive call: what was tried and what came of it."""
+    """One attempt of an adaptive call: what was tried and how it ended."""
 
     size: Final[int]
     values: Final[tuple[int, ...]]
@@ -84,7 +84,7 @@ class Attempt:
     peak: Final[int | None]
     requested: Final[int | None]
     held: Final[int]
-    available: Final[int]
+    available: Final[int | None]
     seconds: Final[float]
     repeats: Final[bool]
 
