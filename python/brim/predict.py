@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from brim import _C
+from brim._arguments import real
 from brim._C import MemorySample, ModelError, PeakSample
 from brim.memory import DeviceLike
 
@@ -49,19 +50,12 @@ def _tensor(name: str, values: Numbers) -> torch.Tensor:
     return tensor.detach().to("cpu", torch.float64)
 
 
-def _number(name: str, value: object) -> float:
-    """One number, which may be NumPy's or a tensor of one."""
-    if isinstance(value, (str, bytes, bool)) or not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
-
-
 def _bytes(name: str, value: float | str, device: DeviceLike = None) -> float:
     """Bytes as a number, or text such as "8GiB"; a percentage is one of the device's limit."""
     if isinstance(value, str):
         whole = _C.memory_stats(device).limit if value.strip().endswith("%") else None
         return _C.parse_bytes(value, whole)
-    return _number(name, value)
+    return real(name, value)
 
 
 class PolynomialRegression(_C.PolynomialRegression):
@@ -170,7 +164,7 @@ class PolynomialRegression(_C.PolynomialRegression):
             raise ValueError(
                 f"at must hold None once, for the feature that is asked for, got {at!r}"
             )
-        point = [0.0 if value is None else _number("at", value) for value in at]
+        point = [0.0 if value is None else real("at", value) for value in at]
         return self._inverse(limit, point, open_ones[0], lower, upper)
 
     def __repr__(self) -> str:
@@ -356,13 +350,11 @@ class MemoryModel(_C.MemoryModel):
 
     def peak(self, n: float, length: float | None = None) -> float:
         """Bytes expected at the peak of a size, or of n samples of a length."""
-        return self._peak(_number("n", n), None if length is None else _number("length", length))
+        return self._peak(real("n", n), None if length is None else real("length", length))
 
     def safe_peak(self, n: float, length: float | None = None) -> float:
         """The most that a size can need, with a margin: what to compare with a budget."""
-        return self._safe_peak(
-            _number("n", n), None if length is None else _number("length", length)
-        )
+        return self._safe_peak(real("n", n), None if length is None else real("length", length))
 
     def peak_of(self, lengths: Numbers) -> float:
         """Bytes expected for one batch of samples of these lengths: n and the longest count."""
@@ -370,7 +362,7 @@ class MemoryModel(_C.MemoryModel):
 
     def largest_batch(self, length: float, budget: float | str) -> int:
         """The most samples of a length with `safe_peak` within the budget; 0 for none."""
-        return self._largest_batch(_number("length", length), _bytes("budget", budget))
+        return self._largest_batch(real("length", length), _bytes("budget", budget))
 
     def largest_size(self, budget: float | str) -> int:
         """The largest size with `safe_peak` within the budget; 0 for none."""
