@@ -17,6 +17,11 @@ constexpr double kClearly = 1.1;
 // After this many fits, a call in parts retries a size whose failure was doubtful.
 constexpr int kFitsToLift = 3;
 
+void check_size(const Attempt& attempt) {
+  const std::int64_t size = attempt.values.empty() ? 0 : attempt.size();
+  require(size >= 1, "size", size, "at least 1");
+}
+
 bool doubtful(const Attempt& attempt) {
   return !attempt.fitted() && attempt.need() && attempt.available &&
          !detail::explains(attempt, static_cast<double>(*attempt.available));
@@ -44,24 +49,24 @@ std::optional<std::int64_t> SizeSearch::smallest_failure() const noexcept {
 void SizeSearch::remember(const Attempt& attempt) { remember(std::span(&attempt, 1)); }
 
 void SizeSearch::remember(std::span<const Attempt> attempts) {
-  for (Attempt attempt : attempts) {
-    attempt.remembered = true;
-    add(std::move(attempt));
+  for (const Attempt& attempt : attempts) {
+    check_size(attempt);
+    add(attempt, true);
   }
   update_bounds();
   choose();
 }
 
 void SizeSearch::record(const Attempt& attempt) {
+  check_size(attempt);
   const auto left = [&] {
     return (failure_ == 0 ? options_.upper : failure_ - 1) - std::max(best_, options_.lower - 1);
   };
   const std::int64_t before = left();
-  const Attempt previous = known_.empty() ? Attempt{.values = {0}} : known_.back();
-  add(attempt);
-  known_.back().remembered = false;
-  expect_available(previous);
-  grown_ += attempt.size() > previous.size() ? 1 : 0;
+  const std::int64_t previous = known_.empty() ? 0 : known_.back().size();
+  expect_available(attempt);
+  add(attempt, false);
+  grown_ += attempt.size() > previous ? 1 : 0;
   ++(attempt.fitted() ? fits_ : failures_);
   failed_in_a_row_ = attempt.fitted() ? 0 : failed_in_a_row_ + 1;
   fits_in_a_row_ = attempt.fitted() ? fits_in_a_row_ + 1 : 0;
@@ -71,45 +76,50 @@ void SizeSearch::record(const Attempt& attempt) {
   choose();
 }
 
-void SizeSearch::expect_available(const Attempt& previous) noexcept {
-  const Attempt& last = known_.back();
-  if (!last.available) {
+void SizeSearch::expect_available(const Attempt& attempt) noexcept {
+  if (attempt.available.value_or(-1) < 0) {
     return;
   }
-  available_ = *last.available;
+  available_ = *attempt.available;
+  if (known_.empty()) {
+    return;
+  }
+  const Attempt& previous = known_.back();
   const std::int64_t then = previous.available.value_or(-1);
-  if (last.fitted() && previous.fitted() && !previous.remembered && then > available_) {
+  if (attempt.fitted() && previous.fitted() && !previous.remembered && then > available_) {
     // The available bytes were read before the attempt. What it left behind is not known yet, so
     // assume as much per size as the attempt before it left.
     const double left = static_cast<double>(then - available_) /
-                        static_cast<double>(previous.size()) * static_cast<double>(last.size());
+                        static_cast<double>(previous.size()) * static_cast<double>(attempt.size());
     available_ -= static_cast<std::int64_t>(std::min(left, static_cast<double>(available_) / 2));
   }
 }
 
-void SizeSearch::add(Attempt attempt) {
-  const std::int64_t size = attempt.values.empty() ? 0 : attempt.size();
-  require(size >= 1, "size", size, "at least 1");
-  if (attempt.available < 0) {
-    attempt.available.reset();
-  }
-  // A fit that held nothing says nothing about growth, except to a probe, which may grow.
-  if (attempt.fitted() && attempt.peak == 0 && options_.start != Start::probe) {
-    attempt.peak.reset();
-  }
-  auto drop = std::find_if(known_.begin(), known_.end(), [&](const Attempt& a) {
+void SizeSearch::add(const Attempt& attempt, bool remembered) {
+  auto place = std::find_if(known_.begin(), known_.end(), [&](const Attempt& a) {
     return a.size() == attempt.size() && a.fitted() == attempt.fitted();
   });
-  if (drop == known_.end() && known_.size() == kMostKnown) {
+  if (place == known_.end() && known_.size() == kMostKnown) {
     // Drop the oldest, but never one that is a bound now.
-    drop = std::find_if(known_.begin(), known_.end(), [&](const Attempt& a) {
+    place = std::find_if(known_.begin(), known_.end(), [&](const Attempt& a) {
       return a.size() != best_ && a.size() != failure_;
     });
   }
-  if (drop != known_.end()) {
-    known_.erase(drop);
+  if (place == known_.end()) {
+    known_.push_back(attempt);
+  } else {
+    std::rotate(place, place + 1, known_.end());
+    known_.back() = attempt;  // in its memory: most parts of a range repeat a size
   }
-  known_.push_back(std::move(attempt));
+  Attempt& added = known_.back();
+  added.remembered = remembered;
+  if (added.available < 0) {
+    added.available.reset();
+  }
+  // A fit that held nothing says nothing about growth, except to a probe, which may grow.
+  if (added.fitted() && added.peak == 0 && options_.start != Start::probe) {
+    added.peak.reset();
+  }
 }
 
 bool SizeSearch::bounds(const Attempt& attempt) const noexcept {

@@ -93,8 +93,8 @@ class BRIM_API SizeSearch {
   // Only sizes that differ are kept, and a search visits few: older ones have been superseded.
   static constexpr std::size_t kMostKnown = 24;
 
-  void add(Attempt attempt);
-  void expect_available(const Attempt& previous) noexcept;
+  void add(const Attempt& attempt, bool remembered);
+  void expect_available(const Attempt& attempt) noexcept;
   void update_bounds() noexcept;
   void choose();
   [[nodiscard]] bool bounds(const Attempt& attempt) const noexcept;
