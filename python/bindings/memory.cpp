@@ -5,6 +5,7 @@
 #include <brim/memory/peak_meter.h>
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
+#include <brim/text_table.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
@@ -93,6 +94,8 @@ void register_stats(py::module_& m) {
       "format_bytes",
       [](const py::object& bytes) { return format_bytes(integer_argument("bytes", bytes)); },
       py::arg("bytes"));
+  m.def("text_table", &text_table, py::arg("head"), py::arg("rows"), py::arg("left") = 1,
+        py::arg("last") = std::vector<std::string>());
   m.def(
       "parse_bytes",
       [](const py::object& limit, const py::object& of) {

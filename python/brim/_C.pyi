@@ -75,7 +75,7 @@ class OomInjector:
     failures: Final[int]
 
 class Attempt:
-    """One try of an adaptive call: what was tried and what came of it."""
+    """One attempt of an adaptive call: what was tried and how it ended."""
 
     size: Final[int]
     values: Final[tuple[int, ...]]
@@ -84,7 +84,7 @@ class Attempt:
     peak: Final[int | None]
     requested: Final[int | None]
     held: Final[int]
-    available: Final[int]
+    available: Final[int | None]
     seconds: Final[float]
     repeats: Final[bool]
 
@@ -309,6 +309,9 @@ def release_cached(device: _Device = None) -> int: ...
 def fragmentation(device: _Device = None) -> Fragmentation: ...
 def default_device() -> torch.device: ...
 def format_bytes(bytes: int) -> str: ...  # noqa: A002
+def text_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, last: Sequence[str] = ()
+) -> str: ...
 def parse_bytes(limit: int | str, of: int | None = None) -> int: ...
 def install_cpu_allocator() -> None: ...
 def cpu_allocator_installed() -> bool: ...

@@ -12,9 +12,11 @@ from brim.nn._elsewhere import check_tensors, elsewhere, ops
 from brim.nn._numbers import Numbers, each, over
 
 __all__ = [
+    "conv",
     "conv1d",
     "conv2d",
     "conv3d",
+    "conv_transpose",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
@@ -95,7 +97,7 @@ def conv_transpose(
     groups: int = 1,
     dilation: Numbers = 1,
 ) -> Tensor:
-    """As `torch.nn.functional.conv_transpose`; keeps the input only where `conv1d` does."""
+    """As `torch.nn.functional.conv_transpose`; keeps the input only for the weight's gradient."""
     return ops().conv(
         input,
         weight,

@@ -1,4 +1,4 @@
-"""What backward needs of each layer at the least, without computing anything again.
+"""The least that backward needs of each layer if nothing is recomputed.
 
 The rules follow from the derivatives: see the table in docs/nn.md.
 """
@@ -19,15 +19,9 @@ from brim.nn.convert import COUNTERPARTS, ORIGINALS, STAND_INS, own_base
 __all__ = ["Need", "needs_of", "same_work", "with_torchs_work"]
 
 _StorageWeakRef: Any = reductions.StorageWeakRef  # has no types
-_WEIGHTED = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED_CONVS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_WEIGHTED = (nn.Linear, *_CONVS, *_TRANSPOSED_CONVS)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _GATES = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.LeakyReLU)
@@ -40,17 +34,17 @@ class Need:
 
     Attributes:
         size: in bytes.
-        key: what they are, so that they count once; None where nobody else can need them.
+        key: identifies them, so that they count once; None if no other layer can need them.
         part: which part of the storage they are.
         most: all parts together, in bytes.
-        instead: a storage that serves as well where it is kept anyway.
+        instead: the identity of a storage that will do as well if it is kept anyway.
     """
 
     def __init__(
         self, tensor: Tensor | None, size: int, *, dtype: Any = None, instead: Tensor | None = None
     ) -> None:
         self.size = size
-        # A weak reference: the memory may go, but no other storage takes the identity.
+        # Weak: the memory may be freed, but no other storage gets the same identity.
         self._references = [_reference(each) for each in (tensor, instead)]
         self.identity = _number(self._references[0])
         self.key = None if tensor is None else (self.identity, dtype)
@@ -61,7 +55,7 @@ class Need:
             self.most = max(size, tensor.untyped_storage().nbytes())
         self.instead = _number(self._references[1]) if instead is not None else None
         if dtype is not None:
-            self.instead = self.identity  # the tensor that the cast one is made of
+            self.instead = self.identity  # the tensor that was cast
 
 
 def _reference(tensor: Tensor | None) -> Any:
@@ -78,7 +72,7 @@ def _number(reference: Any) -> int:
 
 
 def needs_of(module: nn.Module, given: Any = None, output: Any = None) -> Sequence[Need] | None:
-    """What backward needs of this call; None for a layer that this module does not know."""
+    """What backward needs of this call; None for an unknown layer."""
     kind = _original(type(module))
     if kind not in COUNTERPARTS:
         return None
@@ -120,7 +114,7 @@ def _original(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _whole(tensor: Tensor) -> Need:
-    size = tensor.numel() * tensor.element_size()  # of a larger storage a copy is enough
+    size = tensor.numel() * tensor.element_size()  # a copy, if the storage is larger
     try:
         return Need(tensor, min(size, tensor.untyped_storage().nbytes()))
     except (NotImplementedError, RuntimeError):
@@ -138,7 +132,7 @@ def _in_type_of_autocast(tensor: Tensor) -> Need:
 
 
 def _bytes_of_place(module: Any, kind: type[nn.Module]) -> int:
-    """Of the number of a place in the window of a pool."""
+    """Bytes of a position in the window of a pool."""
     dimensions = int(kind.__name__[-2])
     places = math.prod(each("kernel_size", module.kernel_size, dimensions))
     return 1 if places <= 2**8 else 2 if places <= 2**16 else 4
@@ -146,11 +140,11 @@ def _bytes_of_place(module: Any, kind: type[nn.Module]) -> int:
 
 # -- Classes that derive from a layer --------------------------------------------------------------
 
-_WORK = ("forward", "_conv_forward")  # what the layers of brim have of their own
+_WORK = ("forward", "_conv_forward")  # what brim's layers override
 
 
 def same_work(kind: type[nn.Module], base: type[nn.Module]) -> bool:
-    """Whether a class computes what another does, by the same functions.
+    """Whether a class computes by the same functions as another.
 
     Example:
         >>> class Mine(nn.ReLU): ...
@@ -163,7 +157,7 @@ def same_work(kind: type[nn.Module], base: type[nn.Module]) -> bool:
 
 
 def with_torchs_work(kind: type[nn.Module]) -> type[nn.Module] | None:
-    """A class like this one that computes as torch.nn does; None where that is not known.
+    """This class with the forward of torch.nn; None for an unknown class.
 
     Example:
         >>> import brim

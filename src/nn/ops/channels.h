@@ -30,4 +30,15 @@ namespace brim::nn {
   return sum_in_parts(grad, dims, type);
 }
 
+/// The sum over every dimension but the last `dims`, in another type.
+[[nodiscard]] inline at::Tensor sum_over_rows(const at::Tensor& grad, std::int64_t dims,
+                                              at::ScalarType type) {
+  c10::DimVector rows;
+  for (std::int64_t i = 0; i < grad.dim() - dims; ++i) {
+    rows.push_back(i);
+  }
+  // Summing over no dimension would mean all of them.
+  return rows.empty() ? grad.to(type) : sum_in_parts(grad, rows, type);
+}
+
 }  // namespace brim::nn

@@ -1,4 +1,7 @@
-"""Convolutions: the input is kept only where the weight needs a gradient."""
+"""Convolutions: the input is kept only where the weight needs a gradient.
+
+With the attribute `recompute`, not even there if the layer before can recompute it in backward.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +71,7 @@ def _forward_transposed(self: Any, input: Tensor, output_size: list[int] | None 
 
 
 class Conv1d(torch.nn.Conv1d):
-    """`torch.nn.Conv1d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: keep no input where the layer before can recompute it in backward.
-    """
+    """`torch.nn.Conv1d` that keeps its input only where the weight needs a gradient."""
 
     recompute: bool = False
     _conv_forward = _forward
@@ -80,9 +79,6 @@ class Conv1d(torch.nn.Conv1d):
 
 class Conv2d(torch.nn.Conv2d):
     """`torch.nn.Conv2d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: as of `Conv1d`.
 
     Example:
         >>> import torch, brim
@@ -96,44 +92,28 @@ class Conv2d(torch.nn.Conv2d):
 
 
 class Conv3d(torch.nn.Conv3d):
-    """`torch.nn.Conv3d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: as of `Conv1d`.
-    """
+    """`torch.nn.Conv3d` that keeps its input only where the weight needs a gradient."""
 
     recompute: bool = False
     _conv_forward = _forward
 
 
 class ConvTranspose1d(torch.nn.ConvTranspose1d):
-    """`torch.nn.ConvTranspose1d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: as of `Conv1d`.
-    """
+    """`torch.nn.ConvTranspose1d` that keeps its input only where the weight needs a gradient."""
 
     recompute: bool = False
     forward = _forward_transposed
 
 
 class ConvTranspose2d(torch.nn.ConvTranspose2d):
-    """`torch.nn.ConvTranspose2d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: as of `Conv1d`.
-    """
+    """`torch.nn.ConvTranspose2d` that keeps its input only where the weight needs a gradient."""
 
     recompute: bool = False
     forward = _forward_transposed
 
 
 class ConvTranspose3d(torch.nn.ConvTranspose3d):
-    """`torch.nn.ConvTranspose3d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: as of `Conv1d`.
-    """
+    """`torch.nn.ConvTranspose3d` that keeps its input only where the weight needs a gradient."""
 
     recompute: bool = False
     forward = _forward_transposed

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
+from brim.nn._conv import conv, conv_transpose
 from brim.nn._numbers import Numbers, over
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ def _conv_transpose(
     groups: int,
 ) -> Tensor:
     """As `torch.nn.functional`'s, with the dilation before the groups."""
-    run: Callable[..., Tensor] = getattr(functional, f"conv_transpose{dimensions}d")
-    return run(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return conv_transpose(
+        dimensions, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
 
 
 def _conv(
@@ -70,11 +72,10 @@ def _conv(
         raise ValueError(f"weight must have 3, 4 or 5 dimensions, got {weight.dim()}")
     size = weight.dim() - 2
     if transposed:
-        return _conv_transpose(
-            size, input, weight, bias, stride, padding, output_padding, dilation, groups
+        return conv_transpose(
+            size, input, weight, bias, stride, padding, output_padding, groups, dilation
         )
-    run: Callable[..., Tensor] = getattr(functional, f"conv{size}d")
-    return run(input, weight, bias, stride, padding, dilation, groups)
+    return conv(size, input, weight, bias, stride, padding, dilation, groups)
 
 
 def _rms_norm(input: Tensor, weight: Tensor, eps: float = 1e-05) -> Tensor:
