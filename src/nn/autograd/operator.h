@@ -110,7 +110,7 @@ enum class CastTo {
 /// The operator of a layer. Tensors that brim does not know (see known.h) get torch's own operator;
 /// so does everything under vmap, because torch knows how to batch its own operators.
 ///
-///     const Layer<pad_autograd, torch_pad> kPad(
+///     const LayerOperator<pad_autograd, torch_pad> kPad(
 ///         "pad(Tensor input, int[] padding, str mode) -> Tensor");
 ///     at::Tensor padded = kPad(input, padding, mode);
 ///
@@ -124,16 +124,16 @@ enum class CastTo {
 /// @tparam Below what runs without autograd, for tensors that brim knows
 template <auto Ours, auto Torchs, CastTo Cast = CastTo::nothing, auto Below = Torchs,
           class Pointer = decltype(Torchs)>
-class Layer;
+class LayerOperator;
 
 template <auto Ours, auto Torchs, CastTo Cast, auto Below, class Result, class... Args>
-class Layer<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
+class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
  public:
   using Kernel = Result (*)(Args...);
 
   /// @param autocast_cpu in place of what `Cast` says
-  explicit Layer(const char* schema, const std::vector<at::Tag>& tags = {},
-                 Kernel autocast_cpu = nullptr)
+  explicit LayerOperator(const char* schema, const std::vector<at::Tag>& tags = {},
+                         Kernel autocast_cpu = nullptr)
       : registration_(schema, tags) {
     using Key = c10::DispatchKey;
     schema_ = schema;

@@ -350,9 +350,9 @@ const Operator<pack_anywhere> kPack(
 const Operator<pack_anywhere_> kPackInPlace(
     "gate_pack_(Tensor(a!) input, int gate, float a, float b) -> Tensor",
     {.cpu = pack_cpu_, .meta = pack_meta_}, {at::Tag::needs_fixed_stride_order});
-const Layer<gate_autograd, torch_gate> kGate(
+const LayerOperator<gate_autograd, torch_gate> kGate(
     "gate(Tensor input, int gate, float a, float b, bool recompute=False) -> Tensor");
-const Layer<gate_autograd_, torch_gate_> kGateInPlace(
+const LayerOperator<gate_autograd_, torch_gate_> kGateInPlace(
     "gate_(Tensor(a!) input, int gate, float a, float b, bool recompute=False) -> Tensor(a!)");
 
 at::Tensor run(const at::Tensor& input, Gate gate, double a, double b, bool inplace,

@@ -303,7 +303,7 @@ at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& uncast_weight,
   }
 }
 
-const Layer<conv_autograd, torch_conv, CastTo::low, conv_anywhere> kConv(
+const LayerOperator<conv_autograd, torch_conv, CastTo::low, conv_anywhere> kConv(
     "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
     " bool transposed, int[] output_padding, int groups, bool cast_weights, bool recompute)"
     " -> Tensor");

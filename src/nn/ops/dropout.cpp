@@ -163,9 +163,9 @@ at::Tensor& dropout_autograd_(at::Tensor& input, double p) {
 }
 
 const std::vector<at::Tag> kRandom{at::Tag::nondeterministic_seeded};
-const Layer<dropout_autograd, torch_dropout> kDropout("dropout(Tensor input, float p) -> Tensor",
-                                                      kRandom);
-const Layer<dropout_autograd_, torch_dropout_> kDropoutInPlace(
+const LayerOperator<dropout_autograd, torch_dropout> kDropout(
+    "dropout(Tensor input, float p) -> Tensor", kRandom);
+const LayerOperator<dropout_autograd_, torch_dropout_> kDropoutInPlace(
     "dropout_(Tensor(a!) input, float p) -> Tensor(a!)", kRandom);
 
 }  // namespace

@@ -129,9 +129,11 @@ at::Tensor& silu_autograd_(at::Tensor& input) {
   return input;
 }
 
-const Layer<gelu_autograd, torch_gelu> kGelu("gelu(Tensor input, str approximate) -> Tensor");
-const Layer<silu_autograd, torch_silu> kSilu("silu(Tensor input) -> Tensor");
-const Layer<silu_autograd_, torch_silu_> kSiluInPlace("silu_(Tensor(a!) input) -> Tensor(a!)");
+const LayerOperator<gelu_autograd, torch_gelu> kGelu(
+    "gelu(Tensor input, str approximate) -> Tensor");
+const LayerOperator<silu_autograd, torch_silu> kSilu("silu(Tensor input) -> Tensor");
+const LayerOperator<silu_autograd_, torch_silu_> kSiluInPlace(
+    "silu_(Tensor(a!) input) -> Tensor(a!)");
 
 }  // namespace
 

@@ -212,7 +212,7 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
   return output;
 }
 
-const Layer<linear_autograd, torch_linear, CastTo::low> kLinear(
+const LayerOperator<linear_autograd, torch_linear, CastTo::low> kLinear(
     "linear(Tensor input, Tensor weight, Tensor? bias, bool cast_weights, bool recompute) -> "
     "Tensor");
 

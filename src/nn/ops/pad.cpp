@@ -77,7 +77,8 @@ at::Tensor pad_autograd(const at::Tensor& input, at::IntArrayRef padding, std::s
   return output;
 }
 
-const Layer<pad_autograd, torch_pad> kPad("pad(Tensor input, int[] pad, str mode) -> Tensor");
+const LayerOperator<pad_autograd, torch_pad> kPad(
+    "pad(Tensor input, int[] pad, str mode) -> Tensor");
 
 }  // namespace
 
