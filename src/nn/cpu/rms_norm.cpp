@@ -108,7 +108,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad,
         const W* const w = factors.defined() ? factors.const_data_ptr<W>() : nullptr;
         auto* const dx = input_grad ? into_input.mutable_data_ptr<scalar_t>() : nullptr;
         auto* const dw = weight_grad ? into_weight.mutable_data_ptr<W>() : nullptr;
-        const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, size));
+        const std::int64_t grain =
+            std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, size));
         at::parallel_for(0, scale.numel(), grain, [&](std::int64_t begin, std::int64_t end) {
           RowBackward<scalar_t> rows(w, size);
           std::vector<W> part(dw != nullptr ? static_cast<std::size_t>(size) : 0);

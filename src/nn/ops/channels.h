@@ -2,9 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <tuple>
+
 #include "nn/cpu/channel_blocks.h"
 
+// What the normalisations share.
+
 namespace brim::nn {
+
+/// Gradients of input, weight and bias.
+using NormGrads = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 /// How the channels (dimension 1) of a tensor lie that is contiguous in its own memory format.
 [[nodiscard]] inline ChannelBlocks blocks_of(const at::Tensor& dense) {

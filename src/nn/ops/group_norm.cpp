@@ -6,7 +6,6 @@
 #include "nn/autograd/operator.h"
 #include "nn/autograd/storage_pinning.h"
 #include "nn/cpu/number.h"
-#include "nn/ops/channels.h"
 #include "nn/ops/norm_node.h"
 
 namespace brim::nn {
@@ -40,9 +39,9 @@ struct GroupNorm {
   Normalised run(const at::Tensor& input, const MaybeTensor& weight,
                  const MaybeTensor& bias) const {
     const Sizes sizes(input);
-    auto [output, mean, rstd] = at::native_group_norm_symint(
-        for_kernel(input, input.suggest_memory_format()), weight, bias, sizes.samples,
-        sizes.channels, sizes.places, groups, eps);
+    auto [output, mean, rstd] =
+        at::native_group_norm_symint(for_kernel(input, input.suggest_memory_format()), weight, bias,
+                                     sizes.samples, sizes.channels, sizes.places, groups, eps);
     return {std::move(output), std::move(mean), std::move(rstd)};
   }
 

@@ -4,7 +4,6 @@
 #include <brim/nn/functional.h>
 
 #include "nn/autograd/operator.h"
-#include "nn/ops/channels.h"
 #include "nn/ops/norm_node.h"
 
 namespace brim::nn {

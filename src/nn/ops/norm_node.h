@@ -6,13 +6,13 @@
 #include <array>
 #include <mutex>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "nn/autograd/node.h"
 #include "nn/autograd/optional_tensor.h"
+#include "nn/ops/channels.h"
 
-// What LayerNorm, GroupNorm and RMSNorm share.
+// The node of LayerNorm, GroupNorm and RMSNorm.
 
 namespace brim::nn {
 
@@ -22,9 +22,6 @@ struct Normalised {
   at::Tensor mean;
   at::Tensor rstd;  // 1 / standard deviation
 };
-
-/// Of input, weight and bias.
-using NormGrads = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 /// Gradient of a value before it was normalised over `dims`, in differentiable ATen operators.
 /// @param grad of the normalised value

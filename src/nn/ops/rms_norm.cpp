@@ -11,7 +11,6 @@
 #include "nn/cpu/number.h"
 #include "nn/cpu/rms_norm.h"
 #include "nn/ops/bits.h"
-#include "nn/ops/channels.h"
 #include "nn/ops/norm_node.h"
 
 namespace brim::nn {
@@ -136,8 +135,7 @@ struct RmsNorm {
     if (differentiable) {
       result = backward_anywhere(grad, input, rstd, weight, dims(), mask[0], mask[1]);
     } else if (has_kernel(input, weight)) {
-      result =
-          at::_fused_rms_norm_backward(grad, input, shape, rstd, weight, {mask[0], mask[1]});
+      result = at::_fused_rms_norm_backward(grad, input, shape, rstd, weight, {mask[0], mask[1]});
     } else {
       result = kBackward(grad, input, rstd, weight, dims(), mask[0], mask[1]);
       if (mask[0]) {

@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "nn/ops/pool.h"
 #include "nn/reference.h"
 #include "tensors.h"
 
@@ -319,11 +320,11 @@ TEST(MaxPool, RefusesInTorchsWords) {
 
 // -- The operators below -------------------------------------------------------------------------
 
-using PackOp = TwoTensors(const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
-                          at::IntArrayRef, bool);
+using PackOp = TwoTensors(const at::Tensor&, at::IntArrayRef, bool);
 using ScatterOp = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymIntArrayRef,
-                             at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
-                             bool);
+                             at::IntArrayRef, bool);
+
+PoolWindow window_of(const Case& c) { return {c.kernel, c.stride, c.padding, c.dilation}; }
 
 // A backend without kernels of ours.
 constexpr c10::DispatchKeySet kOther(c10::DispatchKey::PrivateUse1);
@@ -334,21 +335,20 @@ TEST(MaxPoolOperators, OfATenGiveTheSame) {
   Cases cases(5);
   for (int i = 0; i < 100; ++i) {
     const Case c = cases.next();
-    const auto [output, offsets] =
-        pack.call(c.input, c.kernel, c.stride, c.padding, c.dilation, c.ceil_mode);
+    const PoolWindow window = window_of(c);
+    const auto [output, offsets] = pack.call(c.input, window.numbers(), c.ceil_mode);
     const auto [expected, expected_offsets] =
-        pack.redispatch(kOther, c.input, c.kernel, c.stride, c.padding, c.dilation, c.ceil_mode);
+        pack.redispatch(kOther, c.input, window.numbers(), c.ceil_mode);
     EXPECT_TRUE(same(output, expected)) << c;
     EXPECT_TRUE(offsets.equal(expected_offsets)) << c;
     EXPECT_EQ(offsets.strides(), expected_offsets.strides()) << c;
     const at::Tensor cotangent = normal_like(output).to(at::kDouble);
     const auto sizes = c10::fromIntArrayRefSlow(c.input.sizes());
     const bool channels_last = offsets.dim() > 2 && !offsets.is_contiguous();
-    EXPECT_TRUE(at::allclose(scatter.call(cotangent, offsets, sizes, c.kernel, c.stride, c.padding,
-                                          c.dilation, channels_last),
-                             scatter.redispatch(kOther, cotangent, offsets, sizes, c.kernel,
-                                                c.stride, c.padding, c.dilation, channels_last),
-                             1e-12, 1e-12))
+    EXPECT_TRUE(at::allclose(
+        scatter.call(cotangent, offsets, sizes, window.numbers(), channels_last),
+        scatter.redispatch(kOther, cotangent, offsets, sizes, window.numbers(), channels_last),
+        1e-12, 1e-12))
         << c;
   }
 }
@@ -358,10 +358,10 @@ TEST(MaxPoolOperators, OfMetaTensorsGiveTheStridesOfRealOnes) {
   Cases cases(6);
   for (int i = 0; i < 100; ++i) {
     const Case c = cases.next();
-    const auto [output, offsets] =
-        pack.call(c.input, c.kernel, c.stride, c.padding, c.dilation, c.ceil_mode);
+    const PoolWindow window = window_of(c);
+    const auto [output, offsets] = pack.call(c.input, window.numbers(), c.ceil_mode);
     const auto [meta, meta_offsets] =
-        pack.call(c.input.to(at::kMeta), c.kernel, c.stride, c.padding, c.dilation, c.ceil_mode);
+        pack.call(c.input.to(at::kMeta), window.numbers(), c.ceil_mode);
     EXPECT_EQ(meta.sizes(), output.sizes()) << c;
     EXPECT_EQ(meta.strides(), output.strides()) << c;
     EXPECT_EQ(meta_offsets.strides(), offsets.strides()) << c;
@@ -373,8 +373,8 @@ TEST(MaxPoolOperators, OffsetsThatPointNowhereDoNoHarm) {
   const auto scatter = operator_named<ScatterOp>("brim::max_pool_scatter");
   for (const bool last : {false, true}) {
     const at::Tensor offsets = at::full({1, 2, 4, 4}, 255, at::kByte);
-    const at::Tensor result = scatter.call(at::ones({1, 2, 4, 4}), offsets, {1, 2, 7, 7}, {3, 3},
-                                           {2, 2}, {1, 1}, {1, 1}, last);
+    const at::Tensor result =
+        scatter.call(at::ones({1, 2, 4, 4}), offsets, {1, 2, 7, 7}, {3, 3, 2, 2, 1, 1, 1, 1}, last);
     EXPECT_EQ(result.sizes(), (Numbers{1, 2, 7, 7}));
   }
 }
