@@ -17,6 +17,11 @@ struct LayerPair {
   using Ours = OursT;
 };
 
+template <class Visit, class... Impls>
+void for_each_of(Visit& visit, Layers<Impls...> /*list*/) {
+  (visit(LayerPair<typename Impls::Theirs, Impls>()), ...);
+}
+
 /// Calls `visit` with the LayerPair of every layer of torch::nn that brim has a counterpart for.
 template <class Visit>
 void for_each_layer_pair(Visit visit) {
@@ -32,12 +37,7 @@ void for_each_layer_pair(Visit visit) {
   visit(LayerPair<torch::nn::BatchNorm3dImpl, BatchNorm3dImpl>());
   visit(LayerPair<torch::nn::LayerNormImpl, LayerNormImpl>());
   visit(LayerPair<torch::nn::GroupNormImpl, GroupNormImpl>());
-  visit(LayerPair<torch::nn::ReLUImpl, ReLUImpl>());
-  visit(LayerPair<torch::nn::ReLU6Impl, ReLU6Impl>());
-  visit(LayerPair<torch::nn::LeakyReLUImpl, LeakyReLUImpl>());
-  visit(LayerPair<torch::nn::HardtanhImpl, HardtanhImpl>());
-  visit(LayerPair<torch::nn::GELUImpl, GELUImpl>());
-  visit(LayerPair<torch::nn::SiLUImpl, SiLUImpl>());
+  for_each_of(visit, Activations());
   visit(LayerPair<torch::nn::DropoutImpl, DropoutImpl>());
   visit(LayerPair<torch::nn::MaxPool1dImpl, MaxPool1dImpl>());
   visit(LayerPair<torch::nn::MaxPool2dImpl, MaxPool2dImpl>());

@@ -1,5 +1,12 @@
+#include <ATen/ops/elu.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/hardswish.h>
+#include <ATen/ops/prelu.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/softplus.h>
+#include <ATen/ops/tanh.h>
 #include <brim/nn/functional.h>
 
 #include "nn/norm_support.h"
@@ -28,11 +35,26 @@ const std::vector<Pair>& pairs() {
        [](const Tensors& t) {
          at::Tensor twice = t[0].mul(2);
          return at::silu_(twice);
-       }}};
+       }},
+      {"hardswish", [](const Tensors& t) { return F::hardswish(t[0]); },
+       [](const Tensors& t) { return at::hardswish(t[0]); }},
+      {"softplus", [](const Tensors& t) { return F::softplus(t[0], 2, 1); },
+       [](const Tensors& t) { return at::softplus(t[0], 2, 1); }},
+      {"elu", [](const Tensors& t) { return F::elu(t[0], 0.5); },
+       [](const Tensors& t) { return at::elu(t[0], 0.5); }},
+      {"elu in place", [](const Tensors& t) { return F::elu(t[0].mul(2), 0.5, true); },
+       [](const Tensors& t) {
+         at::Tensor twice = t[0].mul(2);
+         return at::elu_(twice, 0.5);
+       }},
+      {"sigmoid", [](const Tensors& t) { return F::sigmoid(t[0]); },
+       [](const Tensors& t) { return at::sigmoid(t[0]); }},
+      {"tanh", [](const Tensors& t) { return F::tanh(t[0]); },
+       [](const Tensors& t) { return at::tanh(t[0]); }}};
   return kPairs;
 }
 
-TEST(Smooth, EqualsTorch) {
+TEST(Activations, EqualsTorch) {
   for (const Pair& pair : pairs()) {
     for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
       for (const at::Tensor& input :
@@ -50,17 +72,16 @@ TEST(Smooth, EqualsTorch) {
   }
 }
 
-TEST(Smooth, KeepsNothingBesideItsInput) {
+TEST(Activations, KeepWhatTorchKeeps) {
   for (const Pair& pair : pairs()) {
-    // In place: the value that is overwritten, as torch.
-    const std::int64_t want = std::string(pair.name) == "silu in place" ? 4096 : 0;
-    EXPECT_EQ(kept_bytes(pair.brim, leaves({normal({1024})}, 1)), want) << pair.name;
-    EXPECT_EQ(kept_bytes(pair.torch, leaves({normal({1024})}, 1)), want) << pair.name;
+    EXPECT_EQ(kept_bytes(pair.brim, leaves({normal({1024})}, 1)),
+              kept_bytes(pair.torch, leaves({normal({1024})}, 1)))
+        << pair.name;
     EXPECT_EQ(kept_bytes(pair.brim, leaves({normal({1024})}, 0)), 0) << pair.name;
   }
 }
 
-TEST(Smooth, TheReluBeforeDropsItsBits) {
+TEST(Activations, TheReluBeforeDropsItsBits) {
   const at::Tensor leaf = normal({4096}).set_requires_grad(true);
   const PeakMeter meter(at::kCPU);
   const at::Tensor middle = F::relu(leaf);
@@ -70,27 +91,38 @@ TEST(Smooth, TheReluBeforeDropsItsBits) {
   EXPECT_EQ(meter.left(), 2 * 4096 * 4);
 }
 
-TEST(Smooth, GivesItsOutputAgain) {
+TEST(Activations, GivesItsOutputAgain) {
   for (const Pair& pair : pairs()) {
     expect_recomputes(pair.brim, leaves({normal({8, 50})}, 1), true);
   }
 }
 
-TEST(Smooth, DifferentiatesTwice) {
+TEST(Activations, DifferentiatesTwice) {
   for (const Pair& pair : pairs()) {
     expect_same_second_grads(pair.brim, pair.torch, leaves({normal({20}, at::kDouble)}, 1),
                              normal({20}, at::kDouble), pair.name);
   }
 }
 
-TEST(Smooth, UndefinedGradientGivesNone) {
+TEST(Prelu, KeepsBitsWhereItsWeightIsFrozen) {
+  const at::Tensor weight = at::full({1}, 0.25);
+  const Layer ours = [&](const Tensors& t) { return F::prelu(t[0], weight); };
+  const Layer torchs = [&](const Tensors& t) { return at::prelu(t[0], weight); };
+  const Tensors tensors = leaves({normal({1024})}, 1);
+  EXPECT_EQ(kept_bytes(ours, tensors), 1024 / 8);
+  const at::Tensor cotangent = normal({1024});
+  expect_same(outcome_of(ours, tensors, cotangent), outcome_of(torchs, tensors, cotangent), 0, 0,
+              "prelu");
+}
+
+TEST(Activations, UndefinedGradientGivesNone) {
   for (const Pair& pair : pairs()) {
     const at::Tensor output = pair.brim(leaves({normal({5})}, 1));
     expect_none_from_none(output);
   }
 }
 
-TEST(Smooth, RefusesOtherArguments) {
+TEST(Activations, RefusesOtherArguments) {
   EXPECT_CONTAINS(message_of<c10::Error>([] { F::gelu(normal({3}), "sigmoid"); }), "approximate");
   EXPECT_THROW(F::gelu(normal({3}).to(at::kInt)), c10::Error);
   const at::Tensor leaf = normal({3}).set_requires_grad(true);
