@@ -65,7 +65,7 @@ class Case:
         The others have the same terms but another order of summing, since another kernel does it.
         Half types in slices are left out: there BatchNorm in eval mode may round once more.
         """
-        if self.layer in ("RMSNorm", "AdaptiveAvgPool2d"):
+        if self.layer == "RMSNorm":
             return frozenset()
         if self.layer.startswith("Conv"):
             # Without its weight's gradient a layer calls no kernel that wants the input kept.
