@@ -20,8 +20,8 @@ auto find_same(std::vector<Attempt>& attempts, const Attempt& attempt) {
   });
 }
 
-/// Whether a later process would do nothing else for knowing `attempt` instead of `old`. What is
-/// free and how long work takes vary from call to call.
+/// Whether `attempt` tells a later process nothing that `old` does not. Free memory and times vary
+/// from call to call.
 bool alike(const Attempt& old, const Attempt& attempt) {
   constexpr double kSame = 0.05;
   const auto near = [](double a, double b) {
@@ -58,7 +58,9 @@ void add_attempt(std::vector<Attempt>& attempts, Attempt attempt) {
 }
 
 SizeMemory::SizeMemory(std::size_t capacity, std::optional<std::filesystem::path> directory)
-    : capacity_(capacity), directory_(std::move(directory)) {
+    : capacity_(capacity),
+      directory_(std::move(directory)),
+      had_files_(directory_ && size_writer::any(*directory_)) {
   TORCH_CHECK_VALUE(capacity >= 1, "capacity must be 1 or more, got ", capacity);
 }
 
@@ -76,15 +78,6 @@ std::filesystem::path SizeMemory::file_of(std::uint64_t key) const {
   return *directory_ / size_file::name(key);
 }
 
-bool SizeMemory::has_files() const noexcept {
-  Files files = files_.load(std::memory_order_relaxed);
-  if (files == Files::unknown) {
-    files = size_writer::any(*directory_) ? Files::some : Files::none;
-    files_.store(files, std::memory_order_relaxed);
-  }
-  return files == Files::some;
-}
-
 SizeMemory::Entry& SizeMemory::entry(std::uint64_t key) {
   const auto found = by_key_.find(key);
   if (found != by_key_.end()) {
@@ -95,10 +88,7 @@ SizeMemory::Entry& SizeMemory::entry(std::uint64_t key) {
     by_key_.erase(entries_.back().key);
     entries_.pop_back();
   }
-  std::vector<Attempt> kept;
-  if (directory_) {
-    kept = size_writer::read(file_of(key), key);
-  }
+  const auto kept = directory_ ? size_writer::read(file_of(key), key) : std::vector<Attempt>();
   entries_.push_front({key, kept, kept});
   by_key_[key] = entries_.begin();
   count_.store(entries_.size(), std::memory_order_release);

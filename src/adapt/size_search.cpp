@@ -2,46 +2,34 @@
 
 #include <algorithm>
 #include <ranges>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "adapt/size_lattice.h"
+#include "predict/growth.h"
 
 namespace brim {
 namespace {
 
+using detail::require;
+
+// Free memory fluctuates: a change below this is none.
 constexpr double kClearly = 1.1;
-constexpr double kDoubtful = 0.5;
+// After this many fits, a call in parts retries a size whose failure was doubtful.
 constexpr int kFitsToLift = 3;
 
-void require(bool condition, const char* name, const std::string& value, const char* allowed) {
-  if (!condition) {
-    throw std::invalid_argument(std::string(name) + "=" + value + " is not allowed; it must be " +
-                                allowed);
-  }
-}
-
-std::int64_t known(const std::optional<std::int64_t>& bytes) {
-  return bytes && *bytes >= 0 ? *bytes : -1;
-}
-
-// A failure whose bytes would have fitted: something else held the memory at that moment.
 bool doubtful(const Attempt& attempt) {
-  const auto need = attempt.need();
-  return !attempt.fitted() && need &&
-         static_cast<double>(*need) < kDoubtful * static_cast<double>(known(attempt.available));
+  return !attempt.fitted() && attempt.need() && attempt.available &&
+         !detail::explains(attempt, static_cast<double>(*attempt.available));
 }
 
 }  // namespace
 
 SizeSearch::SizeSearch(const SizeSearchOptions& options)
-    : options_(options), available_(known(options.available)) {
-  require(options.lower >= 1, "lower", std::to_string(options.lower), "at least 1");
-  require(options.upper >= options.lower, "upper", std::to_string(options.upper), "at least lower");
-  require(options.quantum >= 1, "quantum", std::to_string(options.quantum), "at least 1");
-  require(options.margin >= 0.0 && options.margin <= 0.5, "margin", std::to_string(options.margin),
-          "in [0, 0.5]");
+    : options_(options), available_(std::max<std::int64_t>(options.available.value_or(-1), -1)) {
+  require(options.lower >= 1, "lower", options.lower, "at least 1");
+  require(options.upper >= options.lower, "upper", options.upper, "at least lower");
+  require(options.quantum >= 1, "quantum", options.quantum, "at least 1");
+  require(options.margin >= 0.0 && options.margin <= 0.5, "margin", options.margin, "in [0, 0.5]");
   choose();
 }
 
@@ -83,38 +71,37 @@ void SizeSearch::record(const Attempt& attempt) {
   choose();
 }
 
-void SizeSearch::set_available(std::int64_t bytes) {
-  require(bytes >= 0, "available", std::to_string(bytes), "at least 0");
-  available_ = bytes;
-  update_bounds();
-  choose();
-}
-
 void SizeSearch::expect_available(const Attempt& previous) noexcept {
   const Attempt& last = known_.back();
-  const std::int64_t now = known(last.available);
-  if (now < 0) {
+  if (!last.available) {
     return;
   }
-  available_ = now;
-  const std::int64_t then = known(previous.available);
-  if (last.fitted() && previous.fitted() && !previous.remembered && then > now) {
-    // Held was read before the attempt. What it left behind is not known yet, but what the one
-    // before it did, is.
-    const double left = static_cast<double>(then - now) / static_cast<double>(previous.size()) *
-                        static_cast<double>(last.size());
+  available_ = *last.available;
+  const std::int64_t then = previous.available.value_or(-1);
+  if (last.fitted() && previous.fitted() && !previous.remembered && then > available_) {
+    // The available bytes were read before the attempt. What it left behind is not known yet, so
+    // assume as much per size as the attempt before it left.
+    const double left = static_cast<double>(then - available_) /
+                        static_cast<double>(previous.size()) * static_cast<double>(last.size());
     available_ -= static_cast<std::int64_t>(std::min(left, static_cast<double>(available_) / 2));
   }
 }
 
 void SizeSearch::add(Attempt attempt) {
-  require(!attempt.values.empty() && attempt.size() >= 1, "size",
-          attempt.values.empty() ? "none" : std::to_string(attempt.size()), "at least 1");
+  const std::int64_t size = attempt.values.empty() ? 0 : attempt.size();
+  require(size >= 1, "size", size, "at least 1");
+  if (attempt.available < 0) {
+    attempt.available.reset();
+  }
+  // A fit that held nothing says nothing about growth, except to a probe, which may grow.
+  if (attempt.fitted() && attempt.peak == 0 && options_.start != Start::probe) {
+    attempt.peak.reset();
+  }
   auto drop = std::find_if(known_.begin(), known_.end(), [&](const Attempt& a) {
     return a.size() == attempt.size() && a.fitted() == attempt.fitted();
   });
   if (drop == known_.end() && known_.size() == kMostKnown) {
-    // The oldest goes, but never one that is a bound now.
+    // Drop the oldest, but never one that is a bound now.
     drop = std::find_if(known_.begin(), known_.end(), [&](const Attempt& a) {
       return a.size() != best_ && a.size() != failure_;
     });
@@ -125,31 +112,25 @@ void SizeSearch::add(Attempt attempt) {
   known_.push_back(std::move(attempt));
 }
 
-std::int64_t SizeSearch::need(const Attempt& attempt) const noexcept {
-  const std::int64_t bytes = attempt.need().value_or(-1);
-  // Work that is seen to hold nothing says nothing of its growth; in small parts it may go on.
-  return bytes == 0 && attempt.fitted() && options_.start != Start::probe ? -1 : bytes;
-}
-
 bool SizeSearch::bounds(const Attempt& attempt) const noexcept {
-  const std::int64_t bytes = need(attempt);
-  const bool comparable = known(attempt.available) >= 0 && available_ >= 0;
-  // A fact without figures (a kernel's size limit, memory of another device) stays true until there
-  // is clearly more or less room: what is free moves by a little all the time.
+  const std::int64_t bytes = attempt.need().value_or(-1);
+  const bool comparable = attempt.available && available_ >= 0;
+  // An attempt without bytes (a kernel's size limit, memory of another device) counts until clearly
+  // more or less memory is available.
   const double tolerance = bytes < 0 ? kClearly : 1.0;
   const auto now = static_cast<double>(available_);
-  const auto then = static_cast<double>(known(attempt.available));
+  const auto then = static_cast<double>(attempt.available.value_or(0));
   if (attempt.fitted()) {
     const bool no_less = comparable ? now * tolerance >= then : bytes < 0;
-    // With a known need, a little less than then is no matter as long as it is enough.
+    // With a known need, slightly less than then is fine as long as it is enough.
     const bool enough =
         comparable && bytes >= 0 && bytes <= available_ && now >= then * (1.0 - options_.margin);
     return no_less || enough ||
            (!attempt.remembered && (bytes < 0 || available_ < 0 || bytes <= available_));
   }
   if (doubtful(attempt)) {
-    // Memory that was short for a moment (another thread, a test) shall not keep sizes small for
-    // good. The next call forgets it; parts of one call try once more after some fits.
+    // Memory that was short for a moment (another thread, a test) must not keep sizes small for
+    // good. The next call ignores the failure; a call in parts retries once after some fits.
     const bool lifted =
         options_.start == Start::probe && doubtful_failures_ == 1 && fits_in_a_row_ >= kFitsToLift;
     return !attempt.remembered && !lifted;

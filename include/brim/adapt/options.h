@@ -20,34 +20,32 @@ enum class Objective : std::uint8_t {
   throughput,  ///< the smallest size within 2 % of the best rate seen so far, among those that fit
 };
 
-/// How an adaptive call goes about it. The defaults are right for most.
+/// Options of an adaptive call. The defaults are right for most.
 struct AdaptOptions {
   Strategy strategy = Strategy::predictive;
   Objective objective = Objective::memory;
   std::int64_t lower = 1;    ///< the floor: failing there is final
   std::int64_t quantum = 1;  ///< sizes above it are its multiples
 
-  /// Where memory is measured and random numbers are drawn; empty: default_device(). A failure
-  /// elsewhere is noticed.
+  /// Where memory is measured and random numbers are drawn; empty: default_device(). The size
+  /// shrinks after a failure on another device too.
   std::optional<c10::Device> device{};
 
-  /// Whether a repeated call starts with the random state of the first try.
+  /// Whether a repeated call starts with the random state of the first attempt.
   bool restore_random_state = true;
 
-  /// For Strategy::halving: the very values that torch_max_mem and toma try, for programs that see
-  /// them. No second try of a size after cached memory was released, and the values at which one
-  /// parameter reached its floor once more before the next parameter is lowered.
+  /// For Strategy::halving: tries exactly the values that torch_max_mem and toma try, for programs
+  /// that see them. A size is not repeated after cached memory was released, and the values at
+  /// which one parameter reached its floor are repeated before the next parameter is lowered.
   bool exact_halving = false;
 
-  SizeMemory* memory =
-      nullptr;            ///< what earlier calls learned; not owned; null: nothing is remembered
-  std::uint64_t key = 0;  ///< which kind of call this is, in `memory`
+  SizeMemory* memory = nullptr;  ///< what earlier calls learned; not owned; null: nothing
+  std::uint64_t key = 0;         ///< which kind of call this is in `memory`; see call_key
 
-  std::vector<Attempt>* attempts = nullptr;        ///< where to append each try; not owned
-  std::function<void(const Attempt&)> observer{};  ///< told of each try after it ended
-  std::function<void()>
-      collect_garbage{};      ///< called where a failed try's memory did not come back by itself
-  std::string name = "size";  ///< what is being adapted, for messages
+  std::vector<Attempt>* attempts = nullptr;        ///< where to append each attempt; not owned
+  std::function<void(const Attempt&)> observer{};  ///< told of each attempt after it ended
+  std::function<void()> collect_garbage{};  ///< called if a failed attempt's memory is still in use
+  std::string name = "size";                ///< what is being adapted, for messages
 };
 
 }  // namespace brim

@@ -33,9 +33,9 @@ BRIM_API void add_attempt(std::vector<Attempt>& attempts, Attempt attempt);
 ///
 /// With a directory, what is learned is kept across processes: one small text file per key,
 /// replaced atomically, read on the first use of the key. A file that is damaged or not ours is
-/// ignored with a warning. Only news is written, by a thread in the background: at once, then at
-/// most once a second, the rest when the program exits. A directory keeps at most 64 MiB, of the
-/// keys used last.
+/// ignored with a warning. Only news is written: the first at once, then in the background at most
+/// once a second, the rest when the program exits. A directory keeps about 64 MiB, of the keys used
+/// last.
 ///
 /// Thread-safe. Owned by the caller; it must outlive the calls that use it.
 class BRIM_API SizeMemory {
@@ -48,13 +48,12 @@ class BRIM_API SizeMemory {
   SizeMemory(const SizeMemory&) = delete;
   SizeMemory& operator=(const SizeMemory&) = delete;
 
-  /// False as long as nothing at all can be recalled: asked before anything else on the path of a
-  /// call that fits.
+  /// False as long as nothing at all can be recalled. Cheap: every call asks it first.
   bool may_know_something() const noexcept {
-    return count_.load(std::memory_order_acquire) != 0 || (directory_ && has_files());
+    return had_files_ || count_.load(std::memory_order_acquire) != 0;
   }
 
-  /// The attempts of a key, oldest first; empty where there are none.
+  /// The attempts of a key, oldest first; empty if there are none.
   std::vector<Attempt> recall(std::uint64_t key);
 
   void learn(std::uint64_t key, const Attempt& attempt);
@@ -63,11 +62,11 @@ class BRIM_API SizeMemory {
   void forget(std::uint64_t key);
   void clear();
 
-  /// Writes what all memories of the process have learned and not written yet. Only who ends the
-  /// process without running exit handlers (`_exit`) needs it.
+  /// Writes what all memories of the process have learned and not written yet. Only a process that
+  /// ends without running exit handlers (`_exit`) needs it.
   static void flush();
 
-  /// How many keys are known in this process.
+  /// COUNT of keys known in this process.
   std::size_t size() const { return count_.load(std::memory_order_acquire); }
 
   /// `$XDG_CACHE_HOME/brim/sizes`, else `~/.cache/brim/sizes`.
@@ -80,17 +79,15 @@ class BRIM_API SizeMemory {
     std::vector<Attempt> attempts;
     std::vector<Attempt> kept;  // in the file, or on the way there
   };
-  enum class Files : std::uint8_t { unknown, none, some };
 
-  bool has_files() const noexcept;
   Entry& entry(std::uint64_t key);
   std::filesystem::path file_of(std::uint64_t key) const;
 
   mutable std::mutex mutex_;
   std::atomic<std::size_t> count_{0};
-  mutable std::atomic<Files> files_{Files::unknown};  // in the directory, when it was first asked
   std::size_t capacity_;
   std::optional<std::filesystem::path> directory_;
+  bool had_files_;            // in the directory, at the beginning
   std::list<Entry> entries_;  // most recently used first
   std::unordered_map<std::uint64_t, std::list<Entry>::iterator> by_key_;
 };

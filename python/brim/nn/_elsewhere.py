@@ -16,7 +16,7 @@ import torch.nn.functional
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from brim import _C
 
@@ -36,7 +36,7 @@ def ops() -> _Operators:
         >>> ops().silu(torch.zeros(2))
         tensor([0., 0.])
     """
-    return _traced if is_compiling() else _C.ops
+    return _traced if is_dynamo_compiling() else _C.ops
 
 
 class _Traced:
@@ -109,7 +109,7 @@ _KNOWN = frozenset([Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor])
 
 
 def _is_foreign(value: object) -> bool:
-    """Whether this is for torch's functions: a class of tensors with rules of its own, or a proxy.
+    """Whether this needs torch's functions: a tensor class with rules of its own, or a proxy.
 
     Example:
         >>> class Named(Tensor): ...
@@ -130,10 +130,10 @@ def _is_foreign(value: object) -> bool:
 
 
 def is_known(tensor: Tensor) -> bool:
-    """For the core: whether brim's kernels may take this tensor, whose keys it does not know.
+    """For the core: whether brim's kernels may take a tensor with dispatch keys it does not know.
 
-    Inside of one torch.func.grad. Of what is taken further out (vmap, jvp, a second gradient, a
-    gradient by autograd) brim's kernels would know nothing.
+    They may inside of one torch.func.grad, but not under vmap, jvp, a second gradient or autograd
+    around it, which they would not see.
 
     Example:
         >>> torch.func.grad(lambda x: x.sum() * is_known(x))(torch.ones(2))
@@ -179,19 +179,8 @@ def _torchs(name: str) -> Callable[..., Any]:
 _OURS = ("cast_weights", "recompute")  # at the end
 
 
-def _conv(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    cast_weights: bool,
-    recompute: bool,
-) -> Any:
+def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:
+    stride, padding, dilation, transposed, output_padding, groups, *_ = options
     kind = f"{len(stride)}d"
     if not transposed:
         run = getattr(_F, "conv" + kind)
@@ -208,7 +197,7 @@ def _max_pool(
 
 
 def _avg_pool(input: Any, kernel_size: Sequence[int], *options: Any) -> Any:
-    if len(kernel_size) == 1:  # there without a divisor
+    if len(kernel_size) == 1:  # avg_pool1d takes no divisor
         options = options[:-1]
     return getattr(_F, f"avg_pool{len(kernel_size)}d")(input, kernel_size, *options)
 

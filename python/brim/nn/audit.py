@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
@@ -10,6 +9,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from brim import _C
+from brim._arguments import whole
 from brim.memory import parse_bytes
 from brim.nn._lower_bound import with_torchs_work
 from brim.nn._saved import FUNCTIONS, Run, measure, with_sizes
@@ -202,18 +202,14 @@ def assert_saved(
 
 
 def _limit(at_most: SupportsIndex | str) -> int:
-    wrong = f'at_most must be bytes such as 0, 4096 or "12MiB", got {at_most!r}'
     if isinstance(at_most, str):
         try:
             return 0 if at_most.strip() == "0" else parse_bytes(at_most)
         except ValueError:
-            raise ValueError(wrong) from None
-    if isinstance(at_most, bool) or not hasattr(at_most, "__index__"):
-        raise TypeError(f"at_most must be a number of bytes or text, got {at_most!r}")
-    limit = operator.index(at_most)
-    if limit < 0:
-        raise ValueError(wrong)
-    return limit
+            raise ValueError(
+                f'at_most must be bytes such as 0, 4096 or "12MiB", got {at_most!r}'
+            ) from None
+    return whole("at_most", at_most, 0)
 
 
 def _called(before: Run, after: Run) -> Iterator[tuple[str, str]]:

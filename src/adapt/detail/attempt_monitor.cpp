@@ -4,6 +4,7 @@
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <sstream>
@@ -14,8 +15,8 @@
 namespace brim {
 namespace {
 
-// A summary of more tries than this would hide what matters.
-constexpr std::size_t kMostTries = 24;
+// A summary of more attempts than this would hide what matters.
+constexpr std::size_t kMostFailures = 24;
 
 /// What may stay behind without being called a leak: libraries keep workspaces of torch's
 /// accelerator memory for good.
@@ -31,15 +32,18 @@ bool is_another(c10::Device named, c10::Device watched) {
          (named.has_index() && watched.has_index() && named.index() != watched.index());
 }
 
-std::string join(std::span<const std::int64_t> values) {
-  std::ostringstream out;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    out << (i == 0 ? "" : ", ") << values[i];
-  }
-  return out.str();
-}
-
 }  // namespace
+
+std::string detail::describe(const Attempt& attempt) {
+  std::string text = attempt.fitted() ? "fitted" : to_string(attempt.outcome);
+  if (attempt.peak) {
+    text += ", peak " + format_bytes(*attempt.peak);
+  }
+  if (attempt.requested) {
+    text += ", asked for " + format_bytes(*attempt.requested) + " more";
+  }
+  return text;
+}
 
 AttemptMonitor::AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint)
     : options_(options), checkpoint_(std::move(checkpoint)) {}
@@ -92,8 +96,9 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
 }
 
 std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> values,
-                                              const OomCause& cause, const std::string& message) {
-  last_message_ = message;
+                                              const detail::Failure& failure) {
+  const OomCause& cause = failure.cause;
+  last_message_ = failure.message;
   // A message may name a device that is not here (a wrapped error, a test): then its figures say
   // nothing of the one that is watched. The host can always be looked at.
   const bool on_host = cause.device && cause.device->is_cpu();
@@ -167,9 +172,15 @@ void AttemptMonitor::wait_for_memory(c10::Device device, std::int64_t attempt_pe
   // While other threads are in calls of their own, nobody can tell whose memory it is.
   if (kept > tolerance && !warned_ && !another_call_runs()) {
     warned_ = true;
-    TORCH_WARN(format_bytes(kept), " of a failed try's memory on ", device.str(),
+    TORCH_WARN(format_bytes(kept), " of a failed attempt's memory on ", device.str(),
                " did not come back: something still refers to its tensors, or another thread has "
-               "allocated since; less is left for the next try");
+               "allocated since; less is left for the next attempt");
+  }
+}
+
+void AttemptMonitor::wait_for_others_or_give_up() {
+  if (!wait_for_others()) {
+    give_up();
   }
 }
 
@@ -193,10 +204,10 @@ void AttemptMonitor::publish(const Attempt& attempt) {
     options_.observer(attempt);
   }
   if (!attempt.fitted()) {
-    if (tries_.size() == kMostTries) {
-      tries_.erase(tries_.begin() + 1);  // the first one stays: it says where the call began
+    if (failures_.size() == kMostFailures) {
+      failures_.erase(failures_.begin() + 1);  // the first one stays: it says where the call began
     }
-    tries_.push_back(attempt);
+    failures_.push_back(attempt);
   }
 }
 
@@ -205,21 +216,11 @@ void AttemptMonitor::give_up() const {
   const MemoryStats stats = memory_stats(device);
   const Fragmentation cache = fragmentation(device);
   std::ostringstream out;
-  if (device.is_cpu() && !classify_message(last_message_)) {
-    out << "CPU out of memory. ";  // an error known by its type alone; of this one the text must
-                                   // tell
-  }
   out << last_message_ << "\nIt does not fit even with " << options_.name << " = "
-      << join(tries_.back().values) << ", the smallest that is allowed. Tried:";
-  for (const Attempt& attempt : tries_) {
-    out << "\n  " << options_.name << " = " << join(attempt.values) << ": "
-        << to_string(attempt.outcome);
-    if (attempt.peak) {
-      out << ", held " << format_bytes(*attempt.peak);
-    }
-    if (attempt.requested) {
-      out << ", asked for " << format_bytes(*attempt.requested) << " more";
-    }
+      << c10::Join(", ", failures_.back().values) << ", the smallest that is allowed. Tried:";
+  for (const Attempt& attempt : failures_) {
+    out << "\n  " << options_.name << " = " << c10::Join(", ", attempt.values) << ": "
+        << detail::describe(attempt);
   }
   out << "\nOn " << device.str() << ": limit " << format_bytes(stats.limit)
       << ", in use before the call "

@@ -245,7 +245,7 @@ TEST_F(SizeFile, AFileThatIsRemovedWhileItIsReadIsNotDamaged) {
   std::atomic<bool> done{false};
   std::thread other([&] {
     while (!done.load()) {
-      size_file::remove(file_);
+      fs::remove(file_);
       write_some();
     }
   });

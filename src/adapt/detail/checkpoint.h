@@ -2,7 +2,6 @@
 
 #include <brim/adapt/detail/random_state.h>
 #include <brim/adapt/options.h>
-#include <brim/export.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -13,9 +12,9 @@ namespace brim {
 
 struct ThreadCalls;
 
-/// Tells the other threads that an adaptive call runs on this one, as long as it lives: who finds
-/// no memory waits for them before giving up. Belongs to its thread.
-class BRIM_API RunningCall {
+/// Tells other threads, as long as it lives, that an adaptive call runs on this one: a thread that
+/// runs out of memory waits for the others before giving up. Belongs to its thread.
+class RunningCall {
  public:
   RunningCall();
   ~RunningCall();
@@ -29,23 +28,22 @@ class BRIM_API RunningCall {
   ThreadCalls* calls_;
 };
 
-/// How things stood before a try: what must come back afterwards, and where random numbers
-/// continue. Cheap, because it is taken on the path of a call that fits.
-class BRIM_API Checkpoint {
+/// The state before an attempt: how much memory was in use, and the random state. Cheap, because it
+/// is taken on the path of a call that fits.
+class Checkpoint {
  public:
-  /// What is noted of an accelerator: reading how much of its memory is held takes microseconds,
-  /// many times the rest. Without it a first failed try is not checked for memory that did not come
-  /// back; the tries after it are.
+  /// Whether to read how much memory of an accelerator is in use. That takes microseconds, many
+  /// times the rest. Without it a first failed attempt is not checked for memory that did not come
+  /// back; the attempts after it are.
   enum class Detail : std::uint8_t { all, cheap };
 
   explicit Checkpoint(const AdaptOptions& options, Detail detail = Detail::all);
 
-  /// The device that the options mean: the one that they name, or the current one. That is asked
-  /// for when it is needed, after a failure or for all details: the driver takes its time.
+  /// The device that the options name, or the current one. The current one is looked up when it is
+  /// needed, after a failure or for all details: the driver takes its time.
   c10::Device device() const;
 
-  /// Bytes that tensors held on `device` when this was taken; empty for a device that was not
-  /// watched.
+  /// Bytes that tensors held on `device` at that time; empty for a device that was not read.
   std::optional<std::int64_t> held(c10::Device device) const;
 
   void restore_random_state() const;
