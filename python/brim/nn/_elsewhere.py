@@ -70,8 +70,9 @@ def elsewhere(name: str, *args: Any) -> Any:
         check_tensors(name, None)
     compiling = is_compiling()
     leaves = is_exporting() if compiling else _jit.is_tracing()
+    is_torchs = leaves or (compiling and name.removesuffix("_") not in _IN_GRAPHS)
     try:
-        if leaves or (compiling and name in _COMPILERS) or any(map(_is_foreign, args)):
+        if is_torchs or any(map(_is_foreign, args)):
             return _TORCHS[name](*args)
         if compiling and name.endswith("_"):  # the compiler wants no operators that write
             return args[0].copy_(elsewhere(name[:-1], *args))
@@ -157,14 +158,25 @@ _DEFAULT: Any = Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 # -- torch's functions, with the arguments of brim's operators -----------------------------------
 
 
-def _gate(
-    input: Any, gate: int, a: float, b: float, recompute: bool = False, inplace: bool = False
-) -> Any:
-    if gate == 0:
-        return _F.relu(input, inplace)
-    if gate == 2:
-        return _F.leaky_relu(input, a, inplace)
-    return _F.hardtanh(input, a, b, inplace)
+def _torchs(name: str) -> Callable[..., Any]:
+    """The function of torch with an operator's name, which takes the options in the same order.
+
+    Example:
+        >>> _torchs("leaky_relu")(torch.tensor([-1.0, 2.0]), 0.5, False)
+        tensor([-0.5000,  2.0000])
+    """
+    function = getattr(_F, name.removesuffix("_"))
+    fixed = {"inplace": True} if name.endswith("_") else {}
+    schema = getattr(torch.ops.brim, name).default._schema
+    count = sum(each.name not in _OURS for each in schema.arguments)
+
+    def run(*args: Any) -> Any:
+        return function(*args[:count], **fixed)
+
+    return run
+
+
+_OURS = ("cast_weights", "recompute")  # at the end
 
 
 def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:
@@ -175,10 +187,6 @@ def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:
         return run(input, weight, bias, stride, padding, dilation, groups)
     run = getattr(_F, "conv_transpose" + kind)
     return run(input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-def _batch_norm(input: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
-    return _F.batch_norm(input, mean, var, weight, bias, *rest)
 
 
 def _max_pool(
@@ -198,27 +206,24 @@ def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
     return getattr(_F, f"adaptive_avg_pool{len(output_size)}d")(input, output_size)
 
 
-_NORMS = frozenset(["batch_norm", "layer_norm", "group_norm", "rms_norm"])
-_COMPILERS = _NORMS | {"gelu", "silu", "silu_", "max_pool_with_indices", "adaptive_avg_pool"}
-"""Operators for which torch.compile gets torch's own function, and decides what is kept."""
-
 _TORCHS: Mapping[str, Callable[..., Any]] = {
-    "gate": _gate,
-    "gate_": partial(_gate, inplace=True),
-    "gelu": lambda input, approximate: _F.gelu(input, approximate=approximate),
-    "silu": lambda input: _F.silu(input),
-    "silu_": lambda input: _F.silu(input, inplace=True),
-    "dropout": lambda input, p: _F.dropout(input, p),
-    "dropout_": lambda input, p: _F.dropout(input, p, inplace=True),
-    "linear": lambda input, weight, bias, *_: _F.linear(input, weight, bias),
+    **{name: _torchs(name) for name in dir(_C.ops) if hasattr(_F, name.removesuffix("_"))},
+    "gelu": lambda input, approximate, *_: _F.gelu(input, approximate=approximate),
+    "batch_norm": lambda input, weight, bias, mean, variance, *rest: _F.batch_norm(
+        input, mean, variance, weight, bias, *rest
+    ),
     "conv": _conv,
     "pad": lambda input, padding, mode: _F.pad(input, padding, mode),
-    "batch_norm": _batch_norm,
-    "layer_norm": lambda input, shape, *rest: _F.layer_norm(input, list(shape), *rest),
-    "group_norm": lambda *args: _F.group_norm(*args),
-    "rms_norm": lambda input, shape, *rest: _F.rms_norm(input, list(shape), *rest),
     "max_pool": _max_pool,
     "max_pool_with_indices": partial(_max_pool, return_indices=True),
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive_avg_pool,
 }
+
+_IN_GRAPHS = frozenset(
+    [
+        *("relu", "hardtanh", "leaky_relu", "hardsigmoid", "prelu", "dropout", "linear", "conv"),
+        *("max_pool", "avg_pool"),
+    ]
+)
+"""What torch.compile gets. Instead of the others it gets torch's own, and decides what is kept."""

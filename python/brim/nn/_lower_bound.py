@@ -15,6 +15,7 @@ from torch.multiprocessing import reductions
 
 from brim.nn._numbers import each
 from brim.nn.convert import COUNTERPARTS, ORIGINALS, STAND_INS, own_base
+from brim.nn.modules.activation import Activation
 
 __all__ = ["Need", "needs_of", "same_work", "with_torchs_work"]
 
@@ -24,8 +25,6 @@ _TRANSPOSED_CONVS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _WEIGHTED = (nn.Linear, *_CONVS, *_TRANSPOSED_CONVS)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-_GATES = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.LeakyReLU)
-_SMOOTH = (nn.GELU, nn.SiLU)
 _MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
@@ -88,14 +87,20 @@ def needs_of(module: nn.Module, given: Any = None, output: Any = None) -> Sequen
         return [_whole(given)] if trained or (of_batch and given.requires_grad) else []
     if kind in _NORMS:
         return [_whole(given)] if trained or given.requires_grad else []
-    if kind in _SMOOTH:
-        if getattr(module, "inplace", False):
-            return [Need(None, given.numel() * given.element_size())]
-        return [_whole(given)]
     bits = (result.numel() + 7) // 8
-    if kind in _GATES:
-        tells = getattr(module, "negative_slope", 0.0) >= 0.0
+    own = COUNTERPARTS[kind]
+    if issubclass(own, Activation):
+        inplace = getattr(module, "inplace", False)
+        needs = own.needs_in_place if inplace else own.needs
+        if needs == "output":
+            return [_whole(result)]
+        if needs == "input":
+            # In place the input is overwritten, so that a copy is needed.
+            return [Need(None, result.nbytes) if inplace else _whole(given)]
+        tells = own.output_tells and getattr(module, "negative_slope", 0.0) >= 0.0
         return [Need(None, bits, instead=result if tells else None)]
+    if kind is nn.PReLU:
+        return [_whole(given)] if trained else [Need(None, bits)]
     if kind is nn.Dropout:
         drops = module.training and 0.0 < getattr(module, "p", 0.0) < 1.0
         return [Need(None, bits)] if drops else []

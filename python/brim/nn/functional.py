@@ -3,8 +3,9 @@
 The same values and gradients; only what backward needs at this call is kept. Each is a thin face of
 an operator of the C++ core (`include/brim/nn/functional.h`).
 
-While torch.compile traces, the operators go into the graph; normalisation, GELU, SiLU and adaptive
-pooling are torch's own there, and the compiler decides what is kept. Tensors that brim does not
+While torch.compile traces, the operators go into the graph; normalisation, adaptive pooling and the
+activations that keep their input or output are torch's own there, and the compiler decides what is
+kept. Tensors that brim does not
 know, and programs that are exported, get torch's own functions (see `_elsewhere`).
 
 Example:
@@ -22,6 +23,8 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
+from brim.nn import _activation
+from brim.nn._activation import *  # noqa: F403
 from brim.nn._conv import (
     conv1d,
     conv2d,
@@ -59,89 +62,15 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
     "dropout",
-    "gelu",
     "group_norm",
-    "hardtanh",
     "layer_norm",
-    "leaky_relu",
     "linear",
     "max_pool1d",
     "max_pool2d",
     "max_pool3d",
-    "relu",
-    "relu6",
     "rms_norm",
-    "silu",
 ]
-
-_RELU, _HARDTANH, _LEAKY_RELU = 0, 1, 2  # as in src/nn/gate.h
-
-
-# -- Activations ----------------------------------------------------------------------------------
-
-
-def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    """As `torch.nn.functional.relu`; keeps one bit per element, or nothing.
-
-    Nothing, where the layer that takes the output keeps it anyway.
-
-    Example:
-        >>> x = torch.randn(1024, requires_grad=True)
-        >>> kept = []
-        >>> with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t), lambda t: t):
-        ...     y = relu(x)
-        >>> kept[0].nbytes
-        128
-    """
-    return _gate(input, _RELU, 0.0, 0.0, inplace)
-
-
-def relu6(input: Tensor, inplace: bool = False) -> Tensor:
-    """As `torch.nn.functional.relu6`; keeps one bit per element, or nothing."""
-    return _gate(input, _HARDTANH, 0.0, 6.0, inplace)
-
-
-def hardtanh(
-    input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> Tensor:
-    """As `torch.nn.functional.hardtanh`; keeps one bit per element, or nothing.
-
-    Raises:
-        ValueError: if min_val > max_val.
-    """
-    return _hardtanh(input, min_val, max_val, inplace)
-
-
-def _hardtanh(
-    input: Tensor, min_val: float, max_val: float, inplace: bool, recompute: bool = False
-) -> Tensor:
-    if min_val > max_val:
-        raise ValueError(f"min_val must not be above max_val, got {min_val} and {max_val}")
-    return _gate(input, _HARDTANH, min_val, max_val, inplace, recompute)
-
-
-def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """As `torch.nn.functional.leaky_relu`; keeps one bit per element, or nothing."""
-    return _gate(input, _LEAKY_RELU, negative_slope, 0.0, inplace)
-
-
-def _gate(
-    input: Tensor, gate: int, a: float, b: float, inplace: bool, recompute: bool = False
-) -> Tensor:
-    """With `recompute`, backward asks the layer before where it can, and nothing is kept."""
-    run = ops().gate_ if inplace else ops().gate
-    return run(input, gate, a, b, recompute)
-
-
-def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """As `torch.nn.functional.gelu`; keeps its input, which nothing smaller can stand for."""
-    return ops().gelu(input, approximate)
-
-
-def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """As `torch.nn.functional.silu`; keeps its input, which nothing smaller can stand for."""
-    return ops().silu_(input) if inplace else ops().silu(input)
-
+__all__ += _activation.__all__
 
 # -- Dropout ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import torch.nn.functional
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from brim.nn import functional
+from brim.nn import _activation, functional
 
 __all__ = ["Saving", "saving"]
 
@@ -106,7 +106,8 @@ def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if type(given) is not Tensor and type(given) is not torch.nn.Parameter:
         return False
     return (
-        given.is_floating_point()
+        "out" not in kwargs
+        and given.is_floating_point()
         and given.layout is torch.strided
         and all(map(_is_plain, args))
         and all(map(_is_plain, kwargs.values()))
@@ -164,18 +165,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
     inner: Any = torch._C._nn
     table = {getattr(torch.nn.functional, name): getattr(own, name) for name in own.__all__}
     table |= {
-        torch.relu: functional.relu,
-        torch.Tensor.relu: functional.relu,
-        torch.relu_: _inplace(functional.relu),
-        torch.Tensor.relu_: _inplace(functional.relu),
-        inner.relu6: functional.relu6,
-        inner.relu6_: _inplace(functional.relu6),
-        inner.leaky_relu: functional.leaky_relu,
-        inner.leaky_relu_: _inplace(functional.leaky_relu),
-        inner.hardtanh: functional.hardtanh,
-        inner.hardtanh_: _inplace(functional.hardtanh),
-        inner.silu: functional.silu,
-        inner.silu_: _inplace(functional.silu),
         from_torch.dropout: lambda input, p, train: functional.dropout(input, p, train),
         from_torch.dropout_: lambda input, p, train: functional.dropout(input, p, train, True),
         from_torch.batch_norm: _batch_norm,
@@ -185,6 +174,15 @@ def _table() -> dict[Any, Callable[..., Any]]:
         inner.adaptive_avg_pool2d: functional.adaptive_avg_pool2d,
         inner.adaptive_avg_pool3d: functional.adaptive_avg_pool3d,
     }
+    for name in _activation.__all__:
+        function = getattr(own, name)
+        for place in (torch, torch.Tensor, inner):
+            if place is inner and name == "elu":  # has more options there
+                continue
+            if hasattr(place, name):
+                table[getattr(place, name)] = function
+            if hasattr(place, name + "_") and "inplace" in inspect.signature(function).parameters:
+                table[getattr(place, name + "_")] = _inplace(function)
     for name, home in (("max_pool1d", torch), ("max_pool2d", inner), ("max_pool3d", inner)):
         pool = getattr(own, name)
         table[getattr(from_torch, name)] = pool

@@ -22,7 +22,12 @@ namespace brim::nn {
 class Registration {
  public:
   /// @param schema of the operator, without "brim::"
-  Registration(const char* schema, const std::vector<at::Tag>& tags);
+  Registration(const std::string& schema, const std::vector<at::Tag>& tags);
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+  ~Registration() = default;
+
+  [[nodiscard]] const char* name() const { return name_.c_str(); }
 
   template <class Kernel>
   void add(c10::DispatchKey key, Kernel* kernel) {
@@ -33,12 +38,12 @@ class Registration {
 
  private:
   torch::Library library_;
-  std::string name_;
+  const std::string name_;
   bool is_first_copy_;
 };
 
 /// @throws c10::Error if it is not registered.
-[[nodiscard]] c10::OperatorHandle find_operator(const char* schema);
+[[nodiscard]] c10::OperatorHandle find_operator(const char* name);
 
 /// Loads libbrim_cuda for the first tensor on CUDA. @returns whether it did
 [[nodiscard]] bool loads_cuda_library(const at::Tensor& tensor);
@@ -70,10 +75,10 @@ class Operator<Anywhere, Result (*)(Args...)> {
     Kernel autograd = nullptr;
   };
 
-  explicit Operator(const char* schema, const Kernels& kernels = {},
+  explicit Operator(const std::string& schema, const Kernels& kernels = {},
                     const std::vector<at::Tag>& tags = {})
       : registration_(schema, tags) {
-    schema_ = schema;
+    name_ = registration_.name();
     registration_.add(c10::DispatchKey::CompositeExplicitAutograd, &anywhere);
     registration_.add(c10::DispatchKey::CPU, kernels.cpu);
     registration_.add(c10::DispatchKey::Meta, kernels.meta);
@@ -84,7 +89,7 @@ class Operator<Anywhere, Result (*)(Args...)> {
 
  private:
   static Result call(Args... args) {
-    static const auto op = find_operator(schema_).typed<Result(Args...)>();
+    static const auto op = find_operator(name_).typed<Result(Args...)>();
     return op.call(args...);
   }
 
@@ -93,7 +98,7 @@ class Operator<Anywhere, Result (*)(Args...)> {
     return (loads_cuda_library(args) || ...) ? call(args...) : Anywhere(args...);
   }
 
-  static inline const char* schema_ = nullptr;
+  static inline const char* name_ = nullptr;
   Registration registration_;
 };
 
@@ -105,7 +110,7 @@ enum class CastTo {
 };
 
 /// Whether torch has an autocast rule for its operator of the same name.
-[[nodiscard]] bool torch_casts(const char* schema, c10::DispatchKey autocast_key);
+[[nodiscard]] bool torch_casts(const char* name, c10::DispatchKey autocast_key);
 
 /// The operator of a layer. Tensors that brim does not know (see known.h) get torch's own operator;
 /// so does everything under vmap, because torch knows how to batch its own operators.
@@ -132,11 +137,11 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
   using Kernel = Result (*)(Args...);
 
   /// @param autocast_cpu in place of what `Cast` says
-  explicit LayerOperator(const char* schema, const std::vector<at::Tag>& tags = {},
+  explicit LayerOperator(const std::string& schema, const std::vector<at::Tag>& tags = {},
                          Kernel autocast_cpu = nullptr)
       : registration_(schema, tags) {
     using Key = c10::DispatchKey;
-    schema_ = schema;
+    name_ = registration_.name();
     registration_.add(Key::Autograd, kOrTorchs<Ours, Torchs>);
     registration_.add(Key::CompositeExplicitAutograd, kOrTorchs<Below, Torchs>);
     // A kernel for all backends does not serve nested tensors.
@@ -161,13 +166,13 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
       Cast == CastTo::low && sizeof...(Args) >= 5 ? sizeof...(Args) - 2 : 0;
 
   static Result call(Args... args) {
-    static const auto op = find_operator(schema_).typed<Result(Args...)>();
+    static const auto op = find_operator(name_).typed<Result(Args...)>();
     return op.call(args...);
   }
 
   template <c10::DeviceType Device>
   void add_autocast(c10::DispatchKey key) {
-    if (kCastWeights != 0 || torch_casts(schema_, key)) {
+    if (kCastWeights != 0 || torch_casts(name_, key)) {
       registration_.add(key, &autocast<Device>);
     }
   }
@@ -187,7 +192,7 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
     return std::apply([](const auto&... each) { return call(each...); }, given);
   }
 
-  static inline const char* schema_ = nullptr;
+  static inline const char* name_ = nullptr;
   Registration registration_;
 };
 

@@ -12,31 +12,27 @@
 namespace brim::nn::cuda {
 namespace {
 
-at::Tensor empty_bits(const at::Tensor& of) {
-  return at::empty({bit_bytes(of.numel())}, of.options().dtype(at::kByte));
-}
-
-void gate_pack_into(const at::Tensor& input, const at::Tensor& output, const at::Tensor& bits,
-                    std::int64_t gate, double a, double b) {
-  const Number type = number_of(input, "brim::gate_pack");
+void bitmask_pack_into(const at::Tensor& input, const at::Tensor& output, const at::Tensor& bits,
+                       std::string_view name, double a, double b) {
+  const Number type = number_of(input, "brim::bitmask_pack");
   launch_on(input, [&](cudaStream_t stream) {
-    gate_pack(type, input.const_data_ptr(), output.mutable_data_ptr(),
-              bits.mutable_data_ptr<std::uint8_t>(), input.numel(), static_cast<Gate>(gate), a, b,
-              stream);
+    bitmask_pack(type, input.const_data_ptr(), output.mutable_data_ptr(),
+                 bits.mutable_data_ptr<std::uint8_t>(), input.numel(), bitmask_kind(name), a, b,
+                 stream);
   });
 }
 
-std::tuple<at::Tensor, at::Tensor> gate_pack_op(const at::Tensor& input, std::int64_t gate,
-                                                double a, double b) {
+std::tuple<at::Tensor, at::Tensor> bitmask_pack_op(const at::Tensor& input, std::string_view name,
+                                                   double a, double b) {
   const at::Tensor source = dense(input);
   std::tuple<at::Tensor, at::Tensor> result{at::empty_like(source), empty_bits(source)};
-  gate_pack_into(source, std::get<0>(result), std::get<1>(result), gate, a, b);
+  bitmask_pack_into(source, std::get<0>(result), std::get<1>(result), name, a, b);
   return result;
 }
 
-at::Tensor gate_pack_op_(at::Tensor& input, std::int64_t gate, double a, double b) {
+at::Tensor bitmask_pack_op_(at::Tensor& input, std::string_view name, double a, double b) {
   at::Tensor bits = empty_bits(input);
-  gate_pack_into(input, input, bits, gate, a, b);
+  bitmask_pack_into(input, input, bits, name, a, b);
   return bits;
 }
 
@@ -66,8 +62,8 @@ at::Tensor apply_bits_op(const at::Tensor& input, const at::Tensor& bits,
 }  // namespace
 
 TORCH_LIBRARY_IMPL(brim, CUDA, m) {
-  m.impl("gate_pack", gate_pack_op);
-  m.impl("gate_pack_", gate_pack_op_);
+  m.impl("bitmask_pack", bitmask_pack_op);
+  m.impl("bitmask_pack_", bitmask_pack_op_);
   m.impl("pack_bits", pack_bits_op);
   m.impl("apply_bits", apply_bits_op);
 }

@@ -11,14 +11,22 @@
 
 namespace brim::nn {
 
+template <class First, class Second>
+struct Joined;
+
+template <class... First, class... Second>
+struct Joined<Layers<First...>, Layers<Second...>> {
+  using Both = Layers<First..., Second...>;
+};
+
 /// The layers that stand for one of torch::nn, `Theirs`.
 using ConvertibleLayers =
-    Layers<Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl, ConvTranspose2dImpl,
-           ConvTranspose3dImpl, LinearImpl, BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl,
-           LayerNormImpl, GroupNormImpl, ReLUImpl, ReLU6Impl, LeakyReLUImpl, HardtanhImpl, GELUImpl,
-           SiLUImpl, DropoutImpl, MaxPool1dImpl, MaxPool2dImpl, MaxPool3dImpl, AvgPool1dImpl,
-           AvgPool2dImpl, AvgPool3dImpl, AdaptiveAvgPool1dImpl, AdaptiveAvgPool2dImpl,
-           AdaptiveAvgPool3dImpl>;
+    Joined<Layers<Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl, ConvTranspose2dImpl,
+                  ConvTranspose3dImpl, LinearImpl, BatchNorm1dImpl, BatchNorm2dImpl,
+                  BatchNorm3dImpl, LayerNormImpl, GroupNormImpl, DropoutImpl, MaxPool1dImpl,
+                  MaxPool2dImpl, MaxPool3dImpl, AvgPool1dImpl, AvgPool2dImpl, AvgPool3dImpl,
+                  AdaptiveAvgPool1dImpl, AdaptiveAvgPool2dImpl, AdaptiveAvgPool3dImpl>,
+           Activations>::Both;
 
 /// Calls `visit.operator()<Ours>()` for each layer of a list.
 template <class Visit, class... Ours>

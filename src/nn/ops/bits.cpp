@@ -3,7 +3,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_left_shift.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mul.h>
@@ -21,10 +20,6 @@ at::Tensor in_memory_order(const at::Tensor& dense) {
   return dense.as_strided({dense.numel()}, {1});
 }
 
-at::Tensor empty_bits(const at::Tensor& of) {
-  return at::empty({bit_bytes(of.numel())}, of.options().dtype(at::kByte));
-}
-
 at::Tensor pack_bits_cpu(const at::Tensor& mask) {
   at::Tensor bits = empty_bits(mask);
   cpu::pack_bits(mask, bits);
@@ -38,10 +33,6 @@ at::Tensor pack_bits_anywhere(const at::Tensor& mask) {
   const at::Tensor padded = at::constant_pad_nd(flags, {0, bytes * 8 - flags.numel()});
   const at::Tensor places = at::arange(8, padded.options());
   return at::bitwise_left_shift(padded.view({bytes, 8}), places).sum(1, false, at::kByte);
-}
-
-at::Tensor pack_bits_meta(const at::Tensor& mask) {
-  return at::empty_symint({bit_bytes(mask.sym_numel())}, mask.options().dtype(at::kByte));
 }
 
 at::Tensor apply_bits_cpu(const at::Tensor& input, const at::Tensor& bits,
@@ -117,7 +108,7 @@ at::Tensor apply_bits_autograd(const at::Tensor& input, const at::Tensor& bits,
 }
 
 const Operator<pack_bits_anywhere> kPackBits("pack_bits(Tensor mask) -> Tensor",
-                                             {.cpu = pack_bits_cpu, .meta = pack_bits_meta},
+                                             {.cpu = pack_bits_cpu, .meta = empty_bits},
                                              {at::Tag::needs_fixed_stride_order});
 const Operator<apply_bits_anywhere> kApplyBits(
     "apply_bits(Tensor input, Tensor bits, SymInt[] strides, float on, float off) -> Tensor",

@@ -16,6 +16,11 @@ template <class Int>
   return (elements + 7) / 8;
 }
 
+/// Memory for the bits of a tensor.
+[[nodiscard]] inline at::Tensor empty_bits(const at::Tensor& of) {
+  return of.new_empty_symint({bit_bytes(of.sym_numel())}, of.options().dtype(at::kByte));
+}
+
 /// `input * on` where the bit is set, else `input * off`. Where a factor is 0 the result is 0, also
 /// for inf and NaN; where it is 1 the value is untouched.
 /// @param strides of the tensor that the bits were made for (its sizes are input's).

@@ -118,47 +118,38 @@ at::Tensor torch_dropout(const at::Tensor& input, double p) { return at::dropout
 
 at::Tensor& torch_dropout_(at::Tensor& input, double p) { return at::dropout_(input, p, true); }
 
-at::Tensor dropout_autograd(const at::Tensor& input, double p) {
-  if (does_nothing(input, p)) {
-    return input;
-  }
-  if (!needs_grad(input)) {
-    const BelowAutograd below;
-    return torch_dropout(input, p);
-  }
-  const auto node = make_node<DropoutNode>(input);
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  at::Tensor output = [&] {
-    const BelowAutograd below;
-    // On CUDA torch's dropout is one fused operator, with random numbers of its own.
-    return run_and_keep(input, p, input.is_cuda(), *node);
-  }();
-  torch::autograd::set_history(output, node);
-  node->set_output(output);
-  return output;
-}
-
-at::Tensor& dropout_autograd_(at::Tensor& input, double p) {
+template <bool kInPlace>
+at::Tensor run(at::Tensor input, double p) {
   if (does_nothing(input, p)) {
     return input;
   }
   const bool needed = needs_grad(input);
-  torch::autograd::check_inplace(input, needed);
-  if (!needed) {
-    const BelowAutograd below;
-    torch_dropout_(input, p);
-    torch::autograd::increment_version(input);
-    return input;
+  if (kInPlace) {
+    torch::autograd::check_inplace(input, needed);
   }
-  const auto node = make_node<DropoutNode>(input);
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  {
+  PtrTo<DropoutNode> node;
+  at::Tensor output;
+  if (needed) {
+    node = make_node<DropoutNode>(input);
+    node->set_next_edges(torch::autograd::collect_next_edges(input));
     const BelowAutograd below;
-    input.copy_(run_and_keep(input, p, false, *node));
+    // On CUDA torch's dropout is one fused operator, with random numbers of its own.
+    output = run_and_keep(input, p, !kInPlace && input.is_cuda(), *node);
+    if (kInPlace) {
+      output = input.copy_(output);
+    }
+  } else {
+    const BelowAutograd below;
+    output = kInPlace ? torch_dropout_(input, p) : torch_dropout(input, p);
   }
-  torch::autograd::increment_version(input);
-  torch::autograd::rebase_history(input, node);
-  node->set_output(input);
+  add_to_graph<kInPlace>(output, node);
+  return output;
+}
+
+at::Tensor dropout_autograd(const at::Tensor& input, double p) { return run<false>(input, p); }
+
+at::Tensor& dropout_autograd_(at::Tensor& input, double p) {
+  run<true>(input, p);
   return input;
 }
 

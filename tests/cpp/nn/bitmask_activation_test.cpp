@@ -167,7 +167,7 @@ TEST(BitmaskActivations, HardtanhNamesBoundsThatAreNoRange) {
   const at::Tensor input = normal_numbers({4}, at::kFloat);
   const std::string message =
       message_of<c10::ValueError>([&] { functional::hardtanh(input, 2.0, 1.0); });
-  EXPECT_CONTAINS(message, "min_val must be below max_val, got 2 and 1");
+  EXPECT_CONTAINS(message, "min_val must not be above max_val, got 2 and 1");
 }
 
 }  // namespace
