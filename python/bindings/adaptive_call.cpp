@@ -14,6 +14,7 @@
 #include "bindings.h"
 #include "core_warnings.h"
 #include "interpreter.h"
+#include "numbers.h"
 #include "python_error.h"
 
 namespace brim::python {
@@ -24,8 +25,7 @@ py::object steal(PyObject* object) { return py::reinterpret_steal<py::object>(ob
 std::int64_t size_argument(const ArgumentSlot& slot, PyObject* value) {
   constexpr const char* kMust = "be between 1 and 2^63 - 1";
   const char* name = PyUnicode_AsUTF8(slot.name.ptr());
-  const std::int64_t size =
-      integer_argument(name, py::reinterpret_borrow<py::object>(value), kMust);
+  const std::int64_t size = whole_number(value, {name}, kMust);
   TORCH_CHECK_VALUE(size >= 1, name, " must ", kMust, ", got ", size);
   return size;
 }
@@ -283,8 +283,7 @@ class Call {
     TORCH_CHECK_TYPE(arguments_.positional >= at + 2,
                      "start and end must be passed, as the first two positional arguments");
     const auto bound = [&](const char* name, PyObject* value) {
-      return integer_argument(name, py::reinterpret_borrow<py::object>(value),
-                              "be between -2^63 and 2^63 - 1");
+      return whole_number(value, {name}, "be between -2^63 and 2^63 - 1");
     };
     const std::int64_t start = bound("start", arguments_.values[at]);
     const std::int64_t end = bound("end", arguments_.values[at + 1]);

@@ -42,8 +42,9 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
                                 .revisit_floor = options.exact_halving};
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {
     const std::int64_t maximum = call.maxima[i];
+    const std::int64_t quantum = call.quanta[i];
     search.parameters.push_back({.maximum = maximum,
-                                 .quantum = call.quanta[i],
+                                 .quantum = quantum == 0 ? options.quantum : quantum,
                                  .lower = std::min(options.lower, std::max(maximum, kOne))});
   }
   auto result = checked<ParameterSearch>(search);
@@ -101,12 +102,14 @@ bool says_the_same(const Attempt& last, const Attempt& fit) {
 /// which names it.
 bool may_run_unwatched(const MaximizeCall& call) noexcept {
   const AdaptOptions& options = call.options;
-  const auto is_size = [](std::int64_t number) { return number >= 1; };
+  const auto at_least = [](std::span<const std::int64_t> numbers, std::int64_t least) {
+    return std::ranges::all_of(numbers, [least](std::int64_t number) { return number >= least; });
+  };
   return options.objective == Objective::memory && options.attempts == nullptr &&
          !options.observer &&
          (options.memory == nullptr || !options.memory->may_know_something()) &&
-         options.lower >= 1 && options.quantum >= 1 && std::ranges::all_of(call.maxima, is_size) &&
-         std::ranges::all_of(call.quanta, is_size) && !call.maxima.empty();
+         options.lower >= 1 && options.quantum >= 1 && !call.maxima.empty() &&
+         at_least(call.maxima, 1) && at_least(call.quanta, 0);
 }
 
 /// The attempts of `maximize`, measured.
