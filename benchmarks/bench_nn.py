@@ -74,10 +74,11 @@ def compare(title: str, model: nn.Module, step: Step, device: str, *, cheap: boo
     times = medians(works, rounds, warmup=2, device=device, after=clear)
     table = Table("layers", "kept MiB", "ratio", "peak MiB", "ratio", "ms", "ratio")
     for name, seconds in times.items():
-        cells = [f"{seconds * 1e3:.2f}", f"{seconds / times['torch.nn']:.3f}"]
-        for own, torchs in zip(reversed(memory[name]), reversed(memory["torch.nn"]), strict=True):
-            cells = [mebibytes(own), f"{own / torchs:.3f}", *cells]
-        table.add(name, *cells)
+        cells = []
+        for own, torchs in zip(memory[name], memory["torch.nn"], strict=True):
+            cells += [mebibytes(own), f"{own / torchs:.3f}"]
+        ratio = seconds / times["torch.nn"]
+        table.add(name, *cells, f"{seconds * 1e3:.2f}", f"{ratio:.3f}")
 
 
 # -- ResNet-50 --------------------------------------------------------------------------------

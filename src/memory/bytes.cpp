@@ -35,6 +35,9 @@ std::string_view trim(std::string_view text) {
 }  // namespace
 
 std::optional<double> unit_bytes(std::string_view name, double kilo) {
+  if (name.size() > 3) {
+    return std::nullopt;
+  }
   std::string unit(name);
   std::transform(unit.begin(), unit.end(), unit.begin(), [](char c) {
     return static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -48,8 +51,8 @@ std::optional<double> unit_bytes(std::string_view name, double kilo) {
   if ((!binary && !decimal) || power == std::string_view::npos) {
     return std::nullopt;
   }
-  return std::pow(binary ? kKibi : kilo,
-                  static_cast<double>(power + 1));  // exact, for all twelve
+  // Exact for every unit: even 1000^6 is a double.
+  return std::pow(binary ? kKibi : kilo, static_cast<double>(power + 1));
 }
 
 ByteLimit ByteLimit::of_bytes(std::int64_t bytes) {

@@ -708,9 +708,9 @@ def test_wrong_argument_of_the_generator_is_an_error_of_the_call(
         (lambda: create_buckets(SIZES, 1.5, 1), TypeError, "max_width must be an int, got 1.5"),  # type: ignore[arg-type]
         (lambda: create_buckets(SIZES, True, 1), TypeError, "max_width must be an int, got True"),
         (lambda: create_buckets([1.5], 1, 1), ValueError, "sizes must be ints"),
-        (lambda: least_padding_boundaries(SIZES, 0), ValueError, "buckets must be at least 1"),
+        (lambda: least_padding_boundaries(SIZES, 0), ValueError, "buckets=0 .*at least 1"),
         (lambda: least_padding_boundaries(SIZES, 1.5), TypeError, "buckets must be an int"),  # type: ignore[arg-type]
-        (lambda: least_padding_boundaries(SIZES, 2**70), ValueError, r"buckets must be below"),
+        (lambda: least_padding_boundaries(SIZES, 2**70), ValueError, "buckets must"),
     ],
 )
 def test_wrong_argument_for_making_buckets(

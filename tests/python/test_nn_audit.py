@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -482,7 +481,7 @@ def test_a_limit_is_anything_that_is_a_whole_number() -> None:
 
 @pytest.mark.parametrize("at_most", ["lots", "50%", -1, np.int64(-1)])
 def test_a_wrong_limit_is_an_error(at_most: Any) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"got {at_most!r}")):
+    with pytest.raises(ValueError, match=rf"at_most must be .*, got .?{at_most}"):
         brim.assert_saved(nn.ReLU(), image(), at_most=at_most)
 
 

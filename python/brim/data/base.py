@@ -6,7 +6,7 @@ import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypedDict, cast
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
 from torch.utils.data import Sampler
@@ -62,10 +62,11 @@ def warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
-def left_out_message(indices: Sequence[int], samples: int, reason: str) -> str:
-    """Name samples that are in no batch, the first few by index."""
-    first = ", ".join(map(str, indices[:5])) + (", …" if len(indices) > 5 else "")
-    return f"{len(indices)} of {samples} samples are left out, {reason}: {first}"
+def left_out_message(indices: torch.Tensor | Sequence[int], samples: int, reason: str) -> str:
+    """Count the samples that are in no batch, and name the first few."""
+    first = ", ".join(str(int(index)) for index in indices[:5])
+    more = ", …" if len(indices) > 5 else ""
+    return f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}"
 
 
 def _shared_out_by_accelerate() -> bool:
@@ -86,8 +87,8 @@ class BatchSamplerBase(Sampler[Batch]):
     """Iterates over the batches of a C++ batching; resumes, shards and reports.
 
     For `batch_sampler=` of a DataLoader. Iterations that run at the same time are independent. A
-    sampler can be pickled and copied if its arguments can. A copy starts at the coming epoch, or at
-    a loaded position where the iteration has not begun.
+    sampler can be pickled and copied if its arguments can. A copy starts at the next epoch, or at a
+    loaded position that no iteration has used yet.
 
     Args:
         max_total_size: the budget of a batch. A list or tuple sets several budgets; sizes then have
@@ -96,8 +97,8 @@ class BatchSamplerBase(Sampler[Batch]):
             `"padded_squared"` (n × longest²), `"count"`, or a fitted `MemoryModel` with a budget
             in bytes. Several budgets share one cost or take a list of costs.
         shuffle: whether to take the samples in random order.
-        seed: determines the order together with the epoch.
-        generator: draws a seed for each epoch instead; torch's default generator if None.
+        seed: determines the order together with the epoch. Required to shuffle over several ranks.
+        generator: draws a seed for each epoch instead; torch's default generator if both are None.
         rank: the rank of this process.
         world_size: how many ranks share the samples. All get the same number of batches.
         oversize: what to do with a sample that exceeds the budget by itself: `"leave_out"` (with
@@ -143,7 +144,7 @@ class BatchSamplerBase(Sampler[Batch]):
                 f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank}"
             )
         if self.shuffle and self._seed is None and self.world_size > 1:
-            raise ValueError("seed must be given when world_size > 1: ranks must shuffle alike")
+            raise ValueError("seed must be given when world_size > 1: ranks must shuffle equally")
         self.as_tensors = flag("as_tensors", as_tensors)
         self._oversize = check_oversize(oversize)
         self.max_total_size = max_total_size
@@ -240,7 +241,7 @@ class BatchSamplerBase(Sampler[Batch]):
     def _tell_of_left_out(self) -> None:
         batching = self._ready()
         for reason, indices in batching.left_out.items():
-            warn(left_out_message(indices.tolist(), batching.samples, reason))
+            warn(left_out_message(indices, batching.samples, reason))
 
     # ---- batches ---------------------------------------------------------------------------
 
@@ -261,23 +262,17 @@ class BatchSamplerBase(Sampler[Batch]):
         self._opened.append(Opened(iterator, self._batching, start))
         return iterator
 
-    def _place(self, start: Start) -> tuple[Any, ...]:
-        return start.seed, self.rank, self.world_size, start.cursor, start.segments
+    def _here(self, start: Start) -> dict[str, Any]:
+        """The arguments for this rank's part of the iteration from `start` on."""
+        return {**start._asdict(), "rank": self.rank, "world_size": self.world_size}
 
     def _open(self, start: Start) -> Iterator[Batch]:
-        seed, rank, world_size, cursor, segments = self._place(start)
-        return cast(
-            "Iterator[Batch]",
-            self._ready().iterate(
-                seed,
-                rank,
-                world_size,
-                self.as_tensors,
-                cursor,
-                segments,
-                self._description(seed),
-            ),
+        batches: Any = self._ready().iterate(
+            **self._here(start),
+            as_tensors=self.as_tensors,
+            description=self._description(start.seed),
         )
+        return batches  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         """The exact number of batches on this rank: of the running iteration, else of the next.
@@ -294,13 +289,13 @@ class BatchSamplerBase(Sampler[Batch]):
         # The batching itself, not its id, which the next one may get.
         key = (start.seed, tuple(start.cursor), str(start.segments), batching)
         if self._counted is None or self._counted[0] != key:
-            self._counted = (key, batching.count(*self._place(start)))
+            self._counted = (key, batching.count(**self._here(start)))
         return self._counted[1]
 
     def plan(self) -> Plan:
         """All batches of the next iteration on this rank, as two tensors."""
         batching = self._ready()
-        return Plan(*batching.plan(*self._place(self._coming())))
+        return Plan(*batching.plan(**self._here(self._coming())))
 
     def report(self) -> _C.PlanReport:
         """What becomes of the samples in the next iteration, over all ranks. Print it.
@@ -308,8 +303,7 @@ class BatchSamplerBase(Sampler[Batch]):
         After `load_state_dict` it covers the rest of the epoch.
         """
         batching = self._ready()
-        start = self._coming()
-        return batching.report(start.seed, self.world_size, start.cursor, start.segments)
+        return batching.report(**self._coming()._asdict(), world_size=self.world_size)
 
     # ---- saving and resuming ---------------------------------------------------------------
 

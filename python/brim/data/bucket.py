@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from typing_extensions import Unpack
 
 from brim import _C
 from brim._arguments import flag, whole
 from brim.data.base import BatchSamplerBase, SamplerOptions
 from brim.data.sizes import Budget, Sizes, has_columns, is_array, one_column, size_column
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class Buckets(NamedTuple):
@@ -54,7 +52,7 @@ def least_padding_boundaries(sizes: Sizes, buckets: int) -> torch.Tensor:
         >>> least_padding_boundaries([1, 2, 2, 9, 10, 30], 3)
         tensor([ 1,  9, 30, 31])
     """
-    return _C.least_padding_boundaries(one_column("sizes", sizes), whole("buckets", buckets, 1))
+    return _C.least_padding_boundaries(one_column("sizes", sizes), buckets)
 
 
 class BucketBatchSampler(BatchSamplerBase):
@@ -89,7 +87,7 @@ class BucketBatchSampler(BatchSamplerBase):
         self,
         sizes: Sizes,
         bucket_boundaries: Sizes,
-        *base_batch_sampler: object,
+        *base_batch_sampler: object,  # bionemo's, refused below
         batch_size: int | Sequence[int] | None = None,
         max_total_size: Budget | None = None,
         drop_last: bool = False,

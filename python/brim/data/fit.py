@@ -5,17 +5,15 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from brim import _C
 from brim.data.base import BatchSamplerBase, warn
 from brim.data.sizes import Sizes, index_tensor, one_column, size_function
 from brim.predict import MemoryModel
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # From this error on, a sampler warns that sizes say little about memory.
 _UNPREDICTABLE = 0.25

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
+from typing_extensions import Self, Unpack
 
 from brim import _C
 from brim._arguments import whole
@@ -30,9 +31,6 @@ from brim.data.sizes import (
     is_array,
     size_function,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
 
 _Data = TypeVar("_Data")
 _Logger = Callable[[str], None]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from typing_extensions import Self, Unpack
 
 from brim import _C
 from brim._arguments import whole
 from brim.data.base import SamplerOptions
 from brim.data.fit import FittedBatchSampler
 from brim.data.sizes import Budget, Sizes, index_tensor, size_function
-
-if TYPE_CHECKING:
-    import torch
-    from typing_extensions import Self, Unpack
 
 
 class PackedBatchSampler(FittedBatchSampler):

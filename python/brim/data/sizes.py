@@ -19,16 +19,6 @@ Sizes: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]"
 Cost: TypeAlias = "str | _C.MemoryModel"
 Budget: TypeAlias = "Real | str | Sequence[Real | str]"
 
-_WHOLE = {
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-}
-
 
 def is_array(value: object) -> bool:
     """Whether a value is a tensor or a NumPy array."""
@@ -140,11 +130,11 @@ def _checked_tensor(name: str, sizes: torch.Tensor) -> torch.Tensor:
             index = ", ".join(map(str, place))
             raise ValueError(f"{name} must fit 64 bits with a sign, got {value} at index {index}")
         return wrapped
-    if sizes.dtype in _WHOLE or sizes.dtype == torch.float32:
-        return sizes.cpu()
-    if sizes.is_floating_point():
+    if sizes.is_complex() or sizes.dtype == torch.bool:
+        raise TypeError(f"{name} must be ints or floats, got a tensor of {sizes.dtype}")
+    if sizes.is_floating_point() and sizes.dtype != torch.float32:
         return sizes.to("cpu", torch.float64)
-    raise TypeError(f"{name} must be ints or floats, got a tensor of {sizes.dtype}")
+    return sizes.cpu()
 
 
 @dataclass(frozen=True)

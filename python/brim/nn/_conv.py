@@ -97,7 +97,7 @@ def conv_transpose(
     groups: int = 1,
     dilation: Numbers = 1,
 ) -> Tensor:
-    """As `torch.nn.functional.conv_transpose`; keeps the input only where `conv1d` does."""
+    """As `torch.nn.functional.conv_transpose`; keeps the input only for the weight's gradient."""
     return ops().conv(
         input,
         weight,

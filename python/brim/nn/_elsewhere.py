@@ -108,7 +108,7 @@ _KNOWN = frozenset([Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor])
 
 
 def _is_foreign(value: object) -> bool:
-    """Whether this is for torch's functions: a class of tensors with rules of its own, or a proxy.
+    """Whether this needs torch's functions: a tensor class with rules of its own, or a proxy.
 
     Example:
         >>> class Named(Tensor): ...
@@ -129,10 +129,10 @@ def _is_foreign(value: object) -> bool:
 
 
 def is_known(tensor: Tensor) -> bool:
-    """For the core: whether brim's kernels may take this tensor, whose keys it does not know.
+    """For the core: whether brim's kernels may take a tensor with dispatch keys it does not know.
 
-    Inside of one torch.func.grad. Of what is taken further out (vmap, jvp, a second gradient, a
-    gradient by autograd) brim's kernels would know nothing.
+    They may inside of one torch.func.grad, but not under vmap, jvp, a second gradient or autograd
+    around it, which they would not see.
 
     Example:
         >>> torch.func.grad(lambda x: x.sum() * is_known(x))(torch.ones(2))
@@ -167,19 +167,8 @@ def _gate(
     return _F.hardtanh(input, a, b, inplace)
 
 
-def _conv(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    cast_weights: bool,
-    recompute: bool,
-) -> Any:
+def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:
+    stride, padding, dilation, transposed, output_padding, groups, *_ = options
     kind = f"{len(stride)}d"
     if not transposed:
         run = getattr(_F, "conv" + kind)
@@ -188,17 +177,8 @@ def _conv(
     return run(input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
-def _batch_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    return _F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+def _batch_norm(input: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+    return _F.batch_norm(input, mean, var, weight, bias, *rest)
 
 
 def _max_pool(
@@ -209,7 +189,7 @@ def _max_pool(
 
 
 def _avg_pool(input: Any, kernel_size: Sequence[int], *options: Any) -> Any:
-    if len(kernel_size) == 1:  # there without a divisor
+    if len(kernel_size) == 1:  # avg_pool1d takes no divisor
         options = options[:-1]
     return getattr(_F, f"avg_pool{len(kernel_size)}d")(input, kernel_size, *options)
 
@@ -218,20 +198,9 @@ def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
     return getattr(_F, f"adaptive_avg_pool{len(output_size)}d")(input, output_size)
 
 
-_COMPILERS = frozenset(
-    [
-        "gelu",
-        "silu",
-        "silu_",
-        "batch_norm",
-        "layer_norm",
-        "group_norm",
-        "rms_norm",
-        "max_pool_with_indices",
-        "adaptive_avg_pool",
-    ]
-)
-"""Operators for which torch.compile gets torch's own function and decides itself what is kept."""
+_NORMS = frozenset(["batch_norm", "layer_norm", "group_norm", "rms_norm"])
+_COMPILERS = _NORMS | {"gelu", "silu", "silu_", "max_pool_with_indices", "adaptive_avg_pool"}
+"""Operators for which torch.compile gets torch's own function, and decides what is kept."""
 
 _TORCHS: Mapping[str, Callable[..., Any]] = {
     "gate": _gate,

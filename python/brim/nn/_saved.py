@@ -27,12 +27,10 @@ FUNCTIONS = "(functions)"
 class _Kept:
     """A tensor that autograd keeps, for as long as it does."""
 
-    __slots__ = ("__weakref__", "layer", "order", "tensor")
+    __slots__ = ("__weakref__", "tensor")
 
-    def __init__(self, tensor: Tensor, layer: str, order: int) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()  # an output would hold its own graph
-        self.layer = layer
-        self.order = order
 
 
 class Run:
@@ -48,16 +46,13 @@ class Run:
         self.called: dict[str, torch.nn.Module] = {}
         self.bytes: dict[str, int] = {}
         self.least: dict[str, int] = {}
-        self._kept: list[weakref.ref[_Kept]] = []
-        self._needs: list[tuple[int, str, Need]] = []
+        self._events: list[tuple[str, weakref.ref[_Kept] | Need]] = []  # with their layers
         self._stack: list[str] = []
-        self._order = 0
 
     def pack(self, tensor: Tensor) -> _Kept:
         """For autograd's hooks: hold the tensor as long as autograd does."""
-        layer = self._stack[-1] if self._stack else FUNCTIONS
-        kept = _Kept(tensor, layer, self._next())
-        self._kept.append(weakref.ref(kept))
+        kept = _Kept(tensor)
+        self._events.append((self._stack[-1] if self._stack else FUNCTIONS, weakref.ref(kept)))
         return kept
 
     def unpack(self, kept: _Kept) -> Tensor:
@@ -75,46 +70,43 @@ class Run:
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         # Other hooks (checkpoint, save_on_cpu) keep it elsewhere.
         if hooks is not None and hooks[0] == self.pack:
-            for need in needs_of(module, given, output) or ():
-                self._needs.append((self._next(), name, need))
+            self._events += [(name, need) for need in needs_of(module, given, output) or ()]
 
     def count(self, left_out: list[Tensor]) -> None:
         """Count what is kept now; storages of `left_out` do not count."""
-        kept = [each for ref in self._kept if (each := ref()) is not None]
+        known = {name for name, module in self.called.items() if needs_of(module) is not None}
+        kept: list[tuple[str, Tensor]] = []
+        needs: list[tuple[str, Need]] = []
+        for layer, event in self._events:
+            if isinstance(event, Need):
+                needs.append((layer, event))
+            elif (alive := event()) is not None:
+                kept.append((layer, alive.tensor))
+                if layer not in known:
+                    needs.append((layer, Need(alive.tensor, _address(alive.tensor)[1])))
         self._count_bytes(kept, left_out)
-        self._count_least(kept, left_out)
+        self._count_least(needs, left_out)
 
-    def _next(self) -> int:
-        self._order += 1
-        return self._order
-
-    def _count_bytes(self, kept: list[_Kept], left_out: list[Tensor]) -> None:
+    def _count_bytes(self, kept: list[tuple[str, Tensor]], left_out: list[Tensor]) -> None:
         ignored = {_address(tensor)[0] for tensor in left_out}
         first: dict[Any, str] = {}
         most: dict[Any, int] = {}
-        for each in kept:
-            key, size = _address(each.tensor)
+        for layer, tensor in kept:
+            key, size = _address(tensor)
             if key not in ignored:
-                first.setdefault(key, each.layer)
+                first.setdefault(key, layer)
                 most[key] = max(size, most.get(key, 0))
         for key, layer in first.items():
             self.bytes[layer] = self.bytes.get(layer, 0) + most[key]
 
-    def _count_least(self, kept: list[_Kept], left_out: list[Tensor]) -> None:
-        known = {name for name, module in self.called.items() if needs_of(module) is not None}
-        needs = self._needs + [
-            (each.order, each.layer, Need(each.tensor, _address(each.tensor)[1]))
-            for each in kept
-            if each.layer not in known
-        ]
-        needs.sort(key=lambda item: item[0])
-        counted = {(_identity(tensor), None) for tensor in left_out}
+    def _count_least(self, needs: list[tuple[str, Need]], left_out: list[Tensor]) -> None:
+        counted = {(Need(tensor, 0).identity, None) for tensor in left_out}
         parts: dict[Any, dict[Any, int]] = {}
-        for _, _, need in needs:
+        for _, need in needs:
             if need.key is not None:
                 parts.setdefault(need.key, {})[need.part] = need.size
         whole = parts.keys() | counted
-        for _, layer, need in needs:
+        for layer, need in needs:
             if need.instead is not None and (need.instead, None) in whole:
                 continue
             size = need.size
@@ -134,10 +126,6 @@ def _address(tensor: Tensor) -> tuple[Any, int]:
         return (tensor.device, storage.data_ptr() or storage._cdata), storage.nbytes()
     except (NotImplementedError, RuntimeError):  # sparse tensors and the like have no storage
         return (tensor.device, id(tensor)), tensor.numel() * tensor.element_size()
-
-
-def _identity(tensor: Tensor) -> int:
-    return Need(tensor, 0).identity
 
 
 def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:

@@ -202,12 +202,13 @@ def assert_saved(
 
 
 def _limit(at_most: SupportsIndex | str) -> int:
-    wrong = f'at_most must be bytes such as 0, 4096 or "12MiB", got {at_most!r}'
     if isinstance(at_most, str):
         try:
             return 0 if at_most.strip() == "0" else parse_bytes(at_most)
         except ValueError:
-            raise ValueError(wrong) from None
+            raise ValueError(
+                f'at_most must be bytes such as 0, 4096 or "12MiB", got {at_most!r}'
+            ) from None
     return whole("at_most", at_most, 0)
 
 

@@ -41,7 +41,7 @@ class Recorder final : public c10::MemoryReportingInfoBase {
 
   /// The layer keeps this tensor for backward; it counts for the first that does.
   void keep(const at::Tensor& tensor, std::size_t layer) {
-    const auto found = blocks_.find(tensor.storage().mutable_data());
+    const auto found = blocks_.find(tensor.storage().data());
     if (found != blocks_.end() && !found->second.kept) {
       found->second = {found->second.bytes, layer, true};
     }
@@ -156,7 +156,8 @@ Kind kind() {
 const std::unordered_map<std::type_index, Kind>& kinds() {
   static const std::unordered_map<std::type_index, Kind> all = [] {
     std::unordered_map<std::type_index, Kind> made;
-    for_each_layer_pair([&]<class Theirs, class Ours>(LayerPair<Theirs, Ours> /*pair*/) {
+    for_each_layer(ConvertibleLayers(), [&]<class Ours>() {
+      using Theirs = typename Ours::Theirs;
       made.emplace(typeid(Theirs), kind<Theirs, Theirs, Ours>());
       made.emplace(typeid(Ours), kind<Ours, Theirs, Ours>());
     });
@@ -232,7 +233,8 @@ std::vector<std::int64_t> measure(const std::vector<LayerPlace>& places, Watch K
     output = forward();
   }
   Call(*recorder, 0, output).finish(output);
-  return recorder->bytes(places.size() + 1, output.storage().data());
+  const void* const result = output.has_storage() ? output.storage().data() : nullptr;
+  return recorder->bytes(places.size() + 1, result);
 }
 
 std::int64_t sum(const std::vector<LayerAudit>& layers, std::int64_t LayerAudit::* bytes) {

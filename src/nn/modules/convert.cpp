@@ -91,7 +91,8 @@ void set_recompute(Module& layer) {
 const std::vector<Rule>& rules() {
   static const std::vector<Rule> all = [] {
     std::vector<Rule> made;
-    for_each_layer_pair([&]<class Theirs, class Ours>(LayerPair<Theirs, Ours> /*pair*/) {
+    for_each_layer(ConvertibleLayers(), [&]<class Ours>() {
+      using Theirs = typename Ours::Theirs;
       made.push_back({typeid(Theirs), typeid(Ours), derives<Theirs>, make<Theirs, Ours>,
                       make<Theirs, Theirs>, set_recompute<Ours>});
     });

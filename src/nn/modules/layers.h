@@ -11,43 +11,19 @@
 
 namespace brim::nn {
 
-template <class TheirsT, class OursT>
-struct LayerPair {
-  using Theirs = TheirsT;
-  using Ours = OursT;
-};
+/// The layers that stand for one of torch::nn, `Theirs`.
+using ConvertibleLayers =
+    Layers<Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl, ConvTranspose2dImpl,
+           ConvTranspose3dImpl, LinearImpl, BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl,
+           LayerNormImpl, GroupNormImpl, ReLUImpl, ReLU6Impl, LeakyReLUImpl, HardtanhImpl, GELUImpl,
+           SiLUImpl, DropoutImpl, MaxPool1dImpl, MaxPool2dImpl, MaxPool3dImpl, AvgPool1dImpl,
+           AvgPool2dImpl, AvgPool3dImpl, AdaptiveAvgPool1dImpl, AdaptiveAvgPool2dImpl,
+           AdaptiveAvgPool3dImpl>;
 
-/// Calls `visit` with the LayerPair of every layer of torch::nn that brim has a counterpart for.
-template <class Visit>
-void for_each_layer_pair(Visit visit) {
-  visit(LayerPair<torch::nn::Conv1dImpl, Conv1dImpl>());
-  visit(LayerPair<torch::nn::Conv2dImpl, Conv2dImpl>());
-  visit(LayerPair<torch::nn::Conv3dImpl, Conv3dImpl>());
-  visit(LayerPair<torch::nn::ConvTranspose1dImpl, ConvTranspose1dImpl>());
-  visit(LayerPair<torch::nn::ConvTranspose2dImpl, ConvTranspose2dImpl>());
-  visit(LayerPair<torch::nn::ConvTranspose3dImpl, ConvTranspose3dImpl>());
-  visit(LayerPair<torch::nn::LinearImpl, LinearImpl>());
-  visit(LayerPair<torch::nn::BatchNorm1dImpl, BatchNorm1dImpl>());
-  visit(LayerPair<torch::nn::BatchNorm2dImpl, BatchNorm2dImpl>());
-  visit(LayerPair<torch::nn::BatchNorm3dImpl, BatchNorm3dImpl>());
-  visit(LayerPair<torch::nn::LayerNormImpl, LayerNormImpl>());
-  visit(LayerPair<torch::nn::GroupNormImpl, GroupNormImpl>());
-  visit(LayerPair<torch::nn::ReLUImpl, ReLUImpl>());
-  visit(LayerPair<torch::nn::ReLU6Impl, ReLU6Impl>());
-  visit(LayerPair<torch::nn::LeakyReLUImpl, LeakyReLUImpl>());
-  visit(LayerPair<torch::nn::HardtanhImpl, HardtanhImpl>());
-  visit(LayerPair<torch::nn::GELUImpl, GELUImpl>());
-  visit(LayerPair<torch::nn::SiLUImpl, SiLUImpl>());
-  visit(LayerPair<torch::nn::DropoutImpl, DropoutImpl>());
-  visit(LayerPair<torch::nn::MaxPool1dImpl, MaxPool1dImpl>());
-  visit(LayerPair<torch::nn::MaxPool2dImpl, MaxPool2dImpl>());
-  visit(LayerPair<torch::nn::MaxPool3dImpl, MaxPool3dImpl>());
-  visit(LayerPair<torch::nn::AvgPool1dImpl, AvgPool1dImpl>());
-  visit(LayerPair<torch::nn::AvgPool2dImpl, AvgPool2dImpl>());
-  visit(LayerPair<torch::nn::AvgPool3dImpl, AvgPool3dImpl>());
-  visit(LayerPair<torch::nn::AdaptiveAvgPool1dImpl, AdaptiveAvgPool1dImpl>());
-  visit(LayerPair<torch::nn::AdaptiveAvgPool2dImpl, AdaptiveAvgPool2dImpl>());
-  visit(LayerPair<torch::nn::AdaptiveAvgPool3dImpl, AdaptiveAvgPool3dImpl>());
+/// Calls `visit.operator()<Ours>()` for each layer of a list.
+template <class Visit, class... Ours>
+void for_each_layer(Layers<Ours...> /*list*/, Visit visit) {
+  (visit.template operator()<Ours>(), ...);
 }
 
 /// A layer, which is a module without children, in one of its places.

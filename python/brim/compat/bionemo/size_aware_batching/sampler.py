@@ -14,6 +14,8 @@ from torch.utils.data import Sampler
 
 from brim import _C
 from brim.compat.bionemo.size_aware_batching.utils import check_numbers
+from brim.data import BatchSamplerBase
+from brim.data.sizes import is_array, size_function
 
 __all__: Sequence[str] = (
     "BucketBatchSampler",
@@ -40,18 +42,13 @@ def _warn(message: str) -> None:
 
 def _size_function(sizeof: Any) -> Callable[[Any], Any]:
     """A function that gives an element's size, whatever `sizeof` is."""
-    if callable(sizeof):
-        return cast("Callable[[Any], Any]", sizeof)
-    # Tensors and arrays become lists: reading them element by element takes ten times as long.
-    is_array = isinstance(sizeof, torch.Tensor) or hasattr(sizeof, "__array_interface__")
-    if is_array and sizeof.ndim == 1:
-        return cast("Callable[[Any], Any]", sizeof.tolist().__getitem__)
-    if isinstance(sizeof, (Mapping, Sequence)) and not isinstance(sizeof, (str, bytes)):
-        return sizeof.__getitem__
-    raise TypeError(
-        "sizeof must be a callable, a dictionary, or a sequence of sizes (also a 1D tensor or "
-        f"array), but got {type(sizeof).__name__}"
-    )
+    if is_array(sizeof):
+        if sizeof.ndim != 1:
+            shape = tuple(sizeof.shape)
+            raise TypeError(f"sizeof must be a callable or one-dimensional, but has shape {shape}")
+        sizeof = sizeof.tolist()  # reading a tensor element by element takes ten times as long
+    function = size_function(sizeof)
+    return sizeof.__getitem__ if function is None else function
 
 
 def _check_sampler(sampler: object, max_total_size: Any) -> None:
@@ -317,6 +314,11 @@ class BucketBatchSampler(Sampler[list[int]]):
                 "base_batch_sampler_class should be a batch sampler class inherited from "
                 f"torch.utils.data.Sampler, but got {base_batch_sampler_class}"
             )
+        if shuffle and issubclass(base_batch_sampler_class, BatchSamplerBase):
+            raise TypeError(
+                f"{base_batch_sampler_class} copies its indices, so shuffling them has no effect; "
+                "use the SizeAwareBatchSampler of this module, or brim.data.BucketBatchSampler"
+            )
         if shuffle and generator is None:
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
             generator = torch.Generator().manual_seed(seed)
@@ -346,7 +348,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             {key: value[k] for key, value in individual.items()} for k in range(self.num_buckets)
         ]
 
-        # One dtype that holds both: int64, where all are integers.
+        # One dtype that holds both: int64 if all are integers.
         exact = not (values.is_floating_point() or boundaries.is_floating_point())
         dtype = torch.int64 if exact else torch.float64
         indices, offsets = _C.group_by_bucket(values.to("cpu", dtype), boundaries.to("cpu", dtype))

@@ -65,13 +65,18 @@ _RMS_NORMS = (
 
 def _layer(name: str, factory: str, argument: str) -> type[torch.nn.Module]:
     """`brim.nn`'s layer under the original's name, with its way to make one from torch.nn's."""
-    parameter = inspect.Parameter(argument, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    signature = inspect.Signature([parameter])
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for each in ("cls", argument)
+        ]
+    )
 
-    def make(cls: type[torch.nn.Module], *args: Any, **kwargs: Any) -> Any:
-        (layer,) = signature.bind(*args, **kwargs).args
+    def make(*args: Any, **kwargs: Any) -> Any:
+        cls, layer = signature.bind(*args, **kwargs).args
         return _adopt(cls, argument, layer, getattr(torch.nn, name))
 
+    vars(make)["__signature__"] = signature
     make.__doc__ = f"Make one with the options, tensors, hooks and training flag of `{argument}`."
     own = getattr(brim.nn, name)
     members = {factory: classmethod(make), "__doc__": own.__doc__, "__module__": __name__}
