@@ -98,18 +98,13 @@ bool says_the_same(const Attempt& last, const Attempt& fit) {
 }
 
 /// Whether the first attempt can go straight to the function: nothing is known that would change
-/// the size, and nobody wants to hear of an attempt that fits. What is wrong is left to the search,
-/// which names it.
-bool may_run_unwatched(const MaximizeCall& call) noexcept {
-  const AdaptOptions& options = call.options;
-  const auto at_least = [](std::span<const std::int64_t> numbers, std::int64_t least) {
-    return std::ranges::all_of(numbers, [least](std::int64_t number) { return number >= least; });
-  };
+/// the size, and nobody wants to hear of an attempt that fits. Wrong options are left to the
+/// search, which names them.
+bool may_run_unwatched(const AdaptOptions& options) noexcept {
   return options.objective == Objective::memory && options.attempts == nullptr &&
          !options.observer &&
          (options.memory == nullptr || !options.memory->may_know_something()) &&
-         options.lower >= 1 && options.quantum >= 1 && !call.maxima.empty() &&
-         at_least(call.maxima, 1) && at_least(call.quanta, 0);
+         options.lower >= 1 && options.quantum >= 1;
 }
 
 /// The attempts of `maximize`, measured.
@@ -175,7 +170,7 @@ Failure release_error(std::exception_ptr error) {
 }
 
 void maximize(const MaximizeCall& call, TryValues attempt) {
-  const bool unwatched = may_run_unwatched(call);
+  const bool unwatched = may_run_unwatched(call.options);
   const bool cheap = unwatched && !call.options.device && !call.on_accelerator;
   Checkpoint checkpoint(call.options, cheap ? Checkpoint::Detail::cheap : Checkpoint::Detail::all);
   if (!unwatched) {

@@ -180,8 +180,8 @@ TEST(Maximize, WrongArgumentsAreNamed) {
   };
   EXPECT_CONTAINS(message({}), "maximize needs at least one size");
   EXPECT_CONTAINS(message({{"a", 4}, {"a", 2}}), "the name a is there twice");
-  EXPECT_CONTAINS(message({{"a", 4}, {"b", 0}}), "parameters[1].maximum=0 is not allowed");
-  EXPECT_CONTAINS(message({{"a", 4, -1}}), "parameters[0].quantum=-1 is not allowed");
+  EXPECT_CONTAINS(message({{"a", 4}, {"b", 0}}), "b must be 1 or more, got 0");
+  EXPECT_CONTAINS(message({{"a", 4, -1}}), "the quantum of a must be 1 or more, got -1");
   EXPECT_CONTAINS(message_of<c10::ValueError>([] { maximize(-1, [](std::int64_t) {}); }),
                   "must be 1 or more, got -1");
 }
