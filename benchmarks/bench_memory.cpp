@@ -13,7 +13,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
-#include <array>
 #include <cstdio>
 #include <limits>
 #include <stdexcept>
@@ -27,7 +26,6 @@ using brim::bench::repeated;
 
 constexpr int kCalls = 2000;
 constexpr int kRounds = 301;
-constexpr std::array<std::int64_t, 3> kSizes{64, 4 << 10, 1 << 20};
 
 // What holds while a case runs.
 struct Plain {};
@@ -54,6 +52,14 @@ Case empty(const std::string& name, std::int64_t bytes) {
           }};
 }
 
+std::vector<double> print_medians(const std::vector<Case>& cases) {
+  const std::vector<double> times = brim::bench::medians(cases, kRounds, kCalls);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    std::printf("%-32s %9.1f ns\n", cases[i].name.c_str(), times[i]);
+  }
+  return times;
+}
+
 }  // namespace
 
 int main() {
@@ -64,32 +70,27 @@ int main() {
       "79.10 GiB of which 1.50 GiB is free.");
   static const std::runtime_error other(
       "The size of tensor a (3) must match the size of tensor b (4) at dimension 0");
-  std::vector<Case> cases;
-  for (const std::int64_t bytes : kSizes) {
-    cases.push_back(empty<StockAllocator>("empty_stock", bytes));
-    cases.push_back(empty<Plain>("empty_brim", bytes));
-  }
-  cases.push_back(empty<BudgetAndMeter>("empty_brim_under_budget", 64));
-  cases.push_back(empty<Injector>("empty_brim_with_injector", 64));
-  cases.push_back(repeated("peak_meter", [](int) {
-    brim::PeakMeter meter(at::kCPU);
-    meter.close();
-  }));
-  cases.push_back(
-      repeated("budget", [](int) { const brim::Budget limit(std::int64_t{1} << 33, at::kCPU); }));
-  cases.push_back(
-      repeated("classify_out_of_memory", [](int) { (void)brim::classify(out_of_memory); }));
-  cases.push_back(repeated("classify_other_error", [](int) { (void)brim::classify(other); }));
-  const std::vector<double> times = brim::bench::medians(cases, kRounds, kCalls);
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    std::printf("%-32s %9.1f ns\n", cases[i].name.c_str(), times[i]);
-  }
-  std::printf("\nat::empty and free, stock and brim in turns, medians of %d batches:\n", kRounds);
-  for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    const double stock = times[2 * i];
-    const double brim = times[2 * i + 1];
+  std::printf("at::empty and free, stock and brim in turns, medians of %d batches:\n", kRounds);
+  // Each size by itself: what 1 MiB costs depends on what else the heap was used for.
+  for (const std::int64_t bytes : {64, 4 << 10, 1 << 20}) {
+    const std::vector<double> times = print_medians(
+        {empty<StockAllocator>("empty_stock", bytes), empty<Plain>("empty_brim", bytes)});
     std::printf("%9lld B   stock %7.1f ns   brim %7.1f ns   ratio %.3f   over %6.1f ns\n",
-                static_cast<long long>(kSizes[i]), stock, brim, brim / stock, brim - stock);
+                static_cast<long long>(bytes), times[0], times[1], times[1] / times[0],
+                times[1] - times[0]);
   }
+  std::printf("\n");
+  print_medians({
+      empty<BudgetAndMeter>("empty_brim_under_budget", 64),
+      empty<Injector>("empty_brim_with_injector", 64),
+      repeated("peak_meter",
+               [](int) {
+                 brim::PeakMeter meter(at::kCPU);
+                 meter.close();
+               }),
+      repeated("budget", [](int) { const brim::Budget limit(std::int64_t{1} << 33, at::kCPU); }),
+      repeated("classify_out_of_memory", [](int) { (void)brim::classify(out_of_memory); }),
+      repeated("classify_other_error", [](int) { (void)brim::classify(other); }),
+  });
   return 0;
 }

@@ -40,10 +40,16 @@ class ContextManager {
   }
 
   /// Its Python class, to which the rest is added.
-  static pybind11::class_<ContextManager> bind(pybind11::module_& m, const char* name) {
+  /// @param must_be_open whether `__exit__` of one that is not open is an error.
+  static pybind11::class_<ContextManager> bind(pybind11::module_& m, const char* name,
+                                               bool must_be_open = true) {
     return pybind11::class_<ContextManager>(m, name)
         .def("__enter__", &ContextManager::enter, pybind11::return_value_policy::reference_internal)
-        .def("__exit__", [](ContextManager& self, const pybind11::args&) { self.exit(); });
+        .def("__exit__", [must_be_open](ContextManager& self, const pybind11::args&) {
+          if (must_be_open || self.open_) {
+            self.exit();
+          }
+        });
   }
 
  private:

@@ -130,7 +130,7 @@ void register_meter(py::module_& m) {
 }
 
 void register_budget(py::module_& m) {
-  PyBudget::bind(m, "Budget")
+  PyBudget::bind(m, "Budget", false)
       .def(py::init([](const py::object& limit, const py::object& device) {
              return std::make_unique<PyBudget>("budget", limit_argument(limit),
                                                resolve_device(device_argument(device)));

@@ -57,21 +57,16 @@ py::list collect(const py::object& work, const py::iterable& inputs, const py::o
   return result;
 }
 
-ProbeOptions probe_options(const py::object& device, const std::optional<std::int64_t>& budget,
-                           const py::object& probes, const py::object& cleanup) {
-  return {.device = device_argument(device),
-          .budget = budget,
-          .probes = integer_argument("probes", probes),
-          .cleanup = cleanup_argument(cleanup),
-          .collect_garbage = &collect_garbage};
-}
-
 MemoryModel probe(const py::object& function,
                   const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes, bool batch,
                   const py::object& device, const std::optional<std::int64_t>& budget,
                   const py::object& probes, const py::object& cleanup) {
   check_callable("fn", function);
-  const ProbeOptions options = probe_options(device, budget, probes, cleanup);
+  const ProbeOptions options{.device = device_argument(device),
+                             .budget = budget,
+                             .probes = integer_argument("probes", probes),
+                             .cleanup = cleanup_argument(cleanup),
+                             .collect_garbage = &collect_garbage};
   if (batch) {
     return probe_memory(
         [&](std::int64_t n, std::int64_t length) { call_python(function, n, length); }, sizes,

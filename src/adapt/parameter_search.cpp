@@ -158,8 +158,8 @@ void ParameterSearch::record(Attempt attempt) {
     groups_[current_].search.record(attempt);
   };
   tell(groups_[current_].search.next());
-  // The floor of one group is the maximum of the next: tried, and known to fail. A group that has
-  // but one value passes the failure on.
+  // The floor of one group is the maximum of the next: it was tried and failed. A group with only
+  // one value passes the failure on.
   while (!attempt.fitted() && exhausted()) {
     ++current_;
     if (revisit_floor_) {
@@ -178,8 +178,7 @@ std::optional<std::vector<std::int64_t>> ParameterSearch::best() const {
 std::optional<std::int64_t> ParameterSearch::scale_of(const Group& group,
                                                       std::span<const std::int64_t> values) const {
   if (group.members.size() == 1) {
-    return values[group.members[0]];  // also beyond today's maximum, which an earlier call need not
-                                      // have had
+    return values[group.members[0]];  // an earlier call may have had a larger maximum
   }
   const auto each = [&](const auto& compare, std::int64_t scale) {
     return std::all_of(group.members.begin(), group.members.end(),
@@ -210,7 +209,7 @@ bool ParameterSearch::remember(const Attempt& attempt) {
   bool taken = false;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     // A group is searched with those before it at their floor and those after it at their maximum.
-    // The floor of one is the maximum of the next: such values are a fact for both.
+    // The floor of one is the maximum of the next: such values count for both.
     const auto here = groups_.begin() + static_cast<std::ptrdiff_t>(g);
     const bool visited = std::all_of(groups_.begin(), here,
                                      [&](const Group& b) { return at(b, &Parameter::lower); }) &&

@@ -20,8 +20,8 @@ auto find_same(std::vector<Attempt>& attempts, const Attempt& attempt) {
   });
 }
 
-/// Whether a later process would do nothing else for knowing `attempt` instead of `old`. What is
-/// free and how long work takes vary from call to call.
+/// Whether `attempt` tells a later process nothing that `old` does not. Free memory and times vary
+/// from call to call.
 bool alike(const Attempt& old, const Attempt& attempt) {
   constexpr double kSame = 0.05;
   const auto near = [](double a, double b) {

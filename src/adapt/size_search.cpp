@@ -12,9 +12,9 @@ namespace {
 
 using detail::require;
 
-// What is free moves by a little all the time: less than this is no change.
+// Free memory fluctuates: a change below this is none.
 constexpr double kClearly = 1.1;
-// After so many fits, parts of one call try again a size whose failure was doubtful.
+// After this many fits, a call in parts retries a size whose failure was doubtful.
 constexpr int kFitsToLift = 3;
 
 bool doubtful(const Attempt& attempt) {
@@ -71,13 +71,6 @@ void SizeSearch::record(const Attempt& attempt) {
   choose();
 }
 
-void SizeSearch::set_available(std::int64_t bytes) {
-  require(bytes >= 0, "available", bytes, "at least 0");
-  available_ = bytes;
-  update_bounds();
-  choose();
-}
-
 void SizeSearch::expect_available(const Attempt& previous) noexcept {
   const Attempt& last = known_.back();
   if (!last.available) {
@@ -86,8 +79,8 @@ void SizeSearch::expect_available(const Attempt& previous) noexcept {
   available_ = *last.available;
   const std::int64_t then = previous.available.value_or(-1);
   if (last.fitted() && previous.fitted() && !previous.remembered && then > available_) {
-    // Held was read before the attempt. What it left behind is not known yet, but what the one
-    // before it did, is.
+    // The available bytes were read before the attempt. What it left behind is not known yet, so
+    // assume as much per size as the attempt before it left.
     const double left = static_cast<double>(then - available_) /
                         static_cast<double>(previous.size()) * static_cast<double>(last.size());
     available_ -= static_cast<std::int64_t>(std::min(left, static_cast<double>(available_) / 2));
@@ -100,7 +93,7 @@ void SizeSearch::add(Attempt attempt) {
   if (attempt.available < 0) {
     attempt.available.reset();
   }
-  // Work that is seen to hold nothing says nothing of its growth; in small parts it may go on.
+  // A fit that held nothing says nothing about growth, except to a probe, which may grow.
   if (attempt.fitted() && attempt.peak == 0 && options_.start != Start::probe) {
     attempt.peak.reset();
   }
@@ -108,7 +101,7 @@ void SizeSearch::add(Attempt attempt) {
     return a.size() == attempt.size() && a.fitted() == attempt.fitted();
   });
   if (drop == known_.end() && known_.size() == kMostKnown) {
-    // The oldest goes, but never one that is a bound now.
+    // Drop the oldest, but never one that is a bound now.
     drop = std::find_if(known_.begin(), known_.end(), [&](const Attempt& a) {
       return a.size() != best_ && a.size() != failure_;
     });
@@ -122,22 +115,22 @@ void SizeSearch::add(Attempt attempt) {
 bool SizeSearch::bounds(const Attempt& attempt) const noexcept {
   const std::int64_t bytes = attempt.need().value_or(-1);
   const bool comparable = attempt.available && available_ >= 0;
-  // A fact without figures (a kernel's size limit, memory of another device) stays true until there
-  // is clearly more or less room: what is free moves by a little all the time.
+  // An attempt without bytes (a kernel's size limit, memory of another device) counts until clearly
+  // more or less memory is available.
   const double tolerance = bytes < 0 ? kClearly : 1.0;
   const auto now = static_cast<double>(available_);
   const auto then = static_cast<double>(attempt.available.value_or(0));
   if (attempt.fitted()) {
     const bool no_less = comparable ? now * tolerance >= then : bytes < 0;
-    // With a known need, a little less than then is no matter as long as it is enough.
+    // With a known need, slightly less than then is fine as long as it is enough.
     const bool enough =
         comparable && bytes >= 0 && bytes <= available_ && now >= then * (1.0 - options_.margin);
     return no_less || enough ||
            (!attempt.remembered && (bytes < 0 || available_ < 0 || bytes <= available_));
   }
   if (doubtful(attempt)) {
-    // Memory that was short for a moment (another thread, a test) shall not keep sizes small for
-    // good. The next call forgets it; parts of one call try once more after some fits.
+    // Memory that was short for a moment (another thread, a test) must not keep sizes small for
+    // good. The next call ignores the failure; a call in parts retries once after some fits.
     const bool lifted =
         options_.start == Start::probe && doubtful_failures_ == 1 && fits_in_a_row_ >= kFitsToLift;
     return !attempt.remembered && !lifted;

@@ -112,14 +112,22 @@ bool explains(const Attempt& failure, double available) {
 }
 
 Growth::Growth(std::span<const Attempt> attempts) {
-  for (const Attempt& attempt : attempts) {
-    if (attempt.need()) {
-      (attempt.fitted() ? fits_ : failures_).push_back(&attempt);
+  points_.reserve(attempts.size());  // one allocation: every part of a range comes by here
+  const auto collect = [&](bool fitted) {
+    const auto first = static_cast<std::ptrdiff_t>(points_.size());
+    for (const Attempt& attempt : attempts) {
+      if (attempt.fitted() == fitted && attempt.need()) {
+        points_.push_back(&attempt);
+      }
     }
-  }
-  const auto by_size = [](const Attempt* a, const Attempt* b) { return a->size() < b->size(); };
-  std::sort(fits_.begin(), fits_.end(), by_size);
-  std::sort(failures_.begin(), failures_.end(), by_size);
+    std::sort(points_.begin() + first, points_.end(),
+              [](const Attempt* a, const Attempt* b) { return a->size() < b->size(); });
+  };
+  collect(true);
+  const std::size_t fits = points_.size();
+  collect(false);
+  fits_ = std::span(points_).first(fits);
+  failures_ = std::span(points_).subspan(fits);
 }
 
 /// The next smaller fit that is far enough away for the difference to mean something.
@@ -182,7 +190,7 @@ std::optional<Growth::Prediction> Growth::largest_within(double bytes, bool caut
 double Growth::below_fits(double bytes) const {
   const Attempt& smallest = *fits_.front();
   const double straight = proportional(smallest, bytes);
-  const auto line_to = [&](const std::vector<const Attempt*>& points) {
+  const auto line_to = [&](std::span<const Attempt* const> points) {
     const auto point = std::find_if(points.begin(), points.end(), [&](const Attempt* it) {
       return size_of(*it) >= kApart * size_of(smallest) && need_of(*it) > need_of(smallest);
     });

@@ -8,20 +8,22 @@
 
 namespace brim::detail {
 
-/// How the need of work grows with its size, from the attempts at it: which size is expected to fit
-/// into how many bytes. Pure logic. Everything that foresees a size for the search goes through it.
+/// How much memory work needs at which size, from the attempts at it. Pure logic. SizeSearch asks
+/// it for every size that it predicts.
 ///
 /// A fit shows the need, a failure a lower bound of it. Attempts without bytes are ignored.
 class Growth {
  public:
   explicit Growth(std::span<const Attempt> attempts);  // which must outlive it
+  Growth(const Growth&) = delete;
+  Growth& operator=(const Growth&) = delete;
 
   struct Prediction {
-    double size;     ///< infinite where the need does not grow
+    double size;     ///< infinite if the need does not grow
     bool confirmed;  ///< the attempts agree: it is more than a guess
   };
 
-  /// The largest size expected to need at most `bytes`; empty where no fit tells.
+  /// The largest size expected to need at most `bytes`; empty if the fits do not show it.
   ///
   /// Once three attempts lie on a line, the need follows it. Until then it is taken to be the
   /// steepest sum of 1, s and s² that passes through the two largest fits (the terms of a
@@ -30,16 +32,16 @@ class Growth {
   ///     proportional to the size, up to a few times that fit's size.
   [[nodiscard]] std::optional<Prediction> largest_within(double bytes, bool cautious) const;
 
-  /// The same where nothing of the size or below it has fitted: from the failure at `size` and the
-  /// next larger one. Empty where that failure has no bytes or explains too little of them.
+  /// The same if nothing has fitted yet: from the failure at `size` and the next larger one. Empty
+  /// if the bytes of that failure are missing or do not explain it.
   ///
-  /// From one failure the need is taken as proportional to the size. That is optimistic where part
-  /// of it is constant, on purpose: where it fails, it fails close by, and two failures give a
-  /// line. Two failures agree if they happened at the same place: where the larger one held and
+  /// From one failure the need is taken as proportional to the size. That is optimistic on purpose:
+  /// if part of the need is constant, the next size fails close by, and two failures give a line.
+  /// Two failures agree if they happened at the same place: where the larger one held and
   /// asked for more.
   [[nodiscard]] std::optional<Prediction> below_failure(std::int64_t size, double bytes) const;
 
-  /// Of those that fitted, the one of the largest size; null where there is none.
+  /// The fit of the largest size; null if there is none.
   [[nodiscard]] const Attempt* largest_fit() const {
     return fits_.empty() ? nullptr : fits_.back();
   }
@@ -49,8 +51,9 @@ class Growth {
   [[nodiscard]] std::size_t apart_from(std::size_t fit) const;
   [[nodiscard]] double below_fits(double bytes) const;
 
-  std::vector<const Attempt*> fits_;  // ascending in size, as the failures
-  std::vector<const Attempt*> failures_;
+  std::vector<const Attempt*> points_;    // fits, then failures, each ascending in size
+  std::span<const Attempt* const> fits_;  // of points_
+  std::span<const Attempt* const> failures_;
 };
 
 /// Whether a failure's bytes explain it: at least half of what was available. One that needed less

@@ -12,10 +12,10 @@
 namespace brim::detail {
 namespace {
 
-// A model is believed beyond what was measured once it predicted the newest peak this well, and
-// then with as much on top.
+// A model is trusted beyond the measured range once it predicted the newest peak this well, and
+// then with this margin.
 constexpr double kConfirmed = 0.25;
-// It must have seen growth: peaks at the floor say nothing about what comes after it.
+// Peaks must have grown by this factor: those at the floor say nothing about what follows.
 constexpr double kGrown = 1.5;
 
 double log_range(std::int64_t low, std::int64_t high) {
@@ -61,9 +61,9 @@ ProbePlan::ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t 
   std::reverse(targets_.begin(), targets_.end());
 }
 
-/// Where the probes should lie. The corners tell the terms apart; the places from small to large
-/// between them find where one phase takes over from another. One lies on the side of many short
-/// samples, where the phase of short ones still rules and their length already shows.
+/// Where the probes should lie. The corners separate the terms; the places in between, from small
+/// to large, find where one phase takes over from another. One lies on the side of many short
+/// samples, where the phase of short ones still dominates and their length already matters.
 std::vector<ProbePlan::Target> ProbePlan::targets() const {
   std::vector<Target> result;
   if (kind_ == SizeKind::size) {
@@ -130,8 +130,8 @@ std::optional<ProbePlan::Shape> ProbePlan::next(double limit, double beyond) {
   if (samples_.empty()) {
     return smallest();
   }
-  // The corner of the most may be out of reach, and what lies nearest to it then need not be what
-  // needs most. Beyond the largest that was measured, nothing is known.
+  // The corner of the most may be out of reach, and the candidate nearest to it need not be the one
+  // that needs most. Beyond the largest measurement nothing is known.
   const bool most = target.n == 1 && target.length == 1 && kind_ == SizeKind::batch;
   const auto distance_of = [&](const Target& here) {
     return most ? -(here.n * log_range(least_.first, most_.first) +

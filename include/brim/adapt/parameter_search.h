@@ -30,21 +30,19 @@ struct ParameterSearchOptions {
   double margin = SizeSearchOptions{}.margin;
   std::optional<std::int64_t> available{};  ///< as in SizeSearchOptions
   /// Whether values that failed at the floor of one group are tried again as the maximum of the
-  /// next. They can only fail again; this is for the exact sequence of torch_max_mem.
+  /// next. They can only fail again: it reproduces the exact sequence of torch_max_mem.
   bool revisit_floor = false;
 };
 
-/// Finds values for several parameters that fit, lowering one group of them after the other.
+/// Finds values of several parameters that fit, lowering one group of them after the other.
 ///
-/// The first group is searched with all others at their maximum. Only when it fails at its floor
-/// (each of its parameters at `lower`) is the next group lowered, the first staying at its floor,
-/// and so on. Within a group all parameters have the same fraction of their maximum, each rounded
-/// down by its own quantum and never below its own `lower`.
+/// The first group is searched with all others at their maximum. Only if it fails at its floor
+/// (each of its parameters at `lower`) is the next group lowered, with the first at its floor, and
+/// so on. Within a group all parameters have the same fraction of their maximum, each rounded down
+/// by its own quantum and never below its own `lower`.
 ///
-/// With `Strategy::halving` and groups of one, the values tried are those of torch_max_mem in the
-/// same order, with one exception: it tries the values of a floor that failed once more when it
-/// turns to the next parameter, which can only fail again. Here they are tried once, unless
-/// `revisit_floor` is set.
+/// With `Strategy::halving`, groups of one and `revisit_floor`, the values are those of
+/// torch_max_mem in the same order.
 ///
 /// Owns its values; not thread-safe: one search belongs to one call.
 ///
@@ -81,7 +79,7 @@ class BRIM_API ParameterSearch {
   /// The largest values known to fit, in the order of lowering.
   [[nodiscard]] std::optional<std::vector<std::int64_t>> best() const;
 
-  /// How many outcomes were recorded (a count).
+  /// COUNT of recorded attempts.
   [[nodiscard]] std::int64_t attempts() const noexcept { return attempts_; }
 
  private:
@@ -107,8 +105,8 @@ class BRIM_API ParameterSearch {
   [[nodiscard]] std::vector<std::int64_t> values_at(std::size_t current, std::int64_t scale) const;
   [[nodiscard]] std::optional<std::int64_t> scale_of(const Group& group,
                                                      std::span<const std::int64_t> values) const;
-  [[nodiscard]] bool exhausted()
-      const;  // the current group failed at its floor, and there is another
+  // The current group failed at its floor, and there is another.
+  [[nodiscard]] bool exhausted() const;
   void advance();
 
   std::vector<Parameter> parameters_;

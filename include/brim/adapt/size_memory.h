@@ -48,13 +48,12 @@ class BRIM_API SizeMemory {
   SizeMemory(const SizeMemory&) = delete;
   SizeMemory& operator=(const SizeMemory&) = delete;
 
-  /// False as long as nothing at all can be recalled: asked before anything else on the path of a
-  /// call that fits.
+  /// False as long as nothing at all can be recalled. Cheap: every call asks it first.
   bool may_know_something() const noexcept {
     return had_files_ || count_.load(std::memory_order_acquire) != 0;
   }
 
-  /// The attempts of a key, oldest first; empty where there are none.
+  /// The attempts of a key, oldest first; empty if there are none.
   std::vector<Attempt> recall(std::uint64_t key);
 
   void learn(std::uint64_t key, const Attempt& attempt);
@@ -63,11 +62,11 @@ class BRIM_API SizeMemory {
   void forget(std::uint64_t key);
   void clear();
 
-  /// Writes what all memories of the process have learned and not written yet. Only who ends the
-  /// process without running exit handlers (`_exit`) needs it.
+  /// Writes what all memories of the process have learned and not written yet. Only a process that
+  /// ends without running exit handlers (`_exit`) needs it.
   static void flush();
 
-  /// How many keys are known in this process.
+  /// COUNT of keys known in this process.
   std::size_t size() const { return count_.load(std::memory_order_acquire); }
 
   /// `$XDG_CACHE_HOME/brim/sizes`, else `~/.cache/brim/sizes`.

@@ -21,13 +21,13 @@ enum class SizeKind : std::uint8_t {
 struct MemorySample {
   double n = 0;       ///< COUNT of samples; of SizeKind::size the size itself
   double length = 0;  ///< of the longest sample; 0 of SizeKind::size
-  double peak = 0;    ///< bytes held at most; where it ran out of memory, the need was more
+  double peak = 0;    ///< bytes held at most; if it ran out of memory, a lower bound of the need
   bool out_of_memory = false;
 
   bool operator==(const MemorySample&) const = default;
 };
 
-/// How far a model is off for a sample that it has not seen, as shares of what was measured.
+/// How far a model is off for samples that it has not seen, as shares of the measured peaks.
 struct ModelError {
   double median = 0;
   double worst = 0;
@@ -51,7 +51,7 @@ struct MemoryModelState {
 ///     std::int64_t n = model.largest_batch(512, 8e9);
 ///
 /// The peak is `max(floor, phases…)`, each phase a sum of terms with coefficients that are not
-/// negative: of 1, nL, nL² (and n, L, L² where the samples call for them) for a batch, of 1, s, s²
+/// negative: of 1, nL, nL² (and n or L² if the samples require it) for a batch, of 1, s, s²
 /// for one size. So it never falls as n or L grows. Up to two phases are fitted, by non-negative
 /// least squares of the relative error. See docs/predict.md.
 ///
@@ -103,8 +103,8 @@ class BRIM_API MemoryModel {
   /// samples, every 16th at once). Empty `each` and zeros where there are too few for that.
   [[nodiscard]] const ModelError& error() const { return state_.error; }
 
-  /// Share that safe_peak() adds: 0.1 % for allocators' rounding, and half as much again as any
-  /// sample exceeds what the others allow (at most 150 %). Large where the need is not of this
+  /// Share that safe_peak() adds: 0.1 % for allocators' rounding, and 1.5 times the share by which
+  /// a sample exceeds the bound from the others (at most 150 %). Large if the need is not of this
   /// kind.
   [[nodiscard]] double margin() const { return state_.margin; }
 

@@ -16,7 +16,7 @@ import torch.nn.functional
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from brim import _C
 
@@ -36,7 +36,7 @@ def ops() -> _Operators:
         >>> ops().silu(torch.zeros(2))
         tensor([0., 0.])
     """
-    return _traced if is_compiling() else _C.ops
+    return _traced if is_dynamo_compiling() else _C.ops
 
 
 class _Traced:

@@ -10,8 +10,8 @@ namespace {
 // Less than this is within the noise of a timing, and memory is worth more.
 constexpr double kNegligible = 0.02;
 
-// The largest size that fits moves by a little from call to call; a rate measured this close to it
-// stands for it.
+// The largest size that fits varies slightly from call to call; a rate measured this close to it
+// counts as its rate.
 constexpr double kSameSize = 0.9;
 
 }  // namespace
@@ -21,7 +21,7 @@ std::int64_t throughput_choice(std::span<const Attempt> attempts, std::int64_t l
   double best = 0.0;
   bool knows_largest = false;
   const detail::SizeLattice allowed{lower, largest, quantum};
-  // The last part of a range is as short as what is left: no size to choose.
+  // The last part of a range is as short as the remainder: not a size to choose.
   const auto counts = [&](const Attempt& attempt) {
     const std::int64_t size = attempt.size();
     return attempt.fitted() && attempt.rate > 0 && size <= largest && allowed.floor(size) == size;
