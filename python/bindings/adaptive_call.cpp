@@ -14,6 +14,7 @@
 #include "bindings.h"
 #include "core_warnings.h"
 #include "interpreter.h"
+#include "numbers.h"
 #include "python_error.h"
 
 namespace brim::python {
@@ -23,9 +24,15 @@ py::object steal(PyObject* object) { return py::reinterpret_steal<py::object>(ob
 
 std::int64_t size_argument(const ArgumentSlot& slot, PyObject* value) {
   constexpr const char* kMust = "be between 1 and 2^63 - 1";
+  if (PyLong_CheckExact(value)) {  // a call that fits pays for this
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow == 0 && number >= 1) {
+      return number;
+    }
+  }
   const char* name = PyUnicode_AsUTF8(slot.name.ptr());
-  const std::int64_t size =
-      integer_argument(name, py::reinterpret_borrow<py::object>(value), kMust);
+  const std::int64_t size = whole_number(value, {name}, kMust);
   TORCH_CHECK_VALUE(size >= 1, name, " must ", kMust, ", got ", size);
   return size;
 }
@@ -104,6 +111,11 @@ class Progress {
  private:
   py::object bar_;
 };
+
+bool only_cpu() {
+  static const bool only = default_device().is_cpu();
+  return only;
+}
 
 /// The length of the argument from which a size is inferred.
 std::int64_t inferred_maximum(const AdaptiveConfig& config, const ArgumentSlot& parameter,
@@ -210,7 +222,7 @@ class Call {
                       .options = attempts_ == nullptr ? config_.options : all_options(),
                       .all_options = all,
                       .counts_items = counts_items,
-                      .on_accelerator = has_accelerator_tensor(arguments_)},
+                      .on_accelerator = !only_cpu() && has_accelerator_tensor(arguments_)},
                      attempt);
   }
 
@@ -283,8 +295,7 @@ class Call {
     TORCH_CHECK_TYPE(arguments_.positional >= at + 2,
                      "start and end must be passed, as the first two positional arguments");
     const auto bound = [&](const char* name, PyObject* value) {
-      return integer_argument(name, py::reinterpret_borrow<py::object>(value),
-                              "be between -2^63 and 2^63 - 1");
+      return whole_number(value, {name}, "be between -2^63 and 2^63 - 1");
     };
     const std::int64_t start = bound("start", arguments_.values[at]);
     const std::int64_t end = bound("end", arguments_.values[at + 1]);

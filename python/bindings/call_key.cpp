@@ -1,6 +1,5 @@
 #include <ATen/core/Tensor.h>
 #include <brim/adapt/call_key.h>
-#include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -170,8 +169,7 @@ PyObject* CallArguments::get(const ArgumentSlot& slot) const {
 }
 
 bool has_accelerator_tensor(const CallArguments& arguments) {
-  static const bool only_cpu = default_device().is_cpu();
-  for (Py_ssize_t i = 0; !only_cpu && i < arguments.count(); ++i) {
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     PyObject* value = arguments.values[i];
     if (is_tensor(value) && !THPVariable_Unpack(value).device().is_cpu()) {
       return true;

@@ -12,6 +12,9 @@ NamedSizes::NamedSizes(std::initializer_list<SizeGroup> groups) {
     for (const NamedSize& size : group.members()) {
       TORCH_CHECK_VALUE(std::ranges::find(names_, size.name) == names_.end(), "the name ",
                         size.name, " is there twice");
+      TORCH_CHECK_VALUE(size.maximum >= 1, size.name, " must be 1 or more, got ", size.maximum);
+      TORCH_CHECK_VALUE(size.quantum >= 0, "the quantum of ", size.name, " must be 1 or more, got ",
+                        size.quantum);
       groups_.back().push_back(names_.size());
       names_.push_back(size.name);
       maxima_.push_back(size.maximum);

@@ -20,13 +20,13 @@ namespace brim {
 struct NamedSize {
   std::string name;
   std::int64_t maximum = 0;  ///< tried first
-  std::int64_t quantum = 1;  ///< values above it are its multiples
+  std::int64_t quantum = 0;  ///< values above it are its multiples; 0: AdaptOptions::quantum
 };
 
 /// Sizes that shrink together: all have the same fraction of their maximum.
 class SizeGroup {
  public:
-  SizeGroup(std::string name, std::int64_t maximum, std::int64_t quantum = 1)
+  SizeGroup(std::string name, std::int64_t maximum, std::int64_t quantum = 0)
       : members_{{std::move(name), maximum, quantum}} {}
   SizeGroup(std::initializer_list<NamedSize> members) : members_(members) {}
 

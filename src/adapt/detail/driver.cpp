@@ -42,8 +42,9 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
                                 .revisit_floor = options.exact_halving};
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {
     const std::int64_t maximum = call.maxima[i];
+    const std::int64_t quantum = call.quanta[i];
     search.parameters.push_back({.maximum = maximum,
-                                 .quantum = call.quanta[i],
+                                 .quantum = quantum == 0 ? options.quantum : quantum,
                                  .lower = std::min(options.lower, std::max(maximum, kOne))});
   }
   auto result = checked<ParameterSearch>(search);
@@ -97,16 +98,13 @@ bool says_the_same(const Attempt& last, const Attempt& fit) {
 }
 
 /// Whether the first attempt can go straight to the function: nothing is known that would change
-/// the size, and nobody wants to hear of an attempt that fits. What is wrong is left to the search,
-/// which names it.
-bool may_run_unwatched(const MaximizeCall& call) noexcept {
-  const AdaptOptions& options = call.options;
-  const auto is_size = [](std::int64_t number) { return number >= 1; };
+/// the size, and nobody wants to hear of an attempt that fits. Wrong options are left to the
+/// search, which names them.
+bool may_run_unwatched(const AdaptOptions& options) noexcept {
   return options.objective == Objective::memory && options.attempts == nullptr &&
          !options.observer &&
          (options.memory == nullptr || !options.memory->may_know_something()) &&
-         options.lower >= 1 && options.quantum >= 1 && std::ranges::all_of(call.maxima, is_size) &&
-         std::ranges::all_of(call.quanta, is_size) && !call.maxima.empty();
+         options.lower >= 1 && options.quantum >= 1;
 }
 
 /// The attempts of `maximize`, measured.
@@ -172,7 +170,7 @@ Failure release_error(std::exception_ptr error) {
 }
 
 void maximize(const MaximizeCall& call, TryValues attempt) {
-  const bool unwatched = may_run_unwatched(call);
+  const bool unwatched = may_run_unwatched(call.options);
   const bool cheap = unwatched && !call.options.device && !call.on_accelerator;
   Checkpoint checkpoint(call.options, cheap ? Checkpoint::Detail::cheap : Checkpoint::Detail::all);
   if (!unwatched) {

@@ -101,6 +101,20 @@ TEST(Maximize, AGroupShrinksTogetherAndItsQuantaAreKept) {
   }
 }
 
+TEST(Maximize, TheQuantumOfTheOptionsIsForAllSizesWithoutTheirOwn) {
+  std::vector<Values> tried;
+  maximize({{"a", 100}, {"b", 100, 5}},
+           [&](const Sizes& sizes) {
+             tried.push_back(copy(sizes));
+             if (sizes["a"] > 1 || sizes["b"] > 20) {
+               throw_out_of_memory();
+             }
+           },
+           {.strategy = Strategy::halving, .quantum = 8});
+  EXPECT_EQ(tried[1], (Values{48, 100}));
+  EXPECT_EQ(tried.back(), (Values{1, 10}));
+}
+
 TEST(Maximize, TwoParametersUnderABudgetComeCloseAndAreRemembered) {
   const auto work = [](const Sizes& sizes) {
     const at::Tensor constant = tensor_of(kMiB);
@@ -166,8 +180,8 @@ TEST(Maximize, WrongArgumentsAreNamed) {
   };
   EXPECT_CONTAINS(message({}), "maximize needs at least one size");
   EXPECT_CONTAINS(message({{"a", 4}, {"a", 2}}), "the name a is there twice");
-  EXPECT_CONTAINS(message({{"a", 4}, {"b", 0}}), "parameters[1].maximum=0 is not allowed");
-  EXPECT_CONTAINS(message({{"a", 4, 0}}), "parameters[0].quantum=0 is not allowed");
+  EXPECT_CONTAINS(message({{"a", 4}, {"b", 0}}), "b must be 1 or more, got 0");
+  EXPECT_CONTAINS(message({{"a", 4, -1}}), "the quantum of a must be 1 or more, got -1");
   EXPECT_CONTAINS(message_of<c10::ValueError>([] { maximize(-1, [](std::int64_t) {}); }),
                   "must be 1 or more, got -1");
 }

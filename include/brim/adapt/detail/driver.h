@@ -39,7 +39,7 @@ using TryPart = c10::function_ref<std::optional<Failure>(std::int64_t, std::int6
 /// One call of `batch` or `maximize`. Refers to objects of its caller.
 struct MaximizeCall {
   std::span<const std::int64_t> maxima;                ///< of each parameter
-  std::span<const std::int64_t> quanta;                ///< likewise
+  std::span<const std::int64_t> quanta;                ///< likewise; 0: that of the options
   std::span<const std::vector<std::size_t>> groups{};  ///< as in ParameterSearchOptions
   const AdaptOptions& options;
   /// The options with what takes time to make (a key, observers): asked for after a first attempt
