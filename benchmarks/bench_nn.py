@@ -3,8 +3,7 @@
 ResNet-50 (torchvision) with several parts frozen, a transformer encoder with LoRA-style adapters
 under autocast, and the host time of every layer on a tiny tensor. On an accelerator with the sizes
 of the README, on the CPU with small ones. "kept" is what the allocator holds between forward and
-backward beyond what it held before, without the input; "peak" the most during a whole step; times
-are medians of steps that alternate, as ratios to torch.nn.
+backward beyond what it held before, without the input; "peak" is the most during a whole step.
 
     ./dev bench nn
 """
@@ -12,13 +11,11 @@ are medians of steps that alternate, as ratios to torch.nn.
 from __future__ import annotations
 
 import copy
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 
-import peers
 import torch
+from harness import Work, medians, peer, synchronize
 from torch import nn
 from torch.nn import functional
 
@@ -26,99 +23,72 @@ import brim
 from brim.cli.table import Table
 
 MIB = 1 << 20
+Step = Callable[[nn.Module], torch.Tensor]  # the forward pass of one training step
 
 
-@dataclass
-class Subject:
-    """A model with what one training step does to it."""
-
-    name: str
-    model: nn.Module
-    step: Callable[[nn.Module], torch.Tensor]
-
-
-def synchronize(device: str) -> None:
-    if device != "cpu":
-        torch.accelerator.synchronize()
-
-
-def kept(subject: Subject, device: str) -> int:
+def kept(step: Step, model: nn.Module, device: str) -> int:
     """Bytes that stay between forward and backward."""
     with brim.PeakMeter(device) as meter:
-        loss = subject.step(subject.model)
+        loss = step(model)
         synchronize(device)
         held = meter.left
     loss.backward()
-    subject.model.zero_grad(set_to_none=True)
     return held
 
 
-def peak(subject: Subject, device: str) -> int:
+def peak(step: Step, model: nn.Module, device: str) -> int:
     """Most bytes during a step, beyond the model and its input."""
     with brim.PeakMeter(device) as meter:
-        subject.step(subject.model).backward()
+        step(model).backward()
         synchronize(device)
-    subject.model.zero_grad(set_to_none=True)
     return meter.peak
 
 
-def seconds(subjects: Sequence[Subject], device: str, rounds: int) -> list[float]:
-    """Median seconds of a step of each, taken in turns."""
-    times: list[list[float]] = [[] for _ in subjects]
-    for turn in range(rounds + 2):
-        for subject, collected in zip(subjects, times, strict=True):
-            synchronize(device)
-            start = time.perf_counter()
-            subject.step(subject.model).backward()
-            synchronize(device)
-            if turn >= 2:  # the first ones choose algorithms and fill caches
-                collected.append(time.perf_counter() - start)
-            subject.model.zero_grad(set_to_none=True)
-    return [statistics.median(collected) for collected in times]
+def mebibytes(value: int) -> str:
+    return f"{value / MIB:.0f}" if value > 20 * MIB else f"{value / MIB:.2f}"
 
 
-def compare(title: str, subjects: Sequence[Subject], device: str, rounds: int) -> None:
-    """One table; the first subject is what the ratios are to."""
+def compare(title: str, model: nn.Module, step: Step, device: str, *, cheap: bool = True) -> None:
+    """One table: the model with torch.nn, with brim.nn and, if `cheap`, with recomputation."""
     print(f"\n{title}")
-    rows = []
-    for subject in subjects:
-        kept(subject, device)  # workspaces of libraries come with the first step
-        rows.append((kept(subject, device), peak(subject, device)))
-    times = seconds(subjects, device, rounds)
+    models = {"torch.nn": model, "brim.nn": copy.deepcopy(model)}
+    brim.convert(models["brim.nn"])
+    if cheap:
+        models["…cheap"] = copy.deepcopy(model)
+        brim.convert(models["…cheap"], recompute="cheap")
+
+    def clear() -> None:
+        for each in models.values():
+            each.zero_grad(set_to_none=True)
+
+    memory = {}
+    for name, each in models.items():
+        figures = []
+        for measure in (kept, kept, peak):  # workspaces of libraries come with the first step
+            figures.append(measure(step, each, device))
+            clear()
+        memory[name] = figures[1:]
+    works = {name: lambda each=each: step(each).backward() for name, each in models.items()}
+    rounds = 5 if device == "cpu" else 30
+    # The first rounds choose algorithms and fill caches.
+    times = medians(works, rounds, warmup=2, device=device, after=clear)
     table = Table("layers", "kept MiB", "ratio", "peak MiB", "ratio", "ms", "ratio")
-    for subject, (held, most), taken in zip(subjects, rows, times, strict=True):
-        table.add(
-            subject.name,
-            f"{held / MIB:.0f}" if held > 20 * MIB else f"{held / MIB:.2f}",
-            f"{held / rows[0][0]:.3f}",
-            f"{most / MIB:.0f}" if most > 20 * MIB else f"{most / MIB:.2f}",
-            f"{most / rows[0][1]:.3f}",
-            f"{taken * 1e3:.2f}",
-            f"{taken / times[0]:.3f}",
-        )
-
-
-def variants(
-    model: nn.Module, step: Callable[[nn.Module], torch.Tensor], *, cheap: bool
-) -> list[Subject]:
-    """The model with torch.nn, with brim.nn, and with recomputation where asked for."""
-    subjects = [Subject("torch.nn", model, step)]
-    for name, recompute in (("brim.nn", None), ("…cheap", "cheap")):
-        if recompute is None or cheap:
-            converted = copy.deepcopy(model)
-            brim.convert(converted, recompute=recompute)
-            subjects.append(Subject(name, converted, step))
-    return subjects
+    for name, seconds in times.items():
+        cells = []
+        for own, torchs in zip(memory[name], memory["torch.nn"], strict=True):
+            cells += [mebibytes(own), f"{own / torchs:.3f}"]
+        ratio = seconds / times["torch.nn"]
+        table.add(name, *cells, f"{seconds * 1e3:.2f}", f"{ratio:.3f}")
 
 
 # -- ResNet-50 --------------------------------------------------------------------------------
 
 
 def resnets(device: str) -> None:
-    torchvision = peers.find("torchvision")
+    torchvision = peer("torchvision")
     if torchvision is None:
         return
-    batch, side, rounds = (4, 64, 5) if device == "cpu" else (64, 224, 30)
+    batch, side = (4, 64) if device == "cpu" else (64, 224)
     torch.manual_seed(0)
     data = torch.randn(batch, 3, side, side, device=device)
     target = torch.randint(1000, (batch,), device=device)
@@ -132,25 +102,15 @@ def resnets(device: str) -> None:
     print(f"\nResNet-50, batch {batch}, {side}x{side}, float32, on {device}")
     model = build().eval().requires_grad_(False)
     model.conv1.weight.requires_grad_(True)
-    compare(
-        "only the first convolution trainable, BatchNorm in eval mode",
-        variants(model, step, cheap=False),
-        device,
-        rounds,
-    )
+    title = "only the first convolution trainable, BatchNorm in eval mode"
+    compare(title, model, step, device, cheap=False)
     model = build().eval().requires_grad_(False)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.requires_grad_(True)
-    compare(
-        "convolutions frozen, BatchNorm's weights trainable, eval mode",
-        variants(model, step, cheap=True),
-        device,
-        rounds,
-    )
-    compare(
-        "all trainable, train mode", variants(build().train(), step, cheap=True), device, rounds
-    )
+    title = "convolutions frozen, BatchNorm's weights trainable, eval mode"
+    compare(title, model, step, device)
+    compare("all trainable, train mode", build().train(), step, device)
 
 
 # -- A transformer encoder with adapters ------------------------------------------------------
@@ -206,9 +166,7 @@ class Block(nn.Module):
 
 
 def adapters(device: str) -> None:
-    n, length, width, depth, rounds = (
-        (2, 64, 128, 2, 5) if device == "cpu" else (16, 128, 768, 12, 30)
-    )
+    n, length, width, depth = (2, 64, 128, 2) if device == "cpu" else (16, 128, 768, 12)
     torch.manual_seed(0)
     data = torch.randn(n, length, width, device=device)
 
@@ -220,13 +178,11 @@ def adapters(device: str) -> None:
         model = nn.Sequential(*(Block(width, 8, activation) for _ in range(depth))).to(device)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(".down." in name or ".up." in name)
-        compare(
+        title = (
             f"transformer encoder, {depth} layers of {width}, {activation.__name__}, adapters of"
-            f" rank 8 trainable, {n}x{length} tokens, autocast bfloat16, on {device}",
-            variants(model, step, cheap=True),
-            device,
-            rounds,
+            f" rank 8 trainable, {n}x{length} tokens, autocast bfloat16, on {device}"
         )
+        compare(title, model, step, device)
 
 
 # -- Host time --------------------------------------------------------------------------------
@@ -265,33 +221,32 @@ def host_times(device: str) -> None:
         name += " inplace" * bool(getattr(layer, "inplace", False)) + " eval" * (not layer.training)
         cells = [name]
         for frozen in (False, True):
-            pair = (
-                layer.requires_grad_(not frozen),
-                copy.deepcopy(layer).requires_grad_(not frozen),
-            )
-            brim.convert(pair[1])
-            ours, theirs = [], []
-            for _ in range(40):
-                theirs.append(microseconds(pair[0], shape, device))
-                ours.append(microseconds(pair[1], shape, device))
-            both = statistics.median(theirs[5:]), statistics.median(ours[5:])
-            cells += [f"{both[0]:.1f}", f"{both[1]:.1f}", f"{both[1] / both[0]:.2f}"]
+            layer.requires_grad_(not frozen)
+            ours = copy.deepcopy(layer)
+            brim.convert(ours)
+            works = {
+                "torch": tiny_step(layer, shape, device),
+                "brim": tiny_step(ours, shape, device),
+            }
+            # The device's queue is waited for when the clock has stopped: this is the host's time.
+            wait = partial(synchronize, device)
+            times = medians(works, 35, calls=30, warmup=5, after=wait)
+            cells += [f"{seconds * 1e6:.1f}" for seconds in times.values()]
+            cells.append(f"{times['brim'] / times['torch']:.2f}")
         table.add(*cells)
 
 
-def microseconds(layer: nn.Module, shape: tuple[int, ...], device: str, count: int = 30) -> float:
+def tiny_step(layer: nn.Module, shape: tuple[int, ...], device: str) -> Work:
     x = torch.randn(shape, device=device, requires_grad=True)
     parameters = [p for p in layer.parameters() if p.requires_grad]
     inplace = getattr(layer, "inplace", False)
     grad = torch.ones_like(layer(x * 1))
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(count):
+
+    def step() -> None:
         y = layer(x * 1 if inplace else x)
         torch.autograd.grad(y, [x, *parameters], grad)
-    taken = time.perf_counter() - start
-    synchronize(device)
-    return taken / count * 1e6
+
+    return step
 
 
 def main() -> None:

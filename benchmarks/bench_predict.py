@@ -1,9 +1,9 @@
-"""How well seven probes tell the memory of shapes that were not measured.
+"""How well seven probes predict the memory of shapes that were not measured.
 
 For a transformer layer over (n, length) and a small CNN over (n, side), training steps with and
 without an optimizer: the error of `brim.MemoryModel` on held-out shapes, beside that of a sum over
-samples (a cost for each sample, whatever it is batched with), fitted to the same probes. On the CPU
-and on an accelerator where there is one. The columns are absolute errors of the predicted peak.
+samples (a cost per sample, whatever it is batched with), fitted to the same probes. On the CPU and,
+if there is one, on a GPU. The columns are absolute errors of the predicted peak.
 
     ./dev bench predict
 """
@@ -80,7 +80,7 @@ def sum_over_samples(model: brim.MemoryModel) -> Callable[[int, int], float]:
     return lambda n, length: n * float(parabola.predict(length))
 
 
-def row(name: str, step: Step, ns: list[int], sizes: list[int], most: int, device: str) -> str:
+def row(name: str, step: Step, ns: list[int], sizes: list[int], most: int, device: str) -> None:
     begin = time.perf_counter()
     candidates = [(n, size) for n in ns for size in sizes if n * size <= most]
     model = brim.MemoryModel.probe(step, candidates, device)
@@ -88,13 +88,12 @@ def row(name: str, step: Step, ns: list[int], sizes: list[int], most: int, devic
     seen = {(int(sample.n), int(sample.length)) for sample in model.samples}
     shapes = held_out(ns, sizes, most, seen, 40)
     peaks = brim.collect_peaks(lambda shape: step(*shape), shapes, device).peaks
-    additive = sum_over_samples(model)
-    cells = [f"{name:<34}{len(model.samples):>7}{seconds:>9.1f} s"]
-    for predict in (model.peak, additive):
+    cells = f"{name:<34}{len(model.samples):>7}{seconds:>9.1f} s"
+    for predict in (model.peak, sum_over_samples(model)):
         errors = [abs(predict(*s) / peak - 1) for s, peak in zip(shapes, peaks, strict=True)]
-        cells.append(f"{statistics.median(errors):>10.1%}{max(errors):>9.1%}")
+        cells += f"{statistics.median(errors):>10.1%}{max(errors):>9.1%}"
     safe = sum(model.safe_peak(*s) >= peak for s, peak in zip(shapes, peaks, strict=True))
-    return "".join(cells) + f"{model.margin:>9.1%}{safe:>7} of {len(shapes)}"
+    print(f"{cells}{model.margin:>9.1%}{safe:>7} of {len(shapes)}", flush=True)
 
 
 def main() -> None:
@@ -102,21 +101,17 @@ def main() -> None:
     print(f"{'':<34}{'':>7}{'':>11}{'brim.MemoryModel':>19}{'sum over samples':>19}")
     head = f"{'training step':<34}{'probes':>7}{'took':>11}{'median':>10}{'worst':>9}"
     print(f"{head}{'median':>10}{'worst':>9}{'margin':>9}{'within it':>12}")
+    ns = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+    lengths = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
+    sides = [32, 40, 48, 64, 96, 128]
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        many = device == "cuda"
-        ns = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
-        lengths = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
-        sides = [32, 40, 48, 64, 96, 128]
+        longest, widest = (512, 128) if device == "cuda" else (128, 48)
         for optimize in (False, True):
             kind = f"{device}, {'AdamW' if optimize else 'no optimizer'}"
-            most = 64 * 512 if many else 64 * 128
-            print(
-                row(
-                    f"transformer, {kind}", transformer(device, optimize), ns, lengths, most, device
-                )
-            )
-            most = 64 * 128 if many else 64 * 48
-            print(row(f"small CNN, {kind}", cnn(device, optimize), ns[3:], sides, most, device))
+            step = transformer(device, optimize)
+            row(f"transformer, {kind}", step, ns, lengths, 64 * longest, device)
+            step = cnn(device, optimize)
+            row(f"small CNN, {kind}", step, ns[3:], sides, 64 * widest, device)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-# Turns on the language CUDA where there is a compiler for it, and sets
+# Enables the CUDA language where a compiler is found, and sets
 #   BRIM_CUDA_KERNELS         ON or OFF
 #   BRIM_CUDA_KERNELS_STATUS  the same in words
-# Without it nothing fails: tensors on CUDA then go through torch's own operators.
+# Without one nothing fails: tensors on CUDA then use torch's own operators.
 #
 # CMAKE_CUDA_COMPILER and CMAKE_CUDA_ARCHITECTURES are the user's to set.
 include(CheckLanguage)
@@ -14,7 +14,7 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     set(CMAKE_CUDA_COMPILER "${BRIM_NVCC}")
   endif()
 endif()
-# One of each generation, and code for those to come.
+# One per generation, and PTX for later ones.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   set(CMAKE_CUDA_ARCHITECTURES all-major CACHE STRING "GPUs to build kernels for")
 endif()

@@ -11,9 +11,10 @@ bool is_forked_child() noexcept;
 /// the child.
 bool forked_with_accelerator() noexcept;
 
-/// Holds `mutex` during every fork from now on, so that a child finds neither the lock of a thread
-/// that it does not have nor half of a change. `in_child` then runs there, with the lock held.
-/// Neither is ever let go. No thread may hold one such lock and ask for another.
+/// Holds `mutex` during every fork from now on, so that in a child it is neither locked by a thread
+/// that does not exist there nor in the middle of a change. `in_child` then runs in the child, with
+/// the lock held. Both must live as long as the process. No thread may hold one such lock while it
+/// takes another.
 void hold_during_fork(std::mutex& mutex, void (*in_child)() = nullptr);
 
 }  // namespace brim

@@ -2,8 +2,8 @@
 
 namespace brim {
 
-/// Whether no other libbrim was in the process when this one was loaded. The second one is of no
-/// use: operators and the CPU allocator exist once. It does no harm either; see check_only_copy.
+/// Whether no other libbrim was in the process when this one was loaded. Operators and the CPU
+/// allocator exist once, so a second copy does nothing; see check_only_copy.
 bool is_first_copy();
 
 }  // namespace brim

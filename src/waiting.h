@@ -6,15 +6,14 @@
 
 namespace brim {
 
-/// Runs `wait`, which may block, as the Waiter that was set has it: without Python's GIL.
+/// Runs `wait`, which may block, in the Waiter that was set: without Python's GIL.
 template <class Wait>
 void waiting(const Wait& wait) {
   run_waiting([](const void* context) { (*static_cast<const Wait*>(context))(); }, &wait);
 }
 
-/// Runs `work` under `mutex`. Where it must be waited for, `work` runs inside the wait: whoever
-/// holds it when Python's GIL is taken again would deadlock with a thread that has the GIL and
-/// wants `mutex`.
+/// Runs `work` under `mutex`. If the mutex must be waited for, `work` runs inside the wait: holding
+/// it while taking Python's GIL again would deadlock with a thread that has the GIL and wants it.
 template <class Work>
 void with_lock(std::mutex& mutex, const Work& work) {
   if (const std::unique_lock lock(mutex, std::try_to_lock); lock) {

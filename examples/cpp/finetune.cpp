@@ -1,7 +1,6 @@
 // Fine-tuning the head of a frozen network whose input needs a gradient: the layers between keep
-// what backward needs, and no more. Prints the bytes that torch::nn keeps and those that brim does.
+// only what backward needs. Prints what torch::nn keeps and what brim keeps, layer by layer.
 #include <brim/brim.h>
-#include <brim/nn/convert.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -54,6 +53,8 @@ int main() {
   }
   torch::optim::SGD optimizer({prompt, head->weight, head->bias}, 0.1);
 
+  const at::Tensor images = at::rand({8, 3, 64, 64});
+  std::cout << brim::nn::audit(*body, [&] { return body->forward(images + prompt); });
   std::printf("torch::nn keeps %lld KiB\n", step(body, head, prompt, optimizer) / 1024);
   std::cout << brim::nn::convert(*body);
   std::printf("brim::nn keeps %lld KiB\n", step(body, head, prompt, optimizer) / 1024);

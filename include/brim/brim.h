@@ -1,7 +1,7 @@
 #pragma once
 
-/// Everything in brim but what needs the headers of torch::nn (brim/nn/modules.h and convert.h).
-/// A program that uses one part compiles faster with that part's header alone.
+/// Everything in brim but the layers as modules (brim/nn/modules.h), which need torch::nn's
+/// headers. A program that uses one part compiles faster with that part's header alone.
 
 // IWYU pragma: begin_exports
 #include <brim/adapt/adapt.h>
@@ -25,6 +25,8 @@
 #include <brim/memory/peak_meter.h>
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
+#include <brim/nn/audit.h>
+#include <brim/nn/convert.h>
 #include <brim/nn/functional.h>
 #include <brim/nn/subclasses.h>
 #include <brim/predict/collect_peaks.h>
@@ -33,5 +35,6 @@
 #include <brim/predict/probe.h>
 #include <brim/runtime.h>
 #include <brim/testing/oom_injector.h>
+#include <brim/text_table.h>
 #include <brim/version.h>
 // IWYU pragma: end_exports

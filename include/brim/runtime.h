@@ -11,16 +11,16 @@ BRIM_API const char* version() noexcept;
 /// torch's minor versions.
 BRIM_API const char* built_with_torch() noexcept;
 
-/// @throws c10::Error where another copy of libbrim was loaded before this one: two would count CPU
-/// memory and register operators twice. What counts or limits CPU memory checks it by itself.
+/// @throws c10::Error if another copy of libbrim was loaded before this one: two would count CPU
+/// memory and register operators twice. Everything that counts or limits CPU memory calls it.
 BRIM_API void check_only_copy();
 
-/// Runs `wait(context)`, which may block for long. The Python package sets one that gives up the
+/// Runs `wait(context)`, which may block for long. The Python package sets one that releases the
 /// GIL meanwhile.
 using Waiter = void (*)(void (*wait)(const void*), const void* context);
 BRIM_API void set_waiter(Waiter waiter) noexcept;
 
-/// Runs `wait(context)` by the waiter that was set, or as it is.
+/// Runs `wait(context)` through the waiter that was set, or directly.
 BRIM_API void run_waiting(void (*wait)(const void*), const void* context);
 
 }  // namespace brim

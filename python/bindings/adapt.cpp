@@ -1,7 +1,8 @@
+#include <brim/adapt/detail/driver.h>
 #include <brim/adapt/options.h>
 #include <brim/adapt/size_memory.h>
-#include <brim/memory/bytes.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
@@ -12,9 +13,16 @@
 #include "bindings.h"
 #include "core_warnings.h"
 #include "interpreter.h"
+#include "python_error.h"
 
 namespace brim::python {
 namespace {
+
+std::string word_argument(const char* name, const py::object& value) {
+  TORCH_CHECK_TYPE(py::isinstance<py::str>(value), name, " must be a string, got ",
+                   text_of(py::repr(value)));
+  return text_of(value);
+}
 
 Strategy strategy_argument(const std::string& name) {
   try {
@@ -31,105 +39,86 @@ Objective objective_argument(const std::string& name) {
 }
 
 AdaptKind kind_argument(const std::string& name) {
-  for (const auto& [text, kind] :
-       {std::pair{"maximize", AdaptKind::maximize}, std::pair{"batch", AdaptKind::batch},
-        std::pair{"range", AdaptKind::range}, std::pair{"chunked", AdaptKind::chunked}}) {
-    if (name == text) {
-      return kind;
-    }
-  }
-  TORCH_CHECK_VALUE(false, "kind is \"", name, "\", which is not known");
+  return name == "maximize" ? AdaptKind::maximize
+         : name == "batch"  ? AdaptKind::batch
+         : name == "range"  ? AdaptKind::range
+                            : AdaptKind::chunked;
 }
 
 Binding binding_argument(const std::string& name) {
   return name == "instance" ? Binding::instance : name == "owner" ? Binding::owner : Binding::none;
 }
 
-/// (name, position, default); a position of -1 is keyword only, and the default is
-/// `inspect.Parameter.empty` for none.
-ArgumentSlot slot_argument(const py::tuple& slot, const py::object& no_default) {
+/// (name, position[, default]); a position of -1 is keyword only.
+ArgumentSlot slot_argument(const py::handle& given) {
+  const auto slot = given.cast<py::tuple>();
   PyObject* name = slot[0].cast<py::object>().release().ptr();
   PyUnicode_InternInPlace(&name);
-  ArgumentSlot result;
-  result.name = py::reinterpret_steal<py::object>(name);
-  result.position = slot[1].cast<Py_ssize_t>();
-  const py::object otherwise = slot[2];
-  if (!otherwise.is(no_default)) {
-    result.otherwise = otherwise;
+  return {.name = py::reinterpret_steal<py::object>(name),
+          .position = slot[1].cast<Py_ssize_t>(),
+          .otherwise = slot.size() > 2 ? py::object(slot[2]) : py::object()};
+}
+
+std::vector<ArgumentSlot> slots_argument(const py::handle& given) {
+  std::vector<ArgumentSlot> slots;
+  for (const py::handle slot : given) {
+    slots.push_back(slot_argument(slot));
   }
-  return result;
+  return slots;
 }
 
-py::object callable_or_null(const py::object& value) {
-  return value.is_none() ? py::object() : value;
-}
-
-/// Everything that the Python side worked out about a decoration. The keys are those that
-/// brim/adapt.py writes.
+/// Everything that brim/adapt works out about a decoration. What is not given, or None, keeps its
+/// default.
 std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   auto config = std::make_shared<AdaptiveConfig>();
-  const py::object no_default = given["no_default"];
+  AdaptOptions& options = config->options;
+  const auto read = [&](const char* name, const auto& take) {
+    if (given.contains(name) && !given[name].is_none()) {
+      take(py::object(given[name]));
+    }
+  };
+  const auto read_into = [&](const char* name, auto& target) {
+    read(name,
+         [&](const py::object& value) { target = value.cast<std::decay_t<decltype(target)>>(); });
+  };
   config->kind = kind_argument(given["kind"].cast<std::string>());
   config->binding = binding_argument(given["binding"].cast<std::string>());
-  config->has_receiver = given["has_receiver"].cast<bool>();
-  config->recipe = given["recipe"];
-  AdaptOptions& options = config->options;
-  options.strategy = strategy_argument(given["strategy"].cast<std::string>());
-  options.objective = objective_argument(given["objective"].cast<std::string>());
-  options.lower = given["lower"].cast<std::int64_t>();
-  options.restore_random_state = given["restore_random_state"].cast<bool>();
-  options.exact_halving = given["exact_halving"].cast<bool>();
-  options.name = given["name"].cast<std::string>();
-  if (!given["device"].is_none()) {
-    options.device = device_argument(given["device"]);
-  }
-  for (const py::handle slot : given["parameters"]) {
-    config->parameters.push_back(slot_argument(slot.cast<py::tuple>(), no_default));
-  }
-  config->quanta = given["quanta"].cast<std::vector<std::int64_t>>();
+  read_into("has_receiver", config->has_receiver);
+  read_into("recipe", config->recipe);
+  read("strategy", [&](const py::object& value) {
+    options.strategy = strategy_argument(word_argument("strategy", value));
+  });
+  read("objective", [&](const py::object& value) {
+    options.objective = objective_argument(word_argument("objective", value));
+  });
+  read_into("lower", options.lower);
+  read("device", [&](const py::object& value) { options.device = device_argument(value); });
+  read_into("restore_random_state", options.restore_random_state);
+  read_into("exact_halving", options.exact_halving);
+  read_into("name", options.name);
+  read("parameters", [&](const py::object& slots) { config->parameters = slots_argument(slots); });
+  read_into("quanta", config->quanta);
   options.quantum = config->quanta.empty() ? 1 : config->quanta.front();
-  config->groups = given["groups"].cast<std::vector<std::vector<std::size_t>>>();
-  if (!given["infer"].is_none()) {
-    config->infer = slot_argument(given["infer"].cast<py::tuple>(), no_default);
+  read_into("groups", config->groups);
+  read("infer", [&](const py::object& slot) { config->infer = slot_argument(slot); });
+  read_into("initial", config->initial);
+  read_into("dim", config->dim);
+  read_into("progress", config->progress);
+  read_into("memory", config->memory);
+  options.memory = config->memory.get();
+  read_into("per_call_site", config->per_call_site);
+  read("keys", [&](const py::object& slots) { config->key_arguments = slots_argument(slots); });
+  read_into("hasher", config->hasher);
+  read_into("salt", config->salt);
+  read_into("observer", config->observer);
+  if (config->observer) {
+    options.observer = [config = config.get()](const Attempt& attempt) {
+      config->observer(attempt);
+    };
   }
-  config->initial = given["initial"].cast<std::int64_t>();
-  config->dim = given["dim"].cast<std::int64_t>();
-  config->progress = callable_or_null(given["progress"]);
-  if (!given["memory"].is_none()) {
-    config->memory = given["memory"].cast<std::shared_ptr<SizeMemory>>();
-  }
-  config->per_call_site = given["per_call_site"].cast<bool>();
-  config->key_by_names = !given["keys"].is_none();
-  if (config->key_by_names) {
-    for (const py::handle slot : given["keys"]) {
-      config->key_arguments.push_back(slot_argument(slot.cast<py::tuple>(), no_default));
-    }
-  }
-  // The others ask for their key ahead of the work in any case.
-  const bool at_once = config->kind == AdaptKind::maximize || config->kind == AdaptKind::batch;
-  config->checks_key = at_once && config->key_by_names && config->memory != nullptr;
-  config->hasher = callable_or_null(given["hasher"]);
-  config->salt = given["salt"].cast<std::uint64_t>();
-  config->observer = callable_or_null(given["observer"]);
-  config->logger = callable_or_null(given["logger"]);
-  config->log_level = callable_or_null(given["log_level"]);
-  config->collect = callable_or_null(given["collect"]);
+  options.collect_garbage = &collect_garbage;
+  read_into("log_name", config->log_name);
   return config;
-}
-
-std::string describe(const Attempt& attempt) {
-  std::string text = "Attempt(size=";
-  for (std::size_t i = 0; i < attempt.values.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(attempt.values[i]);
-  }
-  text += std::string(", ") + (attempt.fitted() ? "fitted" : to_string(attempt.outcome));
-  if (attempt.peak) {
-    text += ", peak " + format_bytes(*attempt.peak);
-  }
-  if (attempt.requested) {
-    text += ", asked for " + format_bytes(*attempt.requested) + " more";
-  }
-  return text + ")";
 }
 
 }  // namespace
@@ -147,7 +136,10 @@ void register_adapt(py::module_& m) {
       .def_readonly("available", &Attempt::available)
       .def_readonly("seconds", &Attempt::seconds)
       .def_readonly("repeats", &Attempt::repeats)
-      .def("__repr__", &describe);
+      .def("__repr__", [](const Attempt& self) {
+        return c10::str("Attempt(size=", c10::Join(", ", self.values), ", ", detail::describe(self),
+                        ")");
+      });
   py::class_<SizeMemory, std::shared_ptr<SizeMemory>>(m, "SizeMemory")
       .def(py::init<std::size_t, std::optional<std::filesystem::path>>(),
            py::arg("capacity") = SizeMemory::kDefaultCapacity, py::arg("directory") = py::none())

@@ -8,12 +8,9 @@ namespace brim::python {
 
 /// Runs `function` with the arguments adapted as `config` says. The result is a new reference, or
 /// null with a Python exception set, as CPython's calls do. No C++ exception leaves it.
-/// @param attempts where to append each try, or null.
+/// @param attempts where to append each attempt, or null.
 PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
                         const CallArguments& arguments, std::vector<Attempt>* attempts) noexcept;
-
-/// Forgets everything that was learned. None, or null with a Python exception set.
-PyObject* adaptive_clear(const AdaptiveConfig& config) noexcept;
 
 /// Forgets what was learned of calls with these arguments; with a memory per call site, which
 /// cannot be known from elsewhere, everything. None, or null with a Python exception set.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace brim::python {
@@ -29,10 +30,8 @@ struct AdaptiveConfig {
   AdaptKind kind = AdaptKind::maximize;
   Binding binding = Binding::instance;
   bool has_receiver = false;  // the function's first parameter is `self` or `cls`
-  bool checks_key = false;    // the key is made of what the user named: see check_key
   pybind11::object recipe;    // () -> the same function made anew, for pickling by value
-  AdaptOptions
-      options;  // `memory`, `key`, `attempts` and the callbacks are filled in for each call
+  AdaptOptions options;       // `key`, `attempts` and the log are added for each call
 
   // maximize
   std::vector<ArgumentSlot> parameters;
@@ -48,15 +47,13 @@ struct AdaptiveConfig {
   // remembering
   std::shared_ptr<SizeMemory> memory;  // null: nothing is remembered
   bool per_call_site = false;
-  std::vector<ArgumentSlot> key_arguments;  // empty: all tensors among the arguments
-  bool key_by_names = false;
+  /// The arguments that the user named; empty: all tensors among the arguments.
+  std::optional<std::vector<ArgumentSlot>> key_arguments;
   pybind11::object hasher;  // mapping of the key arguments -> int; null: brim's own
   std::uint64_t salt = 0;   // tells functions apart in a memory that is kept in files
 
-  pybind11::object observer;   // told of every try; null: nobody
-  pybind11::object logger;     // told of every try of a call that needed more than one look
-  pybind11::object log_level;  // () -> the level from which on the logger wants to hear
-  pybind11::object collect;    // gc.collect
+  pybind11::object observer;  // told of every attempt; null: nobody
+  std::string log_name;       // what the log calls the function
 };
 
 /// The arguments of a vectorcall, as they came.
@@ -86,9 +83,5 @@ bool has_accelerator_tensor(const CallArguments& arguments);
 /// matter (chunked), or empty.
 std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments,
                        std::optional<std::int64_t> skip_dim);
-
-/// Finds out before the function runs, and cheaply, whether `call_key` could name the call after it
-/// has run out of memory. Only for `keys` and `hasher`. @throws what `call_key` would.
-void check_key(const AdaptiveConfig& config, const CallArguments& arguments);
 
 }  // namespace brim::python

@@ -1,15 +1,16 @@
-// The object that a decorated function is: a callable of CPython's own kind, because everything
-// that pybind11 or Python code does on the way of a call costs more than the call may.
+// The callable that a decorator returns, written against CPython's own interface: pybind11 or
+// Python code on the path of a call would cost more than the call may.
 #include "adaptive_function.h"
 
 #include <c10/util/SmallVector.h>
+#include <pybind11/stl.h>
 #include <structmember.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <new>
 #include <utility>
 
 #include "adaptive_call.h"
+#include "python_error.h"
 
 namespace brim::python {
 namespace py = pybind11;
@@ -44,12 +45,6 @@ const AdaptiveFunction* decorated(PyObject* self) {
   return nullptr;
 }
 
-CallArguments plain_arguments(const AdaptiveConfig& config, PyObject* const* values,
-                              Py_ssize_t count, PyObject* names) {
-  const bool receiver = config.has_receiver && config.kind != AdaptKind::maximize && count > 0;
-  return {values, count, names, receiver ? 1 : 0};
-}
-
 /// Calls `then(config, function, arguments)`, with the instance of a bound one ahead of the others.
 template <class Then>
 PyObject* with_arguments(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names,
@@ -59,74 +54,63 @@ PyObject* with_arguments(PyObject* self, PyObject* const* values, Py_ssize_t cou
     return nullptr;
   }
   const AdaptiveConfig& config = *function->config;
-  const CallArguments arguments = plain_arguments(config, values, count, names);
   PyObject* const instance = as_function(self)->instance;
-  if (instance == nullptr) {
-    return then(config, function->function, arguments);
-  }
+  const bool method = instance != nullptr || (config.has_receiver && count > 0);
+  CallArguments arguments{values, count, names,
+                          method && config.kind != AdaptKind::maximize ? 1 : 0};
   c10::SmallVector<PyObject*, 16> all;
-  all.push_back(instance);
-  all.append(values, values + arguments.count());
-  return then(config, function->function,
-              {all.data(), count + 1, names, config.kind == AdaptKind::maximize ? 0 : 1});
-}
-
-/// Of a function that is not bound. Of its own, because a call that fits pays for it.
-PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
-  const AdaptiveFunction* function = decorated(self);
-  if (function == nullptr) {
-    return nullptr;
+  if (instance != nullptr) {
+    all.push_back(instance);
+    all.append(values, values + arguments.count());
+    arguments.values = all.data();
+    ++arguments.positional;
   }
-  return adaptive_call(*function->config, function->function,
-                       plain_arguments(*function->config, values, PyVectorcall_NARGS(count), names),
-                       nullptr);
+  return then(config, function->function, arguments);
 }
 
-PyObject* call_bound(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
-  return with_arguments(
-      self, values, PyVectorcall_NARGS(count), names,
-      [](const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments) {
-        return adaptive_call(config, function, arguments, nullptr);
-      });
+PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
+  return with_arguments(self, values, PyVectorcall_NARGS(count), names,
+                        [](const auto& config, PyObject* function, const auto& arguments) {
+                          return adaptive_call(config, function, arguments, nullptr);
+                        });
 }
 
-/// `function.record(*args, **kwargs)` → (result, list of tries).
+/// `function.record(*args, **kwargs)` → (result, list of attempts).
 PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   std::vector<Attempt> attempts;
-  PyObject* result = with_arguments(
-      self, values, count, names,
-      [&](const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments) {
-        return adaptive_call(config, function, arguments, &attempts);
-      });
+  PyObject* result =
+      with_arguments(self, values, count, names,
+                     [&](const auto& config, PyObject* function, const auto& arguments) {
+                       return adaptive_call(config, function, arguments, &attempts);
+                     });
   if (result == nullptr) {
     return nullptr;
   }
   const auto owned = py::reinterpret_steal<py::object>(result);
-  try {
-    py::list list;
-    for (Attempt& attempt : attempts) {
-      list.append(py::cast(std::move(attempt)));
-    }
-    return py::make_tuple(owned, list).release().ptr();
-  } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
-    return nullptr;
-  }
+  return called_by_python(
+      [&] { return py::make_tuple(owned, std::move(attempts)).release().ptr(); });
 }
 
 /// `function.clear()`: forgets every size that was learned.
 PyObject* clear_sizes(PyObject* self, PyObject* /*unused*/) {
   const AdaptiveFunction* function = decorated(self);
-  return function == nullptr ? nullptr : adaptive_clear(*function->config);
+  if (function == nullptr) {
+    return nullptr;
+  }
+  return called_by_python([&] {
+    if (function->config->memory) {
+      function->config->memory->clear();
+    }
+    return py::none().release().ptr();
+  });
 }
 
 /// `function.forget(*args, **kwargs)`: forgets what was learned of calls with such arguments.
 PyObject* forget(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
-  return with_arguments(
-      self, values, count, names,
-      [](const AdaptiveConfig& config, PyObject* /*function*/, const CallArguments& arguments) {
-        return adaptive_forget(config, arguments);
-      });
+  return with_arguments(self, values, count, names,
+                        [](const auto& config, PyObject* /*function*/, const auto& arguments) {
+                          return adaptive_forget(config, arguments);
+                        });
 }
 
 PyTypeObject* type_object();
@@ -157,7 +141,6 @@ PyObject* bind(PyObject* self, PyObject* instance, PyObject* owner) {
   }
   AdaptiveFunction* bound = make();
   if (bound != nullptr) {
-    bound->vectorcall = &call_bound;
     bound->base = Py_NewRef(self);
     bound->instance = Py_NewRef(instance);
     bound->dict = Py_XNewRef(as_function(self)->dict);
@@ -208,13 +191,10 @@ PyObject* signature(PyObject* self, void* /*closure*/) {
     }
     return Py_XNewRef(shown);
   }
-  try {
+  return called_by_python([&] {
     const auto method = py::reinterpret_steal<py::object>(as_method(self));
     return py::module_::import("inspect").attr("signature")(method).release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-    return nullptr;
-  }
+  });
 }
 
 int set_signature(PyObject* self, PyObject* value, void* /*closure*/) {
@@ -249,16 +229,23 @@ Py_hash_t hash(PyObject* self) {
 
 /// The Python objects of a configuration: an observer or a default may refer back to the function.
 int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
-  for (const auto* slots : {&config.parameters, &config.key_arguments}) {
-    for (const ArgumentSlot& slot : *slots) {
+  const auto visit_all = [&](const std::vector<ArgumentSlot>& slots) {
+    for (const ArgumentSlot& slot : slots) {
       Py_VISIT(slot.otherwise.ptr());
     }
+    return 0;
+  };
+  if (const int stop = visit_all(config.parameters)) {
+    return stop;
+  }
+  if (const int stop = config.key_arguments ? visit_all(*config.key_arguments) : 0) {
+    return stop;
   }
   if (config.infer) {
     Py_VISIT(config.infer->otherwise.ptr());
   }
-  for (const py::object* object : {&config.progress, &config.hasher, &config.observer,
-                                   &config.logger, &config.collect, &config.recipe}) {
+  for (const py::object* object :
+       {&config.progress, &config.hasher, &config.observer, &config.recipe}) {
     Py_VISIT(object->ptr());
   }
   return 0;
@@ -310,17 +297,14 @@ PyObject* reduce(PyObject* self, PyObject* /*unused*/) {
   if (function == nullptr) {
     return nullptr;
   }
-  try {
+  return called_by_python([&] {
     if (as_function(self)->base != nullptr) {
       const auto method = py::reinterpret_steal<py::object>(as_method(self));
       return method.attr("__reduce__")().release().ptr();
     }
     const py::object how = py::module_::import("brim.adapt._options").attr("reduce");
     return how(py::handle(self), function->config->recipe).release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-    return nullptr;
-  }
+  });
 }
 
 /// Becomes what the recipe makes.
@@ -354,7 +338,7 @@ PyTypeObject* type_object() {
   static PyMethodDef methods[] = {
       {"record", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&record)),
        METH_FASTCALL | METH_KEYWORDS,
-       "Call the function and return its result and the list of tries that it took."},
+       "Call the function and return its result and the list of attempts that it took."},
       {"clear", &clear_sizes, METH_NOARGS, "Forget every size that was learned."},
       {"forget", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&forget)),
        METH_FASTCALL | METH_KEYWORDS, "Forget what was learned of calls with such arguments."},

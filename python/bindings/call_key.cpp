@@ -1,7 +1,9 @@
-#include <ATen/NestedTensorImpl.h>
 #include <ATen/core/Tensor.h>
+#include <brim/adapt/call_key.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/python_variable.h>
+
+#include <string_view>
 
 #include "adaptive_config.h"
 
@@ -10,188 +12,113 @@ namespace py = pybind11;
 
 namespace {
 
-/// FNV-1a over 64-bit words: short, and the same in every process, as a key that is kept in files
-/// must be.
-class Hash {
- public:
-  explicit Hash(std::uint64_t salt) : value_(salt ^ kOffset) {}
-
-  void add(std::uint64_t word) {
-    for (int byte = 0; byte < 8; ++byte) {
-      value_ = (value_ ^ ((word >> (8 * byte)) & 0xffU)) * kPrime;
+/// By content: Python's own hash of a string differs between processes.
+void add_text(CallKey& key, PyObject* text) {
+  Py_ssize_t length = 0;
+  const char* bytes = PyUnicode_AsUTF8AndSize(text, &length);
+  py::object encoded;
+  if (bytes == nullptr) {  // it has surrogates, as names of files may
+    PyErr_Clear();
+    encoded = py::reinterpret_steal<py::object>(
+        PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"));
+    if (!encoded) {
+      throw py::error_already_set();
     }
+    bytes = PyBytes_AS_STRING(encoded.ptr());
+    length = PyBytes_GET_SIZE(encoded.ptr());
   }
-
-  /// By content: Python's own hash of a string differs between processes.
-  void add_text(PyObject* text) {
-    Py_ssize_t length = 0;
-    const char* bytes = PyUnicode_AsUTF8AndSize(text, &length);
-    py::object encoded;
-    if (bytes == nullptr) {  // it has surrogates, as names of files may
-      PyErr_Clear();
-      encoded = py::reinterpret_steal<py::object>(
-          PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"));
-      if (!encoded) {
-        throw py::error_already_set();
-      }
-      bytes = PyBytes_AS_STRING(encoded.ptr());
-      length = PyBytes_GET_SIZE(encoded.ptr());
-    }
-    for (Py_ssize_t i = 0; i < length; ++i) {
-      value_ = (value_ ^ static_cast<unsigned char>(bytes[i])) * kPrime;
-    }
-    add(static_cast<std::uint64_t>(length));
-  }
-
-  std::uint64_t value() const { return value_; }
-
- private:
-  static constexpr std::uint64_t kOffset = 0xcbf29ce484222325U;
-  static constexpr std::uint64_t kPrime = 0x100000001b3U;
-  std::uint64_t value_;
-};
+  key.add(std::string_view(bytes, static_cast<std::size_t>(length)));
+}
 
 /// THPVariable_Check asks Python's isinstance, which takes longer than all the rest of a call.
 bool is_tensor(PyObject* value) {
   return PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
 }
 
-/// The lengths of a tensor. What has none counts as one of a kind: the ragged dimension of a nested
-/// tensor, a symbol of a traced one.
-void add_sizes(Hash& hash, const at::Tensor& tensor, std::int64_t skip_dim) {
-  constexpr auto kNone = ~std::uint64_t{0};
-  const auto add = [&](std::int64_t dim, std::optional<std::int64_t> size) {
-    hash.add(dim == skip_dim ? 0 : size ? static_cast<std::uint64_t>(*size) : kNone);
-  };
-  const auto* nested =
-      dynamic_cast<const at::native::NestedTensorImpl*>(tensor.unsafeGetTensorImpl());
-  if (nested != nullptr) {
-    for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
-      add(dim, nested->opt_size(dim));
-    }
-    return;
-  }
-  std::int64_t dim = 0;
-  for (const c10::SymInt& size : tensor.sym_sizes()) {
-    add(dim++, size.maybe_as_int());
-  }
-}
-
-void add_tensor(Hash& hash, const at::Tensor& tensor, std::int64_t skip_dim) {
+void add_tensor(CallKey& key, PyObject* tensor, std::int64_t skip_dim = CallKey::kNoDim) {
   try {
-    hash.add(static_cast<std::uint64_t>(tensor.scalar_type()));
-    hash.add(static_cast<std::uint64_t>(tensor.device().type()));
-    hash.add(static_cast<std::uint64_t>(tensor.device().index()));
-    hash.add(static_cast<std::uint64_t>(tensor.layout()));
-    hash.add(static_cast<std::uint64_t>(tensor.dim()));
-    add_sizes(hash, tensor, skip_dim);
+    key.add(THPVariable_Unpack(tensor), skip_dim);
   } catch (const std::exception&) {
-    // A subclass that does not tell: it must not take the place of the error that a call is
-    // repeated for. What it did tell counts.
+    // A subclass that does not tell must not replace the error for which a call is repeated. What
+    // it did tell counts.
     PyErr_Clear();
   }
 }
 
-constexpr std::int64_t kNoDim = -1;
-constexpr int kDeepest =
-    4;  // containers inside containers further down do not decide how much memory a call takes
-
-/// Adds the tensors in `value`, also those inside lists, tuples and dictionaries.
-void add_tensors(Hash& hash, PyObject* value, int depth, std::int64_t skip_dim = kNoDim) {
+/// Adds the tensors in `value`, also those inside lists, tuples and dictionaries. What is nested
+/// deeper does not decide how much memory a call takes.
+void add_tensors(CallKey& key, PyObject* value, std::int64_t skip_dim = CallKey::kNoDim,
+                 int depth = 0) {
+  constexpr int kDeepest = 4;
   if (is_tensor(value)) {
-    add_tensor(hash, THPVariable_Unpack(value), skip_dim);
+    add_tensor(key, value, skip_dim);
   } else if (depth < kDeepest && (PyList_Check(value) || PyTuple_Check(value))) {
-    const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      add_tensors(hash, PySequence_Fast_GET_ITEM(value, i), depth + 1);
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+      add_tensors(key, PySequence_Fast_GET_ITEM(value, i), CallKey::kNoDim, depth + 1);
     }
   } else if (depth < kDeepest && PyDict_Check(value)) {
-    PyObject* key = nullptr;
     PyObject* item = nullptr;
     Py_ssize_t at = 0;
-    while (PyDict_Next(value, &at, &key, &item) != 0) {
-      add_tensors(hash, item, depth + 1);
+    while (PyDict_Next(value, &at, nullptr, &item) != 0) {
+      add_tensors(key, item, CallKey::kNoDim, depth + 1);
     }
-  }
-}
-
-// Told apart before their content: None is not 0, and True is not 1.
-enum class Kind : std::uint8_t { none, integer, number, text, bytes, sequence, tensor, other };
-
-void add_kind(Hash& hash, Kind kind) { hash.add(static_cast<std::uint64_t>(kind)); }
-
-Py_hash_t own_hash(PyObject* value, const py::object& name) {
-  const Py_hash_t own = PyObject_Hash(value);
-  if (own == -1) {
-    PyErr_Clear();
-    TORCH_CHECK_TYPE(false, "keys names ", name.cast<std::string>(), ", whose value ",
-                     py::repr(value).cast<std::string>(),
-                     " cannot be told from others: it has no hash");
-  }
-  return own;
-}
-
-/// Calls `visit(item)` for the items of a list or tuple. @throws RecursionError where one holds
-/// itself.
-template <class Visit>
-void visit_items(PyObject* sequence, const Visit& visit) {
-  if (Py_EnterRecursiveCall(" in a value that keys names") != 0) {
-    throw py::error_already_set();
-  }
-  struct Leave {
-    ~Leave() { Py_LeaveRecursiveCall(); }
-  } const leave;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i) {
-    visit(PySequence_Fast_GET_ITEM(sequence, i));
   }
 }
 
 /// Adds a value that the user named, by its content where that is the same in every process.
-void add_value(Hash& hash, PyObject* value, const py::object& name) {
+void add_value(CallKey& key, PyObject* value, const py::object& name) {
+  // Told apart before their content: None is not 0, and True is not 1.
+  enum class Kind : std::uint8_t { none, integer, number, text, bytes, sequence, tensor, other };
+  const auto add_kind = [&](Kind kind) { key.add(static_cast<int>(kind)); };
   if (value == nullptr || value == Py_None) {
-    add_kind(hash, Kind::none);
+    add_kind(Kind::none);
   } else if (is_tensor(value)) {
-    add_kind(hash, Kind::tensor);
-    add_tensor(hash, THPVariable_Unpack(value), kNoDim);
-  } else if (PyLong_CheckExact(value) || PyBool_Check(value)) {
-    add_kind(hash, PyBool_Check(value) ? Kind::other : Kind::integer);
-    // In decimal, Python refuses long ones.
-    hash.add_text(py::reinterpret_steal<py::object>(PyNumber_ToBase(value, 16)).ptr());
+    add_kind(Kind::tensor);
+    add_tensor(key, value);
+  } else if (PyLong_CheckExact(value)) {
+    add_kind(Kind::integer);
+    int overflow = 0;
+    key.add(PyLong_AsLongLongAndOverflow(value, &overflow));
+    if (overflow != 0) {  // in decimal, Python refuses long ones
+      add_text(key, py::reinterpret_steal<py::object>(PyNumber_ToBase(value, 16)).ptr());
+    }
   } else if (PyFloat_CheckExact(value)) {
-    add_kind(hash, Kind::number);
-    hash.add_text(py::repr(value).ptr());
+    add_kind(Kind::number);
+    add_text(key, py::repr(value).ptr());
   } else if (PyUnicode_Check(value)) {
-    add_kind(hash, Kind::text);
-    hash.add_text(value);
+    add_kind(Kind::text);
+    add_text(key, value);
   } else if (PyBytes_Check(value)) {
-    add_kind(hash, Kind::bytes);
-    hash.add_text(py::repr(value).ptr());
+    add_kind(Kind::bytes);
+    add_text(key, py::repr(value).ptr());
   } else if (PyTuple_Check(value) || PyList_Check(value)) {
-    add_kind(hash, Kind::sequence);
-    hash.add(static_cast<std::uint64_t>(PySequence_Fast_GET_SIZE(value)));
-    visit_items(value, [&](PyObject* item) { add_value(hash, item, name); });
+    add_kind(Kind::sequence);
+    key.add(PySequence_Fast_GET_SIZE(value));
+    if (Py_EnterRecursiveCall(" in a value that keys names") != 0) {  // it may hold itself
+      throw py::error_already_set();
+    }
+    struct Leave {
+      ~Leave() { Py_LeaveRecursiveCall(); }
+    } const leave;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+      add_value(key, PySequence_Fast_GET_ITEM(value, i), name);
+    }
   } else {
-    add_kind(hash, Kind::other);
-    hash.add(static_cast<std::uint64_t>(own_hash(value, name)));
+    add_kind(Kind::other);
+    const Py_hash_t own = PyObject_Hash(value);
+    if (own == -1) {
+      PyErr_Clear();
+      TORCH_CHECK_TYPE(false, "keys names ", name.cast<std::string>(), ", whose value ",
+                       py::repr(value).cast<std::string>(),
+                       " cannot be told from others: it has no hash");
+    }
+    key.add(own);
   }
 }
 
-/// What `add_value` would throw, without the work.
-void check_value(PyObject* value, const py::object& name) {
-  if (value == nullptr || value == Py_None || PyLong_CheckExact(value) || PyUnicode_Check(value) ||
-      PyFloat_CheckExact(value) || is_tensor(value)) {
-    return;
-  }
-  if (PyTuple_Check(value) || PyList_Check(value)) {
-    visit_items(value, [&](PyObject* item) { check_value(item, name); });
-    return;
-  }
-  own_hash(value, name);
-}
-
-std::uint64_t ask_hasher(const AdaptiveConfig& config, const CallArguments& arguments) {
+Py_hash_t ask_hasher(const AdaptiveConfig& config, const CallArguments& arguments) {
   py::dict mapping;  // NOLINT(misc-const-correctness): it is filled below
-  for (const ArgumentSlot& slot : config.key_arguments) {
+  for (const ArgumentSlot& slot : *config.key_arguments) {
     PyObject* value = arguments.get(slot);
     if (value != nullptr) {
       mapping[slot.name] = py::reinterpret_borrow<py::object>(value);
@@ -200,20 +127,20 @@ std::uint64_t ask_hasher(const AdaptiveConfig& config, const CallArguments& argu
   const py::object key = config.hasher(mapping);
   TORCH_CHECK_TYPE(PyLong_Check(key.ptr()), "hasher must return an int, got ",
                    py::repr(key).cast<std::string>());
-  return static_cast<std::uint64_t>(py::hash(key));
+  return py::hash(key);
 }
 
-/// Where the decorated function was called from: the caller's code and the place in it.
-void add_call_site(Hash& hash) {
+/// Where the decorated function was called from: the caller's code and the line in it.
+void add_call_site(CallKey& key) {
   PyFrameObject* frame = PyEval_GetFrame();
   if (frame == nullptr) {
     return;
   }
   const auto code =
       py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-  hash.add_text(py::object(code.attr("co_filename")).ptr());
-  hash.add_text(py::object(code.attr("co_name")).ptr());
-  hash.add(static_cast<std::uint64_t>(PyFrame_GetLineNumber(frame)));
+  add_text(key, py::object(code.attr("co_filename")).ptr());
+  add_text(key, py::object(code.attr("co_name")).ptr());
+  key.add(PyFrame_GetLineNumber(frame));
 }
 
 }  // namespace
@@ -222,7 +149,7 @@ Py_ssize_t CallArguments::find(const ArgumentSlot& slot) const {
   if (slot.position >= 0 && slot.position < positional) {
     return slot.position;
   }
-  const Py_ssize_t keywords = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  const Py_ssize_t keywords = count() - positional;
   for (Py_ssize_t i = 0; i < keywords; ++i) {
     if (PyTuple_GET_ITEM(names, i) == slot.name.ptr()) {
       return positional + i;
@@ -251,45 +178,36 @@ bool has_accelerator_tensor(const CallArguments& arguments) {
   return false;
 }
 
-void check_key(const AdaptiveConfig& config, const CallArguments& arguments) {
-  if (config.hasher) {
-    ask_hasher(config, arguments);
-  } else if (config.key_by_names) {
-    for (const ArgumentSlot& slot : config.key_arguments) {
-      check_value(arguments.get(slot), slot.name);
-    }
-  }
-}
-
 std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments,
                        std::optional<std::int64_t> skip_dim) {
-  Hash hash(config.salt);
+  CallKey key(config.salt);
   if (config.per_call_site) {
-    add_call_site(hash);
+    add_call_site(key);
   }
   if (config.hasher) {
-    hash.add(ask_hasher(config, arguments));
-  } else if (config.key_by_names) {
-    for (const ArgumentSlot& slot : config.key_arguments) {
-      add_value(hash, arguments.get(slot), slot.name);
+    key.add(ask_hasher(config, arguments));
+  } else if (config.key_arguments) {
+    for (const ArgumentSlot& slot : *config.key_arguments) {
+      add_value(key, arguments.get(slot), slot.name);
     }
   } else {
     const Py_ssize_t first = arguments.receivers;
     for (Py_ssize_t i = first; i < arguments.positional; ++i) {
-      hash.add(static_cast<std::uint64_t>(i));
-      add_tensors(hash, arguments.values[i], 0, i == first ? skip_dim.value_or(kNoDim) : kNoDim);
+      key.add(i);
+      add_tensors(key, arguments.values[i],
+                  i == first ? skip_dim.value_or(CallKey::kNoDim) : CallKey::kNoDim);
     }
-    // The order in which keywords are written does not matter: their hashes are added up.
+    // The order in which keywords are written does not matter: their keys are added up.
     std::uint64_t keywords = 0;
     for (Py_ssize_t i = arguments.positional; i < arguments.count(); ++i) {
-      Hash one(config.salt);
-      one.add_text(PyTuple_GET_ITEM(arguments.names, i - arguments.positional));
-      add_tensors(one, arguments.values[i], 0);
+      CallKey one(config.salt);
+      add_text(one, PyTuple_GET_ITEM(arguments.names, i - arguments.positional));
+      add_tensors(one, arguments.values[i]);
       keywords += one.value();
     }
-    hash.add(keywords);
+    key.add(keywords);
   }
-  return hash.value();
+  return key.value();
 }
 
 }  // namespace brim::python

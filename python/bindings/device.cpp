@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "numbers.h"
 
 namespace brim::python {
 namespace {
@@ -54,17 +55,7 @@ std::string text_of(const py::object& text) {
 }
 
 std::int64_t integer_argument(const char* name, const py::object& value, const char* must) {
-  const bool integral = PyIndex_Check(value.ptr()) != 0 && !py::isinstance<py::bool_>(value);
-  TORCH_CHECK_TYPE(integral, name, " must be an int, got ", py::repr(value).cast<std::string>());
-  const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
-  if (!number) {
-    throw py::error_already_set();
-  }
-  int overflow = 0;
-  const long long result = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-  TORCH_CHECK_VALUE(overflow == 0, name, " must ", must, ", got ",
-                    py::str(number).cast<std::string>());
-  return result;
+  return whole_number(value.ptr(), {name}, must);
 }
 
 py::object to_python(c10::Device device) {

@@ -16,14 +16,16 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <array>
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace brim::python {
 
@@ -44,12 +46,14 @@ struct Read;
 
 template <>
 struct Read<const at::Tensor&> {
+  static constexpr const char* kType = "Tensor";
   const at::Tensor& value;
   explicit Read(PyObject* from) : value(plain_tensor(from)) {}
 };
 
 template <>
 struct Read<const std::optional<at::Tensor>&> {
+  static constexpr const char* kType = "Tensor?";
   std::optional<at::Tensor> value;
   explicit Read(PyObject* from) {
     if (from != Py_None) {
@@ -60,12 +64,14 @@ struct Read<const std::optional<at::Tensor>&> {
 
 template <>
 struct Read<at::Tensor&> {
+  static constexpr const char* kType = "Tensor!";
   at::Tensor value;
   explicit Read(PyObject* from) : value(plain_tensor(from)) {}
 };
 
 template <>
 struct Read<bool> {
+  static constexpr const char* kType = "bool";
   bool value;
   explicit Read(PyObject* from) : value(from == Py_True) {
     if (!PyBool_Check(from)) {
@@ -76,6 +82,7 @@ struct Read<bool> {
 
 template <>
 struct Read<std::int64_t> {
+  static constexpr const char* kType = "int";
   std::int64_t value;
   explicit Read(PyObject* from) : value(PyLong_CheckExact(from) ? PyLong_AsLongLong(from) : -1) {
     if (value == -1 && (!PyLong_CheckExact(from) || PyErr_Occurred() != nullptr)) {
@@ -87,6 +94,7 @@ struct Read<std::int64_t> {
 
 template <>
 struct Read<double> {
+  static constexpr const char* kType = "float";
   double value;
   explicit Read(PyObject* from) {
     if (PyFloat_CheckExact(from)) {
@@ -99,6 +107,7 @@ struct Read<double> {
 
 template <>
 struct Read<std::string_view> {
+  static constexpr const char* kType = "str";
   std::string_view value;  // into the Python object, which the caller holds
   explicit Read(PyObject* from) {
     Py_ssize_t size = 0;
@@ -113,6 +122,7 @@ struct Read<std::string_view> {
 
 template <class T>
 struct Read<std::optional<T>> {
+  static inline const std::string kType = std::string(Read<T>::kType) + "?";
   std::optional<T> value;
   explicit Read(PyObject* from) {
     if (from != Py_None) {
@@ -123,6 +133,7 @@ struct Read<std::optional<T>> {
 
 template <>
 struct Read<at::IntArrayRef> {
+  static constexpr const char* kType = "int[]";
   c10::DimVector numbers;
   at::IntArrayRef value;
   explicit Read(PyObject* from) {
@@ -142,6 +153,13 @@ struct Read<at::IntArrayRef> {
   Read& operator=(const Read&) = delete;
 };
 
+inline std::size_t how_many(const at::Tensor* /*result*/) { return 1; }
+
+template <class... Tensors>
+std::size_t how_many(const std::tuple<Tensors...>* /*result*/) {
+  return sizeof...(Tensors);
+}
+
 inline PyObject* give(at::Tensor tensor) { return THPVariable_Wrap(std::move(tensor)); }
 
 template <class... Tensors>
@@ -155,32 +173,58 @@ PyObject* give(std::tuple<Tensors...> tensors) {
       tensors);
 }
 
-template <const char* Name, class Signature>
+/// The type of an argument as a schema writes it; "Tensor!" for one that is written to.
+inline std::string schema_type(const c10::Argument& argument) {
+  const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  return argument.type()->str() + (is_written ? "!" : "");
+}
+
+template <class Signature>
 struct FastCall;
 
-/// `&FastCall<Name, Signature>::call` is a METH_FASTCALL function for the operator brim::Name.
-template <const char* Name, class Result, class... Args>
-struct FastCall<Name, Result(Args...)> {
-  static PyObject* call(PyObject* /*module*/, PyObject* const* values, Py_ssize_t count) {
+/// An operator as a METH_FASTCALL function of Python.
+template <class Result, class... Args>
+struct FastCall<Result(Args...)> {
+  /// @returns null where the operator has another signature. Lives as long as the process.
+  static PyObject* make(const c10::OperatorHandle& op) {
+    const auto& arguments = op.schema().arguments();
+    const std::vector<std::string> expected{Read<Args>::kType...};
+    const bool is_same = std::equal(
+        arguments.begin(), arguments.end(), expected.begin(), expected.end(),
+        [](const auto& argument, const auto& type) { return schema_type(argument) == type; });
+    if (!is_same || op.schema().returns().size() !=
+                        how_many(static_cast<std::remove_reference_t<Result>*>(nullptr))) {
+      return nullptr;
+    }
+    const std::string name = op.schema().name().substr(std::string_view("brim::").size());
+    auto* const self = new FastCall{name, op.typed<Result(Args...)>(), {}};  // NOLINT: see above
+    self->method = {self->name.c_str(),
+                    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
+                    METH_FASTCALL, nullptr};
+    const pybind11::capsule holder(self);
+    return PyCFunction_NewEx(&self->method, holder.ptr(), nullptr);
+  }
+
+  std::string name;
+  c10::TypedOperatorHandle<Result(Args...)> op;
+  PyMethodDef method;
+
+ private:
+  static PyObject* call(PyObject* holder, PyObject* const* values, Py_ssize_t count) {
     HANDLE_TH_ERRORS
+    auto& self = *static_cast<FastCall*>(PyCapsule_GetPointer(holder, nullptr));
     if (std::cmp_equal(count, sizeof...(Args)) && !is_watched()) {
       try {
-        return run(values, std::index_sequence_for<Args...>());
+        return self.run(values, std::index_sequence_for<Args...>());
       } catch (const NotPlain&) {
       }
     }
-    return call_elsewhere(Name, values, count);
+    return call_elsewhere(self.name.c_str(), values, count);
     END_HANDLE_TH_ERRORS
   }
 
- private:
   template <std::size_t... I>
-  static PyObject* run(PyObject* const* values, std::index_sequence<I...> /*places*/) {
-    static const auto op = [] {
-      return c10::Dispatcher::singleton()
-          .findSchemaOrThrow((std::string("brim::") + Name).c_str(), "")
-          .template typed<Result(Args...)>();
-    }();
+  PyObject* run(PyObject* const* values, std::index_sequence<I...> /*places*/) {
     std::tuple<Read<Args>...> read(values[I]...);
     auto result = [&] {
       const pybind11::gil_scoped_release unlocked;

@@ -5,14 +5,16 @@
 #include <brim/memory/peak_meter.h>
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
+#include <brim/text_table.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "bindings.h"
+#include "context_manager.h"
 #include "interpreter.h"
 #include "python_error.h"
 
@@ -32,45 +34,8 @@ std::vector<c10::Device> device_list(const py::object& devices) {
   return result;
 }
 
-/// A context manager around PeakMeter: a `with` statement opens it anew, and its figures stay
-/// readable afterwards.
-class PyPeakMeter {
- public:
-  explicit PyPeakMeter(const py::object& devices) : devices_(device_list(devices)) {}
-
-  PyPeakMeter& enter() {
-    TORCH_CHECK(!running_, "this PeakMeter is open already: use a second one to nest");
-    meter_.emplace(devices_);
-    running_ = true;
-    return *this;
-  }
-
-  void exit() {
-    TORCH_CHECK(running_, "this PeakMeter is not open");
-    meter_->close();
-    running_ = false;
-  }
-
-  const PeakMeter& meter() const {
-    TORCH_CHECK(meter_.has_value(),
-                "this PeakMeter has not been opened: write `with meter:` first");
-    return *meter_;
-  }
-
- private:
-  std::vector<c10::Device> devices_;
-  std::optional<PeakMeter> meter_;
-  bool running_ = false;
-};
-
-template <class Read>
-py::dict per_device(const PyPeakMeter& self, Read read) {
-  py::dict result;
-  for (const c10::Device device : self.meter().devices()) {
-    result[to_python(device)] = read(self.meter(), device);
-  }
-  return result;
-}
+using PyPeakMeter = ContextManager<PeakMeter, std::vector<c10::Device>>;
+using PyBudget = ContextManager<Budget, ByteLimit, c10::Device>;
 
 ByteLimit limit_argument(const py::object& limit) {
   if (py::isinstance<py::str>(limit)) {
@@ -83,37 +48,6 @@ ByteLimit limit_argument(const py::object& limit) {
       py::repr(limit).cast<std::string>());
   return ByteLimit::of_bytes(integer_argument("limit", limit));
 }
-
-/// A context manager around Budget. Arguments are checked when it is made, the limit holds inside
-/// `with`.
-class PyBudget {
- public:
-  PyBudget(const py::object& limit, const py::object& device)
-      : limit_(limit_argument(limit)), device_(resolve_device(device_argument(device))) {}
-
-  PyBudget& enter() {
-    TORCH_CHECK(!budget_.has_value(), "this budget is open already: use a second one to nest");
-    budget_.emplace(limit_, device_);
-    bytes_ = budget_->limit();
-    return *this;
-  }
-
-  void exit() { budget_.reset(); }
-
-  std::int64_t limit() const {
-    TORCH_CHECK(
-        bytes_ > 0,
-        "this budget has not been opened, and a percentage is resolved then: write `with` first");
-    return bytes_;
-  }
-  c10::Device device() const { return device_; }
-
- private:
-  ByteLimit limit_;
-  c10::Device device_;
-  std::optional<Budget> budget_;
-  std::int64_t bytes_ = 0;
-};
 
 void register_stats(py::module_& m) {
   py::class_<MemoryStats>(m, "MemoryStats")
@@ -160,6 +94,8 @@ void register_stats(py::module_& m) {
       "format_bytes",
       [](const py::object& bytes) { return format_bytes(integer_argument("bytes", bytes)); },
       py::arg("bytes"));
+  m.def("text_table", &text_table, py::arg("head"), py::arg("rows"), py::arg("left") = 1,
+        py::arg("last") = std::vector<std::string>());
   m.def(
       "parse_bytes",
       [](const py::object& limit, const py::object& of) {
@@ -176,28 +112,34 @@ void register_stats(py::module_& m) {
 }
 
 void register_meter(py::module_& m) {
-  py::class_<PyPeakMeter>(m, "PeakMeter")
-      .def(py::init<const py::object&>(), py::arg("device") = py::none())
-      .def("__enter__", &PyPeakMeter::enter, py::return_value_policy::reference_internal)
-      .def("__exit__", [](PyPeakMeter& self, const py::args&) { self.exit(); })
-      .def_property_readonly("peak", [](const PyPeakMeter& self) { return self.meter().peak(); })
-      .def_property_readonly("start", [](const PyPeakMeter& self) { return self.meter().start(); })
-      .def_property_readonly("left", [](const PyPeakMeter& self) { return self.meter().left(); })
+  PyPeakMeter::bind(m, "PeakMeter")
+      .def(py::init([](const py::object& device) {
+             return std::make_unique<PyPeakMeter>("PeakMeter", device_list(device));
+           }),
+           py::arg("device") = py::none())
+      .def_property_readonly("peak", [](const PyPeakMeter& self) { return self.object().peak(); })
+      .def_property_readonly("start", [](const PyPeakMeter& self) { return self.object().start(); })
+      .def_property_readonly("left", [](const PyPeakMeter& self) { return self.object().left(); })
       .def_property_readonly("peaks", [](const PyPeakMeter& self) {
-        return per_device(
-            self, [](const PeakMeter& meter, c10::Device device) { return meter.peak(device); });
+        py::dict peaks;
+        for (const c10::Device device : self.object().devices()) {
+          peaks[to_python(device)] = self.object().peak(device);
+        }
+        return peaks;
       });
 }
 
 void register_budget(py::module_& m) {
-  py::class_<PyBudget>(m, "Budget")
-      .def(py::init<const py::object&, const py::object&>(), py::arg("limit"),
-           py::arg("device") = py::none())
-      .def("__enter__", &PyBudget::enter, py::return_value_policy::reference_internal)
-      .def("__exit__", [](PyBudget& self, const py::args&) { self.exit(); })
-      .def_property_readonly("limit", &PyBudget::limit)
-      .def_property_readonly("device",
-                             [](const PyBudget& self) { return to_python(self.device()); });
+  PyBudget::bind(m, "Budget", false)
+      .def(py::init([](const py::object& limit, const py::object& device) {
+             return std::make_unique<PyBudget>("budget", limit_argument(limit),
+                                               resolve_device(device_argument(device)));
+           }),
+           py::arg("limit"), py::arg("device") = py::none())
+      .def_property_readonly("limit", [](const PyBudget& self) { return self.object().limit(); })
+      .def_property_readonly("device", [](const PyBudget& self) {
+        return to_python(std::get<c10::Device>(self.arguments()));
+      });
 }
 
 void register_errors(py::module_& m) {

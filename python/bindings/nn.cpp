@@ -37,36 +37,45 @@ namespace {
 using at::IntArrayRef;
 using at::Tensor;
 
-#define BRIM_OPERATOR(name, ...)                                                \
-  constexpr char k_##name[] = #name; /* NOLINT: a template argument needs it */ \
-  using Call_##name = FastCall<k_##name, __VA_ARGS__>;
-
 using Maybe = const std::optional<Tensor>&;
 
-BRIM_OPERATOR(gate, Tensor(const Tensor&, std::int64_t, double, double, bool))
-BRIM_OPERATOR(gate_, Tensor&(Tensor&, std::int64_t, double, double, bool))
-BRIM_OPERATOR(gelu, Tensor(const Tensor&, std::string_view))
-BRIM_OPERATOR(silu, Tensor(const Tensor&))
-BRIM_OPERATOR(silu_, Tensor&(Tensor&))
-BRIM_OPERATOR(dropout, Tensor(const Tensor&, double))
-BRIM_OPERATOR(dropout_, Tensor&(Tensor&, double))
-BRIM_OPERATOR(linear, Tensor(const Tensor&, const Tensor&, Maybe, bool, bool))
-BRIM_OPERATOR(conv, Tensor(const Tensor&, const Tensor&, Maybe, IntArrayRef, IntArrayRef,
-                           IntArrayRef, bool, IntArrayRef, std::int64_t, bool, bool))
-BRIM_OPERATOR(batch_norm, Tensor(const Tensor&, Maybe, Maybe, Maybe, Maybe, bool, double, double))
-BRIM_OPERATOR(layer_norm, Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double))
-BRIM_OPERATOR(group_norm, Tensor(const Tensor&, std::int64_t, Maybe, Maybe, double))
-BRIM_OPERATOR(rms_norm, Tensor(const Tensor&, IntArrayRef, Maybe, std::optional<double>))
-BRIM_OPERATOR(max_pool,
-              Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, bool))
-BRIM_OPERATOR(max_pool_with_indices,
-              std::tuple<Tensor, Tensor>(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef,
-                                         IntArrayRef, bool))
-BRIM_OPERATOR(avg_pool, Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, bool, bool,
-                               std::optional<std::int64_t>))
-BRIM_OPERATOR(adaptive_avg_pool, Tensor(const Tensor&, IntArrayRef))
+/// Binds an operator that has one of these signatures.
+template <class... Signatures>
+struct Binder {
+  static void bind(py::module_& ops, const c10::OperatorHandle& op) {
+    PyObject* function = nullptr;
+    const bool is_known = ((function = FastCall<Signatures>::make(op)) || ...);
+    if (is_known) {
+      const std::string name = op.schema().name().substr(std::string_view("brim::").size());
+      ops.attr(name.c_str()) = py::reinterpret_steal<py::object>(function);
+    }
+  }
+};
 
-#undef BRIM_OPERATOR
+using Operators = Binder<
+    // Activations, without options, with one or two numbers, in place, and others
+    Tensor(const Tensor&, bool), Tensor&(Tensor&, bool), Tensor(const Tensor&, double, bool),
+    Tensor&(Tensor&, double, bool), Tensor(const Tensor&, double, double, bool),
+    Tensor&(Tensor&, double, double, bool), Tensor(const Tensor&, std::string_view, bool),
+    Tensor(const Tensor&, const Tensor&),
+    // Dropout
+    Tensor(const Tensor&, double), Tensor&(Tensor&, double),
+    // Linear, convolutions
+    Tensor(const Tensor&, const Tensor&, Maybe, bool, bool),
+    Tensor(const Tensor&, const Tensor&, Maybe, IntArrayRef, IntArrayRef, IntArrayRef, bool,
+           IntArrayRef, std::int64_t, bool, bool),
+    // Batch, layer, group and RMS norm
+    Tensor(const Tensor&, Maybe, Maybe, Maybe, Maybe, bool, double, double),
+    Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double),
+    Tensor(const Tensor&, std::int64_t, Maybe, Maybe, double),
+    Tensor(const Tensor&, IntArrayRef, Maybe, std::optional<double>),
+    // Pools
+    Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, bool),
+    std::tuple<Tensor, Tensor>(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef,
+                               bool),
+    Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, bool, bool,
+           std::optional<std::int64_t>),
+    Tensor(const Tensor&, IntArrayRef)>;
 
 bool ask_python(const Tensor& tensor) {
   const py::gil_scoped_acquire locked;
@@ -74,38 +83,17 @@ bool ask_python(const Tensor& tensor) {
   return py::module_::import("brim.nn._elsewhere").attr("is_known")(object).cast<bool>();
 }
 
-template <class Call>
-PyMethodDef method(const char* name) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&Call::call)),
-          METH_FASTCALL, nullptr};
-}
-
 }  // namespace
 
 void register_nn(py::module_& m) {
   nn::set_subclass_rule(ask_python);
   py::module_ ops = m.def_submodule("ops", "The operators of brim, called without torch's parser");
-  static PyMethodDef methods[] = {
-      method<Call_gate>("gate"),
-      method<Call_gate_>("gate_"),
-      method<Call_gelu>("gelu"),
-      method<Call_silu>("silu"),
-      method<Call_silu_>("silu_"),
-      method<Call_dropout>("dropout"),
-      method<Call_dropout_>("dropout_"),
-      method<Call_linear>("linear"),
-      method<Call_conv>("conv"),
-      method<Call_batch_norm>("batch_norm"),
-      method<Call_layer_norm>("layer_norm"),
-      method<Call_group_norm>("group_norm"),
-      method<Call_rms_norm>("rms_norm"),
-      method<Call_max_pool>("max_pool"),
-      method<Call_max_pool_with_indices>("max_pool_with_indices"),
-      method<Call_avg_pool>("avg_pool"),
-      method<Call_adaptive_avg_pool>("adaptive_avg_pool"),
-      {nullptr, nullptr, 0, nullptr},
-  };
-  TORCH_CHECK(PyModule_AddFunctions(ops.ptr(), methods) == 0);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.name.starts_with("brim::")) {
+      Operators::bind(ops, *dispatcher.findSchema(name));
+    }
+  }
 }
 
 }  // namespace brim::python

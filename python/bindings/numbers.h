@@ -10,53 +10,53 @@
 
 namespace brim::python {
 
-/// Sizes as Python code has them, one at a time. `what` and `place` go into the error, as in "sizes
-/// … at index 7".
+/// Where a number stands, for errors: an argument by its name, an item of a list also by its place,
+/// as in "sizes … at index 7".
 struct NumberPlace {
   const char* what;
-  const char* place;
-  std::int64_t index;
+  const char* place = nullptr;
+  std::int64_t index = 0;
+
+  std::string suffix() const {
+    return place == nullptr ? "" : std::string(" at ") + place + " " + std::to_string(index);
+  }
 };
 
 [[noreturn]] inline void not_a_number(PyObject* value, const NumberPlace& at, const char* must) {
   PyErr_Clear();
   TORCH_CHECK_TYPE(false, at.what, " must be ", must, ", got ",
-                   pybind11::repr(pybind11::handle(value)).cast<std::string>(), " at ", at.place,
-                   " ", at.index);
+                   pybind11::repr(pybind11::handle(value)).cast<std::string>(), at.suffix());
 }
 
-/// An int that fits 64 bits; nothing where the value is none, bools included. Tensors say that they
-/// can be an index whatever they hold, so they are asked. @throws c10::ValueError.
-inline std::optional<std::int64_t> whole_if_any(PyObject* value, const NumberPlace& at) {
-  int overflow = 0;
-  long long result = 0;
-  if (PyLong_Check(value)) {
-    if (PyBool_Check(value)) {
-      return std::nullopt;
-    }
-    result = PyLong_AsLongLongAndOverflow(value, &overflow);
-  } else {
-    if (PyIndex_Check(value) == 0) {
-      return std::nullopt;
-    }
-    const auto number = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Index(value));
-    if (!number) {
+/// An int that fits 64 bits; empty for what is no int, bools included. Tensors claim to be an index
+/// whatever they hold, so they are asked. @throws c10::ValueError for one that does not fit, which
+/// says what the number `must` be.
+inline std::optional<std::int64_t> whole_if_any(PyObject* value, const NumberPlace& at,
+                                                const char* must = "fit 64 bits") {
+  if (PyIndex_Check(value) == 0 || PyBool_Check(value)) {
+    return std::nullopt;
+  }
+  pybind11::object index;  // of an int it is the value itself: not made anew for millions of them
+  if (!PyLong_Check(value)) {
+    index = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Index(value));
+    if (!index) {
       PyErr_Clear();
       return std::nullopt;
     }
-    result = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
   }
-  TORCH_CHECK_VALUE(overflow == 0, at.what, " must fit 64 bits, got ",
-                    pybind11::str(pybind11::handle(value)).cast<std::string>(), " at ", at.place,
-                    " ", at.index);
+  int overflow = 0;
+  const long long result = PyLong_AsLongLongAndOverflow(index ? index.ptr() : value, &overflow);
+  TORCH_CHECK_VALUE(overflow == 0, at.what, " must ", must, ", got ",
+                    pybind11::str(pybind11::handle(value)).cast<std::string>(), at.suffix());
   return result;
 }
 
 /// The same, where it must be one. @throws c10::TypeError, c10::ValueError.
-inline std::int64_t whole_number(PyObject* value, const NumberPlace& at) {
-  const auto whole = whole_if_any(value, at);
+inline std::int64_t whole_number(PyObject* value, const NumberPlace& at,
+                                 const char* must = "fit 64 bits") {
+  const auto whole = whole_if_any(value, at, must);
   if (!whole) {
-    not_a_number(value, at, "ints");
+    not_a_number(value, at, at.place == nullptr ? "an int" : "ints");
   }
   return *whole;
 }
@@ -69,7 +69,7 @@ inline double real_number(PyObject* value, const NumberPlace& at) {
   }
   if (const auto whole = whole_if_any(value, at)) {
     TORCH_CHECK_VALUE(std::abs(static_cast<double>(*whole)) <= 0x1p53, at.what,
-                      " must not exceed 2^53, got ", *whole, " at ", at.place, " ", at.index);
+                      " must not exceed 2^53, got ", *whole, at.suffix());
     return static_cast<double>(*whole);
   }
   if (PyNumber_Check(value) == 0 || PyBool_Check(value)) {
@@ -86,8 +86,7 @@ inline double real_number(PyObject* value, const NumberPlace& at) {
 inline double size_number(PyObject* value, const NumberPlace& at) {
   const double size = real_number(value, at);
   TORCH_CHECK_VALUE(size >= 0 && std::isfinite(size), at.what,
-                    " must be finite and not negative, got ", size, " at ", at.place, " ",
-                    at.index);
+                    " must be finite and not negative, got ", size, at.suffix());
   return size;
 }
 

@@ -7,7 +7,6 @@
 #include <pybind11/stl.h>
 
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,16 +18,6 @@ namespace brim::python {
 namespace {
 
 using Numbers = std::vector<double>;
-
-/// Calls a pure part of the core; its std::invalid_argument is Python's ValueError.
-template <class Work>
-auto checked(const Work& work) {
-  try {
-    return work();
-  } catch (const std::invalid_argument& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
-}
 
 /// A PeakSample whose feature is any Python object.
 struct PyPeakSample {
@@ -68,64 +57,51 @@ py::list collect(const py::object& work, const py::iterable& inputs, const py::o
   return result;
 }
 
-ProbeOptions probe_options(const py::object& device, const std::optional<std::int64_t>& budget,
-                           const py::object& probes, const py::object& cleanup) {
-  return {.device = device_argument(device),
-          .budget = budget,
-          .probes = integer_argument("probes", probes),
-          .cleanup = cleanup_argument(cleanup),
-          .collect_garbage = &collect_garbage};
-}
-
 MemoryModel probe(const py::object& function,
                   const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes, bool batch,
                   const py::object& device, const std::optional<std::int64_t>& budget,
                   const py::object& probes, const py::object& cleanup) {
   check_callable("fn", function);
-  const ProbeOptions options = probe_options(device, budget, probes, cleanup);
+  const ProbeOptions options{.device = device_argument(device),
+                             .budget = budget,
+                             .probes = integer_argument("probes", probes),
+                             .cleanup = cleanup_argument(cleanup),
+                             .collect_garbage = &collect_garbage};
   if (batch) {
-    return checked([&] {
-      return probe_memory(
-          [&](std::int64_t n, std::int64_t length) { call_python(function, n, length); }, sizes,
-          options);
-    });
+    return probe_memory(
+        [&](std::int64_t n, std::int64_t length) { call_python(function, n, length); }, sizes,
+        options);
   }
   std::vector<std::int64_t> numbers;
   numbers.reserve(sizes.size());
   for (const auto& size : sizes) {
     numbers.push_back(size.first);
   }
-  return checked([&] {
-    return probe_memory([&](std::int64_t size) { call_python(function, size); }, numbers, options);
-  });
+  return probe_memory([&](std::int64_t size) { call_python(function, size); }, numbers, options);
 }
 
 void register_regression(py::module_& m) {
   using Model = PolynomialRegression;
   py::class_<Model>(m, "PolynomialRegression")
-      .def(py::init([](const py::object& degree) {
-             return checked([&] { return Model(integer_argument("degree", degree)); });
-           }),
+      .def(py::init(
+               [](const py::object& degree) { return Model(integer_argument("degree", degree)); }),
            py::arg("degree"))
       .def("_fit", [](Model& self, const Numbers& x, const Numbers& y,
-                      std::size_t features) { checked([&] { self.fit(x, y, features); }); })
+                      std::size_t features) { self.fit(x, y, features); })
       .def("_predict",
            [](const Model& self, const Numbers& x, std::size_t features) {
              Numbers result;
              result.reserve(x.size() / features);
              for (std::size_t i = 0; i < x.size(); i += features) {
-               result.push_back(
-                   checked([&] { return self.predict(std::span(x).subspan(i, features)); }));
+               result.push_back(self.predict(std::span(x).subspan(i, features)));
              }
              return result;
            })
       .def("_inverse",
            [](const Model& self, double budget, const Numbers& point, std::size_t feature,
               const py::object& lower, const py::object& upper) {
-             return checked([&] {
-               return self.inverse(budget, point, feature, integer_argument("lower", lower),
-                                   integer_argument("upper", upper));
-             });
+             return self.inverse(budget, point, feature, integer_argument("lower", lower),
+                                 integer_argument("upper", upper));
            })
       .def_property_readonly("degree", &Model::degree)
       .def_property_readonly("features", &Model::features)
@@ -138,9 +114,7 @@ void register_regression(py::module_& m) {
                                }
                                return result;
                              })
-      .def_property_readonly("coefficients", [](const Model& self) {
-        return checked([&] { return self.coefficients(); });
-      });
+      .def_property_readonly("coefficients", &Model::coefficients);
 }
 
 void register_samples(py::module_& m) {
@@ -152,10 +126,8 @@ void register_samples(py::module_& m) {
                              [](const PyPeakSample& s) { return s.sample.out_of_memory; })
       .def_property_readonly("requested", [](const PyPeakSample& s) { return s.sample.requested; })
       .def("__repr__", [](const PyPeakSample& s) {
-        return "PeakSample(feature=" + py::repr(s.feature).cast<std::string>() +
-               ", peak=" + std::to_string(s.sample.peak) +
-               ", start=" + std::to_string(s.sample.start) +
-               ", out_of_memory=" + (s.sample.out_of_memory ? "True" : "False") + ")";
+        return py::str("PeakSample(feature={!r}, peak={}, start={}, out_of_memory={})")
+            .format(s.feature, s.sample.peak, s.sample.start, s.sample.out_of_memory);
       });
   py::class_<MemorySample>(m, "MemorySample")
       .def(py::init([](double n, double length, double peak, bool out_of_memory) {
@@ -166,20 +138,15 @@ void register_samples(py::module_& m) {
       .def_readonly("peak", &MemorySample::peak)
       .def_readonly("out_of_memory", &MemorySample::out_of_memory)
       .def("__repr__", [](const MemorySample& s) {
-        const auto number = [](double value) {
-          return py::repr(py::float_(value)).cast<std::string>();
-        };
-        return "MemorySample(n=" + number(s.n) + ", length=" + number(s.length) +
-               ", peak=" + number(s.peak) +
-               ", out_of_memory=" + (s.out_of_memory ? "True" : "False") + ")";
+        return py::str("MemorySample(n={}, length={}, peak={}, out_of_memory={})")
+            .format(s.n, s.length, s.peak, s.out_of_memory);
       });
   py::class_<ModelError>(m, "ModelError")
       .def_readonly("median", &ModelError::median)
       .def_readonly("worst", &ModelError::worst)
       .def_readonly("each", &ModelError::each)
       .def("__repr__", [](const ModelError& self) {
-        return "ModelError(median=" + py::repr(py::float_(self.median)).cast<std::string>() +
-               ", worst=" + py::repr(py::float_(self.worst)).cast<std::string>() + ")";
+        return py::str("ModelError(median={}, worst={})").format(self.median, self.worst);
       });
   m.def("collect_peaks", &collect, py::arg("work"), py::arg("inputs"), py::arg("device"),
         py::arg("cleanup"));
@@ -232,7 +199,7 @@ MemoryModel model_of(const py::dict& given) {
     TORCH_CHECK_TYPE(
         false, "state_dict holds a value of the wrong type: ", py::repr(given).cast<std::string>());
   }
-  return checked([&] { return MemoryModel::from_state(std::move(state)); });
+  return MemoryModel::from_state(std::move(state));
 }
 
 void register_model(py::module_& m) {
@@ -240,33 +207,15 @@ void register_model(py::module_& m) {
   py::class_<Model>(m, "MemoryModel")
       .def(py::init<>())
       .def("_assign", [](Model& self, const Model& other) { self = other; })
-      .def("_fit",
-           [](Model& self, const std::vector<MemorySample>& samples, bool batch) {
-             checked([&] { self.fit(samples, batch ? SizeKind::batch : SizeKind::size); });
-           })
+      .def("_fit", [](Model& self, const std::vector<MemorySample>& samples,
+                      bool batch) { self.fit(samples, batch ? SizeKind::batch : SizeKind::size); })
       .def("_state", &state_of)
       .def("_load", [](Model& self, const py::dict& state) { self = model_of(state); })
-      .def("_peak",
-           [](const Model& self, double n, const std::optional<double>& length) {
-             return checked([&] { return length ? self.peak(n, *length) : self.peak(n); });
-           })
-      .def(
-          "_safe_peak",
-          [](const Model& self, double n, const std::optional<double>& length) {
-            return checked([&] { return length ? self.safe_peak(n, *length) : self.safe_peak(n); });
-          })
-      .def("_peak_of",
-           [](const Model& self, const Numbers& lengths) {
-             return checked([&] { return self.peak_of(lengths); });
-           })
-      .def("_largest_batch",
-           [](const Model& self, double length, double budget) {
-             return checked([&] { return self.largest_batch(length, budget); });
-           })
-      .def("_largest_size",
-           [](const Model& self, double budget) {
-             return checked([&] { return self.largest_size(budget); });
-           })
+      .def("_peak", &Model::peak)
+      .def("_safe_peak", &Model::safe_peak)
+      .def("_peak_of", [](const Model& self, const Numbers& it) { return self.peak_of(it); })
+      .def("_largest_batch", &Model::largest_batch)
+      .def("_largest_size", &Model::largest_size)
       .def_property_readonly("fitted", &Model::fitted)
       .def_property_readonly(
           "kind",

@@ -1,5 +1,7 @@
 #include "python_error.h"
 
+#include <c10/util/Exception.h>
+
 #include <cerrno>
 #include <cstdint>
 
@@ -80,6 +82,19 @@ OomCause classify_python(py::handle exception) {
     return {};
   }
   return is_a(exception, PyExc_RuntimeError) ? from_text(exception, OomKind::none) : OomCause{};
+}
+
+detail::Failure release_pending_error() {
+  const py::error_already_set pending;  // takes it
+  const OomCause cause = classify_python(pending.value());
+  if (!cause) {
+    throw py::error_already_set(pending);
+  }
+  return detail::make_failure(cause, error_text(pending.value()));
+}
+
+void throw_out_of_memory(const detail::Failure& failure) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, failure.message);
 }
 
 void install_python_classifier() {

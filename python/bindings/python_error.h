@@ -1,11 +1,15 @@
 #pragma once
 
+#include <brim/adapt/detail/driver.h>
 #include <brim/memory/out_of_memory.h>
-#include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
 
+#include <exception>
 #include <string>
 #include <utility>
+
+#include "interpreter.h"
 
 namespace brim::python {
 
@@ -18,26 +22,36 @@ std::string error_text(pybind11::handle exception);
 /// Teaches brim::classify about Python exceptions that pass through C++ code.
 void install_python_classifier();
 
+/// Takes the pending Python exception and releases it, with its frames and all that they hold.
+/// @throws pybind11::error_already_set with that very exception if it is not about memory.
+detail::Failure release_pending_error();
+
+/// Raises what is left of a Python exception as c10::OutOfMemoryError.
+[[noreturn]] void throw_out_of_memory(const detail::Failure& failure);
+
 /// Calls into Python from C++. Out of memory there arrives here as c10::OutOfMemoryError, after the
 /// Python exception and with it the frames and tensors of the failed attempt have been released;
 /// every other exception passes untouched. The caller holds the GIL.
 template <class... Arguments>
 pybind11::object call_python(const pybind11::object& function, Arguments&&... arguments) {
-  std::string message;
   try {
     return function(std::forward<Arguments>(arguments)...);
   } catch (pybind11::error_already_set& error) {
-    const OomCause cause = classify_python(error.value());
-    if (!cause) {
-      throw;
-    }
-    message = error_text(error.value());
-    // A MemoryError is known by its type alone; as c10::OutOfMemoryError its text must tell.
-    if (cause.kind == OomKind::host_memory && !classify_message(message)) {
-      message = "CPU out of memory. " + message;
-    }
+    error.restore();
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, false, message);
+  throw_out_of_memory(release_pending_error());
+}
+
+/// Runs the body of a function that the interpreter calls. It returns a new reference, or null with
+/// an exception set; what it throws becomes Python's exception.
+template <class Body>
+PyObject* called_by_python(const Body& body) noexcept {
+  try {
+    return entering_python(body);
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
 }
 
 /// Runs Python's garbage collector. The caller holds the GIL.

@@ -4,82 +4,53 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Signature
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
+from torch import Tensor
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R", covariant=True)
+_Ints: TypeAlias = Sequence[int]
 _Device: TypeAlias = str | torch.device | int | None
 
 __version__: str
 built_with_torch: str
 
 class MemoryStats:
-    @property
-    def allocated(self) -> int: ...
-    @property
-    def peak(self) -> int: ...
-    @property
-    def reserved(self) -> int: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def free(self) -> int: ...
-    @property
-    def inactive_split(self) -> int: ...
-    @property
-    def alloc_retries(self) -> int: ...
-    @property
-    def ooms(self) -> int: ...
+    allocated: Final[int]
+    peak: Final[int]
+    reserved: Final[int]
+    limit: Final[int]
+    free: Final[int]
+    inactive_split: Final[int]
+    alloc_retries: Final[int]
+    ooms: Final[int]
 
 class Fragmentation:
-    @property
-    def cached(self) -> int: ...
-    @property
-    def stuck(self) -> int: ...
-    @property
-    def share(self) -> float: ...
-    @property
-    def usable(self) -> int: ...
+    cached: Final[int]
+    stuck: Final[int]
+    share: Final[float]
+    usable: Final[int]
     def explains_failure_of(self, requested: int) -> bool: ...
 
 class PeakMeter:
     def __init__(self, device: _Device | Sequence[_Device] = None) -> None: ...
     def __enter__(self) -> PeakMeter: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
-    @property
-    def peak(self) -> int: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def left(self) -> int: ...
-    @property
-    def peaks(self) -> dict[torch.device, int]: ...
+    def __exit__(self, *exception: object) -> None: ...
+    peak: Final[int]
+    start: Final[int]
+    left: Final[int]
+    peaks: Final[dict[torch.device, int]]
 
 class Budget:
     def __init__(self, limit: int | str, device: _Device = None) -> None: ...
     def __enter__(self) -> Budget: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
+    def __exit__(self, *exception: object) -> None: ...
+    limit: Final[int]
+    device: Final[torch.device]
 
 class OomKind:
     none: OomKind
@@ -87,58 +58,35 @@ class OomKind:
     host_memory: OomKind
     library_workspace: OomKind
     size_limit: OomKind
-    @property
-    def name(self) -> str: ...
+    name: Final[str]
 
 class OomCause:
-    @property
-    def kind(self) -> OomKind: ...
-    @property
-    def device(self) -> torch.device | None: ...
-    @property
-    def requested(self) -> int | None: ...
-    @property
-    def in_use(self) -> int | None: ...
+    kind: Final[OomKind]
+    device: Final[torch.device | None]
+    requested: Final[int | None]
+    in_use: Final[int | None]
     def __bool__(self) -> bool: ...
 
 class OomInjector:
     def __init__(self, at: int, count: int, device: _Device) -> None: ...
     def __enter__(self) -> OomInjector: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
-    @property
-    def allocations(self) -> int: ...
-    @property
-    def failures(self) -> int: ...
+    def __exit__(self, *exception: object) -> None: ...
+    allocations: Final[int]
+    failures: Final[int]
 
 class Attempt:
-    """One try of an adaptive call: what was tried and what came of it."""
+    """One attempt of an adaptive call: what was tried and how it ended."""
 
-    @property
-    def size(self) -> int: ...
-    @property
-    def values(self) -> tuple[int, ...]: ...
-    @property
-    def fitted(self) -> bool: ...
-    @property
-    def outcome(self) -> OomKind: ...
-    @property
-    def peak(self) -> int | None: ...
-    @property
-    def requested(self) -> int | None: ...
-    @property
-    def held(self) -> int: ...
-    @property
-    def available(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def repeats(self) -> bool: ...
+    size: Final[int]
+    values: Final[tuple[int, ...]]
+    fitted: Final[bool]
+    outcome: Final[OomKind]
+    peak: Final[int | None]
+    requested: Final[int | None]
+    held: Final[int]
+    available: Final[int | None]
+    seconds: Final[float]
+    repeats: Final[bool]
 
 class SizeMemory:
     """What earlier calls learned about sizes."""
@@ -181,53 +129,36 @@ class PolynomialRegression:
     def _inverse(
         self, budget: float, point: Sequence[float], feature: int, lower: int, upper: int
     ) -> int: ...
-    @property
-    def degree(self) -> int: ...
-    @property
-    def features(self) -> int: ...
-    @property
-    def fitted(self) -> bool: ...
-    @property
-    def exponents(self) -> list[tuple[int, ...]]: ...
-    @property
-    def coefficients(self) -> list[float]: ...
+    degree: Final[int]
+    features: Final[int]
+    fitted: Final[bool]
+    exponents: Final[list[tuple[int, ...]]]
+    coefficients: Final[list[float]]
 
 class PeakSample:
     """What one piece of work held at its peak; see `brim.collect_peaks`."""
 
-    @property
-    def feature(self) -> Any: ...
-    @property
-    def peak(self) -> int: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def out_of_memory(self) -> bool: ...
-    @property
-    def requested(self) -> int | None: ...
+    feature: Final[Any]
+    peak: Final[int]
+    start: Final[int]
+    out_of_memory: Final[bool]
+    requested: Final[int | None]
 
 class MemorySample:
     """What a `brim.MemoryModel` was fitted to: a size, its peak, whether that is a lower bound."""
 
     def __init__(self, n: float, length: float, peak: float, out_of_memory: bool) -> None: ...
-    @property
-    def n(self) -> float: ...
-    @property
-    def length(self) -> float: ...
-    @property
-    def peak(self) -> float: ...
-    @property
-    def out_of_memory(self) -> bool: ...
+    n: Final[float]
+    length: Final[float]
+    peak: Final[float]
+    out_of_memory: Final[bool]
 
 class ModelError:
     """How far a model is off for sizes that it has not seen: predicted / measured - 1."""
 
-    @property
-    def median(self) -> float: ...
-    @property
-    def worst(self) -> float: ...
-    @property
-    def each(self) -> list[float]: ...
+    median: Final[float]
+    worst: Final[float]
+    each: Final[list[float]]
 
 class MemoryModel:
     def __init__(self) -> None: ...
@@ -240,20 +171,13 @@ class MemoryModel:
     def _peak_of(self, lengths: Sequence[float]) -> float: ...
     def _largest_batch(self, length: float, budget: float) -> int: ...
     def _largest_size(self, budget: float) -> int: ...
-    @property
-    def fitted(self) -> bool: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def error(self) -> ModelError: ...
-    @property
-    def margin(self) -> float: ...
-    @property
-    def floor(self) -> float: ...
-    @property
-    def phases(self) -> list[dict[str, float]]: ...
-    @property
-    def samples(self) -> list[MemorySample]: ...
+    fitted: Final[bool]
+    kind: Final[str]
+    error: Final[ModelError]
+    margin: Final[float]
+    floor: Final[float]
+    phases: Final[list[dict[str, float]]]
+    samples: Final[list[MemorySample]]
 
 def collect_peaks(
     work: Callable[[_T], Any],
@@ -274,66 +198,42 @@ def probe_memory(
 class PlanReport:
     """What becomes of the samples of an epoch, over all ranks."""
 
-    @property
-    def samples(self) -> int: ...
-    @property
-    def batched(self) -> int: ...
-    @property
-    def batches(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def fill(self) -> float: ...
-    @property
-    def padding(self) -> float: ...
-    @property
-    def imbalance(self) -> float: ...
-    @property
-    def left_out(self) -> dict[str, torch.Tensor]: ...
+    samples: Final[int]
+    batched: Final[int]
+    batches: Final[int]
+    world_size: Final[int]
+    fill: Final[float]
+    padding: Final[float]
+    imbalance: Final[float]
+    left_out: Final[dict[str, Tensor]]
 
 class BatchIterator:
     def __iter__(self) -> BatchIterator: ...
-    def __next__(self) -> list[int] | torch.Tensor: ...
+    def __next__(self) -> list[int] | Tensor: ...
     def begun(self) -> bool: ...
     def state_dict(self, batches: int | None = None) -> dict[str, Any]: ...
 
 class SampleBatching:
-    @property
-    def samples(self) -> int: ...
-    @property
-    def left_out(self) -> dict[str, torch.Tensor]: ...
+    samples: Final[int]
+    left_out: Final[dict[str, Tensor]]
     def iterate(
         self,
         seed: int,
         rank: int,
         world_size: int,
         as_tensors: bool,
-        cursor: Sequence[int],
-        segments: Sequence[Sequence[int]],
+        cursor: _Ints,
+        segments: Sequence[_Ints],
         description: dict[str, Any],
     ) -> BatchIterator: ...
     def count(
-        self,
-        seed: int,
-        rank: int,
-        world_size: int,
-        cursor: Sequence[int],
-        segments: Sequence[Sequence[int]],
+        self, seed: int, rank: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
     ) -> int: ...
     def plan(
-        self,
-        seed: int,
-        rank: int,
-        world_size: int,
-        cursor: Sequence[int],
-        segments: Sequence[Sequence[int]],
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+        self, seed: int, rank: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
+    ) -> tuple[Tensor, Tensor]: ...
     def report(
-        self,
-        seed: int,
-        world_size: int,
-        cursor: Sequence[int],
-        segments: Sequence[Sequence[int]],
+        self, seed: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
     ) -> PlanReport: ...
 
 class SampleStream:
@@ -348,39 +248,34 @@ class SampleStream:
     ) -> None: ...
     def __iter__(self) -> SampleStream: ...
     def __next__(self) -> list[Any]: ...
-    @property
-    def read(self) -> int: ...
-    @property
-    def batched(self) -> int: ...
-    @property
-    def batches(self) -> int: ...
-    @property
-    def begin(self) -> int: ...
-    @property
-    def left_out(self) -> list[int]: ...
+    read: Final[int]
+    batched: Final[int]
+    batches: Final[int]
+    begin: Final[int]
+    left_out: Final[list[int]]
 
 def ordered_batching(
-    sizes: list[torch.Tensor],
+    sizes: list[Tensor],
     costs: list[Any],
     maxima: list[Any],
-    indices: torch.Tensor | None,
+    indices: Tensor | None,
     shuffle: bool,
     oversize: str,
 ) -> SampleBatching: ...
 def packed_batching(
-    sizes: list[torch.Tensor],
+    sizes: list[Tensor],
     costs: list[Any],
     maxima: list[Any],
-    indices: torch.Tensor | None,
+    indices: Tensor | None,
     shuffle: bool,
     window: int | None,
     oversize: str,
 ) -> SampleBatching: ...
 def bucket_batching(
-    bucket_sizes: torch.Tensor,
+    bucket_sizes: Tensor,
     boundaries: list[float],
     batch_sizes: list[int],
-    sizes: list[torch.Tensor],
+    sizes: list[Tensor],
     costs: list[Any],
     maxima: list[Any],
     drop_last: bool,
@@ -389,13 +284,13 @@ def bucket_batching(
 ) -> SampleBatching: ...
 def epoch_seed(seed: int, epoch: int) -> int: ...
 def check_limits(costs: list[Any], maxima: list[Any]) -> None: ...
-def sizes_tensor(sizes: Sequence[Any], name: str = "sizes") -> torch.Tensor: ...
-def indices_tensor(indices: Iterable[int]) -> torch.Tensor: ...
+def sizes_tensor(sizes: Sequence[Any], name: str = "sizes") -> Tensor: ...
+def indices_tensor(indices: Iterable[int]) -> Tensor: ...
 def make_adaptive(
     function: Callable[..., Any], config: Mapping[str, object]
 ) -> AdaptiveFunction[..., Any]: ...
 def fit_batching(
-    sizes: torch.Tensor,
+    sizes: Tensor,
     work: Callable[[list[int]], object],
     make: Callable[[int, MemoryModel | None], SampleBatching],
     padded: bool,
@@ -404,18 +299,19 @@ def fit_batching(
     probes: int,
 ) -> tuple[int, MemoryModel | None, float]: ...
 def create_buckets(
-    sizes: torch.Tensor, max_width: int, min_bucket_count: int
-) -> tuple[torch.Tensor, torch.Tensor]: ...
-def least_padding_boundaries(sizes: torch.Tensor, buckets: int) -> torch.Tensor: ...
-def group_by_bucket(
-    sizes: torch.Tensor, boundaries: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]: ...
+    sizes: Tensor, max_width: int, min_bucket_count: int
+) -> tuple[Tensor, Tensor]: ...
+def least_padding_boundaries(sizes: Tensor, buckets: int) -> Tensor: ...
+def group_by_bucket(sizes: Tensor, boundaries: Tensor) -> tuple[Tensor, Tensor]: ...
 def memory_stats(device: _Device = None) -> MemoryStats: ...
 def reset_peak(device: _Device = None) -> None: ...
 def release_cached(device: _Device = None) -> int: ...
 def fragmentation(device: _Device = None) -> Fragmentation: ...
 def default_device() -> torch.device: ...
 def format_bytes(bytes: int) -> str: ...  # noqa: A002
+def text_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, last: Sequence[str] = ()
+) -> str: ...
 def parse_bytes(limit: int | str, of: int | None = None) -> int: ...
 def install_cpu_allocator() -> None: ...
 def cpu_allocator_installed() -> bool: ...
@@ -426,110 +322,6 @@ def call_through_cpp(function: Callable[[], _T]) -> _T: ...
 class _Operators:
     """The operators of brim: `torch.ops.brim`, called without torch's parser."""
 
-    def gate(
-        self, x: torch.Tensor, gate: int, a: float, b: float, recompute: bool, /
-    ) -> torch.Tensor: ...
-    def gate_(
-        self, x: torch.Tensor, gate: int, a: float, b: float, recompute: bool, /
-    ) -> torch.Tensor: ...
-    def gelu(self, x: torch.Tensor, approximate: str, /) -> torch.Tensor: ...
-    def silu(self, x: torch.Tensor, /) -> torch.Tensor: ...
-    def silu_(self, x: torch.Tensor, /) -> torch.Tensor: ...
-    def dropout(self, x: torch.Tensor, p: float, /) -> torch.Tensor: ...
-    def dropout_(self, x: torch.Tensor, p: float, /) -> torch.Tensor: ...
-    def linear(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        cast_weights: bool,
-        recompute: bool,
-        /,
-    ) -> torch.Tensor: ...
-    def conv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        transposed: bool,
-        output_padding: Sequence[int],
-        groups: int,
-        cast_weights: bool,
-        recompute: bool,
-        /,
-    ) -> torch.Tensor: ...
-    def batch_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        running_mean: torch.Tensor | None,
-        running_var: torch.Tensor | None,
-        training: bool,
-        momentum: float,
-        eps: float,
-        /,
-    ) -> torch.Tensor: ...
-    def layer_norm(
-        self,
-        x: torch.Tensor,
-        normalized_shape: Sequence[int],
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-        /,
-    ) -> torch.Tensor: ...
-    def group_norm(
-        self,
-        x: torch.Tensor,
-        num_groups: int,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-        /,
-    ) -> torch.Tensor: ...
-    def rms_norm(
-        self,
-        x: torch.Tensor,
-        normalized_shape: Sequence[int],
-        weight: torch.Tensor | None,
-        eps: float | None,
-        /,
-    ) -> torch.Tensor: ...
-    def max_pool(
-        self,
-        x: torch.Tensor,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        ceil_mode: bool,
-        /,
-    ) -> torch.Tensor: ...
-    def max_pool_with_indices(
-        self,
-        x: torch.Tensor,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        ceil_mode: bool,
-        /,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def avg_pool(
-        self,
-        x: torch.Tensor,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: int | None,
-        /,
-    ) -> torch.Tensor: ...
-    def adaptive_avg_pool(self, x: torch.Tensor, output_size: Sequence[int], /) -> torch.Tensor: ...
+    def __getattr__(self, name: str) -> Callable[..., Tensor]: ...
 
 ops: _Operators

@@ -12,42 +12,10 @@ from brim import _torch_version
 
 _torch_version.check()
 
-from brim import data, nn, testing  # noqa: E402  the check above must come before anything loads the C++ core
-from brim._C import (  # noqa: E402
-    Budget,
-    Fragmentation,
-    MemoryStats,
-    OomCause,
-    OomKind,
-    PeakMeter,
-    __version__,
-)
-from brim.adapt import (  # noqa: E402
-    AdaptiveFunction,
-    Attempt,
-    SizeMemory,
-    batch,
-    chunked,
-    maximize,
-    range,  # noqa: A004  the public name
-    run_batch,
-    run_chunked,
-    run_range,
-)
-from brim.memory import (  # noqa: E402
-    budget,
-    classify_error,
-    cpu_allocator_installed,
-    default_device,
-    format_bytes,
-    fragmentation,
-    install_cpu_allocator,
-    is_out_of_memory,
-    memory_stats,
-    parse_bytes,
-    release_cached,
-    reset_peak,
-)
+from brim import adapt, data, memory, nn, predict, testing  # noqa: E402  the check comes before anything loads the C++ core
+from brim._C import __version__  # noqa: E402
+from brim.adapt import *  # noqa: E402, F403
+from brim.memory import *  # noqa: E402, F403
 from brim.nn import (  # noqa: E402
     Audit,
     ConversionReport,
@@ -57,61 +25,21 @@ from brim.nn import (  # noqa: E402
     restore,
     saving,
 )
-from brim.predict import (  # noqa: E402
-    MemoryModel,
-    MemorySample,
-    ModelError,
-    Peaks,
-    PeakSample,
-    PolynomialRegression,
-    collect_peaks,
-)
+from brim.predict import *  # noqa: E402, F403
 
 __all__ = [
-    "AdaptiveFunction",
-    "Attempt",
     "Audit",
-    "Budget",
     "ConversionReport",
-    "Fragmentation",
-    "MemoryModel",
-    "MemorySample",
-    "MemoryStats",
-    "ModelError",
-    "OomCause",
-    "OomKind",
-    "PeakMeter",
-    "PeakSample",
-    "Peaks",
-    "PolynomialRegression",
-    "SizeMemory",
     "__version__",
     "assert_saved",
     "audit",
-    "batch",
-    "budget",
-    "chunked",
-    "classify_error",
-    "collect_peaks",
     "convert",
-    "cpu_allocator_installed",
     "data",
-    "default_device",
-    "format_bytes",
-    "fragmentation",
-    "install_cpu_allocator",
-    "is_out_of_memory",
-    "maximize",
-    "memory_stats",
     "nn",
-    "parse_bytes",
-    "range",
-    "release_cached",
-    "reset_peak",
     "restore",
-    "run_batch",
-    "run_chunked",
-    "run_range",
     "saving",
     "testing",
 ]
+__all__ += adapt.__all__
+__all__ += memory.__all__
+__all__ += predict.__all__

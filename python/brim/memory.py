@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 DeviceLike: TypeAlias = str | torch.device | int | None
-"""A device: its name, a `torch.device`, an accelerator's number, or None for `default_device()`."""
+"""A device: its name, a `torch.device`, an accelerator's index, or None for `default_device()`."""
 
 
 def memory_stats(device: DeviceLike = None) -> MemoryStats:
@@ -46,10 +46,10 @@ def memory_stats(device: DeviceLike = None) -> MemoryStats:
 
     Returns:
         `allocated` (held by tensors), `peak` (the most of that so far), `reserved` (taken from the
-        system: torch's cache on an accelerator, the resident set on the CPU), `limit` (the least
-            of what the machine, the container,
-        RLIMIT_AS and open budgets allow) and `free` (what can still be allocated). On the CPU
-        `allocated` and `peak` count from `install_cpu_allocator` on.
+        system: torch's cache on an accelerator, the resident set on the CPU), `limit` (the least of
+        what the machine, the container, RLIMIT_AS and open budgets allow) and `free` (what can
+        still be allocated). On the CPU, `allocated` and `peak` count from
+        `install_cpu_allocator` on.
 
     Raises:
         ValueError: if the device does not exist or has no memory of its own.
@@ -70,9 +70,9 @@ def budget(limit: int | str, device: DeviceLike = None) -> Budget:
     that would go over raises `torch.OutOfMemoryError`.
 
     Args:
-        limit: bytes as an int, or `"512MiB"`, `"8GB"`, or `"50%"` of the limit that is in force
-            when it is entered.
-        device: which device: the CPU or a CUDA device.
+        limit: bytes as an int, or `"512MiB"`, `"8GB"`, or `"50%"` of the limit in force when the
+            block is entered.
+        device: the CPU or a CUDA device.
 
     Raises:
         ValueError: if the limit is not positive or not understood.
@@ -129,7 +129,7 @@ def release_cached(device: DeviceLike = None) -> int:
 
 
 def fragmentation(device: DeviceLike = None) -> Fragmentation:
-    """How much memory torch's cache has reserved that no tensor holds, and how much of it is stuck.
+    """How much memory torch's cache holds without a tensor in it, and how much cannot be released.
 
     Example:
         >>> import brim
@@ -150,7 +150,7 @@ def reset_peak(device: DeviceLike = None) -> None:
 
 
 def default_device() -> torch.device:
-    """The device that is meant when none is named: the current accelerator, else the CPU.
+    """The device used when none is named: the current accelerator, else the CPU.
 
     Example:
         >>> import brim
@@ -163,7 +163,7 @@ def default_device() -> torch.device:
 def install_cpu_allocator() -> None:
     """Count every CPU tensor's bytes from now on.
 
-    Budgets, meters and injectors on the CPU do this by themselves.
+    Budgets, meters and injectors on the CPU call this themselves.
 
     Example:
         >>> import brim
@@ -175,7 +175,7 @@ def install_cpu_allocator() -> None:
 
 
 def cpu_allocator_installed() -> bool:
-    """Whether CPU tensors are being counted; importing brim alone does not do it."""
+    """Whether CPU tensors are being counted. Importing brim does not start that."""
     return _C.cpu_allocator_installed()
 
 

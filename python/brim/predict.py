@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from brim import _C
+from brim._arguments import real
 from brim._C import MemorySample, ModelError, PeakSample
 from brim.memory import DeviceLike
 
@@ -49,26 +50,19 @@ def _tensor(name: str, values: Numbers) -> torch.Tensor:
     return tensor.detach().to("cpu", torch.float64)
 
 
-def _number(name: str, value: object) -> float:
-    """One number, which may be NumPy's or a tensor of one."""
-    if isinstance(value, (str, bytes, bool)) or not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
-
-
 def _bytes(name: str, value: float | str, device: DeviceLike = None) -> float:
     """Bytes as a number, or text such as "8GiB"; a percentage is one of the device's limit."""
     if isinstance(value, str):
         whole = _C.memory_stats(device).limit if value.strip().endswith("%") else None
         return _C.parse_bytes(value, whole)
-    return _number(name, value)
+    return real(name, value)
 
 
 class PolynomialRegression(_C.PolynomialRegression):
     """A polynomial through points, by least squares in double precision, and its inverse.
 
-    Features are scaled and the system is solved by QR, so sizes from 1 to 1e9 do no harm. With
-    several features it has all monomials up to the total degree.
+    Features are scaled and the system is solved by QR, so sizes may span 1 to 1e9. With several
+    features it has all monomials up to the total degree.
 
     Args:
         degree: 0 to 16.
@@ -90,24 +84,24 @@ class PolynomialRegression(_C.PolynomialRegression):
         """Fit to points, forgetting earlier ones.
 
         Args:
-            x: one number a point, or one row of features a point.
-            y: one number a point.
+            x: one number per point, or one row of features per point.
+            y: one number per point.
 
         Returns:
             The model itself.
 
         Raises:
-            ValueError: if the lengths differ, a number is not finite, or the points are too few or
-                lie so that some coefficient stays open (duplicates, a constant feature).
+            ValueError: if the lengths differ, a number is not finite, or the points do not
+                determine every coefficient (too few, duplicates, a constant feature).
             TypeError: if these are not numbers.
         """
         points, values = _tensor("x", x), _tensor("y", y)
         if points.dim() not in (1, 2):
             raise ValueError(
-                f"x must be one number or one row a point, got the shape {tuple(points.shape)}"
+                f"x must be one number or one row per point, got the shape {tuple(points.shape)}"
             )
         if values.dim() != 1:
-            raise ValueError(f"y must be one number a point, got the shape {tuple(values.shape)}")
+            raise ValueError(f"y must be one number per point, got the shape {tuple(values.shape)}")
         if points.shape[0] != values.shape[0]:
             raise ValueError(
                 f"x and y must have the same length, got {points.shape[0]} and {values.shape[0]}"
@@ -128,14 +122,12 @@ class PolynomialRegression(_C.PolynomialRegression):
         points = _tensor("x", x)
         features = max(self.features, 1)
         one = points.dim() == (0 if features == 1 else 1)
-        if not one and points.dim() == (1 if features == 1 else 0):
-            points = points.reshape(-1, 1)
-        if points.dim() > 2 or (not one and points.shape[-1:] != (features,)):
+        rows = points.reshape(-1, 1) if features == 1 and points.dim() < 2 else points
+        if rows.dim() > 2 or rows.shape[-1:] != (features,):
             raise ValueError(
                 f"x must have {features} feature(s) as in fit, got the shape {tuple(points.shape)}"
             )
-        width = features if not one else points.numel()
-        values = self._predict(points.flatten().tolist(), width)
+        values = self._predict(rows.flatten().tolist(), features)
         return values[0] if one else torch.tensor(values, dtype=torch.float64)
 
     def inverse(
@@ -172,7 +164,7 @@ class PolynomialRegression(_C.PolynomialRegression):
             raise ValueError(
                 f"at must hold None once, for the feature that is asked for, got {at!r}"
             )
-        point = [0.0 if value is None else _number("at", value) for value in at]
+        point = [0.0 if value is None else real("at", value) for value in at]
         return self._inverse(limit, point, open_ones[0], lower, upper)
 
     def __repr__(self) -> str:
@@ -191,7 +183,7 @@ class Peaks(list[PeakSample]):
 
     @property
     def peaks(self) -> list[int]:
-        """Bytes held at most; where it ran out, the need was at least that."""
+        """Bytes held at most; of work that ran out of memory, a lower bound of its need."""
         return [sample.peak for sample in self]
 
     @property
@@ -209,8 +201,7 @@ def collect_peaks(
     """Run a piece of work on each input and measure the most memory that it holds.
 
     Work that runs out of memory stays in the result, with what it held and asked for as a lower
-    bound of its need. Its exception and its tensors are gone before anything else happens, and the
-    device's cache is released.
+    bound of its need. Its exception and tensors are released first, then the device's cache.
 
     Args:
         work: called with each input; what it returns is the sample's `feature`.
@@ -246,7 +237,7 @@ def _shapes(sizes: Numbers) -> tuple[list[tuple[float, float]], bool]:
         raise ValueError("sizes is empty")
     if len(kinds) > 1:
         raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {values!r}")
-    tensor = _tensor("sizes", values if isinstance(values, torch.Tensor) else _stacked(values))
+    tensor = torch.stack([_tensor("sizes", value) for value in values])
     if tensor.dim() == 1:
         return [(size, 0.0) for size in tensor.tolist()], False
     if tensor.dim() != 2 or tensor.shape[1] != 2:
@@ -256,16 +247,12 @@ def _shapes(sizes: Numbers) -> tuple[list[tuple[float, float]], bool]:
     return [(n, length) for n, length in tensor.tolist()], True
 
 
-def _stacked(values: list[Any]) -> torch.Tensor:
-    return torch.stack([_tensor("sizes", value) for value in values])
-
-
 class MemoryModel(_C.MemoryModel):
     """How many bytes a piece of work needs at its peak, learned from a few measurements.
 
-    Sizes are one number, or pairs `(n, length)`: n samples, the longest so long. The peak is
-    `max(floor, phases…)` with coefficients that are never negative, so it never falls as a size
-    grows. See docs/predict.md for the formulas.
+    Sizes are numbers, or pairs `(n, length)`: n samples padded to the longest, of that length. The
+    peak is `max(floor, phases…)` with coefficients that are never negative, so it never falls as a
+    size grows. See docs/predict.md for the formulas.
 
     Example:
         >>> import brim
@@ -285,9 +272,9 @@ class MemoryModel(_C.MemoryModel):
 
         Args:
             sizes: numbers, or pairs (n, length).
-            peaks: bytes, one a size.
-            out_of_memory: one bool a size, where some ran out of memory: their peaks are lower
-                bounds, and the model is at least that there.
+            peaks: bytes, one per size.
+            out_of_memory: one bool per size. The peak of one that ran out of memory is a lower
+                bound: the model predicts at least that.
 
         Returns:
             The model itself.
@@ -326,17 +313,16 @@ class MemoryModel(_C.MemoryModel):
     ) -> _Self:
         """Measure a few of the sizes and fit a model to them.
 
-        It chooses them itself: the smallest first (once unmeasured, to warm up), then growing and
-        spread out, each only where its need is expected to stay within the budget. One that runs
-        out of memory nevertheless becomes a lower bound. `model.samples` tells what was measured.
+        It chooses them itself: the smallest first (once unmeasured, to warm up), then larger ones
+        spread over the range, each only if its need is expected to stay within the budget. One that
+        runs out of memory anyway becomes a lower bound. `model.samples` shows what was measured.
 
         Args:
             fn: called as `fn(size)`, or `fn(n, length)` where the sizes are pairs.
-            sizes: candidates, ints or pairs of ints. The smallest and largest should be those that
-                the model is meant for.
+            sizes: candidates, ints or pairs of ints, which span the sizes the model is for.
             device: where to measure.
-            budget: bytes that may be held on the device, or text such as `"8GiB"`; 90 % of what is
-                free where None.
+            budget: bytes that may be held on the device, or text such as `"8GiB"`; None: 90 % of
+                what is free.
             probes: how many sizes to measure at most.
             cleanup: called after each call of `fn`.
 
@@ -364,13 +350,11 @@ class MemoryModel(_C.MemoryModel):
 
     def peak(self, n: float, length: float | None = None) -> float:
         """Bytes expected at the peak of a size, or of n samples of a length."""
-        return self._peak(_number("n", n), None if length is None else _number("length", length))
+        return self._peak(real("n", n), None if length is None else real("length", length))
 
     def safe_peak(self, n: float, length: float | None = None) -> float:
-        """`peak` with the margin on top: what to compare with a budget."""
-        return self._safe_peak(
-            _number("n", n), None if length is None else _number("length", length)
-        )
+        """The most that a size can need, with a margin: what to compare with a budget."""
+        return self._safe_peak(real("n", n), None if length is None else real("length", length))
 
     def peak_of(self, lengths: Numbers) -> float:
         """Bytes expected for one batch of samples of these lengths: n and the longest count."""
@@ -378,7 +362,7 @@ class MemoryModel(_C.MemoryModel):
 
     def largest_batch(self, length: float, budget: float | str) -> int:
         """The most samples of a length with `safe_peak` within the budget; 0 for none."""
-        return self._largest_batch(_number("length", length), _bytes("budget", budget))
+        return self._largest_batch(real("length", length), _bytes("budget", budget))
 
     def largest_size(self, budget: float | str) -> int:
         """The largest size with `safe_peak` within the budget; 0 for none."""
@@ -389,7 +373,7 @@ class MemoryModel(_C.MemoryModel):
         return self._state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Become the model that `state_dict` was taken from.
+        """Restore the model that `state_dict` was taken from.
 
         Raises:
             ValueError: if an entry is missing or out of range.

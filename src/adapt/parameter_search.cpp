@@ -7,27 +7,21 @@
 #include <utility>
 
 #include "adapt/size_lattice.h"
+#include "bisect.h"
 
 namespace brim {
 namespace {
+
+using detail::require;
 
 __extension__ using Wide = __int128;  // a product of two sizes
 
 void check(const Parameter& parameter, std::size_t index) {
   const std::string name = "parameters[" + std::to_string(index) + "].";
-  if (parameter.lower < 1) {
-    throw std::invalid_argument(name + "lower=" + std::to_string(parameter.lower) +
-                                " is not allowed; it must be at least 1");
-  }
-  if (parameter.maximum < parameter.lower) {
-    throw std::invalid_argument(
-        name + "maximum=" + std::to_string(parameter.maximum) +
-        " is not allowed; it must be at least lower=" + std::to_string(parameter.lower));
-  }
-  if (parameter.quantum < 1) {
-    throw std::invalid_argument(name + "quantum=" + std::to_string(parameter.quantum) +
-                                " is not allowed; it must be at least 1");
-  }
+  require(parameter.lower >= 1, name + "lower", parameter.lower, "at least 1");
+  require(parameter.maximum >= parameter.lower, name + "maximum", parameter.maximum,
+          "at least lower=" + std::to_string(parameter.lower));
+  require(parameter.quantum >= 1, name + "quantum", parameter.quantum, "at least 1");
 }
 
 std::vector<std::vector<std::size_t>> checked_groups(const ParameterSearchOptions& options) {
@@ -39,13 +33,10 @@ std::vector<std::vector<std::size_t>> checked_groups(const ParameterSearchOption
     check(options.parameters[i], i);
   }
   std::vector<std::vector<std::size_t>> groups = options.groups;
-  if (groups.empty()) {
-    for (std::size_t i = 0; i < count; ++i) {
-      groups.push_back({i});
-    }
-    return groups;
+  for (std::size_t i = 0; options.groups.empty() && i < count; ++i) {
+    groups.push_back({i});
   }
-  std::vector<int> uses(count, 0);
+  std::vector<bool> used(count);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const std::string name = "groups[" + std::to_string(g) + "]";
     if (groups[g].empty()) {
@@ -53,16 +44,17 @@ std::vector<std::vector<std::size_t>> checked_groups(const ParameterSearchOption
                                   "=[] is not allowed; a group must have at least one parameter");
     }
     for (const std::size_t index : groups[g]) {
-      if (index >= count || uses[index]++ > 0) {
+      if (index >= count || used[index]) {
         throw std::invalid_argument(name + " holds " + std::to_string(index) +
                                     "; allowed is each index below " + std::to_string(count) +
                                     ", once");
       }
+      used[index] = true;
     }
   }
-  if (const auto missing = std::find(uses.begin(), uses.end(), 0); missing != uses.end()) {
+  if (const auto missing = std::find(used.begin(), used.end(), false); missing != used.end()) {
     throw std::invalid_argument("groups lacks the parameter " +
-                                std::to_string(missing - uses.begin()) +
+                                std::to_string(missing - used.begin()) +
                                 "; each must be in one group");
   }
   return groups;
@@ -72,12 +64,7 @@ std::vector<std::vector<std::size_t>> checked_groups(const ParameterSearchOption
 // first.
 template <typename Predicate>
 std::int64_t smallest_scale(std::int64_t high, const Predicate& holds) {
-  std::int64_t low = 0;
-  while (high - low > 1) {
-    const std::int64_t middle = low + (high - low) / 2;
-    (holds(middle) ? high : low) = middle;
-  }
-  return high;
+  return 1 + detail::largest_that_holds(0, high, [&](std::int64_t s) { return !holds(s); });
 }
 
 }  // namespace
@@ -163,17 +150,17 @@ void ParameterSearch::advance() {
   next_ = values_at(current_, groups_[current_].search.next());
 }
 
-void ParameterSearch::record(SizeOutcome outcome) {
+void ParameterSearch::record(Attempt attempt) {
   ++attempts_;
   const auto tell = [&](std::int64_t scale) {
     const Range range = same(groups_[current_], scale);
-    outcome.size = outcome.fitted ? range.last : range.first;
-    groups_[current_].search.record(outcome);
+    attempt.values = {attempt.fitted() ? range.last : range.first};
+    groups_[current_].search.record(attempt);
   };
   tell(groups_[current_].search.next());
-  // The floor of one group is the maximum of the next: tried, and known to fail. A group that has
-  // but one value passes the failure on.
-  while (!outcome.fitted && exhausted()) {
+  // The floor of one group is the maximum of the next: it was tried and failed. A group with only
+  // one value passes the failure on.
+  while (!attempt.fitted() && exhausted()) {
     ++current_;
     if (revisit_floor_) {
       break;
@@ -191,8 +178,7 @@ std::optional<std::vector<std::int64_t>> ParameterSearch::best() const {
 std::optional<std::int64_t> ParameterSearch::scale_of(const Group& group,
                                                       std::span<const std::int64_t> values) const {
   if (group.members.size() == 1) {
-    return values[group.members[0]];  // also beyond today's maximum, which an earlier call need not
-                                      // have had
+    return values[group.members[0]];  // an earlier call may have had a larger maximum
   }
   const auto each = [&](const auto& compare, std::int64_t scale) {
     return std::all_of(group.members.begin(), group.members.end(),
@@ -206,17 +192,15 @@ std::optional<std::int64_t> ParameterSearch::scale_of(const Group& group,
   return each(std::equal_to<>(), scale) ? std::optional(scale) : std::nullopt;
 }
 
-bool ParameterSearch::remember(std::span<const std::int64_t> values, SizeOutcome outcome) {
+bool ParameterSearch::remember(const Attempt& attempt) {
+  const std::vector<std::int64_t>& values = attempt.values;
   if (values.size() != parameters_.size()) {
     throw std::invalid_argument("values has " + std::to_string(values.size()) +
                                 " entries; it must have " + std::to_string(parameters_.size()) +
-                                ", one a parameter");
+                                ", one per parameter");
   }
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (values[i] < 1) {
-      throw std::invalid_argument("values[" + std::to_string(i) + "]=" + std::to_string(values[i]) +
-                                  " is not allowed; it must be at least 1");
-    }
+    require(values[i] >= 1, "values[" + std::to_string(i) + "]", values[i], "at least 1");
   }
   const auto at = [&](const Group& group, std::int64_t Parameter::* bound) {
     return std::all_of(group.members.begin(), group.members.end(),
@@ -225,7 +209,7 @@ bool ParameterSearch::remember(std::span<const std::int64_t> values, SizeOutcome
   bool taken = false;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     // A group is searched with those before it at their floor and those after it at their maximum.
-    // The floor of one is the maximum of the next: such values are a fact for both.
+    // The floor of one is the maximum of the next: such values count for both.
     const auto here = groups_.begin() + static_cast<std::ptrdiff_t>(g);
     const bool visited = std::all_of(groups_.begin(), here,
                                      [&](const Group& b) { return at(b, &Parameter::lower); }) &&
@@ -236,8 +220,9 @@ bool ParameterSearch::remember(std::span<const std::int64_t> values, SizeOutcome
       continue;
     }
     const Range range = same(groups_[g], *scale);
-    outcome.size = outcome.fitted ? range.last : range.first;
-    groups_[g].search.remember(outcome);
+    Attempt scaled = attempt;
+    scaled.values = {attempt.fitted() ? range.last : range.first};
+    groups_[g].search.remember(scaled);
     taken = true;
   }
   current_ = attempts_ == 0 ? 0 : current_;

@@ -1,45 +1,39 @@
-// How a SizeSearch chooses its next size, from the bounds and facts that size_search.cpp keeps.
+// How a SizeSearch chooses its next size, from the bounds that size_search.cpp keeps and from what
+// the model of the need (predict/growth.h) expects.
 
 #include <brim/adapt/size_search.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
-#include <span>
 
-#include "adapt/growth_model.h"
 #include "adapt/size_lattice.h"
+#include "predict/growth.h"
 
 namespace brim {
 namespace {
 
-using detail::FailurePoint;
+using detail::Growth;
 using detail::lattice;
-using detail::NeedPoint;
 
-// The first probe is this part of the upper bound.
-constexpr double kProbeShare = 64.0;
-// A probe grows at most so much while no third point has confirmed the model, and so much
-// afterwards.
-constexpr double kProbeGrowth = 16.0;
-constexpr double kConfirmedProbeGrowth = 64.0;
+// The first probe is this part of the upper bound, and until the growth is confirmed each next one
+// is at most so much larger.
+constexpr double kProbeShare = 64;
+constexpr double kProbeGrowth = 16;
 // A prediction this close to a fit needs less margin.
 constexpr double kNearby = 1.25;
 // A gain below this is not worth another size (the allocator would need new segments for it), nor
 // one below the second after many moves, which bounds their number.
 constexpr double kWorthMoving = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
-constexpr double kWorthRepeating = 1.005;
-// A failure that explains less than this share of the available bytes is not believed.
-constexpr double kCredible = 0.5;
 // Below this use of the available bytes, one step of the lattice is worth a failure.
 constexpr double kUnusedForStep = 0.75;
 
-// The options' margin in parts. The first jump is optimistic anyway; the one after two failures
-// shall fit despite what the allocator rounds; near a size that fitted there is little left to be
-// wrong about.
-constexpr double kFirstJumpMargin = 1.0 / 6;
-constexpr double kLaterJumpMargin = 2.0 / 3;
-constexpr double kNearbyMargin = 1.0 / 4;
+// Parts of the options' margin. The first jump is optimistic anyway, and near a size that fitted
+// there is little left to be wrong about. After two failures it must cover what the allocator
+// rounds.
+constexpr double kSmallMargin = 1.0 / 4;
+constexpr double kLaterMargin = 2.0 / 3;
 
 // How much smaller the next size is at least, after so many failures in a row without any fit. The
 // first two steps come from the model alone; each that it did not foresee is trusted less, and from
@@ -69,60 +63,35 @@ void SizeSearch::choose() {
 }
 
 double SizeSearch::usable() const noexcept {
-  if (available_ < 0) {
-    return -1.0;
-  }
   auto bytes = static_cast<double>(available_);
-  for (std::size_t i = 0; i < count_; ++i) {
-    const auto need = static_cast<double>(facts_[i].need);
+  for (const Attempt& attempt : known_) {
     // It failed although there was room by the numbers: fragments, or a limit that promises too
-    // much. Half as much and less is no news about the limit, but a number not to be believed.
-    if (!facts_[i].fitted && !facts_[i].remembered &&
-        need >= kCredible * static_cast<double>(available_)) {
-      bytes = std::min(bytes, need);
+    // much.
+    if (!attempt.fitted() && !attempt.remembered && attempt.need() &&
+        detail::explains(attempt, static_cast<double>(available_))) {
+      bytes = std::min(bytes, static_cast<double>(*attempt.need()));
     }
   }
   return bytes;
 }
 
 std::optional<double> SizeSearch::predicted(double margin) const {
-  const double available = usable() * (1.0 - margin);
-  if (available < 0) {
-    return std::nullopt;
-  }
-  std::array<NeedPoint, kFacts> fits{};
-  std::array<NeedPoint, kFacts> failures{};
-  std::size_t fit_count = 0;
-  std::size_t failure_count = 0;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const Fact& fact = facts_[i];
-    if (fact.need >= 0) {
-      (fact.fitted ? fits[fit_count++] : failures[failure_count++]) = {fact.size, fact.need};
-    }
-  }
-  const auto by_size = [](const NeedPoint& a, const NeedPoint& b) { return a.size < b.size; };
-  const std::span fit_points(fits.data(), fit_count);
-  const std::span failure_points(failures.data(), failure_count);
-  std::sort(fit_points.begin(), fit_points.end(), by_size);
-  std::sort(failure_points.begin(), failure_points.end(), by_size);
+  const double bytes = usable() * (1.0 - margin);
   const bool probing = options_.start == Start::probe;
-  const auto growth = detail::largest_within(fit_points, failure_points, available, probing);
-  if (!growth || !probing) {
-    return growth ? std::optional(growth->size) : std::nullopt;
+  const Growth growth(known_);
+  const auto expected = bytes < 0 ? std::nullopt : growth.largest_within(bytes, probing);
+  if (!expected || !probing) {
+    return expected ? std::optional(expected->size) : std::nullopt;
   }
-  const auto largest = static_cast<double>(fit_points.back().size);
-  double size =
-      std::min(growth->size, largest * (growth->confirmed ? kConfirmedProbeGrowth : kProbeGrowth));
+  const Attempt& largest = *growth.largest_fit();
+  const double most = kProbeGrowth * static_cast<double>(largest.size());
+  const double size = expected->confirmed ? expected->size : std::min(expected->size, most);
+  // Between tiny sizes even the cautious prediction may allow no step; to stay at a tenth of what
+  // fits would cost more, for good, than the one failure that this risks.
+  const bool early = !expected->confirmed && growth.fits() < 3 && best_ > 0;
+  const bool unused = static_cast<double>(*largest.need()) <= kUnusedForStep * bytes;
   const auto step = static_cast<double>(lattice(options_).above(best_));
-  const bool unconfirmed = !growth->confirmed && fit_count < 3 && best_ > 0;
-  const double use = static_cast<double>(fit_points.back().need) / std::max(available, 1.0);
-  if (unconfirmed && size < step &&
-      (fit_count == 1 ? use <= kUnusedForStep : growth->affine >= step)) {
-    // Between tiny sizes even the cautious prediction may allow no step; to stay at a tenth of what
-    // fits would cost more, for good, than the one failure that this risks.
-    size = step;
-  }
-  return size;
+  return early && unused ? std::max(size, step) : size;
 }
 
 std::int64_t SizeSearch::clamp(double size, std::int64_t low, std::int64_t high) const noexcept {
@@ -149,13 +118,12 @@ std::int64_t SizeSearch::half() const noexcept {
 std::int64_t SizeSearch::hint() const noexcept {
   std::int64_t fit = 0;
   std::int64_t failure = 0;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const Fact& fact = facts_[i];
-    if (fact.remembered && (fact.available < 0 || available_ < 0)) {
-      if (fact.fitted) {
-        fit = std::max(fit, fact.size);
+  for (const Attempt& attempt : known_) {
+    if (attempt.remembered && (!attempt.available || available_ < 0)) {
+      if (attempt.fitted()) {
+        fit = std::max(fit, attempt.size());
       } else {
-        failure = failure == 0 ? fact.size : std::min(failure, fact.size);
+        failure = failure == 0 ? attempt.size() : std::min(failure, attempt.size());
       }
     }
   }
@@ -164,9 +132,9 @@ std::int64_t SizeSearch::hint() const noexcept {
 
 std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   if (options_.strategy == Strategy::predictive) {
-    if (const auto size = predicted(options_.margin * kFirstJumpMargin)) {
+    if (const auto size = predicted(options_.margin * kSmallMargin)) {
       // A failure would cost the whole call: what fitted before is not left for the last percent.
-      const bool worth_it = *size >= kWorthRepeating * static_cast<double>(best_);
+      const bool worth_it = *size >= (1 + kWorthMoving) * static_cast<double>(best_);
       return best_ > 0 && !worth_it ? best_ : clamp(*size, std::max(best_, options_.lower), high);
     }
     if (best_ == 0 && failure_ != 0) {
@@ -183,32 +151,28 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
 
 std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
   const auto failed = static_cast<std::size_t>(std::max<std::int64_t>(failed_in_a_row_, 1));
-  std::optional<FailurePoint> newest;
-  std::optional<FailurePoint> larger;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const Fact& fact = facts_[i];
-    if (fact.fitted || fact.need < 0) {
-      continue;
+  const bool first = std::none_of(known_.begin(), known_.end(), [&](const Attempt& attempt) {
+    return !attempt.fitted() && attempt.need() && attempt.size() > failure_;
+  });
+  const double part = options_.start == Start::probe ? 1.0 : first ? kSmallMargin : kLaterMargin;
+  const double bytes = usable() * (1.0 - options_.margin * part);
+  const auto expected = bytes < 0 || failed > kLeastShrink.size()
+                            ? std::nullopt
+                            : Growth(known_).below_failure(failure_, bytes);
+  if (!expected) {
+    // As halving from the largest size would, so that it ends no lower.
+    std::int64_t size = options_.upper;
+    while (size >= failure_) {
+      size /= 2;
     }
-    const FailurePoint point{fact.size, fact.need - fact.requested, fact.requested};
-    if (fact.size == failure_) {
-      newest = point;
-    } else if (fact.size > failure_ && (!larger || fact.size < larger->size)) {
-      larger = point;
-    }
+    return clamp(static_cast<double>(size), options_.lower, high);
   }
-  const double available = usable();
-  const bool credible = newest && available >= 0 && newest->need() >= kCredible * available;
-  if (!credible || failed > kLeastShrink.size()) {
-    return middle(high);
+  double most = static_cast<double>(failure_) * (1.0 - kLeastShrink[failed - 1]);
+  if (failed > 2 || (failed == 2 && !expected->confirmed)) {
+    // No further behind halving than one failure.
+    most = std::min(most, static_cast<double>(options_.upper >> (failed - 1)));
   }
-  const double part = options_.start == Start::probe ? 1.0
-                      : larger                       ? kLaterJumpMargin
-                                                     : kFirstJumpMargin;
-  const double size =
-      detail::size_after_failures(*newest, larger, available * (1.0 - options_.margin * part));
-  const double most = static_cast<double>(failure_) * (1.0 - kLeastShrink[failed - 1]);
-  return clamp(std::min(size, most), options_.lower, high);
+  return clamp(std::min(expected->size, most), options_.lower, high);
 }
 
 std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
@@ -218,7 +182,7 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
     return middle(high);
   }
   const bool only_remembered = fits_ == 0;
-  const auto guess = predicted(only_remembered ? options_.margin * kLaterJumpMargin : 0.0);
+  const auto guess = predicted(only_remembered ? options_.margin * kLaterMargin : 0.0);
   if (!guess) {
     // What fitted earlier is the surer choice, unless it was a call that wanted far less.
     return only_remembered && best_ >= high / 8 ? best_ : middle(high);
@@ -233,7 +197,7 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
 std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
   auto size = predicted(options_.margin);
   if (size && best_ > 0 && *size <= kNearby * static_cast<double>(best_)) {
-    size = predicted(options_.margin * kNearbyMargin);
+    size = predicted(options_.margin * kSmallMargin);
   }
   const bool blind = !size;
   if (best_ == 0 && failed_here_) {

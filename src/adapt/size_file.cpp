@@ -1,34 +1,35 @@
 #include "adapt/size_file.h"
 
+#include <brim/adapt/size_memory.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <locale>
+#include <optional>
 #include <random>
 #include <sstream>
+#include <string_view>
+
+#include "number_text.h"
 
 namespace brim::size_file {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kHeader = "brim-sizes 1";
-constexpr const char* kSuffix = ".brim-sizes";
-constexpr const char* kTemporary = ".tmp";
+constexpr std::string_view kHeader = "brim-sizes 2";
+constexpr std::string_view kSuffix = ".brim-sizes";
+constexpr std::string_view kTemporary = ".tmp";
 constexpr std::size_t kHexDigits = 16;
-// Sixteen facts take some 2 kB; anything much larger was not written by us.
+// Sixteen attempts take some 2 kB; anything much larger was not written by us.
 constexpr std::size_t kLargestFile = 65536;
-constexpr std::size_t kMostValues = 64;
-
 constexpr std::int64_t kUnknown = -1;
 
 std::string hex(std::uint64_t key) {
@@ -46,155 +47,17 @@ std::uint64_t checksum(std::string_view text) {
   return sum;
 }
 
-std::optional<std::int64_t> known(std::int64_t value) {
-  return value == kUnknown ? std::nullopt : std::optional<std::int64_t>(value);
-}
-
-std::optional<c10::Device> device_named(const std::string& text) {
-  try {
-    return c10::Device(text);
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  }
-}
-
-bool plausible(const SizeFact& fact, std::int64_t fitted) {
-  const auto bytes_ok = [](const std::optional<std::int64_t>& bytes) {
-    return !bytes || *bytes >= 0;
-  };
-  const auto value_ok = [](std::int64_t value) { return value >= 1; };
-  return std::all_of(fact.values.begin(), fact.values.end(), value_ok) &&
-         (fitted == 0 || fitted == 1) && bytes_ok(fact.outcome.peak) &&
-         bytes_ok(fact.outcome.requested) && bytes_ok(fact.outcome.limit) &&
-         fact.outcome.held >= 0 && std::isfinite(fact.rate) && fact.rate >= 0;
-}
-
-/// The facts, or empty if any line is not as `write` writes it.
-std::optional<std::vector<SizeFact>> parse(std::string_view text, std::uint64_t key) {
-  // The last line is the checksum of all before it.
-  const std::size_t body = text.size() < kHexDigits + 1 ? 0 : text.size() - kHexDigits - 1;
-  if (body == 0 || text.substr(body) != hex(checksum(text.substr(0, body))) + '\n') {
-    return std::nullopt;
-  }
-  std::istringstream in{std::string(text.substr(0, body))};
-  std::string line;
-  if (!std::getline(in, line) || line != kHeader || !std::getline(in, line) || line != hex(key)) {
-    return std::nullopt;
-  }
-  std::vector<SizeFact> facts;
-  while (std::getline(in, line)) {
-    std::istringstream fields(line);
-    fields.imbue(std::locale::classic());  // the same in every program, whatever its language
-    SizeFact fact;
-    std::int64_t fitted = 0;
-    std::int64_t peak = 0;
-    std::int64_t requested = 0;
-    std::int64_t limit = 0;
-    std::size_t values = 0;
-    std::string device;
-    fields >> fitted >> peak >> requested >> limit >> fact.outcome.held >> fact.rate >> device >>
-        values;
-    if (!fields || values < 1 || values > kMostValues) {
-      return std::nullopt;
-    }
-    const auto named = device_named(device);
-    if (!named) {
-      return std::nullopt;
-    }
-    fact.device = *named;
-    fact.values.resize(values);
-    for (std::int64_t& value : fact.values) {
-      fields >> value;
-    }
-    if (!fields || fields.peek() != std::istringstream::traits_type::eof()) {
-      return std::nullopt;
-    }
-    fact.outcome.size = fact.values.front();
-    fact.outcome.fitted = fitted == 1;
-    fact.outcome.peak = known(peak);
-    fact.outcome.requested = known(requested);
-    fact.outcome.limit = known(limit);
-    if (!plausible(fact, fitted) || facts.size() == SizeMemory::kFactsPerKey) {
-      return std::nullopt;
-    }
-    facts.push_back(fact);
-  }
-  return facts;
-}
-
-}  // namespace
-
-std::string name(std::uint64_t key) { return hex(key) + kSuffix; }
-
-std::vector<SizeFact> read(const fs::path& file, std::uint64_t key) {
-  std::error_code error;
-  const fs::file_status status = fs::status(file, error);
-  if (!fs::exists(status)) {
-    return {};
-  }
-  std::optional<std::vector<SizeFact>> facts;
-  if (fs::is_regular_file(status)) {  // opening a pipe would wait for its writer
-    std::ifstream in(file, std::ios::binary);
-    if (!in.is_open() && errno == ENOENT) {
-      return {};  // another process has just forgotten it
-    }
-    std::string text(kLargestFile + 1, '\0');
-    in.read(text.data(), static_cast<std::streamsize>(text.size()));
-    text.resize(static_cast<std::size_t>(in.gcount()));
-    if (text.size() <= kLargestFile) {
-      facts = parse(text, key);
-      // `prune` takes what was not used for longest first.
-      ::utimensat(AT_FDCWD, file.c_str(), nullptr, 0);
-    }
-  }
-  if (!facts) {
-    TORCH_WARN("ignored ", file.string(),
-               ": it is damaged or was not written by this version of brim");
-    return {};
-  }
-  return *facts;
-}
-
-namespace {
-
-std::error_code last_error() { return {errno, std::generic_category()}; }
-
-/// A new file beside `file`, open for writing. Its name is drawn and must be new: processes in
-/// different containers share neither process ids nor a counter.
-int open_temporary(const fs::path& file, fs::path& temporary) {
-  std::random_device random;
-  int descriptor = -1;
-  do {
-    const std::uint64_t drawn = (std::uint64_t{random()} << 32) | random();
-    temporary = file.string() + "." + hex(drawn) + kTemporary;
-    descriptor = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  } while (descriptor < 0 && errno == EEXIST);
-  return descriptor;
-}
-
-std::error_code write_all(int descriptor, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(descriptor, text.data(), text.size());
-    if (written >= 0) {
-      text.remove_prefix(static_cast<std::size_t>(written));
-    } else if (errno != EINTR) {
-      return last_error();
-    }
-  }
-  return {};
-}
-
-std::string text_of(std::uint64_t key, const std::vector<SizeFact>& facts) {
+// A line per attempt: outcome, peak, requested, available, held, rate, device, values.
+std::string text_of(std::uint64_t key, const std::vector<Attempt>& attempts) {
   std::ostringstream out;
-  out.imbue(std::locale::classic());
+  out.imbue(std::locale::classic());  // the same in every program, whatever its language
   out.precision(17);
   out << kHeader << '\n' << hex(key) << '\n';
-  for (const SizeFact& fact : facts) {
-    const SizeOutcome& o = fact.outcome;
-    out << (o.fitted ? 1 : 0) << ' ' << o.peak.value_or(kUnknown) << ' '
-        << o.requested.value_or(kUnknown) << ' ' << o.limit.value_or(kUnknown) << ' ' << o.held
-        << ' ' << fact.rate << ' ' << fact.device.str() << ' ' << fact.values.size();
-    for (const std::int64_t value : fact.values) {
+  for (const Attempt& attempt : attempts) {
+    out << static_cast<int>(attempt.outcome) << ' ' << attempt.peak.value_or(kUnknown) << ' '
+        << attempt.requested.value_or(kUnknown) << ' ' << attempt.available.value_or(kUnknown)
+        << ' ' << attempt.held << ' ' << attempt.rate << ' ' << attempt.device;
+    for (const std::int64_t value : attempt.values) {
       out << ' ' << value;
     }
     out << '\n';
@@ -202,6 +65,81 @@ std::string text_of(std::uint64_t key, const std::vector<SizeFact>& facts) {
   const std::string text = out.str();
   return text + hex(checksum(text)) + '\n';
 }
+
+/// What is before the next `end`, which is cut off `text` with it.
+std::string_view take_until(char end, std::string_view& text) {
+  const std::string_view taken = text.substr(0, text.find(end));
+  text.remove_prefix(std::min(taken.size() + 1, text.size()));
+  return taken;
+}
+
+template <class Number>
+std::optional<Number> take_field(std::string_view& line, Number least) {
+  std::string_view field = take_until(' ', line);
+  const auto value = detail::take_number<Number>(field);
+  return value && *value >= least && field.empty() ? value : std::nullopt;
+}
+
+std::optional<Attempt> attempt_of(std::string_view line) {
+  const auto outcome = take_field<std::int64_t>(line, 0);
+  const auto peak = take_field(line, kUnknown);
+  const auto requested = take_field(line, kUnknown);
+  const auto available = take_field(line, kUnknown);
+  const auto held = take_field<std::int64_t>(line, 0);
+  const auto rate = take_field(line, 0.0);
+  const std::string device(take_until(' ', line));
+  std::vector<std::int64_t> values;
+  while (!line.empty()) {
+    const auto value = take_field<std::int64_t>(line, 1);
+    if (!value) {
+      return std::nullopt;
+    }
+    values.push_back(*value);
+  }
+  if (!outcome || *outcome > static_cast<std::int64_t>(OomKind::size_limit) || !peak ||
+      !requested || !available || !held || !rate || values.empty()) {
+    return std::nullopt;
+  }
+  const auto known = [](std::int64_t bytes) {
+    return bytes == kUnknown ? std::nullopt : std::optional(bytes);
+  };
+  try {
+    return Attempt{.values = std::move(values),
+                   .outcome = static_cast<OomKind>(*outcome),
+                   .peak = known(*peak),
+                   .requested = known(*requested),
+                   .held = *held,
+                   .available = known(*available),
+                   .device = c10::Device(device),
+                   .rate = *rate};
+  } catch (const c10::Error&) {  // no device of that name
+    return std::nullopt;
+  }
+}
+
+/// The attempts, or empty if any line is not as text_of writes it.
+std::optional<std::vector<Attempt>> parse(std::string_view text, std::uint64_t key) {
+  // The last line is the checksum of all before it.
+  const std::size_t body = text.size() < kHexDigits + 1 ? 0 : text.size() - kHexDigits - 1;
+  if (text.substr(body) != hex(checksum(text.substr(0, body))) + '\n') {
+    return std::nullopt;
+  }
+  text = text.substr(0, body);
+  if (take_until('\n', text) != kHeader || take_until('\n', text) != hex(key)) {
+    return std::nullopt;
+  }
+  std::vector<Attempt> attempts;
+  while (!text.empty()) {
+    auto attempt = attempt_of(take_until('\n', text));
+    if (!attempt || attempts.size() == SizeMemory::kAttemptsPerKey) {
+      return std::nullopt;
+    }
+    attempts.push_back(std::move(*attempt));
+  }
+  return attempts;
+}
+
+std::error_code last_error() { return {errno, std::generic_category()}; }
 
 bool is_hex(std::string_view text) {
   return text.size() == kHexDigits &&
@@ -211,113 +149,150 @@ bool is_hex(std::string_view text) {
 enum class Kind : std::uint8_t { foreign, sizes, temporary };
 
 Kind kind_of(std::string_view file) {
-  const std::string_view suffix(kSuffix);
-  if (!is_hex(file.substr(0, kHexDigits)) || !file.substr(kHexDigits).starts_with(suffix)) {
+  if (!is_hex(file.substr(0, kHexDigits)) || !file.substr(kHexDigits).starts_with(kSuffix)) {
     return Kind::foreign;
   }
-  const std::string_view rest = file.substr(kHexDigits + suffix.size());
+  const std::string_view rest = file.substr(kHexDigits + kSuffix.size());
   if (rest.empty()) {
     return Kind::sizes;
   }
-  return rest.front() == '.' && rest.ends_with(kTemporary) &&
-                 is_hex(rest.substr(1, rest.size() - 1 - std::string_view(kTemporary).size()))
-             ? Kind::temporary
-             : Kind::foreign;
+  const bool temporary = rest.front() == '.' && rest.ends_with(kTemporary) &&
+                         is_hex(rest.substr(1, rest.size() - 1 - kTemporary.size()));
+  return temporary ? Kind::temporary : Kind::foreign;
 }
 
-/// Calls `visit(path, kind)` for what is ours in the directory, until it returns false.
-template <class Visit>
-void visit_ours(const fs::path& directory, const Visit& visit) {
+struct File {
+  fs::path path;
+  Kind kind;
+};
+
+/// What is ours in the directory.
+std::vector<File> our_files(const fs::path& directory) {
+  std::vector<File> files;
   std::error_code error;
   for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
-    const Kind kind = kind_of(at->path().filename().string());
-    if (kind != Kind::foreign && !visit(at->path(), kind)) {
-      return;
+    if (const Kind kind = kind_of(at->path().filename().string()); kind != Kind::foreign) {
+      files.push_back({at->path(), kind});
     }
   }
+  return files;
 }
 
 }  // namespace
 
-std::error_code write(const fs::path& file, std::uint64_t key, const std::vector<SizeFact>& facts) {
+std::string name(std::uint64_t key) { return hex(key) + std::string(kSuffix); }
+
+std::vector<Attempt> read(const fs::path& file, std::uint64_t key) {
+  std::error_code error;
+  const fs::file_status status = fs::status(file, error);
+  if (!fs::exists(status)) {
+    return {};
+  }
+  std::optional<std::vector<Attempt>> attempts;
+  if (fs::is_regular_file(status)) {  // opening a pipe would wait for its writer
+    std::ifstream in(file, std::ios::binary);
+    if (!in.is_open() && errno == ENOENT) {
+      return {};  // another process has just forgotten it
+    }
+    std::string text(kLargestFile + 1, '\0');
+    in.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text.resize(static_cast<std::size_t>(in.gcount()));
+    if (text.size() <= kLargestFile) {
+      attempts = parse(text, key);
+      ::utimensat(AT_FDCWD, file.c_str(), nullptr, 0);  // used now, for `prune`
+    }
+  }
+  if (!attempts) {
+    TORCH_WARN("ignored ", file.string(),
+               ": it is damaged or was not written by this version of brim");
+    return {};
+  }
+  return *attempts;
+}
+
+std::error_code write(const fs::path& file, std::uint64_t key,
+                      const std::vector<Attempt>& attempts) {
   std::error_code error;
   fs::create_directories(file.parent_path(), error);
   if (error) {
     return error;
   }
+  // The name is drawn and must be new: processes in different containers share neither process ids
+  // nor a counter.
+  std::random_device random;
   fs::path temporary;
-  const int descriptor = open_temporary(file, temporary);
-  if (descriptor < 0) {
+  std::FILE* out = nullptr;
+  do {
+    const std::uint64_t drawn = (std::uint64_t{random()} << 32) | random();
+    temporary = file.string() + "." + hex(drawn) + std::string(kTemporary);
+    out = std::fopen(temporary.c_str(), "wxe");
+  } while (out == nullptr && errno == EEXIST);
+  if (out == nullptr) {
     return last_error();
   }
-  error = write_all(descriptor, text_of(key, facts));
-  if (::close(descriptor) != 0 && !error) {
+  const std::string text = text_of(key, attempts);
+  if (std::fwrite(text.data(), 1, text.size(), out) != text.size()) {
+    error = last_error();
+  }
+  if (std::fclose(out) != 0 && !error) {
     error = last_error();  // where a quota or a network file system says it
   }
   if (!error) {
     fs::rename(temporary, file, error);
   }
   if (error) {
-    size_file::remove(temporary);
+    std::error_code ignored;
+    fs::remove(temporary, ignored);
   }
   return error;
 }
 
-void remove(const fs::path& file) {
-  std::error_code ignored;
-  fs::remove(file, ignored);
-}
-
 void remove_all(const fs::path& directory) {
-  visit_ours(directory, [](const fs::path& file, Kind kind) {
-    if (kind == Kind::sizes) {
-      size_file::remove(file);
+  std::error_code ignored;
+  for (const File& file : our_files(directory)) {
+    if (file.kind == Kind::sizes) {
+      fs::remove(file.path, ignored);
     }
-    return true;
-  });
+  }
 }
 
 bool any(const fs::path& directory) {
-  bool found = false;
-  visit_ours(directory, [&](const fs::path& /*file*/, Kind kind) {
-    found = kind == Kind::sizes;
-    return !found;
-  });
-  return found;
+  const std::vector<File> files = our_files(directory);
+  return std::any_of(files.begin(), files.end(),
+                     [](const File& file) { return file.kind == Kind::sizes; });
 }
 
 std::int64_t prune(const fs::path& directory, std::int64_t most) {
-  struct File {
-    fs::file_time_type written;
+  struct Used {
+    fs::file_time_type when;
     std::int64_t bytes;
     fs::path path;
   };
   constexpr auto kAbandoned = std::chrono::hours(1);  // its writer was killed
-  std::vector<File> files;
+  constexpr std::int64_t kBlock = 4096;               // what a disk gives out
+  std::vector<Used> files;
   std::int64_t total = 0;
-  visit_ours(directory, [&](const fs::path& path, Kind kind) {
-    std::error_code gone;
-    const auto bytes = bytes_on_disk(static_cast<std::int64_t>(fs::file_size(path, gone)));
-    const auto written = gone ? fs::file_time_type{} : fs::last_write_time(path, gone);
+  std::error_code gone;
+  for (const auto& [path, kind] : our_files(directory)) {
+    const auto bytes = static_cast<std::int64_t>(fs::file_size(path, gone));
+    const auto when = gone ? fs::file_time_type{} : fs::last_write_time(path, gone);
     if (gone) {
-      return true;
+      continue;
     }
     if (kind == Kind::sizes) {
-      total += bytes;
-      files.push_back({written, bytes, path});
-    } else if (fs::file_time_type::clock::now() - written > kAbandoned) {
-      size_file::remove(path);
+      files.push_back({when, (bytes + kBlock - 1) / kBlock * kBlock, path});
+      total += files.back().bytes;
+    } else if (fs::file_time_type::clock::now() - when > kAbandoned) {
+      fs::remove(path, gone);
     }
-    return true;
-  });
-  if (total > most) {
-    std::sort(files.begin(), files.end(),
-              [](const File& a, const File& b) { return a.written < b.written; });
-    // An eighth at a time, so that not every new file means another look at all.
-    for (auto oldest = files.begin(); oldest != files.end() && total > most - most / 8; ++oldest) {
-      size_file::remove(oldest->path);
-      total -= oldest->bytes;
-    }
+  }
+  std::sort(files.begin(), files.end(),
+            [](const Used& a, const Used& b) { return a.when < b.when; });
+  // An eighth at a time, so that not every new file means another look at all.
+  const std::int64_t least = total > most ? most - most / 8 : total;
+  for (auto oldest = files.begin(); oldest != files.end() && total > least; ++oldest) {
+    fs::remove(oldest->path, gone);
+    total -= oldest->bytes;
   }
   return total;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <brim/adapt/size_memory.h>
 #include <brim/export.h>
+#include <brim/predict/attempt.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -9,21 +9,20 @@
 #include <system_error>
 #include <vector>
 
+/// The files of a SizeMemory: one per key, a few lines of text.
 namespace brim::size_file {
 
 /// The file of a key inside the directory: its 16 hexadecimal digits and ".brim-sizes".
 BRIM_API std::string name(std::uint64_t key);
 
-/// The facts in a file; none where there is no file. A damaged or foreign file gives none and a
+/// The attempts in a file; none where there is no file. A damaged or foreign file gives none and a
 /// warning: it is text that is parsed field by field, and never executed.
-BRIM_API std::vector<SizeFact> read(const std::filesystem::path& file, std::uint64_t key);
+BRIM_API std::vector<Attempt> read(const std::filesystem::path& file, std::uint64_t key);
 
-/// Replaces the file at once, so that a reader sees the old text or the new one, whoever else
-/// writes it. The error of the operating system where that fails.
+/// Replaces the file atomically: a reader sees the old text or the new one, whoever else writes it.
+/// @return the error of the operating system where that fails.
 BRIM_API std::error_code write(const std::filesystem::path& file, std::uint64_t key,
-                               const std::vector<SizeFact>& facts);
-
-BRIM_API void remove(const std::filesystem::path& file);
+                               const std::vector<Attempt>& attempts);
 
 /// Removes the files that `name` could have named, and nothing else.
 BRIM_API void remove_all(const std::filesystem::path& directory);
@@ -31,14 +30,8 @@ BRIM_API void remove_all(const std::filesystem::path& directory);
 /// Whether there is one of them.
 BRIM_API bool any(const std::filesystem::path& directory);
 
-/// Removes those that were written or read longest ago until the rest takes less than `most` bytes,
+/// Removes the least recently used files until the rest takes less than `most` bytes on the disk,
 /// and what killed writers left behind. Returns the bytes that are left.
 BRIM_API std::int64_t prune(const std::filesystem::path& directory, std::int64_t most);
-
-/// What a file of so many bytes takes on a disk.
-constexpr std::int64_t bytes_on_disk(std::int64_t bytes) {
-  constexpr std::int64_t kBlock = 4096;
-  return (bytes + kBlock - 1) / kBlock * kBlock;
-}
 
 }  // namespace brim::size_file

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 
 #include <brim/adapt/size_search.h>
 
@@ -38,6 +40,15 @@ struct SizeLattice {
     return multiple > upper / quantum ? upper : multiple * quantum;
   }
 };
+
+/// @throws std::invalid_argument naming the option, its value and what is allowed.
+template <class Number>
+void require(bool condition, const std::string& name, Number value, const std::string& allowed) {
+  if (!condition) {
+    throw std::invalid_argument(name + "=" + std::to_string(value) +
+                                " is not allowed; it must be " + allowed);
+  }
+}
 
 inline SizeLattice lattice(const SizeSearchOptions& options) noexcept {
   return {options.lower, options.upper, options.quantum};

@@ -14,54 +14,53 @@
 namespace brim {
 namespace {
 
-auto find_same(std::vector<SizeFact>& facts, const SizeFact& fact) {
-  return std::find_if(facts.begin(), facts.end(), [&](const SizeFact& old) {
-    return old.values == fact.values && old.outcome.fitted == fact.outcome.fitted;
+auto find_same(std::vector<Attempt>& attempts, const Attempt& attempt) {
+  return std::find_if(attempts.begin(), attempts.end(), [&](const Attempt& old) {
+    return old.values == attempt.values && old.fitted() == attempt.fitted();
   });
 }
 
-/// Whether a later process would do nothing else for knowing `fact` instead of `old`. What is free
-/// and how long work takes vary from call to call.
-bool alike(const SizeFact& old, const SizeFact& fact) {
+/// Whether `attempt` tells a later process nothing that `old` does not. Free memory and times vary
+/// from call to call.
+bool alike(const Attempt& old, const Attempt& attempt) {
   constexpr double kSame = 0.05;
   const auto near = [](double a, double b) {
     return std::abs(a - b) <= kSame * std::max(std::abs(a), std::abs(b));
   };
-  const auto bytes = [&](const std::optional<std::int64_t>& a, const std::optional<std::int64_t>& b,
-                         std::int64_t less_a = 0, std::int64_t less_b = 0) {
+  const auto bytes = [&](const std::optional<std::int64_t>& a,
+                         const std::optional<std::int64_t>& b) {
     return a.has_value() == b.has_value() &&
-           (!a || near(static_cast<double>(*a - less_a), static_cast<double>(*b - less_b)));
+           (!a || near(static_cast<double>(*a), static_cast<double>(*b)));
   };
-  return old.device == fact.device && near(old.rate, fact.rate) &&
-         bytes(old.outcome.peak, fact.outcome.peak) &&
-         bytes(old.outcome.requested, fact.outcome.requested) &&
-         bytes(old.outcome.limit, fact.outcome.limit, old.outcome.held, fact.outcome.held);
+  return old.device == attempt.device && near(old.rate, attempt.rate) &&
+         bytes(old.peak, attempt.peak) && bytes(old.requested, attempt.requested) &&
+         bytes(old.available, attempt.available);
 }
 
 }  // namespace
 
-void add_fact(std::vector<SizeFact>& facts, SizeFact fact) {
-  const auto same = find_same(facts, fact);
-  if (same == facts.end() || !same->warm) {
-    fact.rate = same == facts.end() ? 0.0 : same->rate;
+void add_attempt(std::vector<Attempt>& attempts, Attempt attempt) {
+  const auto same = find_same(attempts, attempt);
+  if (same == attempts.end() || same->seconds == 0) {
+    attempt.rate = same == attempts.end() ? 0.0 : same->rate;
   }
-  fact.warm = true;
-  if (same != facts.end()) {
-    facts.erase(same);
+  if (same != attempts.end()) {
+    attempts.erase(same);
   } else {
-    const auto is_kin = [&](const SizeFact& old) {
-      return old.outcome.fitted == fact.outcome.fitted;
-    };
-    const auto kin = static_cast<std::size_t>(std::count_if(facts.begin(), facts.end(), is_kin));
-    if (kin >= SizeMemory::kFactsPerKey / 2) {
-      facts.erase(std::find_if(facts.begin(), facts.end(), is_kin));
+    const auto is_kin = [&](const Attempt& old) { return old.fitted() == attempt.fitted(); };
+    const auto kin =
+        static_cast<std::size_t>(std::count_if(attempts.begin(), attempts.end(), is_kin));
+    if (kin >= SizeMemory::kAttemptsPerKey / 2) {
+      attempts.erase(std::find_if(attempts.begin(), attempts.end(), is_kin));
     }
   }
-  facts.push_back(std::move(fact));
+  attempts.push_back(std::move(attempt));
 }
 
 SizeMemory::SizeMemory(std::size_t capacity, std::optional<std::filesystem::path> directory)
-    : capacity_(capacity), directory_(std::move(directory)) {
+    : capacity_(capacity),
+      directory_(std::move(directory)),
+      had_files_(directory_ && size_writer::any(*directory_)) {
   TORCH_CHECK_VALUE(capacity >= 1, "capacity must be 1 or more, got ", capacity);
 }
 
@@ -79,15 +78,6 @@ std::filesystem::path SizeMemory::file_of(std::uint64_t key) const {
   return *directory_ / size_file::name(key);
 }
 
-bool SizeMemory::has_files() const noexcept {
-  Files files = files_.load(std::memory_order_relaxed);
-  if (files == Files::unknown) {
-    files = size_writer::any(*directory_) ? Files::some : Files::none;
-    files_.store(files, std::memory_order_relaxed);
-  }
-  return files == Files::some;
-}
-
 SizeMemory::Entry& SizeMemory::entry(std::uint64_t key) {
   const auto found = by_key_.find(key);
   if (found != by_key_.end()) {
@@ -98,33 +88,30 @@ SizeMemory::Entry& SizeMemory::entry(std::uint64_t key) {
     by_key_.erase(entries_.back().key);
     entries_.pop_back();
   }
-  std::vector<SizeFact> kept;
-  if (directory_) {
-    kept = size_writer::read(file_of(key), key);
-  }
+  const auto kept = directory_ ? size_writer::read(file_of(key), key) : std::vector<Attempt>();
   entries_.push_front({key, kept, kept});
   by_key_[key] = entries_.begin();
   count_.store(entries_.size(), std::memory_order_release);
   return entries_.front();
 }
 
-std::vector<SizeFact> SizeMemory::recall(std::uint64_t key) {
+std::vector<Attempt> SizeMemory::recall(std::uint64_t key) {
   const std::lock_guard lock(mutex_);
   if (!directory_ && by_key_.find(key) == by_key_.end()) {
     return {};
   }
-  return entry(key).facts;
+  return entry(key).attempts;
 }
 
-void SizeMemory::learn(std::uint64_t key, const SizeFact& fact) {
+void SizeMemory::learn(std::uint64_t key, const Attempt& attempt) {
   const std::lock_guard lock(mutex_);
   Entry& known = entry(key);
-  add_fact(known.facts, fact);
+  add_attempt(known.attempts, attempt);
   if (directory_) {
-    const auto kept = find_same(known.kept, fact);
-    if (kept == known.kept.end() || !alike(*kept, known.facts.back())) {
-      known.kept = known.facts;
-      size_writer::put(file_of(key), key, known.facts);
+    const auto kept = find_same(known.kept, attempt);
+    if (kept == known.kept.end() || !alike(*kept, known.attempts.back())) {
+      known.kept = known.attempts;
+      size_writer::put(file_of(key), key, known.attempts);
     }
   }
 }

@@ -1,44 +1,40 @@
 #include <brim/adapt/size_search.h>
 
 #include <algorithm>
-#include <limits>
-#include <stdexcept>
-#include <string>
+#include <ranges>
+#include <utility>
 
 #include "adapt/size_lattice.h"
+#include "predict/growth.h"
 
 namespace brim {
 namespace {
 
+using detail::require;
+
+// Free memory fluctuates: a change below this is none.
 constexpr double kClearly = 1.1;
-constexpr double kDoubtful = 0.5;
+// After this many fits, a call in parts retries a size whose failure was doubtful.
 constexpr int kFitsToLift = 3;
 
-void require(bool condition, const char* name, const std::string& value, const char* allowed) {
-  if (!condition) {
-    throw std::invalid_argument(std::string(name) + "=" + value + " is not allowed; it must be " +
-                                allowed);
-  }
+void check_size(const Attempt& attempt) {
+  const std::int64_t size = attempt.values.empty() ? 0 : attempt.size();
+  require(size >= 1, "size", size, "at least 1");
 }
 
-std::int64_t known(const std::optional<std::int64_t>& bytes) {
-  return bytes && *bytes >= 0 ? *bytes : -1;
-}
-
-std::int64_t saturating_sum(std::int64_t a, std::int64_t b) {
-  return a > std::numeric_limits<std::int64_t>::max() - b ? std::numeric_limits<std::int64_t>::max()
-                                                          : a + b;
+bool doubtful(const Attempt& attempt) {
+  return !attempt.fitted() && attempt.need() && attempt.available &&
+         !detail::explains(attempt, static_cast<double>(*attempt.available));
 }
 
 }  // namespace
 
 SizeSearch::SizeSearch(const SizeSearchOptions& options)
-    : options_(options), available_(known(options.available)) {
-  require(options.lower >= 1, "lower", std::to_string(options.lower), "at least 1");
-  require(options.upper >= options.lower, "upper", std::to_string(options.upper), "at least lower");
-  require(options.quantum >= 1, "quantum", std::to_string(options.quantum), "at least 1");
-  require(options.margin >= 0.0 && options.margin <= 0.5, "margin", std::to_string(options.margin),
-          "in [0, 0.5]");
+    : options_(options), available_(std::max<std::int64_t>(options.available.value_or(-1), -1)) {
+  require(options.lower >= 1, "lower", options.lower, "at least 1");
+  require(options.upper >= options.lower, "upper", options.upper, "at least lower");
+  require(options.quantum >= 1, "quantum", options.quantum, "at least 1");
+  require(options.margin >= 0.0 && options.margin <= 0.5, "margin", options.margin, "in [0, 0.5]");
   choose();
 }
 
@@ -50,113 +46,107 @@ std::optional<std::int64_t> SizeSearch::smallest_failure() const noexcept {
   return failure_ == 0 ? std::nullopt : std::optional(failure_);
 }
 
-void SizeSearch::remember(const SizeOutcome& outcome) { remember(std::span(&outcome, 1)); }
+void SizeSearch::remember(const Attempt& attempt) { remember(std::span(&attempt, 1)); }
 
-void SizeSearch::remember(std::span<const SizeOutcome> outcomes) {
-  for (const SizeOutcome& outcome : outcomes) {
-    add(outcome, true);
+void SizeSearch::remember(std::span<const Attempt> attempts) {
+  for (const Attempt& attempt : attempts) {
+    check_size(attempt);
+    add(attempt, true);
   }
   update_bounds();
   choose();
 }
 
-void SizeSearch::record(const SizeOutcome& outcome) {
+void SizeSearch::record(const Attempt& attempt) {
+  check_size(attempt);
   const auto left = [&] {
     return (failure_ == 0 ? options_.upper : failure_ - 1) - std::max(best_, options_.lower - 1);
   };
   const std::int64_t before = left();
-  const Fact previous = count_ > 0 ? facts_[count_ - 1] : Fact{};
-  add(outcome, false);
-  expect_available(previous);
-  grown_ += outcome.size > previous.size ? 1 : 0;
-  ++(outcome.fitted ? fits_ : failures_);
-  failed_in_a_row_ = outcome.fitted ? 0 : failed_in_a_row_ + 1;
-  fits_in_a_row_ = outcome.fitted ? fits_in_a_row_ + 1 : 0;
-  doubtful_failures_ += facts_[count_ - 1].doubtful ? 1 : 0;
+  const std::int64_t previous = known_.empty() ? 0 : known_.back().size();
+  expect_available(attempt);
+  add(attempt, false);
+  grown_ += attempt.size() > previous ? 1 : 0;
+  ++(attempt.fitted() ? fits_ : failures_);
+  failed_in_a_row_ = attempt.fitted() ? 0 : failed_in_a_row_ + 1;
+  fits_in_a_row_ = attempt.fitted() ? fits_in_a_row_ + 1 : 0;
+  doubtful_failures_ += doubtful(attempt) ? 1 : 0;
   update_bounds();
   stalls_ = left() > before / 2 ? stalls_ + 1 : 0;
   choose();
 }
 
-void SizeSearch::set_available(std::int64_t bytes) {
-  require(bytes >= 0, "available", std::to_string(bytes), "at least 0");
-  available_ = bytes;
-  update_bounds();
-  choose();
-}
-
-void SizeSearch::expect_available(const Fact& previous) noexcept {
-  const Fact& last = facts_[count_ - 1];
-  if (last.available < 0) {
+void SizeSearch::expect_available(const Attempt& attempt) noexcept {
+  if (attempt.available.value_or(-1) < 0) {
     return;
   }
-  available_ = last.available;
-  if (last.fitted && previous.fitted && !previous.remembered &&
-      previous.available > last.available) {
-    // Held was read before the attempt. What it left behind is not known yet, but what the one
-    // before it did, is.
-    const double left = static_cast<double>(previous.available - last.available) /
-                        static_cast<double>(previous.size) * static_cast<double>(last.size);
+  available_ = *attempt.available;
+  if (known_.empty()) {
+    return;
+  }
+  const Attempt& previous = known_.back();
+  const std::int64_t then = previous.available.value_or(-1);
+  if (attempt.fitted() && previous.fitted() && !previous.remembered && then > available_) {
+    // The available bytes were read before the attempt. What it left behind is not known yet, so
+    // assume as much per size as the attempt before it left.
+    const double left = static_cast<double>(then - available_) /
+                        static_cast<double>(previous.size()) * static_cast<double>(attempt.size());
     available_ -= static_cast<std::int64_t>(std::min(left, static_cast<double>(available_) / 2));
   }
 }
 
-void SizeSearch::add(const SizeOutcome& outcome, bool remembered) {
-  require(outcome.size >= 1, "size", std::to_string(outcome.size), "at least 1");
-  Fact fact{.size = outcome.size, .fitted = outcome.fitted, .remembered = remembered};
-  const std::int64_t peak = known(outcome.peak);
-  fact.requested = known(outcome.requested);
-  if (outcome.fitted) {
-    // Work that is seen to hold nothing says nothing of its growth; in small parts it may go on.
-    fact.need = peak > 0 || options_.start == Start::probe ? peak : -1;
-  } else if (peak >= 0 && fact.requested >= 0) {
-    fact.need = saturating_sum(peak, fact.requested);
-  }
-  if (const std::int64_t limit = known(outcome.limit); limit >= 0 && outcome.held >= 0) {
-    fact.available = std::max<std::int64_t>(limit - outcome.held, 0);
-  }
-  fact.doubtful = !fact.fitted && fact.need >= 0 &&
-                  static_cast<double>(fact.need) < kDoubtful * static_cast<double>(fact.available);
-  const auto end = facts_.begin() + static_cast<std::ptrdiff_t>(count_);
-  auto drop = std::find_if(facts_.begin(), end, [&](const Fact& f) {
-    return f.size == fact.size && f.fitted == fact.fitted;
+void SizeSearch::add(const Attempt& attempt, bool remembered) {
+  auto place = std::find_if(known_.begin(), known_.end(), [&](const Attempt& a) {
+    return a.size() == attempt.size() && a.fitted() == attempt.fitted();
   });
-  if (drop == end && count_ == kFacts) {
-    // The oldest goes, but never one that is a bound now.
-    drop = std::find_if(facts_.begin(), end,
-                        [&](const Fact& f) { return f.size != best_ && f.size != failure_; });
+  if (place == known_.end() && known_.size() == kMostKnown) {
+    // Drop the oldest, but never one that is a bound now.
+    place = std::find_if(known_.begin(), known_.end(), [&](const Attempt& a) {
+      return a.size() != best_ && a.size() != failure_;
+    });
   }
-  if (drop != end) {
-    std::move(drop + 1, end, drop);
-    --count_;
+  if (place == known_.end()) {
+    known_.push_back(attempt);
+  } else {
+    std::rotate(place, place + 1, known_.end());
+    known_.back() = attempt;  // in its memory: most parts of a range repeat a size
   }
-  facts_[count_++] = fact;
+  Attempt& added = known_.back();
+  added.remembered = remembered;
+  if (added.available < 0) {
+    added.available.reset();
+  }
+  // A fit that held nothing says nothing about growth, except to a probe, which may grow.
+  if (added.fitted() && added.peak == 0 && options_.start != Start::probe) {
+    added.peak.reset();
+  }
 }
 
-bool SizeSearch::bounds(const Fact& fact) const noexcept {
-  const bool comparable = fact.available >= 0 && available_ >= 0;
-  // A fact without figures (a kernel's size limit, memory of another device) stays true until there
-  // is clearly more or less room: what is free moves by a little all the time.
-  const double tolerance = fact.need < 0 ? kClearly : 1.0;
+bool SizeSearch::bounds(const Attempt& attempt) const noexcept {
+  const std::int64_t bytes = attempt.need().value_or(-1);
+  const bool comparable = attempt.available && available_ >= 0;
+  // An attempt without bytes (a kernel's size limit, memory of another device) counts until clearly
+  // more or less memory is available.
+  const double tolerance = bytes < 0 ? kClearly : 1.0;
   const auto now = static_cast<double>(available_);
-  const auto then = static_cast<double>(fact.available);
-  if (fact.fitted) {
-    const bool no_less = comparable ? now * tolerance >= then : fact.need < 0;
-    // With a known need, a little less than then is no matter as long as it is enough.
-    const bool enough = comparable && fact.need >= 0 && fact.need <= available_ &&
-                        now >= then * (1.0 - options_.margin);
+  const auto then = static_cast<double>(attempt.available.value_or(0));
+  if (attempt.fitted()) {
+    const bool no_less = comparable ? now * tolerance >= then : bytes < 0;
+    // With a known need, slightly less than then is fine as long as it is enough.
+    const bool enough =
+        comparable && bytes >= 0 && bytes <= available_ && now >= then * (1.0 - options_.margin);
     return no_less || enough ||
-           (!fact.remembered && (fact.need < 0 || available_ < 0 || fact.need <= available_));
+           (!attempt.remembered && (bytes < 0 || available_ < 0 || bytes <= available_));
   }
-  if (fact.doubtful) {
-    // Memory that was short for a moment (another thread, a test) shall not keep sizes small for
-    // good. The next call forgets it; parts of one call try once more after some fits.
+  if (doubtful(attempt)) {
+    // Memory that was short for a moment (another thread, a test) must not keep sizes small for
+    // good. The next call ignores the failure; a call in parts retries once after some fits.
     const bool lifted =
         options_.start == Start::probe && doubtful_failures_ == 1 && fits_in_a_row_ >= kFitsToLift;
-    return !fact.remembered && !lifted;
+    return !attempt.remembered && !lifted;
   }
-  const bool no_more = comparable ? now <= then * tolerance : fact.need < 0;
-  return !fact.remembered || no_more || (available_ >= 0 && fact.need > available_);
+  const bool no_more = comparable ? now <= then * tolerance : bytes < 0;
+  return !attempt.remembered || no_more || (available_ >= 0 && bytes > available_);
 }
 
 void SizeSearch::update_bounds() noexcept {
@@ -164,21 +154,20 @@ void SizeSearch::update_bounds() noexcept {
   best_ = 0;
   failure_ = 0;
   failed_here_ = false;
-  for (std::size_t i = count_;
-       i-- > 0;) {  // newest first: what contradicts a newer fact is out of date
-    const Fact& fact = facts_[i];
-    if (!bounds(fact)) {
+  // Newest first: what contradicts a newer attempt is out of date.
+  for (const Attempt& attempt : std::views::reverse(known_)) {
+    if (!bounds(attempt)) {
       continue;
     }
-    if (fact.fitted) {
-      const std::int64_t size = grid.floor(fact.size);
+    if (attempt.fitted()) {
+      const std::int64_t size = grid.floor(attempt.size());
       if (failure_ == 0 || size < failure_) {
         best_ = std::max(best_, size);
       }
-    } else if (fact.size > best_ && fact.size <= options_.upper &&
-               (failure_ == 0 || fact.size < failure_)) {
-      failure_ = fact.size;
-      failed_here_ = !fact.remembered;
+    } else if (attempt.size() > best_ && attempt.size() <= options_.upper &&
+               (failure_ == 0 || attempt.size() < failure_)) {
+      failure_ = attempt.size();
+      failed_here_ = !attempt.remembered;
     }
   }
 }

@@ -2,10 +2,8 @@
 
 #include <c10/util/Exception.h>
 #include <pthread.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -25,27 +23,24 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kPause = std::chrono::seconds(1);
-constexpr int kWritesBetweenLooks = 1024;  // other processes write there too
+constexpr std::int64_t kMostBytes = std::int64_t{64} << 20;
+constexpr int kWritesBetweenPrunes = 1024;  // other processes write there too
 
 struct Queued {
   std::uint64_t key;
-  std::vector<SizeFact> facts;
-  std::uint64_t version;
+  std::vector<Attempt> attempts;
 };
 
 struct Directory {
-  bool usable = false;
   bool failed = false;
-  std::int64_t bytes = 0;  // at most, since the last look
-  int writes_until_look = 0;
+  int writes = 0;
 };
 
 struct Writer {
-  std::mutex files;  // held while files are written or removed; taken before `queue`
-  std::mutex queue;  // never held while a disk is waited for; of all below
+  std::mutex files;  // held while files are written, read or removed; taken before `queue`
+  std::mutex queue;  // never held while a disk is waited for; guards all below
   std::map<fs::path, Queued> queued;
   std::map<fs::path, Directory> directories;
-  std::uint64_t version = 0;
   Clock::time_point next{};           // not before
   bool running = false;               // there is a thread that writes
   std::vector<std::string> failures;  // of the thread, to be told by whoever comes next
@@ -74,60 +69,31 @@ void tell_failures(Writer& writer) {
   }
 }
 
-void note_failure(Writer& writer, const fs::path& directory, std::error_code error) {
-  const std::lock_guard lock(writer.queue);
-  if (!std::exchange(writer.directories[directory].failed, true)) {
-    writer.failures.push_back(directory.string() + ": " + error.message());
-  }
-}
-
-/// Writes one file, if it is still queued.
-void write_one(Writer& writer, const fs::path& file) {
-  const std::lock_guard files(writer.files);
-  Queued item;
-  {
-    const std::lock_guard lock(writer.queue);
-    const auto found = writer.queued.find(file);
-    if (found == writer.queued.end()) {
-      return;
-    }
-    item = found->second;  // it stays until it is written, for `read`
-  }
-  const fs::path parent = file.parent_path();
-  if (const std::error_code error = size_file::write(file, item.key, item.facts)) {
-    note_failure(writer, parent, error);
-  }
-  bool look = false;
-  {
-    const std::lock_guard lock(writer.queue);
-    if (const auto found = writer.queued.find(file);
-        found != writer.queued.end() && found->second.version == item.version) {
-      writer.queued.erase(found);
-    }
-    Directory& directory = writer.directories[parent];
-    directory.bytes += size_file::bytes_on_disk(1);
-    look = directory.writes_until_look-- == 0 || directory.bytes > kMostBytes;
-  }
-  if (look) {
-    const std::int64_t bytes = size_file::prune(parent, kMostBytes);
-    const std::lock_guard lock(writer.queue);
-    writer.directories[parent].bytes = bytes;
-    writer.directories[parent].writes_until_look = kWritesBetweenLooks;
-  }
-}
-
 /// Writes what is queued now, and not what comes meanwhile: that may never end.
 void write_queued(Writer& writer) {
-  std::vector<fs::path> files;
+  const std::lock_guard files(writer.files);
+  std::map<fs::path, Queued> batch;
   {
     const std::lock_guard lock(writer.queue);
-    for (const auto& [file, item] : writer.queued) {
-      files.push_back(file);
+    batch.swap(writer.queued);
+  }
+  for (const auto& [file, item] : batch) {
+    const std::error_code error = size_file::write(file, item.key, item.attempts);
+    bool prune = false;
+    {
+      const std::lock_guard lock(writer.queue);
+      Directory& directory = writer.directories[file.parent_path()];
+      prune = directory.writes++ % kWritesBetweenPrunes == 0;
+      if (error && !std::exchange(directory.failed, true)) {
+        writer.failures.push_back(file.parent_path().string() + ": " + error.message());
+      }
+    }
+    if (prune) {
+      size_file::prune(file.parent_path(), kMostBytes);
     }
   }
-  for (const fs::path& file : files) {
-    write_one(writer, file);
-  }
+  const std::lock_guard lock(writer.queue);
+  writer.next = Clock::now() + kPause;
 }
 
 void work(Writer* writer) {
@@ -143,8 +109,6 @@ void work(Writer* writer) {
     }
     std::this_thread::sleep_until(next);
     write_queued(*writer);
-    const std::lock_guard lock(writer->queue);
-    writer->next = Clock::now() + kPause;
   }
 }
 
@@ -163,53 +127,36 @@ void start_thread(Writer* writer) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-bool can_be_written(const fs::path& directory, std::error_code& error) {
-  fs::create_directories(directory, error);
-  if (!error && ::access(directory.c_str(), W_OK | X_OK) != 0) {
-    error = {errno, std::generic_category()};
-  }
-  return !error;
-}
-
 }  // namespace
 
-void put(const fs::path& file, std::uint64_t key, std::vector<SizeFact> facts) {
+void put(const fs::path& file, std::uint64_t key, std::vector<Attempt> attempts) {
   Writer& writer = *current().load();
-  const fs::path parent = file.parent_path();
-  bool known = false;
-  {
-    const std::lock_guard lock(writer.queue);
-    known = writer.directories.contains(parent);
-  }
-  if (!known) {
-    std::error_code error;
-    const bool usable = can_be_written(parent, error);
-    if (!usable) {
-      note_failure(writer, parent, error);
-    }
-    const std::lock_guard lock(writer.queue);
-    writer.directories[parent].usable = usable;
-  }
+  bool first = false;
   bool start = false;
   {
     const std::lock_guard lock(writer.queue);
-    if (writer.directories[parent].usable) {
-      writer.queued.insert_or_assign(file, Queued{key, std::move(facts), ++writer.version});
-      start = !std::exchange(writer.running, true);
+    Directory& directory = writer.directories[file.parent_path()];
+    if (!directory.failed) {
+      writer.queued.insert_or_assign(file, Queued{key, std::move(attempts)});
+      first = directory.writes == 0;
+      start = !first && !std::exchange(writer.running, true);
     }
   }
-  if (start) {
+  if (first) {  // here, so that a directory that cannot be written is told of at once
+    write_queued(writer);
+  } else if (start) {
     start_thread(&writer);
   }
   tell_failures(writer);
 }
 
-std::vector<SizeFact> read(const fs::path& file, std::uint64_t key) {
+std::vector<Attempt> read(const fs::path& file, std::uint64_t key) {
   Writer& writer = *current().load();
+  const std::lock_guard files(writer.files);  // what is being written is neither queued nor there
   {
     const std::lock_guard lock(writer.queue);
     if (const auto found = writer.queued.find(file); found != writer.queued.end()) {
-      return found->second.facts;
+      return found->second.attempts;
     }
   }
   return size_file::read(file, key);
@@ -217,6 +164,7 @@ std::vector<SizeFact> read(const fs::path& file, std::uint64_t key) {
 
 bool any(const fs::path& directory) {
   Writer& writer = *current().load();
+  const std::lock_guard files(writer.files);
   {
     const std::lock_guard lock(writer.queue);
     const auto found = writer.queued.lower_bound(directory / "");
@@ -234,7 +182,8 @@ void remove(const fs::path& file) {
     const std::lock_guard lock(writer.queue);
     writer.queued.erase(file);
   }
-  size_file::remove(file);
+  std::error_code ignored;
+  fs::remove(file, ignored);
 }
 
 void remove_all(const fs::path& directory) {

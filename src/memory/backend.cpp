@@ -20,32 +20,12 @@ AcceleratorBackend& accelerator_backend() {
   return *backend;
 }
 
-/// With libbrim_cuda, which is loaded at the first use of a CUDA device; without it measuring still
-/// works.
+/// The one of libbrim_cuda, which is loaded at the first use of a CUDA device. Without it CUDA can
+/// be measured but not limited.
 DeviceBackend& loaded_cuda_backend() {
   load_cuda_library();
   DeviceBackend* backend = cuda_backend.load();
   return backend != nullptr ? *backend : accelerator_backend();
-}
-
-}  // namespace
-
-c10::DeviceIndex device_count(c10::DeviceType type) {
-  // Where there is no CUDA device, torch.compile puts a stand-in guard in its place that counts
-  // one.
-  if (!c10::impl::hasDeviceGuardImpl(type) ||
-      (type == c10::DeviceType::CUDA && !at::globalContext().hasCUDA())) {
-    return 0;
-  }
-  return c10::impl::VirtualGuardImpl(type).deviceCount();
-}
-
-namespace {
-
-/// What default_device() is by the devices of the machine.
-c10::DeviceType find_default_type() {
-  const auto accelerator = at::accelerator::getAccelerator(false);
-  return accelerator && device_count(*accelerator) > 0 ? *accelerator : c10::DeviceType::CPU;
 }
 
 /// Whether the driver answers at all.
@@ -60,6 +40,15 @@ bool answers(c10::DeviceType type) {
 
 }  // namespace
 
+c10::DeviceIndex device_count(c10::DeviceType type) {
+  // Without a CUDA device, torch.compile registers a stand-in guard that counts one.
+  if (!c10::impl::hasDeviceGuardImpl(type) ||
+      (type == c10::DeviceType::CUDA && !at::globalContext().hasCUDA())) {
+    return 0;
+  }
+  return c10::impl::VirtualGuardImpl(type).deviceCount();
+}
+
 bool accelerator_initialized() {
   try {
     const auto type = at::accelerator::getAccelerator(false);
@@ -70,7 +59,10 @@ bool accelerator_initialized() {
 }
 
 c10::DeviceType default_device_type() {
-  static const c10::DeviceType type = find_default_type();
+  static const c10::DeviceType type = [] {
+    const auto accelerator = at::accelerator::getAccelerator(false);
+    return accelerator && device_count(*accelerator) > 0 ? *accelerator : c10::DeviceType::CPU;
+  }();
   return lost_to_fork(type) ? c10::DeviceType::CPU : type;
 }
 
@@ -78,7 +70,7 @@ bool lost_to_fork(c10::DeviceType type) {
   if (!is_forked_child() || type == c10::DeviceType::CPU) {
     return false;
   }
-  // torch may have asked the driver, for a number of devices, without having begun to use one.
+  // The parent may have asked the driver how many devices there are without using one.
   static const bool silent = !answers(type);
   return forked_with_accelerator() || silent;
 }
@@ -99,15 +91,14 @@ c10::Device resolve_device(c10::Device device) {
   if (device.is_cpu()) {
     return c10::Device(c10::DeviceType::CPU);
   }
-  // Of the device that was asked for last all this is known; a call that names its device asks
-  // every time.
+  // Calls that name their device ask every time: the answer for the last one is kept.
   static std::atomic<c10::Device> last{c10::Device(c10::DeviceType::CPU)};
   if (device.has_index() && device == last.load(std::memory_order_relaxed) && !is_forked_child()) {
     return device;
   }
   TORCH_CHECK_VALUE(at::accelerator::isAccelerator(device.type()),
                     "device must be the CPU or an accelerator, got ", device.str());
-  // Counting devices first turns torch's long complaints about a missing driver into one sentence.
+  // Counting devices first replaces torch's long complaints about a missing driver.
   const c10::DeviceIndex count = device_count(device.type());
   TORCH_CHECK_VALUE(count > 0, "device is ", device.str(), ", but torch sees no ",
                     c10::DeviceTypeName(device.type()), " device here");
@@ -125,10 +116,6 @@ c10::Device resolve_device(c10::Device device) {
   return device;
 }
 
-c10::Device default_device() {
-  const c10::DeviceType type = find_default_type();
-  return type == c10::DeviceType::CPU || lost_to_fork(type) ? c10::Device(c10::DeviceType::CPU)
-                                                            : resolve_device(c10::Device(type));
-}
+c10::Device default_device() { return resolve_device(c10::Device(default_device_type())); }
 
 }  // namespace brim

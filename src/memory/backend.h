@@ -12,9 +12,8 @@
 
 namespace brim {
 
-/// What each kind of device must answer; the rest of the module is written against this. One object
-/// a device type, never destroyed; all members are thread-safe. Devices arrive with an index (see
-/// resolve_device).
+/// What the rest of the module asks of a kind of device. One object per device type, never
+/// destroyed; all members are thread-safe. Devices arrive with an index (see resolve_device).
 class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
@@ -56,8 +55,7 @@ DeviceBackend& backend_for(c10::Device device);
 
 DeviceBackend& cpu_backend();
 
-/// A backend for any accelerator whose allocator is a c10::DeviceAllocator. It can measure but not
-/// limit.
+/// For any accelerator whose allocator is a c10::DeviceAllocator. Measures but cannot limit.
 class BRIM_API AcceleratorBackend : public DeviceBackend {
  public:
   MemoryStats stats(c10::Device device) override;
@@ -77,12 +75,11 @@ c10::DeviceIndex device_count(c10::DeviceType type);
 /// Whether torch has begun to use an accelerator in this process, or in the one it was forked from.
 bool accelerator_initialized();
 
-/// The kind of default_device(), found out once: asking torch takes longer than a whole call that
-/// fits.
+/// The kind of default_device(), determined once: asking torch takes longer than a whole call.
 c10::DeviceType default_device_type();
 
-/// Whether accelerators of this kind cannot be used here, since this process was forked from one
-/// that did. Work on the CPU must not ask for them then.
+/// Whether accelerators of this kind cannot be used here, because this process was forked from one
+/// that used them. Work on the CPU must not ask for them then.
 bool lost_to_fork(c10::DeviceType type);
 
 /// Used by libbrim_cuda when it is loaded, to add what needs CUDA's own headers.

@@ -5,45 +5,21 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <limits>
 #include <optional>
+
+#include "memory/byte_units.h"
+#include "number_text.h"
 
 namespace brim {
 namespace {
 
 constexpr std::string_view kAllowed =
     "expected a positive number of bytes such as \"512MiB\", \"8GB\", \"1.5GiB\", \"1048576\" or a "
-    "percentage such as "
-    "\"50%\"";
+    "percentage such as \"50%\"";
 
-struct Unit {
-  std::string_view name;  // lower case
-  double bytes;
-};
-
-constexpr double kKilo = 1000.0;
 constexpr double kKibi = 1024.0;
-
-constexpr std::array<Unit, 14> kUnits{{
-    {"", 1.0},
-    {"b", 1.0},
-    {"kb", kKilo},
-    {"mb", kKilo * kKilo},
-    {"gb", kKilo * kKilo * kKilo},
-    {"tb", kKilo * kKilo * kKilo * kKilo},
-    {"pb", kKilo * kKilo * kKilo * kKilo * kKilo},
-    {"eb", kKilo * kKilo * kKilo * kKilo * kKilo * kKilo},
-    {"kib", kKibi},
-    {"mib", kKibi * kKibi},
-    {"gib", kKibi * kKibi * kKibi},
-    {"tib", kKibi * kKibi * kKibi * kKibi},
-    {"pib", kKibi * kKibi * kKibi * kKibi * kKibi},
-    {"eib", kKibi * kKibi * kKibi * kKibi * kKibi * kKibi},
-}};
 
 std::string_view trim(std::string_view text) {
   const auto is_space = [](char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; };
@@ -56,20 +32,28 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
-std::optional<double> unit_bytes(std::string_view name) {
-  std::string lower(name);
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) {
-    return static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  });
-  const auto* unit =
-      std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& u) { return u.name == lower; });
-  if (unit == kUnits.end()) {
+}  // namespace
+
+std::optional<double> unit_bytes(std::string_view name, double kilo) {
+  if (name.size() > 3) {
     return std::nullopt;
   }
-  return unit->bytes;
+  std::string unit(name);
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](char c) {
+    return static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  });
+  if (unit.empty() || unit == "b") {
+    return 1.0;
+  }
+  const bool binary = unit.size() == 3 && unit.ends_with("ib");
+  const bool decimal = unit.size() == 2 && unit.ends_with("b");
+  const auto power = std::string_view("kmgtpe").find(unit.front());
+  if ((!binary && !decimal) || power == std::string_view::npos) {
+    return std::nullopt;
+  }
+  // Exact for every unit: even 1000^6 is a double.
+  return std::pow(binary ? kKibi : kilo, static_cast<double>(power + 1));
 }
-
-}  // namespace
 
 ByteLimit ByteLimit::of_bytes(std::int64_t bytes) {
   TORCH_CHECK_VALUE(bytes > 0, "limit must be a positive number of bytes, got ", bytes);
@@ -79,23 +63,17 @@ ByteLimit ByteLimit::of_bytes(std::int64_t bytes) {
 ByteLimit ByteLimit::parse(std::string_view text) {
   const std::string_view body = trim(text);
   // A plain integer is read exactly: a double would lose bytes above 2^53.
-  std::int64_t whole = 0;
-  const auto as_int = std::from_chars(body.data(), body.data() + body.size(), whole);
-  if (!body.empty() && as_int.ec == std::errc{} && as_int.ptr == body.data() + body.size()) {
-    TORCH_CHECK_VALUE(whole > 0, "limit \"", text, "\" is not positive: ", kAllowed);
-    return {whole, 0.0};
+  std::string_view rest = body;
+  const auto whole = detail::take_number<std::int64_t>(rest);
+  if (whole && rest.empty()) {
+    TORCH_CHECK_VALUE(*whole > 0, "limit \"", text, "\" is not positive: ", kAllowed);
+    return {*whole, 0.0};
   }
-  double number = 0.0;
-  const auto as_double =
-      std::from_chars(body.data(), body.data() + body.size(), number, std::chars_format::fixed);
-  const bool starts_with_digit =
-      !body.empty() && (std::isdigit(static_cast<unsigned char>(body.front())) != 0 ||
-                        body.front() == '.' || body.front() == '-');
-  TORCH_CHECK_VALUE(starts_with_digit && as_double.ec == std::errc{} && std::isfinite(number),
-                    "limit \"", text, "\" is not understood: ", kAllowed);
+  rest = body;
+  const double number = detail::take_number<double>(rest, std::chars_format::fixed).value_or(NAN);
+  TORCH_CHECK_VALUE(!std::isnan(number), "limit \"", text, "\" is not understood: ", kAllowed);
   TORCH_CHECK_VALUE(number > 0, "limit \"", text, "\" is not positive: ", kAllowed);
-
-  const auto rest = trim(body.substr(static_cast<std::size_t>(as_double.ptr - body.data())));
+  rest = trim(rest);
   if (rest == "%") {
     TORCH_CHECK_VALUE(number <= 100.0, "limit \"", text, "\" is over 100 %: ", kAllowed);
     return {0, number};

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "fork.h"
+#include "memory/oom_message.h"
 
 namespace brim {
 namespace {
@@ -40,10 +41,15 @@ std::string with_exact(std::int64_t bytes) {
   c10::reportOutOfMemoryToProfiler(bytes,
                                    static_cast<std::size_t>(std::max<std::int64_t>(in_use, 0)), 0,
                                    c10::Device(c10::DeviceType::CPU));
+  const std::string text = "CPU out of memory. Tried to allocate " + with_exact(bytes) + " with " +
+                           with_exact(in_use) + " in use" + why;
+  remember_refusal(text, {.kind = OomKind::host_memory,
+                          .device = c10::DeviceType::CPU,
+                          .requested = bytes,
+                          .in_use = in_use});
   // Without a backtrace, which TORCH_CHECK_WITH would add: running out of memory is expected here,
-  // and torch prints the whole text where oneDNN fails and it takes another way.
-  throw c10::OutOfMemoryError("CPU out of memory. Tried to allocate " + with_exact(bytes) +
-                              " with " + with_exact(in_use) + " in use" + why);
+  // and torch prints the whole text where oneDNN fails and falls back to another kernel.
+  throw c10::OutOfMemoryError(text);
 }
 
 }  // namespace

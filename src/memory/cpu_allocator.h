@@ -12,8 +12,7 @@
 
 namespace brim {
 
-/// Asked before each CPU allocation; a refusal makes that allocation fail as if memory were
-/// exhausted.
+/// Asked before each CPU allocation; a refusal makes it fail as if memory were exhausted.
 class AllocationGate {
  public:
   virtual bool admit(std::size_t bytes) noexcept = 0;
@@ -85,8 +84,7 @@ class CpuAllocator final : public c10::Allocator {
   std::atomic<std::int64_t> limit_{kUnlimited};
   std::size_t process_ = 0;  // tells this process' blocks from those that it inherited
 
-  std::atomic<int> gate_count_{
-      0};  // read on every allocation, so that the lock is taken only when there is a gate
+  std::atomic<int> gate_count_{0};  // lets an allocation skip the lock where there is no gate
   std::mutex gates_mutex_;
   std::vector<AllocationGate*> gates_;
 };

@@ -30,8 +30,8 @@ LastReading& last_reading() {
   return *instance;
 }
 
-/// What the system can still give, read at most every 50 ms, since it takes several files. In
-/// between, tensors that came or went since the last reading are taken into account.
+/// What the system can still give, read at most every 50 ms, because that takes several files. In
+/// between, tensors allocated or freed since the last reading are accounted for.
 std::int64_t recent_host_available(std::int64_t allocated) {
   constexpr auto kFresh = std::chrono::milliseconds(50);
   LastReading& last = last_reading();

@@ -55,7 +55,7 @@ class CudaBackend final : public AcceleratorBackend {
     // A fraction that the user set with torch's own call stays in force below the budget.
     const double fraction = fraction_for(std::min(*bytes, total), total);
     caching::setMemoryFraction(std::min(fraction, outer_fraction_[device.index()]), device.index());
-    // Blocks in torch's cache would be handed out without a look at the limit.
+    // torch does not check the limit for blocks that are in its cache.
     if (AcceleratorBackend::stats(device).reserved > *bytes) {
       release_cached(device);
     }
@@ -63,8 +63,7 @@ class CudaBackend final : public AcceleratorBackend {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<c10::DeviceIndex, double>
-      outer_fraction_;  // what was in force before our first limit
+  std::unordered_map<c10::DeviceIndex, double> outer_fraction_;  // in force before our first limit
 };
 
 [[maybe_unused]] const bool kRegistered = [] {

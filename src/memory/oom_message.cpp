@@ -1,24 +1,28 @@
 #include "memory/oom_message.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <initializer_list>
+#include <mutex>
+#include <utility>
 
-namespace brim::oom_message {
+#include "fork.h"
+#include "memory/byte_units.h"
+#include "number_text.h"
+
+namespace brim {
 namespace {
 
 bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; }
 
 bool is_identifier(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-/// What may follow a phrase for it to be one, and not the beginning of a longer sentence about
-/// something else.
+/// What may follow a phrase, so that the beginning of a longer word or name does not count.
 enum class Follows : std::uint8_t {
   anything,
   no_letter,    // "unable to find an engine", but not "engineer"
-  punctuation,  // "CUDA out of memory." or the end, but not "CUDA out of memory handling" or "CUDA
-                // out of memory.txt"
+  punctuation,  // "CUDA out of memory." or the end, but not "… memory handling" or "… memory.txt"
   digit,        // "Invalid buffer size: 12.00 GiB"
 };
 
@@ -45,51 +49,40 @@ struct Phrase {
   std::optional<c10::DeviceType> device;
 };
 
+using enum Follows;
+using enum OomKind;
+constexpr auto kCpu = c10::DeviceType::CPU;
+constexpr auto kCuda = c10::DeviceType::CUDA;
+constexpr auto kMps = c10::DeviceType::MPS;
+constexpr auto kXpu = c10::DeviceType::XPU;
+
 // One line for each text seen in the wild; a phrase must start a word.
-constexpr std::array kPhrases{
-    Phrase{"CUDA out of memory", Follows::punctuation, OomKind::device_memory,
-           c10::DeviceType::CUDA},
-    Phrase{"HIP out of memory", Follows::punctuation, OomKind::device_memory,
-           c10::DeviceType::CUDA},
-    Phrase{"XPU out of memory", Follows::punctuation, OomKind::device_memory, c10::DeviceType::XPU},
-    Phrase{"CUDA error: out of memory", Follows::punctuation, OomKind::device_memory,
-           c10::DeviceType::CUDA},
-    Phrase{"CUDA driver error: out of memory", Follows::punctuation, OomKind::device_memory,
-           c10::DeviceType::CUDA},
-    // How WSL says that a device's memory cannot be made resident.
-    Phrase{"CUDA driver error: device not ready", Follows::punctuation, OomKind::device_memory,
-           c10::DeviceType::CUDA},
-    Phrase{"Triton Error [CUDA]: out of memory", Follows::punctuation, OomKind::device_memory,
-           c10::DeviceType::CUDA},
-    Phrase{"HIP error: out of memory", Follows::punctuation, OomKind::device_memory,
-           c10::DeviceType::CUDA},
-    Phrase{"Cuda failure 2 'out of memory'", Follows::anything, OomKind::device_memory,
-           c10::DeviceType::CUDA},
-    Phrase{"Cuda failure 'out of memory'", Follows::anything, OomKind::device_memory,
-           c10::DeviceType::CUDA},
-    Phrase{"MPS backend out of memory", Follows::anything, OomKind::device_memory,
-           c10::DeviceType::MPS},
-    Phrase{"Invalid buffer size: ", Follows::digit, OomKind::device_memory, c10::DeviceType::MPS},
-    Phrase{"CPU out of memory", Follows::punctuation, OomKind::host_memory, c10::DeviceType::CPU},
-    Phrase{"DefaultCPUAllocator: can't allocate memory", Follows::anything, OomKind::host_memory,
-           c10::DeviceType::CPU},
-    Phrase{"not enough memory: you tried to allocate", Follows::anything, OomKind::host_memory,
-           c10::DeviceType::CPU},
-    Phrase{"DefaultCPUAllocator: not enough memory:", Follows::anything, OomKind::host_memory,
-           c10::DeviceType::CPU},
-    Phrase{"Cannot allocate memory (12)", Follows::anything, OomKind::host_memory,
-           c10::DeviceType::CPU},
-    Phrase{"CUDNN_STATUS_NOT_SUPPORTED. This error may appear", Follows::anything,
-           OomKind::library_workspace, c10::DeviceType::CUDA},
-    Phrase{"unable to find an engine", Follows::no_letter, OomKind::library_workspace,
-           c10::DeviceType::CUDA},
-    Phrase{"Unable to find a valid cuDNN algorithm", Follows::anything, OomKind::library_workspace,
-           c10::DeviceType::CUDA},
-    Phrase{"Storage size calculation overflowed with sizes=", Follows::anything,
-           OomKind::size_limit, std::nullopt},
-    Phrase{"INT_MAX elements", Follows::no_letter, OomKind::size_limit, std::nullopt},
-    Phrase{"canUse32BitIndexMath", Follows::no_letter, OomKind::size_limit, std::nullopt},
-};
+constexpr auto kPhrases = std::to_array<Phrase>({
+    {"CUDA out of memory", punctuation, device_memory, kCuda},
+    {"HIP out of memory", punctuation, device_memory, kCuda},
+    {"XPU out of memory", punctuation, device_memory, kXpu},
+    {"CUDA error: out of memory", punctuation, device_memory, kCuda},
+    {"CUDA driver error: out of memory", punctuation, device_memory, kCuda},
+    // WSL, where a device's memory cannot be made resident.
+    {"CUDA driver error: device not ready", punctuation, device_memory, kCuda},
+    {"Triton Error [CUDA]: out of memory", punctuation, device_memory, kCuda},
+    {"HIP error: out of memory", punctuation, device_memory, kCuda},
+    {"Cuda failure 2 'out of memory'", anything, device_memory, kCuda},
+    {"Cuda failure 'out of memory'", anything, device_memory, kCuda},
+    {"MPS backend out of memory", anything, device_memory, kMps},
+    {"Invalid buffer size: ", digit, device_memory, kMps},
+    {"CPU out of memory", punctuation, host_memory, kCpu},
+    {"DefaultCPUAllocator: can't allocate memory", anything, host_memory, kCpu},
+    {"not enough memory: you tried to allocate", anything, host_memory, kCpu},
+    {"DefaultCPUAllocator: not enough memory:", anything, host_memory, kCpu},
+    {"Cannot allocate memory (12)", anything, host_memory, kCpu},
+    {"CUDNN_STATUS_NOT_SUPPORTED. This error may appear", anything, library_workspace, kCuda},
+    {"unable to find an engine", no_letter, library_workspace, kCuda},
+    {"Unable to find a valid cuDNN algorithm", anything, library_workspace, kCuda},
+    {"Storage size calculation overflowed with sizes=", anything, size_limit, std::nullopt},
+    {"INT_MAX elements", no_letter, size_limit, std::nullopt},
+    {"canUse32BitIndexMath", no_letter, size_limit, std::nullopt},
+});
 
 bool contains(std::string_view message, const Phrase& phrase) {
   for (auto at = message.find(phrase.text); at != std::string_view::npos;
@@ -102,102 +95,83 @@ bool contains(std::string_view message, const Phrase& phrase) {
   return false;
 }
 
-/// CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED,
-/// CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED and the like: a status of a library of
-/// CUDA's or ROCm's whose name ends so.
+/// CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED and the like: a
+/// status of one of CUDA's or ROCm's libraries.
 bool names_failed_library_allocation(std::string_view message) {
-  for (const std::string_view ending : {"_ALLOC_FAILED", "_ALLOCATION_FAILED"}) {
-    for (auto at = message.find(ending); at != std::string_view::npos;
-         at = message.find(ending, at + 1)) {
-      const auto end = at + ending.size();
-      if (end < message.size() && is_identifier(message[end])) {
-        continue;
-      }
-      auto begin = at;
-      while (begin > 0 && is_identifier(message[begin - 1])) {
-        --begin;
-      }
-      const std::string_view name = message.substr(begin, at - begin);
-      for (const std::string_view family :
-           {"CUBLAS", "CUDNN", "CUSOLVER", "CUSPARSE", "CUFFT", "CURAND", "CUTENSOR", "CUDSS",
-            "HIPBLAS", "HIPSOLVER", "HIPSPARSE", "HIPFFT", "HIPRAND", "ROCBLAS", "ROCSOLVER",
-            "ROCSPARSE", "ROCFFT", "ROCRAND", "MIOPEN"}) {
-        if (name.starts_with(family)) {
-          return true;
-        }
-      }
+  constexpr auto kLibraries = std::to_array<std::string_view>(
+      {"CUBLAS", "CUDNN", "CUSOLVER", "CUSPARSE", "CUFFT", "CURAND", "CUTENSOR", "CUDSS", "HIPBLAS",
+       "HIPSOLVER", "HIPSPARSE", "HIPFFT", "HIPRAND", "ROCBLAS", "ROCSOLVER", "ROCSPARSE", "ROCFFT",
+       "ROCRAND", "MIOPEN"});
+  for (const auto* word = message.begin(); word != message.end();) {
+    const auto* const end = std::find_if_not(word, message.end(), is_identifier);
+    const std::string_view name(word, end);
+    if ((name.ends_with("_ALLOC_FAILED") || name.ends_with("_ALLOCATION_FAILED")) &&
+        std::any_of(kLibraries.begin(), kLibraries.end(),
+                    [&](std::string_view library) { return name.starts_with(library); })) {
+      return true;
     }
+    word = std::find_if(end, message.end(), is_identifier);
   }
   return false;
 }
 
-/// torch's caching allocator asks NVML for the figures of its out-of-memory message, and where that
-/// fails (in containers, on MIG devices) only the failed assertion is left of it.
+/// torch's caching allocator asks NVML for the figures of its out-of-memory message. Where that
+/// fails (in containers, on MIG devices), the error is only the failed assertion.
 bool names_failed_report(std::string_view message) {
   return message.find("NVML_SUCCESS == ") != std::string_view::npos &&
          message.find("INTERNAL ASSERT FAILED at ") != std::string_view::npos &&
          message.find("CUDACachingAllocator") != std::string_view::npos;
 }
 
-/// The number behind "GPU 3 has a total capacity of", where an allocator says which of several
-/// devices it is.
+/// The kind and the kind of device; no figures.
+OomCause recognise(std::string_view message) {
+  // What torch makes of a std::bad_alloc on its way to Python: nothing but these words.
+  if (message == "std::bad_alloc" || message == "bad allocation") {
+    return {.kind = host_memory, .device = kCpu};
+  }
+  for (const Phrase& phrase : kPhrases) {
+    if (contains(message, phrase)) {
+      OomCause cause{.kind = phrase.kind};
+      if (phrase.device) {
+        cause.device = c10::Device(*phrase.device);
+      }
+      return cause;
+    }
+  }
+  if (names_failed_library_allocation(message)) {
+    return {.kind = library_workspace, .device = kCuda};
+  }
+  if (names_failed_report(message)) {
+    return {.kind = device_memory, .device = kCuda};
+  }
+  return {};
+}
+
+/// The 3 of "GPU 3 has a total capacity of", where an allocator names its device.
 std::optional<c10::DeviceIndex> device_index(std::string_view message) {
   constexpr std::string_view kBefore = "GPU ";
-  const auto at = message.find(" has a total capacity");
-  const auto start = at == std::string_view::npos ? at : message.rfind(kBefore, at);
+  constexpr std::string_view kBehind = " has a total capacity";
+  const auto start = message.rfind(kBefore, message.find(kBehind));
   if (start == std::string_view::npos) {
     return std::nullopt;
   }
-  const std::string_view digits =
-      message.substr(start + kBefore.size(), at - start - kBefore.size());
-  int index = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-  if (error != std::errc{} || end != digits.data() + digits.size() || index < 0 || index > 127) {
-    return std::nullopt;
-  }
-  return static_cast<c10::DeviceIndex>(index);
+  message.remove_prefix(start + kBefore.size());
+  const auto index = detail::take_number<c10::DeviceIndex>(message);
+  return index && *index >= 0 && message.starts_with(kBehind) ? index : std::nullopt;
 }
 
-/// An amount of memory at the start of `text`: "2.00 GiB", "512 bytes", or brim's own "2.00 GiB
-/// (2147483648 bytes)", which gives the exact number behind the rounded one.
+/// The amount of memory at the start of `text`: "2.00 GiB", "512 bytes".
 std::optional<std::int64_t> leading_amount(std::string_view text) {
-  double number = 0.0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
-  if (text.empty() || error != std::errc{} || number < 0) {
+  const auto number = detail::take_number<double>(text, std::chars_format::fixed);
+  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  const auto letters = std::find_if_not(text.begin(), text.end(), is_letter) - text.begin();
+  const std::string_view unit = text.substr(0, static_cast<std::size_t>(letters));
+  // torch's units are binary; MPS writes "GB" for GiB.
+  const double bytes = unit_bytes(unit == "bytes" ? "B" : unit, 1024.0).value_or(0.0);
+  if (unit.empty() || bytes == 0.0 || !number || *number < 0 || *number * bytes >= 0x1p63) {
     return std::nullopt;
   }
-  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-  while (!text.empty() && text.front() == ' ') {
-    text.remove_prefix(1);
-  }
-  constexpr std::size_t kLongestUnit = 5;
-  const auto exact = text.find(" (");
-  if (exact != std::string_view::npos && exact <= kLongestUnit) {
-    std::int64_t bytes = 0;
-    const char* const last = text.data() + text.size();
-    const auto parsed = std::from_chars(text.data() + exact + 2, last, bytes);
-    if (parsed.ec == std::errc{} && std::string_view(parsed.ptr, last).starts_with(" bytes)")) {
-      return bytes;
-    }
-  }
-  struct Unit {
-    std::string_view name;
-    double bytes;
-  };
-  // torch prints binary units; MPS writes "GB" for the same.
-  constexpr std::array kUnits{Unit{"bytes", 1.0},  Unit{"B", 1.0},      Unit{"KiB", 0x1p10},
-                              Unit{"MiB", 0x1p20}, Unit{"GiB", 0x1p30}, Unit{"TiB", 0x1p40},
-                              Unit{"PiB", 0x1p50}, Unit{"EiB", 0x1p60}, Unit{"KB", 0x1p10},
-                              Unit{"MB", 0x1p20},  Unit{"GB", 0x1p30},  Unit{"TB", 0x1p40}};
-  for (const Unit& unit : kUnits) {
-    const bool whole_word = text.starts_with(unit.name) &&
-                            (text.size() == unit.name.size() || !is_letter(text[unit.name.size()]));
-    if (whole_word && number * unit.bytes < 0x1p63) {
-      return static_cast<std::int64_t>(number * unit.bytes);
-    }
-  }
-  return std::nullopt;
+  return static_cast<std::int64_t>(*number * bytes);
 }
 
 /// The amount behind the first of `phrases` that `message` contains.
@@ -212,47 +186,71 @@ std::optional<std::int64_t> amount_behind(std::string_view message,
   return std::nullopt;
 }
 
+/// The latest errors of our own with their figures. Found by their text, which is all that torch
+/// hands to Python, and on any thread: errors of a backward pass or a thread pool travel.
+struct Refusals {
+  static constexpr std::size_t kKept = 64;
+  std::mutex mutex;
+  std::array<std::pair<std::string, OomCause>, kKept> latest;
+  std::size_t next = 0;
+};
+
+Refusals& refusals() {
+  static auto* const instance = [] {
+    auto* all = new Refusals;
+    hold_during_fork(all->mutex);
+    return all;
+  }();
+  return *instance;
+}
+
+/// The figures of the error of our own that `message` contains, with whatever was added to it.
+std::optional<OomCause> remembered(std::string_view message) noexcept {
+  try {
+    Refusals& all = refusals();
+    const std::lock_guard lock(all.mutex);
+    for (const auto& [text, cause] : all.latest) {
+      if (!text.empty() && message.find(text) != std::string_view::npos) {
+        return cause;
+      }
+    }
+  } catch (...) {
+    // No memory for the table itself, so nothing is in it.
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
-std::optional<std::int64_t> requested_bytes(std::string_view message) noexcept {
-  return amount_behind(message, {"Tried to allocate ", "tried to allocate ", "Unable to allocate ",
-                                 "Invalid buffer size: ", "unable to mmap "});
-}
-
-std::optional<std::int64_t> bytes_in_use(std::string_view message) noexcept {
-  return amount_behind(message, {" bytes) with ", "Of the allocated memory "});
-}
-
-OomCause parse(std::string_view message) noexcept {
-  OomCause cause;
-  // What torch makes of a std::bad_alloc on its way to Python: the whole text, or it is another's.
-  if (message == "std::bad_alloc" || message == "bad allocation") {
-    cause.kind = OomKind::host_memory;
-    cause.device = c10::Device(c10::DeviceType::CPU);
-    return cause;
+void remember_refusal(const std::string& text, const OomCause& cause) noexcept {
+  try {
+    Refusals& all = refusals();
+    const std::lock_guard lock(all.mutex);
+    all.latest[all.next] = {text, cause};
+    all.next = (all.next + 1) % Refusals::kKept;
+  } catch (...) {
+    // No memory for a copy of the text: the rounded figures that it shows to people must do.
   }
-  for (const Phrase& phrase : kPhrases) {
-    if (contains(message, phrase)) {
-      cause.kind = phrase.kind;
-      if (phrase.device) {
-        cause.device = c10::Device(*phrase.device);
-      }
-      break;
+}
+
+OomCause classify_message(std::string_view message, OomKind otherwise) noexcept {
+  if (const auto ours = remembered(message)) {
+    return *ours;
+  }
+  OomCause cause = recognise(message);
+  if (!cause && otherwise != none) {
+    cause.kind = otherwise;
+    if (otherwise == host_memory) {
+      cause.device = kCpu;
     }
-  }
-  if (!cause && names_failed_library_allocation(message)) {
-    cause.kind = OomKind::library_workspace;
-    cause.device = c10::Device(c10::DeviceType::CUDA);
-  }
-  if (!cause && names_failed_report(message)) {
-    cause.kind = OomKind::device_memory;
-    cause.device = c10::Device(c10::DeviceType::CUDA);
   }
   if (!cause) {
     return cause;
   }
-  cause.requested = requested_bytes(message);
-  cause.in_use = bytes_in_use(message);
+  cause.requested =
+      amount_behind(message, {"Tried to allocate ", "tried to allocate ", "Unable to allocate ",
+                              "Invalid buffer size: ", "unable to mmap "});
+  cause.in_use = amount_behind(message, {"Of the allocated memory "});
   if (cause.device && !cause.device->is_cpu()) {
     if (const auto index = device_index(message)) {
       cause.device = c10::Device(cause.device->type(), *index);
@@ -261,4 +259,4 @@ OomCause parse(std::string_view message) noexcept {
   return cause;
 }
 
-}  // namespace brim::oom_message
+}  // namespace brim

@@ -2,19 +2,13 @@
 
 #include <brim/memory/out_of_memory.h>
 
-#include <string_view>
+#include <string>
 
-namespace brim::oom_message {
+namespace brim {
 
-/// The kind of memory failure that `message` describes, by the texts that torch and the CUDA
-/// libraries are known to write.
-OomCause parse(std::string_view message) noexcept;
+/// Keeps the figures of an error of our own, for classify and classify_message to find them again
+/// by its text, on whichever thread. `text` must name every figure exactly: equal texts then have
+/// equal figures. The latest of them are kept.
+void remember_refusal(const std::string& text, const OomCause& cause) noexcept;
 
-/// Bytes asked for, from "Tried to allocate 2.00 GiB" and its relatives.
-std::optional<std::int64_t> requested_bytes(std::string_view message) noexcept;
-
-/// Bytes that tensors held when it failed, from "with 1.00 GiB (… bytes) in use" (brim's own) or
-/// "Of the allocated memory 96.00 MiB is allocated by PyTorch" (torch's caching allocators).
-std::optional<std::int64_t> bytes_in_use(std::string_view message) noexcept;
-
-}  // namespace brim::oom_message
+}  // namespace brim

@@ -7,8 +7,6 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "memory/oom_message.h"
-
 namespace brim {
 namespace {
 
@@ -50,17 +48,17 @@ OomCause classify(const std::exception& error) noexcept {
       return classify_torch_error(*torch_error);
     }
     if (dynamic_cast<const std::bad_array_new_length*>(&error) != nullptr) {
-      return {OomKind::size_limit, c10::Device(c10::DeviceType::CPU), std::nullopt, std::nullopt};
+      return {.kind = OomKind::size_limit, .device = c10::DeviceType::CPU};
     }
     if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
-      return {OomKind::host_memory, c10::Device(c10::DeviceType::CPU), std::nullopt, std::nullopt};
+      return {.kind = OomKind::host_memory, .device = c10::DeviceType::CPU};
     }
     if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
       const bool exhausted = system->code() == std::errc::not_enough_memory;
       return classify_message(error.what(), exhausted ? OomKind::host_memory : OomKind::none);
     }
     if (dynamic_cast<const std::runtime_error*>(&error) != nullptr) {
-      return oom_message::parse(error.what());
+      return classify_message(error.what());
     }
   } catch (...) {
     // No memory to look at an error about memory. Saying "not ours" lets it pass on unchanged.
@@ -79,19 +77,6 @@ OomCause classify(const std::exception_ptr& error) noexcept {
   } catch (...) {
     return {};
   }
-}
-
-OomCause classify_message(std::string_view message, OomKind otherwise) noexcept {
-  OomCause cause = oom_message::parse(message);
-  if (!cause && otherwise != OomKind::none) {
-    cause.kind = otherwise;
-    cause.requested = oom_message::requested_bytes(message);
-    cause.in_use = oom_message::bytes_in_use(message);
-    if (otherwise == OomKind::host_memory) {
-      cause.device = c10::Device(c10::DeviceType::CPU);
-    }
-  }
-  return cause;
 }
 
 bool is_out_of_memory(const std::exception_ptr& error) noexcept {

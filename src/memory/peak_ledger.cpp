@@ -14,13 +14,12 @@ namespace {
 struct Ledger {
   std::mutex mutex;
   std::vector<PeakEntry*> open;
-  std::unordered_map<c10::Device, std::int64_t>
-      highest;  // of what meters have taken from the allocators
+  std::unordered_map<c10::Device, std::int64_t> highest;  // of the peaks that meters have reset
 };
 
 Ledger& ledger();
 
-/// The CPU's count begins at zero there, and so does what open meters have seen of it.
+/// The CPU's count starts at zero there, and so do open meters.
 void in_forked_child() {
   Ledger& book = ledger();
   for (PeakEntry* entry : book.open) {
@@ -40,8 +39,7 @@ Ledger& ledger() {
   return *instance;
 }
 
-/// Takes the allocator's peak and credits it to everyone who was watching. The caller holds the
-/// lock.
+/// Resets the allocator's peak and credits it to every open entry. The caller holds the lock.
 PeakReading fold(Ledger& book, c10::Device device) {
   const PeakReading sample = backend_for(device).take_peak(device);
   for (PeakEntry* entry : book.open) {

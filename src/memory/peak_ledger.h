@@ -14,8 +14,8 @@ struct PeakEntry {
   std::int64_t end = 0;      ///< held when it was closed
 };
 
-/// Lets any number of meters share the one peak that an allocator keeps. Whoever resets that peak
-/// first adds it to every open entry, so none loses what happened before the reset.
+/// Lets any number of meters share the one peak that an allocator keeps. Resetting that peak first
+/// credits it to every open entry, so none loses what happened before.
 namespace peak_ledger {
 
 void open(PeakEntry& entry);

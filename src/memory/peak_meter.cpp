@@ -10,11 +10,9 @@
 
 namespace brim {
 
-PeakMeter::PeakMeter(c10::Device device) { open({device}); }
+PeakMeter::PeakMeter(c10::Device device) : PeakMeter(std::vector<c10::Device>{device}) {}
 
-PeakMeter::PeakMeter(const std::vector<c10::Device>& devices) { open(devices); }
-
-void PeakMeter::open(const std::vector<c10::Device>& devices) {
+PeakMeter::PeakMeter(const std::vector<c10::Device>& devices) {
   TORCH_CHECK_VALUE(!devices.empty(), "devices is empty: a PeakMeter needs at least one device");
   entries_ = std::make_unique<PeakEntry[]>(devices.size());
   for (std::size_t i = 0; i < devices.size(); ++i) {
@@ -47,47 +45,34 @@ void PeakMeter::close() noexcept {
   }
 }
 
-PeakEntry PeakMeter::read(const PeakEntry& entry) const {
-  return closed_ ? entry : peak_ledger::read(entry);
-}
-
-const PeakEntry& PeakMeter::only_entry() const {
-  TORCH_CHECK_VALUE(count_ == 1, "this meter watches ", count_, " devices: say which one is meant");
-  return entries_[0];
-}
-
-const PeakEntry& PeakMeter::entry(c10::Device device) const {
-  const c10::Device resolved = resolve_device(device);
+const PeakEntry& PeakMeter::entry(std::optional<c10::Device> device) const {
+  TORCH_CHECK_VALUE(device || count_ == 1, "this meter watches ", count_,
+                    " devices: say which one is meant");
   const std::span<const PeakEntry> entries(entries_.get(), count_);
+  const c10::Device wanted = device ? resolve_device(*device) : entries.front().device;
   const auto found = std::find_if(entries.begin(), entries.end(),
-                                  [&](const auto& e) { return e.device == resolved; });
-  TORCH_CHECK_VALUE(found != entries.end(), "device is ", device.str(),
+                                  [&](const auto& entry) { return entry.device == wanted; });
+  TORCH_CHECK_VALUE(found != entries.end(), "device is ", wanted.str(),
                     ", which this meter does not watch");
   return *found;
 }
 
-std::int64_t PeakMeter::peak() const {
-  const PeakEntry now = read(only_entry());
-  return now.highest - now.start;
+PeakEntry PeakMeter::now(std::optional<c10::Device> device) const {
+  return closed_ ? entry(device) : peak_ledger::read(entry(device));
 }
 
-std::int64_t PeakMeter::peak(c10::Device device) const {
-  const PeakEntry now = read(entry(device));
-  return now.highest - now.start;
+std::int64_t PeakMeter::peak(std::optional<c10::Device> device) const {
+  const PeakEntry read = now(device);
+  return read.highest - read.start;
 }
 
-std::int64_t PeakMeter::start() const { return only_entry().start; }
-
-std::int64_t PeakMeter::start(c10::Device device) const { return entry(device).start; }
-
-std::int64_t PeakMeter::left() const {
-  const PeakEntry now = read(only_entry());
-  return now.end - now.start;
+std::int64_t PeakMeter::start(std::optional<c10::Device> device) const {
+  return entry(device).start;
 }
 
-std::int64_t PeakMeter::left(c10::Device device) const {
-  const PeakEntry now = read(entry(device));
-  return now.end - now.start;
+std::int64_t PeakMeter::left(std::optional<c10::Device> device) const {
+  const PeakEntry read = now(device);
+  return read.end - read.start;
 }
 
 std::vector<c10::Device> PeakMeter::devices() const {

@@ -23,12 +23,11 @@ std::int64_t lower_bound(const PeakSample& held, const OomCause& cause, c10::Dev
   if (elsewhere || !cause.requested) {
     return held.peak;
   }
-  // Without a figure of the moment, the peak stands in for it: an allocation that fails comes
-  // mostly at the top.
+  // If the error does not say what was in use, take the peak: most allocations fail at the top.
   return std::max(held.peak, cause.in_use.value_or(held.peak) + *cause.requested);
 }
 
-/// Runs one piece of work. Its exception has ended when this returns; one that is not about memory
+/// Runs one piece of work. An exception about memory has been released when this returns; any other
 /// is handed back.
 PeakSample measure(const std::function<double(std::size_t)>& work, std::size_t index,
                    c10::Device device, std::exception_ptr& other) {

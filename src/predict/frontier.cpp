@@ -4,15 +4,17 @@
 #include <cmath>
 #include <ranges>
 
+#include "bisect.h"
+
 namespace brim::detail {
 namespace {
 
-// Less is not worth a measurement.
+// A smaller unused share of the limit is not worth a measurement.
 constexpr double kUnused = 0.03;
-// What a batch that is measured may need at most, as a multiple of the limit, by what is known.
+// The bound of a batch that is measured may exceed the limit by this factor.
 constexpr double kBeyond = 1.5;
-// Where little is known (of work with a high floor the bound grows with the floor), any term may
-// grow so many times from a batch that stays within the limit.
+// If little is known (the bound of work with a high floor grows with the floor), any term may grow
+// by this factor from a batch that stays within the limit.
 constexpr double kGrowth = 4;
 
 /// The most samples of a length that may be measured.
@@ -28,7 +30,7 @@ std::int64_t within_reach(const MemoryModel& model, std::int64_t most, double le
   return static_cast<std::int64_t>(std::min(result, static_cast<double>(most)));
 }
 
-/// Whether one sample of that length was found to be too much.
+/// Whether one sample of that length was measured to exceed the limit.
 bool known_to_fail(const MemoryModel& model, double length, double limit) {
   return std::any_of(model.samples().begin(), model.samples().end(), [&](const MemorySample& s) {
     return s.n == 1 && s.length <= length && (s.out_of_memory || s.peak > limit);
@@ -42,17 +44,6 @@ bool measured_near(const MemoryModel& model, double n, double length) {
                      [&](const MemorySample& s) { return near(s.n, n) && near(s.length, length); });
 }
 
-/// The largest n from `good` to `most` that is expected to stay within the limit.
-std::int64_t expected_count(const MemoryModel& model, std::int64_t good, std::int64_t most,
-                            double length, double limit) {
-  std::int64_t bad = most + 1;
-  while (bad - good > 1) {
-    const std::int64_t middle = good + (bad - good) / 2;
-    (model.peak(static_cast<double>(middle), length) <= limit ? good : bad) = middle;
-  }
-  return good;
-}
-
 }  // namespace
 
 std::optional<BatchShape> next_at_the_limit(const MemoryModel& model,
@@ -61,7 +52,7 @@ std::optional<BatchShape> next_at_the_limit(const MemoryModel& model,
   std::optional<BatchShape> result;
   std::optional<BatchShape> alone;
   double largest = kUnused;
-  // From the longest on, which is taken where several cannot be used at all.
+  // Longest first: it is chosen if several lengths cannot be used at all.
   for (const std::int64_t whole : std::views::reverse(lengths)) {
     const auto length = static_cast<double>(whole);
     const std::int64_t safe = std::min(model.largest_batch(length, limit), most);
@@ -70,8 +61,10 @@ std::optional<BatchShape> next_at_the_limit(const MemoryModel& model,
       continue;
     }
     const std::int64_t reach = within_reach(model, most, length, limit);
-    std::int64_t n = expected_count(model, safe, reach, length, limit / (1 + caution));
-    // Samples are left out only if one was measured to be too much.
+    std::int64_t n = largest_that_holds(safe, reach + 1, [&](std::int64_t count) {
+      return model.peak(static_cast<double>(count), length) <= limit / (1 + caution);
+    });
+    // Samples are left out only if one was measured to exceed the limit.
     if (n == 0 && !known_to_fail(model, length, limit)) {
       n = reach > 0 ? 1 : 0;
       alone = {1, whole};
@@ -84,7 +77,7 @@ std::optional<BatchShape> next_at_the_limit(const MemoryModel& model,
   if (result || alone) {
     return result ? result : alone;
   }
-  // All is used by what the model expects. That needs measurements nearby.
+  // The model expects all of the limit to be used. Measurements nearby must confirm that.
   for (const std::int64_t length : {lengths.back(), lengths[lengths.size() / 2], lengths.front()}) {
     const std::int64_t n = std::min(model.largest_batch(static_cast<double>(length), limit), most);
     if (n > 0 && !measured_near(model, static_cast<double>(n), static_cast<double>(length))) {

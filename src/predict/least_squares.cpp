@@ -16,17 +16,8 @@ double column_norm(const Matrix& a, std::size_t column, std::size_t from) {
   return std::sqrt(sum);
 }
 
-void swap_columns(Matrix& a, std::size_t one, std::size_t other) {
-  if (one == other) {
-    return;
-  }
-  for (std::size_t i = 0; i < a.rows; ++i) {
-    std::swap(a.at(i, one), a.at(i, other));
-  }
-}
-
-/// Reflects what is right of column k, and b, so that column k becomes zero below its diagonal.
-void reflect(Matrix& a, std::vector<double>& b, std::size_t k, double norm) {
+/// Reflects what is right of column k so that column k becomes zero below its diagonal.
+void reflect(Matrix& a, std::size_t k, double norm) {
   const double diagonal = a.at(k, k) > 0 ? -norm : norm;  // away from cancellation
   std::vector<double> v(a.rows - k);
   for (std::size_t i = k; i < a.rows; ++i) {
@@ -36,33 +27,22 @@ void reflect(Matrix& a, std::vector<double>& b, std::size_t k, double norm) {
   v[0] -= diagonal;
   a.at(k, k) = diagonal;
   const double square = std::inner_product(v.begin(), v.end(), v.begin(), 0.0);
-  if (square == 0) {
-    return;
-  }
-  for (std::size_t j = k + 1; j < a.columns; ++j) {
+  for (std::size_t j = k + 1; j < a.columns && square > 0; ++j) {
     double dot = 0;
     for (std::size_t i = k; i < a.rows; ++i) {
       dot += v[i - k] * a.at(i, j);
     }
-    const double factor = 2 * dot / square;
     for (std::size_t i = k; i < a.rows; ++i) {
-      a.at(i, j) -= factor * v[i - k];
+      a.at(i, j) -= 2 * dot / square * v[i - k];
     }
-  }
-  double dot = 0;
-  for (std::size_t i = k; i < a.rows; ++i) {
-    dot += v[i - k] * b[i];
-  }
-  const double factor = 2 * dot / square;
-  for (std::size_t i = k; i < a.rows; ++i) {
-    b[i] -= factor * v[i - k];
   }
 }
 
-/// Brings columns to length 1; returns what each has been divided by, 1 for a column of zeros.
-std::vector<double> normalise_columns(Matrix& a) {
-  std::vector<double> scales(a.columns, 1.0);
-  for (std::size_t j = 0; j < a.columns; ++j) {
+/// Brings the first columns to length 1; returns what each has been divided by, 1 for a column of
+/// zeros.
+std::vector<double> normalise_columns(Matrix& a, std::size_t columns) {
+  std::vector<double> scales(columns, 1.0);
+  for (std::size_t j = 0; j < columns; ++j) {
     const double norm = column_norm(a, j, 0);
     if (norm > 0) {
       scales[j] = norm;
@@ -83,7 +63,7 @@ std::vector<double> solve_columns(const Matrix& a, const std::vector<double>& b,
     }
   }
   std::vector<double> result(a.columns);
-  const LeastSquares solved = solve_least_squares(std::move(part), b);
+  const LeastSquares solved = solve_least_squares(part, b);
   for (std::size_t j = 0; j < columns.size(); ++j) {
     result[columns[j]] = solved.x[j];
   }
@@ -108,19 +88,26 @@ std::vector<double> descent(const Matrix& a, const std::vector<double>& b,
 
 }  // namespace
 
-LeastSquares solve_least_squares(Matrix a, std::vector<double> b, double tolerance) {
-  const std::vector<double> scales = normalise_columns(a);
-  std::vector<std::size_t> order(a.columns);
+LeastSquares solve_least_squares(const Matrix& given, const std::vector<double>& b,
+                                 double tolerance) {
+  const std::size_t columns = given.columns;
+  Matrix a(given.rows, columns + 1);  // b is the last column
+  for (std::size_t i = 0; i < a.rows; ++i) {
+    for (std::size_t j = 0; j < columns; ++j) {
+      a.at(i, j) = given.at(i, j);
+    }
+    a.at(i, columns) = b[i];
+  }
+  const std::vector<double> scales = normalise_columns(a, columns);
+  std::vector<std::size_t> order(columns);
   std::iota(order.begin(), order.end(), std::size_t{0});
-  const std::size_t most = std::min(a.rows, a.columns);
   std::size_t rank = 0;
-  for (; rank < most; ++rank) {
+  for (; rank < std::min(a.rows, columns); ++rank) {
     // Norms are worked out anew each time: updating them loses digits, and the matrices are small.
     std::size_t pivot = rank;
     double largest = -1;
-    for (std::size_t j = rank; j < a.columns; ++j) {
-      const double norm = column_norm(a, j, rank);
-      if (norm > largest) {
+    for (std::size_t j = rank; j < columns; ++j) {
+      if (const double norm = column_norm(a, j, rank); norm > largest) {
         largest = norm;
         pivot = j;
       }
@@ -128,19 +115,21 @@ LeastSquares solve_least_squares(Matrix a, std::vector<double> b, double toleran
     if (largest <= tolerance) {
       break;
     }
-    swap_columns(a, rank, pivot);
+    for (std::size_t i = 0; i < a.rows; ++i) {
+      std::swap(a.at(i, rank), a.at(i, pivot));
+    }
     std::swap(order[rank], order[pivot]);
-    reflect(a, b, rank, largest);
+    reflect(a, rank, largest);
   }
-  LeastSquares result{std::vector<double>(a.columns), rank};
+  LeastSquares result{std::vector<double>(columns), rank};
   for (std::size_t i = rank; i-- > 0;) {
-    double value = b[i];
+    double value = a.at(i, columns);
     for (std::size_t j = i + 1; j < rank; ++j) {
       value -= a.at(i, j) * result.x[order[j]];
     }
     result.x[order[i]] = value / a.at(i, i);
   }
-  for (std::size_t j = 0; j < a.columns; ++j) {
+  for (std::size_t j = 0; j < columns; ++j) {
     result.x[j] /= scales[j];
   }
   return result;
@@ -148,7 +137,7 @@ LeastSquares solve_least_squares(Matrix a, std::vector<double> b, double toleran
 
 std::vector<double> solve_non_negative(const Matrix& a, const std::vector<double>& b) {
   Matrix scaled = a;
-  const std::vector<double> scales = normalise_columns(scaled);
+  const std::vector<double> scales = normalise_columns(scaled, a.columns);
   const double length = std::sqrt(std::inner_product(b.begin(), b.end(), b.begin(), 0.0));
   constexpr double kNothingToGain = 1e-11;
   std::vector<double> x(a.columns);

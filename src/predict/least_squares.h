@@ -32,7 +32,8 @@ struct LeastSquares {
 /// The x that makes |a x - b| least, by Householder reflections with column pivoting. Columns are
 /// brought to length 1 first, so their units do not matter to the rank.
 /// @param tolerance a column counts as dependent when less than this share of it is left.
-[[nodiscard]] BRIM_API LeastSquares solve_least_squares(Matrix a, std::vector<double> b,
+[[nodiscard]] BRIM_API LeastSquares solve_least_squares(const Matrix& a,
+                                                        const std::vector<double>& b,
                                                         double tolerance = 1e-12);
 
 /// The x >= 0 that makes |a x - b| least (Lawson and Hanson's active set).

@@ -8,31 +8,19 @@
 #include <stdexcept>
 #include <utility>
 
+#include "bisect.h"
 #include "number_text.h"
 #include "predict/phase_fit.h"
 
 namespace brim {
 namespace {
 
+using detail::least_shapes;
 using detail::PhaseFit;
-using detail::ShapePoint;
+using detail::shape_terms;
 using detail::text;
 
 constexpr std::size_t kMostRefits = 16;
-
-std::size_t least_shapes(SizeKind kind) { return kind == SizeKind::batch ? 3 : 2; }
-
-struct Points {
-  std::vector<ShapePoint> measured;
-  std::vector<ShapePoint> bounds;
-};
-
-NeedBound::Terms bound_terms(double n, double length, SizeKind kind) {
-  const auto terms = detail::shape_terms(n, length, kind == SizeKind::batch);
-  NeedBound::Terms result{};
-  std::copy(terms.begin(), terms.end(), result.begin());
-  return result;
-}
 
 /// n L² of anything larger could overflow.
 void check_magnitude(const char* name, double value) {
@@ -49,8 +37,7 @@ void check_figure(const char* name, double value, std::size_t index) {
   check_magnitude(name, value);
 }
 
-Points points_of(std::span<const MemorySample> samples, SizeKind kind) {
-  Points result;
+void check_samples(std::span<const MemorySample> samples, SizeKind kind) {
   std::set<std::pair<double, double>> shapes;
   for (std::size_t i = 0; i < samples.size(); ++i) {
     const MemorySample& sample = samples[i];
@@ -59,8 +46,6 @@ Points points_of(std::span<const MemorySample> samples, SizeKind kind) {
       check_figure("sizes", sample.length, i);
     }
     check_figure("peaks", sample.peak, i);
-    const ShapePoint point{sample.n, sample.length, sample.peak};
-    (sample.out_of_memory ? result.bounds : result.measured).push_back(point);
     if (!sample.out_of_memory) {
       shapes.emplace(sample.n, kind == SizeKind::batch ? sample.length : 0.0);
     }
@@ -70,55 +55,51 @@ Points points_of(std::span<const MemorySample> samples, SizeKind kind) {
                                 " different ones that did not run out of memory, got " +
                                 text(shapes.size()));
   }
-  return result;
 }
 
 /// Each measured sample, predicted without it. Empty where what is left could not be fitted.
-std::vector<double> left_out_errors(const Points& points, SizeKind kind) {
-  const bool batch = kind == SizeKind::batch;
-  const std::size_t count = points.measured.size();
-  if (count <= least_shapes(kind)) {
+std::vector<double> left_out_errors(std::span<const MemorySample> samples, SizeKind kind) {
+  const auto measured = static_cast<std::size_t>(std::count_if(
+      samples.begin(), samples.end(), [](const MemorySample& s) { return !s.out_of_memory; }));
+  if (measured <= least_shapes(kind)) {
     return {};
   }
-  const std::size_t refits = std::min(count, kMostRefits);
-  std::vector<double> result(count);
+  const std::size_t refits = std::min(measured, kMostRefits);
+  std::vector<double> result(measured);
   for (std::size_t refit = 0; refit < refits; ++refit) {
-    std::vector<ShapePoint> others;
-    others.reserve(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (i % refits != refit) {
-        others.push_back(points.measured[i]);
+    std::vector<MemorySample> others;
+    std::vector<std::pair<std::size_t, MemorySample>> left_out;
+    std::size_t index = 0;  // among the measured ones
+    for (const MemorySample& sample : samples) {
+      if (sample.out_of_memory || index % refits != refit) {
+        others.push_back(sample);
+      } else {
+        left_out.emplace_back(index, sample);
       }
+      index += sample.out_of_memory ? 0 : 1;
     }
-    const PhaseFit fit = detail::fit_phases(others, points.bounds, batch);
-    for (std::size_t i = refit; i < count; i += refits) {
-      const ShapePoint& point = points.measured[i];
-      result[i] = fit.peak(point.n, point.length, batch) / point.bytes - 1;
+    const PhaseFit fit = detail::fit_phases(others, kind);
+    for (const auto& [i, sample] : left_out) {
+      const auto terms = shape_terms(sample.n, sample.length, kind);
+      result[i] = detail::peak_of_phases(fit.floor, fit.phases, terms) / sample.peak - 1;
     }
   }
   return result;
 }
 
-double median_of(std::vector<double> values) {
-  if (values.empty()) {
-    return 0;
-  }
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 ModelError summarise(std::vector<double> each) {
-  ModelError error;
+  if (each.empty()) {
+    return {};
+  }
   std::vector<double> sizes;
   sizes.reserve(each.size());
   for (const double value : each) {
     sizes.push_back(std::abs(value));
-    error.worst = std::max(error.worst, sizes.back());
   }
-  error.median = median_of(std::move(sizes));
-  error.each = std::move(each);
-  return error;
+  std::sort(sizes.begin(), sizes.end());
+  const std::size_t half = sizes.size() / 2;
+  const double median = sizes.size() % 2 == 1 ? sizes[half] : (sizes[half - 1] + sizes[half]) / 2;
+  return {median, sizes.back(), std::move(each)};
 }
 
 std::string percent(double share) {
@@ -128,14 +109,13 @@ std::string percent(double share) {
 }
 
 std::string bytes_text(double bytes) {
-  // A coefficient may be below a byte: bytes a token times length, for one.
-  if (bytes < 10) {
-    char buffer[32];
-    std::snprintf(buffer, sizeof buffer, "%.3g B", bytes);
-    return buffer;
-  }
   constexpr double kMost = 9e18;
-  return format_bytes(std::llround(std::min(bytes, kMost)));
+  if (bytes >= 10) {
+    return format_bytes(std::llround(std::min(bytes, kMost)));
+  }
+  char buffer[32];  // a coefficient may be below a byte: bytes per token times length, for one
+  std::snprintf(buffer, sizeof buffer, "%.3g B", bytes);
+  return buffer;
 }
 
 void check_argument(const char* name, double value) {
@@ -146,53 +126,37 @@ void check_argument(const char* name, double value) {
   check_magnitude(name, value);
 }
 
-void check_budget(double bytes) {
-  if (std::isnan(bytes)) {
-    throw std::invalid_argument("budget must be a number, got nan");
-  }
-}
-
 /// The largest whole number up to kLargestSize that fits, 0 for none, where all below one that fits
 /// do so too. The nearer the guess, the fewer are tried.
 template <class Fits>
-std::int64_t largest_that(const Fits& fits, double guess) {
+std::int64_t largest_that_fits(const Fits& fits, double guess) {
   constexpr std::int64_t kMost = MemoryModel::kLargestSize;
-  const auto start =
-      static_cast<std::int64_t>(std::clamp(std::floor(guess), 1.0, static_cast<double>(kMost)));
   std::int64_t good = 0;
-  std::int64_t bad = start;
+  auto bad =
+      static_cast<std::int64_t>(std::clamp(std::floor(guess), 1.0, static_cast<double>(kMost)));
   for (; fits(bad); bad = bad > kMost / 2 ? kMost : 2 * bad) {
     good = bad;
     if (good == kMost) {
       return good;
     }
   }
-  for (; good == 0 && bad > 1; bad = good == 0 ? bad / 2 : bad) {
-    good = fits(bad / 2) ? bad / 2 : 0;
+  while (good == 0 && bad > 1) {
+    (fits(bad / 2) ? good : bad) = bad / 2;
   }
-  while (bad - good > 1) {
-    const std::int64_t middle = good + (bad - good) / 2;
-    (fits(middle) ? good : bad) = middle;
-  }
-  return good;
+  return detail::largest_that_holds(good, bad, fits);
 }
 
 }  // namespace
 
 void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind, bool with_error) {
-  const Points points = points_of(samples, kind);
-  const bool batch = kind == SizeKind::batch;
-  const PhaseFit fit = detail::fit_phases(points.measured, points.bounds, batch);
+  check_samples(samples, kind);
+  PhaseFit fit = detail::fit_phases(samples, kind);
   MemoryModelState next;
   next.kind = kind;
   next.floor = fit.floor;
-  next.phases.reserve(fit.phases.size());
-  for (const detail::Phase& phase : fit.phases) {
-    next.phases.emplace_back(
-        phase.begin(), phase.begin() + static_cast<std::ptrdiff_t>(detail::term_count(batch)));
-  }
+  next.phases = std::move(fit.phases);
   if (with_error) {
-    next.error = summarise(left_out_errors(points, kind));
+    next.error = summarise(left_out_errors(samples, kind));
   }
   next.samples.assign(samples.begin(), samples.end());
   state_ = std::move(next);
@@ -214,14 +178,14 @@ void MemoryModel::learn() {
   envelope_.clear();
   for (const MemorySample& sample : state_.samples) {
     if (!sample.out_of_memory) {
-      bound_.add(bound_terms(sample.n, sample.length, state_.kind), sample.peak);
+      bound_.add(shape_terms(sample.n, sample.length, state_.kind), sample.peak);
     }
     envelope_.push_back(least(sample.n, sample.length));
   }
 }
 
 double MemoryModel::bound(double n, double length) const {
-  return bound_.at(bound_terms(n, length, state_.kind));
+  return bound_.at(shape_terms(n, length, state_.kind));
 }
 
 /// What a size that is not larger needed.
@@ -237,7 +201,7 @@ double MemoryModel::least(double n, double length) const {
 
 MemoryModel MemoryModel::from_state(MemoryModelState state) {
   const auto wrong = [](double value) { return !std::isfinite(value) || value < 0; };
-  const std::size_t terms = detail::term_count(state.kind == SizeKind::batch);
+  const std::size_t terms = detail::term_count(state.kind);
   bool bad = state.phases.empty() || wrong(state.floor) || wrong(state.margin);
   for (const std::vector<double>& phase : state.phases) {
     bad = bad || phase.size() != terms || std::any_of(phase.begin(), phase.end(), wrong);
@@ -247,7 +211,7 @@ MemoryModel MemoryModel::from_state(MemoryModelState state) {
         "state is not that of a fitted MemoryModel: floor, margin and the " + text(terms) +
         " coefficients of each phase must be finite and not negative, and there must be a phase");
   }
-  static_cast<void>(points_of(state.samples, state.kind));  // checks them
+  check_samples(state.samples, state.kind);
   MemoryModel model;
   model.state_ = std::move(state);
   model.learn();
@@ -265,30 +229,22 @@ void MemoryModel::check(SizeKind kind) const {
   }
 }
 
-double MemoryModel::evaluate(double n, double length) const {
-  const auto terms = detail::shape_terms(n, length, state_.kind == SizeKind::batch);
-  double result = state_.floor;
-  for (const std::vector<double>& phase : state_.phases) {
-    double bytes = 0;
-    for (std::size_t j = 0; j < phase.size(); ++j) {
-      bytes += phase[j] * terms[j];
-    }
-    result = std::max(result, bytes);
-  }
-  return result;
+void MemoryModel::check(double n, std::optional<double> length) const {
+  check(length ? SizeKind::batch : SizeKind::size);
+  check_argument(length ? "n" : "size", n);
+  check_argument("length", length.value_or(0));
 }
 
-double MemoryModel::peak(double size) const {
-  check(SizeKind::size);
-  check_argument("size", size);
-  return std::min(evaluate(size, 0), safe(size, 0));
+double MemoryModel::peak(double n, std::optional<double> length) const {
+  check(n, length);
+  const auto terms = shape_terms(n, length.value_or(0), state_.kind);
+  return std::min(detail::peak_of_phases(state_.floor, state_.phases, terms),
+                  safe(n, length.value_or(0)));
 }
 
-double MemoryModel::peak(double n, double length) const {
-  check(SizeKind::batch);
-  check_argument("n", n);
-  check_argument("length", length);
-  return std::min(evaluate(n, length), safe(n, length));
+double MemoryModel::safe_peak(double n, std::optional<double> length) const {
+  check(n, length);
+  return safe(n, length.value_or(0));
 }
 
 double MemoryModel::peak_of(std::span<const double> lengths) const {
@@ -315,33 +271,27 @@ double MemoryModel::safe(double n, double length) const {
   return std::max(result, least(n, length));
 }
 
-double MemoryModel::safe_peak(double size) const {
-  (void)peak(size);  // checks the argument
-  return safe(size, 0);
-}
-
-double MemoryModel::safe_peak(double n, double length) const {
-  (void)peak(n, length);  // checks the arguments
-  return safe(n, length);
-}
-
 std::int64_t MemoryModel::largest_batch(double length, double bytes) const {
   check(SizeKind::batch);
   check_argument("length", length);
-  check_budget(bytes);
-  const auto fits = [&](std::int64_t n) { return safe(static_cast<double>(n), length) <= bytes; };
-  const MemorySample& largest = *std::max_element(
-      state_.samples.begin(), state_.samples.end(),
-      [](const MemorySample& a, const MemorySample& b) { return a.peak < b.peak; });
-  return largest_that(fits, largest.n * largest.length / std::max(length, 1.0));
+  return largest(length, bytes);
 }
 
 std::int64_t MemoryModel::largest_size(double bytes) const {
   check(SizeKind::size);
-  check_budget(bytes);
-  return largest_that(
-      [&](std::int64_t size) { return safe(static_cast<double>(size), 0) <= bytes; },
-      state_.samples.back().n);
+  return largest(0, bytes);
+}
+
+std::int64_t MemoryModel::largest(double length, double bytes) const {
+  if (std::isnan(bytes)) {
+    throw std::invalid_argument("budget must be a number, got nan");
+  }
+  const MemorySample& highest = *std::max_element(
+      state_.samples.begin(), state_.samples.end(),
+      [](const MemorySample& a, const MemorySample& b) { return a.peak < b.peak; });
+  const double guess = highest.n * std::max(highest.length, 1.0) / std::max(length, 1.0);
+  return largest_that_fits(
+      [&](std::int64_t n) { return safe(static_cast<double>(n), length) <= bytes; }, guess);
 }
 
 std::vector<std::string> MemoryModel::term_names(SizeKind kind) {

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kTerms = NeedBound::kTerms;
 constexpr std::size_t kColumns = kTerms + 1;  // the last one is the right-hand side
-constexpr double kZero = 1e-12;               // of figures that are at most about 1
+constexpr double kZero = 1e-12;               // for values that are at most about 1
 using Row = std::array<double, kColumns>;
 
 /// Exchanges a variable in the basis (the row's) with one outside it (the column's).
@@ -31,8 +31,8 @@ void pivot(std::vector<Row>& table, std::size_t row, std::size_t column) {
   }
 }
 
-/// The variable to bring into the basis: the steepest one, kTerms where none gains. After many
-/// steps the first one, which cannot go round in circles (Bland's rule).
+/// The variable to bring into the basis: the steepest one, kTerms if none gains. After many steps
+/// the first one, which cannot cycle (Bland's rule).
 std::size_t entering(const Row& objective, std::size_t step) {
   constexpr std::size_t kMany = 50;
   std::size_t best = kTerms;

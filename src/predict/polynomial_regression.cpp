@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "bisect.h"
 #include "number_text.h"
 #include "predict/least_squares.h"
 
@@ -46,14 +47,6 @@ std::size_t count_monomials(std::size_t features, std::int64_t degree) {
     count *= (static_cast<double>(features) + static_cast<double>(i)) / static_cast<double>(i);
   }
   return count > 1e9 ? std::size_t{1'000'000'000} : static_cast<std::size_t>(std::lround(count));
-}
-
-double power_of(double base, int exponent) {
-  double result = 1;
-  for (int i = 0; i < exponent; ++i) {
-    result *= base;
-  }
-  return result;
 }
 
 double horner(std::span<const double> coefficients, double x) {
@@ -179,12 +172,12 @@ void PolynomialRegression::fit(std::span<const double> x, std::span<const double
     for (std::size_t j = 0; j < count; ++j) {
       double value = 1;
       for (std::size_t f = 0; f < features; ++f) {
-        value *= power_of(next.scaled(f, x[i * features + f]), next.exponents_[j][f]);
+        value *= std::pow(next.scaled(f, x[i * features + f]), next.exponents_[j][f]);
       }
       a.at(i, j) = value;
     }
   }
-  detail::LeastSquares solved = detail::solve_least_squares(std::move(a), {y.begin(), y.end()});
+  detail::LeastSquares solved = detail::solve_least_squares(a, {y.begin(), y.end()});
   if (solved.rank < count) {
     throw std::invalid_argument("x leaves " + text(count - solved.rank) + " of " + text(count) +
                                 " coefficients open (points on a line, or too close together): "
@@ -217,7 +210,7 @@ double PolynomialRegression::predict(std::span<const double> point) const {
   for (std::size_t j = 0; j < weights_.size(); ++j) {
     double value = weights_[j];
     for (std::size_t f = 0; f < position.size(); ++f) {
-      value *= power_of(position[f], exponents_[j][f]);
+      value *= std::pow(position[f], exponents_[j][f]);
     }
     result += value;
   }
@@ -234,7 +227,7 @@ std::vector<double> PolynomialRegression::along(std::span<const double> point,
   for (std::size_t j = 0; j < weights_.size(); ++j) {
     double value = weights_[j];
     for (std::size_t f = 0; f < point.size(); ++f) {
-      value *= f == feature ? 1.0 : power_of(scaled(f, point[f]), exponents_[j][f]);
+      value *= f == feature ? 1.0 : std::pow(scaled(f, point[f]), exponents_[j][f]);
     }
     result[static_cast<std::size_t>(exponents_[j][feature])] += value;
   }
@@ -296,12 +289,7 @@ std::int64_t PolynomialRegression::inverse(double budget, std::span<const double
       good = end;
       continue;
     }
-    std::int64_t bad = end;
-    while (bad - good > 1) {
-      const std::int64_t middle = good + (bad - good) / 2;
-      (fits(middle) ? good : bad) = middle;
-    }
-    return good;
+    return detail::largest_that_holds(good, end, fits);
   }
   return upper;
 }
@@ -326,8 +314,8 @@ std::vector<double> PolynomialRegression::coefficients() const {
     for (int k = 0; k <= exponent; ++k) {
       powers[feature] = k;
       self(self, exponents, feature + 1,
-           value * choose * power_of(-centre_[feature], exponent - k) /
-               power_of(scale_[feature], exponent));
+           value * choose * std::pow(-centre_[feature], exponent - k) /
+               std::pow(scale_[feature], exponent));
       choose = choose * (exponent - k) / (k + 1);
     }
   };

@@ -18,10 +18,9 @@ namespace {
 using Shape = detail::ProbePlan::Shape;
 using Work = std::function<void(std::int64_t, std::int64_t)>;
 
-// Where no budget is given. The last of a device's memory is not ours to take for a measurement.
+// If no budget is given: a measurement should not take the last of a device's memory.
 constexpr double kShareOfFree = 0.9;
-// How far a measurement may go beyond a budget where nothing else is left to learn from: twice as
-// many samples always are.
+// How far a measurement may exceed a budget if no other is left: enough for twice as many samples.
 constexpr double kBeyond = 2;
 
 std::string name_of(const Shape& shape, SizeKind kind) {
@@ -45,8 +44,8 @@ class Prober {
     }
   }
 
-  /// Bytes that may be held on the device in all, older tensors included. With `times` more, so
-  /// many times the budget.
+  /// Bytes that may be held on the device, older tensors included: `times` the budget, at most what
+  /// there is.
   [[nodiscard]] double limit(double times = 1) const {
     const MemoryStats stats = memory_stats(device_);
     const auto held = static_cast<double>(stats.allocated);
@@ -64,16 +63,16 @@ class Prober {
     };
     PeakSample sample = collect_peaks(call, 1, collect_).front();
     if (sample.out_of_memory && !sample.requested) {
-      // Libraries that run out of memory do not say what they asked for.
+      // Errors of libraries do not say how much was requested.
       sample.peak = std::max(sample.peak, static_cast<std::int64_t>(limit()) + 1);
     }
     return sample;
   }
 
-  /// A few of the sizes, growing and spread out.
+  /// A model from a few of the sizes, spread over the range, small ones first.
   [[nodiscard]] MemoryModel spread(std::vector<Shape> sizes, std::int64_t probes) const {
     detail::ProbePlan plan(std::move(sizes), kind_, probes);
-    // The first call makes what later ones find ready: kernels, workspaces, an optimizer's state.
+    // The first call creates what later ones reuse: kernels, workspaces, an optimizer's state.
     const PeakSample warm_up = measure(plan.smallest());
     TORCH_CHECK_WITH(
         OutOfMemoryError, !warm_up.out_of_memory, device_.is_cpu() ? "CPU" : device_.str(),
@@ -128,7 +127,7 @@ MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>&
                           const std::vector<std::int64_t>& lengths, std::int64_t most,
                           const ProbeOptions& options) {
   constexpr std::size_t kSpreadLengths = 5;
-  constexpr std::int64_t kFewest = 4;  // of numbers to spread over, however few samples there are
+  constexpr std::int64_t kFewest = 4;  // numbers of samples go up to this at least
   constexpr int kMostAtTheLimit = 16;
   constexpr double kLeastCaution = 0.02;
   constexpr double kMostCaution = 0.25;
@@ -150,8 +149,8 @@ MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>&
   const Prober prober(work, SizeKind::batch, options);
   MemoryModel model = prober.spread(std::move(shapes), options.probes);
   double caution = std::clamp(model.error().worst, kLeastCaution, kMostCaution);
-  // What tensors may hold. An accelerator's allocator reserves more than that, and the limit may be
-  // on what it reserves: what ran out of memory below the limit says so.
+  // What tensors may hold. An accelerator's allocator reserves more than that, and the limit may
+  // apply to what it reserves: running out of memory below the limit shows it.
   double limit = prober.limit();
   for (int i = 0; i < kMostAtTheLimit; ++i) {
     const auto shape = detail::next_at_the_limit(model, ascending, most, limit, caution);

@@ -1,7 +1,6 @@
 #include "predict/probe_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
@@ -13,29 +12,25 @@
 namespace brim::detail {
 namespace {
 
-// A model is believed beyond what was measured once it told the newest peak this well, and then
-// with as much on top.
+// A model is trusted beyond the measured range once it predicted the newest peak this well, and
+// then with this margin.
 constexpr double kConfirmed = 0.25;
-// It must have seen growth: peaks at the floor say nothing about what comes after it.
+// Peaks must have grown by this factor: those at the floor say nothing about what follows.
 constexpr double kGrown = 1.5;
-
-std::size_t least_probes(SizeKind kind) { return kind == SizeKind::batch ? 3 : 2; }
 
 double log_range(std::int64_t low, std::int64_t high) {
   return std::log(static_cast<double>(high) / static_cast<double>(low));
 }
 
 double log_ratio(std::int64_t value, std::int64_t low, std::int64_t high) {
-  return high > low ? std::log(static_cast<double>(value) / static_cast<double>(low)) /
-                          std::log(static_cast<double>(high) / static_cast<double>(low))
-                    : 0.0;
+  return high > low ? log_range(low, value) / log_range(low, high) : 0.0;
 }
 
 }  // namespace
 
 ProbePlan::ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t probes)
     : candidates_(std::move(candidates)), kind_(kind) {
-  const auto least = static_cast<std::int64_t>(least_probes(kind));
+  const auto least = static_cast<std::int64_t>(least_shapes(kind));
   if (probes < least) {
     throw std::invalid_argument("probes must be " + text(least) + " or more, got " + text(probes));
   }
@@ -52,7 +47,7 @@ ProbePlan::ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t 
     return std::pair(cost(a), a) < std::pair(cost(b), b);
   });
   candidates_.erase(std::unique(candidates_.begin(), candidates_.end()), candidates_.end());
-  if (candidates_.size() < least_probes(kind)) {
+  if (candidates_.size() < least_shapes(kind)) {
     throw std::invalid_argument("sizes must hold at least " + text(least) +
                                 " different ones for a fit, got " + text(candidates_.size()));
   }
@@ -66,9 +61,9 @@ ProbePlan::ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t 
   std::reverse(targets_.begin(), targets_.end());
 }
 
-/// Where the probes should lie. The corners tell the terms apart; the places from small to large
-/// between them find where one phase takes over from another. One lies on the side of many short
-/// samples, where the phase of short ones still rules and their length already shows.
+/// Where the probes should lie. The corners separate the terms; the places in between, from small
+/// to large, find where one phase takes over from another. One lies on the side of many short
+/// samples, where the phase of short ones still dominates and their length already matters.
 std::vector<ProbePlan::Target> ProbePlan::targets() const {
   std::vector<Target> result;
   if (kind_ == SizeKind::size) {
@@ -80,18 +75,13 @@ std::vector<ProbePlan::Target> ProbePlan::targets() const {
     return result;
   }
   // In the order of importance, for those who want fewer than all.
-  constexpr std::array<Target, 10> kPlaces{{{0, 0},
-                                            {1, 1},
-                                            {.7, .4},
-                                            {0, 1},
-                                            {1, 0},
-                                            {.2, .2},
-                                            {.5, .8},
-                                            {.8, .5},
-                                            {.25, .75},
-                                            {.75, .25}}};
-  result.assign(kPlaces.begin(),
-                kPlaces.begin() + static_cast<std::ptrdiff_t>(std::min(probes_, kPlaces.size())));
+  result = {{0, 0},   {1, 1},   {.7, .4}, {0, 1},     {1, 0},
+            {.2, .2}, {.5, .8}, {.8, .5}, {.25, .75}, {.75, .25}};
+  // More are spread evenly (Roberts' sequence).
+  for (double i = 1; result.size() < probes_; ++i) {
+    result.push_back({std::fmod(0.7548776662466927 * i, 1), std::fmod(0.5698402909980532 * i, 1)});
+  }
+  result.resize(probes_);
   // Growing: by n L² on the logarithmic scale.
   std::stable_sort(result.begin(), result.end(), [](const Target& a, const Target& b) {
     return a.n + 2 * a.length < b.n + 2 * b.length;
@@ -104,37 +94,19 @@ ProbePlan::Target ProbePlan::place(const Shape& shape) const {
           kind_ == SizeKind::batch ? log_ratio(shape.second, least_.second, most_.second) : 0.0};
 }
 
-/// From any measured size: no term grows faster than the fastest, so neither does their sum, nor a
-/// maximum of such sums. What was held before does not grow at all.
-double ProbePlan::most_needed(const Shape& shape) const {
-  const bool batch = kind_ == SizeKind::batch;
-  const auto terms =
-      shape_terms(static_cast<double>(shape.first), static_cast<double>(shape.second), batch);
-  double least = std::numeric_limits<double>::infinity();
-  for (std::size_t i = 0; i < samples_.size(); ++i) {
-    if (samples_[i].out_of_memory) {
-      continue;
-    }
-    const auto from = shape_terms(samples_[i].n, samples_[i].length, batch);
-    double growth = 1;
-    for (std::size_t j = 0; j < term_count(batch); ++j) {
-      growth = std::max(growth, terms[j] / from[j]);
-    }
-    least = std::min(least, bases_[i] + growth * (samples_[i].peak - bases_[i]));
-  }
-  return least;
-}
-
 double ProbePlan::cautious_need(const Shape& shape) const {
-  const double most = most_needed(shape);
+  const auto n = static_cast<double>(shape.first);
+  const auto length = static_cast<double>(shape.second);
+  const double most = base_ + bound_.at(shape_terms(n, length, kind_));
   if (!model_) {
     return most;
   }
-  const auto n = static_cast<double>(shape.first);
-  const double expected = kind_ == SizeKind::batch
-                              ? model_->peak(n, static_cast<double>(shape.second))
-                              : model_->peak(n);
+  const double expected = model_->peak(n, length_of(shape));
   return std::min(most, expected * (1 + std::max(model_->margin(), kConfirmed)));
+}
+
+std::optional<double> ProbePlan::length_of(const Shape& shape) const {
+  return kind_ == SizeKind::batch ? std::optional(static_cast<double>(shape.second)) : std::nullopt;
 }
 
 bool ProbePlan::open(const Shape& shape) const {
@@ -146,87 +118,54 @@ bool ProbePlan::open(const Shape& shape) const {
   });
 }
 
-/// For more probes than there are places: where the nearest measured size is farthest away.
-ProbePlan::Target ProbePlan::farthest() const {
-  Target best{1, 1};
-  double most = -1;
-  for (const Shape& shape : candidates_) {
-    const Target here = place(shape);
-    double distance = std::numeric_limits<double>::infinity();
-    for (const MemorySample& sample : samples_) {
-      const Target there =
-          place({static_cast<std::int64_t>(sample.n), static_cast<std::int64_t>(sample.length)});
-      distance = std::min(distance, std::hypot(here.n - there.n, here.length - there.length));
-    }
-    if (distance > most) {
-      most = distance;
-      best = here;
-    }
-  }
-  return best;
-}
-
-std::optional<ProbePlan::Shape> ProbePlan::smallest_step(double beyond) const {
-  std::optional<Shape> best;
-  for (const Shape& shape : candidates_) {
-    const double need = open(shape) ? cautious_need(shape) : beyond;
-    if (need < beyond) {
-      beyond = need;
-      best = shape;
-    }
-  }
-  return best;
-}
-
 std::optional<ProbePlan::Shape> ProbePlan::next(double limit, double beyond) {
-  if (samples_.empty()) {
-    targets_.pop_back();
-    return smallest();
-  }
-  if (samples_.size() >= probes_) {
+  if (!samples_.empty() && samples_.size() >= probes_) {
     return std::nullopt;
   }
-  Target target{};
-  if (targets_.empty()) {
-    target = farthest();
-  } else {
+  Target target{1, 1};
+  if (!targets_.empty()) {
     target = targets_.back();
     targets_.pop_back();
   }
-  const auto allowed = [&](const Shape& shape) {
-    return open(shape) && cautious_need(shape) <= limit;
-  };
-  const std::optional<Shape> found = nearest(target, allowed);
-  return found ? found : smallest_step(beyond);
-}
-
-std::optional<ProbePlan::Shape> ProbePlan::nearest(
-    const Target& target, const std::function<bool(const Shape&)>& allowed) const {
-  // The corner of the most may be out of reach, and what lies nearest to it then need not be what
-  // needs most. Beyond the largest that was measured, nothing is known.
+  if (samples_.empty()) {
+    return smallest();
+  }
+  // The corner of the most may be out of reach, and the candidate nearest to it need not be the one
+  // that needs most. Beyond the largest measurement nothing is known.
   const bool most = target.n == 1 && target.length == 1 && kind_ == SizeKind::batch;
   const auto distance_of = [&](const Target& here) {
     return most ? -(here.n * log_range(least_.first, most_.first) +
                     2 * here.length * log_range(least_.second, most_.second))
                 : std::hypot(here.n - target.n, here.length - target.length);
   };
-  std::optional<Shape> best;
+  std::optional<Shape> nearest;
+  std::optional<Shape> cheapest;
   double least = std::numeric_limits<double>::infinity();
   for (const Shape& shape : candidates_) {
-    const double distance = distance_of(place(shape));
-    if (distance < least && allowed(shape)) {
+    if (!open(shape)) {
+      continue;
+    }
+    const double need = cautious_need(shape);
+    if (const double distance = distance_of(place(shape)); need <= limit && distance < least) {
       least = distance;
-      best = shape;
+      nearest = shape;
+    }
+    if (need < beyond) {
+      beyond = need;
+      cheapest = shape;
     }
   }
-  return best;
+  return nearest ? nearest : cheapest;
 }
 
 void ProbePlan::add(const Shape& shape, double peak, double base, bool out_of_memory) {
   const auto n = static_cast<double>(shape.first);
   const auto length = static_cast<double>(shape.second);
   samples_.push_back({n, length, peak, out_of_memory});
-  bases_.push_back(base);
+  base_ = std::max(base_, base);
+  if (!out_of_memory) {
+    bound_.add(shape_terms(n, length, kind_), std::max(peak - base, 1.0));
+  }
   std::size_t measured = 0;
   double lowest = std::numeric_limits<double>::infinity();
   double highest = 0;
@@ -237,15 +176,15 @@ void ProbePlan::add(const Shape& shape, double peak, double base, bool out_of_me
       highest = std::max(highest, sample.peak);
     }
   }
-  if (measured <= least_probes(kind_) || highest < kGrown * lowest) {
+  if (measured <= least_shapes(kind_) || highest < kGrown * lowest) {
     return;
   }
   // Check whether a fit without this size would have predicted it.
   const std::vector<MemorySample> earlier(samples_.begin(), samples_.end() - 1);
   MemoryModel before;
   before.fit(earlier, kind_, false);
-  const double told = kind_ == SizeKind::batch ? before.peak(n, length) : before.peak(n);
-  const bool confirmed = !out_of_memory && std::abs(told / peak - 1) <= kConfirmed;
+  const double predicted = before.peak(n, length_of(shape));
+  const bool confirmed = !out_of_memory && std::abs(predicted / peak - 1) <= kConfirmed;
   model_.reset();
   if (confirmed) {
     model_.emplace();

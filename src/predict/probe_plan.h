@@ -5,15 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
 
 namespace brim::detail {
 
-/// Chooses which of the candidates to measure next: few, spread over both the number and the
-/// length, growing, and only where the need is expected to stay within the limit. Pure logic.
+/// Chooses which of the candidates to measure next: a few, spread over number and length, small
+/// ones first, and only if their need is expected to stay within the limit. Pure logic.
 class BRIM_API ProbePlan {
  public:
   using Shape = std::pair<std::int64_t, std::int64_t>;  ///< n and length; (size, 0) of one size
@@ -24,14 +23,14 @@ class BRIM_API ProbePlan {
 
   [[nodiscard]] const Shape& smallest() const { return candidates_.front(); }
 
-  /// The next to measure; empty when there are enough, or none is left that is expected to fit.
+  /// The next to measure; empty if there are enough, or none is left that is expected to fit.
   /// @param limit bytes that the work may hold at most.
-  /// @param beyond bytes that it may hold where nothing is known to stay within the limit: the
-  ///     smallest step is then taken. At first all that is known is how fast the need could grow,
-  ///     and of work with a high floor (an optimizer's step) it does not.
+  /// @param beyond if no candidate is known to stay within the limit, the one with the lowest bound
+  ///     is chosen, up to these bytes. At first only the fastest possible growth is known, and work
+  ///     with a high floor (an optimizer's step) grows far less.
   [[nodiscard]] std::optional<Shape> next(double limit, double beyond = 0);
 
-  /// What came of it. `base` is what was held before the work began.
+  /// Takes in a measurement. `base` is what was held before the work began.
   void add(const Shape& shape, double peak, double base, bool out_of_memory);
 
   [[nodiscard]] const std::vector<MemorySample>& samples() const { return samples_; }
@@ -44,22 +43,19 @@ class BRIM_API ProbePlan {
 
   [[nodiscard]] std::vector<Target> targets() const;
   [[nodiscard]] Target place(const Shape& shape) const;
-  [[nodiscard]] double most_needed(const Shape& shape) const;
   [[nodiscard]] double cautious_need(const Shape& shape) const;
   [[nodiscard]] bool open(const Shape& shape) const;
-  [[nodiscard]] Target farthest() const;
-  [[nodiscard]] std::optional<Shape> smallest_step(double beyond) const;
-  [[nodiscard]] std::optional<Shape> nearest(
-      const Target& target, const std::function<bool(const Shape&)>& allowed) const;
+  [[nodiscard]] std::optional<double> length_of(const Shape& shape) const;
 
   std::vector<Shape> candidates_;
   Shape least_;  // of each coordinate by itself
   Shape most_;
   SizeKind kind_;
   std::size_t probes_;
-  std::vector<Target> targets_;  // those still to come, the next one last
+  std::vector<Target> targets_;  // the next one last
   std::vector<MemorySample> samples_;
-  std::vector<double> bases_;
+  NeedBound bound_;                   // of what the work itself held
+  double base_ = 0;                   // the most that was held before it began
   std::optional<MemoryModel> model_;  // once a measured size has confirmed it
 };
 

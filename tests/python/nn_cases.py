@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import brim
+from brim.nn.modules import activation
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 HALVES = (torch.bfloat16, torch.float16)
@@ -21,6 +23,14 @@ Needs = frozenset[str]
 """Which of "input", "weight" and "bias" need a gradient."""
 
 ALL: Needs = frozenset(["input", "weight", "bias"])
+
+ACTIVATIONS = activation.__all__
+IN_PLACE = [
+    name
+    for name in [*ACTIVATIONS, "Dropout"]
+    if "inplace" in inspect.signature(getattr(nn, name)).parameters
+]
+"""The layers that can write into their input."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Case:
         The others have the same terms but another order of summing, since another kernel does it.
         Half types in slices are left out: there BatchNorm in eval mode may round once more.
         """
-        if self.layer in ("RMSNorm", "AdaptiveAvgPool2d"):
+        if self.layer == "RMSNorm":
             return frozenset()
         if self.layer.startswith("Conv"):
             # Without its weight's gradient a layer calls no kernel that wants the input kept.
@@ -357,22 +367,21 @@ def _norm_cases() -> Iterator[Case]:
 
 def _activation_cases() -> Iterator[Case]:
     for shape in ((3, 5), (2, 3, 5, 7), (2, 3, 3, 2, 3), (77,), ()):
-        for inplace in (False, True):
-            options = {"inplace": inplace} if inplace else {}
-            if shape == () and inplace:
-                continue
-            yield Case("ReLU", shape, (), options)
-            yield Case("ReLU6", shape, (), options)
-            yield Case("LeakyReLU", shape, (), options)
-            yield Case("Hardtanh", shape, (), options)
-            yield Case("SiLU", shape, (), options)
-        yield Case("GELU", shape)
+        for name in ACTIVATIONS:
+            yield Case(name, shape)
+            if name in IN_PLACE and shape != ():
+                yield Case(name, shape, (), {"inplace": True})
     yield Case("LeakyReLU", (2, 3, 5, 7), (0.3,))
     yield Case("LeakyReLU", (2, 3, 5, 7), (-0.2,))
     yield Case("LeakyReLU", (2, 3, 5, 7), (0.0,))
     yield Case("LeakyReLU", (2, 3, 5, 7), (2.0,))
     yield Case("Hardtanh", (2, 3, 5, 7), (-0.3, 0.7))
     yield Case("GELU", (2, 3, 5, 7), (), {"approximate": "tanh"})
+    yield Case("ELU", (2, 3, 5, 7), (0.5,))
+    yield Case("ELU", (2, 3, 5, 7), (-0.5,))
+    yield Case("Softplus", (2, 3, 5, 7), (2.0, 1.0))
+    yield Case("PReLU", (2, 3, 5, 7), (3,))
+    yield Case("PReLU", (5, 3), (3,))
     for p in (0.1, 0.0, 0.5, 0.9, 1.0):
         yield Case("Dropout", (2, 3, 5, 7), (p,))
         yield Case("Dropout", (2, 3, 5, 7), (p,), {"inplace": True})

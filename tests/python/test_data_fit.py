@@ -324,7 +324,7 @@ def test_fit_warns_of_a_need_that_sizes_do_not_tell_and_stays_within_the_budget(
     def staircase(samples: list[list[int]]) -> None:
         torch.zeros(2 ** (len(samples) * max(map(len, samples))).bit_length(), 64)
 
-    with pytest.warns(UserWarning, match=r"cannot be told from the sizes.*up to \d+% more"):
+    with pytest.warns(UserWarning, match=r"sizes of the samples do not determine.*up to \d+% more"):
         made = PackedBatchSampler.fit(DATA, staircase, LENGTHS, held + 2**20, "cpu")
     batches = ([DATA[index] for index in batch] for batch in made)
     assert max(brim.collect_peaks(staircase, batches, "cpu").peaks) <= held + 2**20
@@ -333,7 +333,7 @@ def test_fit_warns_of_a_need_that_sizes_do_not_tell_and_stays_within_the_budget(
 # ---------------------------------------------------------------- within the budget, always
 
 
-@pytest.mark.filterwarnings("ignore:what the work needs cannot be told")  # more or less
+@pytest.mark.filterwarnings("ignore:the sizes of the samples do not determine")  # more or less
 @pytest.mark.parametrize("way", ["packed", "in order"])
 def test_attention_inside_samples_that_are_laid_one_after_the_other(way: str, held: int) -> None:
     # What a batch needs depends on the squares of its lengths, and the budget is for a total.
@@ -493,7 +493,7 @@ def network_outcomes(seeds: range) -> list[tuple[float, float]]:
     for seed in seeds:
         with warnings.catch_warnings():
             # Some needs cannot be predicted, and torch tells of matmuls that ran out of memory.
-            warnings.filterwarnings("ignore", "what the work needs cannot be told|mkldnn_")
+            warnings.filterwarnings("ignore", "the sizes of the samples do not determine|mkldnn_")
             outcome = run_case(seed)
         assert outcome.left_out == 0, outcome
         assert outcome.largest <= 1, outcome

@@ -42,15 +42,6 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "streaming": lambda **o: SizeAwareBatchSampler(range(90), size_of, 40, **o),
     "packed": lambda **o: PackedBatchSampler(SIZES, 40, shuffle=True, seed=0, window=20, **o),
     "bucket": lambda **o: BucketBatchSampler(SIZES, [0, 5, 12, 20], batch_size=6, seed=2, **o),
-    "bucket in Python": lambda **o: BucketBatchSampler(
-        SIZES,
-        [0, 5, 12, 20],
-        SizeAwareBatchSampler,
-        {"sizeof": SIZES},
-        {"max_total_size": [20, 30, 40]},
-        seed=3,
-        **o,
-    ),
     "budget in buckets": lambda **o: BucketBatchSampler(
         SIZES, [0, 5, 12, 20], max_total_size=40, seed=2, **o
     ),

@@ -62,13 +62,8 @@ class Case:
                 return PackedBatchSampler(
                     case.sizes, maximum, cost=cost, window=case.window, **options
                 )
-            first = [size[0] if several else size for size in case.sizes]
             return BucketBatchSampler(
-                first,
-                [0, 3, 8, 21],
-                SizeAwareBatchSampler,
-                {"sizeof": case.sizes, "max_total_size": maximum, "cost": cost},
-                **options,
+                case.sizes, [0, 3, 8, 21], max_total_size=maximum, cost=cost, **options
             )
 
     def ranks(self, world_size: int) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -367,7 +366,7 @@ def test_below_the_least_the_text_says_what_the_least_is() -> None:
     brim.convert(model, recompute="cheap")
     audit = brim.audit(model, x)
     assert audit.brim < audit.least
-    assert str(audit).endswith("% without computing anything again")
+    assert str(audit).endswith("% if nothing is recomputed")
 
 
 def test_nothing_stays_in_memory() -> None:
@@ -482,13 +481,13 @@ def test_a_limit_is_anything_that_is_a_whole_number() -> None:
 
 @pytest.mark.parametrize("at_most", ["lots", "50%", -1, np.int64(-1)])
 def test_a_wrong_limit_is_an_error(at_most: Any) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"got {at_most!r}")):
+    with pytest.raises(ValueError, match=rf"at_most must be .*, got .?{at_most}"):
         brim.assert_saved(nn.ReLU(), image(), at_most=at_most)
 
 
 @pytest.mark.parametrize("at_most", [True, 1.5, None, np.float32(1.0), [1]])
 def test_a_limit_of_a_wrong_type_is_an_error(at_most: Any) -> None:
-    with pytest.raises(TypeError, match="at_most must be a number of bytes"):
+    with pytest.raises(TypeError, match="at_most must be an int"):
         brim.assert_saved(nn.ReLU(), image(), at_most=at_most)
 
 

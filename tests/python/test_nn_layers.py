@@ -12,6 +12,7 @@ from torch import nn
 import brim
 
 from .nn_cases import (
+    ACTIVATIONS,
     ALL,
     CASES,
     FLOATS,
@@ -34,7 +35,7 @@ LAYERS = [
     *(f"{name}{dim}d" for name in ("Conv", "ConvTranspose", "BatchNorm") for dim in (1, 2, 3)),
     *(f"{name}{dim}d" for name in ("MaxPool", "AvgPool", "AdaptiveAvgPool") for dim in (1, 2, 3)),
     *("Linear", "LayerNorm", "RMSNorm", "GroupNorm"),
-    *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "GELU", "SiLU", "Dropout"),
+    *(*ACTIVATIONS, "Dropout"),
 ]
 # torch warns of what padding="same" with an even kernel costs; so may we.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -109,6 +110,7 @@ def test_the_comparison_sees_differences() -> None:
 # -- Where numbers are special --------------------------------------------------------------------
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 6.0, 5.9999, 6.0001, 0.5, torch.nan, torch.inf, -torch.inf, 1e-40]
+SPECIAL += [3.0, -3.0, 2.9999, -2.9999]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -121,7 +123,11 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 6.0, 5.9999, 6.0001, 0.5, torch.nan, torch.inf,
         ("LeakyReLU", (-0.1,), False),  # torch refuses it in place
         *(("Hardtanh", (), inplace) for inplace in (False, True)),
         *(("Hardtanh", (-0.5, 0.5), inplace) for inplace in (False, True)),
-        *(("SiLU", (), inplace) for inplace in (False, True)),
+        *(
+            (name, (), inplace)
+            for name in ("SiLU", "ELU", "Hardsigmoid", "Hardswish")
+            for inplace in (False, True)
+        ),
     ],
 )
 def test_special_numbers_in_activations(
@@ -132,7 +138,7 @@ def test_special_numbers_in_activations(
         x = torch.tensor(SPECIAL * 11, dtype=dtype, requires_grad=True)
         y = getattr(of, layer)(*args, inplace=inplace)(x.clone())
         # A gradient of NaN or infinity must not leak through a closed gate either.
-        cotangent = torch.tensor([2.0, torch.nan, torch.inf], dtype=dtype).repeat(44)
+        cotangent = torch.tensor([2.0, torch.nan, torch.inf], dtype=dtype).repeat(59)[: len(x)]
         found.append((y.detach(), torch.autograd.grad(y, x, cotangent)[0]))
     (ours, our_grad), (torchs, torch_grad) = found
     # Where torch takes the larger of 0 and -0, the machine chooses.

@@ -101,6 +101,10 @@ def its_input_for_the_weight(case: Case, needs: Needs) -> int:
     return whole(case) if "weight" in needs else 0
 
 
+def bits_or_its_input_for_the_weight(case: Case, needs: Needs) -> int:
+    return whole(case) if "weight" in needs else bits(case)
+
+
 def its_padded_input_for_the_weight(case: Case, needs: Needs) -> int:
     """Padded by one on all sides; the padding itself needs the input's form only."""
     samples, channels, *places = case.shape
@@ -169,6 +173,11 @@ def table() -> list[tuple[Case, Callable[[Case, Needs], int]]]:
         (Case("GELU", shape), its_input),
         (Case("GELU", shape, ("tanh",)), its_input),
         (Case("SiLU", shape), its_input),
+        (Case("Hardsigmoid", shape), one_bit_each),
+        (Case("Hardsigmoid", shape, (), {"inplace": True}), one_bit_each),
+        *((Case(name, shape), its_input) for name in ("Hardswish", "ELU", "Softplus")),
+        (Case("PReLU", shape), bits_or_its_input_for_the_weight),
+        (Case("PReLU", shape, (6,)), bits_or_its_input_for_the_weight),
         (Case("Dropout", shape, (0.1,)), one_bit_each),
         (Case("Dropout", shape, (0.1,), {"inplace": True}), one_bit_each),
         (Case("Dropout", shape, (0.0,)), nothing),

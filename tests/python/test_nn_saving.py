@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import brim
+from brim.nn import _activation
 
 vision: Any = torch  # functions that torch's stubs do not know
 inner: Any = torch._C._nn
@@ -46,6 +47,13 @@ CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
     "F.gelu": (IMAGE, lambda x: F.gelu(x, approximate="tanh")),
     "F.silu": (IMAGE, lambda x: F.silu(x)),
     "F.silu inplace": (IMAGE, lambda x: F.silu(x * 1, inplace=True)),
+    "F.hardswish inplace": (IMAGE, lambda x: F.hardswish(x * 1, inplace=True)),
+    "F.elu": (IMAGE, lambda x: F.elu(x, 0.5)),
+    "F.elu_": (IMAGE, lambda x: F.elu(x * 1, inplace=True)),
+    "torch.sigmoid": (IMAGE, lambda x: torch.sigmoid(x)),
+    "Tensor.tanh": (IMAGE, lambda x: x.tanh()),
+    "F.softplus": (IMAGE, lambda x: F.softplus(x, beta=2)),
+    "F.prelu": (IMAGE, lambda x: F.prelu(x, weight(4))),
     "F.dropout": (IMAGE, lambda x: F.dropout(x, 0.3)),
     "F.dropout inplace": (IMAGE, lambda x: F.dropout(x * 1, 0.3, inplace=True)),
     "torch.dropout": (IMAGE, lambda x: torch.dropout(x, 0.3, True)),
@@ -86,6 +94,8 @@ CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
     "F.adaptive_avg_pool2d": (IMAGE, lambda x: F.adaptive_avg_pool2d(x, (None, 2))),
     "F.adaptive_avg_pool3d": (VOLUME, lambda x: F.adaptive_avg_pool3d(x, (2, 3, 2))),
 }  # fmt: skip
+for _name in _activation.__all__:
+    CALLS.setdefault(f"F.{_name}", (IMAGE, getattr(F, _name)))
 
 
 def first(result: Any) -> Tensor:
@@ -253,7 +263,7 @@ def test_with_another_mode_around() -> None:
 
     with Log(), brim.saving():
         assert made_by_brim(F.relu(of_shape(3)))
-    assert any("gate" in name for name in names)
+    assert any("relu" in name for name in names)
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -11,7 +11,7 @@ from torch import nn
 
 import brim
 
-from .nn_cases import Case, pair, same_bits
+from .nn_cases import IN_PLACE, Case, pair, same_bits
 from .nn_steps import ALL
 
 # -- Modes and devices ----------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_wrong_shapes_raise_where_torch_raises(
             layer(torch.zeros(shape, requires_grad=needs_grad))
 
 
-@pytest.mark.parametrize("layer", ["ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "SiLU", "Dropout"])
+@pytest.mark.parametrize("layer", IN_PLACE)
 def test_in_place_on_a_leaf_is_refused(layer: str) -> None:
     x = torch.randn(5, requires_grad=True)
     before = x.detach().clone()
@@ -139,7 +139,7 @@ def test_in_place_on_a_leaf_is_refused(layer: str) -> None:
     assert torch.equal(x.detach(), before)
 
 
-@pytest.mark.parametrize("layer", ["ReLU", "LeakyReLU", "Hardtanh", "SiLU", "Dropout"])
+@pytest.mark.parametrize("layer", IN_PLACE)
 def test_in_place_gives_its_input_back(layer: str) -> None:
     made = getattr(brim.nn, layer)(inplace=True)
     x = torch.randn(5)

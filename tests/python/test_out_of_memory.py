@@ -6,6 +6,7 @@ import errno
 import gc
 import traceback
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -293,6 +294,31 @@ class TestClassify:
         assert kept.numel() == 100
         assert brim.classify_error(caught.value).in_use == held + 400
         assert brim.classify_error(KeyError()).in_use is None
+
+    def test_figures_are_exact_on_another_thread(self, held: int) -> None:
+        def refused() -> torch.OutOfMemoryError:
+            with pytest.raises(torch.OutOfMemoryError) as caught:
+                torch.empty(2**20 + 3, dtype=torch.uint8)
+            return caught.value
+
+        with brim.budget(held + 1000, device="cpu"), ThreadPoolExecutor() as pool:
+            there = pool.submit(refused).result()
+            assert brim.classify_error(there).requested == 2**20 + 3
+            assert brim.classify_error(there).in_use == held
+            here = refused()
+            cause = pool.submit(brim.classify_error, here).result()
+            assert (cause.requested, cause.in_use) == (2**20 + 3, held)
+
+    def test_figures_are_exact_in_backward(self) -> None:
+        brim.install_cpu_allocator()
+        x = torch.zeros(2**20 + 3, requires_grad=True)
+        loss = (x * 2).sum()
+        with (
+            brim.budget(brim.memory_stats("cpu").allocated + 1000, device="cpu"),
+            pytest.raises(torch.OutOfMemoryError) as caught,
+        ):
+            loss.backward()
+        assert brim.classify_error(caught.value).requested == 4 * (2**20 + 3)
 
     def test_a_subclass_counts_as_its_base(self) -> None:
         class MineError(torch.OutOfMemoryError):

@@ -283,11 +283,18 @@ def test_an_adaptive_call_in_a_forked_process_waits_for_no_thread_of_the_parent(
 
 
 def test_a_forked_process_can_call_what_another_thread_was_about_to() -> None:
-    lock = brim.adapt._run_lock  # another thread is inside run_batch
-    lock.acquire()
-    threading.Timer(0.05, lock.release).start()
-    in_child(lambda: brim.run_batch(2, lambda n: n))
-    assert brim.run_batch(2, lambda n: n) == 2
+    done = threading.Event()
+
+    def loop() -> None:
+        while not done.is_set():
+            brim.run_batch(2, lambda n: n)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    for _ in range(5):
+        in_child(lambda: brim.run_batch(2, lambda n: n))
+    done.set()
+    thread.join()
 
 
 # ---------------------------------------------------------------- the process

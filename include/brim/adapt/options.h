@@ -1,7 +1,7 @@
 #pragma once
 
 #include <brim/adapt/strategy.h>
-#include <brim/memory/out_of_memory.h>
+#include <brim/predict/attempt.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -20,49 +20,32 @@ enum class Objective : std::uint8_t {
   throughput,  ///< the smallest size within 2 % of the best rate seen so far, among those that fit
 };
 
-/// One try of an adaptive call: what was tried and what came of it.
-struct Attempt {
-  std::vector<std::int64_t> values{};  ///< the size, or the value of each parameter
-  OomKind outcome = OomKind::none;     ///< none: it fitted
-  std::optional<std::int64_t>
-      peak{};  ///< bytes above `held` at its highest; of a failure: when it failed
-  std::optional<std::int64_t> requested{};  ///< bytes asked for when it failed
-  std::int64_t held = 0;                    ///< bytes in use before
-  std::int64_t available = 0;               ///< bytes that it could use
-  double seconds = 0.0;                     ///< 0 for a first try that was not measured
-  bool repeats = false;  ///< the same values once more, after cached memory had been released
-
-  bool fitted() const { return outcome == OomKind::none; }
-};
-
-/// How an adaptive call goes about it. The defaults are right for most.
+/// Options of an adaptive call. The defaults are right for most.
 struct AdaptOptions {
   Strategy strategy = Strategy::predictive;
   Objective objective = Objective::memory;
   std::int64_t lower = 1;    ///< the floor: failing there is final
   std::int64_t quantum = 1;  ///< sizes above it are its multiples
 
-  /// Where memory is measured and random numbers are drawn; empty: default_device(). A failure
-  /// elsewhere is noticed.
+  /// Where memory is measured and random numbers are drawn; empty: default_device(). The size
+  /// shrinks after a failure on another device too.
   std::optional<c10::Device> device{};
 
-  /// Whether a repeated call starts with the random state of the first try.
+  /// Whether a repeated call starts with the random state of the first attempt.
   bool restore_random_state = true;
 
-  /// For Strategy::halving: the very values that torch_max_mem and toma try, for programs that see
-  /// them. No second try of a size after cached memory was released, and the values at which one
-  /// parameter reached its floor once more before the next parameter is lowered.
+  /// For Strategy::halving: tries exactly the values that torch_max_mem and toma try, for programs
+  /// that see them. A size is not repeated after cached memory was released, and the values at
+  /// which one parameter reached its floor are repeated before the next parameter is lowered.
   bool exact_halving = false;
 
-  SizeMemory* memory =
-      nullptr;            ///< what earlier calls learned; not owned; null: nothing is remembered
-  std::uint64_t key = 0;  ///< which kind of call this is, in `memory`
+  SizeMemory* memory = nullptr;  ///< what earlier calls learned; not owned; null: nothing
+  std::uint64_t key = 0;         ///< which kind of call this is in `memory`; see call_key
 
-  std::vector<Attempt>* attempts = nullptr;        ///< where to append each try; not owned
-  std::function<void(const Attempt&)> observer{};  ///< told of each try after it ended
-  std::function<void()>
-      collect_garbage{};      ///< called where a failed try's memory did not come back by itself
-  std::string name = "size";  ///< what is being adapted, for messages
+  std::vector<Attempt>* attempts = nullptr;        ///< where to append each attempt; not owned
+  std::function<void(const Attempt&)> observer{};  ///< told of each attempt after it ended
+  std::function<void()> collect_garbage{};  ///< called if a failed attempt's memory is still in use
+  std::string name = "size";                ///< what is being adapted, for messages
 };
 
 }  // namespace brim

@@ -30,21 +30,19 @@ struct ParameterSearchOptions {
   double margin = SizeSearchOptions{}.margin;
   std::optional<std::int64_t> available{};  ///< as in SizeSearchOptions
   /// Whether values that failed at the floor of one group are tried again as the maximum of the
-  /// next. They can only fail again; this is for the exact sequence of torch_max_mem.
+  /// next. They can only fail again: it reproduces the exact sequence of torch_max_mem.
   bool revisit_floor = false;
 };
 
-/// Finds values for several parameters that fit, lowering one group of them after the other.
+/// Finds values of several parameters that fit, lowering one group of them after the other.
 ///
-/// The first group is searched with all others at their maximum. Only when it fails at its floor
-/// (each of its parameters at `lower`) is the next group lowered, the first staying at its floor,
-/// and so on. Within a group all parameters have the same fraction of their maximum, each rounded
-/// down by its own quantum and never below its own `lower`.
+/// The first group is searched with all others at their maximum. Only if it fails at its floor
+/// (each of its parameters at `lower`) is the next group lowered, with the first at its floor, and
+/// so on. Within a group all parameters have the same fraction of their maximum, each rounded down
+/// by its own quantum and never below its own `lower`.
 ///
-/// With `Strategy::halving` and groups of one, the values tried are those of torch_max_mem in the
-/// same order, with one exception: it tries the values of a floor that failed once more when it
-/// turns to the next parameter, which can only fail again. Here they are tried once, unless
-/// `revisit_floor` is set.
+/// With `Strategy::halving`, groups of one and `revisit_floor`, the values are those of
+/// torch_max_mem in the same order.
 ///
 /// Owns its values; not thread-safe: one search belongs to one call.
 ///
@@ -53,8 +51,8 @@ struct ParameterSearchOptions {
 /// while (!search.finished()) {
 ///   const auto values = search.next();  // values[0], values[1]
 ///   ...
-///   search.record({.fitted = ok, .peak = peak, .requested = requested, .limit = limit, .held =
-///   held}); if (ok) break;
+///   search.record(attempt);
+///   if (attempt.fitted()) break;
 /// }
 /// @endcode
 class BRIM_API ParameterSearch {
@@ -62,27 +60,26 @@ class BRIM_API ParameterSearch {
   /// @throws std::invalid_argument naming what is wrong, its value, and what is allowed.
   explicit ParameterSearch(const ParameterSearchOptions& options);
 
-  /// Takes in what an earlier call found at `values`; see SizeSearch::remember. Values that no
-  /// search with these groups visits say nothing about the order of lowering and are passed over.
-  /// `outcome.size` is not read.
-  /// @return whether the fact was taken in.
+  /// Takes in an attempt of an earlier call; see SizeSearch::remember. Values that no search with
+  /// these groups visits say nothing about the order of lowering and are ignored.
+  /// @return whether it was taken in.
   /// @throws std::invalid_argument when the number of values is wrong or one is below 1.
-  bool remember(std::span<const std::int64_t> values, SizeOutcome outcome);
+  bool remember(const Attempt& attempt);
 
   /// The values to try now, in the order of the parameters; valid until the next call of a
   /// non-const member. Once finished: the values to use, which are `best()`, or the floor of all
   /// when nothing fits.
   [[nodiscard]] std::span<const std::int64_t> next() const noexcept { return next_; }
 
-  /// Takes in what happened at `next()`. `outcome.size` is not read.
-  void record(SizeOutcome outcome);
+  /// Takes in what happened at `next()`. `attempt.values` is not read.
+  void record(Attempt attempt);
 
   [[nodiscard]] bool finished() const noexcept { return groups_[current_].search.finished(); }
 
   /// The largest values known to fit, in the order of lowering.
   [[nodiscard]] std::optional<std::vector<std::int64_t>> best() const;
 
-  /// How many outcomes were recorded (a count).
+  /// COUNT of recorded attempts.
   [[nodiscard]] std::int64_t attempts() const noexcept { return attempts_; }
 
  private:
@@ -108,8 +105,8 @@ class BRIM_API ParameterSearch {
   [[nodiscard]] std::vector<std::int64_t> values_at(std::size_t current, std::int64_t scale) const;
   [[nodiscard]] std::optional<std::int64_t> scale_of(const Group& group,
                                                      std::span<const std::int64_t> values) const;
-  [[nodiscard]] bool exhausted()
-      const;  // the current group failed at its floor, and there is another
+  // The current group failed at its floor, and there is another.
+  [[nodiscard]] bool exhausted() const;
   void advance();
 
   std::vector<Parameter> parameters_;

@@ -2,33 +2,21 @@
 
 #include <brim/adapt/strategy.h>
 #include <brim/export.h>
+#include <brim/predict/attempt.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 namespace brim {
 
 /// Where a predictive search begins when it remembers nothing.
 enum class Start : std::uint8_t {
-  at_upper,  ///< with the largest size: for work that is over at the first fit (`batch`,
-             ///< `maximize`)
-  probe,     ///< with a small one, and grows: for work in parts, where a small part is no loss
+  at_upper,  ///< with the largest size: for work that ends with the first fit (`batch`, `maximize`)
+  probe,     ///< with a small one, and grows: for work in parts, where a small part costs little
              ///< (`range`, `chunked`)
-};
-
-/// What happened at one size. All numbers are bytes, and each may be missing; a negative one counts
-/// as missing.
-struct SizeOutcome {
-  std::int64_t size = 0;  ///< the size that was tried, 1 or more
-  bool fitted = false;    ///< whether the attempt succeeded
-  std::optional<std::int64_t>
-      peak{};  ///< held above `held` at its highest; of a failure: when it failed
-  std::optional<std::int64_t> requested{};  ///< asked for when it failed
-  std::optional<std::int64_t> limit{};      ///< allowed in all
-  std::int64_t held = 0;                    ///< in use before the attempt
 };
 
 struct SizeSearchOptions {
@@ -38,8 +26,8 @@ struct SizeSearchOptions {
   std::int64_t lower = 1;  ///< the smallest size; allowed even where it is no multiple of `quantum`
   std::int64_t quantum = 1;  ///< sizes above it are its multiples, sizes up to it are all allowed
   double margin = 0.015;     ///< share of the bytes that a prediction leaves free, [0, 0.5]
-  /// Bytes an attempt may use now (limit minus held). Only what is remembered needs it: an outcome
-  /// that is recorded brings its own.
+  /// Bytes an attempt may use now. Only remembered attempts need it: one that is recorded has its
+  /// own.
   std::optional<std::int64_t> available{};
 };
 
@@ -51,24 +39,25 @@ struct SizeSearchOptions {
 
 /// Finds the largest size that fits, from what happened at the sizes tried so far.
 ///
-/// Pure logic: it allocates nothing, runs nothing and owns only numbers. Not thread-safe: one
-/// search belongs to one call; what outlives the call is given to the next search by `remember`.
+/// Pure logic: it runs nothing and owns only numbers. Not thread-safe: one search belongs to one
+/// call; what outlives the call is given to the next search by `remember`.
 ///
-/// `halving` ends at the first fit. `bisect` and `predictive` from `at_upper` go on until the
-/// largest size that fits is known exactly; who needs only one success stops at the first.
+/// `halving` ends at the first fit. `bisect` and `predictive` from `at_upper` continue until the
+/// largest size that fits is known exactly; a caller that needs one success stops at the first.
 /// `predictive` from `probe` ends when nothing larger is expected to fit safely: it does not
 /// provoke a failure to learn the last percent. It moves again when the available bytes do.
 ///
-/// Whatever the numbers say, the next size is below all that failed and not one that fitted in this
-/// call, and the attempts are logarithmic in `upper`. Where outcomes contradict, the newest counts.
+/// Whatever the bytes say, the next size is below all that failed and not one that fitted in this
+/// call, and the number of attempts is logarithmic in `upper`. Where attempts contradict each
+/// other, the newest counts.
 ///
 /// @code
 /// SizeSearch search({.upper = 65536});
 /// while (!search.finished()) {
 ///   const std::int64_t size = search.next();
 ///   const Attempt attempt = try_at(size);
-///   search.record({.size = size, .fitted = attempt.ok, .peak = attempt.peak, .limit = limit});
-///   if (attempt.ok) break;  // or go on, for the exact maximum
+///   search.record(attempt);
+///   if (attempt.fitted()) break;  // or continue, for the exact maximum
 /// }
 /// @endcode
 class BRIM_API SizeSearch {
@@ -76,55 +65,39 @@ class BRIM_API SizeSearch {
   /// @throws std::invalid_argument naming the option that is wrong, its value, and what is allowed.
   explicit SizeSearch(const SizeSearchOptions& options);
 
-  /// Takes in a fact from an earlier call. It shapes the predictions; it is a bound only as far as
-  /// the available bytes allow the conclusion: a fit while no less is available than then, a
-  /// failure while no more is available or while it needed more than is available now.
+  /// Takes in an attempt of an earlier call. It shapes the predictions. It is a bound only if the
+  /// available bytes justify it: a fit if no less is available than then, a failure if no more is
+  /// available or if it needed more than is available now.
   /// @throws std::invalid_argument when the size is below 1.
-  void remember(const SizeOutcome& outcome);
-  void remember(std::span<const SizeOutcome> outcomes);  ///< several, oldest first
+  void remember(const Attempt& attempt);
+  void remember(std::span<const Attempt> attempts);  ///< several, oldest first
 
   /// Takes in what happened at a size: `next()`, or another (the shorter last part of a range).
   /// @throws std::invalid_argument when the size is below 1.
-  void record(const SizeOutcome& outcome);
-
-  /// Says how many bytes the next attempt may use, where the caller knows it. Else it is taken from
-  /// the last outcome, less what the attempts seem to leave behind (results that pile up).
-  /// @throws std::invalid_argument when it is negative.
-  void set_available(std::int64_t bytes);
+  void record(const Attempt& attempt);
 
   /// The size to try now. Once finished: the size to use, `best()`, or `lower` when nothing fits.
   [[nodiscard]] std::int64_t next() const noexcept { return next_; }
 
-  /// Whether there is nothing left worth trying; without a `best()` it means that nothing fits.
+  /// Whether nothing is left that is worth trying; without a `best()`, nothing fits.
   [[nodiscard]] bool finished() const noexcept { return finished_; }
 
   /// The largest size known to fit, the smallest known not to: from this call or remembered.
   [[nodiscard]] std::optional<std::int64_t> best() const noexcept;
   [[nodiscard]] std::optional<std::int64_t> smallest_failure() const noexcept;
 
-  /// How many outcomes were recorded (a count; what is remembered is not in it).
+  /// COUNT of recorded attempts, without the remembered ones.
   [[nodiscard]] std::int64_t attempts() const noexcept { return fits_ + failures_; }
-  [[nodiscard]] const SizeSearchOptions& options() const noexcept { return options_; }
 
  private:
-  struct Fact {
-    std::int64_t size = 0;
-    std::int64_t need = -1;       // a fit's peak, a failure's peak + requested; -1: not known
-    std::int64_t requested = -1;  // of a failure
-    std::int64_t available = -1;  // at that time; -1: not known
-    bool fitted = false;
-    bool remembered = false;
-    bool doubtful =
-        false;  // a failure whose bytes would have fitted: something else held them then
-  };
   // Only sizes that differ are kept, and a search visits few: older ones have been superseded.
-  static constexpr std::size_t kFacts = 24;
+  static constexpr std::size_t kMostKnown = 24;
 
-  void add(const SizeOutcome& outcome, bool remembered);
-  void expect_available(const Fact& previous) noexcept;
+  void add(const Attempt& attempt, bool remembered);
+  void expect_available(const Attempt& attempt) noexcept;
   void update_bounds() noexcept;
   void choose();
-  [[nodiscard]] bool bounds(const Fact& fact) const noexcept;
+  [[nodiscard]] bool bounds(const Attempt& attempt) const noexcept;
   [[nodiscard]] double usable() const noexcept;  // negative: not known
   [[nodiscard]] std::optional<double> predicted(double margin) const;
   [[nodiscard]] std::int64_t first_choice(std::int64_t high) const;
@@ -137,11 +110,12 @@ class BRIM_API SizeSearch {
   [[nodiscard]] std::int64_t clamp(double size, std::int64_t low, std::int64_t high) const noexcept;
 
   SizeSearchOptions options_;
-  std::array<Fact, kFacts> facts_{};  // oldest first
-  std::size_t count_ = 0;
-  std::int64_t available_ = -1;  // to the next attempt; -1: not known
-  std::int64_t best_ = 0;        // 0: none
-  std::int64_t failure_ = 0;     // 0: none
+  std::vector<Attempt> known_;  // oldest first
+  // To the next attempt: as to the last one, less what the attempts seem to leave behind (results
+  // that accumulate). -1: not known.
+  std::int64_t available_ = -1;
+  std::int64_t best_ = 0;     // 0: none
+  std::int64_t failure_ = 0;  // 0: none
   std::int64_t next_ = 0;
   std::int64_t fits_ = 0, failures_ = 0;  // recorded
   std::int64_t grown_ = 0;                // recorded at a larger size than the one before

@@ -10,11 +10,11 @@ namespace brim {
 /// How the next size is chosen when a size did not fit, or when a larger one may.
 enum class Strategy : std::uint8_t {
   predictive,  ///< from the bytes that were held, asked for and allowed; the default
-  halving,     ///< the half, until something fits; what torch_max_mem and toma do
+  halving,     ///< half of it, until something fits; what torch_max_mem and toma do
   bisect,      ///< the middle between the largest fit and the smallest failure
 };
 
-/// The name under which `parse_strategy` knows the strategy.
+/// The name that `parse_strategy` takes.
 [[nodiscard]] constexpr std::string_view to_string(Strategy strategy) noexcept {
   switch (strategy) {
     case Strategy::predictive:

@@ -11,12 +11,9 @@ namespace brim {
 /// A limit as a person writes it: a number of bytes, or a share of a whole that is known only
 /// later.
 ///
-/// Accepted: an optional fraction and a unit, `"512MiB"`, `"8GB"`, `"1.5 GiB"`, `"1048576"`,
-/// `"64B"`, or a percentage
-/// `"50%"`. kB, MB … EB are powers of 1000; KiB, MiB … EiB powers of 1024; case does not matter. A
-/// lone letter (`"8G"`) is refused because tools disagree about what it means.
-///
-/// A value type; safe to copy and to use from any thread.
+/// Accepted: `"512MiB"`, `"8GB"`, `"1.5 GiB"`, `"1048576"`, `"64B"`, or a percentage `"50%"`. kB,
+/// MB … EB are powers of 1000; KiB, MiB … EiB powers of 1024; case does not matter. A lone letter
+/// (`"8G"`) is refused because tools disagree about what it means.
 class BRIM_API ByteLimit {
  public:
   /// @throws c10::ValueError if `bytes` is zero or negative.
@@ -38,8 +35,7 @@ class BRIM_API ByteLimit {
   double percent_;      // 0 when this is a number of bytes
 };
 
-/// `bytes` for people, in binary units and with three digits: `"1.50 GiB"`, `"512 B"`, `"-2.00
-/// MiB"`.
+/// `bytes` for people, in binary units: `"1.50 GiB"`, `"512 B"`, `"-2.00 MiB"`.
 BRIM_API std::string format_bytes(std::int64_t bytes);
 
 }  // namespace brim

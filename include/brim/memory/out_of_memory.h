@@ -23,20 +23,21 @@ enum class OomKind : std::uint8_t {
 /// is then empty.
 struct OomCause {
   OomKind kind = OomKind::none;
-  std::optional<c10::Device>
-      device;  ///< where, if the error tells; the index only if it tells that too
-  std::optional<std::int64_t>
-      requested;  ///< bytes asked for; rounded where the message prints "2.00 GiB" and no more
-
-  std::optional<std::int64_t> in_use;  ///< bytes that tensors held at that moment, rounded likewise
+  /// Where, if the error says so; with an index only if it names one.
+  std::optional<c10::Device> device{};
+  /// Bytes asked for. Exact for brim's own errors; rounded where torch prints "2.00 GiB".
+  std::optional<std::int64_t> requested{};
+  /// Bytes that tensors held at that moment, exact or rounded likewise.
+  std::optional<std::int64_t> in_use{};
 
   explicit operator bool() const { return kind != OomKind::none; }
 };
 
-/// Tells running out of memory from every other error, by type first and then by what torch and the
-/// CUDA libraries write. Everything that a smaller size would cure counts, a size limit included. A
-/// wrong argument whose message merely mentions memory (c10::ValueError, std::logic_error …) does
-/// not.
+/// Tells running out of memory from every other error, by its type first and then by its text.
+/// Everything that a smaller size would cure counts, including a size limit. A wrong argument whose
+/// message merely mentions memory (c10::ValueError, std::logic_error …) does not.
+///
+/// Any thread may ask, whichever thread the error was thrown on.
 BRIM_API OomCause classify(const std::exception& error) noexcept;
 
 /// The same for an exception in flight; empty pointers and exceptions that are no std::exception
@@ -54,13 +55,12 @@ BRIM_API bool is_out_of_memory(const std::exception& error) noexcept;
 /// "device memory", "host memory", "library workspace", "size limit", "not out of memory".
 BRIM_API const char* to_string(OomKind kind) noexcept;
 
-/// Recognises exceptions that the core has no type for, such as Python's seen from C++. Returns
-/// empty for one that it does not know. Called under no lock and from any thread; it must not
-/// throw.
+/// Recognises exceptions that the core has no type for, such as Python's. Returns empty for one
+/// that it does not know. Called under no lock and from any thread.
 using ExceptionClassifier = std::optional<OomCause> (*)(const std::exception&) noexcept;
 
-/// Adds a classifier that is asked before the built-in rules. Meant to be called once, when a
-/// language binding is loaded; it replaces the one before.
+/// Sets the classifier that is asked before the built-in rules. Meant to be called once, when a
+/// language binding is loaded.
 BRIM_API void set_exception_classifier(ExceptionClassifier classifier) noexcept;
 
 }  // namespace brim

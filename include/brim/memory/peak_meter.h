@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace brim {
@@ -43,27 +44,22 @@ class BRIM_API PeakMeter {
   /// Stops measuring; peak() and the rest stay readable. A second call does nothing.
   void close() noexcept;
 
-  /// Most bytes held at once above `start()`. @throws c10::ValueError if the meter watches several
-  /// devices.
-  std::int64_t peak() const;
-  std::int64_t peak(c10::Device device) const;
+  /// Most bytes held at once above `start()`. The device may be left out where there is only one.
+  /// @throws c10::ValueError if there are several, or `device` is not watched.
+  std::int64_t peak(std::optional<c10::Device> device = std::nullopt) const;
 
   /// Bytes held on the device when the meter was opened.
-  std::int64_t start() const;
-  std::int64_t start(c10::Device device) const;
+  std::int64_t start(std::optional<c10::Device> device = std::nullopt) const;
 
   /// Bytes held now (or at closing) minus start(): what the work left behind; negative if it freed
   /// older tensors.
-  std::int64_t left() const;
-  std::int64_t left(c10::Device device) const;
+  std::int64_t left(std::optional<c10::Device> device = std::nullopt) const;
 
   std::vector<c10::Device> devices() const;
 
  private:
-  void open(const std::vector<c10::Device>& devices);
-  const PeakEntry& entry(c10::Device device) const;
-  const PeakEntry& only_entry() const;
-  PeakEntry read(const PeakEntry& entry) const;
+  const PeakEntry& entry(std::optional<c10::Device> device) const;
+  PeakEntry now(std::optional<c10::Device> device) const;
 
   // Entries are linked into the ledger by address, so they live in one block that never moves.
   std::unique_ptr<PeakEntry[]> entries_;

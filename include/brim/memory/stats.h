@@ -8,10 +8,7 @@
 
 namespace brim {
 
-/// Memory of one device as this process sees it, in bytes unless said otherwise.
-///
-/// The figures mean the same on every device, as far as it has them; the comments say where they
-/// differ.
+/// Memory of one device as this process sees it, in bytes unless a comment says otherwise.
 struct MemoryStats {
   /// Held by tensors. On the CPU: since the counting allocator was installed.
   std::int64_t allocated = 0;
@@ -44,15 +41,14 @@ BRIM_API MemoryStats memory_stats(c10::Device device);
 /// Starts `memory_stats(device).peak` again from the bytes held now. Open PeakMeters keep theirs.
 BRIM_API void reset_peak(c10::Device device);
 
-/// The device that is meant when none is named: the current accelerator where there is one, else
-/// the CPU.
+/// The default device: the current accelerator where there is one, else the CPU.
 BRIM_API c10::Device default_device();
 
 /// `device` with its index filled in (the current one where none is given), checked to exist.
 /// @throws c10::ValueError if it does not, or has no memory of its own.
 BRIM_API c10::Device resolve_device(c10::Device device);
 
-/// Several lines for people: one figure a line, with units.
+/// Several lines for people: one figure per line, with units.
 BRIM_API std::string to_string(const MemoryStats& stats);
 
 }  // namespace brim

@@ -1,76 +1,159 @@
 #pragma once
 
+#include <brim/nn/functional.h>
 #include <brim/nn/layer.h>
 #include <torch/nn/modules/activation.h>
 
-/// Activations that keep one bit an element, or nothing where the next layer keeps their output.
-/// GELU and SiLU keep their input, as in torch::nn: nothing smaller is exact.
+/// Activations that keep one bit per element, or nothing where the next layer keeps their output.
+/// Those that need their input or output for backward keep it, as in torch::nn: nothing smaller is
+/// exact.
 
 namespace brim::nn {
 
-// Torch's forward is not virtual: layer.h says what follows from that.
-// NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
+// Torch's forward is not virtual: layer.h says what follows from that. By value where torch::nn
+// takes it so: the signature decides what an AnyModule accepts.
+// NOLINTBEGIN(bugprone-derived-method-shadowing-base-method,performance-unnecessary-value-param)
 
-class BRIM_API ReLUImpl : public Layer<ReLUImpl, torch::nn::ReLUImpl> {
+class BRIM_API ReLUImpl : public RecomputingLayer<ReLUImpl, torch::nn::ReLUImpl> {
  public:
-  using Layer::Layer;
+  using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(at::Tensor input);
-
-  /// Keep nothing where the layer before can give its output again in backward.
-  bool recompute = false;
+  at::Tensor forward(at::Tensor input) {
+    return functional::relu(input, options.inplace(), recompute);
+  }
 };
 TORCH_MODULE(ReLU);
 
-class BRIM_API ReLU6Impl : public Layer<ReLU6Impl, torch::nn::ReLU6Impl> {
+class BRIM_API ReLU6Impl : public RecomputingLayer<ReLU6Impl, torch::nn::ReLU6Impl> {
  public:
-  using Layer::Layer;
+  using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(at::Tensor input);
-
-  /// Keep nothing where the layer before can give its output again in backward.
-  bool recompute = false;
+  at::Tensor forward(at::Tensor input) {
+    return functional::relu6(input, options.inplace(), recompute);
+  }
 };
 TORCH_MODULE(ReLU6);
 
-class BRIM_API LeakyReLUImpl : public Layer<LeakyReLUImpl, torch::nn::LeakyReLUImpl> {
+class BRIM_API LeakyReLUImpl : public RecomputingLayer<LeakyReLUImpl, torch::nn::LeakyReLUImpl> {
  public:
-  using Layer::Layer;
+  using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(at::Tensor input);
-
-  /// Keep nothing where the layer before can give its output again in backward.
-  bool recompute = false;
+  at::Tensor forward(at::Tensor input) {
+    return functional::leaky_relu(input, options.negative_slope(), options.inplace(), recompute);
+  }
 };
 TORCH_MODULE(LeakyReLU);
 
-class BRIM_API HardtanhImpl : public Layer<HardtanhImpl, torch::nn::HardtanhImpl> {
+class BRIM_API HardtanhImpl : public RecomputingLayer<HardtanhImpl, torch::nn::HardtanhImpl> {
  public:
-  using Layer::Layer;
+  using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(at::Tensor input);
-
-  /// Keep nothing where the layer before can give its output again in backward.
-  bool recompute = false;
+  at::Tensor forward(at::Tensor input) {
+    return functional::hardtanh(input, options.min_val(), options.max_val(), options.inplace(),
+                                recompute);
+  }
 };
 TORCH_MODULE(Hardtanh);
 
-class BRIM_API GELUImpl : public Layer<GELUImpl, torch::nn::GELUImpl> {
+class BRIM_API GELUImpl : public RecomputingLayer<GELUImpl, torch::nn::GELUImpl> {
  public:
-  using Layer::Layer;
+  using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) {
+    return functional::gelu(input, options.approximate(), recompute);
+  }
 };
 TORCH_MODULE(GELU);
 
-class BRIM_API SiLUImpl : public Layer<SiLUImpl, torch::nn::SiLUImpl> {
+class BRIM_API SiLUImpl : public RecomputingLayer<SiLUImpl, torch::nn::SiLUImpl> {
  public:
-  using Layer::Layer;
+  using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return functional::silu(input, false, recompute); }
 };
 TORCH_MODULE(SiLU);
 
-// NOLINTEND(bugprone-derived-method-shadowing-base-method)
+class BRIM_API ELUImpl : public RecomputingLayer<ELUImpl, torch::nn::ELUImpl> {
+ public:
+  using RecomputingLayer::RecomputingLayer;
+
+  at::Tensor forward(at::Tensor input) {
+    return functional::elu(input, options.alpha(), options.inplace(), recompute);
+  }
+};
+TORCH_MODULE(ELU);
+
+class BRIM_API SoftplusImpl : public RecomputingLayer<SoftplusImpl, torch::nn::SoftplusImpl> {
+ public:
+  using RecomputingLayer::RecomputingLayer;
+
+  at::Tensor forward(const at::Tensor& input) {
+    return functional::softplus(input, options.beta(), options.threshold(), recompute);
+  }
+};
+TORCH_MODULE(Softplus);
+
+class BRIM_API SigmoidImpl : public RecomputingLayer<SigmoidImpl, torch::nn::SigmoidImpl> {
+ public:
+  using RecomputingLayer::RecomputingLayer;
+
+  at::Tensor forward(const at::Tensor& input) { return functional::sigmoid(input, recompute); }
+};
+TORCH_MODULE(Sigmoid);
+
+class BRIM_API TanhImpl : public RecomputingLayer<TanhImpl, torch::nn::TanhImpl> {
+ public:
+  using RecomputingLayer::RecomputingLayer;
+
+  at::Tensor forward(const at::Tensor& input) { return functional::tanh(input, recompute); }
+};
+TORCH_MODULE(Tanh);
+
+/// Keeps one bit per element if its weight is frozen.
+class BRIM_API PReLUImpl : public Layer<PReLUImpl, torch::nn::PReLUImpl> {
+ public:
+  using Layer::Layer;
+
+  at::Tensor forward(const at::Tensor& input) { return functional::prelu(input, weight); }
+};
+TORCH_MODULE(PReLU);
+
+// NOLINTEND(bugprone-derived-method-shadowing-base-method,performance-unnecessary-value-param)
+
+/// An activation that torch::nn does not have.
+template <class Impl>
+class BRIM_API OwnActivation : public torch::nn::Cloneable<Impl> {
+ public:
+  explicit OwnActivation(bool in_place = false) : inplace(in_place) {}
+
+  void reset() override {}
+
+  bool inplace;
+  bool recompute = false;  // as in RecomputingLayer
+};
+
+class BRIM_API HardsigmoidImpl : public OwnActivation<HardsigmoidImpl> {
+ public:
+  using OwnActivation::OwnActivation;
+
+  at::Tensor forward(const at::Tensor& input) {
+    return functional::hardsigmoid(input, inplace, recompute);
+  }
+};
+TORCH_MODULE(Hardsigmoid);
+
+class BRIM_API HardswishImpl : public OwnActivation<HardswishImpl> {
+ public:
+  using OwnActivation::OwnActivation;
+
+  at::Tensor forward(const at::Tensor& input) {
+    return functional::hardswish(input, inplace, recompute);
+  }
+};
+TORCH_MODULE(Hardswish);
+
+/// For convert(): those with a layer of torch::nn.
+using Activations = Layers<ReLUImpl, ReLU6Impl, LeakyReLUImpl, HardtanhImpl, GELUImpl, SiLUImpl,
+                           ELUImpl, SoftplusImpl, SigmoidImpl, TanhImpl, PReLUImpl>;
 
 }  // namespace brim::nn

@@ -22,25 +22,46 @@
 /// torch.compile and torch.func. Threads: as torch's own functions.
 namespace brim::nn::functional {
 
-// -- Activations: one bit an element, or nothing where the consumer keeps the output ------------
+// -- Activations: one bit per element, or nothing where the consumer keeps the output -----------
 
-/// @param recompute keep not even the bits where the layer before can give its output again in
-///        backward
+/// @param recompute of every activation: keep nothing where the layer before can recompute its
+///        output in backward
 BRIM_API at::Tensor relu(const at::Tensor& input, bool inplace = false, bool recompute = false);
 BRIM_API at::Tensor relu6(const at::Tensor& input, bool inplace = false, bool recompute = false);
 
-/// @throws c10::ValueError unless min_val < max_val.
+/// @throws c10::ValueError if min_val > max_val.
 BRIM_API at::Tensor hardtanh(const at::Tensor& input, double min_val = -1, double max_val = 1,
                              bool inplace = false, bool recompute = false);
 BRIM_API at::Tensor leaky_relu(const at::Tensor& input, double negative_slope = 0.01,
                                bool inplace = false, bool recompute = false);
+BRIM_API at::Tensor hardsigmoid(const at::Tensor& input, bool inplace = false,
+                                bool recompute = false);
 
-/// Keeps its input, as torch does: nothing smaller is exact.
+/// Keeps its input where the weight is trained, else one bit per element.
+BRIM_API at::Tensor prelu(const at::Tensor& input, const at::Tensor& weight);
+
+// -- Activations that keep their input, as torch does: nothing smaller is exact -----------------
+
 /// @param approximate "none" or "tanh"
-BRIM_API at::Tensor gelu(const at::Tensor& input, std::string_view approximate = "none");
-BRIM_API at::Tensor silu(const at::Tensor& input, bool inplace = false);
+BRIM_API at::Tensor gelu(const at::Tensor& input, std::string_view approximate = "none",
+                         bool recompute = false);
+BRIM_API at::Tensor silu(const at::Tensor& input, bool inplace = false, bool recompute = false);
+BRIM_API at::Tensor hardswish(const at::Tensor& input, bool inplace = false,
+                              bool recompute = false);
+BRIM_API at::Tensor softplus(const at::Tensor& input, double beta = 1, double threshold = 20,
+                             bool recompute = false);
+/// In place: keeps its output.
+BRIM_API at::Tensor elu(const at::Tensor& input, double alpha = 1, bool inplace = false,
+                        bool recompute = false);
 
-/// Keeps one bit an element. Draws the same random numbers as torch's own dropout.
+// -- Activations that keep their output, as torch does ------------------------------------------
+
+BRIM_API at::Tensor sigmoid(const at::Tensor& input, bool recompute = false);
+BRIM_API at::Tensor tanh(const at::Tensor& input, bool recompute = false);
+
+// -- Dropout ------------------------------------------------------------------------------------
+
+/// Keeps one bit per element. Draws the same random numbers as torch's own dropout.
 /// @throws c10::ValueError unless 0 <= p <= 1.
 BRIM_API at::Tensor dropout(const at::Tensor& input, double p = 0.5, bool training = true,
                             bool inplace = false);

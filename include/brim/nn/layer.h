@@ -36,6 +36,7 @@ BRIM_API void print_as_ours(std::ostream& stream, const std::string& text);
 template <class Impl, class Base>
 class BRIM_API Layer : public Base {
  public:
+  using Theirs = Base;
   using Base::Base;
 
   // Public, because the layers inherit it as their own.
@@ -58,5 +59,19 @@ class BRIM_API Layer : public Base {
     detail::print_as_ours(stream, text.str());
   }
 };
+
+/// A layer that can do without what it would keep.
+template <class Impl, class Base>
+class BRIM_API RecomputingLayer : public Layer<Impl, Base> {
+ public:
+  using Layer<Impl, Base>::Layer;
+
+  /// Keep no input, output or bits where the layer before can recompute its output in backward.
+  bool recompute = false;
+};
+
+/// A list of layers.
+template <class... Impls>
+struct Layers {};
 
 }  // namespace brim::nn

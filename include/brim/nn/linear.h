@@ -9,14 +9,11 @@ namespace brim::nn {
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
 /// Keeps its input only where the weight needs a gradient.
-class BRIM_API LinearImpl : public Layer<LinearImpl, torch::nn::LinearImpl> {
+class BRIM_API LinearImpl : public RecomputingLayer<LinearImpl, torch::nn::LinearImpl> {
  public:
-  using Layer::Layer;
+  using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(const at::Tensor& input);
-
-  /// Keep no input where the layer before can give it again cheaply (functional.h, `linear`).
-  bool recompute = false;
 };
 TORCH_MODULE(Linear);
 

@@ -5,7 +5,7 @@
 
 #include <tuple>
 
-/// A MaxPool keeps one byte an output element where its window has at most 256 places; the others
+/// A MaxPool keeps one byte per output element if its window has at most 256 places; the others
 /// keep nothing.
 
 namespace brim::nn {

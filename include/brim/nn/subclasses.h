@@ -5,10 +5,10 @@
 
 namespace brim::nn {
 
-/// Decides which tensors brim's kernels take of those that only Python knows: of classes written in
-/// Python, and inside of torch.func.grad. torch's own operators do the work for the others, and for
-/// all of them where no rule is set. brim's Python package sets one. Threads: a rule may be called
-/// from any, with the GIL or without.
+/// Decides which of the tensors that only Python knows (classes written in Python, tensors inside
+/// of torch.func.grad) brim's kernels take. torch's own operators run for the others, and for all
+/// of them if no rule is set. brim's Python package sets one. Threads: a rule may be called from
+/// any, with the GIL or without.
 BRIM_API void set_subclass_rule(bool (*is_known)(const at::Tensor&));
 
 }  // namespace brim::nn

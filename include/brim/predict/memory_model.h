@@ -4,6 +4,7 @@
 #include <brim/predict/need_bound.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,20 +14,20 @@ namespace brim {
 /// What the sizes of a MemoryModel are.
 enum class SizeKind : std::uint8_t {
   size,   ///< one number s
-  batch,  ///< a pair (n, L): n samples, the longest of them L long
+  batch,  ///< a pair (n, L): n samples, the longest of length L
 };
 
 /// What one piece of work needed.
 struct MemorySample {
   double n = 0;       ///< COUNT of samples; of SizeKind::size the size itself
   double length = 0;  ///< of the longest sample; 0 of SizeKind::size
-  double peak = 0;    ///< bytes held at most; where it ran out of memory, the need was more
+  double peak = 0;    ///< bytes held at most; if it ran out of memory, a lower bound of the need
   bool out_of_memory = false;
 
   bool operator==(const MemorySample&) const = default;
 };
 
-/// How far a model is off for a sample that it has not seen, as shares of what was measured.
+/// How far a model is off for samples that it has not seen, as shares of the measured peaks.
 struct ModelError {
   double median = 0;
   double worst = 0;
@@ -37,7 +38,7 @@ struct ModelError {
 struct MemoryModelState {
   SizeKind kind = SizeKind::size;
   double floor = 0;                         ///< bytes
-  std::vector<std::vector<double>> phases;  ///< bytes a term, in the order of term_names()
+  std::vector<std::vector<double>> phases;  ///< bytes per term, in the order of term_names()
   double margin = 0;
   ModelError error;
   std::vector<MemorySample> samples;
@@ -46,11 +47,11 @@ struct MemoryModelState {
 /// How many bytes a piece of work needs at its peak, as a function of its size.
 ///
 ///     brim::MemoryModel model;
-///     model.fit({{1, 128, 3e6}, {8, 64, 9e6}, {8, 256, 5e7}, {32, 32, 2e7}},
-///     brim::SizeKind::batch); std::int64_t n = model.largest_batch(512, 8e9);
+///     model.fit(samples, brim::SizeKind::batch);  // {{1, 128, 3e6}, {8, 64, 9e6}, …}
+///     std::int64_t n = model.largest_batch(512, 8e9);
 ///
 /// The peak is `max(floor, phases…)`, each phase a sum of terms with coefficients that are not
-/// negative: of 1, nL, nL² (and n, L, L² where the samples call for them) for a batch, of 1, s, s²
+/// negative: of 1, nL, nL² (and n or L² if the samples require it) for a batch, of 1, s, s²
 /// for one size. So it never falls as n or L grows. Up to two phases are fitted, by non-negative
 /// least squares of the relative error. See docs/predict.md.
 ///
@@ -81,8 +82,8 @@ class BRIM_API MemoryModel {
 
   /// Bytes expected at the peak, no more than safe_peak(). @throws std::invalid_argument before
   /// fit(), for the other kind of size, or one that is negative, not finite or above 1e100.
-  [[nodiscard]] double peak(double size) const;
-  [[nodiscard]] double peak(double n, double length) const;
+  /// @param n the size, or the number of samples of that length.
+  [[nodiscard]] double peak(double n, std::optional<double> length = std::nullopt) const;
 
   /// Of one batch of samples of these lengths: n × the longest. 0 for none.
   [[nodiscard]] double peak_of(std::span<const double> lengths) const;
@@ -90,8 +91,7 @@ class BRIM_API MemoryModel {
   /// What to compare with a budget: the most that any program of this kind can need whose peaks at
   /// the samples were those, and the margin on top. No less than was measured at a size that is not
   /// larger, no more than at one that is not smaller. Never falls as n or L grows.
-  [[nodiscard]] double safe_peak(double size) const;
-  [[nodiscard]] double safe_peak(double n, double length) const;
+  [[nodiscard]] double safe_peak(double n, std::optional<double> length = std::nullopt) const;
 
   /// The largest n with safe_peak(n, length) <= bytes; 0 for none. Costs some microseconds.
   [[nodiscard]] std::int64_t largest_batch(double length, double bytes) const;
@@ -103,8 +103,8 @@ class BRIM_API MemoryModel {
   /// samples, every 16th at once). Empty `each` and zeros where there are too few for that.
   [[nodiscard]] const ModelError& error() const { return state_.error; }
 
-  /// Share that safe_peak() adds: 0.1 % for allocators' rounding, and half as much again as any
-  /// sample exceeds what the others allow (at most 150 %). Large where the need is not of this
+  /// Share that safe_peak() adds: 0.1 % for allocators' rounding, and 1.5 times the share by which
+  /// a sample exceeds the bound from the others (at most 150 %). Large if the need is not of this
   /// kind.
   [[nodiscard]] double margin() const { return state_.margin; }
 
@@ -118,11 +118,12 @@ class BRIM_API MemoryModel {
 
  private:
   void check(SizeKind kind) const;
+  void check(double n, std::optional<double> length) const;
   void learn();
-  [[nodiscard]] double evaluate(double n, double length) const;
   [[nodiscard]] double bound(double n, double length) const;
   [[nodiscard]] double least(double n, double length) const;
   [[nodiscard]] double safe(double n, double length) const;
+  [[nodiscard]] std::int64_t largest(double length, double bytes) const;
 
   MemoryModelState state_;
   NeedBound bound_;

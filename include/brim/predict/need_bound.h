@@ -8,7 +8,7 @@
 
 namespace brim {
 
-/// The most that work can need at one shape, from what it needed at others.
+/// The most that work can need at a shape, from what it needed at others.
 ///
 /// A program's peak is a maximum of phases, and each phase is a sum of terms, such as 1, n L and
 /// n L², with coefficients that are not negative (see MemoryModel). Whatever these are, no phase
@@ -25,7 +25,7 @@ class BRIM_API NeedBound {
   /// Terms are finite and not negative; bytes are positive.
   void add(const Terms& terms, double bytes);
 
-  /// Never falls as a term grows. Infinite where a term counts that no measurement had.
+  /// Never falls as a term grows. Infinite if a term counts that no measurement had.
   [[nodiscard]] double at(const Terms& terms) const;
 
  private:

@@ -13,13 +13,13 @@ namespace brim {
 /// prediction stays within a budget.
 ///
 ///     brim::PolynomialRegression model(2);
-///     model.fit(sizes, bytes);               // one feature a point
+///     model.fit(sizes, bytes);               // one feature per point
 ///     double expected = model.predict(300);
 ///     std::int64_t most = model.inverse(8e9);
 ///
 /// With several features it has all monomials up to the total degree. Each feature is shifted and
 /// scaled to -1 … 1 before the monomials are built, and the system is solved by Householder QR with
-/// column pivoting in double precision, so sizes from 1 to 1e9 do no harm.
+/// column pivoting in double precision, so sizes may span 1 to 1e9.
 ///
 /// A value type. Reading one from several threads is safe; fit() is for its owner.
 class BRIM_API PolynomialRegression {
@@ -32,10 +32,10 @@ class BRIM_API PolynomialRegression {
 
   /// Fits to the points, forgetting earlier ones.
   /// @param x the points' features, one point after the other, `features` each.
-  /// @param y one value a point.
+  /// @param y one value per point.
   /// @throws std::invalid_argument if lengths do not match, a number is not finite, there are fewer
-  ///     different points than coefficients, or the points leave some coefficient open (a constant
-  ///     feature, points on a line). The earlier fit then stays.
+  ///     different points than coefficients, or the points do not determine every coefficient (a
+  ///     constant feature, points on a line). The earlier fit then stays.
   void fit(std::span<const double> x, std::span<const double> y, std::size_t features = 1);
 
   /// The value at one point. @throws std::invalid_argument before fit(), or for another number of
@@ -44,14 +44,14 @@ class BRIM_API PolynomialRegression {
   [[nodiscard]] double predict(double x) const;
 
   /// The largest whole number s from `lower` to `upper` such that no whole number from `lower` to s
-  /// has a prediction over `budget`. `lower - 1` where `lower` itself is over: 0 with the default.
+  /// has a prediction over `budget`. `lower - 1` if `lower` itself is over: 0 by default.
   /// @throws std::invalid_argument for a budget that is not a number, lower > upper, bounds outside
   ///     ±kLargestSize, or more than one feature.
   [[nodiscard]] std::int64_t inverse(double budget, std::int64_t lower = 1,
                                      std::int64_t upper = kLargestSize) const;
 
   /// The same for feature number `feature` of several, the others as in `point` (whose own value
-  /// for `feature` is not looked at).
+  /// for `feature` is ignored).
   [[nodiscard]] std::int64_t inverse(double budget, std::span<const double> point,
                                      std::size_t feature, std::int64_t lower = 1,
                                      std::int64_t upper = kLargestSize) const;

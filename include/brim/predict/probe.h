@@ -13,10 +13,11 @@
 namespace brim {
 
 struct ProbeOptions {
-  std::optional<c10::Device> device{};   ///< default_device() where empty
-  std::optional<std::int64_t> budget{};  ///< bytes that the work may hold; what is free where empty
-  std::int64_t probes = 7;               ///< how many sizes to measure at most
-  std::function<void()> cleanup{};       ///< see CollectOptions
+  std::optional<c10::Device> device{};  ///< default_device() if empty
+  std::optional<std::int64_t>
+      budget{};                     ///< bytes that the work may hold; 90 % of what is free if empty
+  std::int64_t probes = 7;          ///< COUNT of sizes to measure at most
+  std::function<void()> cleanup{};  ///< see CollectOptions
   std::function<void()> collect_garbage{};
 };
 
@@ -24,10 +25,9 @@ struct ProbeOptions {
 ///
 ///     auto model = brim::probe_memory([&](std::int64_t n) { step(n); }, {1, 2, 4, 8, 16, 32, 64});
 ///
-/// It chooses the sizes itself: the smallest first (once unmeasured, to warm up), then growing, and
-/// each only where its need is expected to stay within the budget, or within 90 % of what the
-/// device has free where none is given. A size that runs out of memory nevertheless is a lower
-/// bound for the fit. `model.samples()` tells what was measured.
+/// It chooses the sizes itself: the smallest first (once unmeasured, to warm up), then larger ones,
+/// each only if its need is expected to stay within the budget. A size that runs out of memory
+/// anyway is a lower bound for the fit. `model.samples()` shows what was measured.
 ///
 /// @throws std::invalid_argument if the sizes are empty, not positive, or too few different ones
 ///     are given (2, of batches 3) or could be measured; c10::ValueError for a device that does not
@@ -41,11 +41,11 @@ BRIM_API MemoryModel probe_memory(const std::function<void(std::int64_t, std::in
                                   const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes,
                                   const ProbeOptions& options = {});
 
-/// The same, for batches that are to come as close to the budget as possible. After `probes`
-/// batches that are spread out, up to 16 are measured near the budget, of those lengths where the
-/// model would leave most of it unused.
+/// The same, for batches that come as close to the budget as possible. After `probes` batches
+/// spread over the range, it measures up to 16 near the budget, at the lengths for which the model
+/// leaves most of it unused.
 /// @param lengths those of the samples, or some that represent them: the shortest, the longest and
-///     a few dozen between them.
+///     a few dozen in between.
 /// @param most COUNT of samples that a batch may have.
 BRIM_API MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>& work,
                                    const std::vector<std::int64_t>& lengths, std::int64_t most,

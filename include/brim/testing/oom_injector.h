@@ -8,7 +8,7 @@
 
 namespace brim::testing {
 
-/// Makes chosen allocations fail with c10::OutOfMemoryError, to test what a program does when
+/// Makes chosen allocations fail with c10::OutOfMemoryError, to test how a program behaves when
 /// memory runs out.
 ///
 ///     brim::testing::OomInjector injector(3, 2);  // the 3rd and the 4th allocation from now fail
@@ -26,7 +26,7 @@ class BRIM_API OomInjector {
   explicit OomInjector(std::int64_t at, std::int64_t count = 1,
                        c10::Device device = c10::DeviceType::CPU);
 
-  /// Throws as the constructor does, for a caller who opens the injector later.
+  /// Throws what the constructor would throw.
   static void check_arguments(std::int64_t at, std::int64_t count, c10::Device device);
 
   ~OomInjector();

@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import torch
 from typing_extensions import Unpack
 
+from brim._arguments import flag, positive, whole
+from brim._C import AdaptiveFunction, Attempt, SizeMemory
+from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
 from brim.adapt._options import (
     Options,
-    check_function,
-    flag,
-    identity,
     inside,
     make,
     name_of,
-    positive,
     remembered,
     slot_of,
     slots_of,
-    whole,
 )
-from brim._C import AdaptiveFunction, Attempt, SizeMemory
-from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
 
 __all__ = [
     "AdaptiveFunction",
@@ -138,10 +131,10 @@ def maximize(
     if infer is not None and not isinstance(infer, str):
         raise TypeError(f"infer must be the name of an argument, got {infer!r}")
     indices = iter(_builtin_range(len(flat)))
+    group_indices = [[next(indices) for _ in group] for group in groups]
 
     def decorate(decorated: Callable[P, R]) -> AdaptiveFunction[P, R]:
         function, _ = inside(decorated)
-        check_function(function)
         slots = slots_of(inspect.signature(function))
         _check_can_be_added(function, flat, infer)
         adaptive: AdaptiveFunction[P, R] = make(
@@ -157,7 +150,24 @@ def maximize(
         )
         return adaptive
 
-    group_indices = [[next(indices) for _ in group] for group in groups]
+    return decorate
+
+
+def _sized(
+    kind: str,
+    initial: object,
+    q: object,
+    options: Options,
+    progress: object = False,
+    **specific: Any,
+) -> Any:
+    """The decorator of the kinds that have one size, which brim passes."""
+    specific |= {"initial": positive("initial", initial), "quanta": [positive("q", q)]}
+    flag("progress", progress)
+
+    def decorate(function: Callable[..., object]) -> Any:
+        return make(kind, function, options, progress=_bar(function, progress), **specific)
+
     return decorate
 
 
@@ -177,12 +187,8 @@ def batch(initial: int, *, q: int = 1, **options: Unpack[Options]) -> BatchDecor
         >>> run("with")
         'with 512'
     """
-    size, quantum = positive("initial", initial), positive("q", q)
-
-    def decorate(function: Callable[..., object]) -> Any:
-        return make("batch", function, options, name="batch size", initial=size, quanta=[quantum])
-
-    return decorate
+    decorator: BatchDecorator = _sized("batch", initial, q, options)
+    return decorator
 
 
 def range(  # noqa: A001  the public name
@@ -209,15 +215,8 @@ def range(  # noqa: A001  the public name
         >>> out.sum()
         tensor(100.)
     """
-    step, quantum = positive("initial", initial), positive("q", q)
-
-    def decorate(function: Callable[..., object]) -> Any:
-        bar = _bar(function, progress)
-        return make(
-            "range", function, options, name="step", initial=step, quanta=[quantum], progress=bar
-        )
-
-    return decorate
+    decorator: RangeDecorator = _sized("range", initial, q, options, progress)
+    return decorator
 
 
 def chunked(
@@ -244,28 +243,13 @@ def chunked(
         >>> out.sum()
         tensor(200.)
     """
-    step, quantum = positive("initial", initial), positive("q", q)
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise TypeError(f"dim must be an int, got {dim!r}")
-
-    def decorate(function: Callable[..., object]) -> Any:
-        bar = _bar(function, progress)
-        return make(
-            "chunked",
-            function,
-            options,
-            name="step",
-            initial=step,
-            dim=dim,
-            quanta=[quantum],
-            progress=bar,
-        )
-
-    return decorate
+    whole("dim", dim, -(2**63))
+    decorator: ChunkedDecorator = _sized("chunked", initial, q, options, progress, dim=dim)
+    return decorator
 
 
-def _bar(function: Callable[..., Any], progress: bool) -> Callable[[int], Any] | None:
-    if not flag("progress", progress):
+def _bar(function: Callable[..., Any], progress: object) -> Callable[[int], Any] | None:
+    if not progress:
         return None
     try:
         from tqdm.auto import tqdm  # type: ignore[import-untyped]
@@ -274,56 +258,40 @@ def _bar(function: Callable[..., Any], progress: bool) -> Callable[[int], Any] |
     return lambda total: tqdm(total=total, desc=name_of(function), leave=False)
 
 
-# What `run_*` learned, by the code that was run: a lambda is a new object on every call, but its
-# code is not.
-_run_memories: OrderedDict[object, tuple[SizeMemory | None, int]] = OrderedDict()
-_run_lock = threading.Lock()
-# A child would find it locked for good by a thread that it does not have.
-os.register_at_fork(
-    before=_run_lock.acquire,
-    after_in_parent=_run_lock.release,
-    after_in_child=_run_lock.release,
-)
-_MOST_RUN_MEMORIES = 1024
+@functools.lru_cache(1024)
+def _run_memory(
+    owner: object, options: tuple[tuple[str, Any], ...], salt: int
+) -> SizeMemory | None:
+    return remembered(Options(**dict(options)), salt)  # type: ignore[typeddict-item]
 
 
 def _once(
     kind: str,
-    name: str,
     function: Callable[..., Any],
     options: Options,
     initial: object,
     q: object,
     **specific: Any,
 ) -> Any:
-    """What the decorator would make, for one call, with the memory of earlier such calls."""
-    site, full = "", whole(options)
-    if full["remember"] == "call_site":
+    """What the decorator would make, for one call, with the memory of earlier such calls.
+
+    Calls are such if they run the same code: a lambda is a new object on every call.
+    """
+    site = ""
+    if options.get("remember") == "call_site":
         caller = sys._getframe(2)
         site = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     inner = function.func if isinstance(function, functools.partial) else function
     code = getattr(inner, "__code__", None) or name_of(inner)
-    if full["persist"]:
-        code = identity(kind, function, site)
-    asked = tuple(str(full[option]) for option in ("persist", "capacity", "remember"))
-    owner = (kind, site, code, *asked)
-    memory = _run_memories.get(owner) or remembered(kind, function, full, site)
-    with _run_lock:
-        memory = _run_memories.setdefault(owner, memory)
-        _run_memories.move_to_end(owner)
-        while len(_run_memories) > _MOST_RUN_MEMORIES:
-            _run_memories.popitem(last=False)
-    return make(
-        kind,
-        function,
-        options,
-        name=name,
-        memory=memory,
-        site=site,
-        initial=positive("initial", initial),
-        quanta=[positive("q", q)],
-        **specific,
-    )
+
+    def memory_of(options: Options, salt: int) -> SizeMemory | None:
+        asked = tuple(
+            (k, v) for k, v in options.items() if k in ("persist", "capacity", "remember")
+        )
+        return _run_memory((kind, site, None if salt else code), asked, salt)
+
+    specific |= {"memory_of": memory_of, "site": site}
+    return _sized(kind, initial, q, options, **specific)(function)
 
 
 def run_batch(
@@ -341,8 +309,7 @@ def run_batch(
         >>> brim.run_batch(512, lambda size: size * 2)
         1024
     """
-    adaptive = _once("batch", "batch size", function, options, initial, q)
-    result: R = adaptive(*args)
+    result: R = _once("batch", function, options, initial, q)(*args)
     return result
 
 
@@ -366,9 +333,7 @@ def run_range(
         >>> sum(parts)
         10
     """
-    bar = _bar(function, progress)
-    adaptive = _once("range", "step", function, options, initial, q, progress=bar)
-    adaptive(start, end, *args)
+    _once("range", function, options, initial, q, progress=progress)(start, end, *args)
 
 
 def run_chunked(
@@ -391,6 +356,4 @@ def run_chunked(
         >>> total.sum()
         tensor(10.)
     """
-    bar = _bar(function, progress)
-    adaptive = _once("chunked", "step", function, options, initial, q, dim=dim, progress=bar)
-    adaptive(tensor, *args)
+    _once("chunked", function, options, initial, q, progress=progress, dim=dim)(tensor, *args)

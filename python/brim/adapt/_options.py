@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import gc
 import hashlib
 import inspect
-import logging
 import multiprocessing.util
 import os
 import sys
@@ -21,36 +19,30 @@ import torch
 from typing_extensions import TypedDict
 
 from brim import _C
+from brim._arguments import flag, positive
 from brim._C import Attempt, SizeMemory
 from brim.memory import DeviceLike
 
-_logger = logging.getLogger("brim")
-
 
 class Options(TypedDict, total=False):
-    """What all adaptive calls can be told; the defaults are right for most.
+    """Options of all adaptive calls; the defaults are right for most.
 
     Attributes:
-        strategy: `"predictive"` (default) works the next size out from the figures of the failure;
-            `"halving"` and `"bisect"` do not look at them.
+        strategy: `"predictive"` (default) works the next size out from the bytes that were held,
+            requested and available; `"halving"` and `"bisect"` do not look at them.
         objective: `"memory"` (default) for the largest size that fits, `"throughput"` for the
             smallest one within 2 % of the best rate seen.
         lower: the floor; running out of memory there is final. 1 by default.
-        device: where memory is measured and random numbers are drawn; the current accelerator,
-            else the CPU.
-        remember: `"global"` (default) remembers sizes for the function wherever it is called from,
-            `"call_site"` for each place separately, `"none"` not at all. What is remembered is a
-            limit, by the shapes, dtypes and devices of the tensors passed, and it grows again when
-            more memory is free.
-        capacity: how many kinds of call are remembered, 4096 by default; those not used for
-            longest are forgotten first.
-        keys: names of the arguments to remember by instead. Their values must be hashable.
-        hasher: a function of a mapping of those arguments (all, where `keys` is not given) that
-            returns an int. It is asked ahead of every call.
-        persist: keep what is learned across processes: True for the user's cache directory, or a
-            directory. Functions are told apart by name, file and code, with the constants in it.
-        restore_random_state: start a repeated call with the random state of the first try
-            (default), so that the result does not depend on how many tries it took.
+        device: where memory is measured; the current accelerator, else the CPU.
+        remember: sizes of the function wherever it is called from (`"global"`, default), of each
+            place that calls it (`"call_site"`), or not at all (`"none"`).
+        capacity: how many kinds of call are remembered, 4096 by default.
+        keys: names of the arguments that tell kinds of call apart, instead of the shapes, dtypes
+            and devices of all tensors. Their values must be hashable.
+        hasher: a function of a mapping of those arguments (all, without `keys`) to an int.
+        persist: remember across processes: True for the user's cache directory, or a directory.
+        restore_random_state: start a repeated call with the random state of the first attempt
+            (default), so that the result does not depend on how many attempts it took.
         observer: called with each `Attempt` after it ended.
     """
 
@@ -67,60 +59,31 @@ class Options(TypedDict, total=False):
     observer: Callable[[Attempt], object] | None
 
 
-_DEFAULTS: Options = {
-    "strategy": "predictive",
-    "objective": "memory",
-    "lower": 1,
-    "device": None,
-    "remember": "global",
-    "capacity": 4096,
-    "keys": None,
-    "hasher": None,
-    "persist": False,
-    "restore_random_state": True,
-    "observer": None,
-}
-
-
-def whole(given: Options) -> Options:
-    """With the defaults of what is not given."""
-    return {**_DEFAULTS, **given}
-
-
-def positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    number = int(value.__index__())
-    if not 1 <= number < 2**63:
-        raise ValueError(f"{name} must be between 1 and 2^63 - 1, got {number}")
-    return number
+def _check_callable(name: str, value: object) -> None:
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {value!r}")
 
 
 def inside(function: Any) -> tuple[Callable[..., Any], str]:
     """What a class or static method is made of, and what it is bound to."""
-    if isinstance(function, classmethod):
-        return function.__func__, "owner"
-    if isinstance(function, staticmethod):
-        return function.__func__, "none"
-    return function, "instance"
-
-
-def check_function(function: Callable[..., Any]) -> None:
-    if not callable(function):
-        raise TypeError(f"function must be callable, got {function!r}")
+    binding = {classmethod: "owner", staticmethod: "none"}.get(type(function), "instance")
+    inner = function if binding == "instance" else function.__func__
+    _check_callable("function", inner)
     for what, is_one in (
         ("a coroutine", inspect.iscoroutinefunction),
         ("an async generator", inspect.isasyncgenfunction),
         ("a generator", inspect.isgeneratorfunction),
     ):
-        if is_one(function) or is_one(getattr(type(function), "__call__", None)):  # noqa: B004  what it is, not whether
+        if is_one(inner) or is_one(getattr(type(inner), "__call__", None)):  # noqa: B004  what it is, not whether
             raise TypeError(
-                f"{function!r} is {what} function: it runs after the call has "
-                "returned, and cannot adapt"
+                f"{inner!r} is {what} function: it runs after the call has returned, and cannot "
+                "adapt"
             )
+    return inner, binding
 
 
-Slot = tuple[str, int, object]
+#: Name, position among positional arguments (-1: keyword only), and the default where there is one.
+Slot = tuple[str, int] | tuple[str, int, object]
 
 
 # After how many of the caller's arguments brim passes how many of its own.
@@ -143,15 +106,14 @@ def as_called(kind: str, signature: inspect.Signature) -> inspect.Signature:
 
 
 def slots_of(signature: inspect.Signature) -> dict[str, Slot]:
-    """Name, position among positional arguments (-1: keyword only) and default of each argument."""
+    """Where each argument is found, apart from `*args` and `**kwargs`."""
     slots: dict[str, Slot] = {}
-    position = 0
-    for name, parameter in signature.parameters.items():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            slots[name] = (name, position, parameter.default)
-            position += 1
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            slots[name] = (name, -1, parameter.default)
+    for position, (name, parameter) in enumerate(signature.parameters.items()):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        place = -1 if parameter.kind is parameter.KEYWORD_ONLY else position
+        default = () if parameter.default is parameter.empty else (parameter.default,)
+        slots[name] = (name, place, *default)
     return slots
 
 
@@ -170,11 +132,6 @@ def name_of(function: Callable[..., Any]) -> str:
     if isinstance(function, functools.partial):
         return name_of(function.func)
     return getattr(function, "__qualname__", repr(function))
-
-
-def _log(name: str, attempt: Attempt) -> None:
-    level = logging.DEBUG if attempt.fitted else logging.INFO
-    _logger.log(level, "%s: %r", name, attempt)
 
 
 def _directory(persist: object) -> Path | None:
@@ -197,35 +154,27 @@ def _flush_at_the_end_of_a_worker(_: object) -> None:
 multiprocessing.util.register_after_fork(SizeMemory, _flush_at_the_end_of_a_worker)
 
 
-def remembered(
-    kind: str, function: Callable[..., Any], options: Options, site: str = ""
-) -> tuple[SizeMemory | None, int]:
-    """The memory of a function, and what tells it from others in files.
-
-    Where `site` names the place of a call, sizes are kept for it alone.
-    """
-    remember, persist = options["remember"], options["persist"]
-    capacity = positive("capacity", options["capacity"])
+def remembered(options: Options, salt: int) -> SizeMemory | None:
+    """The memory that the options ask for; in files it belongs to the function with that salt."""
+    remember, persist = options.get("remember", "global"), options.get("persist", False)
+    capacity = positive("capacity", options.get("capacity", 4096))
     if remember not in ("global", "call_site", "none"):
         raise ValueError(f"remember must be 'global', 'call_site' or 'none', got {remember!r}")
     if remember == "none":
         if persist:
             raise ValueError("persist asks for sizes to be kept, but remember is 'none'")
-        return None, 0
+        return None
     folder = None if persist is False else _directory(persist)
-    if folder is None:
-        return SizeMemory(capacity), 0
-    salt = identity(kind, function, site)
     # A folder for each function, so that clearing one does not clear the others.
-    return SizeMemory(capacity, folder / f"{salt:016x}"), salt
+    return SizeMemory(capacity, None if folder is None else folder / f"{salt:016x}")
 
 
 def _key_slots(
     function: Callable[..., Any], slots: Mapping[str, Slot], options: Options
 ) -> list[Slot] | None:
-    keys, hasher = options["keys"], options["hasher"]
-    if hasher is not None and not callable(hasher):
-        raise TypeError(f"hasher must be callable, got {hasher!r}")
+    keys, hasher = options.get("keys"), options.get("hasher")
+    if hasher is not None:
+        _check_callable("hasher", hasher)
     if keys is None:
         return None if hasher is None else list(slots.values())
     names = [keys] if isinstance(keys, str) else keys
@@ -316,17 +265,7 @@ def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
     return adaptive.__qualname__
 
 
-def flag(name: str, value: object) -> bool:
-    """A bool, and nothing that merely looks like one."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
-
-
-def _word(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {value!r}")
-    return value
+_NAMES = {"batch": "batch size", "range": "step", "chunked": "step"}
 
 
 def make(
@@ -334,8 +273,7 @@ def make(
     function: Callable[..., Any],
     given: Options,
     *,
-    name: str,
-    memory: tuple[SizeMemory | None, int] | None = None,
+    memory_of: Callable[[Options, int], SizeMemory | None] = remembered,
     slots: Mapping[str, Slot] | None = None,
     site: str = "",
     **specific: Any,
@@ -344,19 +282,17 @@ def make(
 
     Where `site` names the place of a call, sizes are kept for it alone.
     """
-    unknown = given.keys() - _DEFAULTS.keys()
+    unknown = given.keys() - Options.__annotations__.keys()
     if unknown:
         raise TypeError(
-            f"unknown option(s) {', '.join(sorted(unknown))}: there are {', '.join(_DEFAULTS)}"
+            f"unknown option(s) {', '.join(sorted(unknown))}: there are "
+            f"{', '.join(Options.__annotations__)}"
         )
-    recipe = functools.partial(
-        make, kind, function, given, name=name, slots=slots, site=site, **specific
-    )
+    recipe = functools.partial(make, kind, function, given, slots=slots, site=site, **specific)
     function, binding = inside(function)
-    check_function(function)
-    options = whole(given)
-    if options["observer"] is not None and not callable(options["observer"]):
-        raise TypeError(f"observer must be callable, got {options['observer']!r}")
+    observer, initial = given.get("observer"), specific.get("initial")
+    if observer is not None:
+        _check_callable("observer", observer)
     signature = None
     if slots is None:
         try:
@@ -365,42 +301,25 @@ def make(
             slots = {}
         else:
             slots = slots_of(as_called(kind, signature))
-    own = name_of(function)
-    kept, salt = remembered(kind, function, options, site) if memory is None else memory
-    lower, initial = positive("lower", options["lower"]), specific.get("initial")
-    if isinstance(initial, int) and lower > initial:
+    salt = identity(kind, function, site) if given.get("persist") else 0
+    lower = positive("lower", given.get("lower", 1))
+    if initial is not None and lower > initial:
         raise ValueError(f"lower must not be above the initial size {initial}, got {lower}")
+    flag("restore_random_state", given.get("restore_random_state", True))
     adaptive = _C.make_adaptive(
         function,
         {
             "kind": kind,
+            "name": _NAMES.get(kind),
             "binding": binding,
             "has_receiver": signature is not None and has_receiver(signature),
             "recipe": recipe,
-            "no_default": inspect.Parameter.empty,
-            "strategy": _word("strategy", options["strategy"]),
-            "objective": _word("objective", options["objective"]),
-            "lower": lower,
-            "device": options["device"],
-            "restore_random_state": flag("restore_random_state", options["restore_random_state"]),
-            "exact_halving": False,  # the compat faces' own
-            "name": name,
-            "memory": kept,
-            "per_call_site": options["remember"] == "call_site" and not site,
-            "keys": _key_slots(function, slots, options),
-            "hasher": options["hasher"],
+            "memory": memory_of(given, salt),
             "salt": salt,
-            "observer": options["observer"],
-            "logger": functools.partial(_log, own),
-            "log_level": _logger.getEffectiveLevel,
-            "collect": gc.collect,
-            "parameters": (),
-            "quanta": (),
-            "groups": (),
-            "infer": None,
-            "initial": 1,
-            "dim": 0,
-            "progress": None,
+            "per_call_site": given.get("remember") == "call_site" and not site,
+            "log_name": name_of(function),
+            **given,
+            "keys": _key_slots(function, slots, given),
             **specific,
         },
     )

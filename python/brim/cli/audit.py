@@ -6,20 +6,17 @@ import argparse
 import fnmatch
 import json
 import sys
-from typing import TYPE_CHECKING
 
 import torch
 
 import brim
 from brim.cli import arguments
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+HELP = "what a model's layers keep for backward"
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("audit", help="what a model's layers keep for backward")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, its inputs, and what is frozen."""
     parser.add_argument(
         "factory",
         type=arguments.function,
@@ -50,7 +47,6 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument("--eval", action="store_true", help="call model.eval() first")
     parser.add_argument("--device", type=arguments.device, default=None, help="cpu, cuda, …")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.set_defaults(run=run)
 
 
 def _shape(text: str) -> tuple[list[int], torch.dtype]:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 import torch
 
 import brim
-from brim.cli.table import Table
+from brim.cli.table import print_table
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+HELP = "versions, devices and their memory"
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("info", help="versions, devices and their memory")
-    parser.set_defaults(run=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has none."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print versions and one row a device."""
+    """Print versions and one row per device."""
     print(f"brim {brim.__version__}, torch {torch.__version__}")
     devices = [torch.device("cpu")]
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -29,9 +25,11 @@ def run(arguments: argparse.Namespace) -> int:
         devices += [
             torch.device(accelerator.type, i) for i in range(torch.accelerator.device_count())
         ]
-    table = Table("device", "allocated", "reserved", "limit", "free")
-    for device in devices:
-        stats = brim.memory_stats(device)
-        figures = (stats.allocated, stats.reserved, stats.limit, stats.free)
-        table.add(str(device), *(brim.format_bytes(figure) for figure in figures))
+    print_table(["device", "allocated", "reserved", "limit", "free"], map(_row, devices))
     return 0
+
+
+def _row(device: torch.device) -> list[str]:
+    stats = brim.memory_stats(device)
+    figures = (stats.allocated, stats.reserved, stats.limit, stats.free)
+    return [str(device), *map(brim.format_bytes, figures)]

@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import brim
 from brim.cli import arguments
-from brim.cli.table import Table
+from brim.cli.table import print_table
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+HELP = "how a function's memory grows with its size"
 
 _MOST_CANDIDATES = 32  # of each of the two ranges
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("probe", help="how a function's memory grows with its size")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, where and within what."""
     parser.add_argument(
         "function",
         type=arguments.function,
@@ -37,7 +35,6 @@ def add_parser(commands: Subparsers) -> None:
         help="e.g. 8GiB (default: 90%% of what is free)",
     )
     parser.add_argument("--probes", type=int, default=7, help="how many sizes to measure")
-    parser.set_defaults(run=run)
 
 
 def _range(text: str) -> list[int]:
@@ -76,9 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except ValueError as error:
         sys.exit(f"brim probe: {error}")
-    table = Table("size", "measured", "predicted", "error")
-    for sample in model.samples:
-        table.add(*_row(model, sample))
+    head = ["size", "measured", "predicted", "error"]
+    print_table(head, (_row(model, sample) for sample in model.samples))
     print(f"\n{model}\n")
     stats = brim.memory_stats(device)
     limit = (
@@ -90,9 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.lengths is None:
         print(f"size {_most(model.largest_size(limit))}")
         return 0
-    table = Table("length", "largest n")
-    for length in _some(arguments.lengths):
-        table.add(str(length), _most(model.largest_batch(length, limit)))
+    lengths = _some(arguments.lengths)
+    rows = ([str(length), _most(model.largest_batch(length, limit))] for length in lengths)
+    print_table(["length", "largest n"], rows)
     return 0
 
 

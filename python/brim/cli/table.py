@@ -1,30 +1,27 @@
-"""A table that is printed row by row, as the rows become known."""
+"""Tables that are printed row by row, as the rows become known."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterable, Sequence
 
 _WIDTH = 15
 
 
-class Table:
-    """Prints its head when it is made and each row when it is added.
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print the head, and each row at once when it comes, also into a pipe.
 
     Example:
-        >>> table = Table("device", "free")
+        >>> print_table(["device", "free"], [["cpu", "1.00 GiB"]])
         device                    free
         ------------------------------
-        >>> table.add("cpu", "1.00 GiB")
         cpu                   1.00 GiB
     """
+    _print_row(head)
+    print("-" * (_WIDTH * len(head)))
+    for row in rows:
+        _print_row(row)
 
-    def __init__(self, *names: str) -> None:
-        """Print the head: the first column is aligned left, the others right."""
-        self.add(*names)
-        print("-" * (_WIDTH * len(names)))
 
-    def add(self, *cells: str) -> None:
-        """Print one row at once, also into a pipe."""
-        first, *rest = cells
-        print(first.ljust(_WIDTH) + "".join(cell.rjust(_WIDTH) for cell in rest))
-        sys.stdout.flush()
+def _print_row(cells: Sequence[str]) -> None:
+    first, *rest = cells
+    print(first.ljust(_WIDTH) + "".join(cell.rjust(_WIDTH) for cell in rest), flush=True)

@@ -1,20 +1,21 @@
-"""The loop that the faces of torch_max_mem and toma share: halve until it fits, run by the core."""
+"""The halving loop that the faces of torch_max_mem and toma share; the core runs it."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from brim import _adaptive, memory
+from brim import memory
+from brim._arguments import positive
+from brim.adapt._options import make
 
 Sizes = tuple[int, ...]
 
 
 def _ignore(sizes: Sizes) -> None:
-    """Nobody wants to hear of a failed try."""
+    """Do nothing after a failed attempt."""
 
 
 def halving(
@@ -23,19 +24,19 @@ def halving(
     is_out_of_memory: Callable[[Exception], bool],
     on_failure: Callable[[Sizes], None] = _ignore,
 ) -> Callable[..., tuple[Any, Sizes]]:
-    """Make the search for sizes that fit, with the very sequence of the libraries that halve.
+    """Make the search for sizes that fit, with the exact sequence of the libraries that halve.
 
     Args:
         names: what the sizes are called, for messages.
-        quanta: of which number each size is kept a multiple.
-        is_out_of_memory: tells errors that a smaller size cures; asked of failed tries only. What
-            brim itself takes for one counts in any case.
-        on_failure: told of the sizes of each try that ran out of memory.
+        quanta: each size is kept a multiple of its number.
+        is_out_of_memory: whether a smaller size cures an error. What brim itself recognises counts
+            in any case.
+        on_failure: called with the sizes of each attempt that ran out of memory.
 
     Returns:
-        A function of one upper bound a name, then `call`, which is called with a tuple of sizes. It
-        gives the result of the first call that fits, and its sizes. Where nothing fits it raises
-        `torch.OutOfMemoryError`.
+        A function that takes one upper bound per name, then `call`, which is called with a tuple of
+        sizes. It returns the result of the first call that fits, and its sizes. If nothing fits it
+        raises `torch.OutOfMemoryError`.
     """
 
     def attempt(*sizes_and_call: Any) -> tuple[Any, Sizes]:
@@ -52,14 +53,14 @@ def halving(
         # One that the core does not know: said again in its words, once the original is gone.
         raise torch.OutOfMemoryError(message)
 
-    run: Callable[..., tuple[Any, Sizes]] = _adaptive.make(
+    run: Callable[..., tuple[Any, Sizes]] = make(
         "maximize",
         attempt,
         {"strategy": "halving", "remember": "none"},
         name=", ".join(names),
         slots={},
-        parameters=[(name, place, inspect.Parameter.empty) for place, name in enumerate(names)],
-        quanta=[_adaptive.positive("q", quantum) for quantum in quanta],
+        parameters=[(name, place) for place, name in enumerate(names)],
+        quanta=[positive("q", quantum) for quantum in quanta],
         groups=[[place] for place in range(len(names))],
         exact_halving=True,
     )

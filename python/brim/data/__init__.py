@@ -13,6 +13,7 @@ Example:
       padding    33.33 %
 """
 
+from brim._C import PlanReport
 from brim.data.base import BatchSamplerBase, Plan
 from brim.data.bucket import (
     BucketBatchSampler,
@@ -20,9 +21,8 @@ from brim.data.bucket import (
     create_buckets,
     least_padding_boundaries,
 )
-from brim._C import PlanReport
-from brim.data.packed import PackedBatchSampler
 from brim.data.ordered import SizeAwareBatchSampler, size_aware_batching
+from brim.data.packed import PackedBatchSampler
 
 __all__ = [
     "BatchSamplerBase",

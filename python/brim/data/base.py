@@ -1,19 +1,34 @@
-"""What the batch samplers of `brim.data` have in common."""
+"""What the batch samplers of `brim.data` have in common: options, epochs, positions."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
 from torch.utils.data import Sampler
 
 from brim import _C
+from brim._arguments import flag, whole
+from brim.data.sizes import Budget, Cost, Limits, check_oversize
 
 Batch = list[int]
+
+
+class SamplerOptions(TypedDict, total=False):
+    """The keywords that all samplers take; see `BatchSamplerBase` for what they mean."""
+
+    cost: Cost | Sequence[Cost]
+    shuffle: bool
+    seed: int | None
+    generator: torch.Generator | None
+    rank: int
+    world_size: int
+    oversize: str
+    as_tensors: bool
 
 
 class Plan(NamedTuple):
@@ -24,64 +39,38 @@ class Plan(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where an iteration begins: an epoch's seed, and a place in it."""
+    """Where an iteration begins: the seed of its epoch, and a position in it."""
 
     seed: int
     cursor: list[int]
     segments: list[list[int]]
 
 
-def whole(name: str, value: object, least: int, below: int = 2**63) -> int:
-    """An int from `least` up to, but without, `below`; NumPy's ints are, bools are not."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {value!r:.100}")
-    number = int(value.__index__())
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    if number >= below:
-        raise ValueError(f"{name} must be below 2**{below.bit_length() - 1}, got {number}")
-    return number
-
-
-def flag(name: str, value: object) -> bool:
-    """A bool, and nothing that is merely true or false."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r:.100}")
-    return value
-
-
-def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed from a generator, torch's own where there is none."""
-    drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
-    return int(drawn.item())
-
-
-def warn(message: str) -> None:
-    """A warning that names the caller's line, however deep inside brim it arises."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].split(".")[0] == "brim":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
-
-
-def warn_of_left_out(left_out: Mapping[str, torch.Tensor], samples: int) -> None:
-    """Say which samples will be in no batch."""
-    for reason, indices in left_out.items():
-        first = ", ".join(str(index) for index in indices[:5].tolist())
-        more = ", …" if len(indices) > 5 else ""
-        warn(f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}")
-
-
 class Opened(NamedTuple):
-    """An iterator, and what it reads; `batching` is None where only Python knows."""
+    """An iterator and what it reads; `batching` is None if batches are made one by one."""
 
     iterator: Any
     batching: _C.SampleBatching | None
     start: Start
 
 
+def warn(message: str) -> None:
+    """Warn at the caller's line, however deep inside brim the reason is found."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].split(".")[0] == "brim":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
+def left_out_message(indices: torch.Tensor | Sequence[int], samples: int, reason: str) -> str:
+    """Count the samples that are in no batch, and name the first few."""
+    first = ", ".join(str(int(index)) for index in indices[:5])
+    more = ", …" if len(indices) > 5 else ""
+    return f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}"
+
+
 def _shared_out_by_accelerate() -> bool:
-    """Whether whoever asks for batches is a part of accelerate that gives each process some."""
+    """Whether the caller is a part of accelerate that gives each process a share of the batches."""
     frame = sys._getframe(2)
     for _ in range(16):
         if frame.f_globals.get("__name__") == "accelerate.data_loader":
@@ -97,29 +86,55 @@ def _shared_out_by_accelerate() -> bool:
 class BatchSamplerBase(Sampler[Batch]):
     """Iterates over the batches of a C++ batching; resumes, shards and reports.
 
-    Subclasses call `_set_up` and say in `_make` what is iterated over. May be pickled and copied
-    wherever what it was given can be; a copy begins with the coming epoch, or where one was loaded
-    that has not begun.
+    For `batch_sampler=` of a DataLoader. Iterations that run at the same time are independent. A
+    sampler can be pickled and copied if its arguments can. A copy starts at the next epoch, or at a
+    loaded position that no iteration has used yet.
+
+    Args:
+        max_total_size: the budget of a batch. A list or tuple sets several budgets; sizes then have
+            one column for each (or are tuples).
+        cost: what a batch costs: `"sum"` of the sizes, `"padded"` (n × longest),
+            `"padded_squared"` (n × longest²), `"count"`, or a fitted `MemoryModel` with a budget
+            in bytes. Several budgets share one cost or take a list of costs.
+        shuffle: whether to take the samples in random order.
+        seed: determines the order together with the epoch. Required to shuffle over several ranks.
+        generator: draws a seed for each epoch instead; torch's default generator if both are None.
+        rank: the rank of this process.
+        world_size: how many ranks share the samples. All get the same number of batches.
+        oversize: what to do with a sample that exceeds the budget by itself: `"leave_out"` (with
+            a warning, and counted in `report()`) or `"error"`.
+        as_tensors: yield batches as int64 tensors, which is faster than lists.
     """
 
+    _budget_required: ClassVar[bool] = True
+    # Used without `seed` and `generator`. Each iteration is then the next epoch.
+    _default_seed: ClassVar[int | None] = None
     _batching: _C.SampleBatching | None = None
 
-    def _set_up(
+    def __init__(
         self,
+        max_total_size: Budget | None,
         *,
-        shuffle: bool,
-        seed: int | None,
-        generator: torch.Generator | None,
-        rank: int,
-        world_size: int,
-        as_tensors: bool,
-        counts_epochs: bool = False,
+        cost: Cost | Sequence[Cost] = "sum",
+        shuffle: bool = False,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        oversize: str = "leave_out",
+        as_tensors: bool = False,
     ) -> None:
-        self.shuffle = flag("shuffle", shuffle)
         if seed is not None and generator is not None:
-            raise ValueError("give either seed or generator, not both")
+            raise ValueError(
+                f"give either seed or generator, not both: got seed={seed!r:.100} and "
+                f"generator={generator!r:.100}"
+            )
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {generator!r:.100}")
+        self.shuffle = flag("shuffle", shuffle)
+        self._counts_epochs = False
+        if seed is None and generator is None and self._default_seed is not None:
+            seed, self._counts_epochs = self._default_seed, True
         self._seed = None if seed is None else whole("seed", seed, 0)
         self.generator = generator
         self.world_size = whole("world_size", world_size, 1)
@@ -128,15 +143,18 @@ class BatchSamplerBase(Sampler[Batch]):
             raise ValueError(
                 f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank}"
             )
-        self.as_tensors = flag("as_tensors", as_tensors)
         if self.shuffle and self._seed is None and self.world_size > 1:
-            raise ValueError("seed must be given when world_size > 1: ranks must shuffle alike")
+            raise ValueError("seed must be given when world_size > 1: ranks must shuffle equally")
+        self.as_tensors = flag("as_tensors", as_tensors)
+        self._oversize = check_oversize(oversize)
+        self.max_total_size = max_total_size
+        budgets = self._budget_required or max_total_size is not None
+        self._limits = Limits.read(cost, max_total_size) if budgets else Limits()
         self.epoch = 0
-        self._counts_epochs = counts_epochs
-        # Of the coming epoch, where seeds are drawn, and where it was drawn from.
+        # The seed drawn for the coming epoch, and the generator it was drawn from.
         self._drawn: tuple[int, torch.Generator | None] | None = None
-        self._start: Start | None = None  # where a resumed epoch goes on
-        self._resumed: Iterator[Any] | None = None  # the same, opened
+        self._start: Start | None = None  # a loaded position
+        self._resumed: Iterator[Any] | None = None  # an iterator from there
         self._latest: Any = None
         self._opened: list[Opened] = []  # of the coming epoch
         self._running: Opened | None = None  # the last that has begun
@@ -144,7 +162,7 @@ class BatchSamplerBase(Sampler[Batch]):
         self._told_of_accelerate = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what C++ made, which is made again when it is needed."""
+        """All but what C++ made. It is made again when needed."""
         self._settle()
         made = ("_batching", "_resumed", "_latest", "_counted", "_running")
         return {**self.__dict__, **dict.fromkeys(made), "_opened": []}
@@ -157,9 +175,9 @@ class BatchSamplerBase(Sampler[Batch]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is: with `seed`, each is shuffled in its own way.
+        """Set the epoch of the next iteration; with `seed`, each epoch has its own order.
 
-        A position that was loaded stays where it is of this epoch, and is dropped otherwise.
+        A loaded position is kept if it belongs to this epoch, and dropped otherwise.
         """
         epoch = whole("epoch", epoch, 0)
         self._settle()
@@ -170,9 +188,10 @@ class BatchSamplerBase(Sampler[Batch]):
         self.epoch = epoch
 
     def _settle(self) -> None:
-        """Once an iteration has begun, the coming one is the next.
+        """Advance to the next epoch if the coming one has begun.
 
-        Not when its iterator is made: a DataLoader with workers makes two, and uses the second.
+        Its first batch counts, not its iterator: a DataLoader with workers makes two iterators and
+        uses the second.
         """
         begun = [opened for opened in self._opened if opened.iterator.begun()]
         if begun:
@@ -188,7 +207,7 @@ class BatchSamplerBase(Sampler[Batch]):
     def _in_use(self) -> Opened | None:
         """The iteration that has begun, for as long as a loop or a loader holds its iterator.
 
-        That it has ended says nothing: a DataLoader's workers fetch ahead.
+        Whether the iterator has ended does not matter: a DataLoader's workers fetch ahead.
         """
         if self._running is None:
             return None
@@ -200,9 +219,10 @@ class BatchSamplerBase(Sampler[Batch]):
             return 0
         if self._seed is not None:
             return _C.epoch_seed(self._seed, self.epoch)
-        # accelerate puts a generator in place that its processes share.
+        # accelerate replaces the generator by one that its processes share.
         if self._drawn is None or self._drawn[1] is not self.generator:
-            self._drawn = draw_seed(self.generator), self.generator
+            drawn = torch.empty((), dtype=torch.int64, device="cpu")
+            self._drawn = int(drawn.random_(generator=self.generator).item()), self.generator
         return self._drawn[0]
 
     def _coming(self) -> Start:
@@ -218,6 +238,11 @@ class BatchSamplerBase(Sampler[Batch]):
             self._batching = self._make()
         return self._batching
 
+    def _tell_of_left_out(self) -> None:
+        batching = self._ready()
+        for reason, indices in batching.left_out.items():
+            warn(left_out_message(indices, batching.samples, reason))
+
     # ---- batches ---------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
@@ -225,36 +250,34 @@ class BatchSamplerBase(Sampler[Batch]):
         if self.world_size > 1 and not self._told_of_accelerate and _shared_out_by_accelerate():
             self._told_of_accelerate = True
             warn(
-                f"accelerate shares batches out among its processes, and these are already rank "
-                f"{self.rank}'s of {self.world_size} alone: most samples are in no batch. Leave "
+                "accelerate shares batches out among its processes, and these are already those of "
+                f"rank {self.rank} of {self.world_size} alone: most samples are in no batch. Leave "
                 "rank= and world_size= out, or do not pass the loader to prepare()"
             )
         start = self._coming()
         iterator, self._resumed = self._resumed or self._open(start), None
         self._latest = iterator
-        # With the table made, the place may have become one in it.
+        # Opening may have made the batching, which has positions of its own.
         start = start if self._batching is None else self._coming()
         self._opened.append(Opened(iterator, self._batching, start))
         return iterator
 
+    def _here(self, start: Start) -> dict[str, Any]:
+        """The arguments for this rank's part of the iteration from `start` on."""
+        return {**start._asdict(), "rank": self.rank, "world_size": self.world_size}
+
     def _open(self, start: Start) -> Iterator[Batch]:
-        return cast(
-            "Iterator[Batch]",
-            self._ready().iterate(
-                start.seed,
-                self.rank,
-                self.world_size,
-                self.as_tensors,
-                start.cursor,
-                start.segments,
-                self._description(start.seed),
-            ),
+        batches: Any = self._ready().iterate(
+            **self._here(start),
+            as_tensors=self.as_tensors,
+            description=self._description(start.seed),
         )
+        return batches  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
-        """The exact number of batches on this rank: of the iteration that runs, else of the next.
+        """The exact number of batches on this rank: of the running iteration, else of the next.
 
-        One runs for as long as its iterator is held, by a loop or a DataLoader.
+        An iteration is running for as long as a loop or a DataLoader holds its iterator.
         """
         self._settle()
         running = self._in_use()
@@ -263,31 +286,24 @@ class BatchSamplerBase(Sampler[Batch]):
         else:
             batching = self._ready()
             start = self._coming()
-        # The batching itself, not its id: one that is gone leaves its id to the next.
+        # The batching itself, not its id, which the next one may get.
         key = (start.seed, tuple(start.cursor), str(start.segments), batching)
         if self._counted is None or self._counted[0] != key:
-            count = batching.count(
-                start.seed, self.rank, self.world_size, start.cursor, start.segments
-            )
-            self._counted = (key, count)
+            self._counted = (key, batching.count(**self._here(start)))
         return self._counted[1]
 
     def plan(self) -> Plan:
         """All batches of the next iteration on this rank, as two tensors."""
         batching = self._ready()
-        start = self._coming()
-        return Plan(
-            *batching.plan(start.seed, self.rank, self.world_size, start.cursor, start.segments)
-        )
+        return Plan(*batching.plan(**self._here(self._coming())))
 
     def report(self) -> _C.PlanReport:
-        """What becomes of the samples in the coming iteration, over all ranks. Print it.
+        """What becomes of the samples in the next iteration, over all ranks. Print it.
 
-        After `load_state_dict` that is what is left of the epoch.
+        After `load_state_dict` it covers the rest of the epoch.
         """
         batching = self._ready()
-        start = self._coming()
-        return batching.report(start.seed, self.world_size, start.cursor, start.segments)
+        return batching.report(**self._coming()._asdict(), world_size=self.world_size)
 
     # ---- saving and resuming ---------------------------------------------------------------
 
@@ -302,19 +318,19 @@ class BatchSamplerBase(Sampler[Batch]):
         }
 
     def _settings(self) -> dict[str, Any]:
-        """What batches depend on beside samples and ranks: a place among others means nothing."""
-        return {"shuffle": self.shuffle}
+        """What the batches depend on beside samples and ranks. A position is valid for these."""
+        return {"shuffle": self.shuffle, **self._limits.settings()}
 
     def _sample_count(self) -> int:
         return self._ready().samples
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where the latest iteration stands, to go on from there later; plain numbers and lists.
+        """The position of the latest iteration, to resume from; plain numbers and lists.
 
-        The state is the same on every rank, and may be loaded with another number of ranks.
+        The state is the same on every rank, and can be loaded with another number of ranks.
 
         Args:
-            batches: how many batches of that iteration are done. All that were given where None,
+            batches: how many batches of that iteration are done. None means all that were yielded,
                 which is too many with a DataLoader that has workers: they fetch ahead.
         """
         self._settle()
@@ -332,31 +348,28 @@ class BatchSamplerBase(Sampler[Batch]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration go on where the one stood that the state was taken from.
+        """Make the next iteration resume where the state was taken.
 
-        `len` is then what is left. Costs as much as a few batches, however far it stood.
+        `len` is then what is left. The cost is that of a few batches, at any position.
 
         Raises:
             ValueError: if the state is of another sampler, other samples, or other settings that
                 batches depend on.
         """
-        wanted = {"format", "sampler", "samples", "settings", "epoch", "seed", "finished"}
-        wanted |= {"cursor", "segments"}
         if not isinstance(state, Mapping):
-            raise TypeError(f"state must be what state_dict() gave, got {state!r:.100}")
-        missing = wanted - set(state)
+            raise TypeError(f"state must be what state_dict() returned, got {state!r:.100}")
+        own = self._description(0)
+        missing = {*own, "finished", "cursor", "segments"} - set(state)
         if missing:
             raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
-        own = self._description(0)
-        theirs = {**state, **state["settings"]}
+        here, there = {**own, **own["settings"]}, {**state, **state["settings"]}
         for key in ("format", "sampler", "samples", *own["settings"]):
-            here = {**own, **own["settings"]}[key]
-            there = theirs.get(key)
-            # A sampler without a length does not know how many there are (-1) until it was read.
-            unknown = key == "samples" and -1 in (there, here)
-            if there != here and not unknown:
+            # A sampler without a length has -1 samples until it has been read.
+            unknown = key == "samples" and -1 in (there[key], here[key])
+            if there.get(key) != here[key] and not unknown:
                 raise ValueError(
-                    f"state is of another run: its {key} is {there!r}, here it is {here!r}"
+                    f"state is of another run: its {key} is {there.get(key)!r}, here it is "
+                    f"{here[key]!r}"
                 )
         epoch = whole("epoch", state["epoch"], 0)
         seed = whole("seed", state["seed"], 0, below=2**64)
@@ -364,11 +377,11 @@ class BatchSamplerBase(Sampler[Batch]):
         start = Start(seed, cursor, list(state["segments"]))
         finished = flag("finished", state["finished"])
         # Opened first, so that a wrong state changes nothing.
-        kept, self.epoch = self.epoch, epoch
+        previous, self.epoch = self.epoch, epoch
         try:
             resumed = None if finished else self._open(start)
         except Exception:
-            self.epoch = kept
+            self.epoch = previous
             raise
         if finished and self._counts_epochs:
             self.epoch += 1

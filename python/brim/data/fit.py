@@ -1,80 +1,120 @@
-"""From a data set and a piece of work to a sampler under a byte budget, for the samplers' `fit`."""
+"""From a data set and a piece of work to a sampler under a budget in bytes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any, Protocol
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from brim import _C
 from brim.data.base import BatchSamplerBase, warn
-from brim.data.sizes import one_column, size_function
+from brim.data.sizes import Sizes, index_tensor, one_column, size_function
 from brim.predict import MemoryModel
 
-# A sampler warns if batches may need so much more than measurements of others suggest.
+# From this error on, a sampler warns that sizes say little about memory.
 _UNPREDICTABLE = 0.25
 
 
-class Make(Protocol):
-    """Makes a sampler of its sizes, budget and cost; some options may be replaced."""
+class FittedBatchSampler(BatchSamplerBase):
+    """A batch sampler that `fit` can make from a budget in bytes."""
 
-    def __call__(
-        self, sizes: torch.Tensor, maximum: int, cost: Any, **changes: Any
-    ) -> BatchSamplerBase: ...
+    model: _C.MemoryModel | None = None
 
+    @classmethod
+    @abstractmethod
+    def _of_sizes(
+        cls, sizes: torch.Tensor, maximum: int, options: dict[str, Any], *, trial: bool
+    ) -> Self:
+        """A sampler over all of these sizes. A trial must not use up what the options hold."""
 
-def fit_sampler(
-    make: Make,
-    dataset: Any,
-    work: Callable[[Any], object],
-    sizeof: object,
-    budget: int | str,
-    device: str | torch.device | int | None,
-    *,
-    cost: str,
-    collate_fn: Callable[[list[Any]], Any] | None,
-    probes: int,
-) -> Any:
-    """Measure `work`, and make a sampler whose batches stay under the budget.
+    @classmethod
+    def fit(
+        cls,
+        dataset: Any,
+        work: Callable[[Any], object],
+        sizeof: Callable[[Any], Any] | Mapping[int, Any] | Sizes,
+        budget: int | str,
+        device: str | torch.device | int | None = None,
+        *,
+        cost: str = "padded",
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        probes: int = 7,
+        **options: Any,
+    ) -> Self:
+        """Measure how much memory the work needs, and make a sampler that stays under a budget.
 
-    See `SizeAwareBatchSampler.fit`.
-    """
-    if cost not in ("padded", "sum"):
-        raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {cost!r:.100}')
-    if len(dataset) == 0:
-        raise ValueError("dataset is empty: there is nothing to measure")
-    sizes = _all_sizes(dataset, sizeof)
-    limit = _C.parse_bytes(budget, _C.memory_stats(device).limit)
+        Args:
+            dataset: the samples, by index.
+            work: what is done with a batch, such as a training step. Called about twenty times with
+                a list of samples, or with what `collate_fn` returns for it. It may then hold up to
+                twice the budget.
+            sizeof: the size of each sample: the sizes themselves, or a function of the index (or
+                of the sample, if it cannot take an index).
+            budget: bytes that the device may hold at once, including what it holds now, as an int
+                or text such as `"20GiB"`.
+            device: the current accelerator if None, else the CPU.
+            cost: what memory depends on: `"padded"` for samples padded to the longest, `"sum"` for
+                samples laid end to end.
+            collate_fn: makes a batch of a list of samples.
+            probes: how many batches are measured first, spread over all sizes (padded only). More
+                follow near the budget, and from the sampler itself.
+            **options: keywords of the sampler; for `SizeAwareBatchSampler` also `sampler`, the
+                order of the samples.
 
-    def run(indices: list[int]) -> None:
-        samples = [dataset[index] for index in indices]
-        work(samples if collate_fn is None else collate_fn(samples))
+        Returns:
+            A sampler. Its attribute `model` is the memory model, and `max_total_size` the budget,
+            on CUDA less what torch's allocator loses between blocks. With `cost="sum"` it is the
+            largest total of a batch.
 
-    def make_trial(maximum: int, model: _C.MemoryModel | None) -> _C.SampleBatching:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the final sampler reports what is left out
+        Warns:
+            UserWarning: if batches need over 25 % more than measurements of other batches predict.
+        """
+        if cost not in ("padded", "sum"):
+            raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {cost!r:.100}')
+        if len(dataset) == 0:
+            raise ValueError("dataset is empty: there is nothing to measure")
+        sizes = _all_sizes(dataset, sizeof)
+        limit = _C.parse_bytes(budget, _C.memory_stats(device).limit)
+        if options.get("indices") is not None:  # read several times
+            options["indices"] = index_tensor("indices", options["indices"])
+
+        def trial(sizes: torch.Tensor, maximum: int, cost: Any, **changes: Any) -> BatchSamplerBase:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the final sampler reports what is left out
+                chosen = {**options, "cost": cost, **changes}
+                return cls._of_sizes(sizes, maximum, chosen, trial=True)
+
+        def batching(maximum: int, model: _C.MemoryModel | None) -> _C.SampleBatching:
             alone = {"seed": 0, "generator": None, "rank": 0, "world_size": 1}
-            return make(sizes, maximum, "sum" if model is None else model, **alone)._ready()
+            return trial(sizes, maximum, "sum" if model is None else model, **alone)._ready()
 
-    maximum, found, error = _C.fit_batching(
-        sizes.contiguous(), run, make_trial, cost == "padded", limit, device, probes
-    )
-    model = None
-    if found is not None:
-        model = MemoryModel()
-        model._assign(found)
-    if error > _UNPREDICTABLE:
-        warn(
-            f"what the work needs cannot be told from the sizes of the samples: a batch may need "
-            f"up to {error:.0%} more than measurements of other batches say. Those that were "
-            f"measured stay within the budget; others may not, and many will fill little of it. "
-            f"Let sizeof give what memory grows with, or leave room in the budget"
+        def run(indices: list[int]) -> None:
+            samples = [dataset[index] for index in indices]
+            work(samples if collate_fn is None else collate_fn(samples))
+
+        trial(torch.ones_like(sizes), len(sizes), "sum")  # wrong options fail before measuring
+        maximum, found, error = _C.fit_batching(
+            sizes.contiguous(), run, batching, cost == "padded", limit, device, probes
         )
-    made: Any = make(sizes, maximum, model if cost == "padded" else "sum")
-    made.model = model
-    return made
+        model = None
+        if found is not None:
+            model = MemoryModel()
+            model._assign(found)
+        if error > _UNPREDICTABLE:
+            warn(
+                "the sizes of the samples do not determine what the work needs: a batch may need "
+                f"up to {error:.0%} more than measurements of other batches predict. Measured "
+                "batches stay within the budget; others may not, and many will fill little of it. "
+                "Let sizeof give what memory grows with, or leave headroom in the budget"
+            )
+        chosen = model if cost == "padded" else "sum"
+        made = cls._of_sizes(sizes, maximum, {**options, "cost": chosen}, trial=False)
+        made.model = model
+        return made
 
 
 def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:
@@ -95,7 +135,7 @@ def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:
 
 
 def _ask(dataset: Any, function: Callable[[Any], Any]) -> list[Any]:
-    """Sizes by index; by sample where the function cannot take an index."""
+    """Sizes by index, or by sample if the function cannot take an index."""
     try:
         function(0)
     except Exception:

@@ -1,4 +1,4 @@
-"""Samples one after the other, until the next does not fit."""
+"""Samples in a given order: a batch ends before the sample that does not fit."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
+from typing_extensions import Self, Unpack
 
 from brim import _C
-from brim.data.base import Batch, BatchSamplerBase, Start, warn, warn_of_left_out, whole
-from brim.data.fit import fit_sampler
+from brim._arguments import whole
+from brim.data.base import (
+    Batch,
+    SamplerOptions,
+    Start,
+    left_out_message,
+    warn,
+)
+from brim.data.fit import FittedBatchSampler
 from brim.data.sizes import (
     Budget,
     Cost,
     Limits,
     Sizes,
+    check_oversize,
     index_tensor,
     is_array,
-    oversize_is_error,
     size_function,
-    sizes_of,
 )
 
 _Data = TypeVar("_Data")
@@ -40,22 +47,21 @@ def size_aware_batching(
     cost: Cost | Sequence[Cost] = "sum",
     oversize: str = "leave_out",
 ) -> Iterator[Any]:
-    """Batch whatever an iterable gives, in its order and without looking ahead.
+    """Batch the samples of an iterable, in order and without looking ahead.
 
-    A batch is closed when the next sample does not fit. Works for data without a length or an end.
+    A batch ends before the sample that does not fit. The data needs no length and no end.
 
     Args:
-        dataset: gives the samples, once.
-        sizeof: the size of a sample: a function of it, or a mapping from it.
-        max_total_size: the budget of a batch; several at once as a list, and `sizeof` then gives
-            as many sizes.
-        collate_fn: what to make of a batch; a list of samples where None.
-        info_logger: is told at the end how much was batched.
-        warn_logger: is told at the end how much was left out; `warnings.warn` where None.
-        cost: what a batch costs: `"sum"` of sizes, `"padded"` (n × longest), `"padded_squared"`
-            (n × longest²), `"count"`, or a fitted memory model with a budget in bytes.
-        oversize: what to do with a sample that exceeds the budget by itself: `"leave_out"` (and
-            say so at the end) or `"error"`.
+        dataset: the samples, read once.
+        sizeof: the size of a sample: a function of it, or a mapping from it. With several budgets
+            it gives one size for each.
+        max_total_size: the budget of a batch, or several; see `BatchSamplerBase`.
+        collate_fn: makes a batch of a list of samples; a batch is the list if None.
+        info_logger: called at the end with how much was batched.
+        warn_logger: called at the end with how much was left out; `warnings.warn` if None.
+        cost: what a batch costs; see `BatchSamplerBase`.
+        oversize: what to do with a sample that exceeds the budget by itself; see
+            `BatchSamplerBase`. Samples left out are reported at the end.
 
     Yields:
         batches.
@@ -67,7 +73,7 @@ def size_aware_batching(
         >>> list(size_aware_batching(["a", "bcd", "ef", "ghij"], len, 5))
         [['a', 'bcd'], ['ef'], ['ghij']]
     """
-    limits = Limits(cost, max_total_size)
+    limits = Limits.read(cost, max_total_size)
     function = size_function(sizeof)
     if function is None:
         raise TypeError(f"sizeof must be a callable or a mapping here, got {sizeof!r:.100}")
@@ -75,65 +81,41 @@ def size_aware_batching(
         raise TypeError(f"collate_fn must be a callable, got {collate_fn!r:.100}")
     if isinstance(dataset, str) or not isinstance(dataset, Iterable):
         raise TypeError(f"dataset must be an iterable of samples, got {dataset!r:.100}")
-    stream = _C.SampleStream(
-        dataset, function, limits.costs, limits.maxima, oversize_is_error(oversize), 0
-    )
-    return _run(stream, collate_fn, info_logger, warn_logger)
+    stream = _stream(dataset, function, limits, check_oversize(oversize), 0)
+
+    # A generator of its own, so that wrong arguments are errors of this call.
+    def batches() -> Iterator[Any]:
+        yield from stream if collate_fn is None else map(collate_fn, stream)
+        _tell_of_left_out(stream, warn if warn_logger is None else warn_logger)
+        if info_logger is not None:
+            info_logger(f"{stream.batched} of {stream.read} samples in {stream.batches} batches")
+
+    return batches()
 
 
-def _run(
-    stream: _C.SampleStream,
-    collate_fn: Callable[[list[Any]], Any] | None,
-    info_logger: _Logger | None,
-    warn_logger: _Logger | None,
-) -> Iterator[Any]:
-    # A generator of its own, so that wrong arguments are errors of the call above.
-    yield from stream if collate_fn is None else map(collate_fn, stream)
-    _tell(stream, info_logger, warn_logger)
+def _stream(
+    samples: Iterable[Any], sizeof: Callable[[Any], Any], limits: Limits, oversize: str, skip: int
+) -> _C.SampleStream:
+    return _C.SampleStream(samples, sizeof, limits.costs, limits.maxima, oversize == "error", skip)
 
 
-def _tell(
-    stream: _C.SampleStream, info_logger: _Logger | None, warn_logger: _Logger | None
-) -> None:
+def _tell_of_left_out(stream: _C.SampleStream, logger: _Logger) -> None:
     if stream.left_out:
-        first = ", ".join(map(str, stream.left_out[:5])) + (", …" if stream.left_out[5:] else "")
-        message = (
-            f"{len(stream.left_out)} of {stream.read} samples are left out, over budget: {first}"
-        )
-        if warn_logger is None:
-            warn(message)
-        else:
-            warn_logger(message)
-    if info_logger is not None:
-        info_logger(f"{stream.batched} of {stream.read} samples in {stream.batches} batches")
+        logger(left_out_message(stream.left_out, stream.read, "over budget"))
 
 
-class SizeAwareBatchSampler(BatchSamplerBase):
-    """Batches of samples that follow each other, each as large as the budget allows.
-
-    For `batch_sampler=` of a DataLoader. Each iteration is independent of others that are still
-    running.
+class SizeAwareBatchSampler(FittedBatchSampler):
+    """Batches of consecutive samples, each as large as the budget allows.
 
     Args:
         sampler: the order of the samples: `range(n)`, a `SequentialSampler`, indices as a tensor,
-            array or list, or any sampler or iterable of indices, which is asked anew for each
-            epoch (`set_epoch` is passed on to it).
-        sizeof: the sizes themselves by index, as a tensor, an array or a list; or a callable or
-            mapping that gives the size of an index. Sizes are kept, not copied. A callable is asked
-            as the batches are needed, and for all samples at once where that is needed: by `len`,
-            `plan`, `report`, `shuffle`, `as_tensors` and several ranks.
-        max_total_size: the budget of a batch. Several budgets at once as a list or tuple; sizes
-            then have as many columns (or are tuples).
-        cost: what a batch costs: `"sum"` of sizes, `"padded"` (n × longest), `"padded_squared"`
-            (n × longest²), `"count"`, or a fitted `MemoryModel`, with a budget in bytes.
-        shuffle: put the samples into a random order first.
-        seed: decides that order, together with the epoch. Where None it is drawn from `generator`.
-        generator: where seeds are drawn from, one for each epoch; torch's default where None.
-        rank: which of the ranks this is.
-        world_size: how many ranks share the samples. All get the same number of batches.
-        oversize: what to do with a sample that exceeds the budget by itself: `"leave_out"` (with
-            a warning, and counted in `report()`) or `"error"`.
-        as_tensors: give batches as int64 tensors, which is faster than lists.
+            array or list, or any sampler or iterable of indices. The last is read anew for each
+            epoch, and `set_epoch` is passed on to it.
+        sizeof: the sizes by index, as a tensor, an array or a list, which is kept and not copied;
+            or a callable or mapping from index to size. It is asked as batches are needed. `len`,
+            `plan`, `report`, `shuffle`, `as_tensors` and several ranks need all sizes at once.
+        max_total_size: the budget of a batch, or several; see `BatchSamplerBase`.
+        **options: the keywords of all samplers; see `BatchSamplerBase`.
 
     Example:
         >>> sampler = SizeAwareBatchSampler(range(5), [2, 2, 2, 2, 2], max_total_size=4)
@@ -146,117 +128,43 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         sampler: Iterable[int],
         sizeof: Callable[[int], Any] | Mapping[int, Any] | Sizes,
         max_total_size: Budget,
-        *,
-        cost: Cost | Sequence[Cost] = "sum",
-        shuffle: bool = False,
-        seed: int | None = None,
-        generator: torch.Generator | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        oversize: str = "leave_out",
-        as_tensors: bool = False,
+        **options: Unpack[SamplerOptions],
     ) -> None:
-        self._set_up(
-            shuffle=shuffle,
-            seed=seed,
-            generator=generator,
-            rank=rank,
-            world_size=world_size,
-            as_tensors=as_tensors,
-        )
+        super().__init__(max_total_size, **options)
         if isinstance(sampler, (str, bytes)) or not isinstance(sampler, Iterable):
             raise TypeError(f"sampler must be a sampler or an iterable of indices, got {sampler!r}")
         if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
             warn(
                 "sampler is a DistributedSampler: each rank fills batches of its own samples, so "
-                "ranks get different numbers of them, and the one with more waits for the others. "
-                "Give all indices, such as range(n), with rank= and world_size="
+                "ranks get different numbers of batches, and a rank with more waits for the "
+                "others. Give all indices, such as range(n), with rank= and world_size="
             )
         self._given: Iterable[int] = sampler
         self.sizeof = sizeof
-        self.max_total_size = max_total_size
-        self._limits = Limits(cost, max_total_size)
-        self._oversize = oversize
-        self._refuse = oversize_is_error(oversize)
         self._function = size_function(sizeof)
         self._columns = None if self._function else self._limits.columns(sizeof)
-        self._count, self._indices = _known_order(sampler)
-        self._order: torch.Tensor | None = None  # of the coming epoch, of a foreign sampler
+        # The order: 0 to _count - 1, or _indices. A foreign one may differ in each epoch, so
+        # its indices are read when needed.
+        self._count, self._indices = _fixed_order(sampler)
+        self._foreign = self._count is None and self._indices is None
         self._given_epoch = getattr(sampler, "epoch", None)
         self._told = False  # of samples that are left out
         if self._columns is not None and not self._foreign:
             self._ready()
 
     @classmethod
-    def fit(
-        cls,
-        dataset: Any,
-        work: Callable[[Any], object],
-        sizeof: Callable[[Any], Any] | Mapping[int, Any] | Sizes,
-        budget: int | str,
-        device: str | torch.device | int | None = None,
-        *,
-        cost: str = "padded",
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        probes: int = 7,
-        sampler: Iterable[int] | None = None,
-        **options: Any,
-    ) -> SizeAwareBatchSampler:
-        """Measure how much memory the work needs, and make a sampler that stays under a budget.
-
-        Args:
-            dataset: the samples, by index.
-            work: what is done with a batch, such as a training step. Called with a list of
-                samples, or with what `collate_fn` makes of it, some twenty times. It may then
-                hold up to twice the budget.
-            sizeof: the size of each sample: the sizes themselves, or a function of the index (or
-                of the sample, where it cannot take an index).
-            budget: bytes that may be held on the device at once, all that is there included, as an
-                int or text such as `"20GiB"`.
-            device: where; the current accelerator, else the CPU.
-            cost: what memory depends on: `"padded"` for n samples padded to the longest, `"sum"`
-                for samples laid one after the other.
-            collate_fn: makes a batch of a list of samples.
-            probes: how many batches are measured first, spread over all sizes (padded only). Others
-                follow near the budget, and of the sampler's own.
-            sampler: the order of the samples; all in order where None.
-            **options: of the sampler.
-
-        Returns:
-            a sampler; its attribute `model` is the memory model, and `max_total_size` the budget,
-            on CUDA less what torch's allocator loses between blocks. With `cost="sum"` it is the
-            largest total of a batch.
-
-        Warns:
-            UserWarning: where batches need over 25 % more than measurements of others allow.
-        """
-
-        def make(
-            sizes: torch.Tensor, maximum: int, cost: Any, **changes: Any
-        ) -> SizeAwareBatchSampler:
-            order = range(len(sizes)) if sampler is None else sampler
-            if changes and _known_order(order) == (None, None):
-                # Somebody else's: a copy is asked, so that its own state stays as it is.
-                order = index_tensor("sampler", copy.deepcopy(order))
-            return cls(order, sizes, maximum, cost=cost, **{**options, **changes})
-
-        return fit_sampler(  # type: ignore[no-any-return]
-            make,
-            dataset,
-            work,
-            sizeof,
-            budget,
-            device,
-            cost=cost,
-            collate_fn=collate_fn,
-            probes=probes,
-        )
-
-    model: _C.MemoryModel | None = None
+    def _of_sizes(
+        cls, sizes: torch.Tensor, maximum: int, options: dict[str, Any], *, trial: bool
+    ) -> Self:
+        order = options.pop("sampler", None)
+        order = range(len(sizes)) if order is None else order
+        if trial and _fixed_order(order) == (None, None):
+            order = index_tensor("sampler", copy.deepcopy(order))
+        return cls(order, sizes, maximum, **options)
 
     @property
     def sampler(self) -> Any:
-        """The order of the samples as it was given; where it is shuffled, this sampler.
+        """The order of the samples as it was given; if it is shuffled, this sampler.
 
         Lightning and accelerate call `batch_sampler.sampler.set_epoch`.
         """
@@ -264,18 +172,13 @@ class SizeAwareBatchSampler(BatchSamplerBase):
 
     # ---- what the batches are made of ------------------------------------------------------
 
-    @property
-    def _foreign(self) -> bool:
-        """Whether the order is somebody else's, and may be another one each time."""
-        return self._count is None and self._indices is None
-
     def _make(self) -> _C.SampleBatching:
-        indices = self._coming_order() if self._foreign else self._indices
-        columns = self._columns
+        indices, columns = self._order(), self._columns
         if columns is None:
-            columns, indices = self._ask_for_sizes(indices)
-        elif indices is None and self._count != len(columns[0]):
-            assert self._count is not None
+            assert self._function is not None
+            asked = torch.arange(self._count or 0) if indices is None else indices
+            columns = self._limits.columns_of(self._function, asked)
+        elif self._count is not None and self._count != len(columns[0]):
             if self._count > len(columns[0]):
                 raise ValueError(
                     f"sampler has {self._count} samples, and sizeof only {len(columns[0])} sizes"
@@ -290,49 +193,37 @@ class SizeAwareBatchSampler(BatchSamplerBase):
             self._oversize,
         )
 
-    def _ask_for_sizes(
-        self, indices: torch.Tensor | None
-    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        assert self._function is not None
-        if indices is None:
-            assert self._count is not None
-            everything = sizes_of(self._function, range(self._count))
-            return self._limits.columns(everything), None
-        different = torch.unique(indices)
-        sizes = self._limits.columns(sizes_of(self._function, different.tolist()))
-        count = int(different[-1]) + 1 if len(different) else 0
-        columns = []
-        for of_different in sizes:
-            column = torch.zeros(count, dtype=of_different.dtype)
-            column[different] = of_different
-            columns.append(column)
-        return columns, indices
-
     def _ready(self) -> _C.SampleBatching:
         self._settle()
         if self._batching is None:
             self._batching = self._make()
             if not self._told:
-                warn_of_left_out(self._batching.left_out, self._batching.samples)
-            self._told = not self._foreign  # who may give others next time
+                self._tell_of_left_out()
+            self._told = not self._foreign  # which may give other samples next time
             self._resumed = None  # a stream, which may be of another order than this
         return self._batching
 
-    def _coming_order(self) -> torch.Tensor:
-        if self._order is None:
-            self._order = index_tensor("sampler", self._given)
+    def _order(self) -> torch.Tensor | None:
+        """The indices of the coming epoch; None if they are 0, 1, 2 and so on."""
+        if self._foreign and self._indices is None:
+            self._indices = index_tensor("sampler", self._given)
             self._given_epoch = getattr(self._given, "epoch", None)  # it may count by itself
-        return self._order
+        return self._indices
+
+    def _drop_order(self) -> None:
+        if self._foreign:
+            self._indices = self._batching = None
 
     def _settle(self) -> None:
         super()._settle()
-        # Somebody may have told the sampler itself which epoch comes.
+        # The epoch may have been set on the sampler itself.
         if self._foreign and getattr(self._given, "epoch", None) != self._given_epoch:
             self._given_epoch = getattr(self._given, "epoch", None)
-            self._order = self._batching = None
+            self._drop_order()
 
-    def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), **self._limits.settings()}
+    def _forget(self) -> None:
+        super()._forget()
+        self._drop_order()
 
     def _sample_count(self) -> int:
         if self._batching is not None:
@@ -349,39 +240,28 @@ class SizeAwareBatchSampler(BatchSamplerBase):
     def _streams(self) -> bool:
         """Whether batches are made as they are needed, without asking for all sizes first."""
         asks = self._function is not None or (self._foreign and not isinstance(self._given, Sized))
-        return (
-            asks
-            and self._batching is None
-            and self.world_size == 1
-            and not self.shuffle
-            and not self.as_tensors
-        )
-
-    def _forget(self) -> None:
-        super()._forget()
-        if self._foreign:
-            self._order = self._batching = None  # another order next time
+        needs_all = self.world_size > 1 or self.shuffle or self.as_tensors
+        return asks and self._batching is None and not needs_all
 
     def __len__(self) -> int:
-        """The exact number of batches on this rank, of the iteration that runs or of the next."""
+        """The exact number of batches on this rank: of the running iteration, else of the next."""
         if self._foreign and not isinstance(self._given, Sized):
             raise TypeError("this sampler has no length: the sampler it was made of has none")
         return super().__len__()
 
     def _open(self, start: Start) -> Iterator[Batch]:
         if self._streams and len(start.cursor) < 2:
-            skip = start.cursor[0] if start.cursor else 0
-            return _Streaming(self, skip, self._description(start.seed))
+            return _Streaming(self, start)
         return super()._open(self._in_table(start))
 
     def _in_table(self, start: Start) -> Start:
-        """A place among all samples, as streaming has it, as one among those that fit."""
+        """The position of a stream among all samples, as one among those that fit."""
         if len(start.cursor) != 1:
             return start
         place = start.cursor[0]
         over = self._ready().left_out.get("over budget")
         if over is not None:
-            order = self._coming_order() if self._foreign else self._indices
+            order = self._order()
             before = torch.arange(place) if order is None else order[:place]
             place -= int(torch.isin(before, over).sum())
         return Start(start.seed, [place, 1024], [])
@@ -391,7 +271,7 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         return start if self._batching is None else self._in_table(start)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is; passed on to the sampler where it has epochs."""
+        """Set the epoch of the next iteration; passed on to the sampler if it has epochs."""
         super().set_epoch(epoch)
         self._pass_on(self.epoch)
 
@@ -399,30 +279,28 @@ class SizeAwareBatchSampler(BatchSamplerBase):
         if self._foreign and callable(getattr(self._given, "set_epoch", None)):
             self._given.set_epoch(epoch)  # type: ignore[attr-defined]
             self._given_epoch = getattr(self._given, "epoch", None)
-            self._order = self._batching = None
+            self._drop_order()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration go on where the one stood that the state was taken from.
+        """Make the next iteration resume where the state was taken.
 
-        As for all samplers; one that gives another order each time must be told the epoch, through
-        its `set_epoch`, or be put back by its owner.
+        As for all samplers. One with another order each time must be given the epoch, through its
+        `set_epoch`, or be restored by its owner.
         """
-        kept = self.epoch
+        previous = self.epoch
         if isinstance(state, Mapping) and "epoch" in state:
             self._pass_on(whole("epoch", state["epoch"], 0))
         try:
             super().load_state_dict(state)
         except Exception:
-            self._pass_on(kept)
+            self._pass_on(previous)
             raise
 
 
 class _Streaming:
-    """Batches of a sampler that are made as they are needed."""
+    """The batches of a sampler, made as they are needed."""
 
-    def __init__(
-        self, owner: SizeAwareBatchSampler, skip: int, description: dict[str, Any]
-    ) -> None:
+    def __init__(self, owner: SizeAwareBatchSampler, start: Start) -> None:
         columns = owner._columns
 
         def in_columns(index: object) -> list[float]:
@@ -436,15 +314,14 @@ class _Streaming:
             return [column[place].item() for column in columns]
 
         self._lock = threading.Lock()
-        self._stream = _C.SampleStream(
+        self._stream = _stream(
             owner._given,
             owner._function or in_columns,
-            owner._limits.costs,
-            owner._limits.maxima,
-            owner._refuse,
-            skip,
+            owner._limits,
+            owner._oversize,
+            start.cursor[0] if start.cursor else 0,
         )
-        self._description = description
+        self._description = owner._description(start.seed)
         self._places = [self._stream.begin]
         self._finished = False
         self._broken = False
@@ -462,7 +339,7 @@ class _Streaming:
             if batch is None:
                 if not self._finished and not self._broken:
                     self._finished = True
-                    _tell(self._stream, None, None)
+                    _tell_of_left_out(self._stream, warn)
                 raise StopIteration
             self._places.append(self._stream.begin)
             return batch
@@ -474,9 +351,7 @@ class _Streaming:
         given = len(self._places) - 1
         batches = given if batches is None else whole("batches", batches, 0)
         if batches > given:
-            raise ValueError(
-                f"batches must be from 0 to the {given} that were given, got {batches}"
-            )
+            raise ValueError(f"batches must be from 0 to {given}, those yielded, got {batches}")
         return {
             **self._description,
             "finished": self._finished and batches == given,
@@ -485,8 +360,8 @@ class _Streaming:
         }
 
 
-def _known_order(sampler: Iterable[int]) -> tuple[int | None, torch.Tensor | None]:
-    """The order of a sampler that always has the same: a count for 0, 1, …, or the indices."""
+def _fixed_order(sampler: Iterable[int]) -> tuple[int | None, torch.Tensor | None]:
+    """The order of a sampler that never changes: a count for 0, 1, …, or the indices."""
     if isinstance(sampler, range) and sampler == range(len(sampler)):
         return len(sampler), None
     if type(sampler) is SequentialSampler:

@@ -1,9 +1,10 @@
-"""Sizes of samples as people have them, turned into what the C++ core takes."""
+"""Sizes of samples in the forms that users have, as the tensors that the C++ core takes."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -18,16 +19,6 @@ Sizes: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]"
 Cost: TypeAlias = "str | _C.MemoryModel"
 Budget: TypeAlias = "Real | str | Sequence[Real | str]"
 
-_WHOLE = {
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-}
-
 
 def is_array(value: object) -> bool:
     """Whether a value is a tensor or a NumPy array."""
@@ -35,10 +26,10 @@ def is_array(value: object) -> bool:
 
 
 def at_once(values: object) -> object:
-    """What holds many values, as a tensor, an array or a list where it can be read at once.
+    """A container that can be read at once, as a tensor, an array or a list; others unchanged.
 
-    Columns of pandas and Arrow are arrays to NumPy; one of Hugging Face's `datasets` gives all its
-    values for `[:]`, in whatever format it has, and takes many times as long one by one.
+    NumPy reads columns of pandas and Arrow. A column of Hugging Face's `datasets` returns all its
+    values for `[:]`, in its own format; reading them one by one takes many times as long.
     """
     if is_array(values) or isinstance(values, (list, tuple, range, str, bytes, type)):
         return values
@@ -58,10 +49,10 @@ def at_once(values: object) -> object:
 
 
 class _Writable:
-    """A NumPy array that must not be written to. torch warns of such; brim only reads."""
+    """Hides from torch that an array is read-only, which it would warn of; brim only reads."""
 
     def __init__(self, array: Any) -> None:
-        self.kept = array
+        self.array = array  # stays alive
         interface = array.__array_interface__
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
@@ -72,7 +63,7 @@ def one_column(name: str, sizes: object) -> torch.Tensor:
 
 
 def size_column(name: str, sizes: object) -> torch.Tensor:
-    """The same in the width that they have, without a copy."""
+    """The same in their own width, without a copy."""
     tensor = as_tensor(name, sizes)
     if tensor.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {tuple(tensor.shape)}")
@@ -84,10 +75,10 @@ def _widened(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def as_tensor(name: str, sizes: object) -> torch.Tensor:
-    """Numbers as a tensor on the CPU; what they are is checked, not their range.
+    """Numbers as a tensor on the CPU. Their type is checked, not their range.
 
     Raises:
-        TypeError: if they are no numbers.
+        TypeError: if they are not numbers.
         ValueError: if an int does not fit 64 bits.
     """
     sizes = at_once(sizes)
@@ -112,10 +103,10 @@ def as_tensor(name: str, sizes: object) -> torch.Tensor:
 
 
 def index_tensor(name: str, indices: object) -> torch.Tensor:
-    """Indices of samples as an int64 tensor: of an array, or of any iterable of ints.
+    """Indices of samples as an int64 tensor, from an array or any iterable of ints.
 
     Raises:
-        TypeError: if they are no ints in one dimension; a mask is none.
+        TypeError: if they are not ints in one dimension. Masks are not.
     """
     indices = at_once(indices)
     if is_array(indices):
@@ -133,55 +124,50 @@ def index_tensor(name: str, indices: object) -> torch.Tensor:
 
 def _checked_tensor(name: str, sizes: torch.Tensor) -> torch.Tensor:
     if sizes.dtype == torch.uint64:
-        # As int64 the values beyond it are negative.
         wrapped = sizes.cpu().view(torch.int64)
-        beyond = (wrapped < 0).nonzero()
-        if len(beyond) > 0:
-            place = beyond[0].tolist()
+        for place in (wrapped < 0).nonzero()[:1].tolist():
             value = int(wrapped[tuple(place)]) + 2**64
             index = ", ".join(map(str, place))
             raise ValueError(f"{name} must fit 64 bits with a sign, got {value} at index {index}")
         return wrapped
-    if sizes.dtype in _WHOLE or sizes.dtype == torch.float32:
-        return sizes.cpu()
-    if sizes.is_floating_point():
+    if sizes.is_complex() or sizes.dtype == torch.bool:
+        raise TypeError(f"{name} must be ints or floats, got a tensor of {sizes.dtype}")
+    if sizes.is_floating_point() and sizes.dtype != torch.float32:
         return sizes.to("cpu", torch.float64)
-    raise TypeError(f"{name} must be ints or floats, got a tensor of {sizes.dtype}")
+    return sizes.cpu()
 
 
+@dataclass(frozen=True)
 class Limits:
-    """One budget or several, each with its cost.
+    """Budgets, each with its cost."""
 
-    Args:
-        cost: `"sum"`, `"count"`, `"padded"`, `"padded_squared"` or a fitted memory model; for
-            several budgets one for all, or one for each.
-        maximum: a positive number, for a memory model also text such as `"8GiB"`; a list or tuple
-            of them for several budgets.
-    """
+    costs: list[Any] = field(default_factory=list)
+    maxima: list[Any] = field(default_factory=list)
+    several: bool = False  # whether sizes have one column per budget
 
-    def __init__(self, cost: Cost | Sequence[Cost], maximum: Budget) -> None:
+    @classmethod
+    def read(cls, cost: Cost | Sequence[Cost], maximum: Budget | None) -> Limits:
+        """Check the arguments `cost` and `max_total_size` of a sampler; see `BatchSamplerBase`."""
         if is_array(maximum):
             maximum = as_tensor("max_total_size", maximum).tolist()
-        self.several = isinstance(maximum, (list, tuple))
+        several = isinstance(maximum, (list, tuple))
         maxima: list[Any] = list(maximum) if isinstance(maximum, (list, tuple)) else [maximum]
         if not maxima:
             raise ValueError("max_total_size is empty: there must be at least one budget")
-        if isinstance(cost, (list, tuple)):
-            self.costs: list[Any] = list(cost)
-            if len(self.costs) != len(maxima):
-                raise ValueError(
-                    f"cost has {len(self.costs)} entries and max_total_size {len(maxima)}: "
-                    "there must be one cost for each budget, or one for all"
-                )
-        else:
-            self.costs = [cost] * len(maxima)
-        self.maxima: list[Any] = [
-            _number_of_bytes(name, value) for name, value in zip(self.costs, maxima, strict=True)
-        ]
-        _C.check_limits(self.costs, self.maxima)
+        costs = list(cost) if isinstance(cost, (list, tuple)) else [cost] * len(maxima)
+        if len(costs) != len(maxima):
+            raise ValueError(
+                f"cost has {len(costs)} entries and max_total_size {len(maxima)}: "
+                "there must be one cost for each budget, or one for all"
+            )
+        maxima = [_in_bytes(*pair) for pair in zip(costs, maxima, strict=True)]
+        _C.check_limits(costs, maxima)
+        return cls(costs, maxima, several)
 
     def settings(self) -> dict[str, Any]:
-        """Costs and budgets as plain values, to tell whether others are the same."""
+        """Costs and budgets as plain values, to compare with others."""
+        if not self.costs:
+            return {}
         return {
             "max_total_size": [m if type(m) is int else float(m) for m in self.maxima],
             "cost": [
@@ -191,12 +177,12 @@ class Limits:
         }
 
     def columns(self, sizes: object) -> list[torch.Tensor]:
-        """The sizes as one tensor a budget, all of ints or all of floats."""
+        """The sizes as one tensor per budget, all of ints or all of floats."""
         sizes = at_once(sizes)
         if not self.several:
             return [size_column("sizes", sizes)]
         if is_array(sizes):
-            columns = list(as_tensor("sizes", sizes).unbind(1)) if _dimensions(sizes) == 2 else []
+            columns = list(as_tensor("sizes", sizes).unbind(1)) if has_columns(sizes) else []
             if len(columns) != len(self.maxima):
                 raise ValueError(
                     f"sizes must have shape (samples, {len(self.maxima)}), one column for each "
@@ -220,13 +206,28 @@ class Limits:
         rows = [tuple(row) for row in sizes]
         return [_C.sizes_tensor([row[k] for row in rows]) for k in range(len(self.maxima))]
 
+    def columns_of(self, sizeof: Callable[[int], Any], indices: torch.Tensor) -> list[torch.Tensor]:
+        """The sizes that a function gives for these indices, asked once for each; 0 elsewhere."""
+        distinct = torch.unique(indices)
+        columns = []
+        for sizes in self.columns([sizeof(index) for index in distinct.tolist()]):
+            column = torch.zeros(int(distinct[-1]) + 1 if len(distinct) else 0, dtype=sizes.dtype)
+            column[distinct] = sizes
+            columns.append(column)
+        return columns
 
-def _dimensions(sizes: Any) -> int:
-    return int(sizes.ndim)
+
+def has_columns(sizes: object) -> bool:
+    """Whether there are several sizes per sample: a matrix, or a sequence of rows."""
+    sizes = at_once(sizes)
+    if is_array(sizes):
+        return sizes.ndim == 2  # type: ignore[attr-defined, no-any-return]
+    first = sizes[0] if isinstance(sizes, Sequence) and len(sizes) > 0 else None
+    return isinstance(first, Sized) and getattr(first, "ndim", 1) > 0
 
 
-def _number_of_bytes(cost: object, maximum: object) -> object:
-    """`"8GiB"` as a number, where bytes are meant; everything else is checked by the core."""
+def _in_bytes(cost: object, maximum: object) -> object:
+    """`"8GiB"` as a number, if the budget is in bytes; the core checks everything else."""
     if isinstance(maximum, str):
         if isinstance(cost, str):
             raise TypeError(
@@ -238,7 +239,7 @@ def _number_of_bytes(cost: object, maximum: object) -> object:
 
 
 def size_function(sizeof: object) -> Callable[[Any], Any] | None:
-    """What gives the size of one sample; None where `sizeof` holds the sizes themselves.
+    """The function that gives the size of one sample; None if `sizeof` holds the sizes.
 
     Raises:
         TypeError: if it is neither.
@@ -257,13 +258,8 @@ def size_function(sizeof: object) -> Callable[[Any], Any] | None:
     )
 
 
-def oversize_is_error(oversize: object) -> bool:
-    """Whether `oversize` asks for an error."""
+def check_oversize(oversize: object) -> str:
+    """Check the argument `oversize` of a sampler."""
     if oversize not in ("leave_out", "error"):
         raise ValueError(f'oversize must be "leave_out" or "error", got {oversize!r:.100}')
-    return oversize == "error"
-
-
-def sizes_of(function: Callable[[Any], Any], indices: Iterable[int]) -> list[Any]:
-    """Ask for the size of each sample: a number, or several where there are several budgets."""
-    return [function(index) for index in indices]
+    return str(oversize)

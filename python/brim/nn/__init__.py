@@ -1,7 +1,7 @@
-"""Layers that keep for backward only what backward needs, and what tells and changes it.
+"""Layers that keep only what backward needs, and tools to convert and measure models.
 
 Each `brim.nn.X` is a `torch.nn.X`: the same constructor, parameters and state_dict, the same values
-and gradients. What is kept follows from what needs a gradient at each call.
+and gradients. What is kept depends on what needs a gradient at each call.
 
 Example:
     >>> import torch, brim
@@ -12,76 +12,18 @@ Example:
     'brim.nn.modules.conv'
 """
 
-from brim.nn import functional
+from brim.nn import functional, modules
 from brim.nn.audit import Audit, LayerAudit, assert_saved, audit
 from brim.nn.convert import ConversionReport, ConvertedLayer, convert, restore
-from brim.nn.modules.activation import GELU, Hardtanh, LeakyReLU, ReLU, ReLU6, SiLU
-from brim.nn.modules.conv import (
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    ConvTranspose1d,
-    ConvTranspose2d,
-    ConvTranspose3d,
-)
-from brim.nn.modules.dropout import Dropout
-from brim.nn.modules.linear import Linear
-from brim.nn.modules.norm import (
-    BatchNorm1d,
-    BatchNorm2d,
-    BatchNorm3d,
-    GroupNorm,
-    LayerNorm,
-    RMSNorm,
-)
-from brim.nn.modules.pooling import (
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AdaptiveAvgPool3d,
-    AvgPool1d,
-    AvgPool2d,
-    AvgPool3d,
-    MaxPool1d,
-    MaxPool2d,
-    MaxPool3d,
-)
+from brim.nn.modules import *  # noqa: F403
 from brim.nn.saving import Saving, saving
 
 __all__ = [
-    "GELU",
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
     "Audit",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
     "ConversionReport",
     "ConvertedLayer",
-    "Dropout",
-    "GroupNorm",
-    "Hardtanh",
     "LayerAudit",
-    "LayerNorm",
-    "LeakyReLU",
-    "Linear",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-    "RMSNorm",
-    "ReLU",
-    "ReLU6",
     "Saving",
-    "SiLU",
     "assert_saved",
     "audit",
     "convert",
@@ -89,3 +31,4 @@ __all__ = [
     "restore",
     "saving",
 ]
+__all__ += modules.__all__

@@ -3,55 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from brim import _C
-from brim.nn._elsewhere import elsewhere
-from brim.nn._numbers import Numbers, each
-from brim.nn._tensor_checks import refuse_others
+from brim.nn._elsewhere import check_tensors, elsewhere, ops
+from brim.nn._numbers import Numbers, each, over
 
 __all__ = [
+    "conv",
     "conv1d",
     "conv2d",
     "conv3d",
+    "conv_transpose",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
-    "convolve",
-    "convolve_transposed",
     "pad",
     "padded",
 ]
-
-_ops = _C.ops
-
-
-def convolve(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    recompute: bool,
-) -> Tensor:
-    """A convolution with one number a dimension."""
-    zeros = (0,) * len(stride)
-    run: Any = partial(elsewhere, "conv") if is_compiling() else _ops.conv
-    try:
-        output: Tensor = run(
-            input, weight, bias, stride, padding, dilation, False, zeros, groups, False, recompute
-        )
-    except Exception:
-        refuse_others(optional=("bias",), input=input, weight=weight, bias=bias)
-        raise
-    return output
 
 
 def padded(
@@ -61,7 +32,7 @@ def padded(
     padding: str,
     dilation: Sequence[int],
 ) -> tuple[Tensor, Sequence[int]]:
-    """The input and the numbers that torch's words for the padding stand for.
+    """The input and the numbers that the padding "same" or "valid" stands for.
 
     Example:
         >>> x, numbers = padded(torch.zeros(1, 1, 8), (4,), (1,), "same", (1,))
@@ -82,7 +53,7 @@ def padded(
 
 
 def pad(input: Tensor, padding: Sequence[int], mode: str) -> Tensor:
-    """As `torch.nn.functional.pad`, but no input is kept where backward needs its form only.
+    """As `torch.nn.functional.pad`, but keeps no input: backward needs only its shape.
 
     Example:
         >>> pad(torch.tensor([[1.0, 2.0]]), (1, 1), "replicate")
@@ -94,169 +65,57 @@ def pad(input: Tensor, padding: Sequence[int], mode: str) -> Tensor:
     return output
 
 
-def _conv(
+def conv(
     dimensions: int,
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    stride: Numbers,
-    padding: str | Numbers,
-    dilation: Numbers,
-    groups: int,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: str | Numbers = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
 ) -> Tensor:
+    """As `torch.nn.functional.conv`; keeps the input only where the weight needs a gradient."""
     steps, gaps = each("stride", stride, dimensions), each("dilation", dilation, dimensions)
     if isinstance(padding, str):
-        refuse_others(input=input, weight=weight)
+        check_tensors("conv", input, weight)
         input, pads = padded(input, weight.shape[2:], steps, padding, gaps)
     else:
         pads = each("padding", padding, dimensions)
-    return convolve(input, weight, bias, steps, pads, gaps, groups, False)
+    zeros = (0,) * dimensions
+    return ops().conv(input, weight, bias, steps, pads, gaps, False, zeros, groups, False, False)
 
 
-def conv1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: str | Numbers = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-) -> Tensor:
-    """As `torch.nn.functional.conv1d`; keeps the input only where the weight needs a gradient."""
-    return _conv(1, input, weight, bias, stride, padding, dilation, groups)
-
-
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: str | Numbers = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-) -> Tensor:
-    """As `torch.nn.functional.conv2d`; keeps the input only where the weight needs a gradient.
-
-    Example:
-        >>> x, weight = torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3)
-        >>> conv2d(x, weight, padding="same").shape
-        torch.Size([1, 4, 8, 8])
-    """
-    return _conv(2, input, weight, bias, stride, padding, dilation, groups)
-
-
-def conv3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: str | Numbers = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-) -> Tensor:
-    """As `torch.nn.functional.conv3d`; keeps the input only where the weight needs a gradient."""
-    return _conv(3, input, weight, bias, stride, padding, dilation, groups)
-
-
-def convolve_transposed(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    groups: int,
-    dilation: Sequence[int],
-    recompute: bool,
-) -> Tensor:
-    run: Any = partial(elsewhere, "conv") if is_compiling() else _ops.conv
-    try:
-        output: Tensor = run(
-            input,
-            weight,
-            bias,
-            stride,
-            padding,
-            dilation,
-            True,
-            output_padding,
-            groups,
-            False,
-            recompute,
-        )
-    except Exception:
-        refuse_others(optional=("bias",), input=input, weight=weight, bias=bias)
-        raise
-    return output
-
-
-def _conv_transposed(
+def conv_transpose(
     dimensions: int,
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    stride: Numbers,
-    padding: Numbers,
-    output_padding: Numbers,
-    groups: int,
-    dilation: Numbers,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    dilation: Numbers = 1,
 ) -> Tensor:
-    return convolve_transposed(
+    """As `torch.nn.functional.conv_transpose`; keeps the input only for the weight's gradient."""
+    return ops().conv(
         input,
         weight,
         bias,
         each("stride", stride, dimensions),
         each("padding", padding, dimensions),
+        each("dilation", dilation, dimensions),
+        True,
         each("output_padding", output_padding, dimensions),
         groups,
-        each("dilation", dilation, dimensions),
+        False,
         False,
     )
 
 
-def conv_transpose1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    output_padding: Numbers = 0,
-    groups: int = 1,
-    dilation: Numbers = 1,
-) -> Tensor:
-    """As torch's own; keeps the input only where the weight needs a gradient."""
-    return _conv_transposed(
-        1, input, weight, bias, stride, padding, output_padding, groups, dilation
-    )
-
-
-def conv_transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    output_padding: Numbers = 0,
-    groups: int = 1,
-    dilation: Numbers = 1,
-) -> Tensor:
-    """As torch's own; keeps the input only where the weight needs a gradient."""
-    return _conv_transposed(
-        2, input, weight, bias, stride, padding, output_padding, groups, dilation
-    )
-
-
-def conv_transpose3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    output_padding: Numbers = 0,
-    groups: int = 1,
-    dilation: Numbers = 1,
-) -> Tensor:
-    """As torch's own; keeps the input only where the weight needs a gradient."""
-    return _conv_transposed(
-        3, input, weight, bias, stride, padding, output_padding, groups, dilation
-    )
+conv1d, conv2d, conv3d = over(1, conv), over(2, conv), over(3, conv)
+conv_transpose1d, conv_transpose2d, conv_transpose3d = (
+    over(1, conv_transpose),
+    over(2, conv_transpose),
+    over(3, conv_transpose),
+)

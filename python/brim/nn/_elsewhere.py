@@ -1,54 +1,115 @@
-"""Where an operator of brim goes that cannot be called the fast way.
+"""How Python calls brim's operators: by the bindings, by the dispatcher, or torch's own functions.
 
-Tensors of classes that brim does not know get torch's own function, with which they know what to
-do; so does everything that leaves the process: exported and traced programs load without brim.
+The bindings are the fast way, for plain tensors. Tensor classes with rules of their own get torch's
+function, which they can override. So do exported and traced programs, which load without brim.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
-__all__ = ["elsewhere", "is_known"]
+from brim import _C
+
+if TYPE_CHECKING:
+    from brim._C import _Operators
+
+__all__ = ["check_tensors", "elsewhere", "is_known", "ops"]
 
 _F: Any = torch.nn.functional
 _jit: Any = torch.jit  # has no types
 
 
+def ops() -> _Operators:
+    """The operators of brim, with positional arguments in the order of their schemas.
+
+    Example:
+        >>> ops().silu(torch.zeros(2))
+        tensor([0., 0.])
+    """
+    return _traced if is_dynamo_compiling() else _C.ops
+
+
+class _Traced:
+    """The operators while torch.compile traces, which cannot look into the bindings."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(elsewhere, name)
+
+
+_traced: Any = _Traced()
+
+
 def elsewhere(name: str, *args: Any) -> Any:
-    """Run an operator of brim, or the function of torch that it stands for.
+    """Run an operator of brim by the dispatcher, or the function of torch that it stands for.
 
     For torch.compile, which gets brim's operators in its graph, and for what the bindings do not
-    take: classes of tensors, modes, symbolic values.
+    take: tensor classes, modes, symbolic values, and wrong arguments.
+
+    Raises:
+        TypeError: naming the argument that should be a tensor and is not.
 
     Example:
         >>> elsewhere("silu", torch.zeros(2))
         tensor([0., 0.])
+        >>> elsewhere("silu", [1.0])
+        Traceback (most recent call last):
+            ...
+        TypeError: input must be a Tensor, got [1.0] of type list
     """
-    if args[0] is None:  # which the dispatcher takes for a tensor without a value
-        raise TypeError("input must be a Tensor, got None")
+    if args[0] is None:  # the dispatcher would take it for an undefined tensor
+        check_tensors(name, None)
     compiling = is_compiling()
     leaves = is_exporting() if compiling else _jit.is_tracing()
-    if leaves or any(_is_foreign(value) for value in args):
-        return _TORCHS[name](*args)
-    if compiling and name.endswith("_"):  # the compiler wants no operators that write
-        return args[0].copy_(elsewhere(name[:-1], *args))
-    return getattr(torch.ops.brim, name)(*args)
+    is_torchs = leaves or (compiling and name.removesuffix("_") not in _IN_GRAPHS)
+    try:
+        if is_torchs or any(map(_is_foreign, args)):
+            return _TORCHS[name](*args)
+        if compiling and name.endswith("_"):  # the compiler wants no operators that write
+            return args[0].copy_(elsewhere(name[:-1], *args))
+        return getattr(torch.ops.brim, name)(*args)
+    except Exception:
+        check_tensors(name, *args)
+        raise
+
+
+def check_tensors(name: str, *args: object) -> None:
+    """Refuse arguments of an operator that should be tensors and are not.
+
+    Values that stand in for tensors (torch.fx) are allowed. Not for the path of a call that works:
+    the operators check too, but do not name the argument.
+
+    Raises:
+        TypeError: for the first such argument.
+    """
+    schema = getattr(torch.ops.brim, name).default._schema
+    for argument, value in zip(schema.arguments, args, strict=False):
+        allowed = {"Tensor": "a Tensor", "Optional[Tensor]": "a Tensor or None"}.get(
+            str(argument.type)
+        )
+        is_tensor = isinstance(value, Tensor) or hasattr(type(value), "__torch_function__")
+        if allowed is None or is_tensor or (value is None and "None" in allowed):
+            continue
+        raise TypeError(
+            f"{argument.name} must be {allowed}, got {reprlib.repr(value)} "
+            f"of type {type(value).__name__}"
+        ) from None
 
 
 _KNOWN = frozenset([Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor])
 
 
 def _is_foreign(value: object) -> bool:
-    """Whether this is for torch's functions: a class of tensors with rules of its own, or a proxy.
+    """Whether this needs torch's functions: a tensor class with rules of its own, or a proxy.
 
     Example:
         >>> class Named(Tensor): ...
@@ -69,10 +130,10 @@ def _is_foreign(value: object) -> bool:
 
 
 def is_known(tensor: Tensor) -> bool:
-    """For the core: whether brim's kernels may take this tensor, whose keys it does not know.
+    """For the core: whether brim's kernels may take a tensor with dispatch keys it does not know.
 
-    Inside of one torch.func.grad. Of what is taken further out (vmap, jvp, a second gradient, a
-    gradient by autograd) brim's kernels would know nothing.
+    They may inside of one torch.func.grad, but not under vmap, jvp, a second gradient or autograd
+    around it, which they would not see.
 
     Example:
         >>> torch.func.grad(lambda x: x.sum() * is_known(x))(torch.ones(2))
@@ -97,48 +158,35 @@ _DEFAULT: Any = Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 # -- torch's functions, with the arguments of brim's operators -----------------------------------
 
 
-def _gate(
-    input: Any, gate: int, a: float, b: float, recompute: bool = False, inplace: bool = False
-) -> Any:
-    if gate == 0:
-        return _F.relu(input, inplace)
-    if gate == 2:
-        return _F.leaky_relu(input, a, inplace)
-    return _F.hardtanh(input, a, b, inplace)
+def _torchs(name: str) -> Callable[..., Any]:
+    """The function of torch with an operator's name, which takes the options in the same order.
+
+    Example:
+        >>> _torchs("leaky_relu")(torch.tensor([-1.0, 2.0]), 0.5, False)
+        tensor([-0.5000,  2.0000])
+    """
+    function = getattr(_F, name.removesuffix("_"))
+    fixed = {"inplace": True} if name.endswith("_") else {}
+    schema = getattr(torch.ops.brim, name).default._schema
+    count = sum(each.name not in _OURS for each in schema.arguments)
+
+    def run(*args: Any) -> Any:
+        return function(*args[:count], **fixed)
+
+    return run
 
 
-def _conv(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    cast_weights: bool,
-    recompute: bool,
-) -> Any:
+_OURS = ("cast_weights", "recompute")  # at the end
+
+
+def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:
+    stride, padding, dilation, transposed, output_padding, groups, *_ = options
     kind = f"{len(stride)}d"
     if not transposed:
         run = getattr(_F, "conv" + kind)
         return run(input, weight, bias, stride, padding, dilation, groups)
     run = getattr(_F, "conv_transpose" + kind)
     return run(input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-def _batch_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    return _F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 def _max_pool(
@@ -149,7 +197,7 @@ def _max_pool(
 
 
 def _avg_pool(input: Any, kernel_size: Sequence[int], *options: Any) -> Any:
-    if len(kernel_size) == 1:  # there without a divisor
+    if len(kernel_size) == 1:  # avg_pool1d takes no divisor
         options = options[:-1]
     return getattr(_F, f"avg_pool{len(kernel_size)}d")(input, kernel_size, *options)
 
@@ -159,22 +207,23 @@ def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
 
 
 _TORCHS: Mapping[str, Callable[..., Any]] = {
-    "gate": _gate,
-    "gate_": partial(_gate, inplace=True),
-    "gelu": lambda input, approximate: _F.gelu(input, approximate=approximate),
-    "silu": lambda input: _F.silu(input),
-    "silu_": lambda input: _F.silu(input, inplace=True),
-    "dropout": lambda input, p: _F.dropout(input, p),
-    "dropout_": lambda input, p: _F.dropout(input, p, inplace=True),
-    "linear": lambda input, weight, bias, *_: _F.linear(input, weight, bias),
+    **{name: _torchs(name) for name in dir(_C.ops) if hasattr(_F, name.removesuffix("_"))},
+    "gelu": lambda input, approximate, *_: _F.gelu(input, approximate=approximate),
+    "batch_norm": lambda input, weight, bias, mean, variance, *rest: _F.batch_norm(
+        input, mean, variance, weight, bias, *rest
+    ),
     "conv": _conv,
     "pad": lambda input, padding, mode: _F.pad(input, padding, mode),
-    "batch_norm": _batch_norm,
-    "layer_norm": lambda input, shape, *rest: _F.layer_norm(input, list(shape), *rest),
-    "group_norm": lambda *args: _F.group_norm(*args),
-    "rms_norm": lambda input, shape, *rest: _F.rms_norm(input, list(shape), *rest),
     "max_pool": _max_pool,
     "max_pool_with_indices": partial(_max_pool, return_indices=True),
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive_avg_pool,
 }
+
+_IN_GRAPHS = frozenset(
+    [
+        *("relu", "hardtanh", "leaky_relu", "hardsigmoid", "prelu", "dropout", "linear", "conv"),
+        *("max_pool", "avg_pool"),
+    ]
+)
+"""What torch.compile gets. Instead of the others it gets torch's own, and decides what is kept."""

@@ -1,4 +1,4 @@
-"""What backward needs of each layer at the least, without computing anything again.
+"""The least that backward needs of each layer if nothing is recomputed.
 
 The rules follow from the derivatives: see the table in docs/nn.md.
 """
@@ -15,23 +15,16 @@ from torch.multiprocessing import reductions
 
 from brim.nn._numbers import each
 from brim.nn.convert import COUNTERPARTS, ORIGINALS, STAND_INS, own_base
+from brim.nn.modules.activation import Activation
 
 __all__ = ["Need", "needs_of", "same_work", "with_torchs_work"]
 
 _StorageWeakRef: Any = reductions.StorageWeakRef  # has no types
-_WEIGHTED = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED_CONVS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_WEIGHTED = (nn.Linear, *_CONVS, *_TRANSPOSED_CONVS)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-_GATES = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.LeakyReLU)
-_SMOOTH = (nn.GELU, nn.SiLU)
 _MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
@@ -40,17 +33,17 @@ class Need:
 
     Attributes:
         size: in bytes.
-        key: what they are, so that they count once; None where nobody else can need them.
+        key: identifies them, so that they count once; None if no other layer can need them.
         part: which part of the storage they are.
         most: all parts together, in bytes.
-        instead: a storage that serves as well where it is kept anyway.
+        instead: the identity of a storage that will do as well if it is kept anyway.
     """
 
     def __init__(
         self, tensor: Tensor | None, size: int, *, dtype: Any = None, instead: Tensor | None = None
     ) -> None:
         self.size = size
-        # A weak reference: the memory may go, but no other storage takes the identity.
+        # Weak: the memory may be freed, but no other storage gets the same identity.
         self._references = [_reference(each) for each in (tensor, instead)]
         self.identity = _number(self._references[0])
         self.key = None if tensor is None else (self.identity, dtype)
@@ -61,7 +54,7 @@ class Need:
             self.most = max(size, tensor.untyped_storage().nbytes())
         self.instead = _number(self._references[1]) if instead is not None else None
         if dtype is not None:
-            self.instead = self.identity  # the tensor that the cast one is made of
+            self.instead = self.identity  # the tensor that was cast
 
 
 def _reference(tensor: Tensor | None) -> Any:
@@ -78,7 +71,7 @@ def _number(reference: Any) -> int:
 
 
 def needs_of(module: nn.Module, given: Any = None, output: Any = None) -> Sequence[Need] | None:
-    """What backward needs of this call; None for a layer that this module does not know."""
+    """What backward needs of this call; None for an unknown layer."""
     kind = _original(type(module))
     if kind not in COUNTERPARTS:
         return None
@@ -94,14 +87,20 @@ def needs_of(module: nn.Module, given: Any = None, output: Any = None) -> Sequen
         return [_whole(given)] if trained or (of_batch and given.requires_grad) else []
     if kind in _NORMS:
         return [_whole(given)] if trained or given.requires_grad else []
-    if kind in _SMOOTH:
-        if getattr(module, "inplace", False):
-            return [Need(None, given.numel() * given.element_size())]
-        return [_whole(given)]
     bits = (result.numel() + 7) // 8
-    if kind in _GATES:
-        tells = getattr(module, "negative_slope", 0.0) >= 0.0
+    own = COUNTERPARTS[kind]
+    if issubclass(own, Activation):
+        inplace = getattr(module, "inplace", False)
+        needs = own.needs_in_place if inplace else own.needs
+        if needs == "output":
+            return [_whole(result)]
+        if needs == "input":
+            # In place the input is overwritten, so that a copy is needed.
+            return [Need(None, result.nbytes) if inplace else _whole(given)]
+        tells = own.output_tells and getattr(module, "negative_slope", 0.0) >= 0.0
         return [Need(None, bits, instead=result if tells else None)]
+    if kind is nn.PReLU:
+        return [_whole(given)] if trained else [Need(None, bits)]
     if kind is nn.Dropout:
         drops = module.training and 0.0 < getattr(module, "p", 0.0) < 1.0
         return [Need(None, bits)] if drops else []
@@ -120,7 +119,7 @@ def _original(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _whole(tensor: Tensor) -> Need:
-    size = tensor.numel() * tensor.element_size()  # of a larger storage a copy is enough
+    size = tensor.numel() * tensor.element_size()  # a copy, if the storage is larger
     try:
         return Need(tensor, min(size, tensor.untyped_storage().nbytes()))
     except (NotImplementedError, RuntimeError):
@@ -138,7 +137,7 @@ def _in_type_of_autocast(tensor: Tensor) -> Need:
 
 
 def _bytes_of_place(module: Any, kind: type[nn.Module]) -> int:
-    """Of the number of a place in the window of a pool."""
+    """Bytes of a position in the window of a pool."""
     dimensions = int(kind.__name__[-2])
     places = math.prod(each("kernel_size", module.kernel_size, dimensions))
     return 1 if places <= 2**8 else 2 if places <= 2**16 else 4
@@ -146,11 +145,11 @@ def _bytes_of_place(module: Any, kind: type[nn.Module]) -> int:
 
 # -- Classes that derive from a layer --------------------------------------------------------------
 
-_WORK = ("forward", "_conv_forward")  # what the layers of brim have of their own
+_WORK = ("forward", "_conv_forward")  # what brim's layers override
 
 
 def same_work(kind: type[nn.Module], base: type[nn.Module]) -> bool:
-    """Whether a class computes what another does, by the same functions.
+    """Whether a class computes by the same functions as another.
 
     Example:
         >>> class Mine(nn.ReLU): ...
@@ -163,7 +162,7 @@ def same_work(kind: type[nn.Module], base: type[nn.Module]) -> bool:
 
 
 def with_torchs_work(kind: type[nn.Module]) -> type[nn.Module] | None:
-    """A class like this one that computes as torch.nn does; None where that is not known.
+    """This class with the forward of torch.nn; None for an unknown class.
 
     Example:
         >>> import brim

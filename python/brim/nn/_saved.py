@@ -1,4 +1,4 @@
-"""Measuring what a model keeps for backward, layer by layer."""
+"""Measures what a model keeps for backward, layer by layer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ from brim.nn.convert import is_layer
 __all__ = ["FUNCTIONS", "Run", "measure", "with_sizes"]
 
 FUNCTIONS = "(functions)"
-"""Where what was kept outside of any layer is counted."""
+"""Stands for everything outside of any layer."""
 
 
 class _Kept:
-    """A tensor that autograd keeps. It dies when autograd lets go."""
+    """A tensor that autograd keeps, for as long as it does."""
 
-    __slots__ = ("__weakref__", "layer", "order", "tensor")
+    __slots__ = ("__weakref__", "tensor")
 
-    def __init__(self, tensor: Tensor, layer: str, order: int) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()  # an output would hold its own graph
-        self.layer = layer
-        self.order = order
 
 
 class Run:
@@ -40,24 +38,21 @@ class Run:
 
     Attributes:
         called: the layers that ran, in the order of their first call.
-        bytes: kept by each layer; a storage that two keep counts where it was kept first.
-        least: what backward needs of each layer, without computing anything again.
+        bytes: kept by each layer; a storage counts for the layer that keeps it first.
+        least: what backward needs of each layer if nothing is recomputed.
     """
 
     def __init__(self) -> None:
         self.called: dict[str, torch.nn.Module] = {}
         self.bytes: dict[str, int] = {}
         self.least: dict[str, int] = {}
-        self._kept: list[weakref.ref[_Kept]] = []
-        self._needs: list[tuple[int, str, Need]] = []
+        self._events: list[tuple[str, weakref.ref[_Kept] | Need]] = []  # with their layers
         self._stack: list[str] = []
-        self._order = 0
 
     def pack(self, tensor: Tensor) -> _Kept:
         """For autograd's hooks: hold the tensor as long as autograd does."""
-        layer = self._stack[-1] if self._stack else FUNCTIONS
-        kept = _Kept(tensor, layer, self._next())
-        self._kept.append(weakref.ref(kept))
+        kept = _Kept(tensor)
+        self._events.append((self._stack[-1] if self._stack else FUNCTIONS, weakref.ref(kept)))
         return kept
 
     def unpack(self, kept: _Kept) -> Tensor:
@@ -73,48 +68,45 @@ class Run:
         """A layer ends, or failed: then its output is None."""
         name = self._stack.pop()
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        # Another's hooks (checkpoint, save_on_cpu) take away what is kept inside of them.
+        # Other hooks (checkpoint, save_on_cpu) keep it elsewhere.
         if hooks is not None and hooks[0] == self.pack:
-            for need in needs_of(module, given, output) or ():
-                self._needs.append((self._next(), name, need))
+            self._events += [(name, need) for need in needs_of(module, given, output) or ()]
 
     def count(self, left_out: list[Tensor]) -> None:
         """Count what is kept now; storages of `left_out` do not count."""
-        kept = [each for ref in self._kept if (each := ref()) is not None]
+        known = {name for name, module in self.called.items() if needs_of(module) is not None}
+        kept: list[tuple[str, Tensor]] = []
+        needs: list[tuple[str, Need]] = []
+        for layer, event in self._events:
+            if isinstance(event, Need):
+                needs.append((layer, event))
+            elif (alive := event()) is not None:
+                kept.append((layer, alive.tensor))
+                if layer not in known:
+                    needs.append((layer, Need(alive.tensor, _address(alive.tensor)[1])))
         self._count_bytes(kept, left_out)
-        self._count_least(kept, left_out)
+        self._count_least(needs, left_out)
 
-    def _next(self) -> int:
-        self._order += 1
-        return self._order
-
-    def _count_bytes(self, kept: list[_Kept], left_out: list[Tensor]) -> None:
+    def _count_bytes(self, kept: list[tuple[str, Tensor]], left_out: list[Tensor]) -> None:
         ignored = {_address(tensor)[0] for tensor in left_out}
         first: dict[Any, str] = {}
         most: dict[Any, int] = {}
-        for each in kept:
-            key, size = _address(each.tensor)
+        for layer, tensor in kept:
+            key, size = _address(tensor)
             if key not in ignored:
-                first.setdefault(key, each.layer)
+                first.setdefault(key, layer)
                 most[key] = max(size, most.get(key, 0))
         for key, layer in first.items():
             self.bytes[layer] = self.bytes.get(layer, 0) + most[key]
 
-    def _count_least(self, kept: list[_Kept], left_out: list[Tensor]) -> None:
-        known = {name for name, module in self.called.items() if needs_of(module) is not None}
-        needs = self._needs + [
-            (each.order, each.layer, Need(each.tensor, _address(each.tensor)[1]))
-            for each in kept
-            if each.layer not in known
-        ]
-        needs.sort(key=lambda item: item[0])
-        counted = {(_identity(tensor), None) for tensor in left_out}
+    def _count_least(self, needs: list[tuple[str, Need]], left_out: list[Tensor]) -> None:
+        counted = {(Need(tensor, 0).identity, None) for tensor in left_out}
         parts: dict[Any, dict[Any, int]] = {}
-        for _, _, need in needs:
+        for _, need in needs:
             if need.key is not None:
                 parts.setdefault(need.key, {})[need.part] = need.size
         whole = parts.keys() | counted
-        for _, layer, need in needs:
+        for layer, need in needs:
             if need.instead is not None and (need.instead, None) in whole:
                 continue
             size = need.size
@@ -127,7 +119,7 @@ class Run:
 
 
 def _address(tensor: Tensor) -> tuple[Any, int]:
-    """What tells storages apart, and their bytes."""
+    """What identifies the storage of a tensor, and its bytes."""
     try:
         storage = tensor.untyped_storage()
         # Tensors without memory (meta) all have the address 0.
@@ -136,19 +128,15 @@ def _address(tensor: Tensor) -> tuple[Any, int]:
         return (tensor.device, id(tensor)), tensor.numel() * tensor.element_size()
 
 
-def _identity(tensor: Tensor) -> int:
-    return Need(tensor, 0).identity
-
-
 def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
     """Run the model forward once and count what it keeps.
 
-    Buffers, random state and gradients are afterwards as they were. Parameters, buffers and the
-    inputs do not count.
+    Afterwards buffers, random state and gradients are as before. Parameters, buffers and the inputs
+    do not count.
     """
     run = Run()
     with contextlib.ExitStack() as undo:
-        # First of all: what is copied here is a tensor for autograd.
+        # First, so that the copies are tensors for autograd.
         undo.enter_context(torch.inference_mode(False))
         undo.enter_context(torch.enable_grad())
         inputs, kwargs, tensors = _copied(inputs, dict(kwargs))
@@ -167,7 +155,7 @@ def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str
 def with_sizes(
     model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> torch.nn.Module:
-    """The model; a copy that has run once, if lazy layers in it do not know their sizes yet.
+    """The model, or a copy that has run once if it has lazy layers without their sizes.
 
     Example:
         >>> model = torch.nn.LazyLinear(3)
@@ -216,7 +204,7 @@ def _copied(
     def copied(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if id(value) not in copies:  # one that is given twice stays one
+        if id(value) not in copies:  # a tensor that is given twice stays one tensor
             leaf = value.detach().clone().requires_grad_(value.requires_grad)
             copies[id(value)] = leaf if value.is_leaf else leaf.clone()
         return copies[id(value)]
@@ -227,35 +215,32 @@ def _copied(
 
 @contextlib.contextmanager
 def _own_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """Within, the model has copies of its buffers: running statistics stay as they were."""
+    """Within, the model has copies of its buffers, so that running statistics do not change."""
     copies: dict[int, Tensor] = {}
     with contextlib.ExitStack() as undo:
         for module in model.modules():
             own: Any = module._buffers  # of a ScriptModule, a view that can only be read
             before = dict(own.items())
-            scripted = isinstance(module, torch.jit.ScriptModule)
-            undo.callback(_set_buffers if scripted else _replace_buffers, module, before)
+            undo.callback(_set_buffers, module, before)
             for buffer in before.values():
                 if buffer is not None and id(buffer) not in copies:
                     copies[id(buffer)] = buffer.detach().clone()
-            made = {name: copies.get(id(buffer)) for name, buffer in before.items()}
-            (_set_buffers if scripted else _replace_buffers)(module, made)
+            _set_buffers(module, {name: copies.get(id(each)) for name, each in before.items()})
         yield
 
 
-def _replace_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
-    module._buffers.clear()
-    module._buffers.update(buffers)
-
-
 def _set_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
-    for name, buffer in buffers.items():
-        setattr(module, name, buffer)
+    if isinstance(module, torch.jit.ScriptModule):
+        for name, buffer in buffers.items():
+            setattr(module, name, buffer)
+    else:
+        module._buffers.clear()
+        module._buffers.update(buffers)
 
 
 @contextlib.contextmanager
 def _random_state(tensors: list[Tensor]) -> Iterator[None]:
-    """Puts the random state of Python, NumPy, the CPU and the tensors' devices back."""
+    """Restores the random state of Python, NumPy, the CPU and the tensors' devices."""
     devices = {tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}
     numpy: Any = sys.modules.get("numpy.random")
     with contextlib.ExitStack() as undo:

@@ -1,21 +1,19 @@
-"""What a model keeps for backward: by torch.nn, by brim, and the least."""
+"""What a model keeps for backward: with torch.nn's layers, with brim's, and at the least."""
 
 from __future__ import annotations
 
-import contextlib
-import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
 
 import torch
 
 from brim import _C
-from brim._table import text_table
+from brim._arguments import whole
 from brim.memory import parse_bytes
-from brim.nn._saved import FUNCTIONS, Run, measure, with_sizes
 from brim.nn._lower_bound import with_torchs_work
-from brim.nn.convert import convert, own_base
+from brim.nn._saved import FUNCTIONS, Run, measure, with_sizes
+from brim.nn.convert import check_module, convert, own_base
 from brim.nn.saving import paused
 
 __all__ = ["Audit", "LayerAudit", "assert_saved", "audit"]
@@ -30,7 +28,7 @@ class LayerAudit:
         type: its class, without the module.
         torch_nn: kept by torch.nn's layer.
         brim: kept by brim's.
-        least: that backward needs, without computing anything again.
+        least: that backward needs if nothing is recomputed.
     """
 
     name: str
@@ -45,7 +43,7 @@ class Audit:
     """What a model keeps for backward. `print` shows it as a table.
 
     Attributes:
-        layers: one entry a layer that ran, in their order.
+        layers: one entry per layer that ran, in the order of their first call.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -57,16 +55,16 @@ class Audit:
 
     @property
     def brim(self) -> int:
-        """Bytes that it keeps with brim's."""
+        """Bytes that it keeps with brim's layers."""
         return sum(layer.brim for layer in self.layers)
 
     @property
     def least(self) -> int:
-        """Bytes that backward needs, without computing anything again."""
+        """Bytes that backward needs if nothing is recomputed."""
         return sum(layer.least for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values: `layers`, and `total` with the three sums."""
+        """The figures as plain values: `layers`, and `total` with the three sums."""
         total = {"torch_nn": self.torch_nn, "brim": self.brim, "least": self.least}
         return {"layers": [asdict(layer) for layer in self.layers], "total": total}
 
@@ -76,7 +74,7 @@ class Audit:
             for each in self.layers
         ]
         totals = (self.torch_nn, self.brim, self.least)
-        table = text_table(
+        table = _C.text_table(
             ["layer", "type", "torch.nn", "brim", "least"],
             rows,
             left=2,
@@ -87,28 +85,27 @@ class Audit:
         shares = [f"{part / self.torch_nn:.1%}" for part in (self.brim, self.least)]
         line = f"brim keeps {shares[0]} of what torch.nn keeps; the least is {shares[1]}"
         if self.brim < self.least:
-            line += " without computing anything again"
+            line += " if nothing is recomputed"
         return f"{table}\n{line}"
 
 
 def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
     """Measure what a model keeps for backward, layer by layer: torch.nn, brim, and the least.
 
-    Runs the model forward twice, with torch.nn's layers and with brim's; a model that has layers of
-    brim already is measured as it is for the second figure. A class that derives from one of brim's
-    has torch.nn's forward in the first run, unless it has a forward of its own. Afterwards the
-    model is as it was: classes, buffers such as running statistics, gradients; so is the random
-    state. What needs a gradient is what needs one now, so freeze first. A region of `brim.saving()`
-    around the call is part of the second run alone. Of a model with lazy layers (`LazyLinear`) that
-    have not run yet a copy is measured, after one run that gives them their sizes.
+    Runs the model forward twice: with torch.nn's layers, then converted, or as it is if it has
+    layers of brim already. A class derived from one of brim's has torch.nn's forward in the first
+    run, unless it has its own. Afterwards classes, buffers (running statistics), gradients and the
+    random state are as before. What needs a gradient is what needs one now, so freeze first.
+    A surrounding `brim.saving()` affects the second run only. If the model has lazy layers
+    (`LazyLinear`) that have not run yet, a copy is measured, after a run that sets their sizes.
 
-    Counted are storages, each once and where it was kept first. Parameters, buffers and the inputs
-    are not counted: they are there anyway.
+    Each storage counts once, for the layer that keeps it first. Parameters, buffers and the inputs
+    do not count: they exist anyway.
 
     Args:
         model: any module.
-        inputs: what to call it with; tensors in any nesting.
-        kwargs: likewise.
+        inputs: positional arguments of its call; tensors in any nesting.
+        kwargs: keyword arguments of its call.
 
     Returns:
         The figures; `print` shows a table.
@@ -132,19 +129,19 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
         total          64.00 KiB  2.00 KiB  2.00 KiB
         brim keeps 3.1% of what torch.nn keeps; the least is 3.1%
     """
-    _check_module(model)
+    check_module(model)
     model = with_sizes(model, inputs, kwargs)
-    with _classes_put_back(model) as classes:
-        for module, kind in classes.items():
-            torchs = with_torchs_work(kind)
-            if torchs is not None:
-                module.__class__ = torchs
+    classes = {module: type(module) for module in model.modules()}
+    try:
+        _set_classes({module: with_torchs_work(kind) or kind for module, kind in classes.items()})
         with paused():
             before = measure(model, inputs, kwargs)
-        _put_back(classes)
+        _set_classes(classes)
         if not any(own_base(kind) for kind in classes.values()):
             convert(model)
         after = measure(model, inputs, kwargs)
+    finally:
+        _set_classes(classes)
     return Audit(
         tuple(
             LayerAudit(
@@ -164,16 +161,16 @@ def assert_saved(
 ) -> int:
     """Check in a test that a model keeps no more for backward than it should.
 
-    The model is measured as it is, in one run forward, as `audit` does it.
+    Measures the model as it is, in one forward run, as `audit` does.
 
     Args:
         model: any module.
-        inputs: what to call it with.
+        inputs: positional arguments of its call.
         at_most: bytes, as a number or as text such as "12MiB".
-        kwargs: likewise.
+        kwargs: keyword arguments of its call.
 
     Returns:
-        The bytes that it keeps.
+        The bytes it keeps.
 
     Raises:
         AssertionError: if it keeps more; the message has a table of the layers.
@@ -186,7 +183,7 @@ def assert_saved(
         >>> brim.assert_saved(layer, torch.ones(1024, requires_grad=True), at_most="128B")
         128
     """
-    _check_module(model)
+    check_module(model)
     limit = _limit(at_most)
     model = with_sizes(model, inputs, kwargs)
     run = measure(model, inputs, kwargs)
@@ -197,7 +194,7 @@ def assert_saved(
             for name, kind in _called(run, run)
             if run.bytes.get(name)
         ]
-        table = text_table(["layer", "type", "kept"], rows, left=2)
+        table = _C.text_table(["layer", "type", "kept"], rows, left=2)
         raise AssertionError(
             f"the model keeps {kept} bytes for backward, at most {limit} are allowed\n\n{table}"
         )
@@ -205,23 +202,14 @@ def assert_saved(
 
 
 def _limit(at_most: SupportsIndex | str) -> int:
-    wrong = f'at_most must be bytes such as 0, 4096 or "12MiB", got {at_most!r}'
     if isinstance(at_most, str):
         try:
             return 0 if at_most.strip() == "0" else parse_bytes(at_most)
         except ValueError:
-            raise ValueError(wrong) from None
-    if isinstance(at_most, bool) or not hasattr(at_most, "__index__"):
-        raise TypeError(f"at_most must be a number of bytes or text, got {at_most!r}")
-    limit = operator.index(at_most)
-    if limit < 0:
-        raise ValueError(wrong)
-    return limit
-
-
-def _check_module(model: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+            raise ValueError(
+                f'at_most must be bytes such as 0, 4096 or "12MiB", got {at_most!r}'
+            ) from None
+    return whole("at_most", at_most, 0)
 
 
 def _called(before: Run, after: Run) -> Iterator[tuple[str, str]]:
@@ -232,20 +220,7 @@ def _called(before: Run, after: Run) -> Iterator[tuple[str, str]]:
         yield FUNCTIONS, ""
 
 
-_Classes = dict[torch.nn.Module, type[torch.nn.Module]]
-
-
-@contextlib.contextmanager
-def _classes_put_back(model: torch.nn.Module) -> Iterator[_Classes]:
-    """Gives the classes of all modules, and puts them back at the end."""
-    classes = {module: type(module) for module in model.modules()}
-    try:
-        yield classes
-    finally:
-        _put_back(classes)
-
-
-def _put_back(classes: _Classes) -> None:
+def _set_classes(classes: Mapping[torch.nn.Module, type[torch.nn.Module]]) -> None:
     for module, kind in classes.items():
         if type(module) is not kind:
             module.__class__ = kind

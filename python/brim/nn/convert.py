@@ -1,4 +1,4 @@
-"""Turning the layers of a model into brim's, in place, and back."""
+"""Changes the layers of a model to brim's, in place, and back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from brim._table import text_table
-from brim.nn.modules import activation, conv, dropout, linear, norm, pooling
+from brim import _C
+from brim.nn import modules
 
 __all__ = ["ConversionReport", "ConvertedLayer", "convert", "restore"]
 
@@ -22,9 +22,7 @@ Choices: TypeAlias = "Choice | Collection[Choice]"
 """A type, a pattern for names, a function of name and module, or several of these."""
 
 COUNTERPARTS: Mapping[type[Module], type[Module]] = {
-    getattr(torch.nn, name): getattr(family, name)
-    for family in (activation, conv, dropout, linear, norm, pooling)
-    for name in family.__all__
+    getattr(torch.nn, name): getattr(modules, name) for name in modules.__all__
 }
 """The layers of torch.nn and brim's for them."""
 
@@ -38,7 +36,7 @@ STAND_INS: dict[type[Module], type[Module]] = {}
 class _NoQuantization:
     """The attribute `qconfig` of brim's layers, which torch.ao.quantization sets on every layer.
 
-    It looks for layers by their exact type, and would leave brim's out in silence.
+    It knows layers by their exact type and would silently skip brim's.
     """
 
     def __get__(self, layer: Module | None, kind: type[Module]) -> Any:
@@ -46,8 +44,8 @@ class _NoQuantization:
 
     def __set__(self, layer: Module, value: object) -> None:
         raise TypeError(
-            f"torch.ao.quantization knows layers by their exact type and would leave out this "
-            f"{type(layer).__name__}, which is brim's: call brim.restore(model) before quantizing"
+            f"torch.ao.quantization knows layers by their exact type and would skip this "
+            f"{type(layer).__name__} of brim: call brim.restore(model) before quantizing"
         )
 
 
@@ -78,11 +76,11 @@ class ConvertedLayer:
 class ConversionReport:
     """What `convert` replaced and what it kept as it was. `print` shows what was kept as a table.
 
-    Containers are not listed: only layers, which have no modules inside or parameters of their own.
+    Containers are not listed, only layers: modules without children or with parameters.
 
     Attributes:
-        replaced: one entry a layer.
-        kept: one entry a layer, with the reason.
+        replaced: one entry per layer.
+        kept: one entry per layer, with the reason.
     """
 
     replaced: tuple[ConvertedLayer, ...]
@@ -99,7 +97,7 @@ class ConversionReport:
             [", ".join(name or _ROOT for name in each.names), each.type, each.reason]
             for each in self.kept
         ]
-        return f"{head}\n\n{text_table(['layer', 'type', 'kept because'], rows, left=3)}"
+        return f"{head}\n\n{_C.text_table(['layer', 'type', 'kept because'], rows, left=3)}"
 
 
 def convert(
@@ -108,20 +106,19 @@ def convert(
     skip: Choices | None = None,
     recompute: str | None = None,
 ) -> ConversionReport:
-    """Turn the layers of a model into brim's, in place.
+    """Change the layers of a model to brim's, in place.
 
     A layer is replaced if its type is exactly one of `torch.nn` that brim has a counterpart for. It
-    stays the same object: hooks, names, sharing, parameters, training flag and state_dict stay. A
-    layer that is brim's already stays so.
+    stays the same object: hooks, names, sharing, parameters, training flag and state_dict stay.
 
     Args:
         model: any module, also a single layer.
-        only: replace these alone. A type (also what is inside such a module), a pattern such as
-            "encoder.*" for qualified names (also what is inside), a function of the qualified name
-            and the module (that module alone), or a collection of these.
-        skip: leave these out, in the same words.
+        only: replace these alone. A type or a pattern for qualified names such as "encoder.*" (both
+            include what is inside), a function of the qualified name and the module (that module
+            alone), or a collection of these.
+        skip: leave these out; given as `only`.
         recompute: "cheap": a convolution or linear layer keeps no input that the layers before can
-            give again in backward from what they keep anyway (normalisation, activations, dropout,
+            recompute in backward from what they keep anyway (normalisation, activations, dropout,
             sums): the same values for less memory and more time. Also for layers that are brim's
             already. None changes nothing.
 
@@ -135,7 +132,7 @@ def convert(
     Example:
         >>> import torch, brim
         >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+        ...     torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Mish(), torch.nn.Linear(8, 2)
         ... )
         >>> report = brim.convert(model, skip="3")
         >>> print(report)
@@ -143,13 +140,12 @@ def convert(
         <BLANKLINE>
         layer  type    kept because
         --------------------------------------
-        2      Tanh    brim has no counterpart
+        2      Mish    brim has no counterpart
         3      Linear  left out by skip
         >>> [layer.name for layer in report.replaced]
         ['0', '1']
     """
-    if not isinstance(model, Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    check_module(model)
     if recompute not in (None, "cheap"):
         raise ValueError(f'recompute must be None or "cheap", got {recompute!r}')
     places = _places(model)
@@ -176,11 +172,11 @@ def convert(
 
 
 def restore(model: Module) -> Module:
-    """Turn brim's layers in a model back into those of torch.nn, in place.
+    """Change brim's layers in a model back to those of torch.nn, in place.
 
     Args:
-        model: any module; its layers whose type is exactly one of `brim.nn` are turned back. Those
-            of a class that derives from one stay; only their `recompute` goes.
+        model: any module. Layers whose type is exactly one of `brim.nn` change back; those of
+            derived classes stay and only lose their `recompute`.
 
     Returns:
         The model itself.
@@ -195,8 +191,7 @@ def restore(model: Module) -> Module:
         >>> type(brim.restore(model)[0]) is torch.nn.ReLU
         True
     """
-    if not isinstance(model, Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    check_module(model)
     for module in model.modules():
         if own_base(type(module)) is not None:
             module.__dict__.pop("recompute", None)
@@ -205,6 +200,12 @@ def restore(model: Module) -> Module:
 
 
 _ALREADY = "brim's already"
+
+
+def check_module(model: object) -> None:
+    """Refuse anything but a module."""
+    if not isinstance(model, Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
 
 
 def own_base(kind: type[Module]) -> type[Module] | None:
@@ -223,7 +224,7 @@ def own_base(kind: type[Module]) -> type[Module] | None:
 
 
 def _places(model: Module) -> dict[Module, list[str]]:
-    """Every module with all its names; one that is inside of itself is not entered again."""
+    """Every module with all its names; a module inside of itself is not entered again."""
     places: dict[Module, list[str]] = {}
 
     def visit(module: Module, name: str, around: frozenset[Module]) -> None:
@@ -238,7 +239,7 @@ def _places(model: Module) -> dict[Module, list[str]]:
 
 
 def is_layer(module: Module) -> bool:
-    """Whether a module is more than a container: nothing is inside, or it has own parameters."""
+    """Whether a module has no children, or parameters of its own: it is more than a container."""
     return not any(True for _ in module.children()) or any(
         parameter is not None for parameter in module._parameters.values()
     )

@@ -1,11 +1,12 @@
 """The functions of `torch.nn.functional` that brim has, with the same names and signatures.
 
-The same values and gradients; for backward only what is needed at this call is kept. Each is a thin
-face of an operator of the C++ core (`include/brim/nn/functional.h`), which says what it keeps.
+The same values and gradients; only what backward needs at this call is kept. Each is a thin face of
+an operator of the C++ core (`include/brim/nn/functional.h`).
 
-While torch.compile traces, the operators go into the graph. Normalisation, GELU, SiLU and adaptive
-pooling are torch's own there: the compiler decides itself what is kept of them. Tensors that brim
-does not know, and programs that are exported, get torch's own functions (see `_elsewhere`).
+While torch.compile traces, the operators go into the graph; normalisation, adaptive pooling and the
+activations that keep their input or output are torch's own there, and the compiler decides what is
+kept. Tensors that brim does not
+know, and programs that are exported, get torch's own functions (see `_elsewhere`).
 
 Example:
     >>> import torch
@@ -21,9 +22,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from brim import _C
+from brim.nn import _activation
+from brim.nn._activation import *  # noqa: F403
 from brim.nn._conv import (
     conv1d,
     conv2d,
@@ -32,7 +33,7 @@ from brim.nn._conv import (
     conv_transpose2d,
     conv_transpose3d,
 )
-from brim.nn._elsewhere import elsewhere
+from brim.nn._elsewhere import check_tensors, ops
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import (
     adaptive_avg_pool1d,
@@ -45,7 +46,6 @@ from brim.nn._pool import (
     max_pool2d,
     max_pool3d,
 )
-from brim.nn._tensor_checks import refuse_others
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -62,131 +62,33 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
     "dropout",
-    "gelu",
     "group_norm",
-    "hardtanh",
     "layer_norm",
-    "leaky_relu",
     "linear",
     "max_pool1d",
     "max_pool2d",
     "max_pool3d",
-    "relu",
-    "relu6",
     "rms_norm",
-    "silu",
 ]
+__all__ += _activation.__all__
 
-_RELU, _HARDTANH, _LEAKY_RELU = 0, 1, 2  # as in src/nn/gate.h
-_ops = _C.ops
-
-
-# -- Activations ----------------------------------------------------------------------------------
-
-
-def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    """As `torch.nn.functional.relu`; keeps one bit an element, or nothing.
-
-    Nothing, where the layer that takes the output keeps it anyway.
-
-    Example:
-        >>> x = torch.randn(1024, requires_grad=True)
-        >>> kept = []
-        >>> with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t), lambda t: t):
-        ...     y = relu(x)
-        >>> kept[0].nbytes
-        128
-    """
-    return _gate(input, _RELU, 0.0, 0.0, inplace)
-
-
-def relu6(input: Tensor, inplace: bool = False) -> Tensor:
-    """As `torch.nn.functional.relu6`; keeps one bit an element, or nothing."""
-    return _gate(input, _HARDTANH, 0.0, 6.0, inplace)
-
-
-def hardtanh(
-    input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> Tensor:
-    """As `torch.nn.functional.hardtanh`; keeps one bit an element, or nothing.
-
-    Raises:
-        ValueError: if min_val > max_val.
-    """
-    return _hardtanh(input, min_val, max_val, inplace)
-
-
-def _hardtanh(
-    input: Tensor, min_val: float, max_val: float, inplace: bool, recompute: bool = False
-) -> Tensor:
-    if min_val > max_val:
-        raise ValueError(f"min_val must not be above max_val, got {min_val} and {max_val}")
-    return _gate(input, _HARDTANH, min_val, max_val, inplace, recompute)
-
-
-def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """As `torch.nn.functional.leaky_relu`; keeps one bit an element, or nothing."""
-    return _gate(input, _LEAKY_RELU, negative_slope, 0.0, inplace)
-
-
-def _gate(
-    input: Tensor, gate: int, a: float, b: float, inplace: bool, recompute: bool = False
-) -> Tensor:
-    """With `recompute`, backward asks the layer before where it can, and nothing is kept."""
-    try:
-        if is_compiling():
-            traced: Tensor = elsewhere("gate_" if inplace else "gate", input, gate, a, b)
-            return traced
-        run = _ops.gate_ if inplace else _ops.gate
-        return run(input, gate, a, b, recompute)
-    except Exception:
-        refuse_others(input=input)
-        raise
-
-
-def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """As `torch.nn.functional.gelu`; keeps its input, which nothing smaller can stand for."""
-    if is_compiling():
-        return torch.nn.functional.gelu(input, approximate=approximate)
-    try:
-        return _ops.gelu(input, approximate)
-    except Exception:
-        refuse_others(input=input)
-        raise
-
-
-def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """As `torch.nn.functional.silu`; keeps its input, which nothing smaller can stand for."""
-    if is_compiling():
-        return torch.nn.functional.silu(input, inplace)
-    try:
-        return _ops.silu_(input) if inplace else _ops.silu(input)
-    except Exception:
-        refuse_others(input=input)
-        raise
+# -- Dropout ---------------------------------------------------------------------------------------
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """As `torch.nn.functional.dropout`, with the same random numbers; keeps one bit an element.
+    """As `torch.nn.functional.dropout`, with the same random numbers; keeps one bit per element.
 
     Raises:
         ValueError: if p is not from 0 to 1.
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must be from 0 to 1, got {p}")
-    if not training:
-        if type(input) is Tensor:
-            return input  # as torch does, also in place
-        refuse_others(input=input)
-        return torch.nn.functional.dropout(input, p, False, inplace)
-    try:
-        if is_compiling():
-            traced: Tensor = elsewhere("dropout_" if inplace else "dropout", input, p)
-            return traced
-        return _ops.dropout_(input, p) if inplace else _ops.dropout(input, p)
-    except Exception:
-        refuse_others(input=input)
-        raise
+    if training:
+        return ops().dropout_(input, p) if inplace else ops().dropout(input, p)
+    if type(input) is Tensor:
+        return input  # as torch does, also in place
+    check_tensors("dropout", input)
+    return torch.nn.functional.dropout(input, p, False, inplace)
 
 
 # -- Linear ----------------------------------------------------------------------------------------
@@ -205,17 +107,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool) -> Tensor:
     """The same; with `recompute`, backward asks the layer before for the input where it can."""
-    try:
-        if is_compiling():
-            traced: Tensor = elsewhere("linear", input, weight, bias, False, recompute)
-            return traced
-        return _ops.linear(input, weight, bias, False, recompute)
-    except Exception:
-        refuse_others(optional=("bias",), input=input, weight=weight, bias=bias)
-        raise
+    return ops().linear(input, weight, bias, False, recompute)
 
 
-# -- Normalisation --------------------------------------------------------------------------------
+# -- Normalisation ---------------------------------------------------------------------------------
 
 
 def batch_norm(
@@ -231,27 +126,13 @@ def batch_norm(
     """As `torch.nn.functional.batch_norm`.
 
     Keeps the input in training; with the running statistics only where the weight needs a gradient.
+
+    Raises:
+        ValueError: if eps is negative, or 0 in training.
     """
-    if is_compiling():
-        return torch.nn.functional.batch_norm(
-            input, running_mean, running_var, weight, bias, training, momentum, eps
-        )
     if eps <= 0.0 and (training or eps < 0.0):
         raise ValueError(f"eps must be positive (0 is allowed outside training), got {eps}")
-    try:
-        return _ops.batch_norm(
-            input, weight, bias, running_mean, running_var, training, momentum, eps
-        )
-    except Exception:
-        refuse_others(
-            optional=("weight", "bias", "running_mean", "running_var"),
-            input=input,
-            weight=weight,
-            bias=bias,
-            running_mean=running_mean,
-            running_var=running_var,
-        )
-        raise
+    return ops().batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 def layer_norm(
@@ -262,14 +143,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As `torch.nn.functional.layer_norm`; keeps the input where more than the bias needs it."""
-    if is_compiling():
-        shape = list(normalized_shape)
-        return torch.nn.functional.layer_norm(input, shape, weight, bias, eps)
-    try:
-        return _ops.layer_norm(input, normalized_shape, weight, bias, eps)
-    except Exception:
-        refuse_others(optional=("weight", "bias"), input=input, weight=weight, bias=bias)
-        raise
+    return ops().layer_norm(input, normalized_shape, weight, bias, eps)
 
 
 def group_norm(
@@ -280,13 +154,7 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As `torch.nn.functional.group_norm`; keeps the input where more than the bias needs it."""
-    if is_compiling():
-        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
-    try:
-        return _ops.group_norm(input, num_groups, weight, bias, eps)
-    except Exception:
-        refuse_others(optional=("weight", "bias"), input=input, weight=weight, bias=bias)
-        raise
+    return ops().group_norm(input, num_groups, weight, bias, eps)
 
 
 def rms_norm(
@@ -296,10 +164,4 @@ def rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """As `torch.nn.functional.rms_norm`; keeps the input, once."""
-    if is_compiling():
-        return torch.nn.functional.rms_norm(input, list(normalized_shape), weight, eps)
-    try:
-        return _ops.rms_norm(input, normalized_shape, weight, eps)
-    except Exception:
-        refuse_others(optional=("weight",), input=input, weight=weight)
-        raise
+    return ops().rms_norm(input, normalized_shape, weight, eps)

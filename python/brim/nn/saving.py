@@ -1,19 +1,20 @@
-"""A region of code in which the functions of torch keep what brim's keep."""
+"""A region of code in which torch's functions keep only what brim's keep."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from brim.nn import functional
+from brim.nn import _activation, functional
 
 __all__ = ["Saving", "saving"]
 
@@ -28,14 +29,14 @@ _RUNS_IN_PARTS: tuple[Callable[[object], bool], ...] = (
 def saving() -> Saving:
     """A region of code in which functions such as `F.relu` and `F.max_pool2d` keep less.
 
-    `with brim.saving():` sends the functions of `torch.nn.functional`, and those of the same names
-    in `torch` and `torch.Tensor`, to `brim.nn.functional`: activations, dropout, linear layers,
-    convolutions, normalisation and pooling of plain tensors of a floating type. So do the layers of
-    `torch.nn`, which call these functions. Everything else is left as it is, also what a larger
-    function of torch calls inside (`F.multi_head_attention_forward`).
+    `with brim.saving():` redirects the functions of `torch.nn.functional`, and those of the same
+    names in `torch` and `torch.Tensor`, to `brim.nn.functional`: activations, dropout, linear
+    layers, convolutions, normalisation and pooling of plain floating-point tensors. This includes
+    the layers of `torch.nn`, which call these functions. Nothing else changes, nor do the calls
+    inside of larger functions of torch (`F.multi_head_attention_forward`).
 
-    Regions nest and belong to their thread. Also a decorator: `@brim.saving()`. What torch.compile
-    traces is left to the compiler.
+    Regions nest and belong to their thread. `@brim.saving()` decorates a function. torch.compile
+    decides by itself what it keeps.
 
     Returns:
         A context manager, which can be entered again.
@@ -66,7 +67,7 @@ class Saving(TorchFunctionMode):
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling():
             instead = _INSTEAD.get(func)
-            if instead is not None and not _pause.on and _fits(args, kwargs):
+            if instead is not None and not _is_paused.get() and _fits(args, kwargs):
                 return instead(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -77,37 +78,26 @@ class Saving(TorchFunctionMode):
                 f"brim.saving() cannot decorate {function.__qualname__}, which runs in parts: use "
                 "`with brim.saving():` inside of it"
             )
-        decorated: _Function = contextlib.ContextDecorator.__call__(_Region(self), function)
-        return decorated
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return cast("_Function", run)
 
 
-class _Region(contextlib.ContextDecorator):
-    def __init__(self, mode: Any) -> None:  # torch's mode has no types
-        self._mode = mode
-
-    def __enter__(self) -> None:
-        self._mode.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._mode.__exit__(*error)
-
-
-class _Pause(threading.local):
-    on = False
-
-
-_pause = _Pause()
+_is_paused = ContextVar("_is_paused", default=False)
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """Within, regions of this thread do nothing."""
-    before = _pause.on
-    _pause.on = True
+    before = _is_paused.set(True)
     try:
         yield
     finally:
-        _pause.on = before
+        _is_paused.reset(before)
 
 
 def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -116,7 +106,8 @@ def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if type(given) is not Tensor and type(given) is not torch.nn.Parameter:
         return False
     return (
-        given.is_floating_point()
+        "out" not in kwargs
+        and given.is_floating_point()
         and given.layout is torch.strided
         and all(map(_is_plain, args))
         and all(map(_is_plain, kwargs.values()))
@@ -134,27 +125,22 @@ def _inplace(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda input, *args, **kwargs: function(input, *args, inplace=True, **kwargs)
 
 
-def _with_indices(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(
-        input: Tensor,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-        return_indices: bool = True,
-    ) -> Any:
-        return function(input, kernel_size, stride, padding, dilation, ceil_mode, True)
+def _with_indices(pool: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return pool(*args[:6], **(kwargs | {"return_indices": True}))
 
     return run
 
 
-def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
-    return functional.dropout(input, p, train)
+def _without(option: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with torch's last argument, which decides nothing here."""
+    count = len(inspect.signature(function).parameters)
 
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        kwargs.pop(option, None)
+        return function(*args[:count], **kwargs)
 
-def _dropout_(input: Tensor, p: float, train: bool) -> Tensor:
-    return functional.dropout(input, p, train, True)
+    return run
 
 
 def _batch_norm(
@@ -173,63 +159,35 @@ def _batch_norm(
     )
 
 
-def _layer_norm(
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Tensor:
-    return functional.layer_norm(input, normalized_shape, weight, bias, eps)
-
-
-def _group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Tensor:
-    return functional.group_norm(input, num_groups, weight, bias, eps)
-
-
 def _table() -> dict[Any, Callable[..., Any]]:
     own: Any = functional
     from_torch: Any = torch
     inner: Any = torch._C._nn
     table = {getattr(torch.nn.functional, name): getattr(own, name) for name in own.__all__}
     table |= {
-        torch.relu: functional.relu,
-        torch.Tensor.relu: functional.relu,
-        torch.relu_: _inplace(functional.relu),
-        torch.Tensor.relu_: _inplace(functional.relu),
-        inner.relu6: functional.relu6,
-        inner.relu6_: _inplace(functional.relu6),
-        inner.leaky_relu: functional.leaky_relu,
-        inner.leaky_relu_: _inplace(functional.leaky_relu),
-        inner.hardtanh: functional.hardtanh,
-        inner.hardtanh_: _inplace(functional.hardtanh),
-        inner.silu: functional.silu,
-        inner.silu_: _inplace(functional.silu),
-        from_torch.dropout: _dropout,
-        from_torch.dropout_: _dropout_,
+        from_torch.dropout: lambda input, p, train: functional.dropout(input, p, train),
+        from_torch.dropout_: lambda input, p, train: functional.dropout(input, p, train, True),
         from_torch.batch_norm: _batch_norm,
-        torch.layer_norm: _layer_norm,
-        torch.group_norm: _group_norm,
+        torch.layer_norm: _without("cudnn_enable", functional.layer_norm),
+        torch.group_norm: _without("cudnn_enabled", functional.group_norm),
         torch.rms_norm: functional.rms_norm,
         inner.adaptive_avg_pool2d: functional.adaptive_avg_pool2d,
         inner.adaptive_avg_pool3d: functional.adaptive_avg_pool3d,
     }
-    for dimensions in (1, 2, 3):
-        name = f"max_pool{dimensions}d"
+    for name in _activation.__all__:
+        function = getattr(own, name)
+        for place in (torch, torch.Tensor, inner):
+            if place is inner and name == "elu":  # has more options there
+                continue
+            if hasattr(place, name):
+                table[getattr(place, name)] = function
+            if hasattr(place, name + "_") and "inplace" in inspect.signature(function).parameters:
+                table[getattr(place, name + "_")] = _inplace(function)
+    for name, home in (("max_pool1d", torch), ("max_pool2d", inner), ("max_pool3d", inner)):
         pool = getattr(own, name)
         table[getattr(from_torch, name)] = pool
-        table[getattr(torch.nn.functional, name + "_with_indices")] = _with_indices(pool)
-    table[from_torch.max_pool1d_with_indices] = _with_indices(functional.max_pool1d)
-    table[inner.max_pool2d_with_indices] = _with_indices(functional.max_pool2d)
-    table[inner.max_pool3d_with_indices] = _with_indices(functional.max_pool3d)
+        for place in (torch.nn.functional, home):
+            table[getattr(place, name + "_with_indices")] = _with_indices(pool)
     return table
 
 

@@ -4,6 +4,7 @@
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <sstream>
@@ -14,8 +15,8 @@
 namespace brim {
 namespace {
 
-// A summary of more tries than this would hide what matters.
-constexpr std::size_t kMostTries = 24;
+// A summary of more attempts than this would hide what matters.
+constexpr std::size_t kMostFailures = 24;
 
 /// What may stay behind without being called a leak: libraries keep workspaces of torch's
 /// accelerator memory for good.
@@ -31,15 +32,18 @@ bool is_another(c10::Device named, c10::Device watched) {
          (named.has_index() && watched.has_index() && named.index() != watched.index());
 }
 
-std::string join(std::span<const std::int64_t> values) {
-  std::ostringstream out;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    out << (i == 0 ? "" : ", ") << values[i];
-  }
-  return out.str();
-}
-
 }  // namespace
+
+std::string detail::describe(const Attempt& attempt) {
+  std::string text = attempt.fitted() ? "fitted" : to_string(attempt.outcome);
+  if (attempt.peak) {
+    text += ", peak " + format_bytes(*attempt.peak);
+  }
+  if (attempt.requested) {
+    text += ", asked for " + format_bytes(*attempt.requested) + " more";
+  }
+  return text;
+}
 
 AttemptMonitor::AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint)
     : options_(options), checkpoint_(std::move(checkpoint)) {}
@@ -73,99 +77,85 @@ c10::Device AttemptMonitor::tightest_device() const {
   return use(host) >= use(device) ? host : device;
 }
 
-AttemptMonitor::Result AttemptMonitor::fitted(std::span<const std::int64_t> values) {
-  Result result;
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun_;
   meter_->close();
-  result.device = tightest_device();
-  const auto room = backend_for(result.device).headroom(result.device);
-  const std::int64_t held = meter_->start(result.device);
-  result.outcome = {.size = values.front(),
-                    .fitted = true,
-                    .peak = meter_->peak(result.device),
-                    .requested = std::nullopt,
-                    .limit = room.allocated + room.free,
-                    .held = held};
-  if (options_.attempts != nullptr || options_.observer) {
-    publish({.values = {values.begin(), values.end()},
-             .outcome = OomKind::none,
-             .peak = result.outcome.peak,
-             .requested = std::nullopt,
-             .held = held,
-             .available = *result.outcome.limit - held,
-             .seconds = result.seconds,
-             .repeats = std::ranges::equal(values, released_for_)});
-  }
+  const c10::Device device = tightest_device();
+  const auto room = backend_for(device).headroom(device);
+  const std::int64_t held = meter_->start(device);
+  const Attempt attempt{.values = {values.begin(), values.end()},
+                        .peak = meter_->peak(device),
+                        .held = held,
+                        .available = room.allocated + room.free - held,
+                        .device = device,
+                        .seconds = seconds.count(),
+                        .repeats = std::ranges::equal(values, released_for_)};
+  publish(attempt);
   meter_.reset();
-  return result;
+  return attempt;
 }
 
-AttemptMonitor::Result AttemptMonitor::failed(std::span<const std::int64_t> values,
-                                              const OomCause& cause, const std::string& message) {
-  last_message_ = message;
-  Result result;
+std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> values,
+                                              const detail::Failure& failure) {
+  const OomCause& cause = failure.cause;
+  last_message_ = failure.message;
   // A message may name a device that is not here (a wrapped error, a test): then its figures say
   // nothing of the one that is watched. The host can always be looked at.
   const bool on_host = cause.device && cause.device->is_cpu();
   const c10::Device device =
       on_host && !options_.device ? c10::Device(c10::DeviceType::CPU) : checkpoint_.device();
   const bool elsewhere = cause.device && is_another(*cause.device, device);
-  result.device = device;
   failed_on_ = device;
-  std::optional<std::int64_t> peak;
+  Attempt attempt{.values = {values.begin(), values.end()},
+                  .outcome = cause.kind,
+                  .requested = cause.requested,
+                  .device = device,
+                  .repeats = std::ranges::equal(values, released_for_)};
   if (meter_) {
-    result.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun_;
+    attempt.seconds = seconds.count();
     meter_->close();
     const std::vector<c10::Device> watched = meter_->devices();
     if (std::find(watched.begin(), watched.end(), device) != watched.end()) {
-      peak = meter_->peak(device);
+      attempt.peak = meter_->peak(device);
     }
     meter_.reset();
   }
   const std::optional<std::int64_t> before = checkpoint_.held(device);
   if (before) {
     const std::int64_t held_then = cause.in_use.value_or(*before) - *before;
-    wait_for_memory(device, std::max(peak.value_or(0), held_then));
+    wait_for_memory(device, std::max(attempt.peak.value_or(0), held_then));
   }
   const auto room = backend_for(device).headroom(device);
+  attempt.held = room.allocated;
+  attempt.available = room.free;
   if (cause.in_use && !elsewhere) {
-    peak = std::max<std::int64_t>(*cause.in_use - before.value_or(room.allocated), 0);
+    attempt.peak = std::max<std::int64_t>(*cause.in_use - before.value_or(room.allocated), 0);
   }
   const std::int64_t limit = room.allocated + room.free;
   hopeless_ = cause.kind == OomKind::size_limit ||
               (!elsewhere && cause.requested && *cause.requested > limit);
-
-  result.outcome = {.size = values.front(), .fitted = false};
-  // Figures of another device than the one that is watched would spoil the model of that one.
-  if (!elsewhere && cause.kind != OomKind::size_limit) {
-    result.outcome.peak = peak;
-    result.outcome.requested = cause.requested;
-    result.outcome.limit = limit;
-    result.outcome.held = room.allocated;
-  }
-
-  const bool repeats = std::ranges::equal(values, released_for_);
   const bool should_have_fitted =
       cause.in_use && cause.requested && *cause.in_use + *cause.requested <= limit;
-  if (!elsewhere && !device.is_cpu() && !repeats &&
+  bool try_same_again = false;
+  if (!elsewhere && !device.is_cpu() && !attempt.repeats &&
       (cause.kind == OomKind::library_workspace ||
        (cause.kind == OomKind::device_memory && should_have_fitted))) {
     release_cached(device);
     if (!options_.exact_halving) {
-      released_for_.assign(values.begin(), values.end());
-      result.try_same_again = true;
+      released_for_ = attempt.values;
+      try_same_again = true;
     }
   }
-  publish({.values = {values.begin(), values.end()},
-           .outcome = cause.kind,
-           .peak = peak,
-           .requested = cause.requested,
-           .held = room.allocated,
-           .available = room.free,
-           .seconds = result.seconds,
-           .repeats = repeats});
-  return result;
+  publish(attempt);
+  if (try_same_again) {
+    return std::nullopt;
+  }
+  // Bytes of another device, or of a kernel's size limit, would spoil the model of this one.
+  if (elsewhere || cause.kind == OomKind::size_limit) {
+    attempt.peak = attempt.requested = attempt.available = std::nullopt;
+  }
+  return attempt;
 }
 
 void AttemptMonitor::wait_for_memory(c10::Device device, std::int64_t attempt_peak) {
@@ -182,9 +172,15 @@ void AttemptMonitor::wait_for_memory(c10::Device device, std::int64_t attempt_pe
   // While other threads are in calls of their own, nobody can tell whose memory it is.
   if (kept > tolerance && !warned_ && !another_call_runs()) {
     warned_ = true;
-    TORCH_WARN(format_bytes(kept), " of a failed try's memory on ", device.str(),
+    TORCH_WARN(format_bytes(kept), " of a failed attempt's memory on ", device.str(),
                " did not come back: something still refers to its tensors, or another thread has "
-               "allocated since; less is left for the next try");
+               "allocated since; less is left for the next attempt");
+  }
+}
+
+void AttemptMonitor::wait_for_others_or_give_up() {
+  if (!wait_for_others()) {
+    give_up();
   }
 }
 
@@ -200,7 +196,7 @@ bool AttemptMonitor::wait_for_others() {
                                failed_on_.value_or(checkpoint_.device()));
 }
 
-void AttemptMonitor::publish(Attempt attempt) {
+void AttemptMonitor::publish(const Attempt& attempt) {
   if (options_.attempts != nullptr) {
     options_.attempts->push_back(attempt);
   }
@@ -208,10 +204,10 @@ void AttemptMonitor::publish(Attempt attempt) {
     options_.observer(attempt);
   }
   if (!attempt.fitted()) {
-    if (tries_.size() == kMostTries) {
-      tries_.erase(tries_.begin() + 1);  // the first one stays: it says where the call began
+    if (failures_.size() == kMostFailures) {
+      failures_.erase(failures_.begin() + 1);  // the first one stays: it says where the call began
     }
-    tries_.push_back(std::move(attempt));
+    failures_.push_back(attempt);
   }
 }
 
@@ -220,21 +216,11 @@ void AttemptMonitor::give_up() const {
   const MemoryStats stats = memory_stats(device);
   const Fragmentation cache = fragmentation(device);
   std::ostringstream out;
-  if (device.is_cpu() && !classify_message(last_message_)) {
-    out << "CPU out of memory. ";  // an error known by its type alone; of this one the text must
-                                   // tell
-  }
   out << last_message_ << "\nIt does not fit even with " << options_.name << " = "
-      << join(tries_.back().values) << ", the smallest that is allowed. Tried:";
-  for (const Attempt& attempt : tries_) {
-    out << "\n  " << options_.name << " = " << join(attempt.values) << ": "
-        << to_string(attempt.outcome);
-    if (attempt.peak) {
-      out << ", held " << format_bytes(*attempt.peak);
-    }
-    if (attempt.requested) {
-      out << ", asked for " << format_bytes(*attempt.requested) << " more";
-    }
+      << c10::Join(", ", failures_.back().values) << ", the smallest that is allowed. Tried:";
+  for (const Attempt& attempt : failures_) {
+    out << "\n  " << options_.name << " = " << c10::Join(", ", attempt.values) << ": "
+        << detail::describe(attempt);
   }
   out << "\nOn " << device.str() << ": limit " << format_bytes(stats.limit)
       << ", in use before the call "

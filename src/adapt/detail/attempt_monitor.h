@@ -1,9 +1,7 @@
 #pragma once
 
-#include <brim/adapt/detail/checkpoint.h>
+#include <brim/adapt/detail/driver.h>
 #include <brim/adapt/options.h>
-#include <brim/adapt/size_search.h>
-#include <brim/memory/out_of_memory.h>
 #include <brim/memory/peak_meter.h>
 
 #include <chrono>
@@ -13,47 +11,45 @@
 #include <string>
 #include <vector>
 
+#include "adapt/detail/checkpoint.h"
+
 namespace brim {
 
-/// Watches the tries of one adaptive call: measures them, cleans up after a failed one, finds out
-/// why it failed, and tells whoever wants to know. It does not choose sizes.
+/// Watches the attempts of one adaptive call: measures them, cleans up after a failed one, and
+/// tells observers. It does not choose sizes.
 class AttemptMonitor {
  public:
   AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint);
 
-  /// Where things stand before the next try; a call in parts renews it before each part.
+  /// Where things stand before the next attempt; a call in parts renews it before each part.
   void renew(Checkpoint checkpoint) { checkpoint_ = std::move(checkpoint); }
   const Checkpoint& checkpoint() const { return checkpoint_; }
 
-  /// Starts to measure a try. A try that was not begun (the first one, on the fast path) has no
+  /// Starts to measure an attempt. One that was not begun (the first one, on the fast path) has no
   /// time, and its peak comes from what the error says.
   void begin();
 
-  struct Result {
-    SizeOutcome outcome;                        // its size is the first of the values
-    c10::Device device = c10::DeviceType::CPU;  // whose bytes it has
-    double seconds = 0.0;
-    bool try_same_again = false;  // cached memory was in the way and has been released
-  };
-
-  Result fitted(std::span<const std::int64_t> values);
+  Attempt fitted(std::span<const std::int64_t> values);
 
   /// To be called when the exception is gone and with it all that it kept alive. Checks that the
-  /// memory of the failed try came back, has garbage collected if not, and warns if even that did
-  /// not help.
-  Result failed(std::span<const std::int64_t> values, const OomCause& cause,
-                const std::string& message);
+  /// memory of the failed attempt came back, collects garbage if not, and warns if even that did
+  /// not help. The attempt that it returns has no bytes where they say nothing about the device
+  /// that is watched.
+  /// @return empty where cached memory was in the way and has been released: the same values are
+  ///     to be tried again.
+  std::optional<Attempt> failed(std::span<const std::int64_t> values,
+                                const detail::Failure& failure);
 
-  /// Before giving up: waits until an adaptive call of another thread ends and may have given
-  /// memory back, 30 s at most for the whole call. False where there is nothing to wait for, where
-  /// the others stand still, or where the time is over.
-  bool wait_for_others();
-
-  /// Raises c10::OutOfMemoryError with the last message and a summary of all tries.
-  [[noreturn]] void give_up() const;
+  /// At the floor: returns when an adaptive call of another thread has ended and may have given
+  /// memory back. It waits for 30 s at most in the whole call.
+  /// @throws c10::OutOfMemoryError with the last message and a summary of all attempts where there
+  ///     is nothing to wait for, where the others stand still, or where the time is over.
+  void wait_for_others_or_give_up();
 
  private:
-  void publish(Attempt attempt);
+  void publish(const Attempt& attempt);
+  bool wait_for_others();
+  [[noreturn]] void give_up() const;
   void wait_for_memory(c10::Device device, std::int64_t attempt_peak);
   c10::Device tightest_device() const;
 
@@ -61,14 +57,14 @@ class AttemptMonitor {
   Checkpoint checkpoint_;
   std::optional<PeakMeter> meter_;
   std::chrono::steady_clock::time_point begun_;
-  std::vector<Attempt> tries_;  // the newest few, for the summary
+  std::vector<Attempt> failures_;  // the newest few, for the summary
   std::string last_message_;
   std::optional<c10::Device> failed_on_;
   std::vector<std::int64_t> released_for_;  // values that were tried again after a release
   bool warned_ = false;
   bool hopeless_ = false;  // the last failure would happen on an empty device too
   std::optional<std::chrono::steady_clock::time_point> deadline_;  // of waiting for others
-  std::uint64_t ended_elsewhere_ = 0;  // calls, when the try began; 0 where it was not watched
+  std::uint64_t ended_elsewhere_ = 0;  // calls, when the attempt began; 0 where it was not watched
 };
 
 }  // namespace brim

@@ -1,4 +1,5 @@
-#include <brim/adapt/detail/checkpoint.h>
+#include "adapt/detail/checkpoint.h"
+
 #include <brim/memory/stats.h>
 
 #include "memory/backend.h"

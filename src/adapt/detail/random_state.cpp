@@ -32,18 +32,26 @@ struct CpuRandomSnapshot {
 
 namespace {
 
-// CPUGeneratorImpl hands its engine out by value only, and copying 2.5 kB on every call is what we
-// want to avoid. CUDAGeneratorImpl asks the driver whether a graph is being captured, which takes a
-// microsecond, and refuses to say its seed then. Naming a private member in an explicit
-// instantiation is the one way to it that the language allows.
-template <auto Member>
-struct EngineAccess {
+// CPUGeneratorImpl returns its engine only by value, and a call that fits should not copy 2.5 kB.
+// CUDAGeneratorImpl asks the driver whether a graph is being captured, which takes a microsecond,
+// and refuses to tell its seed then. An explicit instantiation may name a private member. Both are
+// read under the generator's lock.
+template <auto Engine, auto NextFloat, auto NextDouble>
+struct CpuAccess {
   friend const at::mt19937& engine_of(const at::CPUGeneratorImpl& generator) {
-    return generator.*Member;
+    return generator.*Engine;
+  }
+  friend bool normal_samples_are(const at::CPUGeneratorImpl& generator, std::optional<float> f,
+                                 std::optional<double> d) {
+    return generator.*NextFloat == f && generator.*NextDouble == d;
   }
 };
 const at::mt19937& engine_of(const at::CPUGeneratorImpl& generator);
-template struct EngineAccess<&at::CPUGeneratorImpl::engine_>;
+bool normal_samples_are(const at::CPUGeneratorImpl& generator, std::optional<float> f,
+                        std::optional<double> d);
+template struct CpuAccess<&at::CPUGeneratorImpl::engine_,
+                          &at::CPUGeneratorImpl::next_float_normal_sample_,
+                          &at::CPUGeneratorImpl::next_double_normal_sample_>;
 
 #if BRIM_READS_CUDA_GENERATORS
 template <auto Member>
@@ -65,17 +73,14 @@ const at::mt19937_data_pod& data_of(const at::mt19937& engine) {
 
 /// Whether the generator is still where `snapshot` was taken, without comparing all 624 words: a
 /// block of words follows from the seed and its number, so equal seeds, equal positions and equal
-/// first words mean equal blocks. Read without the generator's lock, which would take longer than
-/// all the rest: where another thread draws at the same moment, what this one draws is not
-/// determined anyway.
+/// first words mean equal blocks. The caller holds the generator's lock.
 bool unchanged(const CpuRandomSnapshot& snapshot, at::CPUGeneratorImpl& generator) {
   const at::mt19937_data_pod& then = data_of(snapshot.engine);
   const at::mt19937_data_pod& now = data_of(engine_of(generator));
   return then.seed_ == now.seed_ && then.left_ == now.left_ && then.next_ == now.next_ &&
          then.state_[0] == now.state_[0] && then.state_[1] == now.state_[1] &&
          then.state_[2] == now.state_[2] && then.state_[3] == now.state_[3] &&
-         snapshot.next_float == generator.next_float_normal_sample() &&
-         snapshot.next_double == generator.next_double_normal_sample();
+         normal_samples_are(generator, snapshot.next_float, snapshot.next_double);
 }
 
 at::CPUGeneratorImpl& cpu_generator() {
@@ -99,17 +104,18 @@ CpuRandomSnapshot* snapshot_cpu() {
   thread_local Latest latest;
   CpuRandomSnapshot*& snapshot = latest.snapshot;
   at::CPUGeneratorImpl& generator = cpu_generator();
-  if (snapshot == nullptr || !unchanged(*snapshot, generator)) {
+  with_lock(generator.mutex_, [&] {
+    if (snapshot != nullptr && unchanged(*snapshot, generator)) {
+      return;
+    }
     if (snapshot == nullptr || snapshot->users > 1) {  // else nobody needs the old one: reuse it
       release(std::exchange(snapshot, nullptr));
       snapshot = new CpuRandomSnapshot{.users = 1};
     }
-    with_lock(generator.mutex_, [&] {
-      snapshot->engine = engine_of(generator);
-      snapshot->next_float = generator.next_float_normal_sample();
-      snapshot->next_double = generator.next_double_normal_sample();
-    });
-  }
+    snapshot->engine = engine_of(generator);
+    snapshot->next_float = generator.next_float_normal_sample();
+    snapshot->next_double = generator.next_double_normal_sample();
+  });
   ++snapshot->users;
   return snapshot;
 }

@@ -1,6 +1,5 @@
 #include "adapt/detail/running_calls.h"
 
-#include <brim/adapt/detail/checkpoint.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "adapt/detail/checkpoint.h"
 #include "fork.h"
 #include "memory/backend.h"
 #include "waiting.h"

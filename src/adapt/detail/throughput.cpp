@@ -10,26 +10,26 @@ namespace {
 // Less than this is within the noise of a timing, and memory is worth more.
 constexpr double kNegligible = 0.02;
 
-// The largest size that fits moves by a little from call to call; a rate measured this close to it
-// stands for it.
+// The largest size that fits varies slightly from call to call; a rate measured this close to it
+// counts as its rate.
 constexpr double kSameSize = 0.9;
 
 }  // namespace
 
-std::int64_t throughput_choice(std::span<const SizeFact> facts, std::int64_t largest,
+std::int64_t throughput_choice(std::span<const Attempt> attempts, std::int64_t largest,
                                std::int64_t lower, std::int64_t quantum) {
   double best = 0.0;
   bool knows_largest = false;
   const detail::SizeLattice allowed{lower, largest, quantum};
-  // The last part of a range is as short as what is left: no size to choose.
-  const auto counts = [&](const SizeFact& fact) {
-    const std::int64_t size = fact.outcome.size;
-    return fact.outcome.fitted && fact.rate > 0 && size <= largest && allowed.floor(size) == size;
+  // The last part of a range is as short as the remainder: not a size to choose.
+  const auto counts = [&](const Attempt& attempt) {
+    const std::int64_t size = attempt.size();
+    return attempt.fitted() && attempt.rate > 0 && size <= largest && allowed.floor(size) == size;
   };
-  for (const SizeFact& fact : facts) {
-    if (counts(fact)) {
-      best = std::max(best, fact.rate);
-      knows_largest = knows_largest || static_cast<double>(fact.outcome.size) >=
+  for (const Attempt& attempt : attempts) {
+    if (counts(attempt)) {
+      best = std::max(best, attempt.rate);
+      knows_largest = knows_largest || static_cast<double>(attempt.size()) >=
                                            kSameSize * static_cast<double>(largest);
     }
   }
@@ -37,14 +37,14 @@ std::int64_t throughput_choice(std::span<const SizeFact> facts, std::int64_t lar
     return largest;
   }
   std::int64_t smallest = largest;
-  for (const SizeFact& fact : facts) {
-    if (counts(fact) && fact.rate >= best * (1.0 - kNegligible)) {
-      smallest = std::min(smallest, fact.outcome.size);
+  for (const Attempt& attempt : attempts) {
+    if (counts(attempt) && attempt.rate >= best * (1.0 - kNegligible)) {
+      smallest = std::min(smallest, attempt.size());
     }
   }
   const std::int64_t half = std::max(floor_to_multiple(smallest / 2, quantum), lower);
-  const bool tried = std::any_of(facts.begin(), facts.end(), [&](const SizeFact& fact) {
-    return counts(fact) && fact.outcome.size <= half;
+  const bool tried = std::any_of(attempts.begin(), attempts.end(), [&](const Attempt& attempt) {
+    return counts(attempt) && attempt.size() <= half;
   });
   return tried ? smallest : half;
 }

@@ -10,13 +10,7 @@
 
 namespace brim::nn {
 
-/// Autocast on `device` while one call runs. Below it autocast is off, as in torch's own kernels.
-///
-///     template <c10::DeviceType Backend>
-///     at::Tensor layer_autocast(const at::Tensor& input) {
-///       const Autocast autocast(Backend);
-///       return op.call(autocast.cast(autocast.low(), input));
-///     }
+/// Autocast on `device` during one call. Below it autocast is off, as in torch's own kernels.
 class Autocast {
  public:
   explicit Autocast(c10::DeviceType device);
@@ -33,6 +27,12 @@ class Autocast {
   [[nodiscard]] at::Tensor cast(at::ScalarType to, const at::Tensor& tensor) const;
   [[nodiscard]] std::optional<at::Tensor> cast(at::ScalarType to,
                                                const std::optional<at::Tensor>& tensor) const;
+
+  /// Options stay as they are.
+  template <class Option>
+  [[nodiscard]] const Option& cast(at::ScalarType /*to*/, const Option& option) const {
+    return option;
+  }
 
   /// Whether a layer is to cast `weight` by itself, below autograd, so that no copy of a frozen
   /// weight is kept for backward. `input` is cast already.

@@ -5,8 +5,8 @@
 
 #include <optional>
 
-// Where brim's kernels must not run, torch's own operator does: a layer never fails where torch's
-// works. Every operator is registered with both.
+// A layer never fails where torch's works: for tensors that brim's kernels do not know, torch's own
+// operator runs.
 
 namespace brim::nn {
 
@@ -19,7 +19,7 @@ inline constexpr c10::DispatchKeySet kKnownKeys =
                          c10::DispatchKey::Functionalize}) |
     c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset;
 
-/// For tensors with other keys: what the rule of brim/nn/subclasses.h says.
+/// For tensors with other keys: asks the rule of brim/nn/subclasses.h.
 [[nodiscard]] bool is_known_otherwise(const at::Tensor& tensor);
 
 [[nodiscard]] inline bool is_known_type(at::ScalarType type) {
@@ -40,7 +40,7 @@ inline constexpr c10::DispatchKeySet kKnownKeys =
   return !tensor || is_known(*tensor);
 }
 
-/// Options are no reason.
+/// Options are always known.
 template <class Option>
 [[nodiscard]] constexpr bool is_known(const Option& /*option*/) {
   return true;

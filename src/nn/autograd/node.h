@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -10,14 +11,14 @@
 
 #include "compat.h"
 
-// How the layers take part in autograd: one hand-written node a layer, because
+// How the layers take part in autograd: each has a hand-written node, because
 // torch::autograd::Function costs more than a small layer itself.
 //
-// Layers talk to each other at forward through `grad_fn`. One that is about to keep its input tells
-// the node that made it, which may then drop what it kept of its own (a ReLU its bits: the output
-// says the same, and is there anyway). Or it keeps nothing and asks that node in backward to give
-// the value again (see recompute.h). Neither is right if somebody wrote to the value in between
-// without autograd's knowledge, so a node remembers what it made.
+// Layers communicate at forward through `grad_fn`. A layer that is about to keep its input tells
+// the node that made it, which may then drop what it kept itself (a ReLU its bits: the output holds
+// the same information). Or it keeps nothing and asks that node in backward to recompute the value
+// (see recompute.h). Both would be wrong if the value was written to in between without autograd's
+// knowledge, so a node remembers what it made.
 
 namespace brim::nn {
 
@@ -31,10 +32,10 @@ using torch::autograd::variable_list;
 /// Which saved-tensor hooks are in force; null for none.
 [[nodiscard]] const void* hooks_in_force();
 
-/// Whether torch.compile, vmap or the like looks on, which have strides and memory of their own.
+/// Whether torch.compile, vmap or the like traces the call: strides and memory are not real then.
 [[nodiscard]] bool is_traced(const at::Tensor& input);
 
-/// A value at one moment: the memory that it is in, and how often that was written to.
+/// A value at one moment: where it lies in memory, and how often that memory was written to.
 struct TensorVersion {
   const void* memory = nullptr;
   std::uint32_t version = 0;
@@ -52,7 +53,7 @@ class SavingNode : public Node {
     version_ = output.unsafeGetTensorImpl()->version_counter();
   }
 
-  /// What this node made, as it was then.
+  /// The output, as it was at forward.
   [[nodiscard]] const TensorVersion& output() const { return output_; }
 
   /// Elements of the output.
@@ -63,27 +64,27 @@ class SavingNode : public Node {
     return version_.enabled() && version_.current_version() == output_.version;
   }
 
-  /// Whether layers that run now may talk to this one: not across the border of saved-tensor hooks.
-  /// What a checkpointed region keeps must not depend on what came before it, which is another
-  /// graph when the region runs again.
+  /// Whether layers that run now may communicate with this one: not across the border of
+  /// saved-tensor hooks. What a checkpointed region keeps must not depend on what came before it,
+  /// which is another graph when the region runs again.
   [[nodiscard]] bool is_near() const { return hooks_ == hooks_in_force(); }
 
   /// A consumer keeps `output`, the value that this node made, for its own backward.
   virtual void output_is_kept(const at::Tensor& output) { (void)output; }
 
-  /// How many layers in a row must run again until recompute() has this node's output, from what is
-  /// kept anyway; nothing where it cannot be given. Asked at forward.
+  /// How many layers in a row recompute() must run to get this node's output from what is kept
+  /// anyway; nothing if it cannot. Asked at forward.
   virtual std::optional<int> layers_to_recompute() const { return std::nullopt; }
 
-  /// Told at forward, before recompute() is relied on: what that reads again must not change with
-  /// what others do to weights, biases and statistics until then.
-  /// @returns false where they were changed already
+  /// Called at forward, before recompute() is relied on: from here on, changes to weights, biases
+  /// and statistics must not affect it.
+  /// @returns false if they were changed already
   [[nodiscard]] virtual bool prepare_to_recompute() { return true; }
 
-  /// The output again, bit for bit. Asked during backward, before this node itself runs.
+  /// The same output, bit for bit. Called during backward, before this node itself runs.
   virtual at::Tensor recompute();
 
-  /// relu(output + added) in one go, or nothing where recompute() and torch's operators must do.
+  /// relu(output + added) in one pass, or nothing if this node has no kernel for it.
   /// @param added undefined: nothing is added
   virtual std::optional<at::Tensor> recompute_relu(const at::Tensor& added) {
     (void)added;
@@ -96,16 +97,16 @@ class SavingNode : public Node {
   c10::VariableVersion version_;
 };
 
-/// The same values, for a place in the graph of their own. What torch.func.grad takes further out
-/// keeps its place there, which detach() would lose.
+/// An alias without a place in the graph. Unlike detach(), it keeps its place in the graphs of
+/// outer levels of torch.func.grad.
 [[nodiscard]] at::Tensor without_history(const at::Tensor& tensor);
 
 /// Tells the layer that made `input`, if it is one of ours, that its output is kept.
 void tell_producer_kept(const at::Tensor& input);
 
-/// In double backward: the gradient of a function whose second derivative is zero, as a part of the
-/// graph that leads to the function's own input, as torch's is. Outside of it `grad` as it is.
-/// @param zeros whether torch's derivative gives the input zeros, or nothing
+/// In double backward: `grad`, of a function whose second derivative is zero, connected to that
+/// function's own input in the graph, as torch's is. Outside of double backward, `grad` itself.
+/// @param zeros whether torch's second derivative is zeros, or undefined
 [[nodiscard]] at::Tensor tied_to(const torch::autograd::Edge& input, const at::Tensor& grad,
                                  bool zeros = true);
 
@@ -115,7 +116,25 @@ template <class... Tensors>
   return torch::autograd::compute_requires_grad(tensors...);
 }
 
-/// For the parts of a backward: forward-mode gradients would be dropped in silence.
+/// At the end of forward: `output` is what `node` made, which may be null. In place it counts as
+/// written to.
+template <bool kInPlace, class Ptr>
+void add_to_graph(at::Tensor& output, const Ptr& node) {
+  if (kInPlace) {
+    torch::autograd::increment_version(output);
+  }
+  if (node == nullptr) {
+    return;
+  }
+  if (kInPlace) {
+    torch::autograd::rebase_history(output, node);
+  } else {
+    torch::autograd::set_history(output, node);
+  }
+  node->set_output(output);
+}
+
+/// For operators that a backward calls: forward-mode gradients would be dropped silently.
 /// @throws c10::NotImplementedError naming the layer.
 void refuse_forward_ad(const char* layer, const at::Tensor& grad);
 

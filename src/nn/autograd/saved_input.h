@@ -6,11 +6,11 @@
 
 namespace brim::nn {
 
-/// The input of a layer that needs it for the gradient of its weight: kept, or asked of the layer
-/// that made it. Used under the lock of its node.
+/// The input of a layer that needs it for the gradient of its weight: kept, or recomputed by the
+/// layer that made it. Used under the lock of its node.
 class KeptInput {
  public:
-  /// At forward. @param recompute ask for the input in backward, where that can be done
+  /// At forward. @param recompute keep nothing, if the input can be recomputed
   void keep(const at::Tensor& input, bool recompute) {
     const auto& producer = input.grad_fn();
     if (recompute && are_few(layers_to_recompute(producer.get(), version_of(input))) &&

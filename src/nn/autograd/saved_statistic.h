@@ -8,10 +8,10 @@
 
 namespace brim::nn {
 
-/// A running statistic that a forward in eval mode used, and that its backward reads again. In
-/// training torch's kernels write to it without a new version. Such a forward calls
-/// copy_for_readers() first, which gives a copy to those that still have to read the old values; no
-/// copy is made before. Used under the lock of its node; copies may come from any thread.
+/// A running statistic that a forward in eval mode used and that its backward needs. In training
+/// torch's kernels write to it without a new version. Such a forward calls copy_for_readers()
+/// first, which gives a copy to the nodes that still need the old values; no copy is made before.
+/// Used under the lock of its node; copies may come from any thread.
 class KeptStatistic {
  public:
   using Readers = std::multimap<const void*, KeptStatistic*>;

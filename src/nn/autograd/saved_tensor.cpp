@@ -41,4 +41,10 @@ at::Tensor Kept::lend_frozen() const {
   return tensor;
 }
 
+at::Tensor Kept::unpack(torch::autograd::Node* owner) {
+  // Without its place in the graph: held here, it would hold its own node.
+  return owner == nullptr ? saved_.unpack()
+                          : without_history(saved_.unpack(compat::pointer_to(*owner)));
+}
+
 }  // namespace brim::nn

@@ -9,9 +9,9 @@
 
 namespace brim::nn {
 
-/// A tensor that a node keeps for its backward, and lends to layers behind it before that. Saved
-/// tensors may be given out only once in a backward call: those of torch.utils.checkpoint say so,
-/// and others may copy from the host each time. Used under the lock of its node.
+/// A tensor that a node keeps for its backward, and lends to layers behind it before that. It is
+/// unpacked only once per backward call: torch.utils.checkpoint allows no more, and other hooks may
+/// copy from the host each time. Used under the lock of its node.
 class Kept {
  public:
   Kept() = default;
@@ -19,24 +19,31 @@ class Kept {
   /// @param tensor an input of the layer, or one that autograd does not know; never its output
   explicit Kept(const at::Tensor& tensor) : saved_(tensor, false) {}
 
-  /// From here on lend() gives the values of this moment, from a copy: by backward others may have
-  /// written to the tensor, some without a new version (`.data`, running statistics). No copy under
+  /// The node's own output, once it is in the graph. lend() and take() are then told the node, and
+  /// lend() gives the output without its place in the graph.
+  [[nodiscard]] static Kept output(const at::Tensor& tensor, bool is_inplace_on_view) {
+    Kept kept;
+    kept.saved_ = torch::autograd::SavedVariable(tensor, true, is_inplace_on_view);
+    return kept;
+  }
+
+  /// From here on lend() returns the values of this moment, from a copy: the tensor may be written
+  /// to before backward, even without a new version (`.data`, running statistics). No copy under
   /// saved-tensor hooks, which hold the tensor in a way of their own.
   /// @param most elements that are worth a copy
-  /// @returns false where it has more, and where it is too late: somebody has written to it
-  /// already, or its memory is gone
+  /// @returns false if it has more, was written to already, or its memory is gone
   [[nodiscard]] bool freeze(const c10::SymInt& most);
 
   /// For a layer behind. Held from here on, until take() or the next backward call.
   /// @throws c10::Error if there is no copy and its memory was taken away, as FSDP does with
   /// parameters.
-  [[nodiscard]] at::Tensor lend() {
+  [[nodiscard]] at::Tensor lend(torch::autograd::Node* owner = nullptr) {
     if (frozen_.defined()) {
       return lend_frozen();
     }
     at::Tensor tensor = lent_.get();
     if (!tensor.defined()) {
-      tensor = saved_.unpack();
+      tensor = unpack(owner);
       TORCH_CHECK(!tensor.defined() || !tensor.has_storage() || tensor.sym_numel() == 0 ||
                       tensor.storage().sym_nbytes() != 0,
                   "recompute=\"cheap\" reads the parameters of the layers before again in "
@@ -49,10 +56,10 @@ class Kept {
   }
 
   /// For the node's own backward. @throws c10::Error after release().
-  [[nodiscard]] at::Tensor take() {
+  [[nodiscard]] at::Tensor take(torch::autograd::Node* owner = nullptr) {
     const at::Tensor tensor = lent_.get();
     lent_.reset();
-    return tensor.defined() ? tensor : saved_.unpack();
+    return tensor.defined() ? tensor : unpack(owner);
   }
 
   void release() {
@@ -63,6 +70,7 @@ class Kept {
 
  private:
   [[nodiscard]] at::Tensor lend_frozen() const;
+  [[nodiscard]] at::Tensor unpack(torch::autograd::Node* owner);
 
   torch::autograd::SavedVariable saved_;
   ForThisBackward lent_;

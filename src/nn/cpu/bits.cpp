@@ -12,7 +12,6 @@
 
 #include "nn/cpu/number.h"
 #include "nn/cpu/widen.h"
-#include "nn/ops/bitmask_activation.h"
 #include "nn/ops/bits.h"
 
 // Everything works on blocks of a fixed number of elements; the rest at the end goes through a
@@ -28,7 +27,6 @@ constexpr std::int64_t kGrain = 32768;  // elements; as much as ATen gives a thr
 
 template <class T>
 using Block = std::array<T, kBlock>;
-using Flags = Block<std::uint8_t>;  // 0 or 1 each
 
 /// The whole number of the same width.
 template <class T>
@@ -52,6 +50,12 @@ void over_spans(std::int64_t elements, const Body& body) {
   });
 }
 
+std::uint64_t load_bits(const std::uint8_t* bits, std::int64_t count) {
+  std::uint64_t packed = 0;
+  std::memcpy(&packed, bits, static_cast<std::size_t>(bit_bytes(count)));
+  return packed;
+}
+
 void store_bits(std::uint64_t packed, std::uint8_t* bits, std::int64_t count) {
   if (count < kBlock) {
     packed &= (std::uint64_t{1} << static_cast<unsigned>(count)) - 1;
@@ -59,31 +63,22 @@ void store_bits(std::uint64_t packed, std::uint8_t* bits, std::int64_t count) {
   std::memcpy(bits, &packed, static_cast<std::size_t>(bit_bytes(count)));
 }
 
-std::uint64_t packed(const Flags& flags) {
-  std::uint64_t result = 0;
-  for (std::size_t i = 0; i < kBlock / 8; ++i) {
-    std::uint64_t eight = 0;
-    std::memcpy(&eight, flags.data() + 8 * i, 8);
-    // Each flag is moved to its place in the highest byte.
-    result |= (eight * 0x0102040810204080ULL) >> 56U << (8 * i);
-  }
-  return result;
-}
-
-/// For one block after another, bits = step(in, out).
+/// Calls step(in, out, byte of the first bit, count) for one block after another. What is left at
+/// the end goes through a block of its own. `out` may be `in`, or null.
 template <class T, class Step>
-void gate_span(const T* in, T* out, std::uint8_t* bits, std::int64_t count, const Step& step) {
+C10_ALWAYS_INLINE void over_blocks(const T* in, T* out, std::int64_t count, const Step& step) {
   const std::int64_t whole = count / kBlock * kBlock;
   for (std::int64_t first = 0; first < whole; first += kBlock) {
-    store_bits(step(in + first, out + first), bits + first / 8, kBlock);
+    step(in + first, out == nullptr ? nullptr : out + first, first / 8, kBlock);
   }
   if (const std::int64_t left = count - whole; left > 0) {
     const std::size_t bytes = static_cast<std::size_t>(left) * sizeof(T);
     Block<T> block{};
     std::memcpy(block.data(), in + whole, bytes);
-    const std::uint64_t last = step(block.data(), block.data());
-    std::memcpy(out + whole, block.data(), bytes);
-    store_bits(last, bits + whole / 8, left);
+    step(block.data(), block.data(), whole / 8, left);
+    if (out != nullptr) {
+      std::memcpy(out + whole, block.data(), bytes);
+    }
   }
 }
 
@@ -179,15 +174,29 @@ std::uint64_t leaky_relu_block(const T* in, T* out, Wide<T> slope) {
       [=](auto x, auto mask) { return mask ? x : x * slope; });
 }
 
+template <class T>
+std::uint64_t hardsigmoid_block(const T* in, T* out) {
+  using W = Wide<T>;
+  return wide_block(
+      in, out, [](auto x) { return (x > W(-3)) & (x < W(3)); },
+      [](auto x, auto /*mask*/) {
+        using Vector = decltype(x);
+        x = x + W(3);
+        x = x < W(0) ? Vector{} : x;
+        x = x > W(6) ? W(6) - Vector{} : x;
+        return x / W(6);
+      });
+}
+
 /// Calls body(first element, mask) for the vectors of a block: all bits of a lane are the
 /// element's.
 template <class Int, class Body>
-C10_ALWAYS_INLINE void over_masks(const std::uint8_t* bits, const Body& body) {
+C10_ALWAYS_INLINE void over_masks(std::uint64_t bits, const Body& body) {
   typedef Int Mask __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
   constexpr std::size_t kLanes = 16 / sizeof(Int);
   constexpr std::array<Int, 8> kPlaces{1, 2, 4, 8, 16, 32, 64, 128};
   for (std::size_t byte = 0; byte < kBlock / 8; ++byte) {
-    const Mask all = static_cast<Int>(bits[byte]) - Mask{};
+    const Mask all = static_cast<Int>(bits >> (8 * byte) & 0xff) - Mask{};
     for (std::size_t lane = 0; lane < 8; lane += kLanes) {
       Mask places;
       std::memcpy(&places, kPlaces.data() + lane, sizeof(places));
@@ -199,7 +208,7 @@ C10_ALWAYS_INLINE void over_masks(const std::uint8_t* bits, const Body& body) {
 
 /// The value where the bit is set, else 0.
 template <class T>
-void keep_block(const T* in, const std::uint8_t* bits, T* out) {
+void keep_block(const T* in, std::uint64_t bits, T* out) {
   over_masks<std::make_signed_t<Raw<T>>>(bits, [=](std::size_t i, auto mask) {
     decltype(mask) x;
     std::memcpy(&x, in + i, sizeof(x));
@@ -210,7 +219,7 @@ void keep_block(const T* in, const std::uint8_t* bits, T* out) {
 
 /// Times on or off, whichever the bit says. `out` may be `in`.
 template <class T>
-void times_block(const T* in, const std::uint8_t* bits, T* out, T on, T off) {
+void times_block(const T* in, std::uint64_t bits, T* out, T on, T off) {
   typedef T Vector __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
   over_masks<std::make_signed_t<Raw<T>>>(bits, [=](std::size_t i, auto mask) {
     Vector x;
@@ -223,7 +232,7 @@ void times_block(const T* in, const std::uint8_t* bits, T* out, T on, T off) {
 }
 
 template <class T>
-void apply_block(const T* in, const std::uint8_t* bits, T* out, Wide<T> on, Wide<T> off) {
+void apply_block(const T* in, std::uint64_t bits, T* out, Wide<T> on, Wide<T> off) {
   if (on == 1 && off == 0) {
     keep_block(in, bits, out);
   } else if constexpr (std::is_same_v<T, Wide<T>>) {
@@ -236,46 +245,26 @@ void apply_block(const T* in, const std::uint8_t* bits, T* out, Wide<T> on, Wide
   }
 }
 
+/// The bits of a block: what is not zero.
 template <class T>
-void apply_span(const T* in, const std::uint8_t* bits, T* out, std::int64_t count, Wide<T> on,
-                Wide<T> off) {
-  const std::int64_t whole = count / kBlock * kBlock;
-  for (std::int64_t first = 0; first < whole; first += kBlock) {
-    apply_block(in + first, bits + first / 8, out + first, on, off);
-  }
-  if (const std::int64_t left = count - whole; left > 0) {
-    Block<T> from{};
-    Block<T> to;
-    std::array<std::uint8_t, kBlock / 8> from_bits{};
-    const std::size_t bytes = static_cast<std::size_t>(left) * sizeof(T);
-    std::memcpy(from.data(), in + whole, bytes);
-    std::memcpy(from_bits.data(), bits + whole / 8, static_cast<std::size_t>(bit_bytes(left)));
-    apply_block(from.data(), from_bits.data(), to.data(), on, off);
-    std::memcpy(out + whole, to.data(), bytes);
-  }
-}
-
-template <class T>
-void pack_span(const T* mask, std::uint8_t* bits, std::int64_t count) {
-  for (std::int64_t first = 0; first < count; first += kBlock) {
-    const std::int64_t left = std::min(kBlock, count - first);
-    Block<T> rest{};
-    const T* from = mask + first;
-    if (left < kBlock) {
-      std::memcpy(rest.data(), from, static_cast<std::size_t>(left) * sizeof(T));
-      from = rest.data();
+std::uint64_t nonzero_block(const T* in) {
+  Block<std::uint8_t> flags;
+  for (std::size_t i = 0; i < kBlock; ++i) {
+    // Without its sign, a number is zero only where all of its bits are.
+    if constexpr (sizeof(T) == 1) {
+      flags[i] = in[i] != T(0);
+    } else {
+      flags[i] = static_cast<Raw<T>>(std::bit_cast<Raw<T>>(in[i]) << 1U) != 0;
     }
-    Flags flags;
-    for (std::size_t i = 0; i < kBlock; ++i) {
-      // Without its sign, a number is zero only where all of its bits are.
-      if constexpr (sizeof(T) == 1) {
-        flags[i] = from[i] != T(0);
-      } else {
-        flags[i] = static_cast<Raw<T>>(std::bit_cast<Raw<T>>(from[i]) << 1U) != 0;
-      }
-    }
-    store_bits(packed(flags), bits + first / 8, left);
   }
+  std::uint64_t result = 0;
+  for (std::size_t i = 0; i < kBlock / 8; ++i) {
+    std::uint64_t eight = 0;
+    std::memcpy(&eight, flags.data() + 8 * i, 8);
+    // Each flag is moved to its place in the highest byte.
+    result |= (eight * 0x0102040810204080ULL) >> 56U << (8 * i);
+  }
+  return result;
 }
 
 }  // namespace
@@ -284,7 +273,11 @@ void pack_bits(const at::Tensor& mask, at::Tensor& bits) {
   auto* const to = bits.mutable_data_ptr<std::uint8_t>();
   const auto pack = [&]<class T>(const T* from) {
     over_spans(mask.numel(), [&](std::int64_t first, std::int64_t count) {
-      pack_span(from + first, to + first / 8, count);
+      std::uint8_t* const span = to + first / 8;
+      over_blocks<T>(from + first, nullptr, count,
+                     [=](const T* in, T*, std::int64_t byte, std::int64_t n) {
+                       store_bits(nonzero_block(in), span + byte, n);
+                     });
     });
   };
   if (mask.scalar_type() == at::kBool) {
@@ -304,38 +297,50 @@ void apply_bits(const at::Tensor& input, const at::Tensor& bits, at::Tensor& out
       at::kHalf, at::kBFloat16, input.scalar_type(), "brim::apply_bits", [&] {
         const auto* const in = input.const_data_ptr<scalar_t>();
         auto* const out = output.mutable_data_ptr<scalar_t>();
+        const auto set = static_cast<Wide<scalar_t>>(on);
+        const auto unset = static_cast<Wide<scalar_t>>(off);
         over_spans(input.numel(), [&](std::int64_t first, std::int64_t count) {
-          apply_span(in + first, from + first / 8, out + first, count,
-                     static_cast<Wide<scalar_t>>(on), static_cast<Wide<scalar_t>>(off));
+          const std::uint8_t* const span = from + first / 8;
+          over_blocks(in + first, out + first, count,
+                      [=](const scalar_t* source, scalar_t* to, std::int64_t byte, std::int64_t n) {
+                        apply_block(source, load_bits(span + byte, n), to, set, unset);
+                      });
         });
       });
 }
 
-void gate_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& bits, std::int64_t gate,
-               double a, double b) {
+void bitmask_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& bits, BitmaskKind kind,
+                  double a, double b) {
   auto* const to_bits = bits.mutable_data_ptr<std::uint8_t>();
   AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, input.scalar_type(), "brim::gate_pack", [&] {
+      at::kHalf, at::kBFloat16, input.scalar_type(), "brim::bitmask_pack", [&] {
         const auto* const in = input.const_data_ptr<scalar_t>();
         auto* const out = output.mutable_data_ptr<scalar_t>();
         const auto run = [&](const auto& block) {
           over_spans(input.numel(), [&](std::int64_t first, std::int64_t count) {
-            gate_span(in + first, out + first, to_bits + first / 8, count, block);
+            std::uint8_t* const span = to_bits + first / 8;
+            over_blocks(in + first, out + first, count,
+                        [&](const scalar_t* from, scalar_t* to, std::int64_t byte, std::int64_t n) {
+                          store_bits(block(from, to), span + byte, n);
+                        });
           });
         };
         using W = Wide<scalar_t>;
-        switch (static_cast<Gate>(gate)) {
-          case Gate::relu:
+        switch (kind) {
+          case BitmaskKind::relu:
             return run([](const scalar_t* from, scalar_t* to) { return relu_block(from, to); });
-          case Gate::hardtanh:
+          case BitmaskKind::hardtanh:
             return run([lower = static_cast<W>(a), upper = static_cast<W>(b)](const scalar_t* from,
                                                                               scalar_t* to) {
               return hardtanh_block(from, to, lower, upper);
             });
-          case Gate::leaky_relu:
+          case BitmaskKind::leaky_relu:
             return run([slope = static_cast<W>(a)](const scalar_t* from, scalar_t* to) {
               return leaky_relu_block(from, to, slope);
             });
+          case BitmaskKind::hardsigmoid:
+            return run(
+                [](const scalar_t* from, scalar_t* to) { return hardsigmoid_block(from, to); });
         }
       });
 }

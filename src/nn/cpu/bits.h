@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
+#include "nn/ops/bitmask_kind.h"
 
 // The loops over bits on the CPU. All tensors are dense; outputs are allocated, with the strides of
 // the input.
@@ -15,7 +15,7 @@ void apply_bits(const at::Tensor& input, const at::Tensor& bits, at::Tensor& out
                 double off);
 
 /// `output` may be `input`.
-void gate_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& bits, std::int64_t gate,
-               double a, double b);
+void bitmask_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& bits, BitmaskKind kind,
+                  double a, double b);
 
 }  // namespace brim::nn::cpu

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "nn/cpu/number.h"
-#include "nn/ops/max_pool.h"
+#include "nn/ops/max_pool_kernels.h"
 
 namespace brim::nn::cpu {
 namespace {
@@ -188,81 +188,66 @@ void over_rows(Int begin, Int end, const std::int64_t* sizes, const Row& row) {
 
 // -- Forward -----------------------------------------------------------------------------------
 
-/// Channels first: the outputs of a row side by side.
 template <class T>
-void pack_planes(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets,
-                 const PoolGeometry& g) {
+void pack_typed(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets,
+                const PoolGeometry& g) {
   const auto* const in = raw<T>(input);
   auto* const out = raw<T>(output);
   auto* const to = offsets.mutable_data_ptr<std::uint8_t>();
-  const Int rows = g.planes() * g.out[0] * g.out[1];
-  at::parallel_for(0, rows, grain_of(g.out[2] * g.places()), [&](Int begin, Int end) {
+  const Int channels = g.channels_last ? g.channels : 1;  // of a place
+  const Int rows = g.planes() / channels * g.out[0] * g.out[1];
+  at::parallel_for(0, rows, grain_of(g.out[2] * channels * g.places()), [&](Int begin, Int end) {
     Maxima<T> maxima;
     over_rows(begin, end, g.out, [&](Int plane, Int od, Int oh) {
       const Places deep(g, 0, od);
       const Places high(g, 1, oh);
       const Int row = ((plane * g.out[0] + od) * g.out[1] + oh) * g.out[2];
-      for (Int left = 0; left < g.out[2]; left += kBlock) {
-        const Int right = std::min(left + kBlock, g.out[2]);
-        const Int corner = (deep.first * g.kernel[1] + high.first) * g.kernel[2];
-        maxima.start(right - left, corner);
-        for (Int o = left; o < right && o * g.stride[2] < g.padding[2]; ++o) {
-          maxima.set_place(o - left, corner + Places(g, 2, o).first);
-        }
+      const Int corner = (deep.first * g.kernel[1] + high.first) * g.kernel[2];
+      // Calls look(where a row of the input begins, its first place in the window).
+      const auto over_window = [&](const auto& look) {
         for (Int kd = deep.first; kd < deep.end; ++kd) {
           const Int id = plane * g.in[0] + deep.start + kd * g.dilation[0];
           for (Int kh = high.first; kh < high.end; ++kh) {
             const Int ih = id * g.in[1] + high.start + kh * g.dilation[1];
-            for (Int kw = 0; kw < g.kernel[2]; ++kw) {
-              const Outputs outputs(g, kw);
-              const Int first = std::max(left, outputs.first);
-              const Int count = std::min(right, outputs.end) - first;
-              const Int iw = first * g.stride[2] - g.padding[2] + kw * g.dilation[2];
-              if (count > 0) {
-                maxima.look(in + ih * g.in[2] + iw, g.stride[2], first - left, count,
-                            (kd * g.kernel[1] + kh) * g.kernel[2] + kw);
-              }
-            }
+            look(ih * g.in[2], (kd * g.kernel[1] + kh) * g.kernel[2]);
           }
         }
-        maxima.store(out + row + left, to + row + left, right - left);
-      }
-    });
-  });
-}
-
-/// Channels last: the channels of an output side by side.
-template <class T>
-void pack_pixels(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets,
-                 const PoolGeometry& g) {
-  const auto* const in = raw<T>(input);
-  auto* const out = raw<T>(output);
-  auto* const to = offsets.mutable_data_ptr<std::uint8_t>();
-  const Int rows = g.batch * g.out[0] * g.out[1];
-  at::parallel_for(0, rows, grain_of(g.out[2] * g.channels * g.places()), [&](Int begin, Int end) {
-    Maxima<T> maxima;
-    over_rows(begin, end, g.out, [&](Int n, Int od, Int oh) {
-      const Places deep(g, 0, od);
-      const Places high(g, 1, oh);
-      for (Int ow = 0; ow < g.out[2]; ++ow) {
-        const Places wide(g, 2, ow);
-        const Int pixel = ((n * g.out[0] + od) * g.out[1] + oh) * g.out[2] + ow;
-        for (Int c = 0; c < g.channels; c += kBlock) {
-          const Int count = std::min(kBlock, g.channels - c);
-          maxima.start(count, (deep.first * g.kernel[1] + high.first) * g.kernel[2] + wide.first);
-          for (Int kd = deep.first; kd < deep.end; ++kd) {
-            const Int id = n * g.in[0] + deep.start + kd * g.dilation[0];
-            for (Int kh = high.first; kh < high.end; ++kh) {
-              const Int ih = id * g.in[1] + high.start + kh * g.dilation[1];
+      };
+      if (g.channels_last) {  // the channels of an output side by side
+        for (Int ow = 0; ow < g.out[2]; ++ow) {
+          const Places wide(g, 2, ow);
+          for (Int c = 0; c < channels; c += kBlock) {
+            const Int count = std::min(kBlock, channels - c);
+            maxima.start(count, corner + wide.first);
+            over_window([&](Int in_row, Int place) {
               for (Int kw = wide.first; kw < wide.end; ++kw) {
-                const Int iw = ih * g.in[2] + wide.start + kw * g.dilation[2];
-                maxima.look(in + iw * g.channels + c, 1, 0, count,
-                            (kd * g.kernel[1] + kh) * g.kernel[2] + kw);
+                const Int iw = wide.start + kw * g.dilation[2];
+                maxima.look(in + (in_row + iw) * channels + c, 1, 0, count, place + kw);
               }
+            });
+            maxima.store(out + (row + ow) * channels + c, to + (row + ow) * channels + c, count);
+          }
+        }
+        return;
+      }
+      for (Int left = 0; left < g.out[2]; left += kBlock) {  // the outputs of a row side by side
+        const Int right = std::min(left + kBlock, g.out[2]);
+        maxima.start(right - left, corner);
+        for (Int o = left; o < right && o * g.stride[2] < g.padding[2]; ++o) {
+          maxima.set_place(o - left, corner + Places(g, 2, o).first);
+        }
+        over_window([&](Int in_row, Int place) {
+          for (Int kw = 0; kw < g.kernel[2]; ++kw) {
+            const Outputs outputs(g, kw);
+            const Int first = std::max(left, outputs.first);
+            const Int count = std::min(right, outputs.end) - first;
+            const Int iw = first * g.stride[2] - g.padding[2] + kw * g.dilation[2];
+            if (count > 0) {
+              maxima.look(in + in_row + iw, g.stride[2], first - left, count, place + kw);
             }
           }
-          maxima.store(out + pixel * g.channels + c, to + pixel * g.channels + c, count);
-        }
+        });
+        maxima.store(out + row + left, to + row + left, right - left);
       }
     });
   });
@@ -270,128 +255,56 @@ void pack_pixels(const at::Tensor& input, at::Tensor& output, at::Tensor& offset
 
 // -- Backward ----------------------------------------------------------------------------------
 
-/// Where a place lies relative to its window's start.
-struct Steps {
-  explicit Steps(const PoolGeometry& g) {
-    for (Int place = 0; place < g.places(); ++place) {
-      const Int rows = place / g.kernel[2];
-      auto& at = to[static_cast<std::size_t>(place)];
-      at = {rows / g.kernel[1] * g.dilation[0], rows % g.kernel[1] * g.dilation[1],
-            place % g.kernel[2] * g.dilation[2]};
-      flat[static_cast<std::size_t>(place)] = (at[0] * g.in[1] + at[1]) * g.in[2] + at[2];
-    }
-  }
-
-  // Places that no window has lead to its start.
-  std::array<std::array<Int, 3>, kMostPlaces> to{};
-  std::array<Int, kMostPlaces> flat{};
-};
-
-/// Whether the whole window of output `o` lies in the input, along dimension `d`.
-bool is_inside(const PoolGeometry& g, int d, Int o) {
-  const Int start = o * g.stride[d] - g.padding[d];
-  return start >= 0 && start + (g.kernel[d] - 1) * g.dilation[d] < g.in[d];
-}
-
-bool is_in(const PoolGeometry& g, Int d, Int h, Int w) {
-  return d >= 0 && d < g.in[0] && h >= 0 && h < g.in[1] && w >= 0 && w < g.in[2];
-}
-
-/// In the order of the outputs and in T, as torch adds: the same bits.
+/// Adds in the order of the outputs and in T, as torch does: the same bits. Channels have nothing
+/// to do with each other, so that few samples are split among threads by them.
 template <class T>
-void scatter_planes(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor& grad_input,
-                    const PoolGeometry& g) {
+void scatter_typed(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor& grad_input,
+                   const PoolGeometry& g) {
   const T* const from = grad.const_data_ptr<T>();
   const auto* const places = offsets.const_data_ptr<std::uint8_t>();
   auto* const to = grad_input.mutable_data_ptr<T>();
-  const Steps steps(g);
-  Int inside_begin = 0;
-  while (inside_begin < g.out[2] && !is_inside(g, 2, inside_begin)) {
-    ++inside_begin;
+  const Int channels = g.channels_last ? g.channels : 1;  // of a place
+  const Int planes = g.planes() / channels;
+  const auto size = static_cast<std::uint64_t>(g.in_size() * channels);
+  // From where a window starts to each of its places; a byte can hold more than there are.
+  std::array<Int, kMostPlaces> steps{};
+  for (Int place = 0; place < g.places(); ++place) {
+    const Int rows = place / g.kernel[2];
+    const Int d = rows / g.kernel[1] * g.dilation[0];
+    const Int h = rows % g.kernel[1] * g.dilation[1];
+    const Int w = place % g.kernel[2] * g.dilation[2];
+    steps[static_cast<std::size_t>(place)] = ((d * g.in[1] + h) * g.in[2] + w) * channels;
   }
-  Int inside_end = g.out[2];
-  while (inside_end > inside_begin && !is_inside(g, 2, inside_end - 1)) {
-    --inside_end;
-  }
-  at::parallel_for(0, g.planes(), grain_of(g.in_size()), [&](Int begin, Int end) {
-    std::memset(static_cast<void*>(to + begin * g.in_size()), 0,
-                static_cast<std::size_t>((end - begin) * g.in_size()) * sizeof(T));
-    over_rows(begin * g.out[0] * g.out[1], end * g.out[0] * g.out[1], g.out,
-              [&](Int plane, Int od, Int oh) {
-                const Int row = ((plane * g.out[0] + od) * g.out[1] + oh) * g.out[2];
-                const Int id = od * g.stride[0] - g.padding[0];
-                const Int ih = oh * g.stride[1] - g.padding[1];
-                T* const sums = to + plane * g.in_size();
-                const bool rows_inside = is_inside(g, 0, od) && is_inside(g, 1, oh);
-                const auto checked = [&](Int ow) {
-                  const auto& step = steps.to[places[row + ow]];
-                  const Int iw = ow * g.stride[2] - g.padding[2];
-                  if (is_in(g, id + step[0], ih + step[1], iw + step[2])) {
-                    sums[((id + step[0]) * g.in[1] + ih + step[1]) * g.in[2] + iw + step[2]] +=
-                        from[row + ow];
-                  }
-                };
-                const Int first = rows_inside ? inside_begin : g.out[2];
-                const Int last = rows_inside ? inside_end : g.out[2];
-                for (Int ow = 0; ow < first; ++ow) {
-                  checked(ow);
-                }
-                T* const start = sums + (id * g.in[1] + ih) * g.in[2] - g.padding[2];
-                for (Int ow = first; ow < last; ++ow) {
-                  start[ow * g.stride[2] + steps.flat[places[row + ow]]] += from[row + ow];
-                }
-                for (Int ow = last; ow < g.out[2]; ++ow) {
-                  checked(ow);
-                }
-              });
-  });
-}
-
-/// Channels last. Channels have nothing to do with each other, so that few samples are split among
-/// threads by them.
-template <class T>
-void scatter_pixels(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor& grad_input,
-                    const PoolGeometry& g) {
-  const T* const from = grad.const_data_ptr<T>();
-  const auto* const places = offsets.const_data_ptr<std::uint8_t>();
-  auto* const to = grad_input.mutable_data_ptr<T>();
-  const Steps steps(g);
-  std::array<Int, kMostPlaces> step_of{};
-  std::transform(steps.flat.begin(), steps.flat.end(), step_of.begin(),
-                 [&](Int step) { return step * g.channels; });
-  const Int wanted = ceil_div(at::get_num_threads(), g.batch);
-  const Int part = std::max(kLeastChannels, ceil_div(g.channels, wanted));
-  const Int parts = ceil_div(g.channels, part);
-  at::parallel_for(0, g.batch * parts, grain_of(g.in_size() * part), [&](Int begin, Int end) {
+  const Int wanted = ceil_div(at::get_num_threads(), planes);
+  const Int part = std::min(channels, std::max(kLeastChannels, ceil_div(channels, wanted)));
+  const Int parts = ceil_div(channels, part);
+  grad_input.zero_();
+  at::parallel_for(0, planes * parts, grain_of(g.in_size() * part), [&](Int begin, Int end) {
     for (Int i = begin; i < end; ++i) {
-      const Int n = i / parts;
+      const Int plane = i / parts;
       const Int first = i % parts * part;
-      const Int count = std::min(part, g.channels - first);
-      T* const sums = to + n * g.in_size() * g.channels + first;
-      for (Int pixel = 0; pixel < g.in_size(); ++pixel) {
-        std::fill_n(sums + pixel * g.channels, count, T(0));
-      }
+      const Int last = std::min(first + part, channels);
+      T* const sums = to + plane * g.in_size() * channels;
       const Int rows = g.out[0] * g.out[1];
-      over_rows(n * rows, (n + 1) * rows, g.out, [&](Int, Int od, Int oh) {
+      over_rows(plane * rows, (plane + 1) * rows, g.out, [&](Int, Int od, Int oh) {
         const Int id = od * g.stride[0] - g.padding[0];
         const Int ih = oh * g.stride[1] - g.padding[1];
-        const bool rows_inside = is_inside(g, 0, od) && is_inside(g, 1, oh);
+        const Int start = ((id * g.in[1] + ih) * g.in[2] - g.padding[2]) * channels;
+        const Int row = ((plane * g.out[0] + od) * g.out[1] + oh) * g.out[2] * channels;
+        // A maximum lies in the input. The check is for offsets that somebody wrote to.
+        const auto add = [&](Int place, Int output) {
+          const auto at = static_cast<std::uint64_t>(place + steps[places[output]]);
+          if (at < size) {
+            sums[at] += from[output];
+          }
+        };
         for (Int ow = 0; ow < g.out[2]; ++ow) {
-          const Int iw = ow * g.stride[2] - g.padding[2];
-          const Int row = (n * g.out[0] + od) * g.out[1] + oh;
-          const Int here = (row * g.out[2] + ow) * g.channels + first;
-          const Int start = ((id * g.in[1] + ih) * g.in[2] + iw) * g.channels;
-          if (rows_inside && is_inside(g, 2, ow)) {
-            for (Int c = 0; c < count; ++c) {
-              sums[start + step_of[places[here + c]] + c] += from[here + c];
-            }
+          if (channels == 1) {
+            add(start + ow * g.stride[2], row + ow);
             continue;
           }
-          for (Int c = 0; c < count; ++c) {
-            const auto& step = steps.to[places[here + c]];
-            if (is_in(g, id + step[0], ih + step[1], iw + step[2])) {
-              sums[start + step_of[places[here + c]] + c] += from[here + c];
-            }
+          for (Int c = first; c < last; ++c) {
+            add(start + ow * g.stride[2] * channels + c, row + ow * channels + c);
           }
         }
       });
@@ -403,40 +316,16 @@ void scatter_pixels(const at::Tensor& grad, const at::Tensor& offsets, at::Tenso
 
 void max_pool_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets,
                    const PoolGeometry& geometry) {
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, input.scalar_type(), "brim::max_pool_pack", [&] {
-        (geometry.channels_last ? pack_pixels<scalar_t> : pack_planes<scalar_t>)(input, output,
-                                                                                 offsets, geometry);
-      });
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, input.scalar_type(),
+                                  "brim::max_pool_pack",
+                                  [&] { pack_typed<scalar_t>(input, output, offsets, geometry); });
 }
 
 void max_pool_scatter(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor& grad_input,
                       const PoolGeometry& geometry) {
   AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, grad.scalar_type(), "brim::max_pool_scatter", [&] {
-        (geometry.channels_last ? scatter_pixels<scalar_t>
-                                : scatter_planes<scalar_t>)(grad, offsets, grad_input, geometry);
-      });
-}
-
-void max_pool_indices(const at::Tensor& offsets, at::Tensor& indices, const PoolGeometry& g) {
-  const auto* const places = offsets.const_data_ptr<std::uint8_t>();
-  auto* const to = indices.mutable_data_ptr<Int>();
-  const Steps steps(g);
-  const Int inner = g.channels_last ? g.channels : 1;
-  const Int rows = (g.channels_last ? g.batch : g.planes()) * g.out[0] * g.out[1];
-  at::parallel_for(0, rows, grain_of(g.out[2] * inner), [&](Int begin, Int end) {
-    over_rows(begin, end, g.out, [&](Int n, Int od, Int oh) {
-      const Int row = ((n * g.out[0] + od) * g.out[1] + oh) * g.out[2];
-      const Int id = od * g.stride[0] - g.padding[0];
-      const Int ih = oh * g.stride[1] - g.padding[1];
-      for (Int i = 0; i < g.out[2] * inner; ++i) {
-        const Int iw = i / inner * g.stride[2] - g.padding[2];
-        to[row * inner + i] =
-            (id * g.in[1] + ih) * g.in[2] + iw + steps.flat[places[row * inner + i]];
-      }
-    });
-  });
+      at::kHalf, at::kBFloat16, grad.scalar_type(), "brim::max_pool_scatter",
+      [&] { scatter_typed<scalar_t>(grad, offsets, grad_input, geometry); });
 }
 
 }  // namespace brim::nn::cpu

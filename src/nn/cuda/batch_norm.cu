@@ -1,21 +1,11 @@
 #include "nn/cuda/batch_norm.h"
 
-#include "nn/cuda/number.cuh"
+#include "nn/cuda/launch.cuh"
 
 namespace brim::nn::cuda {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kWarp = 32;
-
-template <class T, int kSize>
-struct alignas(sizeof(T) * kSize) Pack {
-  T at[kSize];
-};
-
-bool is_aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
-}
 
 template <class T, class P>
 struct Norm {
@@ -49,38 +39,40 @@ Norm<T, P> norm_of(const ChannelNorm& norm) {
 // -- Forward again ----------------------------------------------------------------------------
 
 /// A channel's numbers, for one way to round. The intrinsics keep the compiler from fusing more.
-template <int kFormula>
+template <class W, int kFormula>
 struct Affine {
-  float weight, mean, invstd, bias;
+  W weight, mean, invstd, bias;
 
-  __device__ Affine(float w, float m, float i, float b) : weight(w), mean(m), invstd(i), bias(b) {
-    if (kFormula != 0) {
-      weight = __fmul_rn(w, i);
+  template <class T, class P>
+  __device__ Affine(const Norm<T, P>& norm, unsigned c)
+      : weight(norm.weight_of(c)), invstd(norm.invstd_of(c)) {
+    if constexpr (kFormula != kScale) {
+      mean = norm.mean_of(c);
+      bias = norm.bias_of(c);
     }
-    if (kFormula == 1) {
-      bias = __fsub_rn(b, __fmul_rn(m, weight));
+    if constexpr (kFormula == 1 || kFormula == 2) {
+      weight = __fmul_rn(weight, invstd);
+    }
+    if constexpr (kFormula == 1) {
+      bias = __fsub_rn(bias, __fmul_rn(mean, weight));
     }
   }
 
-  __device__ float operator()(float x) const {
-    switch (kFormula) {
-      case 0:
-        return __fmaf_rn(__fmul_rn(weight, __fsub_rn(x, mean)), invstd, bias);
-      case 1:
-        return __fmaf_rn(x, weight, bias);
-      default:
-        return __fmaf_rn(__fsub_rn(x, mean), weight, bias);
+  __device__ W operator()(W x) const {
+    if constexpr (kFormula == 0) {
+      return __fmaf_rn(__fmul_rn(weight, __fsub_rn(x, mean)), invstd, bias);
+    } else if constexpr (kFormula == 1) {
+      return __fmaf_rn(x, weight, bias);
+    } else if constexpr (kFormula == 2) {
+      return __fmaf_rn(__fsub_rn(x, mean), weight, bias);
+    } else {
+      return x * weight * invstd;
     }
   }
 };
 
-template <class T, class P, int kFormula>
-__device__ Affine<kFormula> affine_of(const Norm<T, P>& norm, unsigned c) {
-  return {norm.weight_of(c), norm.mean_of(c), norm.invstd_of(c), norm.bias_of(c)};
-}
-
-template <class T, int kFormula>
-__device__ T finish(const Affine<kFormula>& affine, T in, const T* added, bool relu) {
+template <class T, class Affine>
+__device__ T finish(const Affine& affine, T in, const T* added, bool relu) {
   T value = narrow<T>(affine(widen<T>(in)));
   if (added != nullptr) {
     value = narrow<T>(__fadd_rn(widen<T>(value), widen<T>(*added)));
@@ -88,7 +80,7 @@ __device__ T finish(const Affine<kFormula>& affine, T in, const T* added, bool r
   return relu && widen<T>(value) <= 0 ? narrow<T>(0) : value;
 }
 
-/// One pack a thread. Channels first: all of a pack is of one channel, because packs divide
+/// One pack per thread. Channels first: all of a pack is of one channel, because packs divide
 /// `inner`; channels last (inner == 1): packs divide `channels`.
 template <class T, class P, int kFormula, int kSize, class Index>
 __global__ void __launch_bounds__(kThreads)
@@ -99,74 +91,55 @@ __global__ void __launch_bounds__(kThreads)
   if (pack >= packs) {
     return;
   }
+  using Channel = Affine<Wide<T>, kFormula>;
   const Index first = pack * kSize;
-  using Packed = Pack<T, kSize>;
-  const Packed x = *reinterpret_cast<const Packed*>(in + first);
-  Packed more;
+  const auto x = load<T, kSize>(in + first);
+  Pack<T, kSize> more;
   if (added != nullptr) {
-    more = *reinterpret_cast<const Packed*>(added + first);
+    more = load<T, kSize>(added + first);
   }
-  Packed y;
+  Pack<T, kSize> y;
   if (inner == 1) {
     const auto c = static_cast<unsigned>(first % channels);
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      y.at[i] = finish(affine_of<T, P, kFormula>(norm, c + i), x.at[i],
-                       added == nullptr ? nullptr : &more.at[i], relu);
+      y.at[i] =
+          finish(Channel(norm, c + i), x.at[i], added == nullptr ? nullptr : &more.at[i], relu);
     }
   } else {
-    const auto affine =
-        affine_of<T, P, kFormula>(norm, static_cast<unsigned>(first / inner % channels));
+    const Channel channel(norm, static_cast<unsigned>(first / inner % channels));
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      y.at[i] = finish(affine, x.at[i], added == nullptr ? nullptr : &more.at[i], relu);
+      y.at[i] = finish(channel, x.at[i], added == nullptr ? nullptr : &more.at[i], relu);
     }
   }
-  *reinterpret_cast<Packed*>(out + first) = y;
-}
-
-template <class T, class P, int kFormula, int kSize>
-void launch_normalise(const ChannelNorm& norm, const void* in, const void* added, bool relu,
-                      void* out, const ChannelBlocks& blocks, cudaStream_t stream) {
-  const std::int64_t packs = blocks.outer * blocks.channels * blocks.inner / kSize;
-  const auto grid = static_cast<unsigned>((packs + kThreads - 1) / kThreads);
-  const auto run = [&](auto index) {
-    using Index = decltype(index);
-    normalise_kernel<T, P, kFormula, kSize, Index><<<grid, kThreads, 0, stream>>>(
-        static_cast<const T*>(in), static_cast<const T*>(added), static_cast<T*>(out),
-        norm_of<T, P>(norm), relu, static_cast<Index>(packs),
-        static_cast<unsigned>(blocks.channels), static_cast<unsigned>(blocks.inner));
-  };
-  if (packs * kSize < (std::int64_t{1} << 31)) {
-    run(std::uint32_t{});
-  } else {
-    run(std::uint64_t{});
-  }
+  store<kSize>(y, out + first);
 }
 
 template <class T, class P, int kFormula>
-void choose_pack(const ChannelNorm& norm, const void* in, const void* added, bool relu, void* out,
-                 const ChannelBlocks& blocks, cudaStream_t stream) {
-  constexpr int kSize = 16 / static_cast<int>(sizeof(T));
-  const std::int64_t run = blocks.inner == 1 ? blocks.channels : blocks.inner;
-  if (run % kSize == 0 && is_aligned(in, 16) && is_aligned(added, 16) && is_aligned(out, 16)) {
-    launch_normalise<T, P, kFormula, kSize>(norm, in, added, relu, out, blocks, stream);
+void launch_normalise(const ChannelNorm& norm, const void* in, const void* added, bool relu,
+                      void* out, const ChannelBlocks& blocks, cudaStream_t stream) {
+  const std::int64_t n = blocks.outer * blocks.channels * blocks.inner;
+  const auto run = [&](auto size, auto index) {
+    constexpr int kSize = decltype(size)::value;
+    using Index = decltype(index);
+    normalise_kernel<T, P, kFormula, kSize, Index><<<blocks_for(n / kSize), kThreads, 0, stream>>>(
+        static_cast<const T*>(in), static_cast<const T*>(added), static_cast<T*>(out),
+        norm_of<T, P>(norm), relu, static_cast<Index>(n / kSize),
+        static_cast<unsigned>(blocks.channels), static_cast<unsigned>(blocks.inner));
+  };
+  const auto choose_index = [&](auto size) {
+    if (n < (std::int64_t{1} << 31)) {
+      run(size, std::uint32_t{});
+    } else {
+      run(size, std::uint64_t{});
+    }
+  };
+  const std::int64_t row = blocks.inner == 1 ? blocks.channels : blocks.inner;
+  if (row % kPackOf<T> == 0 && is_aligned(in, 16) && is_aligned(added, 16) && is_aligned(out, 16)) {
+    choose_index(std::integral_constant<int, kPackOf<T>>());
   } else {
-    launch_normalise<T, P, kFormula, 1>(norm, in, added, relu, out, blocks, stream);
-  }
-}
-
-template <class T, class P>
-void choose_formula(std::int64_t formula, const ChannelNorm& norm, const void* in,
-                    const void* added, bool relu, void* out, const ChannelBlocks& blocks,
-                    cudaStream_t stream) {
-  switch (formula) {
-    case 0:
-      return choose_pack<T, P, 0>(norm, in, added, relu, out, blocks, stream);
-    case 1:
-      return choose_pack<T, P, 1>(norm, in, added, relu, out, blocks, stream);
-    default:
-      return choose_pack<T, P, 2>(norm, in, added, relu, out, blocks, stream);
+    choose_index(std::integral_constant<int, 1>());
   }
 }
 
@@ -188,7 +161,6 @@ __global__ void __launch_bounds__(kThreads)
                     Wide<T>* __restrict__ sums, const Norm<T, P> norm, const unsigned outer,
                     const unsigned channels, const unsigned inner_packs) {
   using W = Wide<T>;
-  using Packed = Pack<T, kSize>;
   const unsigned c = blockIdx.x;
   const W mean = norm.mean_of(c);
   // One factor here and two with channels last, in the orders of torch's own kernels.
@@ -201,10 +173,10 @@ __global__ void __launch_bounds__(kThreads)
   for (unsigned i = threadIdx.x; i < count; i += kThreads) {
     const unsigned n = i / inner_packs;
     const std::uint64_t place =
-        (std::uint64_t{begin + n} * channels + c) * inner_packs + (i - n * inner_packs);
-    const Packed g = reinterpret_cast<const Packed*>(grad)[place];
-    const Packed x = reinterpret_cast<const Packed*>(in)[place];
-    Packed result;
+        ((std::uint64_t{begin + n} * channels + c) * inner_packs + (i - n * inner_packs)) * kSize;
+    const auto g = load<T, kSize>(grad + place);
+    const auto x = load<T, kSize>(in + place);
+    Pack<T, kSize> result;
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
       const W value = widen<T>(g.at[k]);
@@ -213,7 +185,7 @@ __global__ void __launch_bounds__(kThreads)
       result.at[k] = narrow<T>(value * factor);
     }
     if (grad_in != nullptr) {
-      reinterpret_cast<Packed*>(grad_in)[place] = result;
+      store<kSize>(result, grad_in + place);
     }
   }
   __shared__ W partial[2][kThreads / kWarp];
@@ -314,7 +286,7 @@ void launch_backward(const ChannelNorm& norm, const void* grad, const void* in, 
     backward_rows_kernel<T, P><<<grid, kThreads, 0, stream>>>(
         from, x, to, partial, each, static_cast<std::uint64_t>(blocks.outer), channels);
   } else {
-    constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+    constexpr int kSize = kPackOf<T>;
     const dim3 grid(channels, parts);
     const auto outer = static_cast<unsigned>(blocks.outer);
     const auto inner = static_cast<unsigned>(blocks.inner);
@@ -327,38 +299,46 @@ void launch_backward(const ChannelNorm& norm, const void* grad, const void* in, 
           <<<grid, kThreads, 0, stream>>>(from, x, to, partial, each, outer, channels, inner);
     }
   }
-  finish_kernel<T, P><<<(channels + kThreads - 1) / kThreads, kThreads, 0, stream>>>(
+  finish_kernel<T, P><<<blocks_for(channels), kThreads, 0, stream>>>(
       partial, static_cast<W*>(grad_weight), static_cast<W*>(grad_bias), each, channels, parts);
 }
 
-/// Calls run(value of T, value of P).
-template <class T, class Run>
-void with_params(Number type, Number params, const Run& run) {
-  if (params == type) {
-    run(T{}, T{});
-  } else {
-    run(T{}, float{});
-  }
+/// Calls run(Type<T>(), Type<P>()).
+template <class Run>
+void with_types(Number type, Number params, const Run& run) {
+  with_type(type, [&](auto t) {
+    if (params == type) {
+      run(t, t);
+    } else {
+      run(t, Type<float>());
+    }
+  });
 }
 
 }  // namespace
 
-void normalise(Number type, std::int64_t formula, const ChannelNorm& norm, const void* in,
-               const void* added, bool relu, void* out, const ChannelBlocks& blocks,
-               cudaStream_t stream) {
-  const auto run = [&](auto t, auto p) {
-    choose_formula<decltype(t), decltype(p)>(formula, norm, in, added, relu, out, blocks, stream);
-  };
-  switch (type) {
-    case Number::float32:
-      return run(float{}, float{});
-    case Number::float16:
-      return with_params<__half>(type, norm.params, run);
-    case Number::bfloat16:
-      return with_params<__nv_bfloat16>(type, norm.params, run);
-    default:
-      return;
-  }
+void normalise(Number type, int formula, const ChannelNorm& norm, const void* in, const void* added,
+               bool relu, void* out, const ChannelBlocks& blocks, cudaStream_t stream) {
+  with_types(type, norm.params, [&](auto t, auto p) {
+    using T = typename decltype(t)::Element;
+    using P = typename decltype(p)::Element;
+    const auto run = [&](auto chosen) {
+      launch_normalise<T, P, decltype(chosen)::value>(norm, in, added, relu, out, blocks, stream);
+    };
+    if constexpr (!std::is_same_v<T, double>) {
+      switch (formula) {
+        case 0:
+          return run(std::integral_constant<int, 0>());
+        case 1:
+          return run(std::integral_constant<int, 1>());
+        case 2:
+          return run(std::integral_constant<int, 2>());
+        default:
+          break;
+      }
+    }
+    run(std::integral_constant<int, kScale>());
+  });
 }
 
 std::int64_t parts_of(const ChannelBlocks& blocks) {
@@ -378,22 +358,10 @@ std::int64_t parts_of(const ChannelBlocks& blocks) {
 void normalise_backward(Number type, const ChannelNorm& norm, const void* grad, const void* in,
                         void* sums, void* grad_in, void* grad_weight, void* grad_bias,
                         const ChannelBlocks& blocks, cudaStream_t stream) {
-  const auto run = [&](auto t, auto p) {
-    launch_backward<decltype(t), decltype(p)>(norm, grad, in, sums, grad_in, grad_weight, grad_bias,
-                                              blocks, stream);
-  };
-  switch (type) {
-    case Number::float32:
-      return run(float{}, float{});
-    case Number::float64:
-      return run(double{}, double{});
-    case Number::float16:
-      return with_params<__half>(type, norm.params, run);
-    case Number::bfloat16:
-      return with_params<__nv_bfloat16>(type, norm.params, run);
-    default:
-      return;
-  }
+  with_types(type, norm.params, [&](auto t, auto p) {
+    launch_backward<typename decltype(t)::Element, typename decltype(p)::Element>(
+        norm, grad, in, sums, grad_in, grad_weight, grad_bias, blocks, stream);
+  });
 }
 
 }  // namespace brim::nn::cuda

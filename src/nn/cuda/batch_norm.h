@@ -22,13 +22,17 @@ struct ChannelNorm {
   double eps;          // below 0: `spread` is no variance
 };
 
+/// The formula `in * weight * invstd`: the input's gradient with running statistics. `mean` and
+/// `bias` are not read, `added` is null.
+inline constexpr int kScale = 3;
+
 /// out = norm(in) + added, below zero cut off if `relu`. Rounded to the type after each of the
-/// steps, as separate operators would. Not for float64.
-/// @param formula which of the ways to round that cuDNN and torch use, see batch_norm_again.h
+/// steps, as separate operators would.
+/// @param formula 0 to 2: one of the ways to round that cuDNN and torch use (see
+///        ops/batch_norm_kernels.h), not for float64; or kScale
 /// @param added null: none
-void normalise(Number type, std::int64_t formula, const ChannelNorm& norm, const void* in,
-               const void* added, bool relu, void* out, const ChannelBlocks& blocks,
-               cudaStream_t stream);
+void normalise(Number type, int formula, const ChannelNorm& norm, const void* in, const void* added,
+               bool relu, void* out, const ChannelBlocks& blocks, cudaStream_t stream);
 
 /// Parts that the sums over a channel are made of, for the buffer below.
 std::int64_t parts_of(const ChannelBlocks& blocks);

@@ -113,9 +113,21 @@ struct LeakyRelu {
   __device__ T value(T raw, Wide<T> x) const { return x > 0 ? raw : narrow<T>(x * slope); }
 };
 
+template <class T>
+struct Hardsigmoid {
+  __device__ bool passes(Wide<T> x) const { return x > -3 && x < 3; }
+  __device__ T value(T, Wide<T> x) const {
+    const Wide<T> y = x + 3;
+    return narrow<T>((y < 0   ? Wide<T>(0)
+                      : y > 6 ? Wide<T>(6)
+                              : y) *
+                     static_cast<Wide<T>>(1.0F / 6.0F));
+  }
+};
+
 template <class T, class Act>
 __global__ void __launch_bounds__(kThreads)
-    gate_kernel(const T* in, T* out, std::uint8_t* bits, std::int64_t n, bool aligned, Act act) {
+    bitmask_kernel(const T* in, T* out, std::uint8_t* bits, std::int64_t n, bool aligned, Act act) {
   Pack<T> packs[kPacksPerThread];
 #pragma unroll
   for (int turn = 0; turn < kPacksPerThread; ++turn) {
@@ -191,86 +203,53 @@ dim3 blocks_for(std::int64_t n) {
 }
 
 template <class T>
-void gate_pack_of(const void* from, void* to, std::uint8_t* bits, std::int64_t n, Gate gate,
-                  double a, double b, cudaStream_t stream) {
-  const T* const in = static_cast<const T*>(from);
-  T* const out = static_cast<T*>(to);
-  const bool aligned = is_aligned(in) && is_aligned(out);
-  const auto run = [&](auto act) {
-    gate_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(in, out, bits, n, aligned, act);
-  };
-  switch (gate) {
-    case Gate::relu:
-      return run(Relu<T>{});
-    case Gate::hardtanh:
-      return run(Hardtanh<T>{static_cast<Wide<T>>(a), static_cast<Wide<T>>(b)});
-    case Gate::leaky_relu:
-      return run(LeakyRelu<T>{static_cast<Wide<T>>(a)});
-  }
-}
-
-template <class T>
 void pack_bits_of(const void* mask, std::uint8_t* bits, std::int64_t n, cudaStream_t stream) {
   pack_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(static_cast<const T*>(mask), bits, n,
                                                          is_aligned(mask));
 }
 
-template <class T>
-void apply_bits_of(const void* in, const std::uint8_t* bits, void* out, std::int64_t n, double on,
-                   double off, cudaStream_t stream) {
-  apply_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(
-      static_cast<const T*>(in), bits, static_cast<T*>(out), n, is_aligned(in) && is_aligned(out),
-      static_cast<Wide<T>>(on), static_cast<Wide<T>>(off));
-}
-
 }  // namespace
 
-void gate_pack(Number type, const void* in, void* out, std::uint8_t* bits, std::int64_t n,
-               Gate gate, double a, double b, cudaStream_t stream) {
-  switch (type) {
-    case Number::float32:
-      return gate_pack_of<float>(in, out, bits, n, gate, a, b, stream);
-    case Number::float64:
-      return gate_pack_of<double>(in, out, bits, n, gate, a, b, stream);
-    case Number::float16:
-      return gate_pack_of<__half>(in, out, bits, n, gate, a, b, stream);
-    case Number::bfloat16:
-      return gate_pack_of<__nv_bfloat16>(in, out, bits, n, gate, a, b, stream);
-    case Number::byte:
-      return;
-  }
+void bitmask_pack(Number type, const void* from, void* to, std::uint8_t* bits, std::int64_t n,
+                  BitmaskKind kind, double a, double b, cudaStream_t stream) {
+  with_number(type, [=](auto zero) {
+    using T = decltype(zero);
+    const T* const in = static_cast<const T*>(from);
+    T* const out = static_cast<T*>(to);
+    const bool aligned = is_aligned(in) && is_aligned(out);
+    const auto run = [=](auto activation) {
+      bitmask_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(in, out, bits, n, aligned,
+                                                                activation);
+    };
+    switch (kind) {
+      case BitmaskKind::relu:
+        return run(Relu<T>{});
+      case BitmaskKind::hardtanh:
+        return run(Hardtanh<T>{static_cast<Wide<T>>(a), static_cast<Wide<T>>(b)});
+      case BitmaskKind::leaky_relu:
+        return run(LeakyRelu<T>{static_cast<Wide<T>>(a)});
+      case BitmaskKind::hardsigmoid:
+        return run(Hardsigmoid<T>{});
+    }
+  });
 }
 
 void pack_bits(Number type, const void* mask, std::uint8_t* bits, std::int64_t n,
                cudaStream_t stream) {
-  switch (type) {
-    case Number::byte:
-      return pack_bits_of<std::uint8_t>(mask, bits, n, stream);
-    case Number::float32:
-      return pack_bits_of<float>(mask, bits, n, stream);
-    case Number::float64:
-      return pack_bits_of<double>(mask, bits, n, stream);
-    case Number::float16:
-      return pack_bits_of<__half>(mask, bits, n, stream);
-    case Number::bfloat16:
-      return pack_bits_of<__nv_bfloat16>(mask, bits, n, stream);
+  if (type == Number::byte) {
+    return pack_bits_of<std::uint8_t>(mask, bits, n, stream);
   }
+  with_number(type, [=](auto zero) { pack_bits_of<decltype(zero)>(mask, bits, n, stream); });
 }
 
 void apply_bits(Number type, const void* in, const std::uint8_t* bits, void* out, std::int64_t n,
                 double on, double off, cudaStream_t stream) {
-  switch (type) {
-    case Number::float32:
-      return apply_bits_of<float>(in, bits, out, n, on, off, stream);
-    case Number::float64:
-      return apply_bits_of<double>(in, bits, out, n, on, off, stream);
-    case Number::float16:
-      return apply_bits_of<__half>(in, bits, out, n, on, off, stream);
-    case Number::bfloat16:
-      return apply_bits_of<__nv_bfloat16>(in, bits, out, n, on, off, stream);
-    case Number::byte:
-      return;
-  }
+  with_number(type, [=](auto zero) {
+    using T = decltype(zero);
+    apply_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(
+        static_cast<const T*>(in), bits, static_cast<T*>(out), n, is_aligned(in) && is_aligned(out),
+        static_cast<Wide<T>>(on), static_cast<Wide<T>>(off));
+  });
 }
 
 }  // namespace brim::nn::cuda

@@ -4,12 +4,11 @@
 
 #include <cstdint>
 
-#include "nn/ops/bitmask_activation_kind.h"
+#include "nn/ops/bitmask_kind.h"
 
 // The kernels over bits (see nn/bits.h) on plain pointers: .cu files take no header of torch, so
 // that they compile in seconds. `n` counts elements. Pointers need no alignment beyond their
-// type's. Kernels run on `stream`; whoever calls has set the device and asks for errors of the
-// launch.
+// type's. Kernels run on `stream`; the caller sets the device and checks for errors of the launch.
 
 namespace brim::nn::cuda {
 
@@ -17,8 +16,8 @@ namespace brim::nn::cuda {
 enum class Number : std::uint8_t { byte, float32, float64, float16, bfloat16 };
 
 /// `out` may be `in`. All but byte.
-void gate_pack(Number type, const void* in, void* out, std::uint8_t* bits, std::int64_t n,
-               Gate gate, double a, double b, cudaStream_t stream);
+void bitmask_pack(Number type, const void* in, void* out, std::uint8_t* bits, std::int64_t n,
+                  BitmaskKind kind, double a, double b, cudaStream_t stream);
 
 /// byte serves bool too.
 void pack_bits(Number type, const void* mask, std::uint8_t* bits, std::int64_t n,

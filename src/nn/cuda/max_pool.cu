@@ -122,23 +122,6 @@ __global__ void __launch_bounds__(kThreads)
   store<kPack>(result, grad_input + i * kPack);
 }
 
-template <class Int>
-__global__ void __launch_bounds__(kThreads)
-    indices_kernel(const std::uint8_t* __restrict__ offsets, std::int64_t* __restrict__ indices,
-                   const Shape<Int> s, const Int n) {
-  const Int i = thread_index<Int>();
-  if (i >= n) {
-    return;
-  }
-  const Place<Int> place(i, s.by_packs, s.by_out);
-  const Int k = offsets[i];
-  const Int rows = k / s.kernel[2];
-  const Int id = place.at[0] * s.stride[0] - s.padding[0] + rows / s.kernel[1] * s.dilation[0];
-  const Int ih = place.at[1] * s.stride[1] - s.padding[1] + rows % s.kernel[1] * s.dilation[1];
-  const Int iw = place.at[2] * s.stride[2] - s.padding[2] + k % s.kernel[2] * s.dilation[2];
-  indices[i] = (static_cast<std::int64_t>(id) * s.in[1] + ih) * s.in[2] + iw;
-}
-
 template <class T>
 void pack_typed(const void* in_data, void* out_data, std::uint8_t* offsets, const PoolGeometry& g,
                 cudaStream_t stream) {
@@ -151,15 +134,16 @@ void pack_typed(const void* in_data, void* out_data, std::uint8_t* offsets, cons
     const Int n = static_cast<Int>(g.planes() * g.out_size() / kPack);
     const bool flat = g.kernel[0] == 1 && g.padding[0] == 0 && g.stride[0] == 1 &&
                       g.dilation[1] == 1 && g.dilation[2] == 1 && g.kernel[1] == g.kernel[2];
+    const auto launch = [&](auto side) {
+      pack_kernel<T, Int, kPack, decltype(side)::value>
+          <<<blocks_for(n), kThreads, 0, stream>>>(in, out, offsets, shape, n);
+    };
     if (flat && g.kernel[2] == 2) {
-      pack_kernel<T, Int, kPack, 2>
-          <<<blocks_for(n), kThreads, 0, stream>>>(in, out, offsets, shape, n);
+      launch(std::integral_constant<int, 2>());
     } else if (flat && g.kernel[2] == 3) {
-      pack_kernel<T, Int, kPack, 3>
-          <<<blocks_for(n), kThreads, 0, stream>>>(in, out, offsets, shape, n);
+      launch(std::integral_constant<int, 3>());
     } else {
-      pack_kernel<T, Int, kPack, 0>
-          <<<blocks_for(n), kThreads, 0, stream>>>(in, out, offsets, shape, n);
+      launch(std::integral_constant<int, 0>());
     }
   });
 }
@@ -193,21 +177,6 @@ void max_pool_scatter(Number type, const void* grad, const std::uint8_t* offsets
   with_type(type, [&](auto t) {
     scatter_typed<typename decltype(t)::Element>(grad, offsets, grad_input, geometry, stream);
   });
-}
-
-void max_pool_indices(const std::uint8_t* offsets, std::int64_t* indices,
-                      const PoolGeometry& geometry, cudaStream_t stream) {
-  const auto launch = [&](auto zero) {
-    using Int = decltype(zero);
-    const Shape<Int> shape(geometry, 1);
-    const Int n = static_cast<Int>(geometry.planes() * geometry.out_size());
-    indices_kernel<Int><<<blocks_for(n), kThreads, 0, stream>>>(offsets, indices, shape, n);
-  };
-  if (fits_32_bits(geometry)) {
-    launch(int{});
-  } else {
-    launch(std::int64_t{});
-  }
 }
 
 }  // namespace brim::nn::cuda

@@ -3,6 +3,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "nn/cuda/bits.h"
+
 // What a type calculates in on the device, as nn/number.h says it for the host.
 
 namespace brim::nn::cuda {
@@ -39,6 +41,23 @@ __device__ Wide<T> widen(T x) {
 template <class T>
 __device__ T narrow(Wide<T> x) {
   return Arithmetic<T>::narrow(x);
+}
+
+/// Calls run(T()) with the type of the elements. Not for bytes.
+template <class Run>
+void with_number(Number type, const Run& run) {
+  switch (type) {
+    case Number::float32:
+      return run(float());
+    case Number::float64:
+      return run(double());
+    case Number::float16:
+      return run(__half());
+    case Number::bfloat16:
+      return run(__nv_bfloat16());
+    case Number::byte:
+      return;
+  }
 }
 
 }  // namespace brim::nn::cuda

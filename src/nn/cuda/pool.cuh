@@ -1,8 +1,6 @@
 #pragma once
 
-#include <type_traits>
-
-#include "nn/cuda/number.cuh"
+#include "nn/cuda/launch.cuh"
 #include "nn/cuda/pool.h"
 
 // One scheme for both orders of memory. A thread works on kPack neighbouring channels of one place
@@ -12,8 +10,6 @@
 // Numbers are of 32 bits where all indices fit, and then divisions are a multiplication.
 
 namespace brim::nn::cuda {
-
-inline constexpr int kThreads = 256;
 
 /// Divides numbers below 2^31 by a number known at launch.
 struct Divider32 {
@@ -108,21 +104,6 @@ struct Place {
   }
 };
 
-template <class T, int kPack>
-struct alignas(sizeof(T) * kPack) Pack {
-  T at[kPack];
-};
-
-template <class T, int kPack>
-__device__ Pack<T, kPack> load(const T* from) {
-  return *reinterpret_cast<const Pack<T, kPack>*>(from);
-}
-
-template <int kPack, class T>
-__device__ void store(const Pack<T, kPack>& pack, T* to) {
-  *reinterpret_cast<Pack<T, kPack>*>(to) = pack;
-}
-
 template <class Int>
 __device__ Int thread_index() {
   return static_cast<Int>(blockIdx.x) * kThreads + static_cast<Int>(threadIdx.x);
@@ -138,11 +119,6 @@ __device__ void covering(const Shape<Int>& s, int d, Int i, Int& begin, Int& end
   end = end < s.out[d] ? end : s.out[d];
 }
 
-template <class Int>
-unsigned blocks_for(Int n) {
-  return static_cast<unsigned>((n + kThreads - 1) / kThreads);
-}
-
 inline bool fits_32_bits(const PoolGeometry& g) {
   constexpr std::int64_t kMost = (std::int64_t{1} << 31) - kThreads;
   // Steps past the end are worked out too before they are found to be there.
@@ -152,13 +128,6 @@ inline bool fits_32_bits(const PoolGeometry& g) {
   }
   return g.planes() * g.in_size() < kMost && g.planes() * g.out_size() < kMost && reach < kMost;
 }
-
-inline bool is_aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
-}
-
-template <class T>
-inline constexpr int kPackOf = 16 / static_cast<int>(sizeof(T));
 
 /// Calls run(Int(), std::integral_constant<int, kPack>()) with what suits the tensors.
 template <class T, class Run>
@@ -174,28 +143,6 @@ void choose(const PoolGeometry& g, const void* a, const void* b, const std::uint
     run(int{}, Many());
   } else {
     run(int{}, One());
-  }
-}
-
-template <class T>
-struct Type {
-  using Element = T;
-};
-
-/// Calls run(Type<T>()) for the type. Whoever calls has checked it.
-template <class Run>
-void with_type(Number type, const Run& run) {
-  switch (type) {
-    case Number::float32:
-      return run(Type<float>());
-    case Number::float64:
-      return run(Type<double>());
-    case Number::float16:
-      return run(Type<__half>());
-    case Number::bfloat16:
-      return run(Type<__nv_bfloat16>());
-    default:
-      return;
   }
 }
 

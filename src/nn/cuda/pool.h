@@ -19,9 +19,6 @@ void max_pool_pack(Number type, const void* in, void* out, std::uint8_t* offsets
 void max_pool_scatter(Number type, const void* grad, const std::uint8_t* offsets, void* grad_input,
                       const PoolGeometry& geometry, cudaStream_t stream);
 
-void max_pool_indices(const std::uint8_t* offsets, std::int64_t* indices,
-                      const PoolGeometry& geometry, cudaStream_t stream);
-
 void avg_pool_backward(Number type, const void* grad, void* grad_input,
                        const PoolGeometry& geometry, const AvgRule& rule, cudaStream_t stream);
 

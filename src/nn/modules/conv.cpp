@@ -20,7 +20,7 @@ using Options = torch::nn::detail::ConvNdOptions<D>;
 template <std::size_t D>
 using Numbers = std::array<std::int64_t, D>;
 
-/// Nothing for zeros, which the convolution itself adds.
+/// nullptr for zeros, which the convolution adds itself.
 const char* name_of(const torch::nn::detail::conv_padding_mode_t& mode) {
   if (std::holds_alternative<torch::enumtype::kReflect>(mode)) {
     return "reflect";
@@ -31,27 +31,19 @@ const char* name_of(const torch::nn::detail::conv_padding_mode_t& mode) {
   return std::holds_alternative<torch::enumtype::kCircular>(mode) ? "circular" : nullptr;
 }
 
-/// Padding on both sides of each dimension, and `extra` zeros that an even kernel needs at its end,
-/// as torch does for kSame. Both run from the first dimension to the last.
+/// kSame, as torch does it: sets the padding of both sides, and adds a zero at the end of each
+/// dimension where the kernel is even.
 template <std::size_t D>
-void set_same_padding(const Options<D>& options, Numbers<D>& padding, Numbers<D>& extra) {
+at::Tensor pad_same(const Options<D>& options, const at::Tensor& input, Numbers<D>& padding) {
+  std::array<std::int64_t, 2 * D> ends{};  // (before, after), from the last dimension to the first
+  bool is_needed = false;
   for (std::size_t i = 0; i < D; ++i) {
     const std::int64_t total = (*options.dilation())[i] * ((*options.kernel_size())[i] - 1);
     padding[i] = total / 2;
-    extra[i] = total % 2;
+    ends[2 * (D - 1 - i) + 1] = total % 2;
+    is_needed = is_needed || total % 2 != 0;
   }
-}
-
-/// at::pad takes pairs (before, after) from the last dimension to the first.
-template <std::size_t D>
-at::Tensor pad_ends(const at::Tensor& input, const Numbers<D>& extra) {
-  std::array<std::int64_t, 2 * D> pairs{};
-  bool needed = false;
-  for (std::size_t i = 0; i < D; ++i) {
-    pairs[2 * (D - 1 - i) + 1] = extra[i];
-    needed = needed || extra[i] != 0;
-  }
-  return needed ? at::constant_pad_nd(input, pairs, 0) : input;
+  return is_needed ? at::constant_pad_nd(input, ends, 0) : input;
 }
 
 template <std::size_t D>
@@ -63,9 +55,7 @@ at::Tensor run(const Options<D>& options, const std::vector<std::int64_t>& both_
   if (const char* const mode = name_of(options.padding_mode())) {
     padded = nn::pad(input, both_sides, mode);
   } else if (std::holds_alternative<torch::enumtype::kSame>(options.padding())) {
-    Numbers<D> extra{};
-    set_same_padding(options, padding, extra);
-    padded = pad_ends(input, extra);
+    padded = pad_same(options, input, padding);
   } else if (const auto* numbers = std::get_if<torch::ExpandingArray<D>>(&options.padding())) {
     padding = **numbers;
   }
@@ -73,8 +63,8 @@ at::Tensor run(const Options<D>& options, const std::vector<std::int64_t>& both_
                           *options.dilation(), options.groups(), recompute);
 }
 
-/// What to add at the end of each dimension, so that the output has the size that was asked for.
-/// torch::nn leaves the dilation out of this; with it the output is what was asked for there too.
+/// What to add at the end of each dimension to get the requested output size. torch::nn ignores the
+/// dilation here; with it, the size is right for dilated kernels too.
 template <std::size_t D>
 Numbers<D> output_padding(const Options<D>& options, const at::Tensor& input,
                           at::IntArrayRef wanted) {

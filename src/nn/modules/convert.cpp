@@ -1,37 +1,79 @@
 #include <brim/nn/convert.h>
-#include <brim/nn/modules.h>
-#include <c10/util/Type.h>
-#include <torch/nn/modules/container/any.h>
-#include <torch/nn/modules/container/moduledict.h>
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/container/sequential.h>
+#include <brim/text_table.h>
+#include <fnmatch.h>
 
 #include <memory>
 #include <ostream>
-#include <string_view>
 #include <typeindex>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "nn/modules/layers.h"
+
 namespace brim::nn {
-namespace {
 
 using torch::nn::AnyModule;
 using torch::nn::Module;
 
-// -- Which layer stands for which --------------------------------------------------------------
+LayerChoice::LayerChoice(std::string pattern)
+    : pattern_(std::move(pattern)),
+      choose_([pattern = pattern_](const std::string& name, const Module& /*module*/) {
+        return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+      }),
+      inside_(true) {}
 
-using Make = AnyModule (*)(const Module& layer, bool recompute);
-
-/// A `New` that shares the tensors of `layer`, which is a `Theirs` or derived from it.
-template <class Theirs, class New>
-AnyModule make(const Module& layer, [[maybe_unused]] bool recompute) {
-  auto fresh = std::make_shared<New>(static_cast<const Theirs&>(layer));
-  if constexpr (requires { fresh->recompute; }) {
-    fresh->recompute = recompute;
+/// The modules that any of some choices means.
+class ChosenModules {
+ public:
+  ChosenModules(const char* option, const std::vector<LayerChoice>& choices, const Module& model) {
+    const auto modules = model.named_modules("", /*include_self=*/false);
+    for (const LayerChoice& choice : choices) {
+      bool found = add(choice, "", model);
+      for (const auto& item : modules) {
+        found = add(choice, item.key(), *item.value()) || found;
+      }
+      TORCH_CHECK_VALUE(found || choice.pattern_.empty(), option, ": the pattern '",
+                        choice.pattern_, "' matches no name in the model");
+    }
   }
-  return AnyModule(std::move(fresh));
+
+  bool contains(const Module& module) const { return modules_.contains(&module); }
+
+ private:
+  bool add(const LayerChoice& choice, const std::string& name, const Module& module) {
+    if (!choice.choose_(name, module)) {
+      return false;
+    }
+    modules_.insert(&module);
+    if (choice.inside_) {
+      for (const std::shared_ptr<Module>& inner : module.modules(/*include_self=*/false)) {
+        modules_.insert(inner.get());
+      }
+    }
+    return true;
+  }
+
+  std::unordered_set<const Module*> modules_;
+};
+
+namespace {
+
+using Make = AnyModule (*)(const Module& layer);
+
+struct Rule {
+  std::type_index theirs;
+  std::type_index ours;
+  bool (*derives)(const Module& layer);  // from torch::nn's
+  Make to_ours;
+  Make to_theirs;
+  void (*recompute)(Module& ours);
+};
+
+/// A layer of another class that shares the tensors of `layer`.
+template <class Theirs, class New>
+AnyModule make(const Module& layer) {
+  return AnyModule(std::make_shared<New>(static_cast<const Theirs&>(layer)));
 }
 
 template <class Theirs>
@@ -39,207 +81,133 @@ bool derives(const Module& layer) {
   return dynamic_cast<const Theirs*>(&layer) != nullptr;
 }
 
-struct Pair {
-  std::type_index theirs;
-  std::type_index ours;
-  Make to_ours;
-  Make to_theirs;
-  bool (*derives)(const Module& layer);
-};
-
-template <class Theirs, class Ours>
-Pair pair() {
-  return {typeid(Theirs), typeid(Ours), make<Theirs, Ours>, make<Theirs, Theirs>, derives<Theirs>};
+template <class Ours>
+void set_recompute(Module& layer) {
+  if constexpr (requires(Ours& ours) { ours.recompute; }) {
+    static_cast<Ours&>(layer).recompute = true;
+  }
 }
 
-const std::vector<Pair>& pairs() {
-  static const std::vector<Pair> all{
-      pair<torch::nn::Conv1dImpl, Conv1dImpl>(),
-      pair<torch::nn::Conv2dImpl, Conv2dImpl>(),
-      pair<torch::nn::Conv3dImpl, Conv3dImpl>(),
-      pair<torch::nn::ConvTranspose1dImpl, ConvTranspose1dImpl>(),
-      pair<torch::nn::ConvTranspose2dImpl, ConvTranspose2dImpl>(),
-      pair<torch::nn::ConvTranspose3dImpl, ConvTranspose3dImpl>(),
-      pair<torch::nn::LinearImpl, LinearImpl>(),
-      pair<torch::nn::BatchNorm1dImpl, BatchNorm1dImpl>(),
-      pair<torch::nn::BatchNorm2dImpl, BatchNorm2dImpl>(),
-      pair<torch::nn::BatchNorm3dImpl, BatchNorm3dImpl>(),
-      pair<torch::nn::LayerNormImpl, LayerNormImpl>(),
-      pair<torch::nn::GroupNormImpl, GroupNormImpl>(),
-      pair<torch::nn::ReLUImpl, ReLUImpl>(),
-      pair<torch::nn::ReLU6Impl, ReLU6Impl>(),
-      pair<torch::nn::LeakyReLUImpl, LeakyReLUImpl>(),
-      pair<torch::nn::HardtanhImpl, HardtanhImpl>(),
-      pair<torch::nn::GELUImpl, GELUImpl>(),
-      pair<torch::nn::SiLUImpl, SiLUImpl>(),
-      pair<torch::nn::DropoutImpl, DropoutImpl>(),
-      pair<torch::nn::MaxPool1dImpl, MaxPool1dImpl>(),
-      pair<torch::nn::MaxPool2dImpl, MaxPool2dImpl>(),
-      pair<torch::nn::MaxPool3dImpl, MaxPool3dImpl>(),
-      pair<torch::nn::AvgPool1dImpl, AvgPool1dImpl>(),
-      pair<torch::nn::AvgPool2dImpl, AvgPool2dImpl>(),
-      pair<torch::nn::AvgPool3dImpl, AvgPool3dImpl>(),
-      pair<torch::nn::AdaptiveAvgPool1dImpl, AdaptiveAvgPool1dImpl>(),
-      pair<torch::nn::AdaptiveAvgPool2dImpl, AdaptiveAvgPool2dImpl>(),
-      pair<torch::nn::AdaptiveAvgPool3dImpl, AdaptiveAvgPool3dImpl>(),
-  };
+const std::vector<Rule>& rules() {
+  static const std::vector<Rule> all = [] {
+    std::vector<Rule> made;
+    for_each_layer(ConvertibleLayers(), [&]<class Ours>() {
+      using Theirs = typename Ours::Theirs;
+      made.push_back({typeid(Theirs), typeid(Ours), derives<Theirs>, make<Theirs, Ours>,
+                      make<Theirs, Theirs>, set_recompute<Ours>});
+    });
+    return made;
+  }();
   return all;
 }
 
-/// As programs write it: torch::nn::Conv2d for torch::nn::Conv2dImpl.
-std::string type_of(const Module& layer) {
-  constexpr std::string_view kImpl = "Impl";
-  std::string name = c10::demangle(typeid(layer).name());
-  if (name.ends_with(kImpl)) {
-    name.resize(name.size() - kImpl.size());
+const Rule* rule_for(const Module& layer, std::type_index Rule::* type) {
+  for (const Rule& rule : rules()) {
+    if (rule.*type == typeid(layer)) {
+      return &rule;
+    }
   }
-  return name;
+  return nullptr;
 }
 
-// -- Replacing inside a container --------------------------------------------------------------
-
-/// Puts `fresh` where `parent` holds `old` under `name`. False where the parent is no container, or
-/// has registered `old` without holding it as an element.
-bool replace(Module& parent, const std::string& name, const std::shared_ptr<Module>& old,
-             const AnyModule& fresh) {
-  const std::shared_ptr<Module> fresh_module = fresh.ptr();
-  bool held = false;
-  if (auto* const sequential = dynamic_cast<torch::nn::SequentialImpl*>(&parent)) {
-    for (AnyModule& element : *sequential) {
-      const std::shared_ptr<Module> module = element.ptr();
-      if (module == old) {
-        element = fresh;
-      }
-      held = held || module == old || module == fresh_module;
-    }
-  } else if (auto* const list = dynamic_cast<torch::nn::ModuleListImpl*>(&parent)) {
-    for (std::shared_ptr<Module>& element : *list) {
-      held = held || element == old || element == fresh_module;
-      if (element == old) {
-        element = fresh_module;
-      }
-    }
-  } else if (auto* const dict = dynamic_cast<torch::nn::ModuleDictImpl*>(&parent)) {
-    held = dict->contains(name) && (*dict)[name] == old;
-    if (held) {
-      dict->update(
-          std::vector<std::pair<std::string, std::shared_ptr<Module>>>{{name, fresh_module}});
+/// Why convert() does not know a layer.
+std::string why_unknown(const Module& layer) {
+  for (const Rule& rule : rules()) {
+    if (rule.derives(layer)) {
+      return "it is a class of its own, derived from a layer of torch::nn";
     }
   }
-  if (held) {
-    parent.replace_module(name, fresh_module);
-  }
-  return held;
+  return "brim has no counterpart";
 }
 
-// -- Walking over a model ----------------------------------------------------------------------
-
-class Walk {
+/// Replaces layers, and reports.
+class Replacing {
  public:
-  Walk(bool to_ours, const ConvertOptions& options) : to_ours_(to_ours), options_(options) {
-    for (const Pair& pair : pairs()) {
-      makes_.emplace(to_ours ? pair.theirs : pair.ours, to_ours ? pair.to_ours : pair.to_theirs);
-    }
+  explicit Replacing(Module& model) : places_(layer_places(model)) {}
+
+  [[nodiscard]] const std::vector<LayerPlace>& places() const { return places_; }
+
+  void keep(const LayerPlace& place, std::string reason) {
+    report_.kept.push_back({place.name, type_of(*place.layer), std::move(reason)});
   }
 
-  ConversionReport run(Module& model) {
-    if (const auto found = makes_.find(typeid(model)); found != makes_.end()) {
-      keep("", model, "it is the model itself, and the program holds it by its type");
-    } else if (model.children().empty()) {
-      keep_unknown("", model);
+  /// The new layer, or nothing where the old one has to stay.
+  std::shared_ptr<Module> replace_with(const LayerPlace& place, Make make_new) {
+    auto made = made_.find(place.layer.get());
+    if (made == made_.end()) {
+      made = made_.emplace(place.layer.get(), make_new(*place.layer)).first;
     }
-    visit(model, "");
-    return std::move(report_);
+    if (replace(place, made->second)) {
+      report_.replaced.push_back({place.name, type_of(*place.layer), ""});
+      return made->second.ptr();
+    }
+    keep(place, place.parent == nullptr
+                    ? "it is the model itself, and the program holds it by its type"
+                    : "its parent, " + type_of(*place.parent) +
+                          ", is no container and may call it through a member of its own");
+    return nullptr;
   }
+
+  ConversionReport report() { return std::move(report_); }
 
  private:
-  void visit(Module& parent, const std::string& prefix) {
-    if (!visited_.insert(&parent).second) {
-      return;
-    }
-    for (const auto& item : parent.named_children()) {  // a copy: replacing does not disturb it
-      if (const std::shared_ptr<Module>& child = item.value()) {
-        const std::string name = prefix + item.key();
-        if (const auto found = makes_.find(typeid(*child)); found != makes_.end()) {
-          replace_child(parent, item.key(), name, child, found->second);
-        } else if (child->children().empty()) {
-          keep_unknown(name, *child);
-        } else {
-          visit(*child, name + '.');
-        }
-      }
-    }
-  }
-
-  void replace_child(Module& parent, const std::string& key, const std::string& name,
-                     const std::shared_ptr<Module>& child, Make make_new) {
-    if (options_.choose && !options_.choose(name, *child)) {
-      keep(name, *child, "`choose` left it out");
-      return;
-    }
-    auto made = made_.find(child.get());
-    if (made == made_.end()) {
-      made = made_.emplace(child.get(), make_new(*child, options_.recompute)).first;
-      old_.push_back(child);
-    }
-    if (replace(parent, key, child, made->second)) {
-      report_.replaced.push_back({name, type_of(*child), ""});
-    } else {
-      keep(name, *child,
-           "its parent, " + type_of(parent) +
-               ", is no container and may call it through a member of its own");
-    }
-  }
-
-  void keep(const std::string& name, const Module& layer, std::string reason) {
-    report_.kept.push_back({name, type_of(layer), std::move(reason)});
-  }
-
-  /// A module without children that there is nothing to replace with. restore() is not concerned.
-  void keep_unknown(const std::string& name, const Module& layer) {
-    if (!to_ours_) {
-      return;
-    }
-    for (const Pair& pair : pairs()) {
-      if (pair.ours == typeid(layer)) {
-        return keep(name, layer, "it is a layer of brim already");
-      }
-      if (pair.derives(layer)) {
-        return keep(name, layer, "it is a class of its own, derived from a layer of torch::nn");
-      }
-    }
-    keep(name, layer, "brim has no such layer");
-  }
-
-  bool to_ours_;
-  const ConvertOptions& options_;
-  std::unordered_map<std::type_index, Make> makes_;
+  std::vector<LayerPlace> places_;  // with the old layers, so that no address comes twice
   std::unordered_map<const Module*, AnyModule> made_;  // by the old layer
-  std::vector<std::shared_ptr<Module>> old_;           // so that no address comes twice
-  std::unordered_set<const Module*> visited_;
   ConversionReport report_;
 };
 
 }  // namespace
 
 ConversionReport convert(Module& model, const ConvertOptions& options) {
-  return Walk(true, options).run(model);
+  const ChosenModules only("only", options.only, model);
+  const ChosenModules skip("skip", options.skip, model);
+  Replacing replacing(model);
+  for (const LayerPlace& place : replacing.places()) {
+    const Module& layer = *place.layer;
+    const Rule* const ours = rule_for(layer, &Rule::ours);
+    const Rule* rule = ours;
+    std::shared_ptr<Module> result;
+    if (!options.only.empty() && !only.contains(layer)) {
+      replacing.keep(place, "not chosen by `only`");
+    } else if (skip.contains(layer)) {
+      replacing.keep(place, "left out by `skip`");
+    } else if (ours != nullptr) {
+      replacing.keep(place, "it is brim's already");
+      result = place.layer;
+    } else if (rule = rule_for(layer, &Rule::theirs); rule != nullptr) {
+      result = replacing.replace_with(place, rule->to_ours);
+    } else {
+      replacing.keep(place, why_unknown(layer));
+    }
+    if (options.recompute && result != nullptr) {
+      rule->recompute(*result);
+    }
+  }
+  return replacing.report();
 }
 
 ConversionReport restore(Module& model) {
-  const ConvertOptions options;
-  return Walk(false, options).run(model);
+  Replacing replacing(model);
+  for (const LayerPlace& place : replacing.places()) {
+    if (const Rule* const rule = rule_for(*place.layer, &Rule::ours)) {
+      replacing.replace_with(place, rule->to_theirs);
+    }
+  }
+  return replacing.report();
 }
 
 std::ostream& operator<<(std::ostream& stream, const ConversionReport& report) {
-  stream << report.replaced.size() << " replaced, " << report.kept.size() << " kept\n";
-  for (const ConvertedLayer& layer : report.replaced) {
-    stream << "  " << layer.name << ": " << layer.type << '\n';
+  const std::size_t count = report.replaced.size();
+  stream << count << (count == 1 ? " layer" : " layers") << " replaced, " << report.kept.size()
+         << " kept as they are\n";
+  if (report.kept.empty()) {
+    return stream;
   }
+  std::vector<std::vector<std::string>> rows;
   for (const ConvertedLayer& layer : report.kept) {
-    stream << "  " << layer.name << ": " << layer.type << " kept, " << layer.reason << '\n';
+    rows.push_back({layer.name.empty() ? "(model)" : layer.name, layer.type, layer.reason});
   }
-  return stream;
+  return stream << '\n' << text_table({"layer", "type", "kept because"}, rows, 3) << '\n';
 }
 
 }  // namespace brim::nn

@@ -23,39 +23,13 @@ void detail::print_as_ours(std::ostream& stream, const std::string& text) {
   }
 }
 
-// -- Activations and dropout --------------------------------------------------------------------
+// -- Dropout ------------------------------------------------------------------------------------
 
-// By value, as torch::nn declares them: the signature decides what an AnyModule accepts.
-// NOLINTBEGIN(performance-unnecessary-value-param)
-
-at::Tensor ReLUImpl::forward(at::Tensor input) {
-  return functional::relu(input, options.inplace(), recompute);
-}
-
-at::Tensor ReLU6Impl::forward(at::Tensor input) {
-  return functional::relu6(input, options.inplace(), recompute);
-}
-
-at::Tensor LeakyReLUImpl::forward(at::Tensor input) {
-  return functional::leaky_relu(input, options.negative_slope(), options.inplace(), recompute);
-}
-
-at::Tensor HardtanhImpl::forward(at::Tensor input) {
-  return functional::hardtanh(input, options.min_val(), options.max_val(), options.inplace(),
-                              recompute);
-}
-
+// By value, as torch::nn declares it: the signature decides what an AnyModule accepts.
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
 at::Tensor DropoutImpl::forward(at::Tensor input) {
   return functional::dropout(input, options.p(), is_training(), options.inplace());
 }
-
-// NOLINTEND(performance-unnecessary-value-param)
-
-at::Tensor GELUImpl::forward(const at::Tensor& input) {
-  return functional::gelu(input, options.approximate());
-}
-
-at::Tensor SiLUImpl::forward(const at::Tensor& input) { return functional::silu(input); }
 
 // -- Normalisation ------------------------------------------------------------------------------
 

@@ -1,23 +1,25 @@
-#include "nn/ops/avg_pool.h"
-#include "nn/autograd/autocast.h"
-
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_adaptive_avg_pool2d_backward.h>
+#include <ATen/ops/_adaptive_avg_pool3d_backward.h>
+#include <ATen/ops/adaptive_avg_pool1d.h>
+#include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/adaptive_avg_pool3d.h>
 #include <ATen/ops/avg_pool1d.h>
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/avg_pool2d_backward.h>
 #include <ATen/ops/avg_pool3d.h>
 #include <ATen/ops/avg_pool3d_backward.h>
-#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/empty.h>
 #include <brim/nn/functional.h>
-#include <torch/library.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include <algorithm>
-#include <array>
+#include <functional>
 
-#include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
-#include "nn/ops/cuda_kernels.h"
+#include "nn/autograd/operator.h"
 #include "nn/ops/pool.h"
+
+// Average pooling is linear: backward needs the sizes of the input and nothing of its values.
 
 namespace brim::nn {
 namespace {
@@ -26,197 +28,126 @@ using at::IntArrayRef;
 using c10::SymIntArrayRef;
 using Divisor = std::optional<std::int64_t>;
 
-using PoolOp = at::Tensor(const at::Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, bool, bool,
-                          Divisor);
-using BackwardOp = at::Tensor(const at::Tensor&, SymIntArrayRef, IntArrayRef, IntArrayRef,
-                              IntArrayRef, bool, bool, Divisor, bool);
+/// A linear function of one tensor; its node keeps no tensor.
+class LinearNode final : public SavingNode {
+ public:
+  using Function = std::function<at::Tensor(const at::Tensor&)>;
 
-constexpr std::array<std::int64_t, 3> kOnes = {1, 1, 1};
+  /// @param ties whether a second derivative leads to the input, as zeros (see tied_to)
+  LinearNode(const char* name, bool ties, Function backward)
+      : name_(name), ties_(ties), backward_(std::move(backward)) {}
 
-template <class Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-at::Tensor pool(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                IntArrayRef padding, bool ceil_mode, bool count_include_pad, Divisor divisor) {
-  static const auto op = find<PoolOp>("brim::avg_pool");
-  return op.call(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor);
-}
-
-at::Tensor value_of(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                    IntArrayRef padding, bool ceil_mode, bool count_include_pad, Divisor divisor) {
-  check_dims("kernel_size", kernel_size);
-  switch (kernel_size.size()) {
-    case 1:
-      TORCH_CHECK_VALUE(!divisor, "divisor_override is for two and three dimensions, got ",
-                        *divisor, " with kernel_size ", kernel_size);
-      return at::avg_pool1d(input, kernel_size, stride, padding, ceil_mode, count_include_pad);
-    case 2:
-      return at::avg_pool2d(input, kernel_size, stride, padding, ceil_mode, count_include_pad,
-                            divisor);
-    default:
-      return at::avg_pool3d(input, kernel_size, stride, padding, ceil_mode, count_include_pad,
-                            divisor);
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    const at::Tensor grad = backward_(grads[0]);
+    return {ties_ ? tied_to(next_edge(0), grad) : grad};
   }
-}
 
-// -- Backward, below autograd ------------------------------------------------------------------
-
-at::Tensor backward_with_kernel(const at::Tensor& grad, SymIntArrayRef input_sizes,
-                                IntArrayRef kernel_size, IntArrayRef stride, IntArrayRef padding,
-                                bool /*ceil_mode*/, bool count_include_pad, Divisor divisor,
-                                bool channels_last) {
-  const IntArrayRef dilation =
-      IntArrayRef(kOnes).slice(0, std::min(kernel_size.size(), kOnes.size()));
-  TORCH_CHECK_VALUE(is_one_a_dimension(kernel_size, stride, padding, dilation),
-                    "kernel_size, stride and padding hold one number a dimension; got ",
-                    kernel_size, ", ", stride, " and ", padding);
-  const PoolOptions options(kernel_size, stride, padding, dilation);
-  const IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(input_sizes);
-  const PoolGeometry geometry = geometry_of(options, sizes, grad.sizes(), channels_last);
-  const AvgRule rule{false, count_include_pad, divisor.value_or(0)};
-  at::Tensor grad_input =
-      at::empty_strided(sizes, dense_strides(sizes, channels_last), grad.options());
-  auto* const run = grad.is_cuda() ? cuda_kernels()->avg_pool_backward : cpu::avg_pool_backward;
-  run(in_order(grad, channels_last), grad_input, geometry, rule);
-  return grad_input;
-}
-
-/// torch's backward takes the input for its sizes: memory that nobody writes to stands for it.
-at::Tensor backward_anywhere(const at::Tensor& grad, SymIntArrayRef input_sizes,
-                             IntArrayRef kernel_size, IntArrayRef stride, IntArrayRef padding,
-                             bool ceil_mode, bool count_include_pad, Divisor divisor,
-                             bool channels_last) {
-  const IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(input_sizes);
-  const at::Tensor input =
-      at::empty_strided(sizes, dense_strides(sizes, channels_last), grad.options());
-  switch (kernel_size.size()) {
-    case 1:
-      return at::avg_pool2d_backward(grad.unsqueeze(-2), input.unsqueeze(-2), {1, kernel_size[0]},
-                                     {1, stride[0]}, {0, padding[0]}, ceil_mode, count_include_pad,
-                                     divisor)
-          .squeeze(-2);
-    case 2:
-      return at::avg_pool2d_backward(grad, input, kernel_size, stride, padding, ceil_mode,
-                                     count_include_pad, divisor);
-    default:
-      return at::avg_pool3d_backward(grad, input, kernel_size, stride, padding, ceil_mode,
-                                     count_include_pad, divisor);
-  }
-}
-
-at::Tensor backward_cuda(const at::Tensor& grad, SymIntArrayRef input_sizes,
-                         IntArrayRef kernel_size, IntArrayRef stride, IntArrayRef padding,
-                         bool ceil_mode, bool count_include_pad, Divisor divisor,
-                         bool channels_last) {
-  const CudaKernels* const kernels = cuda_kernels();
-  const bool ours = kernels != nullptr && kernels->avg_pool_backward != nullptr;
-  return (ours ? backward_with_kernel : backward_anywhere)(grad, input_sizes, kernel_size, stride,
-                                                           padding, ceil_mode, count_include_pad,
-                                                           divisor, channels_last);
-}
-
-at::Tensor backward_meta(const at::Tensor& grad, SymIntArrayRef input_sizes, IntArrayRef,
-                         IntArrayRef, IntArrayRef, bool, bool, Divisor, bool channels_last) {
-  return at::empty_strided_symint(input_sizes, dense_strides(input_sizes, channels_last),
-                                  grad.options());
-}
-
-// -- Autograd ----------------------------------------------------------------------------------
-
-/// Either direction; keeps no tensor.
-struct AvgPoolNode : public SavingNode {
   void release_variables() override {}
+  std::string name() const override { return name_; }
 
-  PoolOptions options;
-  bool ceil_mode = false;
-  bool count_include_pad = true;
-  Divisor divisor;
+ private:
+  const char* name_;
+  bool ties_;
+  Function backward_;
 };
 
-struct ForwardNode final : public AvgPoolNode {
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return {at::Tensor()};
-    }
-    static const auto op = find<BackwardOp>("brim::avg_pool_backward");
-    return {tied_to(next_edge(0), op.call(grads[0], input_sizes, options.kernel_size(),
-                                          options.strides(), options.paddings(), ceil_mode,
-                                          count_include_pad, divisor, channels_last))};
-  }
-
-  std::string name() const override { return "brim::avg_pool_backward"; }
-
-  c10::SymDimVector input_sizes;
-  bool channels_last = false;
-};
-
-struct BackwardNode final : public AvgPoolNode {
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return {at::Tensor()};
-    }
-    return {pool(grads[0], options.kernel_size(), options.strides(), options.paddings(), ceil_mode,
-                 count_include_pad, divisor)};
-  }
-
-  std::string name() const override { return "brim::avg_pool_double_backward"; }
-};
-
-template <class NodeType>
-PtrTo<NodeType> node_for(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                         IntArrayRef padding, bool ceil_mode, bool count_include_pad,
-                         Divisor divisor) {
-  const std::size_t dims = kernel_size.size();
-  auto node = make_node<NodeType>();
+template <class Backward>
+void set_linear_history(at::Tensor& output, const at::Tensor& input, const char* name, bool ties,
+                        Backward backward) {
+  const auto node = make_node<LinearNode>(name, ties, std::move(backward));
   node->set_next_edges(torch::autograd::collect_next_edges(input));
-  node->options =
-      PoolOptions(kernel_size, expand_option("stride", stride, dims, kernel_size),
-                  expand_option("padding", padding, dims, {0}), IntArrayRef(kOnes).slice(0, dims));
-  node->ceil_mode = ceil_mode;
-  node->count_include_pad = count_include_pad;
-  node->divisor = divisor;
-  return node;
+  torch::autograd::set_history(output, node);
 }
+
+/// torch's backward takes the input for its shape alone: this one has no memory. One-dimensional
+/// samples are images of one row, as in torch.
+at::Tensor shape_only(SymIntArrayRef input_sizes, std::int64_t dims, bool channels_last,
+                      const at::Tensor& grad) {
+  c10::DimVector sizes(C10_AS_INTARRAYREF_SLOW(input_sizes));
+  if (dims == 1) {
+    sizes.insert(sizes.end() - 1, 1);
+  }
+  at::Tensor input = at::empty({0}, grad.options());
+  input.unsafeGetTensorImpl()->set_sizes_and_strides(
+      sizes, dense_strides(IntArrayRef(sizes), channels_last));
+  return input;
+}
+
+/// Whether torch's gradient of `input` is in the order channels last; of three dimensions never.
+bool is_grad_channels_last(const at::Tensor& input, std::size_t dims) {
+  return dims < 3 && is_channels_last(input, dims);
+}
+
+// -- Windows of one size -----------------------------------------------------------------------
+
+at::Tensor torch_avg_pool(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                          IntArrayRef padding, bool ceil_mode, bool count_include_pad,
+                          Divisor divisor) {
+  check_dims("kernel_size", kernel_size);
+  if (kernel_size.size() == 1) {
+    TORCH_CHECK_VALUE(!divisor, "divisor_override is for two and three dimensions, got ", *divisor,
+                      " with kernel_size ", kernel_size);
+    return at::avg_pool1d(input, kernel_size, stride, padding, ceil_mode, count_include_pad);
+  }
+  auto* const pool = kernel_size.size() == 2 ? &at::avg_pool2d : &at::avg_pool3d;
+  return pool(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor);
+}
+
+at::Tensor avg_backward_anywhere(const at::Tensor& grad, SymIntArrayRef input_sizes,
+                                 IntArrayRef numbers, bool ceil_mode, bool count_include_pad,
+                                 Divisor divisor, bool channels_last) {
+  const PoolWindow window(numbers);
+  const auto dims = static_cast<std::int64_t>(window.dims());
+  const at::Tensor input = shape_only(input_sizes, dims, channels_last, grad);
+  if (dims == 1) {
+    return at::avg_pool2d_backward(grad.unsqueeze(-2), input, {1, window.kernel_size()[0]},
+                                   {1, window.stride()[0]}, {0, window.padding()[0]}, ceil_mode,
+                                   count_include_pad, divisor)
+        .squeeze(-2);
+  }
+  auto* const backward = dims == 2 ? &at::avg_pool2d_backward : &at::avg_pool3d_backward;
+  return backward(grad, input, window.kernel_size(), window.stride(), window.padding(), ceil_mode,
+                  count_include_pad, divisor);
+}
+
+at::Tensor avg_backward_meta(const at::Tensor& grad, SymIntArrayRef input_sizes, IntArrayRef, bool,
+                             bool, Divisor, bool channels_last) {
+  return empty_in_order(input_sizes, channels_last, grad.options());
+}
+
+at::Tensor avg_backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,
+                                 IntArrayRef numbers, bool ceil_mode, bool count_include_pad,
+                                 Divisor divisor, bool channels_last);
+
+const Operator<avg_backward_anywhere> kAvgBackward(
+    "avg_pool_backward(Tensor grad, SymInt[] input_sizes, int[] window, bool ceil_mode, "
+    "bool count_include_pad, int? divisor_override, bool channels_last) -> Tensor",
+    {.meta = avg_backward_meta, .autograd = avg_backward_autograd},
+    {at::Tag::needs_fixed_stride_order});
 
 at::Tensor avg_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                              IntArrayRef padding, bool ceil_mode, bool count_include_pad,
                              Divisor divisor) {
   at::Tensor output = [&] {
     const BelowAutograd below;
-    return value_of(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor);
+    return torch_avg_pool(input, kernel_size, stride, padding, ceil_mode, count_include_pad,
+                          divisor);
   }();
-  if (!needs_grad(input)) {
-    return output;
+  if (needs_grad(input)) {
+    const std::size_t dims = kernel_size.size();
+    const PoolWindow window(kernel_size, expand_option("stride", stride, dims, kernel_size),
+                            expand_option("padding", padding, dims, {0}), c10::DimVector(dims, 1));
+    const bool channels_last = is_grad_channels_last(input, dims);
+    set_linear_history(output, input, "brim::avg_pool_backward", true,
+                       [=, sizes = c10::SymDimVector(input.sym_sizes())](const at::Tensor& grad) {
+                         return kAvgBackward(grad, sizes, window.numbers(), ceil_mode,
+                                             count_include_pad, divisor, channels_last);
+                       });
   }
-  const auto node = node_for<ForwardNode>(input, kernel_size, stride, padding, ceil_mode,
-                                          count_include_pad, divisor);
-  const auto sizes = input.sym_sizes();
-  node->input_sizes = c10::SymDimVector(sizes.begin(), sizes.end());
-  // Of three dimensions torch's is contiguous whatever the input is.
-  node->channels_last = kernel_size.size() < 3 && is_channels_last(input, kernel_size.size());
-  torch::autograd::set_history(output, node);
   return output;
-}
-
-at::Tensor backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,
-                             IntArrayRef kernel_size, IntArrayRef stride, IntArrayRef padding,
-                             bool ceil_mode, bool count_include_pad, Divisor divisor,
-                             bool channels_last) {
-  refuse_forward_ad("avg_pool", grad);
-  at::Tensor grad_input = [&] {
-    const BelowAutograd below;
-    static const auto op = find<BackwardOp>("brim::avg_pool_backward");
-    return op.call(grad, input_sizes, kernel_size, stride, padding, ceil_mode, count_include_pad,
-                   divisor, channels_last);
-  }();
-  if (needs_grad(grad)) {
-    torch::autograd::set_history(
-        grad_input, node_for<BackwardNode>(grad, kernel_size, stride, padding, ceil_mode,
-                                           count_include_pad, divisor));
-  }
-  return grad_input;
 }
 
 /// As torch: in float32 with three dimensions.
@@ -224,54 +155,139 @@ at::Tensor avg_pool_autocast(const at::Tensor& input, IntArrayRef kernel_size, I
                              IntArrayRef padding, bool ceil_mode, bool count_include_pad,
                              Divisor divisor) {
   const Autocast autocast(at::kCPU);
-  return pool(kernel_size.size() == 3 ? autocast.cast(at::kFloat, input) : input, kernel_size,
-              stride, padding, ceil_mode, count_include_pad, divisor);
+  return functional::avg_pool(kernel_size.size() == 3 ? autocast.cast(at::kFloat, input) : input,
+                              kernel_size, stride, padding, ceil_mode, count_include_pad, divisor);
 }
+
+const LayerOperator<avg_pool_autograd, torch_avg_pool> kAvgPool(
+    "avg_pool(Tensor input, int[] kernel_size, int[] stride, int[] padding, bool ceil_mode, "
+    "bool count_include_pad, int? divisor_override) -> Tensor",
+    {}, avg_pool_autocast);
+
+at::Tensor avg_backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,
+                                 IntArrayRef numbers, bool ceil_mode, bool count_include_pad,
+                                 Divisor divisor, bool channels_last) {
+  refuse_forward_ad("avg_pool", grad);
+  at::Tensor grad_input = [&] {
+    const BelowAutograd below;
+    return kAvgBackward(grad, input_sizes, numbers, ceil_mode, count_include_pad, divisor,
+                        channels_last);
+  }();
+  if (needs_grad(grad)) {
+    set_linear_history(grad_input, grad, "brim::avg_pool_double_backward", false,
+                       [=, window = PoolWindow(numbers)](const at::Tensor& up) {
+                         return kAvgPool(up, window.kernel_size(), window.stride(),
+                                         window.padding(), ceil_mode, count_include_pad, divisor);
+                       });
+  }
+  return grad_input;
+}
+
+// -- Windows that follow from the sizes ----------------------------------------------------------
+
+at::Tensor torch_adaptive_avg_pool(const at::Tensor& input, IntArrayRef output_size) {
+  check_dims("output_size", output_size);
+  switch (output_size.size()) {
+    case 1:
+      return at::adaptive_avg_pool1d(input, output_size);
+    case 2:
+      return at::adaptive_avg_pool2d(input, output_size);
+    default:
+      return at::adaptive_avg_pool3d(input, output_size);
+  }
+}
+
+/// @param dims how many of the last dimensions are pooled
+at::Tensor adaptive_backward_anywhere(const at::Tensor& grad, SymIntArrayRef input_sizes,
+                                      std::int64_t dims, bool channels_last) {
+  const at::Tensor input = shape_only(input_sizes, dims, channels_last, grad);
+  switch (dims) {
+    case 1:
+      return at::_adaptive_avg_pool2d_backward(grad.unsqueeze(-2), input).squeeze(-2);
+    case 2:
+      return at::_adaptive_avg_pool2d_backward(grad, input);
+    default:
+      return at::_adaptive_avg_pool3d_backward(grad, input);
+  }
+}
+
+at::Tensor adaptive_backward_meta(const at::Tensor& grad, SymIntArrayRef input_sizes, std::int64_t,
+                                  bool channels_last) {
+  return empty_in_order(input_sizes, channels_last, grad.options());
+}
+
+at::Tensor adaptive_backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,
+                                      std::int64_t dims, bool channels_last);
+
+const Operator<adaptive_backward_anywhere> kAdaptiveBackward(
+    "adaptive_avg_pool_backward(Tensor grad, SymInt[] input_sizes, int dims, "
+    "bool channels_last) -> Tensor",
+    {.meta = adaptive_backward_meta, .autograd = adaptive_backward_autograd},
+    {at::Tag::needs_fixed_stride_order});
+
+at::Tensor adaptive_backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,
+                                      std::int64_t dims, bool channels_last) {
+  refuse_forward_ad("adaptive_avg_pool", grad);
+  at::Tensor grad_input = [&] {
+    const BelowAutograd below;
+    return kAdaptiveBackward(grad, input_sizes, dims, channels_last);
+  }();
+  if (needs_grad(grad)) {
+    const IntArrayRef pooled = grad.sizes().slice(static_cast<std::size_t>(grad.dim() - dims));
+    set_linear_history(grad_input, grad, "brim::adaptive_avg_pool_double_backward", false,
+                       [output_size = c10::DimVector(pooled)](const at::Tensor& up) {
+                         return functional::adaptive_avg_pool(up, output_size);
+                       });
+  }
+  return grad_input;
+}
+
+at::Tensor adaptive_avg_pool_autograd(const at::Tensor& input, IntArrayRef output_size) {
+  // To one value torch takes the mean, whose backward keeps nothing.
+  const auto is_one = [](std::int64_t size) { return size == 1; };
+  if (needs_grad(input) && std::all_of(output_size.begin(), output_size.end(), is_one)) {
+    return torch_adaptive_avg_pool(input, output_size);
+  }
+  at::Tensor output = [&] {
+    const BelowAutograd below;
+    return torch_adaptive_avg_pool(input, output_size);
+  }();
+  if (needs_grad(input)) {
+    const auto dims = static_cast<std::int64_t>(output_size.size());
+    const bool channels_last = is_grad_channels_last(input, output_size.size());
+    set_linear_history(output, input, "brim::adaptive_avg_pool_backward", true,
+                       [=, sizes = c10::SymDimVector(input.sym_sizes())](const at::Tensor& grad) {
+                         return kAdaptiveBackward(grad, sizes, dims, channels_last);
+                       });
+  }
+  return output;
+}
+
+/// As torch: in float32 with three dimensions.
+at::Tensor adaptive_avg_pool_autocast(const at::Tensor& input, IntArrayRef output_size) {
+  const Autocast autocast(at::kCPU);
+  return functional::adaptive_avg_pool(
+      output_size.size() == 3 ? autocast.cast(at::kFloat, input) : input, output_size);
+}
+
+const LayerOperator<adaptive_avg_pool_autograd, torch_adaptive_avg_pool> kAdaptiveAvgPool(
+    "adaptive_avg_pool(Tensor input, int[] output_size) -> Tensor", {}, adaptive_avg_pool_autocast);
 
 }  // namespace
 
-namespace functional {
-
-at::Tensor avg_pool(const at::Tensor& input, at::IntArrayRef kernel_size, at::IntArrayRef stride,
-                    at::IntArrayRef padding, bool ceil_mode, bool count_include_pad,
-                    std::optional<std::int64_t> divisor_override) {
+at::Tensor functional::avg_pool(const at::Tensor& input, at::IntArrayRef kernel_size,
+                                at::IntArrayRef stride, at::IntArrayRef padding, bool ceil_mode,
+                                bool count_include_pad,
+                                std::optional<std::int64_t> divisor_override) {
   check_dims("kernel_size", kernel_size);
   const std::size_t dims = kernel_size.size();
-  return pool(input, kernel_size, expand_option("stride", stride, dims, kernel_size),
-              expand_option("padding", padding, dims, {0}), ceil_mode, count_include_pad,
-              divisor_override);
+  return kAvgPool(input, kernel_size, expand_option("stride", stride, dims, kernel_size),
+                  expand_option("padding", padding, dims, {0}), ceil_mode, count_include_pad,
+                  divisor_override);
 }
 
-}  // namespace functional
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def(
-      "avg_pool(Tensor input, int[] kernel_size, int[] stride, int[] padding, bool ceil_mode, "
-      "bool count_include_pad, int? divisor_override) -> Tensor");
-  m.def(
-      "avg_pool_backward(Tensor grad, SymInt[] input_sizes, int[] kernel_size, int[] stride, "
-      "int[] padding, bool ceil_mode, bool count_include_pad, int? divisor_override, "
-      "bool channels_last) -> Tensor",
-      {at::Tag::needs_fixed_stride_order});
-}
-
-TORCH_LIBRARY_IMPL(brim, CPU, m) { m.impl("avg_pool_backward", backward_with_kernel); }
-TORCH_LIBRARY_IMPL(brim, CUDA, m) { m.impl("avg_pool_backward", backward_cuda); }
-TORCH_LIBRARY_IMPL(brim, Meta, m) { m.impl("avg_pool_backward", backward_meta); }
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("avg_pool", value_of);
-  m.impl("avg_pool_backward", backward_anywhere);
-}
-
-// Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("avg_pool", value_of); }
-
-TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("avg_pool", avg_pool_autocast); }
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("avg_pool", kOrTorchs<avg_pool_autograd, value_of>);
-  m.impl("avg_pool_backward", backward_autograd);
+at::Tensor functional::adaptive_avg_pool(const at::Tensor& input, at::IntArrayRef output_size) {
+  return kAdaptiveAvgPool(input, output_size);
 }
 
 }  // namespace brim::nn

@@ -1,5 +1,4 @@
 #include <ATen/Context.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_batch_norm_impl_index.h>
 #include <ATen/ops/_batch_norm_impl_index_backward.h>
 #include <ATen/ops/_native_batch_norm_legit.h>
@@ -7,17 +6,14 @@
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
 #include <array>
 
-#include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/saved_statistic.h"
-#include "nn/cpu/batch_norm.h"
-#include "nn/ops/channels.h"
-#include "nn/ops/scale_channels.h"
+#include "nn/ops/batch_norm_kernels.h"
 
 namespace brim::nn {
 namespace {
@@ -123,12 +119,9 @@ class BatchNormNode final : public SavingNode {
       return result;
     }
     if (task_should_compute_output(0)) {
-      const MaybeTensor weight = maybe(weight_.take());
-      const at::Tensor var = running_var_.take();
-      result[0] =
-          at::GradMode::is_enabled() || is_traced(grad)
-              ? tied_to(next_edge(0), scale_channels_anywhere(grad, weight, var, eps_), false)
-              : scale_channels(grad.contiguous(format_), weight, var, eps_);
+      result[0] = scale_channels(is_traced(grad) ? grad : grad.contiguous(format_),
+                                 maybe(weight_.take()), running_var_.take(), eps_);
+      result[0] = tied_to(next_edge(0), result[0], false);
     }
     if (task_should_compute_output(2)) {
       result[2] = sum_over_channels(grad, bias_type_);
@@ -150,7 +143,7 @@ class BatchNormNode final : public SavingNode {
   std::string name() const override { return "brim::batch_norm_backward"; }
 
  private:
-  /// In training without the running statistics: the batch's are worked out again, and nothing is
+  /// In training without the running statistics: the batch's are computed again, and nothing is
   /// updated a second time.
   at::Tensor run_again() {
     return run(input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
@@ -172,7 +165,7 @@ class BatchNormNode final : public SavingNode {
     return batch_norm_again(norm, added, relu, [this] { return run_again(); });
   }
 
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> from_input(const at::Tensor& grad) {
+  NormGrads from_input(const at::Tensor& grad) {
     const std::array<bool, 3> mask{task_should_compute_output(0), task_should_compute_output(1),
                                    task_should_compute_output(2)};
     const at::Tensor input = input_.take();
@@ -216,7 +209,7 @@ class BatchNormNode final : public SavingNode {
   Kept reserve_;
 };
 
-/// One value a channel has no variance. torch's Python function says so, its operator does not.
+/// One value per channel has no variance. torch's Python function says so, its operator does not.
 void check_values_per_channel(const at::Tensor& input) {
   const auto sizes = input.sym_sizes();
   c10::SymInt values = sizes.empty() ? c10::SymInt(1) : sizes[0];
@@ -235,10 +228,10 @@ void check(const at::Tensor& input, bool training) {
   }
 }
 
-at::Tensor batch_norm_anywhere(const at::Tensor& input, const MaybeTensor& weight,
-                               const MaybeTensor& bias, const MaybeTensor& running_mean,
-                               const MaybeTensor& running_var, bool training, double momentum,
-                               double eps) {
+at::Tensor batch_norm_below(const at::Tensor& input, const MaybeTensor& weight,
+                            const MaybeTensor& bias, const MaybeTensor& running_mean,
+                            const MaybeTensor& running_var, bool training, double momentum,
+                            double eps) {
   check(input, training);
   return run(input, weight, bias, running_mean, running_var, training, momentum, eps).output;
 }
@@ -287,38 +280,18 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
   return std::move(result.output);
 }
 
-using BatchNormOp = at::Tensor(const at::Tensor&, const MaybeTensor&, const MaybeTensor&,
-                               const MaybeTensor&, const MaybeTensor&, bool, double, double);
+const LayerOperator<batch_norm_autograd, torch_batch_norm, CastTo::nothing, batch_norm_below>
+    kBatchNorm(
+        "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? "
+        "running_var, bool training, float momentum, float eps) -> Tensor");
 
 }  // namespace
 
-namespace functional {
-
-at::Tensor batch_norm(const at::Tensor& input, const MaybeTensor& running_mean,
-                      const MaybeTensor& running_var, const MaybeTensor& weight,
-                      const MaybeTensor& bias, bool training, double momentum, double eps) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("brim::batch_norm", "").typed<BatchNormOp>();
-  return op.call(input, weight, bias, running_mean, running_var, training, momentum, eps);
-}
-
-}  // namespace functional
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def(
-      "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? "
-      "running_var, bool training, float momentum, float eps) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("batch_norm", kOrTorchs<batch_norm_anywhere, torch_batch_norm>);
-}
-
-// Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("batch_norm", torch_batch_norm); }
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("batch_norm", kOrTorchs<batch_norm_autograd, torch_batch_norm>);
+at::Tensor functional::batch_norm(const at::Tensor& input, const MaybeTensor& running_mean,
+                                  const MaybeTensor& running_var, const MaybeTensor& weight,
+                                  const MaybeTensor& bias, bool training, double momentum,
+                                  double eps) {
+  return kBatchNorm(input, weight, bias, running_mean, running_var, training, momentum, eps);
 }
 
 }  // namespace brim::nn

@@ -1,33 +1,23 @@
 #include "nn/ops/bits.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_left_shift.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/where.h>
-#include <torch/library.h>
 
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 #include "nn/cpu/bits.h"
-#include "nn/ops/cuda_kernels.h"
 
 namespace brim::nn {
 namespace {
 
-using ApplyBits = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymIntArrayRef, double,
-                             double);
-
 /// Elements in the order of memory, as one dimension. `dense` only.
 at::Tensor in_memory_order(const at::Tensor& dense) {
   return dense.as_strided({dense.numel()}, {1});
-}
-
-at::Tensor empty_bits(const at::Tensor& of) {
-  return at::empty({bit_bytes(of.numel())}, of.options().dtype(at::kByte));
 }
 
 at::Tensor pack_bits_cpu(const at::Tensor& mask) {
@@ -43,20 +33,6 @@ at::Tensor pack_bits_anywhere(const at::Tensor& mask) {
   const at::Tensor padded = at::constant_pad_nd(flags, {0, bytes * 8 - flags.numel()});
   const at::Tensor places = at::arange(8, padded.options());
   return at::bitwise_left_shift(padded.view({bytes, 8}), places).sum(1, false, at::kByte);
-}
-
-at::Tensor pack_bits_cuda(const at::Tensor& mask) {
-  const CudaKernels* const kernels = cuda_kernels();
-  if (kernels == nullptr) {
-    return pack_bits_anywhere(mask);
-  }
-  at::Tensor bits = empty_bits(mask);
-  kernels->pack_bits(mask, bits);
-  return bits;
-}
-
-at::Tensor pack_bits_meta(const at::Tensor& mask) {
-  return at::empty_symint({bit_bytes(mask.sym_numel())}, mask.options().dtype(at::kByte));
 }
 
 at::Tensor apply_bits_cpu(const at::Tensor& input, const at::Tensor& bits,
@@ -84,18 +60,6 @@ at::Tensor apply_bits_anywhere(const at::Tensor& input, const at::Tensor& bits,
                                .to(at::kBool);
   const at::Tensor result = at::where(flags, scaled(values, on), scaled(values, off));
   return result.as_strided(source.sizes(), source.strides());
-}
-
-at::Tensor apply_bits_cuda(const at::Tensor& input, const at::Tensor& bits,
-                           c10::SymIntArrayRef strides, double on, double off) {
-  const CudaKernels* const kernels = cuda_kernels();
-  if (kernels == nullptr) {
-    return apply_bits_anywhere(input, bits, strides, on, off);
-  }
-  const at::Tensor source = with_strides(input, C10_AS_INTARRAYREF_SLOW(strides));
-  at::Tensor output = at::empty_like(source);
-  kernels->apply_bits(source, bits, output, on, off);
-  return output;
 }
 
 at::Tensor apply_bits_meta(const at::Tensor& input, const at::Tensor&, c10::SymIntArrayRef strides,
@@ -143,21 +107,22 @@ at::Tensor apply_bits_autograd(const at::Tensor& input, const at::Tensor& bits,
   return output;
 }
 
+const Operator<pack_bits_anywhere> kPackBits("pack_bits(Tensor mask) -> Tensor",
+                                             {.cpu = pack_bits_cpu, .meta = empty_bits},
+                                             {at::Tag::needs_fixed_stride_order});
+const Operator<apply_bits_anywhere> kApplyBits(
+    "apply_bits(Tensor input, Tensor bits, SymInt[] strides, float on, float off) -> Tensor",
+    {.cpu = apply_bits_cpu, .meta = apply_bits_meta, .autograd = apply_bits_autograd},
+    {at::Tag::needs_fixed_stride_order});
+
 }  // namespace
 
 at::Tensor apply_bits(const at::Tensor& input, const at::Tensor& bits, c10::SymIntArrayRef strides,
                       double on, double off) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("brim::apply_bits", "").typed<ApplyBits>();
-  return op.call(input, bits, strides, on, off);
+  return kApplyBits(input, bits, strides, on, off);
 }
 
-at::Tensor pack_bits(const at::Tensor& mask) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("brim::pack_bits", "")
-                             .typed<at::Tensor(const at::Tensor&)>();
-  return op.call(mask);
-}
+at::Tensor pack_bits(const at::Tensor& mask) { return kPackBits(mask); }
 
 at::Tensor as_elementwise(const at::Tensor& result, c10::SymIntArrayRef first,
                           c10::SymIntArrayRef second) {
@@ -175,49 +140,5 @@ at::Tensor as_elementwise(const at::Tensor& result, c10::SymIntArrayRef first,
   // Part of the graph in double backward.
   return at::empty_strided(result.sizes(), torchs.strides(), result.options()).copy_(result);
 }
-
-at::Tensor dense(const at::Tensor& input) {
-  if (input.is_non_overlapping_and_dense()) {
-    return input;
-  }
-  return input.unsafeGetTensorImpl()->has_symbolic_sizes_strides()
-             ? input.contiguous()
-             : input.clone(at::MemoryFormat::Preserve);
-}
-
-at::Tensor with_strides(const at::Tensor& input, at::IntArrayRef strides) {
-  if (input.strides() == strides) {
-    return input;
-  }
-  return at::empty_strided(input.sizes(), strides, input.options()).copy_(input);
-}
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def("pack_bits(Tensor mask) -> Tensor", {at::Tag::needs_fixed_stride_order});
-  m.def("apply_bits(Tensor input, Tensor bits, SymInt[] strides, float on, float off) -> Tensor",
-        {at::Tag::needs_fixed_stride_order});
-}
-
-TORCH_LIBRARY_IMPL(brim, CPU, m) {
-  m.impl("pack_bits", pack_bits_cpu);
-  m.impl("apply_bits", apply_bits_cpu);
-}
-
-TORCH_LIBRARY_IMPL(brim, CUDA, m) {
-  m.impl("pack_bits", pack_bits_cuda);
-  m.impl("apply_bits", apply_bits_cuda);
-}
-
-TORCH_LIBRARY_IMPL(brim, Meta, m) {
-  m.impl("pack_bits", pack_bits_meta);
-  m.impl("apply_bits", apply_bits_meta);
-}
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("pack_bits", pack_bits_anywhere);
-  m.impl("apply_bits", apply_bits_anywhere);
-}
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("apply_bits", apply_bits_autograd); }
 
 }  // namespace brim::nn

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-// One bit an element, eight to a byte (uint8), the first element in the lowest bit. Bits follow the
-// order of the elements in memory, so whoever reads them needs the strides of the tensor that they
-// were made for; a tensor with other strides is brought to these first.
+// One bit per element, eight to a byte (uint8), the first element in the lowest bit. Bits follow
+// the order of the elements in memory, so whoever reads them needs the strides of the tensor that
+// they were made for; a tensor with other strides is brought to these first.
 
 namespace brim::nn {
 
@@ -14,6 +14,11 @@ namespace brim::nn {
 template <class Int>
 [[nodiscard]] Int bit_bytes(const Int& elements) {
   return (elements + 7) / 8;
+}
+
+/// Memory for the bits of a tensor.
+[[nodiscard]] inline at::Tensor empty_bits(const at::Tensor& of) {
+  return of.new_empty_symint({bit_bytes(of.sym_numel())}, of.options().dtype(at::kByte));
 }
 
 /// `input * on` where the bit is set, else `input * off`. Where a factor is 0 the result is 0, also
@@ -32,9 +37,19 @@ at::Tensor as_elementwise(const at::Tensor& result, c10::SymIntArrayRef first,
 
 /// `input` itself if its elements fill a block of memory without gaps, else a copy that does, with
 /// the strides that torch's elementwise operators give their output.
-at::Tensor dense(const at::Tensor& input);
+[[nodiscard]] inline at::Tensor dense(const at::Tensor& input) {
+  if (input.is_non_overlapping_and_dense()) {
+    return input;
+  }
+  return input.unsafeGetTensorImpl()->has_symbolic_sizes_strides()
+             ? input.contiguous()
+             : input.clone(at::MemoryFormat::Preserve);
+}
 
 /// `input` with these strides: itself or a copy.
-at::Tensor with_strides(const at::Tensor& input, at::IntArrayRef strides);
+[[nodiscard]] inline at::Tensor with_strides(const at::Tensor& input, at::IntArrayRef strides) {
+  return input.strides() == strides ? input
+                                    : input.new_empty_strided(input.sizes(), strides).copy_(input);
+}
 
 }  // namespace brim::nn

@@ -2,9 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <tuple>
+
 #include "nn/cpu/channel_blocks.h"
 
+// What the normalisations share.
+
 namespace brim::nn {
+
+/// Gradients of input, weight and bias.
+using NormGrads = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 /// How the channels (dimension 1) of a tensor lie that is contiguous in its own memory format.
 [[nodiscard]] inline ChannelBlocks blocks_of(const at::Tensor& dense) {
@@ -28,6 +35,17 @@ namespace brim::nn {
     dims.push_back(i);
   }
   return sum_in_parts(grad, dims, type);
+}
+
+/// The sum over every dimension but the last `dims`, in another type.
+[[nodiscard]] inline at::Tensor sum_over_rows(const at::Tensor& grad, std::int64_t dims,
+                                              at::ScalarType type) {
+  c10::DimVector rows;
+  for (std::int64_t i = 0; i < grad.dim() - dims; ++i) {
+    rows.push_back(i);
+  }
+  // Summing over no dimension would mean all of them.
+  return rows.empty() ? grad.to(type) : sum_in_parts(grad, rows, type);
 }
 
 }  // namespace brim::nn

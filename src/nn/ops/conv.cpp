@@ -1,4 +1,3 @@
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
@@ -11,15 +10,14 @@
 #include <brim/nn/functional.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
 #include <tuple>
+#include <utility>
 
-#include "nn/autograd/autocast.h"
-#include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/saved_input.h"
 
@@ -28,80 +26,73 @@ namespace {
 
 constexpr std::size_t kMostDimensions = 3;
 
-/// The options of a convolution; a view, as the operator gets them.
-struct Options {
-  at::IntArrayRef stride;
-  at::IntArrayRef padding;
-  at::IntArrayRef dilation;
-  bool transposed;
-  at::IntArrayRef output_padding;
-  std::int64_t groups;
-};
-
-/// The same, kept without asking the heap for memory.
-class KeptOptions {
+/// Up to three numbers, without asking the heap for memory.
+class Numbers {
  public:
-  explicit KeptOptions(const Options& options)
-      : count_(options.stride.size()), transposed_(options.transposed), groups_(options.groups) {
-    const std::array<at::IntArrayRef, 4> lists = {options.stride, options.padding, options.dilation,
-                                                  options.output_padding};
-    for (std::size_t i = 0; i < lists.size(); ++i) {
-      std::copy(lists[i].begin(), lists[i].end(), numbers_[i].begin());
-    }
+  explicit Numbers(at::IntArrayRef values) : count_(std::min(values.size(), kMostDimensions)) {
+    std::copy_n(values.begin(), count_, values_.begin());
   }
 
-  [[nodiscard]] Options view() const {
-    return {list(0), list(1), list(2), transposed_, list(3), groups_};
-  }
+  // NOLINTNEXTLINE(google-explicit-constructor): stands for the list
+  operator at::IntArrayRef() const { return {values_.data(), count_}; }
+  std::int64_t operator[](std::size_t i) const { return values_[i]; }
+  [[nodiscard]] std::size_t size() const { return count_; }
 
  private:
-  [[nodiscard]] at::IntArrayRef list(std::size_t i) const { return {numbers_[i].data(), count_}; }
-
-  std::array<std::array<std::int64_t, kMostDimensions>, 4> numbers_{};
+  std::array<std::int64_t, kMostDimensions> values_{};
   std::size_t count_;
-  bool transposed_;
-  std::int64_t groups_;
+};
+
+struct Options {
+  Numbers stride;
+  Numbers padding;
+  Numbers dilation;
+  bool transposed;
+  Numbers output_padding;
+  std::int64_t groups;
 };
 
 c10::SymIntArrayRef symbolic(at::IntArrayRef values) {
   return c10::fromIntArrayRefUnchecked(values);  // options are never symbolic
 }
 
-void check_count(const char* name, at::IntArrayRef values, std::size_t dimensions) {
-  TORCH_CHECK_VALUE(values.size() == dimensions, name, " must have ", dimensions,
-                    " numbers, one a spatial dimension of the weight, got ", values);
+constexpr std::array<const char*, 4> kLists = {"stride", "padding", "dilation", "output_padding"};
+
+std::int64_t spatial_dimensions(const at::Tensor& weight) {
+  TORCH_CHECK_VALUE(weight.dim() >= 3 && weight.dim() <= 5,
+                    "weight must have 3, 4 or 5 dimensions, got ", weight.dim());
+  return weight.dim() - 2;
 }
 
-void check(const at::Tensor& input, const at::Tensor& weight, const Options& options) {
-  const std::int64_t dim = weight.dim();
-  TORCH_CHECK_VALUE(dim >= 3 && dim <= 5, "weight must have 3, 4 or 5 dimensions, got ", dim);
-  TORCH_CHECK(input.dim() == dim || input.dim() == dim - 1, "input must have ", dim,
-              " dimensions (or ", dim - 1, " without a batch), as the weight has, got ",
-              input.dim());
-  const auto dimensions = static_cast<std::size_t>(dim - 2);
-  check_count("stride", options.stride, dimensions);
-  check_count("padding", options.padding, dimensions);
-  check_count("dilation", options.dilation, dimensions);
-  check_count("output_padding", options.output_padding, dimensions);
+void check_count(const char* name, at::IntArrayRef values, std::int64_t dimensions) {
+  TORCH_CHECK_VALUE(std::cmp_equal(values.size(), dimensions), name, " must have ", dimensions,
+                    " numbers, one per spatial dimension of the weight, got ", values);
+}
+
+/// @param lists in the order of kLists
+void check(const at::Tensor& input, const at::Tensor& weight,
+           const std::array<at::IntArrayRef, 4>& lists) {
+  const std::int64_t dimensions = spatial_dimensions(weight);
+  TORCH_CHECK(input.dim() == dimensions + 2 || input.dim() == dimensions + 1, "input must have ",
+              dimensions + 2, " dimensions (or ", dimensions + 1,
+              " without a batch), as the weight has, got ", input.dim());
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    check_count(kLists[i], lists[i], dimensions);
+  }
 }
 
 /// With autograd or below it, as the caller is.
 at::Tensor run(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-               const Options& options) {
-  if (input.dim() == weight.dim()) {
-    return at::convolution(input, weight, bias, options.stride, options.padding, options.dilation,
-                           options.transposed, options.output_padding, options.groups);
-  }
-  return run(input.unsqueeze(0), weight, bias, options).squeeze(0);
-}
-
-at::Tensor run(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                const Options& options, bool cast_weights) {
-  if (!cast_weights) {
-    return run(input, weight, bias, options);
+  if (cast_weights) {
+    const at::ScalarType type = input.scalar_type();
+    return run(input, in_type(weight, type), in_type(bias, type), options, false);
   }
-  const at::ScalarType type = input.scalar_type();
-  return run(input, in_type(weight, type), in_type(bias, type), options);
+  if (input.dim() != weight.dim()) {
+    return run(input.unsqueeze(0), weight, bias, options, false).squeeze(0);
+  }
+  return at::convolution(input, weight, bias, options.stride, options.padding, options.dilation,
+                         options.transposed, options.output_padding, options.groups);
 }
 
 using Sizes = c10::SmallVector<c10::SymInt, kMostDimensions>;
@@ -188,8 +179,8 @@ class ConvNode final : public SavingNode {
       all_grads(grad, asked_for_weight, result);
     } else {
       if (task_should_compute_output(0)) {
-        result[0] = tied_to(next_edge(0),
-                            input_grad(grad, weight(), sizes_, options_.view(), format_), false);
+        result[0] =
+            tied_to(next_edge(0), input_grad(grad, weight(), sizes_, options_, format_), false);
       }
       if (task_should_compute_output(2)) {
         result[2] = bias_grad(grad);
@@ -213,7 +204,7 @@ class ConvNode final : public SavingNode {
   [[nodiscard]] at::Tensor weight() { return in_type(weight_.unpack(), type_); }
 
   void all_grads(const at::Tensor& grad, bool asked_for_weight, variable_list& result) {
-    const Options options = options_.view();
+    const Options& options = options_;
     const at::Tensor kept = input_.get();
     const std::array<c10::SymInt, 1> bias_size = {grad.sym_size(1)};
     std::tie(result[0], result[1], result[2]) = at::convolution_backward_symint(
@@ -230,7 +221,7 @@ class ConvNode final : public SavingNode {
         at::IntArrayRef(kAllButChannels.data(), static_cast<std::size_t>(grad.dim() - 1)));
   }
 
-  KeptOptions options_;
+  Options options_;
   KeptInput input_;
   SavedVariable weight_;
   Sizes sizes_;
@@ -241,21 +232,13 @@ class ConvNode final : public SavingNode {
   bool trains_weight_ = false;
 };
 
-at::Tensor conv_anywhere(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                         at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                         bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
-                         bool cast_weights, bool /*recompute*/) {
-  const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  check(input, weight, options);
-  return run(input, weight, bias, options, cast_weights);
-}
-
 at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                          at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                          bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
                          bool cast_weights, bool recompute) {
-  const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  check(input, weight, options);
+  check(input, weight, {stride, padding, dilation, output_padding});
+  const Options options{Numbers(stride), Numbers(padding),        Numbers(dilation),
+                        transposed,      Numbers(output_padding), groups};
   if (!needs_grad(input, weight, bias)) {
     const BelowAutograd below;
     return run(input, weight, bias, options, cast_weights);
@@ -306,46 +289,32 @@ at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& uncast_weight,
   }
 }
 
-using ConvOp = at::Tensor(const at::Tensor&, const at::Tensor&, const MaybeTensor&, at::IntArrayRef,
-                          at::IntArrayRef, at::IntArrayRef, bool, at::IntArrayRef, std::int64_t,
-                          bool, bool);
+const LayerOperator<conv_autograd, torch_conv, CastTo::low> kConv(
+    "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
+    " bool transposed, int[] output_padding, int groups, bool cast_weights, bool recompute)"
+    " -> Tensor");
 
-at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                const Options& options, bool cast_weights, bool recompute) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("brim::conv", "").typed<ConvOp>();
-  return op.call(input, weight, bias, options.stride, options.padding, options.dilation,
-                 options.transposed, options.output_padding, options.groups, cast_weights,
-                 recompute);
-}
-
-template <c10::DeviceType Backend>
-at::Tensor conv_autocast(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                         at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                         bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
-                         bool cast_weights, bool recompute) {
-  const Options options{stride, padding, dilation, transposed, output_padding, groups};
-  const Autocast autocast(Backend);
-  const at::ScalarType low = autocast.low();
-  const at::Tensor cast_input = autocast.cast(low, input);
-  if (autocast.leave_to_layer(cast_input, weight)) {
-    return call(cast_input, weight, autocast.cast(low, bias), options, true, recompute);
-  }
-  return call(cast_input, autocast.cast(low, weight), autocast.cast(low, bias), options,
-              cast_weights, recompute);
-}
-
-/// One number a dimension out of none (the default), one, or as many.
-c10::DimVector a_dimension(const char* name, at::IntArrayRef values, const at::Tensor& weight,
-                           std::int64_t otherwise) {
-  TORCH_CHECK_VALUE(weight.dim() >= 3 && weight.dim() <= 5,
-                    "weight must have 3, 4 or 5 dimensions, got ", weight.dim());
-  const auto dimensions = static_cast<std::size_t>(weight.dim() - 2);
+/// One number per dimension out of none (the default), one, or as many.
+c10::DimVector per_dimension(const char* name, at::IntArrayRef values, const at::Tensor& weight,
+                             std::int64_t otherwise) {
+  const std::int64_t dimensions = spatial_dimensions(weight);
   if (values.size() > 1) {
     check_count(name, values, dimensions);
     return {values.begin(), values.end()};
   }
-  return c10::DimVector(dimensions, values.empty() ? otherwise : values[0]);
+  return c10::DimVector(static_cast<std::size_t>(dimensions),
+                        values.empty() ? otherwise : values[0]);
+}
+
+at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
+                bool recompute) {
+  return kConv(input, weight, bias, per_dimension("stride", stride, weight, 1),
+               per_dimension("padding", padding, weight, 0),
+               per_dimension("dilation", dilation, weight, 1), transposed,
+               per_dimension("output_padding", output_padding, weight, 0), groups, false,
+               recompute);
 }
 
 }  // namespace
@@ -355,46 +324,17 @@ namespace functional {
 at::Tensor conv(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                 at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                 std::int64_t groups, bool recompute) {
-  const auto strides = a_dimension("stride", stride, weight, 1);
-  const auto paddings = a_dimension("padding", padding, weight, 0);
-  const auto dilations = a_dimension("dilation", dilation, weight, 1);
-  const auto output_paddings = a_dimension("output_padding", {}, weight, 0);
-  return call(input, weight, bias, {strides, paddings, dilations, false, output_paddings, groups},
-              false, recompute);
+  return call(input, weight, bias, stride, padding, dilation, false, {}, groups, recompute);
 }
 
 at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
                           const MaybeTensor& bias, at::IntArrayRef stride, at::IntArrayRef padding,
                           at::IntArrayRef output_padding, std::int64_t groups,
                           at::IntArrayRef dilation, bool recompute) {
-  const auto strides = a_dimension("stride", stride, weight, 1);
-  const auto paddings = a_dimension("padding", padding, weight, 0);
-  const auto dilations = a_dimension("dilation", dilation, weight, 1);
-  const auto output_paddings = a_dimension("output_padding", output_padding, weight, 0);
-  return call(input, weight, bias, {strides, paddings, dilations, true, output_paddings, groups},
-              false, recompute);
+  return call(input, weight, bias, stride, padding, dilation, true, output_padding, groups,
+              recompute);
 }
 
 }  // namespace functional
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def(
-      "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
-      " bool transposed, int[] output_padding, int groups, bool cast_weights, bool recompute)"
-      " -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("conv", kOrTorchs<conv_anywhere, torch_conv>);
-}
-
-// Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("conv", torch_conv); }
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("conv", kOrTorchs<conv_autograd, torch_conv>); }
-
-TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("conv", conv_autocast<at::kCPU>); }
-
-TORCH_LIBRARY_IMPL(brim, AutocastCUDA, m) { m.impl("conv", conv_autocast<at::kCUDA>); }
 
 }  // namespace brim::nn

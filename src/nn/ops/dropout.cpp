@@ -1,17 +1,15 @@
 #include <ATen/Dispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_dropout.h>
 #include <ATen/ops/zeros_like.h>
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
 #include <optional>
 
-#include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 #include "nn/autograd/recompute.h"
 #include "nn/autograd/saved_tensor.h"
 #include "nn/cpu/number.h"
@@ -116,57 +114,50 @@ at::Tensor run_and_keep(const at::Tensor& input, double p, bool fused, DropoutNo
   return apply_bits(input, bits, strides, scale, 0.0);
 }
 
-at::Tensor dropout_anywhere(const at::Tensor& input, double p) {
-  return at::dropout(input, p, true);
-}
+at::Tensor torch_dropout(const at::Tensor& input, double p) { return at::dropout(input, p, true); }
 
-at::Tensor& dropout_anywhere_in_place(at::Tensor& input, double p) {
-  return at::dropout_(input, p, true);
-}
+at::Tensor& torch_dropout_(at::Tensor& input, double p) { return at::dropout_(input, p, true); }
 
-at::Tensor dropout_autograd(const at::Tensor& input, double p) {
-  if (does_nothing(input, p)) {
-    return input;
-  }
-  if (!needs_grad(input)) {
-    const BelowAutograd below;
-    return dropout_anywhere(input, p);
-  }
-  const auto node = make_node<DropoutNode>(input);
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  at::Tensor output = [&] {
-    const BelowAutograd below;
-    // On CUDA torch's dropout is one fused operator, with random numbers of its own.
-    return run_and_keep(input, p, input.is_cuda(), *node);
-  }();
-  torch::autograd::set_history(output, node);
-  node->set_output(output);
-  return output;
-}
-
-at::Tensor& dropout_autograd_in_place(at::Tensor& input, double p) {
+template <bool kInPlace>
+at::Tensor run(at::Tensor input, double p) {
   if (does_nothing(input, p)) {
     return input;
   }
   const bool needed = needs_grad(input);
-  torch::autograd::check_inplace(input, needed);
-  if (!needed) {
-    const BelowAutograd below;
-    dropout_anywhere_in_place(input, p);
-    torch::autograd::increment_version(input);
-    return input;
+  if (kInPlace) {
+    torch::autograd::check_inplace(input, needed);
   }
-  const auto node = make_node<DropoutNode>(input);
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  {
+  PtrTo<DropoutNode> node;
+  at::Tensor output;
+  if (needed) {
+    node = make_node<DropoutNode>(input);
+    node->set_next_edges(torch::autograd::collect_next_edges(input));
     const BelowAutograd below;
-    input.copy_(run_and_keep(input, p, false, *node));
+    // On CUDA torch's dropout is one fused operator, with random numbers of its own.
+    output = run_and_keep(input, p, !kInPlace && input.is_cuda(), *node);
+    if (kInPlace) {
+      output = input.copy_(output);
+    }
+  } else {
+    const BelowAutograd below;
+    output = kInPlace ? torch_dropout_(input, p) : torch_dropout(input, p);
   }
-  torch::autograd::increment_version(input);
-  torch::autograd::rebase_history(input, node);
-  node->set_output(input);
+  add_to_graph<kInPlace>(output, node);
+  return output;
+}
+
+at::Tensor dropout_autograd(const at::Tensor& input, double p) { return run<false>(input, p); }
+
+at::Tensor& dropout_autograd_(at::Tensor& input, double p) {
+  run<true>(input, p);
   return input;
 }
+
+const std::vector<at::Tag> kRandom{at::Tag::nondeterministic_seeded};
+const LayerOperator<dropout_autograd, torch_dropout> kDropout(
+    "dropout(Tensor input, float p) -> Tensor", kRandom);
+const LayerOperator<dropout_autograd_, torch_dropout_> kDropoutInPlace(
+    "dropout_(Tensor(a!) input, float p) -> Tensor(a!)", kRandom);
 
 }  // namespace
 
@@ -178,46 +169,11 @@ at::Tensor dropout(const at::Tensor& input, double p, bool training, bool inplac
     return input;
   }
   if (inplace) {
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("brim::dropout_", "")
-                               .typed<at::Tensor&(at::Tensor&, double)>();
     at::Tensor target = input;
-    op.call(target, p);
-    return target;
+    return kDropoutInPlace(target, p);
   }
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("brim::dropout", "")
-                             .typed<at::Tensor(const at::Tensor&, double)>();
-  return op.call(input, p);
+  return kDropout(input, p);
 }
 
 }  // namespace functional
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def("dropout(Tensor input, float p) -> Tensor", {at::Tag::nondeterministic_seeded});
-  m.def("dropout_(Tensor(a!) input, float p) -> Tensor(a!)", {at::Tag::nondeterministic_seeded});
-}
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("dropout", dropout_anywhere);
-  m.impl("dropout_", dropout_anywhere_in_place);
-}
-
-// Under vmap as torch does it, which decides what is random there; also for input that is the same
-// for all, to which only the other key belongs.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
-  m.impl("dropout", dropout_anywhere);
-  m.impl("dropout_", dropout_anywhere_in_place);
-}
-
-TORCH_LIBRARY_IMPL(brim, FuncTorchVmapMode, m) {
-  m.impl("dropout", dropout_anywhere);
-  m.impl("dropout_", dropout_anywhere_in_place);
-}
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("dropout", kOrTorchs<dropout_autograd, dropout_anywhere>);
-  m.impl("dropout_", kOrTorchs<dropout_autograd_in_place, dropout_anywhere_in_place>);
-}
-
 }  // namespace brim::nn

@@ -1,17 +1,14 @@
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
 #include <numeric>
 
-#include "nn/autograd/autocast.h"
-#include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/saved_input.h"
 #include "nn/autograd/storage_pinning.h"
@@ -172,8 +169,8 @@ class LinearNode final : public SavingNode {
   bool batched_ = false;
 };
 
-at::Tensor linear_anywhere(const at::Tensor& input, const at::Tensor& weight,
-                           const MaybeTensor& bias, bool cast_weights, bool /*recompute*/) {
+at::Tensor torch_linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                        bool cast_weights, bool /*recompute*/) {
   if (!cast_weights) {
     return at::linear(input, weight, bias);
   }
@@ -185,10 +182,10 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
                            const MaybeTensor& bias, bool cast_weights, bool recompute) {
   if (!needs_grad(input, weight, bias)) {
     const BelowAutograd below;
-    return linear_anywhere(input, weight, bias, cast_weights, recompute);
+    return torch_linear(input, weight, bias, cast_weights, recompute);
   }
   if (!is_plain(input, weight, bias)) {
-    return linear_anywhere(input, weight, bias, cast_weights, recompute);
+    return torch_linear(input, weight, bias, cast_weights, recompute);
   }
   // torch copies such an input for the product, and keeps the copy.
   const bool copies =
@@ -215,27 +212,9 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
   return output;
 }
 
-using LinearOp = at::Tensor(const at::Tensor&, const at::Tensor&, const MaybeTensor&, bool, bool);
-
-at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                bool cast_weights, bool recompute) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("brim::linear", "").typed<LinearOp>();
-  return op.call(input, weight, bias, cast_weights, recompute);
-}
-
-template <c10::DeviceType Backend>
-at::Tensor linear_autocast(const at::Tensor& input, const at::Tensor& weight,
-                           const MaybeTensor& bias, bool cast_weights, bool recompute) {
-  const Autocast autocast(Backend);
-  const at::ScalarType low = autocast.low();
-  const at::Tensor cast_input = autocast.cast(low, input);
-  if (autocast.leave_to_layer(cast_input, weight)) {
-    return call(cast_input, weight, autocast.cast(low, bias), true, recompute);
-  }
-  return call(cast_input, autocast.cast(low, weight), autocast.cast(low, bias), cast_weights,
-              recompute);
-}
+const LayerOperator<linear_autograd, torch_linear, CastTo::low> kLinear(
+    "linear(Tensor input, Tensor weight, Tensor? bias, bool cast_weights, bool recompute) -> "
+    "Tensor");
 
 }  // namespace
 
@@ -243,28 +222,8 @@ namespace functional {
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                   bool recompute) {
-  return call(input, weight, bias, false, recompute);
+  return kLinear(input, weight, bias, false, recompute);
 }
 
 }  // namespace functional
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def(
-      "linear(Tensor input, Tensor weight, Tensor? bias, bool cast_weights, bool recompute) -> "
-      "Tensor");
-}
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("linear", linear_anywhere); }
-
-// Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("linear", linear_anywhere); }
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("linear", kOrTorchs<linear_autograd, linear_anywhere>);
-}
-
-TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("linear", linear_autocast<at::kCPU>); }
-
-TORCH_LIBRARY_IMPL(brim, AutocastCUDA, m) { m.impl("linear", linear_autocast<at::kCUDA>); }
-
 }  // namespace brim::nn

@@ -1,20 +1,19 @@
-#include "nn/ops/max_pool.h"
-#include "nn/autograd/autocast.h"
-
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/max_pool1d.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool3d.h>
 #include <ATen/ops/max_pool3d_with_indices.h>
+#include <ATen/ops/zeros.h>
 #include <brim/nn/functional.h>
-#include <torch/library.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include <limits>
 
-#include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
+#include "nn/ops/max_pool_kernels.h"
 
 namespace brim::nn {
 namespace {
@@ -25,29 +24,204 @@ using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 
 // -- torch's own, by the number of dimensions --------------------------------------------------
 
-at::Tensor value_of(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                    IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+at::Tensor torch_max_pool(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                          IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
   check_dims("kernel_size", kernel_size);
-  switch (kernel_size.size()) {
-    case 1:
-      return at::max_pool1d(input, kernel_size, stride, padding, dilation, ceil_mode);
-    case 2:
-      return at::max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode);
-    default:
-      return at::max_pool3d(input, kernel_size, stride, padding, dilation, ceil_mode);
+  auto* const pool = kernel_size.size() == 1   ? &at::max_pool1d
+                     : kernel_size.size() == 2 ? &at::max_pool2d
+                                               : &at::max_pool3d;
+  return pool(input, kernel_size, stride, padding, dilation, ceil_mode);
+}
+
+TwoTensors torch_max_pool_with_indices(const at::Tensor& input, IntArrayRef kernel_size,
+                                       IntArrayRef stride, IntArrayRef padding,
+                                       IntArrayRef dilation, bool ceil_mode) {
+  check_dims("kernel_size", kernel_size);
+  auto* const pool = kernel_size.size() == 1   ? &at::max_pool1d_with_indices
+                     : kernel_size.size() == 2 ? &at::max_pool2d_with_indices
+                                               : &at::max_pool3d_with_indices;
+  return pool(input, kernel_size, stride, padding, dilation, ceil_mode);
+}
+
+// -- Offsets and indices -----------------------------------------------------------------------
+
+/// Where the windows begin along dimension `i`, shaped to go with the output.
+at::Tensor starts(const PoolWindow& window, std::size_t i, const at::Tensor& output) {
+  const std::size_t after = window.dims() - 1 - i;
+  const c10::SymInt size = output.sym_size(-1 - static_cast<std::int64_t>(after));
+  const std::array<c10::SymInt, 3> shape = {size, 1, 1};
+  return at::arange(size, output.options().dtype(at::kLong))
+      .mul(window.stride()[i])
+      .sub(window.padding()[i])
+      .view_symint(SymIntArrayRef(shape).slice(0, after + 1));
+}
+
+/// Places as torch writes them: int64, counted in the sample's channel.
+at::Tensor indices_of(const at::Tensor& offsets, SymIntArrayRef input_sizes,
+                      const PoolWindow& window, bool channels_last) {
+  // A window's first place, and how far from it each of the places lies.
+  at::Tensor first;
+  at::Tensor steps;
+  at::Tensor places =
+      at::arange(c10::multiply_integers(window.kernel_size()), offsets.options().dtype(at::kLong));
+  c10::SymInt step = 1;
+  for (std::size_t i = window.dims(); i-- > 0;) {
+    const at::Tensor start = starts(window, i, offsets).mul(step);
+    const at::Tensor place =
+        places.remainder(window.kernel_size()[i]).mul(window.dilation()[i]).mul(step);
+    first = first.defined() ? first.add(start) : start;
+    steps = steps.defined() ? steps.add(place) : place;
+    places = places.div(window.kernel_size()[i], "floor");
+    step = step * input_sizes[input_sizes.size() - window.dims() + i];
   }
+  const auto sizes = offsets.sym_sizes();
+  at::Tensor indices =
+      steps.index_select(0, offsets.to(at::kInt).flatten()).view_symint(sizes).add_(first);
+  return channels_last ? empty_in_order(sizes, true, indices.options()).copy_(indices) : indices;
+}
+
+/// The last dimensions, which are pooled, as one.
+at::Tensor as_planes(const at::Tensor& tensor, std::size_t dims) {
+  return tensor.flatten(-static_cast<std::int64_t>(dims));
+}
+
+// -- Operators: see max_pool_kernels.h -----------------------------------------------------------
+
+TwoTensors pack_anywhere(const at::Tensor& input, IntArrayRef numbers, bool ceil_mode) {
+  const PoolWindow window(numbers);
+  const bool channels_last = is_channels_last(input, window.dims());
+  auto [output, rest] = torch_max_pool_with_indices(input, window.kernel_size(), window.stride(),
+                                                    window.padding(), window.dilation(), ceil_mode);
+  at::Tensor offsets;
+  std::int64_t step = 1;
+  for (std::size_t i = window.dims(); i-- > 0;) {
+    const std::int64_t size = input.size(-static_cast<std::int64_t>(window.dims() - i));
+    const at::Tensor place =
+        rest.remainder(size).sub_(starts(window, i, output)).div(window.dilation()[i], "floor");
+    offsets = offsets.defined() ? offsets.add_(place, step) : place;
+    rest = rest.div(size, "floor");
+    step *= window.kernel_size()[i];
+  }
+  return {in_order(output, channels_last), in_order(offsets.to(at::kByte), channels_last)};
+}
+
+TwoTensors pack_meta(const at::Tensor& input, IntArrayRef numbers, bool ceil_mode) {
+  const PoolWindow window(numbers);
+  const auto sizes = pooled_sizes(input.sym_sizes(), window, ceil_mode);
+  const bool channels_last = is_channels_last(input, window.dims());
+  const auto empty = [&](at::ScalarType type) {
+    return empty_in_order(SymIntArrayRef(sizes), channels_last, input.options().dtype(type));
+  };
+  return {empty(input.scalar_type()), empty(at::kByte)};
+}
+
+at::Tensor scatter_anywhere(const at::Tensor& grad, const at::Tensor& offsets,
+                            SymIntArrayRef input_sizes, IntArrayRef numbers, bool channels_last) {
+  const PoolWindow window(numbers);
+  const at::Tensor indices = indices_of(offsets, input_sizes, window, channels_last);
+  const at::Tensor zeros = at::zeros_symint(input_sizes, grad.options());
+  const at::Tensor sums =
+      as_planes(zeros, window.dims())
+          .scatter_add(-1, as_planes(indices, window.dims()), as_planes(grad, window.dims()));
+  return in_order(sums.view_symint(input_sizes), channels_last);
+}
+
+at::Tensor scatter_meta(const at::Tensor& grad, const at::Tensor&, SymIntArrayRef input_sizes,
+                        IntArrayRef, bool channels_last) {
+  return empty_in_order(input_sizes, channels_last, grad.options());
+}
+
+at::Tensor scatter_autograd(const at::Tensor& grad, const at::Tensor& offsets,
+                            SymIntArrayRef input_sizes, IntArrayRef numbers, bool channels_last);
+
+const Operator<pack_anywhere> kPack(
+    "max_pool_pack(Tensor input, int[] window, bool ceil_mode) -> (Tensor, Tensor)",
+    {.cpu = max_pool_pack_with<cpu::max_pool_pack>, .meta = pack_meta},
+    {at::Tag::needs_fixed_stride_order});
+const Operator<scatter_anywhere> kScatter(
+    "max_pool_scatter(Tensor grad, Tensor offsets, SymInt[] input_sizes, int[] window, "
+    "bool channels_last) -> Tensor",
+    {.cpu = max_pool_scatter_with<cpu::max_pool_scatter>,
+     .meta = scatter_meta,
+     .autograd = scatter_autograd},
+    {at::Tag::needs_fixed_stride_order});
+
+// -- Autograd ----------------------------------------------------------------------------------
+
+/// Keeps a byte per output. Takes gradients back to where the maxima came from; or, as the node of
+/// that linear function, collects them there.
+class MaxPoolNode final : public SavingNode {
+ public:
+  enum class Direction { back, collect };
+
+  MaxPoolNode(Direction direction, const at::Tensor& offsets, SymIntArrayRef input_sizes,
+              PoolWindow window, bool channels_last)
+      : direction_(direction),
+        offsets_(offsets, false),
+        input_sizes_(input_sizes.begin(), input_sizes.end()),
+        window_(std::move(window)),
+        channels_last_(channels_last) {}
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    const at::Tensor& grad = grads[0];
+    if (!grad.defined()) {
+      return {at::Tensor()};
+    }
+    const at::Tensor offsets = offsets_.unpack();
+    if (direction_ == Direction::back) {
+      return {tied_to(next_edge(0),
+                      kScatter(grad, offsets, input_sizes_, window_.numbers(), channels_last_))};
+    }
+    const at::Tensor indices = indices_of(offsets, input_sizes_, window_, channels_last_);
+    return {as_planes(grad, window_.dims())
+                .gather(-1, as_planes(indices, window_.dims()))
+                .reshape_symint(indices.sym_sizes())};
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    offsets_.reset_data();
+  }
+
+  std::string name() const override {
+    return direction_ == Direction::back ? "brim::max_pool_backward"
+                                         : "brim::max_pool_double_backward";
+  }
+
+ private:
+  Direction direction_;
+  SavedVariable offsets_;
+  c10::SymDimVector input_sizes_;
+  PoolWindow window_;
+  bool channels_last_;
+};
+
+at::Tensor scatter_autograd(const at::Tensor& grad, const at::Tensor& offsets,
+                            SymIntArrayRef input_sizes, IntArrayRef numbers, bool channels_last) {
+  refuse_forward_ad("max_pool", grad);
+  at::Tensor grad_input = [&] {
+    const BelowAutograd below;
+    return kScatter(grad, offsets, input_sizes, numbers, channels_last);
+  }();
+  if (needs_grad(grad)) {
+    const auto node = make_node<MaxPoolNode>(MaxPoolNode::Direction::collect, offsets, input_sizes,
+                                             PoolWindow(numbers), channels_last);
+    node->set_next_edges(torch::autograd::collect_next_edges(grad));
+    torch::autograd::set_history(grad_input, node);
+  }
+  return grad_input;
 }
 
 /// Whether a byte can hold the places and the arguments are right. Else torch does all of it, or
 /// says what is wrong.
 bool fits_a_byte(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                  IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
-  if (!is_one_a_dimension(kernel_size, stride, padding, dilation)) {
-    return false;
-  }
   const std::size_t dims = kernel_size.size();
   const auto sizes = input.sym_sizes();
-  if ((sizes.size() != dims + 1 && sizes.size() != dims + 2) || input.sym_numel() == 0) {
+  if (dims < 1 || dims > 3 || stride.size() != dims || padding.size() != dims ||
+      dilation.size() != dims || (sizes.size() != dims + 1 && sizes.size() != dims + 2) ||
+      input.sym_numel() == 0) {
     return false;
   }
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
@@ -69,179 +243,101 @@ bool fits_a_byte(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef s
   return places <= kMostPlaces;
 }
 
-// -- Autograd ----------------------------------------------------------------------------------
-
-/// Keeps a byte an output.
-class MaxPoolNode final : public SavingNode {
- public:
-  MaxPoolNode(const at::Tensor& offsets, SymIntArrayRef input_sizes, const PoolOptions& options,
-              bool channels_last)
-      : offsets_(offsets, false),
-        input_sizes_(input_sizes.begin(), input_sizes.end()),
-        options_(options),
-        channels_last_(channels_last) {}
-
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    if (!grads[0].defined()) {
-      return {at::Tensor()};
-    }
-    return {tied_to(next_edge(0), max_pool_scatter(grads[0], offsets_.unpack(), input_sizes_,
-                                                   options_, channels_last_))};
-  }
-
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    offsets_.reset_data();
-  }
-
-  std::string name() const override { return "brim::max_pool_backward"; }
-
- private:
-  SavedVariable offsets_;
-  c10::SymDimVector input_sizes_;
-  PoolOptions options_;
-  bool channels_last_;
-};
-
-/// The pooling, with the node that takes its gradient back; gives output and offsets.
-TwoTensors pack_with_node(const at::Tensor& input, const PoolOptions& options, bool ceil_mode) {
-  auto result = [&] {
+/// The pooling with its node; gives output and offsets.
+TwoTensors pack_with_node(const at::Tensor& input, const PoolWindow& window, bool ceil_mode) {
+  TwoTensors result = [&] {
     const BelowAutograd below;
-    return max_pool_pack(input, options, ceil_mode);
+    return kPack(input, window.numbers(), ceil_mode);
   }();
-  const auto node = make_node<MaxPoolNode>(std::get<1>(result), input.sym_sizes(), options,
-                                           is_channels_last(input, options.dims));
+  const auto node =
+      make_node<MaxPoolNode>(MaxPoolNode::Direction::back, std::get<1>(result), input.sym_sizes(),
+                             window, is_channels_last(input, window.dims()));
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(std::get<0>(result), node);
   return result;
 }
 
-at::Tensor max_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                             IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+/// torch's pooling, which keeps the input.
+template <class Pool>
+auto run_torchs(const at::Tensor& input, const Pool& pool) {
   if (!needs_grad(input)) {
     const BelowAutograd below;
-    return value_of(input, kernel_size, stride, padding, dilation, ceil_mode);
+    return pool();
   }
-  if (!fits_a_byte(input, kernel_size, stride, padding, dilation, ceil_mode)) {
-    at::Tensor output = value_of(input, kernel_size, stride, padding, dilation, ceil_mode);
-    tell_producer_kept(input);
-    return output;
+  auto result = pool();
+  tell_producer_kept(input);
+  return result;
+}
+
+at::Tensor max_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                             IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+  if (!needs_grad(input) ||
+      !fits_a_byte(input, kernel_size, stride, padding, dilation, ceil_mode)) {
+    return run_torchs(input, [&] {
+      return torch_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
+    });
   }
   return std::get<0>(
-      pack_with_node(input, PoolOptions(kernel_size, stride, padding, dilation), ceil_mode));
+      pack_with_node(input, PoolWindow(kernel_size, stride, padding, dilation), ceil_mode));
 }
 
 TwoTensors max_pool_with_indices_autograd(const at::Tensor& input, IntArrayRef kernel_size,
                                           IntArrayRef stride, IntArrayRef padding,
                                           IntArrayRef dilation, bool ceil_mode) {
-  if (!needs_grad(input)) {
-    const BelowAutograd below;
-    return torch_max_pool_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode);
+  if (!needs_grad(input) ||
+      !fits_a_byte(input, kernel_size, stride, padding, dilation, ceil_mode)) {
+    return run_torchs(input, [&] {
+      return torch_max_pool_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode);
+    });
   }
-  if (!fits_a_byte(input, kernel_size, stride, padding, dilation, ceil_mode)) {
-    auto result =
-        torch_max_pool_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode);
-    tell_producer_kept(input);
-    return result;
-  }
-  const PoolOptions options(kernel_size, stride, padding, dilation);
-  auto [output, offsets] = pack_with_node(input, options, ceil_mode);
+  const PoolWindow window(kernel_size, stride, padding, dilation);
+  auto [output, offsets] = pack_with_node(input, window, ceil_mode);
   at::Tensor indices =
-      max_pool_indices(offsets, input.sym_sizes(), options, is_channels_last(input, options.dims));
+      indices_of(offsets, input.sym_sizes(), window, is_channels_last(input, window.dims()));
   return {std::move(output), std::move(indices)};
-}
-
-using PoolOp = at::Tensor(const at::Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef,
-                          bool);
-using PackOp = TwoTensors(const at::Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef,
-                          bool);
-template <class Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
 /// As torch: in float32 with three dimensions.
 at::Tensor max_pool_autocast(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                              IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
   const Autocast autocast(at::kCPU);
-  static const auto op = find<PoolOp>("brim::max_pool");
-  return op.call(kernel_size.size() == 3 ? autocast.cast(at::kFloat, input) : input, kernel_size,
-                 stride, padding, dilation, ceil_mode);
+  return functional::max_pool(kernel_size.size() == 3 ? autocast.cast(at::kFloat, input) : input,
+                              kernel_size, stride, padding, dilation, ceil_mode);
 }
 
-/// Calls `op` with the options written out, one number a dimension.
+const LayerOperator<max_pool_autograd, torch_max_pool> kMaxPool(
+    "max_pool(Tensor input, int[] kernel_size, int[] stride, int[] padding, int[] dilation, "
+    "bool ceil_mode) -> Tensor",
+    {}, max_pool_autocast);
+const LayerOperator<max_pool_with_indices_autograd, torch_max_pool_with_indices>
+    kMaxPoolWithIndices(
+        "max_pool_with_indices(Tensor input, int[] kernel_size, int[] stride, int[] padding, "
+        "int[] dilation, bool ceil_mode) -> (Tensor, Tensor)");
+
+/// Calls `op` with the options written out, one number per dimension.
 template <class Op>
 auto call_expanded(const Op& op, const at::Tensor& input, IntArrayRef kernel_size,
                    IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
   check_dims("kernel_size", kernel_size);
   const std::size_t dims = kernel_size.size();
-  return op.call(input, kernel_size, expand_option("stride", stride, dims, kernel_size),
-                 expand_option("padding", padding, dims, {0}),
-                 expand_option("dilation", dilation, dims, {1}), ceil_mode);
+  return op(input, kernel_size, expand_option("stride", stride, dims, kernel_size),
+            expand_option("padding", padding, dims, {0}),
+            expand_option("dilation", dilation, dims, {1}), ceil_mode);
 }
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> torch_max_pool_with_indices(
-    const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride, IntArrayRef padding,
-    IntArrayRef dilation, bool ceil_mode) {
-  check_dims("kernel_size", kernel_size);
-  switch (kernel_size.size()) {
-    case 1:
-      return at::max_pool1d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode);
-    case 2:
-      return at::max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode);
-    default:
-      return at::max_pool3d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode);
-  }
+at::Tensor functional::max_pool(const at::Tensor& input, at::IntArrayRef kernel_size,
+                                at::IntArrayRef stride, at::IntArrayRef padding,
+                                at::IntArrayRef dilation, bool ceil_mode) {
+  return call_expanded(kMaxPool, input, kernel_size, stride, padding, dilation, ceil_mode);
 }
 
-namespace functional {
-
-at::Tensor max_pool(const at::Tensor& input, at::IntArrayRef kernel_size, at::IntArrayRef stride,
-                    at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
-  static const auto op = find<PoolOp>("brim::max_pool");
-  return call_expanded(op, input, kernel_size, stride, padding, dilation, ceil_mode);
-}
-
-std::tuple<at::Tensor, at::Tensor> max_pool_with_indices(const at::Tensor& input,
-                                                         at::IntArrayRef kernel_size,
-                                                         at::IntArrayRef stride,
-                                                         at::IntArrayRef padding,
-                                                         at::IntArrayRef dilation, bool ceil_mode) {
-  static const auto op = find<PackOp>("brim::max_pool_with_indices");
-  return call_expanded(op, input, kernel_size, stride, padding, dilation, ceil_mode);
-}
-
-}  // namespace functional
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def(
-      "max_pool(Tensor input, int[] kernel_size, int[] stride, int[] padding, int[] dilation, "
-      "bool ceil_mode) -> Tensor");
-  m.def(
-      "max_pool_with_indices(Tensor input, int[] kernel_size, int[] stride, int[] padding, "
-      "int[] dilation, bool ceil_mode) -> (Tensor, Tensor)");
-}
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) {
-  m.impl("max_pool", value_of);
-  m.impl("max_pool_with_indices", torch_max_pool_with_indices);
-}
-
-// Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) {
-  m.impl("max_pool", value_of);
-  m.impl("max_pool_with_indices", torch_max_pool_with_indices);
-}
-
-TORCH_LIBRARY_IMPL(brim, AutocastCPU, m) { m.impl("max_pool", max_pool_autocast); }
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("max_pool", kOrTorchs<max_pool_autograd, value_of>);
-  m.impl("max_pool_with_indices",
-         kOrTorchs<max_pool_with_indices_autograd, torch_max_pool_with_indices>);
+std::tuple<at::Tensor, at::Tensor> functional::max_pool_with_indices(
+    const at::Tensor& input, at::IntArrayRef kernel_size, at::IntArrayRef stride,
+    at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
+  return call_expanded(kMaxPoolWithIndices, input, kernel_size, stride, padding, dilation,
+                       ceil_mode);
 }
 
 }  // namespace brim::nn

@@ -1,6 +1,5 @@
 #include "nn/ops/pad.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/pad.h>
 #include <ATen/ops/reflection_pad1d_backward.h>
@@ -10,12 +9,11 @@
 #include <ATen/ops/replication_pad2d_backward.h>
 #include <ATen/ops/replication_pad3d_backward.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
 #include <array>
 
-#include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 
 namespace brim::nn {
 namespace {
@@ -57,7 +55,7 @@ class PadNode final : public Node {
   Backward backward_;
 };
 
-at::Tensor pad_anywhere(const at::Tensor& input, at::IntArrayRef padding, std::string_view mode) {
+at::Tensor torch_pad(const at::Tensor& input, at::IntArrayRef padding, std::string_view mode) {
   return at::pad(input, padding, mode);
 }
 
@@ -79,21 +77,13 @@ at::Tensor pad_autograd(const at::Tensor& input, at::IntArrayRef padding, std::s
   return output;
 }
 
+const LayerOperator<pad_autograd, torch_pad> kPad(
+    "pad(Tensor input, int[] pad, str mode) -> Tensor");
+
 }  // namespace
 
 at::Tensor pad(const at::Tensor& input, at::IntArrayRef padding, std::string_view mode) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("brim::pad", "").typed<decltype(nn::pad)>();
-  return op.call(input, padding, mode);
+  return kPad(input, padding, mode);
 }
-
-TORCH_LIBRARY_FRAGMENT(brim, m) { m.def("pad(Tensor input, int[] padding, str mode) -> Tensor"); }
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("pad", pad_anywhere); }
-
-// Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("pad", pad_anywhere); }
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) { m.impl("pad", kOrTorchs<pad_autograd, pad_anywhere>); }
 
 }  // namespace brim::nn

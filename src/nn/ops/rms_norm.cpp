@@ -1,25 +1,31 @@
-#include "nn/ops/rms_norm.h"
-
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/rms_norm.h>
 #include <brim/nn/functional.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/library.h>
 
-#include <array>
 #include <limits>
 
-#include "nn/autograd/float_autocast.h"
-#include "nn/autograd/known.h"
-#include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 #include "nn/autograd/storage_pinning.h"
 #include "nn/cpu/number.h"
+#include "nn/cpu/rms_norm.h"
 #include "nn/ops/bits.h"
+#include "nn/ops/norm_node.h"
 
 namespace brim::nn {
 namespace {
+
+using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
+
+/// `-1`, `-2`, ... for `dims` dimensions.
+c10::DimVector last_dims(std::int64_t dims) {
+  c10::DimVector result;
+  for (std::int64_t i = 1; i <= dims; ++i) {
+    result.push_back(-i);
+  }
+  return result;
+}
 
 bool is_channels_last(const at::Tensor& input) {
   const at::MemoryFormat format = input.suggest_memory_format();
@@ -43,102 +49,105 @@ at::Tensor rstd_of(const at::Tensor& wide_input, std::int64_t dims, double eps) 
   return wide_input.pow(2).mean(last_dims(dims), true).add(eps).rsqrt();
 }
 
-/// The value, and one number a row.
-std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& input, at::IntArrayRef shape,
-                                       const MaybeTensor& weight, std::optional<double> eps) {
-  if (has_kernel(input, weight) || input.is_cpu()) {
-    // On the CPU a composition of ATen operators, the same for all mixes of types.
-    return at::_fused_rms_norm(input, shape, weight, eps);
+// -- Backward: gradients of input and weight, undefined if not asked for --------------------------
+
+/// Any device; differentiable by all but `rstd`.
+TwoTensors backward_anywhere(const at::Tensor& grad, const at::Tensor& input,
+                             const at::Tensor& rstd, const MaybeTensor& weight, std::int64_t dims,
+                             bool input_grad, bool weight_grad) {
+  const at::ScalarType wide = at::toOpMathType(input.scalar_type());
+  const at::Tensor up = grad.to(wide);
+  const at::Tensor normal = input.to(wide).mul(rstd);
+  TwoTensors result;
+  if (input_grad) {
+    const at::Tensor scaled = is_given(weight) ? up.mul(weight->to(wide)) : up;
+    std::get<0>(result) = before_norm(scaled, normal, rstd, last_dims(dims), false)
+                              .to(input.scalar_type())
+                              .contiguous();
   }
-  const at::Tensor wide = input.to(at::toOpMathType(input.scalar_type()));
-  at::Tensor rstd = rstd_of(wide, static_cast<std::int64_t>(shape.size()), eps_of(input, eps));
-  at::Tensor value = wide.mul(rstd);
-  if (is_given(weight)) {
-    value = value.mul(*weight);
+  if (weight_grad) {
+    std::get<1>(result) =
+        sum_over_rows(up.mul(normal), dims, wide).to(weight->scalar_type()).contiguous();
   }
-  if (!is_channels_last(input)) {
-    value = value.contiguous();
-  }
-  return {value.to(input.scalar_type()), std::move(rstd)};
+  return result;
 }
 
-class RmsNormNode final : public SavingNode {
- public:
-  RmsNormNode(at::IntArrayRef shape, std::optional<double> eps)
-      : shape_(shape.begin(), shape.end()), eps_(eps) {}
+TwoTensors backward_meta(const at::Tensor&, const at::Tensor& input, const at::Tensor&,
+                         const MaybeTensor& weight, std::int64_t, bool input_grad,
+                         bool weight_grad) {
+  const auto like = [](const at::Tensor& tensor) {
+    return at::empty_like(tensor, {}, at::MemoryFormat::Contiguous);
+  };
+  return {input_grad ? like(input) : at::Tensor(), weight_grad ? like(*weight) : at::Tensor()};
+}
 
-  void keep(const at::Tensor& input, const MaybeTensor& weight, const at::Tensor& rstd) {
-    tell_producer_kept(input);
-    input_ = Kept(input);
-    weight_ = kept(weight);
+const Operator<backward_anywhere> kBackward(
+    "rms_norm_backward(Tensor grad, Tensor input, Tensor rstd, Tensor? weight, int dims, bool "
+    "input_grad, bool weight_grad) -> (Tensor, Tensor)",
+    {.cpu = cpu::rms_norm_backward, .meta = backward_meta}, {at::Tag::needs_fixed_stride_order});
+
+// -- The layer --------------------------------------------------------------------------------
+
+struct RmsNorm {
+  static constexpr const char* kName = "brim::rms_norm_backward";
+
+  c10::DimVector shape;
+  std::optional<double> eps;
+
+  [[nodiscard]] std::int64_t dims() const { return static_cast<std::int64_t>(shape.size()); }
+
+  Normalised run(const at::Tensor& input, const MaybeTensor& weight,
+                 const MaybeTensor& /*bias*/) const {
+    auto [output, rstd] = output_and_rstd(input, weight);
     // For the weight's gradient alone torch keeps as many numbers as the input has, and none more.
-    keeps_rstd_ = input.requires_grad() || has_kernel(input, weight);
-    if (keeps_rstd_) {
-      rstd_ = Kept(rstd);
+    const bool keeps_rstd = input.requires_grad() || has_kernel(input, weight);
+    return {std::move(output), {}, keeps_rstd ? std::move(rstd) : at::Tensor()};
+  }
+
+  [[nodiscard]] TwoTensors output_and_rstd(const at::Tensor& input,
+                                           const MaybeTensor& weight) const {
+    if (has_kernel(input, weight) || input.is_cpu()) {
+      // On the CPU a composition of ATen operators, the same for all mixes of types.
+      return at::_fused_rms_norm(input, shape, weight, eps);
     }
-  }
-
-  std::optional<int> layers_to_recompute() const override { return 1; }
-
-  bool prepare_to_recompute() override {
-    const std::lock_guard lock(mutex_);
-    return weight_.freeze(elements());  // no larger than what the layer behind does not keep
-  }
-
-  at::Tensor recompute() override {
-    const std::lock_guard lock(mutex_);
-    return std::get<0>(run(input_.lend(), shape_, maybe(weight_.lend()), eps_));
-  }
-
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    variable_list result(2);
-    const at::Tensor& grad = grads[0];
-    if (!grad.defined()) {
-      return result;
+    const at::Tensor wide = input.to(at::toOpMathType(input.scalar_type()));
+    at::Tensor rstd = rstd_of(wide, dims(), eps_of(input, eps));
+    at::Tensor value = wide.mul(rstd);
+    if (weight) {
+      value = value.mul(*weight);
     }
-    const std::array<bool, 2> mask{task_should_compute_output(0), task_should_compute_output(1)};
-    const auto dims = static_cast<std::int64_t>(shape_.size());
-    const at::Tensor input = input_.take();
-    const MaybeTensor weight = maybe(weight_.take());
+    if (!is_channels_last(input)) {
+      value = value.contiguous();
+    }
+    return {value.to(input.scalar_type()), std::move(rstd)};
+  }
+
+  NormGrads backward(const at::Tensor& grad, const at::Tensor& input, const MaybeTensor& weight,
+                     const MaybeTensor& /*bias*/, const Normalised& statistics,
+                     const std::array<bool, 3>& mask) const {
     // In double backward the number of a row is a function of the input too.
+    const bool differentiable = at::GradMode::is_enabled();
     const at::Tensor rstd =
-        keeps_rstd_ && !at::GradMode::is_enabled()
-            ? rstd_.take()
-            : rstd_of(input.to(at::toOpMathType(input.scalar_type())), dims, eps_of(input, eps_));
-    if (at::GradMode::is_enabled()) {
-      std::tie(result[0], result[1]) =
-          rms_norm_backward_anywhere(grad, input, rstd, weight, dims, mask[0], mask[1]);
+        statistics.rstd.defined() && !differentiable
+            ? statistics.rstd
+            : rstd_of(input.to(at::toOpMathType(input.scalar_type())), dims(), eps_of(input, eps));
+    TwoTensors result;
+    if (differentiable) {
+      result = backward_anywhere(grad, input, rstd, weight, dims(), mask[0], mask[1]);
     } else if (has_kernel(input, weight)) {
-      std::tie(result[0], result[1]) =
-          at::_fused_rms_norm_backward(grad, input, shape_, rstd, weight, mask);
+      result = at::_fused_rms_norm_backward(grad, input, shape, rstd, weight, {mask[0], mask[1]});
     } else {
-      std::tie(result[0], result[1]) =
-          rms_norm_backward(grad, input, rstd, weight, dims, mask[0], mask[1]);
+      result = kBackward(grad, input, rstd, weight, dims(), mask[0], mask[1]);
       if (mask[0]) {
         // Of torch's products the gradient's comes first.
-        result[0] = as_elementwise(result[0], grad.sym_strides(), result[0].sym_strides());
+        at::Tensor& input_grad = std::get<0>(result);
+        input_grad = as_elementwise(input_grad, grad.sym_strides(), input_grad.sym_strides());
       }
     }
-    return result;
+    return {std::get<0>(result), std::get<1>(result), {}};
   }
 
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    input_.release();
-    weight_.release();
-    rstd_.release();
-  }
-
-  std::string name() const override { return "brim::rms_norm_backward"; }
-
- private:
-  c10::DimVector shape_;
-  std::optional<double> eps_;
-  bool keeps_rstd_ = false;
-  Kept input_;
-  Kept weight_;
-  Kept rstd_;
+  static at::Tensor bias_grad(const at::Tensor& /*grad*/, at::ScalarType /*type*/) { return {}; }
 };
 
 void check(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight) {
@@ -155,76 +164,29 @@ void check(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& we
       "], but got input of size ", sizes);
 }
 
-at::Tensor rms_norm_anywhere(const at::Tensor& input, at::IntArrayRef shape,
-                             const MaybeTensor& weight, std::optional<double> eps) {
+at::Tensor torch_rms_norm(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight,
+                          std::optional<double> eps) {
   return at::rms_norm(input, shape, is_given(weight) ? weight : MaybeTensor(), eps);
 }
 
 at::Tensor rms_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
                              const MaybeTensor& weight, std::optional<double> eps) {
   check(input, shape, weight);
-  if (trains(weight) && !input.requires_grad() && pins_more_than_itself(input)) {
-    // torch keeps a product of its own
-    return rms_norm_autograd(input.clone(at::MemoryFormat::Contiguous), shape, weight, eps);
-  }
-  PtrTo<RmsNormNode> node;
-  if (needs_grad(input, weight)) {
-    node = make_node<RmsNormNode>(shape, eps);
-    node->set_next_edges(torch::autograd::collect_next_edges(input, weight));
-  }
-  auto [output, rstd] = [&] {
-    const BelowAutograd below;
-    return run(input, shape, is_given(weight) ? weight : MaybeTensor(), eps);
-  }();
-  if (node) {
-    node->keep(input, weight, rstd);
-    torch::autograd::set_history(output, node);
-    node->set_output(output);
-  }
-  return std::move(output);
+  // For the weight's gradient torch keeps a product of its own.
+  const bool copies = trains(weight) && !input.requires_grad() && pins_more_than_itself(input);
+  return run_with_node(RmsNorm{c10::DimVector(shape), eps},
+                       copies ? input.clone(at::MemoryFormat::Contiguous) : input,
+                       is_given(weight) ? weight : MaybeTensor(), {});
 }
 
-using RmsNormOp = at::Tensor(const at::Tensor&, at::IntArrayRef, const MaybeTensor&,
-                             std::optional<double>);
-
-at::Tensor call(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight,
-                std::optional<double> eps) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("brim::rms_norm", "").typed<RmsNormOp>();
-  return op.call(input, shape, weight, eps);
-}
-
-template <c10::DeviceType Backend>
-at::Tensor rms_norm_autocast(const at::Tensor& input, at::IntArrayRef shape,
-                             const MaybeTensor& weight, std::optional<double> eps) {
-  const Autocast autocast(Backend);
-  return call(autocast.cast(at::kFloat, input), shape, autocast.cast(at::kFloat, weight), eps);
-}
+const LayerOperator<rms_norm_autograd, torch_rms_norm, CastTo::float32> kRmsNorm(
+    "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> Tensor");
 
 }  // namespace
 
-namespace functional {
-
-at::Tensor rms_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
-                    const MaybeTensor& weight, std::optional<double> eps) {
-  return call(input, normalized_shape, weight, eps);
+at::Tensor functional::rms_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
+                                const MaybeTensor& weight, std::optional<double> eps) {
+  return kRmsNorm(input, normalized_shape, weight, eps);
 }
-
-}  // namespace functional
-
-TORCH_LIBRARY_FRAGMENT(brim, m) {
-  m.def("rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(brim, CompositeExplicitAutograd, m) { m.impl("rms_norm", rms_norm_anywhere); }
-
-// Under vmap as torch does it: torch knows how to batch its own operators.
-TORCH_LIBRARY_IMPL(brim, FuncTorchBatched, m) { m.impl("rms_norm", rms_norm_anywhere); }
-
-TORCH_LIBRARY_IMPL(brim, Autograd, m) {
-  m.impl("rms_norm", kOrTorchs<rms_norm_autograd, rms_norm_anywhere>);
-}
-
-BRIM_AUTOCAST_AS_TORCH(rms_norm)
 
 }  // namespace brim::nn

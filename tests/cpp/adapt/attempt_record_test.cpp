@@ -114,7 +114,7 @@ TEST(AttemptRecord, WarnsOnceOfATensorThatAFailedTryLeftBehind) {
   }
   ASSERT_EQ(warnings.texts().size(), 2U) << "one a call";
   EXPECT_CONTAINS(warnings.texts()[0],
-                  "3.00 MiB of a failed try's memory on cpu did not come back");
+                  "3.00 MiB of a failed attempt's memory on cpu did not come back");
 }
 
 TEST(AttemptRecord, GarbageIsCollectedFirstAndOnlyWhereSomethingIsMissing) {
@@ -188,9 +188,9 @@ TEST(AttemptRecord, GivingUpIsOutOfMemoryWithASummary) {
     EXPECT_EQ(message.find("CPU out of memory. Tried to allocate 5.00 MiB"), 0U) << message;
     EXPECT_CONTAINS(message, "It does not fit even with batch_size = 1");
     EXPECT_CONTAINS(message,
-                    "batch_size = 8: host memory, held 1.00 MiB, asked for 12.00 MiB more");
-    EXPECT_CONTAINS(message, "batch_size = 4: host memory, held 1.00 MiB, asked for 8.00 MiB more");
-    EXPECT_CONTAINS(message, "batch_size = 1: host memory, held 1.00 MiB, asked for 5.00 MiB more");
+                    "batch_size = 8: host memory, peak 1.00 MiB, asked for 12.00 MiB more");
+    EXPECT_CONTAINS(message, "batch_size = 4: host memory, peak 1.00 MiB, asked for 8.00 MiB more");
+    EXPECT_CONTAINS(message, "batch_size = 1: host memory, peak 1.00 MiB, asked for 5.00 MiB more");
     EXPECT_CONTAINS(message, "limit " + format_bytes(before + 2 * kMiB));
     EXPECT_CONTAINS(message, "in use before the call " + format_bytes(before));
     EXPECT_CONTAINS(message, "free now 2.00 MiB");

@@ -425,7 +425,7 @@ TEST(Batch, WhatOthersLearnDuringTheFirstTryIsNotTakenForItsSize) {
   SizeMemory memory;
   Sizes tried;
   const auto learn = [&](std::int64_t size, bool fitted) {
-    memory.learn(7, {.values = {size}, .outcome = {.size = size, .fitted = fitted}});
+    memory.learn(7, {.values = {size}, .outcome = fitted ? OomKind::none : OomKind::host_memory});
   };
   batch(8,
         [&](std::int64_t size) {
@@ -438,8 +438,8 @@ TEST(Batch, WhatOthersLearnDuringTheFirstTryIsNotTakenForItsSize) {
         },
         {.strategy = Strategy::halving, .memory = &memory, .key = 7});
   EXPECT_EQ(tried, (Sizes{8, 4})) << "it failed at 8, not at 1";
-  for (const SizeFact& fact : memory.recall(7)) {
-    EXPECT_TRUE(fact.outcome.fitted || fact.outcome.size != 1);
+  for (const Attempt& known : memory.recall(7)) {
+    EXPECT_TRUE(known.fitted() || known.size() != 1);
   }
 }
 

@@ -125,9 +125,9 @@ TEST(Chunked, WrongArgumentsAreNamed) {
   const auto nothing = [](const at::Tensor&, std::int64_t, std::int64_t) {};
   const at::Tensor tensor = at::zeros({4, 5});
   EXPECT_CONTAINS(message_of<c10::ValueError>([&] { chunked(tensor, 2, nothing, 2); }),
-                  "dim must be from -2 to 1, got 2");
+                  "dim must be from -2 to 1 for a tensor of 2 dimension(s), got 2");
   EXPECT_CONTAINS(message_of<c10::ValueError>([&] { chunked(tensor, 2, nothing, -3); }),
-                  "dim must be from -2 to 1, got -3");
+                  "dim must be from -2 to 1 for a tensor of 2 dimension(s), got -3");
   EXPECT_CONTAINS(message_of<c10::ValueError>([&] { chunked(at::zeros({}), 2, nothing); }),
                   "tensor has no dimension to cut");
   EXPECT_CONTAINS(message_of<c10::ValueError>([&] { chunked(tensor, 0, nothing); }),

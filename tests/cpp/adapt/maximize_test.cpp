@@ -5,8 +5,8 @@
 #include <brim/adapt/size_memory.h>
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <memory>
-#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -18,50 +18,63 @@ namespace {
 using namespace tests;
 using Values = std::vector<std::int64_t>;
 
-Values copy(std::span<const std::int64_t> values) { return {values.begin(), values.end()}; }
+Values copy(const Sizes& sizes) { return {sizes.values().begin(), sizes.values().end()}; }
 
 TEST(Maximize, CallsWithTheMaximaFirst) {
-  EXPECT_EQ(maximize({.parameters = {{.maximum = 8}, {.maximum = 3}}}, copy), (Values{8, 3}));
+  EXPECT_EQ(maximize({{"a", 8}, {"b", 3}}, copy), (Values{8, 3}));
   EXPECT_EQ(maximize(8, [](std::int64_t size) { return size; }), 8);
 }
 
 TEST(Maximize, ReturnsVoidMoveOnlyAndTensorResults) {
-  const ParameterSearchOptions search{.parameters = {{.maximum = 8}}};
-  const auto fail_above = [](std::span<const std::int64_t> values, std::int64_t most) {
-    if (values[0] > most) {
+  const NamedSizes wanted{{"n", 8}};
+  const auto fail_above = [](std::int64_t size, std::int64_t most) {
+    if (size > most) {
       throw_out_of_memory();
     }
   };
   int calls = 0;
-  maximize(search, [&](std::span<const std::int64_t> values) {
+  maximize(wanted, [&](const Sizes& sizes) {
     ++calls;
-    fail_above(values, 4);
+    fail_above(sizes["n"], 4);
   });
   EXPECT_EQ(calls, 2);
-  const auto moved = maximize(search, [&](std::span<const std::int64_t> values) {
-    fail_above(values, 4);
-    return std::make_unique<std::int64_t>(values[0]);
+  const auto moved = maximize(wanted, [&](const Sizes& sizes) {
+    fail_above(sizes["n"], 4);
+    return std::make_unique<std::int64_t>(sizes["n"]);
   });
   EXPECT_EQ(*moved, 4);
-  const at::Tensor tensor = maximize(search, [&](std::span<const std::int64_t> values) {
-    fail_above(values, 4);
-    return at::zeros({values[0]});
+  const at::Tensor tensor = maximize(wanted, [&](const Sizes& sizes) {
+    fail_above(sizes["n"], 4);
+    return at::zeros({sizes["n"]});
   });
   EXPECT_EQ(tensor.size(0), 4);
+}
+
+TEST(Maximize, SizesAreFoundByNameAndInferredFromALength) {
+  const at::Tensor x = at::zeros({7, 2});
+  const std::vector<int> y(5);
+  const auto result = maximize(
+      {{"rows", infer(x)}, {"columns", infer(y), 4}, {"empty", infer(std::vector<int>())}},
+      [](const Sizes& sizes) { return Values{sizes["columns"], sizes["rows"], sizes["empty"]}; });
+  EXPECT_EQ(result, (Values{5, 7, 1}));
+  EXPECT_CONTAINS(message_of<c10::ValueError>([] {
+                    maximize({{"a", 2}, {"b", 2}}, [](const Sizes& s) { return s["c"]; });
+                  }),
+                  "there is no size named c: there are a, b");
 }
 
 TEST(Maximize, LowersOneParameterAfterTheOther) {
   std::vector<Values> tried;
   const auto product_up_to = [&](std::int64_t most) {
-    return [&tried, most](std::span<const std::int64_t> values) {
-      tried.push_back(copy(values));
-      if (values[0] * values[1] > most) {
+    return [&tried, most](const Sizes& sizes) {
+      tried.push_back(copy(sizes));
+      if (sizes["a"] * sizes["b"] > most) {
         throw_out_of_memory();
       }
-      return copy(values);
+      return copy(sizes);
     };
   };
-  const ParameterSearchOptions search{.parameters = {{.maximum = 8}, {.maximum = 4}}};
+  const NamedSizes search{{"a", 8}, {"b", 4}};
   EXPECT_EQ(maximize(search, product_up_to(8), {.strategy = Strategy::halving}), (Values{2, 4}));
   EXPECT_EQ(tried, (std::vector<Values>{{8, 4}, {4, 4}, {2, 4}}));
   tried.clear();
@@ -72,15 +85,13 @@ TEST(Maximize, LowersOneParameterAfterTheOther) {
 TEST(Maximize, AGroupShrinksTogetherAndItsQuantaAreKept) {
   std::vector<Values> tried;
   const Values found =
-      maximize({.parameters = {{.maximum = 1000, .quantum = 16}, {.maximum = 100}, {.maximum = 6}},
-                .groups = {{0, 1}, {2}}},
-               [&](std::span<const std::int64_t> values) {
-                 tried.push_back(copy(values));
-                 if (values[0] * values[1] > 2000) {
-                   throw_out_of_memory();
-                 }
-                 return copy(values);
-               });
+      maximize({{{"rows", 1000, 16}, {"columns", 100}}, {"depth", 6}}, [&](const Sizes& sizes) {
+        tried.push_back(copy(sizes));
+        if (sizes["rows"] * sizes["columns"] > 2000) {
+          throw_out_of_memory();
+        }
+        return copy(sizes);
+      });
   EXPECT_LE(found[0] * found[1], 2000);
   EXPECT_EQ(found[2], 6) << "the next group is not touched";
   for (std::size_t i = 1; i < tried.size(); ++i) {
@@ -90,14 +101,28 @@ TEST(Maximize, AGroupShrinksTogetherAndItsQuantaAreKept) {
   }
 }
 
+TEST(Maximize, TheQuantumOfTheOptionsIsForAllSizesWithoutTheirOwn) {
+  std::vector<Values> tried;
+  maximize({{"a", 100}, {"b", 100, 5}},
+           [&](const Sizes& sizes) {
+             tried.push_back(copy(sizes));
+             if (sizes["a"] > 1 || sizes["b"] > 20) {
+               throw_out_of_memory();
+             }
+           },
+           {.strategy = Strategy::halving, .quantum = 8});
+  EXPECT_EQ(tried[1], (Values{48, 100}));
+  EXPECT_EQ(tried.back(), (Values{1, 10}));
+}
+
 TEST(Maximize, TwoParametersUnderABudgetComeCloseAndAreRemembered) {
-  const auto work = [](std::span<const std::int64_t> values) {
+  const auto work = [](const Sizes& sizes) {
     const at::Tensor constant = tensor_of(kMiB);
-    const at::Tensor product = tensor_of(values[0] * values[1] * 1024);
+    const at::Tensor product = tensor_of(sizes["a"] * sizes["b"] * 1024);
   };
   const Budget budget = room_for(9 * kMiB);
   SizeMemory memory;
-  const ParameterSearchOptions search{.parameters = {{.maximum = 3000}, {.maximum = 40}}};
+  const NamedSizes search{{"a", 3000}, {"b", 40}};
   for (int call = 0; call < 3; ++call) {
     std::vector<Attempt> attempts;
     maximize(search, work, {.memory = &memory, .attempts = &attempts});
@@ -110,32 +135,30 @@ TEST(Maximize, TwoParametersUnderABudgetComeCloseAndAreRemembered) {
 TEST(Maximize, GivesUpWithAllParametersAtTheirFloor) {
   std::vector<Values> tried;
   const std::string message = message_of<c10::OutOfMemoryError>([&] {
-    maximize({.parameters = {{.maximum = 8, .lower = 2}, {.maximum = 4}}},
-             [&](std::span<const std::int64_t> values) {
-               tried.push_back(copy(values));
+    maximize({{"batch", 8}, {"heads", 4}},
+             [&](const Sizes& sizes) {
+               tried.push_back(copy(sizes));
                throw_out_of_memory();
              },
-             {.name = "batch, heads"});
+             {.lower = 2});
   });
-  EXPECT_EQ(tried.back(), (Values{2, 1}));
-  EXPECT_CONTAINS(message, "batch, heads = 2, 1, the smallest that is allowed");
+  EXPECT_EQ(tried.back(), (Values{2, 2}));
+  EXPECT_CONTAINS(message, "batch, heads = 2, 2, the smallest that is allowed");
   EXPECT_CONTAINS(message, "batch, heads = 8, 4: host memory");
 }
 
 TEST(Maximize, ResultDoesNotDependOnHowManyTriesItTook) {
   expect_same_result_wherever_it_fails([] {
-    return maximize({.parameters = {{.maximum = 64}, {.maximum = 8}}},
-                    [](std::span<const std::int64_t> values) {
-                      const at::Tensor scratch = at::zeros({values[0], values[1]});
-                      const at::Tensor x = at::dropout(at::rand({50}), 0.5, true);
-                      return at::dropout(x.add(at::rand({50})), 0.3, true);
-                    });
+    return maximize({{"a", 64}, {"b", 8}}, [](const Sizes& sizes) {
+      const at::Tensor scratch = at::zeros({sizes["a"], sizes["b"]});
+      const at::Tensor x = at::dropout(at::rand({50}), 0.5, true);
+      return at::dropout(x.add(at::rand({50})), 0.3, true);
+    });
   });
 }
 
 TEST(Maximize, OtherErrorsPass) {
-  EXPECT_THROW(maximize({.parameters = {{.maximum = 8}}},
-                        [](std::span<const std::int64_t>) { throw std::domain_error("no"); }),
+  EXPECT_THROW(maximize({{"a", 8}}, [](const Sizes&) { throw std::domain_error("no"); }),
                std::domain_error);
 }
 
@@ -148,21 +171,17 @@ TEST(Maximize, FactsOfAnotherNumberOfParametersAreOfNoUse) {
           }
         },
         {.memory = &memory});
-  EXPECT_EQ(maximize({.parameters = {{.maximum = 8}, {.maximum = 3}}}, copy, {.memory = &memory}),
-            (Values{8, 3}));
+  EXPECT_EQ(maximize({{"a", 8}, {"b", 3}}, copy, {.memory = &memory}), (Values{8, 3}));
 }
 
 TEST(Maximize, WrongArgumentsAreNamed) {
-  const auto message = [](const ParameterSearchOptions& search) {
-    return message_of<c10::ValueError>([&] { maximize(search, copy); });
+  const auto message = [](std::initializer_list<SizeGroup> sizes) {
+    return message_of<c10::ValueError>([&] { maximize(NamedSizes(sizes), copy); });
   };
-  EXPECT_CONTAINS(message({}), "parameters=[] is not allowed");
-  EXPECT_CONTAINS(message({.parameters = {{.maximum = 4}, {.maximum = 0}}}),
-                  "parameters[1].maximum=0 is not allowed");
-  EXPECT_CONTAINS(message({.parameters = {{.maximum = 4, .quantum = 0}}}),
-                  "parameters[0].quantum=0 is not allowed");
-  EXPECT_CONTAINS(message({.parameters = {{.maximum = 4, .lower = 5}}}), "parameters[0].maximum=4");
-  EXPECT_CONTAINS(message({.parameters = {{.maximum = 4}}, .groups = {{1}}}), "groups[0] holds 1");
+  EXPECT_CONTAINS(message({}), "maximize needs at least one size");
+  EXPECT_CONTAINS(message({{"a", 4}, {"a", 2}}), "the name a is there twice");
+  EXPECT_CONTAINS(message({{"a", 4}, {"b", 0}}), "b must be 1 or more, got 0");
+  EXPECT_CONTAINS(message({{"a", 4, -1}}), "the quantum of a must be 1 or more, got -1");
   EXPECT_CONTAINS(message_of<c10::ValueError>([] { maximize(-1, [](std::int64_t) {}); }),
                   "must be 1 or more, got -1");
 }

@@ -18,8 +18,6 @@ using Need = std::function<std::int64_t(std::int64_t)>;
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
-constexpr std::int64_t kHeld =
-    12345;  // in use before every attempt: only what is above it may count
 
 class Random {
  public:
@@ -63,17 +61,25 @@ inline SizeSearchOptions random_options(Random& random, Strategy strategy, Start
   return o;
 }
 
+inline OomKind outcome(bool fitted) { return fitted ? OomKind::none : OomKind::device_memory; }
+
+// An attempt of which nothing but the outcome is known.
+inline Attempt fit(std::int64_t size) { return {.values = {size}}; }
+inline Attempt failure(std::int64_t size) { return {.values = {size}, .outcome = outcome(false)}; }
+inline Attempt ended(std::int64_t size, bool fitted) { return fitted ? fit(size) : failure(size); }
+
 // The bytes of an attempt that holds `base` from the start on and asks for all the rest at once.
-inline SizeOutcome attempt(const Need& need, std::int64_t size, std::int64_t available,
-                           std::int64_t base = 0) {
+inline Attempt attempt(const Need& need, std::int64_t size, std::int64_t available,
+                       std::int64_t base = 0) {
   const std::int64_t bytes = need(size);
-  SizeOutcome outcome{.size = size, .limit = available + kHeld, .held = kHeld};
-  outcome.fitted = bytes <= available;
-  outcome.peak = outcome.fitted ? bytes : base;
-  if (!outcome.fitted) {
-    outcome.requested = bytes - base;
+  Attempt result = ended(size, bytes <= available);
+  result.held = 12345;  // in use before every attempt: only what is above it may count
+  result.available = available;
+  result.peak = result.fitted() ? bytes : base;
+  if (!result.fitted()) {
+    result.requested = bytes - base;
   }
-  return outcome;
+  return result;
 }
 
 inline std::int64_t largest_fit(const Need& need, std::int64_t available, std::int64_t upper) {
@@ -87,17 +93,17 @@ inline std::int64_t largest_fit(const Need& need, std::int64_t available, std::i
 }
 
 struct Attempts {
-  std::vector<SizeOutcome> outcomes;
+  std::vector<Attempt> outcomes;
   int failures = 0;
 };
 
 inline Attempts until_fit(SizeSearch& search, const Need& need, std::int64_t available,
                           std::int64_t base = 0) {
   Attempts run;
-  while (run.outcomes.empty() || (!run.outcomes.back().fitted && !search.finished())) {
+  while (run.outcomes.empty() || (!run.outcomes.back().fitted() && !search.finished())) {
     run.outcomes.push_back(attempt(need, search.next(), available, base));
     search.record(run.outcomes.back());
-    run.failures += run.outcomes.back().fitted ? 0 : 1;
+    run.failures += run.outcomes.back().fitted() ? 0 : 1;
   }
   return run;
 }
@@ -108,7 +114,7 @@ inline Attempts until_finished(SizeSearch& search, const Need& need, std::int64_
   while (!search.finished() && run.outcomes.size() < 1000) {
     run.outcomes.push_back(attempt(need, search.next(), available, base));
     search.record(run.outcomes.back());
-    run.failures += run.outcomes.back().fitted ? 0 : 1;
+    run.failures += run.outcomes.back().fitted() ? 0 : 1;
   }
   return run;
 }

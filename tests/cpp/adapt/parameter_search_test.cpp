@@ -16,6 +16,7 @@
 namespace brim {
 namespace {
 
+using simulation::outcome;
 using simulation::Random;
 using Values = std::vector<std::int64_t>;
 using Fits = std::function<bool(const Values&)>;
@@ -29,7 +30,7 @@ std::vector<Values> tried_until_fit(ParameterSearch& search, const Fits& fits) {
   while (!search.finished()) {
     tried.push_back(current(search));
     const bool fitted = fits(tried.back());
-    search.record({.fitted = fitted});
+    search.record({.outcome = outcome(fitted)});
     if (fitted) {
       break;
     }
@@ -171,7 +172,7 @@ TEST(ParameterSearch, GroupsShrinkTogetherInOrderAndNeverRepeatAFailure) {
           lowered = lowered || below;
         }
         const bool fitted = fits(values);
-        search.record({.fitted = fitted});
+        search.record({.outcome = outcome(fitted)});
         if (!fitted) {
           failed.insert(values);
         }
@@ -214,7 +215,7 @@ TEST(ParameterSearch, FindsTheLargestOfTheFirstGroupThatCanFit) {
                               .parameters = {{.maximum = a}, {.maximum = b, .quantum = q}},
                               .groups = {{0, 1}}});
       while (!search.finished()) {
-        search.record({.fitted = search.next()[0] + search.next()[1] <= limit});
+        search.record({.outcome = outcome(search.next()[0] + search.next()[1] <= limit)});
       }
       ASSERT_EQ(search.best(), expected) << a << " " << b << " q " << q << " limit " << limit;
     }
@@ -229,9 +230,10 @@ TEST(ParameterSearch, PredictsAcrossGroups) {
     const Values values = current(search);
     const std::int64_t need = values[0] * 100 + values[1] * 100'000;
     const bool fitted = need <= available;
-    SizeOutcome outcome{
-        .fitted = fitted, .peak = fitted ? need : 0, .requested = need, .limit = available};
-    search.record(outcome);
+    search.record({.outcome = outcome(fitted),
+                   .peak = fitted ? need : 0,
+                   .requested = need,
+                   .available = available});
     if (fitted) {
       break;
     }
@@ -248,18 +250,18 @@ TEST(ParameterSearch, RemembersWhichGroupWasSearched) {
                                        .parameters = {{.maximum = 8}, {.maximum = 100}},
                                        .available = available};
   ParameterSearch search(options);
-  EXPECT_FALSE(
-      search.remember(Values{4, 50}, {.fitted = true, .limit = available}));  // no search comes by
+  EXPECT_FALSE(search.remember({.values = {4, 50}, .available = available}));  // no search comes by
   EXPECT_EQ(current(search), (Values{8, 100}));
-  EXPECT_TRUE(search.remember(Values{1, 100}, {.limit = available}));
-  EXPECT_TRUE(search.remember(Values{1, 40}, {.fitted = true, .limit = available}));
+  EXPECT_TRUE(
+      search.remember({.values = {1, 100}, .outcome = outcome(false), .available = available}));
+  EXPECT_TRUE(search.remember({.values = {1, 40}, .available = available}));
   EXPECT_EQ(current(search), (Values{1, 40}));
   EXPECT_EQ(search.best(), (Values{1, 40}));
 
   ParameterSearchOptions richer = options;
   richer.available = 2 * available;  // the failure no longer binds: from the top again
   ParameterSearch again(richer);
-  again.remember(Values{1, 100}, {.limit = available});
+  again.remember({.values = {1, 100}, .outcome = outcome(false), .available = available});
   EXPECT_EQ(current(again), (Values{8, 100}));
 }
 
@@ -269,11 +271,10 @@ TEST(ParameterSearch, RemembersAGroupThatShrinksTogether) {
                                        .groups = {{0, 1}},
                                        .available = 1000};
   ParameterSearch search(options);
-  EXPECT_FALSE(
-      search.remember(Values{60, 10}, {.fitted = true, .limit = 1000}));  // not the same fraction
-  EXPECT_TRUE(search.remember(Values{60, 30}, {.fitted = true, .limit = 1000}));
+  EXPECT_FALSE(search.remember({.values = {60, 10}, .available = 1000}));  // not the same fraction
+  EXPECT_TRUE(search.remember({.values = {60, 30}, .available = 1000}));
   EXPECT_EQ(search.best(), (Values{60, 30}));
-  EXPECT_TRUE(search.remember(Values{61, 30}, {.limit = 1000}));
+  EXPECT_TRUE(search.remember({.values = {61, 30}, .outcome = outcome(false), .available = 1000}));
   EXPECT_TRUE(search.finished());
 }
 
@@ -305,8 +306,8 @@ TEST(ParameterSearch, WrongOptionIsAnErrorThatNamesIt) {
             std::string::npos);
   EXPECT_NE(message({.parameters = {good}, .margin = 2}).find("margin=2"), std::string::npos);
   ParameterSearch search({.parameters = {good, good}});
-  EXPECT_THROW(search.remember(Values{1}, {}), std::invalid_argument);
-  EXPECT_THROW(search.remember(Values{1, 0}, {}), std::invalid_argument);
+  EXPECT_THROW(search.remember({.values = {1}}), std::invalid_argument);
+  EXPECT_THROW(search.remember({.values = {1, 0}}), std::invalid_argument);
 }
 
 }  // namespace

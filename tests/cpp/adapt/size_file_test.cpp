@@ -30,31 +30,29 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kKey = 0xfedcba9876543210;
 
-bool same(const SizeFact& a, const SizeFact& b) {
-  return a.values == b.values && a.rate == b.rate && a.outcome.size == b.outcome.size &&
-         a.outcome.fitted == b.outcome.fitted && a.outcome.peak == b.outcome.peak &&
-         a.outcome.requested == b.outcome.requested && a.outcome.limit == b.outcome.limit &&
-         a.outcome.held == b.outcome.held;
+bool same(const Attempt& a, const Attempt& b) {
+  return a.values == b.values && a.outcome == b.outcome && a.peak == b.peak &&
+         a.requested == b.requested && a.held == b.held && a.available == b.available &&
+         a.device == b.device && a.rate == b.rate;
 }
 
-SizeFact random_fact(std::mt19937_64& random) {
+Attempt random_attempt(std::mt19937_64& random) {
   const auto bytes = [&] { return static_cast<std::int64_t>(random() >> (1 + random() % 62)); };
   const auto maybe = [&] {
     return random() % 3 == 0 ? std::nullopt : std::optional<std::int64_t>(bytes());
   };
-  SizeFact fact;
-  fact.values.resize(1 + random() % 4);
-  for (std::int64_t& value : fact.values) {
+  Attempt attempt;
+  attempt.values.resize(1 + random() % 4);
+  for (std::int64_t& value : attempt.values) {
     value = std::max<std::int64_t>(bytes(), 1);
   }
-  fact.outcome = {.size = fact.values.front(),
-                  .fitted = random() % 2 == 0,
-                  .peak = maybe(),
-                  .requested = maybe(),
-                  .limit = maybe(),
-                  .held = bytes()};
-  fact.rate = static_cast<double>(random()) / 3e7;
-  return fact;
+  attempt.outcome = static_cast<OomKind>(random() % 5);
+  attempt.peak = maybe();
+  attempt.requested = maybe();
+  attempt.held = bytes();
+  attempt.available = maybe();
+  attempt.rate = static_cast<double>(random()) / 3e7;
+  return attempt;
 }
 
 class SizeFile : public ::testing::Test {
@@ -76,7 +74,7 @@ class SizeFile : public ::testing::Test {
 
   void write_some() const {
     std::mt19937_64 random(3);
-    size_file::write(file_, kKey, {random_fact(random), random_fact(random)});
+    size_file::write(file_, kKey, {random_attempt(random), random_attempt(random)});
   }
 
   std::size_t files() const {
@@ -97,15 +95,15 @@ TEST_F(SizeFile, ReadsBackWhatWasWritten) {
   const CapturedWarnings warnings;
   std::mt19937_64 random(1);
   for (std::size_t i = 0; i < 300; ++i) {
-    std::vector<SizeFact> facts(i % (SizeMemory::kFactsPerKey + 1));
-    for (SizeFact& fact : facts) {
-      fact = random_fact(random);
+    std::vector<Attempt> attempts(i % (SizeMemory::kAttemptsPerKey + 1));
+    for (Attempt& attempt : attempts) {
+      attempt = random_attempt(random);
     }
-    size_file::write(file_, kKey, facts);
+    size_file::write(file_, kKey, attempts);
     const auto read = size_file::read(file_, kKey);
-    ASSERT_EQ(read.size(), facts.size());
-    for (std::size_t k = 0; k < facts.size(); ++k) {
-      EXPECT_TRUE(same(read[k], facts[k])) << text();
+    ASSERT_EQ(read.size(), attempts.size());
+    for (std::size_t k = 0; k < attempts.size(); ++k) {
+      EXPECT_TRUE(same(read[k], attempts[k])) << text();
     }
   }
   EXPECT_TRUE(warnings.texts().empty());
@@ -118,18 +116,16 @@ TEST_F(SizeFile, NumbersDoNotDependOnTheProgramsLanguage) {
     char do_decimal_point() const override { return ','; }
     std::string do_grouping() const override { return "\3"; }
   };
-  const SizeFact fact{.values = {1'234'567},
-                      .outcome = {.size = 1'234'567, .fitted = true, .peak = 9'876'543'210},
-                      .rate = 12345.678};
+  const Attempt attempt{.values = {1'234'567}, .peak = 9'876'543'210, .rate = 12345.678};
   const std::locale before = std::locale::global(std::locale(std::locale(), new Grouping));
-  size_file::write(file_, kKey, {fact});
+  size_file::write(file_, kKey, {attempt});
   const auto inside = size_file::read(file_, kKey);
   std::locale::global(before);
   const auto outside = size_file::read(file_, kKey);
   ASSERT_EQ(inside.size(), 1U);
   ASSERT_EQ(outside.size(), 1U) << text();
-  EXPECT_TRUE(same(inside[0], fact));
-  EXPECT_TRUE(same(outside[0], fact));
+  EXPECT_TRUE(same(inside[0], attempt));
+  EXPECT_TRUE(same(outside[0], attempt));
 }
 
 TEST_F(SizeFile, NoFileMeansNoFactsAndNoWarning) {
@@ -149,7 +145,7 @@ TEST_F(SizeFile, WhatIsNotOursIsIgnoredWithAWarning) {
       "hello\n",
       std::string(100, '\0'),
       std::string(1000, '\xff'),
-      "brim-sizes 2" + good.substr(good.find('\n')),
+      "brim-sizes 1" + good.substr(good.find('\n')),
       first_line,
       first_line + "0000000000000001" + good.substr(good.find('\n', first_line.size())),
       good + good,
@@ -206,11 +202,11 @@ TEST_F(SizeFile, AnyByteThatChangedIsNoticed) {
 }
 
 TEST_F(SizeFile, AReaderNeverSeesAPartOfAFile) {
-  std::vector<std::vector<SizeFact>> versions(2);
+  std::vector<std::vector<Attempt>> versions(2);
   std::mt19937_64 random(5);
-  for (std::size_t i = 0; i < SizeMemory::kFactsPerKey; ++i) {
-    versions[0].push_back(random_fact(random));
-    versions[1].push_back(random_fact(random));
+  for (std::size_t i = 0; i < SizeMemory::kAttemptsPerKey; ++i) {
+    versions[0].push_back(random_attempt(random));
+    versions[1].push_back(random_attempt(random));
   }
   versions[1].resize(3);
   size_file::write(file_, kKey, versions[0]);
@@ -227,11 +223,11 @@ TEST_F(SizeFile, AReaderNeverSeesAPartOfAFile) {
   int seen[2] = {0, 0};
   bool whole = true;
   for (int i = 0; whole && (i < 3000 || (i < 100'000 && (seen[0] == 0 || seen[1] == 0))); ++i) {
-    const auto facts = size_file::read(file_, kKey);
-    const std::size_t which = facts.size() == versions[0].size() ? 0 : 1;
+    const auto attempts = size_file::read(file_, kKey);
+    const std::size_t which = attempts.size() == versions[0].size() ? 0 : 1;
     ++seen[which];
-    whole = whole && facts.size() == versions[which].size() &&
-            same(facts.back(), versions[which].back());
+    whole = whole && attempts.size() == versions[which].size() &&
+            same(attempts.back(), versions[which].back());
   }
   done.store(true);
   for (std::thread& writer : writers) {
@@ -249,7 +245,7 @@ TEST_F(SizeFile, AFileThatIsRemovedWhileItIsReadIsNotDamaged) {
   std::atomic<bool> done{false};
   std::thread other([&] {
     while (!done.load()) {
-      size_file::remove(file_);
+      fs::remove(file_);
       write_some();
     }
   });
@@ -289,12 +285,12 @@ TEST_F(SizeFile, ADirectoryThatCannotBeWrittenIsAWarningAndCallsStillWork) {
 TEST_F(SizeFile, WhatOneMemoryLearnedTheNextOneKnows) {
   const fs::path deep = directory_ / "not" / "there" / "yet";
   std::mt19937_64 random(6);
-  SizeFact fact = random_fact(random);
-  fact.rate = 0;
+  Attempt attempt = random_attempt(random);
+  attempt.rate = 0;
   {
     SizeMemory memory(4, deep);
     EXPECT_FALSE(memory.may_know_something()) << "there is no file";
-    memory.learn(kKey, fact);
+    memory.learn(kKey, attempt);
   }
   {
     SizeMemory memory(4, deep);
@@ -305,7 +301,7 @@ TEST_F(SizeFile, WhatOneMemoryLearnedTheNextOneKnows) {
   SizeMemory memory(4, deep);
   EXPECT_TRUE(memory.may_know_something()) << "in a file";
   ASSERT_EQ(memory.recall(kKey).size(), 1U);
-  EXPECT_TRUE(same(memory.recall(kKey).front(), fact));
+  EXPECT_TRUE(same(memory.recall(kKey).front(), attempt));
   EXPECT_TRUE(memory.recall(kKey + 1).empty());
 }
 
@@ -313,7 +309,7 @@ TEST_F(SizeFile, AKeyThatWasDroppedForLackOfRoomIsReadAgain) {
   std::mt19937_64 random(6);
   SizeMemory memory(2, directory_);
   for (std::uint64_t key = 1; key <= 5; ++key) {
-    memory.learn(key, random_fact(random));
+    memory.learn(key, random_attempt(random));
   }
   EXPECT_EQ(memory.size(), 2U);
   EXPECT_EQ(memory.recall(1).size(), 1U);
@@ -325,7 +321,7 @@ TEST_F(SizeFile, DamagedFileIsReplacedByTheNextFact) {
   std::mt19937_64 random(6);
   SizeMemory memory(2, directory_);
   EXPECT_TRUE(memory.recall(kKey).empty());
-  memory.learn(kKey, random_fact(random));
+  memory.learn(kKey, random_attempt(random));
   SizeMemory::flush();
   EXPECT_EQ(warnings.texts().size(), 1U);
   EXPECT_EQ(size_file::read(file_, kKey).size(), 1U);
@@ -336,7 +332,7 @@ TEST_F(SizeFile, ForgettingRemovesOurFilesAndNoOther) {
   std::mt19937_64 random(6);
   SizeMemory memory(2, directory_);
   for (std::uint64_t key = 1; key <= 5; ++key) {
-    memory.learn(key, random_fact(random));
+    memory.learn(key, random_attempt(random));
   }
   SizeMemory::flush();
   std::ofstream(directory_ / "notes.txt") << "keep me";
@@ -354,10 +350,8 @@ TEST_F(SizeFile, ForgettingRemovesOurFilesAndNoOther) {
 
 // ---------------------------------------------------------------- when and what is written
 
-SizeFact fit(std::int64_t peak, double rate = 0) {
-  return {.values = {8},
-          .outcome = {.size = 8, .fitted = true, .peak = peak, .limit = 1000 * kMiB},
-          .rate = rate};
+Attempt fit(std::int64_t peak, double rate = 0) {
+  return {.values = {8}, .peak = peak, .available = 1000 * kMiB, .seconds = 1, .rate = rate};
 }
 
 TEST_F(SizeFile, IsWrittenInTheBackground) {
@@ -367,8 +361,8 @@ TEST_F(SizeFile, IsWrittenInTheBackground) {
   }
   // No flush. The first is written at once, the last a second later.
   const auto last = [&] {
-    const auto facts = size_file::read(file_, kKey);
-    return facts.empty() ? std::nullopt : facts.back().outcome.peak;
+    const auto attempts = size_file::read(file_, kKey);
+    return attempts.empty() ? std::nullopt : attempts.back().peak;
   };
   for (int i = 0; i < 1000 && last() != 1024 * kMiB; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -378,9 +372,9 @@ TEST_F(SizeFile, IsWrittenInTheBackground) {
 
 TEST_F(SizeFile, OnlyNewsIsWritten) {
   SizeMemory memory(4, directory_);
-  const auto written = [&](const SizeFact& fact) {
+  const auto written = [&](const Attempt& attempt) {
     fs::remove(file_);
-    memory.learn(kKey, fact);
+    memory.learn(kKey, attempt);
     SizeMemory::flush();
     return fs::exists(file_);
   };
@@ -391,11 +385,11 @@ TEST_F(SizeFile, OnlyNewsIsWritten) {
   EXPECT_FALSE(written(fit(112 * kMiB)));
   EXPECT_FALSE(written(fit(114 * kMiB)));
   EXPECT_TRUE(written(fit(117 * kMiB))) << "small steps add up";
-  EXPECT_EQ(memory.recall(kKey).back().outcome.peak, 117 * kMiB);
+  EXPECT_EQ(memory.recall(kKey).back().peak, 117 * kMiB);
   EXPECT_TRUE(written(fit(117 * kMiB, 50.0))) << "a rate where there was none";
   EXPECT_FALSE(written(fit(117 * kMiB, 51.0)));
-  SizeFact failure = fit(117 * kMiB);
-  failure.outcome.fitted = false;
+  Attempt failure = fit(117 * kMiB);
+  failure.outcome = OomKind::host_memory;
   EXPECT_TRUE(written(failure));
 }
 
@@ -469,7 +463,7 @@ TEST_F(PrunedFiles, TheOldestGoFirst) {
 
 TEST_F(PrunedFiles, WhatIsReadIsNotOld) {
   std::mt19937_64 random(1);
-  size_file::write(file_, kKey, {random_fact(random)});
+  size_file::write(file_, kKey, {random_attempt(random)});
   fs::last_write_time(file_, fs::file_time_type::clock::now() - std::chrono::hours(99));
   make(1, 50);
   ASSERT_EQ(size_file::read(file_, kKey).size(), 1U);
@@ -550,7 +544,7 @@ TEST_F(SizeFile, ManyProcessesWriteOneFile) {
     EXPECT_EQ(status, 0);
   }
   EXPECT_TRUE(warnings.texts().empty()) << warnings.texts().front();
-  EXPECT_GE(*size_file::read(file_, kKey).back().outcome.peak, 199 * 199 * kMiB * 95 / 100);
+  EXPECT_GE(*size_file::read(file_, kKey).back().peak, 199 * 199 * kMiB * 95 / 100);
   EXPECT_EQ(files(), 1U);
 }
 

@@ -13,16 +13,20 @@ namespace {
 
 using namespace tests;
 
-SizeFact fact(std::int64_t size, bool fitted, std::int64_t peak = 100) {
+Attempt tried_at(std::int64_t size, bool fitted, std::int64_t peak = 100) {
   return {.values = {size},
-          .outcome = {.size = size, .fitted = fitted, .peak = peak, .limit = 1000, .held = 10},
+          .outcome = fitted ? OomKind::none : OomKind::host_memory,
+          .peak = peak,
+          .held = 10,
+          .available = 990,
+          .seconds = 1,
           .rate = fitted ? 2.5 : 0.0};
 }
 
-std::vector<std::int64_t> sizes(const std::vector<SizeFact>& facts) {
+std::vector<std::int64_t> sizes(const std::vector<Attempt>& attempts) {
   std::vector<std::int64_t> result;
-  for (const SizeFact& it : facts) {
-    result.push_back(it.outcome.size);
+  for (const Attempt& it : attempts) {
+    result.push_back(it.size());
   }
   return result;
 }
@@ -32,26 +36,26 @@ TEST(SizeMemory, KnowsWhatItWasToldOldestFirst) {
   EXPECT_FALSE(memory.may_know_something());
   EXPECT_TRUE(memory.recall(1).empty());
   EXPECT_FALSE(memory.may_know_something()) << "asking is not knowing";
-  memory.learn(1, fact(5, true));
-  memory.learn(1, fact(9, false));
-  memory.learn(2, fact(7, true));
+  memory.learn(1, tried_at(5, true));
+  memory.learn(1, tried_at(9, false));
+  memory.learn(2, tried_at(7, true));
   EXPECT_TRUE(memory.may_know_something());
   EXPECT_EQ(sizes(memory.recall(1)), (std::vector<std::int64_t>{5, 9}));
   EXPECT_EQ(sizes(memory.recall(2)), (std::vector<std::int64_t>{7}));
-  const SizeFact known = memory.recall(1).front();
-  EXPECT_TRUE(known.outcome.fitted);
-  EXPECT_EQ(known.outcome.peak, 100);
-  EXPECT_EQ(known.outcome.limit, 1000);
-  EXPECT_EQ(known.outcome.held, 10);
+  const Attempt known = memory.recall(1).front();
+  EXPECT_TRUE(known.fitted());
+  EXPECT_EQ(known.peak, 100);
+  EXPECT_EQ(known.available, 990);
+  EXPECT_EQ(known.held, 10);
   EXPECT_EQ(known.rate, 0.0) << "the first run of a size is not counted";
-  memory.learn(1, fact(5, true));
+  memory.learn(1, tried_at(5, true));
   EXPECT_EQ(memory.recall(1).back().rate, 2.5);
 }
 
 TEST(SizeMemory, KeepsThousandsOfKeys) {
   SizeMemory memory;
   for (std::uint64_t key = 1; key <= 5000; ++key) {
-    memory.learn(key, fact(5, true));
+    memory.learn(key, tried_at(5, true));
   }
   EXPECT_EQ(memory.size(), 4096U);
   EXPECT_FALSE(memory.recall(5000 - 4095).empty());
@@ -60,39 +64,39 @@ TEST(SizeMemory, KeepsThousandsOfKeys) {
 
 TEST(SizeMemory, NewsOfTheSameSizeReplacesTheOld) {
   SizeMemory memory;
-  memory.learn(1, fact(5, true, 100));
-  memory.learn(1, fact(6, true));
-  memory.learn(1, fact(5, true, 200));
+  memory.learn(1, tried_at(5, true, 100));
+  memory.learn(1, tried_at(6, true));
+  memory.learn(1, tried_at(5, true, 200));
   ASSERT_EQ(sizes(memory.recall(1)), (std::vector<std::int64_t>{6, 5}));
-  EXPECT_EQ(memory.recall(1).back().outcome.peak, 200);
-  memory.learn(1, fact(5, false));
+  EXPECT_EQ(memory.recall(1).back().peak, 200);
+  memory.learn(1, tried_at(5, false));
   EXPECT_EQ(memory.recall(1).size(), 3U) << "a size may have fitted once and failed once";
 }
 
 TEST(SizeMemory, KeepsTheNewestFewOfEachKind) {
   SizeMemory memory;
-  memory.learn(1, fact(1000, false));
+  memory.learn(1, tried_at(1000, false));
   for (std::int64_t size = 1; size <= 100; ++size) {
-    memory.learn(1, fact(size, true));
+    memory.learn(1, tried_at(size, true));
   }
   const auto known = sizes(memory.recall(1));
-  EXPECT_LE(known.size(), SizeMemory::kFactsPerKey);
+  EXPECT_LE(known.size(), SizeMemory::kAttemptsPerKey);
   EXPECT_EQ(known.front(), 1000) << "many fits do not push out the failure";
   EXPECT_EQ(known.back(), 100);
   for (std::int64_t size = 2000; size <= 2100; ++size) {
-    memory.learn(1, fact(size, false));
+    memory.learn(1, tried_at(size, false));
   }
-  EXPECT_EQ(memory.recall(1).size(), SizeMemory::kFactsPerKey);
-  EXPECT_EQ(memory.recall(1).front().outcome.size, 93);
+  EXPECT_EQ(memory.recall(1).size(), SizeMemory::kAttemptsPerKey);
+  EXPECT_EQ(memory.recall(1).front().size(), 93);
 }
 
 TEST(SizeMemory, TheLeastRecentlyUsedKeyIsDropped) {
   SizeMemory memory(3);
   for (const std::uint64_t key : {1, 2, 3}) {
-    memory.learn(key, fact(5, true));
+    memory.learn(key, tried_at(5, true));
   }
   memory.recall(1);
-  memory.learn(4, fact(5, true));
+  memory.learn(4, tried_at(5, true));
   EXPECT_EQ(memory.size(), 3U);
   EXPECT_TRUE(memory.recall(2).empty());
   EXPECT_FALSE(memory.recall(1).empty());
@@ -103,8 +107,8 @@ TEST(SizeMemory, TheLeastRecentlyUsedKeyIsDropped) {
 
 TEST(SizeMemory, ForgetsOneKeyOrAll) {
   SizeMemory memory;
-  memory.learn(1, fact(5, true));
-  memory.learn(2, fact(6, true));
+  memory.learn(1, tried_at(5, true));
+  memory.learn(2, tried_at(6, true));
   memory.forget(1);
   memory.forget(77);
   EXPECT_TRUE(memory.recall(1).empty());
@@ -119,11 +123,10 @@ TEST(SizeMemory, ThreadsDoNotCorruptIt) {
   in_threads(8, [&](int thread) {
     for (int i = 0; i < 2000; ++i) {
       const auto key = static_cast<std::uint64_t>((i + thread) % 9);
-      // All facts of a key have a size that tells the key.
-      memory.learn(key, fact(static_cast<std::int64_t>(key) * 100 + 1 + i % 40, i % 3 != 0));
-      for (const SizeFact& known : memory.recall(key)) {
-        ASSERT_EQ(known.outcome.size / 100, static_cast<std::int64_t>(key));
-        ASSERT_EQ(known.values.front(), known.outcome.size);
+      // All attempts of a key have a size that tells the key.
+      memory.learn(key, tried_at(static_cast<std::int64_t>(key) * 100 + 1 + i % 40, i % 3 != 0));
+      for (const Attempt& known : memory.recall(key)) {
+        ASSERT_EQ(known.size() / 100, static_cast<std::int64_t>(key));
       }
       if (i % 50 == 0) {
         memory.forget(key);

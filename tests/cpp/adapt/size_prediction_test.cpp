@@ -8,7 +8,9 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "adapt/memory_simulation.h"
@@ -28,19 +30,19 @@ TEST(SizeSearch, AffineNeedFitsAfterTwoFailuresAtNearlyTheMaximum) {
       const std::int64_t upper =
           static_cast<std::int64_t>(static_cast<double>(f.most) * random.real(0.8, 50));
       const std::int64_t most = largest_fit(f.need, f.available, upper);
-      std::vector<SizeOutcome> memory;
+      std::vector<Attempt> memory;
       for (int call = 0; call < 3; ++call) {
         SizeSearch search({.upper = upper, .available = f.available});
-        for (const SizeOutcome& outcome : memory) {
+        for (const Attempt& outcome : memory) {
           search.remember(outcome);
         }
         const Attempts run = until_fit(search, f.need, f.available, f.base);
         memory.insert(memory.end(), run.outcomes.begin(), run.outcomes.end());
         ASSERT_LE(run.failures, call == 0 ? 2 : 0)
             << "call " << call << " upper " << upper << " of " << most;
-        ASSERT_GE(share(memory.back().size, most), call == 0 ? 0.97 : 0.975);
+        ASSERT_GE(share(memory.back().size(), most), call == 0 ? 0.97 : 0.975);
       }
-      ASSERT_GE(memory.back().size + 1,
+      ASSERT_GE(memory.back().size() + 1,
                 static_cast<std::int64_t>(0.99 * static_cast<double>(most)));
     }
   }
@@ -51,7 +53,7 @@ TEST(SizeSearch, ProportionalNeedFitsAfterOneFailure) {
   SizeSearch search({.upper = 1'000'000});
   const Attempts run = until_fit(search, need, 4096 * 15112);
   EXPECT_EQ(run.failures, 1);
-  EXPECT_GE(run.outcomes.back().size, 15000);
+  EXPECT_GE(run.outcomes.back().size(), 15000);
 }
 
 TEST(SizeSearch, FailureThatMovedToALaterPlaceIsReadAnew) {
@@ -66,14 +68,13 @@ TEST(SizeSearch, FailureThatMovedToALaterPlaceIsReadAnew) {
     const std::int64_t one = size * kMiB / 4;
     const bool first = one > available;
     const bool fitted = 2 * one <= available;
-    SizeOutcome outcome{.size = size,
-                        .fitted = fitted,
-                        .peak = fitted  ? 2 * one
-                                : first ? 0
-                                        : one,
-                        .limit = available};
-    outcome.requested = one;
-    search.record(outcome);
+    search.record({.values = {size},
+                   .outcome = outcome(fitted),
+                   .peak = fitted  ? 2 * one
+                           : first ? 0
+                                   : one,
+                   .requested = one,
+                   .available = available});
     if (fitted) {
       break;
     }
@@ -109,38 +110,37 @@ TEST_P(RequestsOneAfterTheOther, AreFoundOneByOneAndTheThirdCallIsNearTheMaximum
       sum += slope;
     }
     const auto run = [&](std::int64_t size) {
-      SizeOutcome outcome{
-          .size = size, .fitted = true, .limit = static_cast<std::int64_t>(available)};
+      Attempt attempt{.values = {size}, .available = static_cast<std::int64_t>(available)};
       double held = constant;
       for (const double slope : slopes) {
         const double request =
             slope / sum * (available - constant) / most * static_cast<double>(size);
         if (held + request > available) {
-          outcome.fitted = false;
-          outcome.requested = static_cast<std::int64_t>(request);
+          attempt.outcome = OomKind::device_memory;
+          attempt.requested = static_cast<std::int64_t>(request);
           break;
         }
         held += request;
       }
-      outcome.peak = static_cast<std::int64_t>(held);
-      return outcome;
+      attempt.peak = static_cast<std::int64_t>(held);
+      return attempt;
     };
     const auto upper = static_cast<std::int64_t>(most * random.real(1.01, 30));
-    std::vector<SizeOutcome> memory;
+    std::vector<Attempt> memory;
     for (int call = 0; call < 3; ++call) {
       SizeSearch search({.upper = upper, .available = static_cast<std::int64_t>(available)});
-      for (const SizeOutcome& outcome : memory) {
+      for (const Attempt& outcome : memory) {
         search.remember(outcome);
       }
       do {
         memory.push_back(run(search.next()));
         search.record(memory.back());
-        failures += memory.back().fitted || call > 0 ? 0 : 1;
-      } while (!memory.back().fitted);
+        failures += memory.back().fitted() || call > 0 ? 0 : 1;
+      } while (!memory.back().fitted());
       near +=
-          call == 0 && static_cast<double>(memory.back().size) >= 0.97 * std::floor(most) ? 1 : 0;
+          call == 0 && static_cast<double>(memory.back().size()) >= 0.97 * std::floor(most) ? 1 : 0;
     }
-    near_at_last += static_cast<double>(memory.back().size) >= 0.97 * std::floor(most) ? 1 : 0;
+    near_at_last += static_cast<double>(memory.back().size()) >= 0.97 * std::floor(most) ? 1 : 0;
   }
   EXPECT_LE(failures, GetParam().failures * cases) << "average " << failures / double{cases};
   EXPECT_GE(near, GetParam().near * cases) << "share " << near / double{cases};
@@ -149,7 +149,88 @@ TEST_P(RequestsOneAfterTheOther, AreFoundOneByOneAndTheThirdCallIsNearTheMaximum
 
 INSTANTIATE_TEST_SUITE_P(SizeSearch, RequestsOneAfterTheOther,
                          testing::Values(SeveralRequests{0.0, 2.3, 0.84},
-                                         SeveralRequests{0.05, 3.1, 0.85}));
+                                         SeveralRequests{0.05, 2.9, 0.82}));
+
+// ---------------------------------------------------------------- beside halving
+
+// A program: tensors that it makes one after the other and keeps. The last one is not the whole
+// need, so a failure shows a part of it only.
+struct Program {
+  const char* name;
+  std::function<double(double)> need;  // share of the available bytes, by size / largest fit
+  double least_size = 0.75;            // of the largest fit, on average; halving gives 0.73
+};
+
+class BesideHalving : public testing::TestWithParam<Program> {};
+
+TEST_P(BesideHalving, FailsAtMostTwiceMoreAndOnAverageNoMore) {
+  Random random(77);
+  const int cases = 2000;
+  int failures = 0;
+  int halvings = 0;
+  int behind = 0;
+  double size = 0;
+  for (int i = 0; i < cases; ++i) {
+    const auto available = static_cast<double>(random.magnitude(1e8, 8e10));
+    const auto most = static_cast<double>(random.magnitude(64, 1e6));
+    const double constant = random.real(0, 0.5) * available;
+    std::vector<double> parts(static_cast<std::size_t>(random.integer(1, 6)));
+    std::generate(parts.begin(), parts.end(), [&] { return random.real(0.05, 1); });
+    const double sum = std::accumulate(parts.begin(), parts.end(), 0.0);
+    const auto run = [&](std::int64_t tried) {
+      const double all =
+          (available - constant) * GetParam().need(static_cast<double>(tried) / most);
+      double held = constant;
+      for (const double part : parts) {
+        if (const double request = all * part / sum; held + request > available) {
+          return Attempt{.values = {tried},
+                         .outcome = outcome(false),
+                         .peak = static_cast<std::int64_t>(held),
+                         .requested = static_cast<std::int64_t>(request),
+                         .available = static_cast<std::int64_t>(available)};
+        } else {
+          held += request;
+        }
+      }
+      return Attempt{.values = {tried},
+                     .peak = static_cast<std::int64_t>(held),
+                     .available = static_cast<std::int64_t>(available)};
+    };
+    const auto upper = static_cast<std::int64_t>(most * random.real(1.01, 60)) + 1;
+    const auto tries = [&](Strategy strategy) {
+      SizeSearch search({.strategy = strategy, .upper = upper});
+      int failed = 0;
+      for (Attempt tried = run(search.next()); !tried.fitted(); tried = run(search.next())) {
+        search.record(tried);
+        ++failed;
+      }
+      return std::pair(failed, static_cast<double>(search.next()) / most);
+    };
+    const auto [by_model, reached] = tries(Strategy::predictive);
+    const int by_halving = tries(Strategy::halving).first;
+    size += reached;
+    ASSERT_LE(by_model, by_halving + 2);
+    behind += by_model > by_halving + 1 ? 1 : 0;
+    failures += by_model;
+    halvings += by_halving;
+  }
+  EXPECT_LE(failures, 1.1 * halvings);
+  EXPECT_LE(behind, 0.01 * cases);
+  EXPECT_GE(size, GetParam().least_size * cases);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    SizeSearch, BesideHalving,
+    testing::Values(Program{"affine", [](double x) { return x; }},
+                    Program{"quadratic", [](double x) { return x * x; }, 0.28},
+                    Program{"concave", [](double x) { return std::pow(x, 0.7); }},
+                    Program{"stepped", [](double x) { return std::ceil(x * 9) / 9; }},
+                    Program{"plateau", [](double x) { return x < 0.5 ? 0.6 : 0.2 + 0.8 * x; }},
+                    Program{"workspace", [](double x) { return 0.7 * x + (x > 0.4 ? 0.3 : 0.0); }},
+                    Program{"doubling", [](double x) { return std::exp2(std::ceil(std::log2(x))); },
+                            0.71},
+                    Program{"noisy", [](double x) { return x * (1 + 0.1 * std::sin(1e4 * x)); }}),
+    [](const auto& setting) { return std::string(setting.param.name); });
 
 TEST(SizeSearch, ProbingLeavesTinySizes) {
   // From 1 the cautious prediction is 1.4: without a step on trial it would stay at a tenth of what
@@ -168,13 +249,13 @@ TEST(SizeSearch, FailureDespiteRoomStillShrinks) {
   SizeSearch search({.upper = 100'000});
   for (;;) {
     const std::int64_t need = search.next() * kMiB;
-    SizeOutcome outcome{.size = search.next(),
-                        .fitted = need <= real,
-                        .peak = need <= real ? need : 0,
-                        .limit = promised};
-    outcome.requested = need;
-    search.record(outcome);
-    if (outcome.fitted) {
+    const bool fitted = need <= real;
+    search.record({.values = {search.next()},
+                   .outcome = outcome(fitted),
+                   .peak = fitted ? need : 0,
+                   .requested = need,
+                   .available = promised});
+    if (fitted) {
       break;
     }
     ASSERT_LT(search.attempts(), 6);
@@ -195,7 +276,8 @@ TEST(SizeSearch, ProbingAnAffineNeedNeverFailsAndReachesNearlyTheMaximum) {
     const Attempts run = until_finished(search, f.need, f.available, f.base);
     ASSERT_EQ(run.failures, 0) << "upper " << upper << " of " << most;
     const std::size_t fourth = std::min<std::size_t>(4, run.outcomes.size()) - 1;
-    ASSERT_GE(share(run.outcomes[fourth].size, most), 0.95) << "upper " << upper << " of " << most;
+    ASSERT_GE(share(run.outcomes[fourth].size(), most), 0.95)
+        << "upper " << upper << " of " << most;
     ASSERT_GE(share(*search.best(), most), 0.98);
     ASSERT_LE(run.outcomes.size(), 7U);
   }
@@ -277,7 +359,7 @@ TEST(SizeSearch, ProbingSurvivesAnotherKernelAtSmallSizes) {
 TEST(SizeSearch, ProbingStartsSmallAndGrowsAtMostSixteenfoldUnconfirmed) {
   SizeSearch search({.start = Start::probe, .upper = 6400});
   EXPECT_EQ(search.next(), 100);
-  search.record({.size = 100, .fitted = true, .peak = 0, .limit = 1'000'000'000});
+  search.record({.values = {100}, .peak = 0, .available = 1'000'000'000});
   EXPECT_EQ(search.next(), 1600);
 }
 
@@ -290,14 +372,12 @@ TEST(SizeSearch, ProbingShrinksBeforeItFailsWhenLessIsLeft) {
   std::int64_t smallest_use = kHuge;
   for (int part = 0; part < 300; ++part) {
     const std::int64_t available = 1000 * kMiB - held;
-    search.record([&] {
-      SizeOutcome outcome = attempt(need, search.next(), available);
-      EXPECT_TRUE(outcome.fitted) << part;
-      if (part > 10) {
-        smallest_use = std::min(smallest_use, 100 * need(outcome.size) / available);
-      }
-      return outcome;
-    }());
+    const Attempt tried = attempt(need, search.next(), available);
+    EXPECT_TRUE(tried.fitted()) << part;
+    if (part > 10) {
+      smallest_use = std::min(smallest_use, 100 * need(tried.size()) / available);
+    }
+    search.record(tried);
     held += 2 * kMiB;
   }
   EXPECT_GE(smallest_use, 93);
@@ -378,11 +458,11 @@ TEST(SizeSearch, RememberedBoundsThatMeetFinishTheSearch) {
 TEST(SizeSearch, RememberedSizesWithoutBytesAreWhereItStarts) {
   for (const Strategy strategy : {Strategy::predictive, Strategy::halving, Strategy::bisect}) {
     SizeSearch search({.strategy = strategy, .upper = 1000});
-    search.remember({.size = 1000});
-    search.remember({.size = 250, .fitted = true});
+    search.remember(failure(1000));
+    search.remember(fit(250));
     EXPECT_EQ(search.next(), 250);
     EXPECT_FALSE(search.finished());
-    search.record({.size = 250});
+    search.record(failure(250));
     EXPECT_LT(search.next(), 250);  // what happens now outweighs it
   }
 }

@@ -61,8 +61,9 @@ TEST(SizeSearch, WrongOptionIsAnErrorThatNamesIt) {
 
 TEST(SizeSearch, OutcomeWithoutASizeIsAnError) {
   SizeSearch search({.upper = 8});
-  EXPECT_THROW(search.record({.size = 0, .fitted = true}), std::invalid_argument);
-  EXPECT_THROW(search.remember({.size = -1}), std::invalid_argument);
+  EXPECT_THROW(search.record(fit(0)), std::invalid_argument);
+  EXPECT_THROW(search.remember(failure(-1)), std::invalid_argument);
+  EXPECT_THROW(search.record({}), std::invalid_argument);
 }
 
 // ---------------------------------------------------------------- any monotone predicate
@@ -92,15 +93,14 @@ TEST_P(SizeSearchOnAnyPredicate, EndsWithinItsBoundOnTheLatticeWithoutRepeatingA
       ASSERT_GT(size, search.best().value_or(0));
       ASSERT_LT(size, search.smallest_failure().value_or(kHuge));
       ASSERT_LT(search.attempts(), bound_of_attempts(o));
-      SizeOutcome outcome{.size = size, .fitted = size <= threshold};
+      Attempt attempt = ended(size, size <= threshold);
       if (numbers) {  // arbitrary, and mostly absurd
-        outcome.limit = available;
-        outcome.held = random.integer(0, available / 8);
-        outcome.peak = random.integer(0, outcome.fitted ? available - outcome.held : available);
-        outcome.requested = random.magnitude(1, 1e12);
+        attempt.available = available - random.integer(0, available / 8);
+        attempt.peak = random.integer(0, attempt.fitted() ? *attempt.available : available);
+        attempt.requested = random.magnitude(1, 1e12);
       }
-      search.record(outcome);
-      if (!outcome.fitted) {
+      search.record(attempt);
+      if (!attempt.fitted()) {
         failed.insert(size);
       }
     }
@@ -156,7 +156,7 @@ TEST(SizeSearch, NothingFitsMeansFinishedWithoutBest) {
       std::int64_t last = 0;
       while (!search.finished()) {
         last = search.next();
-        search.record({.size = last});
+        search.record(failure(last));
       }
       EXPECT_EQ(last, 3);
       EXPECT_EQ(search.best(), std::nullopt);
@@ -176,11 +176,11 @@ TEST(SizeSearch, LargestPossibleSizesDoNotOverflow) {
           ASSERT_LT(search.attempts(), bound_of_attempts(o));
           const std::int64_t size = search.next();
           ASSERT_GE(size, 1);
-          search.record({.size = size,
-                         .fitted = size <= threshold,
+          search.record({.values = {size},
+                         .outcome = outcome(size <= threshold),
                          .peak = kHuge,
                          .requested = kHuge,
-                         .limit = kHuge});
+                         .available = kHuge});
         }
         if (strategy != Strategy::halving) {
           EXPECT_EQ(search.best().value_or(0), largest_allowed(threshold, o));
@@ -213,7 +213,7 @@ TEST(SizeSearch, HalvingTriesTheSizesOfTorchMaxMem) {
     std::vector<std::int64_t> tried;
     while (!search.finished()) {
       tried.push_back(search.next());
-      search.record({.size = tried.back(), .fitted = tried.back() <= threshold});
+      search.record(ended(tried.back(), tried.back() <= threshold));
     }
     ASSERT_EQ(tried, expected);
     ASSERT_EQ(search.best().value_or(0), expected.back() <= threshold ? expected.back() : 0);
@@ -225,7 +225,7 @@ TEST(SizeSearch, HalvingEndsAtTheLowerBound) {
   std::vector<std::int64_t> tried;
   while (!search.finished()) {
     tried.push_back(search.next());
-    search.record({.size = tried.back()});
+    search.record(failure(tried.back()));
   }
   EXPECT_EQ(tried, (std::vector<std::int64_t>{100, 50, 25, 20}));
 }
@@ -235,7 +235,7 @@ TEST(SizeSearch, BisectGoesToTheMiddleOfWhatIsLeft) {
   std::vector<std::int64_t> tried;
   while (!search.finished()) {
     tried.push_back(search.next());
-    search.record({.size = tried.back(), .fitted = tried.back() <= 60});
+    search.record(ended(tried.back(), tried.back() <= 60));
   }
   EXPECT_EQ(tried, (std::vector<std::int64_t>{100, 50, 75, 62, 56, 59, 60, 61}));
 }
@@ -248,7 +248,7 @@ TEST(SizeSearch, FailuresWithoutNumbersAreHalvedAndBisected) {
   std::vector<std::int64_t> tried;
   while (!search.finished()) {
     tried.push_back(search.next());
-    search.record({.size = tried.back(), .fitted = tried.back() <= 200});
+    search.record(ended(tried.back(), tried.back() <= 200));
   }
   EXPECT_EQ(std::vector<std::int64_t>(tried.begin(), tried.begin() + 4),
             (std::vector<std::int64_t>{1000, 500, 250, 125}));
@@ -261,27 +261,23 @@ TEST(SizeSearch, AdversarialNumbersCannotStallIt) {
   for (const Start start : {Start::at_upper, Start::probe}) {
     for (const auto& peak : values) {
       for (const auto& requested : values) {
-        for (const auto& limit : values) {
-          for (const std::int64_t held :
-               {std::int64_t{-5}, std::int64_t{0}, std::int64_t{1} << 40, kHuge}) {
-            for (const std::int64_t threshold : {0, 1, 777'777, 1'000'000}) {
-              const SizeSearchOptions o{.start = start, .upper = 1'000'000};
-              SizeSearch search(o);
-              while (!search.finished()) {
-                ASSERT_LT(search.attempts(), bound_of_attempts(o));
-                const std::int64_t size = search.next();
-                search.record({.size = size,
-                               .fitted = size <= threshold,
-                               .peak = peak,
-                               .requested = requested,
-                               .limit = limit,
-                               .held = held});
-              }
-              if (start == Start::at_upper) {
-                ASSERT_EQ(search.best().value_or(0), threshold);
-              } else {
-                ASSERT_EQ(search.best().has_value(), threshold > 0);
-              }
+        for (const auto& available : values) {
+          for (const std::int64_t threshold : {0, 1, 777'777, 1'000'000}) {
+            const SizeSearchOptions o{.start = start, .upper = 1'000'000};
+            SizeSearch search(o);
+            while (!search.finished()) {
+              ASSERT_LT(search.attempts(), bound_of_attempts(o));
+              const std::int64_t size = search.next();
+              search.record({.values = {size},
+                             .outcome = outcome(size <= threshold),
+                             .peak = peak,
+                             .requested = requested,
+                             .available = available});
+            }
+            if (start == Start::at_upper) {
+              ASSERT_EQ(search.best().value_or(0), threshold);
+            } else {
+              ASSERT_EQ(search.best().has_value(), threshold > 0);
             }
           }
         }
@@ -305,11 +301,11 @@ TEST(SizeSearch, ProbingEndsWithAnyPeaks) {
       const bool fitted = size <= threshold;
       // Peaks that leave just enough room for the search to creep on.
       const double used = random.coin() ? 0.98 : random.real(0, 1);
-      search.record({.size = size,
-                     .fitted = fitted,
+      search.record({.values = {size},
+                     .outcome = outcome(fitted),
                      .peak = static_cast<std::int64_t>(1e9 * used),
                      .requested = 900'000'000,
-                     .limit = 1'000'000'000});
+                     .available = 1'000'000'000});
       largest_failure_below = fitted ? largest_failure_below : size;
     }
     ASSERT_EQ(search.best().has_value(), threshold >= o.lower);
@@ -318,7 +314,11 @@ TEST(SizeSearch, ProbingEndsWithAnyPeaks) {
 
 TEST(SizeSearch, FailureThatItsBytesDoNotExplainIsHalved) {
   SizeSearch search({.upper = 1000});
-  search.record({.size = 1000, .peak = 0, .requested = 1, .limit = 1'000'000'000});
+  search.record({.values = {1000},
+                 .outcome = outcome(false),
+                 .peak = 0,
+                 .requested = 1,
+                 .available = 1'000'000'000});
   EXPECT_EQ(search.next(), 500);
 }
 
@@ -330,21 +330,20 @@ TEST(SizeSearch, ProbingDoesNotCreep) {
     SizeSearch search(o);
     while (!search.finished()) {
       ASSERT_LT(search.attempts(), bound_of_attempts(o));
-      search.record({.size = search.next(),
-                     .fitted = true,
+      search.record({.values = {search.next()},
                      .peak = random.integer(975'000'000, 985'000'000),
-                     .limit = 1'000'000'000});
+                     .available = 1'000'000'000});
     }
   }
 }
 
 TEST(SizeSearch, NewestOutcomeCountsWhereTwoContradict) {
   SizeSearch search({.upper = 1000});
-  search.record({.size = 600, .fitted = true});
-  search.record({.size = 500});
+  search.record(fit(600));
+  search.record(failure(500));
   EXPECT_EQ(search.best(), std::nullopt);
   EXPECT_EQ(search.smallest_failure(), 500);
-  search.record({.size = 800, .fitted = true});
+  search.record(fit(800));
   EXPECT_EQ(search.best(), 800);
   EXPECT_EQ(search.smallest_failure(), std::nullopt);
 }

@@ -1,4 +1,7 @@
+#include <brim/memory/budget.h>
+#include <brim/memory/cpu.h>
 #include <brim/memory/out_of_memory.h>
+#include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Lazy.h>
 #include <gtest/gtest.h>
@@ -156,11 +159,11 @@ std::vector<Row> known_failures() {
            "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you "
            "tried to allocate 1073741824 bytes."),
        host_memory, cpu, kGiB},
-      {"brim's budget",
+      {"brim's budget in another process, whose figures are rounded in the text",
        torch_error<c10::OutOfMemoryError>(
            "CPU out of memory. Tried to allocate 1.00 KiB (1025 bytes) with 5 B (5 "
            "bytes) in use of 6 B (6 bytes) allowed by the budget"),
-       host_memory, cpu, 1025},
+       host_memory, cpu, 1024},
       {"NVML does not answer",
        torch_error<c10::Error>("NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT "
                                "FAILED at \"/pytorch/c10/cuda/CUDACachingAllocator.cpp\":963"),
@@ -358,8 +361,6 @@ TEST(Classify, ReadsTheBytesAskedFor) {
        41 << 19},
       {"CUDA out of memory. Tried to allocate 1.25 TiB.", 5LL << 38},
       {"CUDA out of memory. Tried to allocate 2.00 PiB.", 1LL << 51},
-      {"CPU out of memory. Tried to allocate 1.00 GiB (1073741825 bytes) with", (1LL << 30) + 1},
-      {"CPU out of memory. Tried to allocate 7 B (7 bytes) with", 7},
       {"CUDA out of memory. Tried to allocate lots.", std::nullopt},
       {"CUDA out of memory. Tried to allocate 5", std::nullopt},
       {"CUDA out of memory. Tried to allocate 5 parsecs.", std::nullopt},
@@ -377,12 +378,63 @@ TEST(Classify, ReadsTheBytesAskedFor) {
 
 TEST(Classify, ReadsTheBytesInUse) {
   EXPECT_EQ(classify_message(kCudaText).in_use, std::int64_t{75} << 30);
-  EXPECT_EQ(classify_message("CPU out of memory. Tried to allocate 1.00 KiB (1025 bytes) with 4.00 "
-                             "KiB (4097 bytes) in "
-                             "use of 1.00 MiB (1048576 bytes) allowed by the budget")
-                .in_use,
-            4097);
   EXPECT_EQ(classify_message("CUDA error: out of memory").in_use, std::nullopt);
+}
+
+/// The error of a budget that refuses `bytes`, as it was thrown on the calling thread.
+std::exception_ptr refused(std::int64_t bytes) {
+  try {
+    tests::tensor_of(bytes);
+  } catch (const c10::Error&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+TEST(Classify, OurOwnErrorsHaveExactFiguresOnAnyThread) {
+  install_cpu_allocator();
+  const std::int64_t before = memory_stats(at::kCPU).allocated;
+  const Budget budget(before + 1000, at::kCPU);
+  constexpr int kThreads = 8;
+  std::vector<std::exception_ptr> errors(kThreads);
+  tests::in_threads(kThreads,
+                    [&](int i) { errors[static_cast<std::size_t>(i)] = refused((1 << 20) + i); });
+  const auto expect_figures = [&](const OomCause& cause, int i) {
+    EXPECT_EQ(cause.kind, OomKind::host_memory);
+    EXPECT_EQ(cause.device, c10::Device(at::kCPU));
+    EXPECT_EQ(cause.requested, (1 << 20) + i);
+    EXPECT_EQ(cause.in_use, before);
+  };
+  for (int i = 0; i < kThreads; ++i) {
+    expect_figures(classify(errors[static_cast<std::size_t>(i)]), i);
+  }
+  tests::in_threads(kThreads, [&](int i) {
+    expect_figures(classify(errors[static_cast<std::size_t>(kThreads - 1 - i)]), kThreads - 1 - i);
+  });
+}
+
+TEST(Classify, OurOwnErrorsKeepTheirFiguresWithContextAndAsText) {
+  install_cpu_allocator();
+  const Budget budget(1, at::kCPU);
+  try {
+    tests::tensor_of((1 << 20) + 5);
+    FAIL() << "nothing was thrown";
+  } catch (c10::Error& error) {
+    EXPECT_EQ(classify_message(error.what_without_backtrace()).requested, (1 << 20) + 5);
+    error.add_context("while running layer 3");
+    EXPECT_EQ(classify(error).requested, (1 << 20) + 5);
+  }
+}
+
+TEST(Classify, OfManyErrorsOfOurOwnTheOldestShowWhatTheirTextSays) {
+  install_cpu_allocator();
+  const Budget budget(1, at::kCPU);
+  const std::exception_ptr old = refused((1 << 20) + 5);
+  for (int i = 0; i < 1000; ++i) {
+    refused((1 << 21) + i);
+  }
+  EXPECT_EQ(classify(old).requested, 1 << 20) << "1.00 MiB, rounded";
+  EXPECT_EQ(classify(refused((1 << 21) + 7)).requested, (1 << 21) + 7);
 }
 
 TEST(Classify, ReadsTheDeviceIndex) {

@@ -156,14 +156,5 @@ TEST(ApplyBits, AlignmentDoesNotMatter) {
   }
 }
 
-TEST(ApplyBits, ItsDerivativeIsItself) {
-  const at::Tensor mask = random_mask({50});
-  const at::Tensor bits = reference_bits(mask);
-  const at::Tensor input = normal_numbers({50}, at::kDouble).requires_grad_();
-  const at::Tensor cotangent = normal_numbers({50}, at::kDouble);
-  apply(input, bits, {1}, 2.0, 0.25).backward(cotangent);
-  EXPECT_TRUE(same(input.grad(), reference_apply(cotangent, mask, 2.0, 0.25)));
-}
-
 }  // namespace
 }  // namespace brim::nn

@@ -167,43 +167,61 @@ TORCH_MODULE(OwnLinear);
 TEST(Convert, WhatIsKeptHasItsReason) {
   Sequential model(OwnLinear(2, 2), ReLU(), torch::nn::Functional(torch::tanh),
                    torch::nn::Linear(2, 2));
-  ConvertOptions options;
-  options.choose = [](const std::string& name, const torch::nn::Module&) { return name != "3"; };
-  const ConversionReport report = convert(*model, options);
+  const ConversionReport report = convert(*model, {.only = {}, .skip = {"3"}});
   EXPECT_TRUE(report.replaced.empty());
   ASSERT_EQ(names(report.kept), (std::vector<std::string>{"0", "1", "2", "3"}));
   EXPECT_NE(report.kept[0].reason.find("derived"), std::string::npos);
   EXPECT_NE(report.kept[1].reason.find("already"), std::string::npos);
-  EXPECT_NE(report.kept[2].reason.find("no such layer"), std::string::npos);
-  EXPECT_NE(report.kept[3].reason.find("choose"), std::string::npos);
+  EXPECT_NE(report.kept[2].reason.find("no counterpart"), std::string::npos);
+  EXPECT_NE(report.kept[3].reason.find("`skip`"), std::string::npos);
   std::ostringstream text;
   text << report;
-  EXPECT_NE(text.str().find("3: torch::nn::Linear kept, `choose` left it out"), std::string::npos);
+  EXPECT_EQ(text.str().find("0 layers replaced, 4 kept as they are\n\nlayer  type"), 0U);
+  EXPECT_TRUE(text.str().ends_with(" left out by `skip`\n")) << text.str();
 
   torch::nn::Linear alone(2, 2);
-  EXPECT_EQ(convert(*alone).kept.size(), 1U);
+  ASSERT_EQ(convert(*alone).kept.size(), 1U);
+  EXPECT_NE(convert(*alone).kept[0].reason.find("the model itself"), std::string::npos);
 }
 
-TEST(Convert, AnErrorOfChooseComesOut) {
-  Sequential model = convolutions();
-  ConvertOptions options;
-  options.choose = [](const std::string&, const torch::nn::Module&) -> bool {
-    throw std::runtime_error("no");
+TEST(Convert, OnlyAndSkipTakePatternsTypesAndFunctions) {
+  const auto replaced = [](const ConvertOptions& options) {
+    Sequential model(Block(torch::nn::Linear(2, 2), torch::nn::ReLU()), torch::nn::Linear(2, 2),
+                     torch::nn::ReLU());
+    return names(convert(*model, options).replaced);
   };
-  EXPECT_THROW(convert(*model, options), std::runtime_error);
+  using Names = std::vector<std::string>;
+  const auto is_second = [](const std::string& name, const torch::nn::Module&) {
+    return name == "1";
+  };
+  const LayerChoice linear = LayerChoice::type<torch::nn::LinearImpl>();
+  EXPECT_EQ(replaced({.only = {"0"}}), (Names{"0.0", "0.1"})) << "what is inside too";
+  EXPECT_EQ(replaced({.only = {"?.1"}}), Names{"0.1"});
+  EXPECT_EQ(replaced({.only = {linear}}), (Names{"0.0", "1"}));
+  EXPECT_EQ(replaced({.only = {LayerChoice::type<BlockImpl>(), is_second}}),
+            (Names{"0.0", "0.1", "1"}));
+  EXPECT_EQ(replaced({.only = {linear}, .skip = {is_second}}), Names{"0.0"});
+  EXPECT_EQ(replaced({.only = {}, .skip = {"0.*", "2"}}), Names{"1"});
+  EXPECT_THROW(replaced({.only = {"head"}}), c10::ValueError);
+}
+
+TEST(Convert, AnErrorOfAFunctionComesOutAndNothingIsReplaced) {
+  Sequential model = convolutions();
+  const auto fails = [](const std::string& name, const torch::nn::Module&) -> bool {
+    return name == "4" ? throw std::runtime_error("no") : true;
+  };
+  EXPECT_THROW(convert(*model, {.only = {fails}}), std::runtime_error);
+  EXPECT_EQ(convert(*model).replaced.size(), 5U);
 }
 
 TEST(Convert, RecomputeIsSetWhereThereIsSuchAnOption) {
   Sequential model = convolutions();
-  ConvertOptions options;
-  options.recompute = true;
-  convert(*model, options);
-  EXPECT_TRUE(model->at<Conv2dImpl>(0).recompute);
+  convert(*model, {.only = {"0"}});
+  EXPECT_FALSE(model->at<Conv2dImpl>(0).recompute);
+  convert(*model, {.recompute = true});
+  EXPECT_TRUE(model->at<Conv2dImpl>(0).recompute) << "brim's already";
   EXPECT_TRUE(model->at<Conv2dImpl>(4).recompute);
   EXPECT_TRUE(model->at<ReLUImpl>(2).recompute);
-  Sequential plain = convolutions();
-  convert(*plain);
-  EXPECT_FALSE(plain->at<Conv2dImpl>(0).recompute);
 }
 
 TEST(Convert, RestorePutsTorchsLayersBack) {

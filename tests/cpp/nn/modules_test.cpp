@@ -1,3 +1,5 @@
+#include <ATen/ops/hardsigmoid.h>
+#include <ATen/ops/hardswish.h>
 #include <brim/memory/peak_meter.h>
 #include <brim/nn/modules.h>
 #include <gtest/gtest.h>
@@ -264,6 +266,15 @@ TEST(ActivationModules, ValuesAndGradientsAreThoseOfTorch) {
   expect_like(torch::nn::GELU(torch::nn::GELUOptions().approximate("tanh")),
               GELU(torch::nn::GELUOptions().approximate("tanh")), input);
   expect_like(torch::nn::SiLU(), SiLU(), input);
+  expect_like(torch::nn::ELU(torch::nn::ELUOptions().alpha(0.5)),
+              ELU(torch::nn::ELUOptions().alpha(0.5)), input);
+  expect_like(torch::nn::Softplus(torch::nn::SoftplusOptions().beta(2)),
+              Softplus(torch::nn::SoftplusOptions().beta(2)), input);
+  expect_like(torch::nn::Sigmoid(), Sigmoid(), input);
+  expect_like(torch::nn::Tanh(), Tanh(), input);
+  expect_like(torch::nn::PReLU(), PReLU(), input);
+  EXPECT_TRUE(Hardswish()->forward(input).equal(at::hardswish(input)));
+  EXPECT_TRUE(Hardsigmoid()->forward(input).equal(at::hardsigmoid(input)));
 }
 
 TEST(ActivationModules, InPlaceWritesIntoTheInput) {
@@ -277,6 +288,7 @@ TEST(ActivationModules, InPlaceWritesIntoTheInput) {
   EXPECT_TRUE(written(ReLU6(torch::nn::ReLU6Options(true))));
   EXPECT_TRUE(written(LeakyReLU(torch::nn::LeakyReLUOptions().inplace(true))));
   EXPECT_TRUE(written(Hardtanh(torch::nn::HardtanhOptions().inplace(true))));
+  EXPECT_TRUE(written(Hardswish(true)));
   EXPECT_TRUE(written(Dropout(torch::nn::DropoutOptions().inplace(true))));
   EXPECT_FALSE(written(ReLU()));
 }

@@ -8,7 +8,6 @@
 #include <brim/nn/functional.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +16,7 @@
 #include <string>
 #include <vector>
 
-// What the tests of normalisation and smooth activations share.
+// What the tests of layers share.
 
 namespace brim::tests {
 
@@ -52,8 +51,7 @@ struct Outcome {
   Tensors grads;  // undefined where none was asked for
 };
 
-inline Outcome outcome_of(const Layer& layer, const Tensors& tensors, const at::Tensor& cotangent,
-                          bool create_graph = false) {
+inline Outcome outcome_of(const Layer& layer, const Tensors& tensors, const at::Tensor& cotangent) {
   Outcome outcome{layer(tensors), Tensors(tensors.size())};
   Tensors wanted;
   for (const at::Tensor& each : tensors) {
@@ -64,8 +62,7 @@ inline Outcome outcome_of(const Layer& layer, const Tensors& tensors, const at::
   if (wanted.empty()) {
     return outcome;
   }
-  const auto grads = torch::autograd::grad({outcome.output}, wanted, {cotangent},
-                                           /*retain_graph=*/create_graph, create_graph);
+  const auto grads = torch::autograd::grad({outcome.output}, wanted, {cotangent});
   std::size_t next = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].defined() && tensors[i].requires_grad()) {
@@ -105,59 +102,11 @@ inline void expect_same(const Outcome& got, const Outcome& want, double output_t
   }
 }
 
-/// Some units in the last place of a type.
-inline double rounding(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return 1e-13;
-    case at::kFloat:
-      return 1e-5;
-    case at::kHalf:
-      return 4e-3;
-    default:
-      return 3e-2;
-  }
-}
-
 /// Bytes that stay allocated after forward beside the output: what is kept for backward.
 inline std::int64_t kept_bytes(const Layer& layer, const Tensors& tensors) {
   const PeakMeter meter(at::kCPU);
   const at::Tensor output = layer(tensors);
   return meter.left() - static_cast<std::int64_t>(output.storage().nbytes());
-}
-
-/// The derivative of a layer's gradients: of the sum of squares of all of them.
-inline Tensors second_grads(const Layer& layer, const Tensors& tensors,
-                            const at::Tensor& cotangent) {
-  const at::Tensor seed = cotangent.detach().set_requires_grad(true);
-  const Outcome first = outcome_of(layer, tensors, seed, true);
-  at::Tensor loss;
-  Tensors wanted{seed};
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (first.grads[i].defined()) {
-      const at::Tensor part = first.grads[i].square().sum();
-      loss = loss.defined() ? loss.add(part) : part;
-      wanted.push_back(tensors[i]);
-    }
-  }
-  return torch::autograd::grad({loss}, wanted, {}, false, false, /*allow_unused=*/true);
-}
-
-inline void expect_same_second_grads(const Layer& layer, const Layer& reference,
-                                     const Tensors& tensors, const at::Tensor& cotangent,
-                                     const std::string& what) {
-  const Tensors got = second_grads(layer, tensors, cotangent);
-  const Tensors want = second_grads(reference, tensors, cotangent);
-  ASSERT_EQ(got.size(), want.size());
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    // What does not depend may be undefined in one and zero in the other.
-    if (want[i].defined() != got[i].defined()) {
-      const at::Tensor& only = want[i].defined() ? want[i] : got[i];
-      EXPECT_EQ(only.abs().max().item<double>(), 0) << what << ", " << i;
-      continue;
-    }
-    expect_same(got[i], want[i], 1e-10, what + ", second gradient " + std::to_string(i));
-  }
 }
 
 struct Behind {
@@ -203,14 +152,6 @@ inline void expect_recomputes(const Layer& layer, const Tensors& tensors, bool c
   const auto input = static_cast<std::int64_t>(tensors[0].nbytes());
   EXPECT_EQ(again.kept, kept.kept - input + copies);
   EXPECT_LE(again.kept, kept.kept);
-}
-
-/// A gradient that never came gives none.
-inline void expect_none_from_none(const at::Tensor& output) {
-  ASSERT_NE(output.grad_fn(), nullptr);
-  for (const at::Tensor& grad : (*output.grad_fn())(torch::autograd::variable_list{at::Tensor()})) {
-    EXPECT_FALSE(grad.defined());
-  }
 }
 
 }  // namespace brim::tests

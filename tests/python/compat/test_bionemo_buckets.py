@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
+import brim
 from brim import _C
 from brim.compat.bionemo.size_aware_batching.sampler import (
     BucketBatchSampler,
@@ -269,6 +270,18 @@ def test_size_aware_sampler_inside_the_buckets() -> None:
     shuffled = BucketBatchSampler(**arguments(**changes))
     for batch in shuffled:
         assert sum(batch) <= {0: 10, 1: 30, 2: 50}[sum(batch[0] >= b for b in (6, 15))]
+
+
+def test_a_sampler_that_copies_its_indices_cannot_be_shuffled() -> None:
+    changes = {
+        "base_batch_sampler_class": brim.data.SizeAwareBatchSampler,
+        "base_batch_sampler_shared_kwargs": {"sizeof": SIZES},
+        "base_batch_sampler_individual_kwargs": {"max_total_size": [10, 30, 50]},
+    }
+    batches = list(BucketBatchSampler(**arguments(**changes, shuffle=False)))
+    assert sorted(chain.from_iterable(batches)) == list(range(25))
+    with pytest.raises(TypeError, match="copies its indices"):
+        BucketBatchSampler(**arguments(**changes))
 
 
 class EagerSampler(Sampler[list[int]]):

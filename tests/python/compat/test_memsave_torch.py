@@ -313,6 +313,18 @@ def test_each_layer_is_made_from_its_original(name: str) -> None:
         getattr(cls, NAMES[name])(nn.Identity())
 
 
+def test_arguments_have_the_originals_names() -> None:
+    layer = nn.BatchNorm2d(2)
+    make = memsave_torch.nn.MemSaveBatchNorm2d.from_nn_BatchNorm2d
+    assert make(bn2d=layer).weight is layer.weight
+    assert list(inspect.signature(make).parameters) == ["bn2d"]
+    with pytest.raises(TypeError, match="bn2d"):
+        make(layer=layer)
+    parameters = inspect.signature(F.conv_transpose2dMemSave).parameters
+    assert list(parameters)[-2:] == ["dilation", "groups"]
+    assert F.reluMemSave(x=torch.ones(1)) == 1
+
+
 def test_layers_that_cannot_be_adopted_say_why() -> None:
     parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     with pytest.raises(ValueError, match="linear is parametrized"):

@@ -20,13 +20,13 @@ Example:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
 from brim import memory
-from brim.adapt._options import positive
+from brim._arguments import positive
 from brim.compat._halving import Sizes, halving
 from brim.compat.toma import batchsize_cache, cpu_memory, stacktrace, torch_cuda_memory
 from brim.compat.toma import stacktrace as tst
@@ -93,11 +93,15 @@ def get_cache_for_context(batchsize_cache_type: CacheType, context: Hashable) ->
     return batchsize_cache_type()
 
 
-def _cache(cache_type: CacheType | None, context: Hashable) -> BatchsizeCache:
+def _remembered(
+    name: str, initial: int, func: object, cache_type: CacheType | None, context: Hashable
+) -> Batchsize:
+    """The size to start with, of the function's or the context's cache."""
     if cache_type is None:
         on_class = toma.DEFAULT_CACHE_TYPE
         cache_type = DEFAULT_CACHE_TYPE if on_class is StacktraceMemoryBatchsizeCache else on_class
-    return get_cache_for_context(cache_type, context)
+    cache = get_cache_for_context(cache_type, context or func)
+    return cache.get_batchsize(positive(name, initial))
 
 
 # Patching should_reduce_batch_size takes effect: it is looked up at each failure.
@@ -119,36 +123,27 @@ def _fit(
     return result, fitted
 
 
-def _cover(part: Callable[[int, int], object], start: int, end: int, step: Batchsize) -> None:
-    """Call `part` for parts of the range, from start to end."""
+def _cover(
+    func: Callable[..., object], start: int, end: int, step: Batchsize, args: Any, kwargs: Any
+) -> None:
+    """Call `func(begin, end, ...)` for parts of the range."""
     current = start
 
     def call(size: int) -> object:
-        return part(current, min(current + size, end))
+        return func(current, min(current + size, end), *args, **kwargs)
 
     while current < end:
         current += _fit(_halve_step, step, call)[1]
 
 
-def _chunks(
-    func: Callable[..., object],
-    tensor: torch.Tensor,
-    dimension: int,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Callable[[int, int], object]:
-    def part(start: int, end: int) -> object:
-        chunk = tensor.narrow(dim=dimension, start=start, length=end - start)
+def _chunks(func: Callable[..., object], tensor: torch.Tensor, dim: int) -> Callable[..., object]:
+    """`func(chunk, start, end, ...)` as a function of start and end."""
+
+    def part(start: int, end: int, *args: Any, **kwargs: Any) -> object:
+        chunk = tensor.narrow(dim=dim, start=start, length=end - start)
         return func(chunk, start, end, *args, **kwargs)
 
     return part
-
-
-def _document(wrapped: Callable[..., Any], kind: str, **arguments: str) -> None:
-    """Say in the docstring which arguments the decorator adds."""
-    added = "\n".join(f"    {name}: {text}." for name, text in arguments.items())
-    own = wrapped.__doc__ or ""
-    wrapped.__doc__ = f"Wrapped in toma.{kind}.\n\nAdditional keyword arguments:\n{added}\n\n{own}"
 
 
 class simple:  # noqa: N801  the name of the library's
@@ -183,20 +178,23 @@ class simple:  # noqa: N801  the name of the library's
             8 10
         """
         step = Batchsize(positive("initial_step", initial_step))
-        _cover(lambda a, b: func(a, b, *args, **kwargs), start, end, step)
+        _cover(func, start, end, step, args, kwargs)
 
     @staticmethod
     def chunked(
         func: Callable[..., object], tensor: torch.Tensor, initial_step: int, dimension: int = 0
     ) -> None:
         """Call `func(chunk, start, end)` for chunks of the tensor, cut along `dimension`."""
-        step = Batchsize(positive("initial_step", initial_step))
-        part = _chunks(func, tensor, dimension, (), {})
-        _cover(part, 0, tensor.shape[dimension], step)
+        part = _chunks(func, tensor, dimension)
+        simple.range(part, 0, tensor.shape[dimension], initial_step)
 
 
 class explicit:  # noqa: N801
-    """Calls that remember sizes, in a cache for each function or context."""
+    """Calls that remember sizes, in a cache for each function or context.
+
+    `toma_context` is what the cache belongs to instead of the function, `toma_cache_type` the type
+    of the cache, `DEFAULT_CACHE_TYPE` by default. All other arguments are passed on.
+    """
 
     @staticmethod
     def batch(
@@ -207,18 +205,9 @@ class explicit:  # noqa: N801
         toma_cache_type: CacheType | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call `func(batchsize, *args, **kwargs)` with the first size that fits.
-
-        Args:
-            func: the function.
-            initial_batchsize: the size to start with, where none is remembered.
-            *args: passed on.
-            toma_context: what the cache belongs to instead of the function.
-            toma_cache_type: the type of the cache; `DEFAULT_CACHE_TYPE` by default.
-            **kwargs: passed on.
-        """
-        initial = positive("initial_batchsize", initial_batchsize)
-        size = _cache(toma_cache_type, toma_context or func).get_batchsize(initial)
+        """Call `func(batchsize, *args, **kwargs)` with the first size that fits."""
+        name = "initial_batchsize"
+        size = _remembered(name, initial_batchsize, func, toma_cache_type, toma_context)
         return _fit(_halve_batchsize, size, lambda n: func(n, *args, **kwargs))[0]
 
     @staticmethod
@@ -232,10 +221,9 @@ class explicit:  # noqa: N801
         toma_cache_type: CacheType | None = None,
         **kwargs: Any,
     ) -> None:
-        """Call `func(start, end, *args, **kwargs)` for parts of the range; see `batch`."""
-        initial = positive("initial_step", initial_step)
-        step = _cache(toma_cache_type, toma_context or func).get_batchsize(initial)
-        _cover(lambda a, b: func(a, b, *args, **kwargs), start, end, step)
+        """Call `func(start, end, *args, **kwargs)` for parts of the range."""
+        step = _remembered("initial_step", initial_step, func, toma_cache_type, toma_context)
+        _cover(func, start, end, step, args, kwargs)
 
     @staticmethod
     def chunked(
@@ -248,19 +236,27 @@ class explicit:  # noqa: N801
         toma_cache_type: CacheType | None = None,
         **kwargs: Any,
     ) -> None:
-        """Call `func(chunk, start, end, *args, **kwargs)` for chunks of the tensor; see `batch`.
+        """Call `func(chunk, start, end, *args, **kwargs)` for chunks of the tensor.
 
         The chunks are views, cut along `toma_dimension`, 0 by default.
         """
-        dimension = toma_dimension or 0
-        initial = positive("initial_step", initial_step)
-        step = _cache(toma_cache_type, toma_context or func).get_batchsize(initial)
-        part = _chunks(func, tensor, dimension, args, kwargs)
-        _cover(part, 0, tensor.shape[dimension], step)
+        dim = toma_dimension or 0
+        step = _remembered("initial_step", initial_step, func, toma_cache_type, toma_context)
+        _cover(_chunks(func, tensor, dim), 0, tensor.shape[dim], step, args, kwargs)
+
+
+def _execute(
+    kind: str, cache_type: CacheType | None, context: Hashable, *args: Any, **kwargs: Any
+) -> Callable[..., Any]:
+    """A decorator that runs the function at once; its cache belongs to the place in the code."""
+    kwargs["toma_context"] = context or tst.get_simple_traceback(2)
+    kwargs["toma_cache_type"] = cache_type
+    run: Callable[..., Any] = getattr(explicit, kind)
+    return lambda func: run(func, *args, **kwargs)
 
 
 class _Execute:
-    """Decorators that run the function at once; the cache belongs to the place in the code."""
+    """Decorators that run the function at once."""
 
     @staticmethod
     def batch(
@@ -275,14 +271,7 @@ class _Execute:
             >>> result
             64
         """
-        context = context or tst.get_simple_traceback(1)
-
-        def execute_batch(func: Callable[[int], Any]) -> Any:
-            return explicit.batch(
-                func, initial_batchsize, toma_cache_type=cache_type, toma_context=context
-            )
-
-        return execute_batch
+        return _execute("batch", cache_type, context, initial_batchsize)
 
     @staticmethod
     def range(
@@ -293,14 +282,7 @@ class _Execute:
         context: Hashable = None,
     ) -> Callable[[Callable[[int, int], object]], None]:
         """Run `func(start, end)` for parts of the range."""
-        context = context or tst.get_simple_traceback(1)
-
-        def execute_range(func: Callable[[int, int], object]) -> None:
-            explicit.range(
-                func, start, end, initial_step, toma_cache_type=cache_type, toma_context=context
-            )
-
-        return execute_range
+        return _execute("range", cache_type, context, start, end, initial_step)
 
     @staticmethod
     def chunked(
@@ -311,25 +293,54 @@ class _Execute:
         context: Hashable = None,
     ) -> Callable[[Callable[[torch.Tensor, int, int], object]], None]:
         """Run `func(chunk, start, end)` for chunks of the tensor."""
-        context = context or tst.get_simple_traceback(1)
+        return _execute(
+            "chunked", cache_type, context, tensor, initial_step, toma_dimension=dimension
+        )
 
-        def execute_chunked(func: Callable[[torch.Tensor, int, int], object]) -> None:
-            explicit.chunked(
-                func,
-                tensor,
-                initial_step,  # type: ignore[arg-type]  # None is refused there, by name
-                toma_dimension=dimension,
-                toma_cache_type=cache_type,
-                toma_context=context,
-            )
 
-        return execute_chunked
+def _decorator(
+    func: Callable[..., Any] | None,
+    run: Callable[..., Any],
+    leading: Sequence[str],
+    cache_type: CacheType | None,
+    **settings: Any,
+) -> Any:
+    """Decorate a function with one of the `explicit` calls; without a function, the decorator.
+
+    Args:
+        func: what to decorate.
+        run: the call.
+        leading: the arguments that come before the initial size.
+        cache_type: of its cache.
+        **settings: what a call can set otherwise, by these names; the initial size is the first.
+    """
+    if func is None:
+        return lambda func: _decorator(func, run, leading, cache_type, **settings)
+
+    @functools.wraps(func)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        passed = {name: kwargs.pop(name, None) for name in settings}
+        initial, *others = (settings[k] if v is None else v for k, v in passed.items())
+        first = [*args[: len(leading)]]
+        first += [kwargs.pop(name) for name in leading[len(args) :] if name in kwargs]
+        chosen = dict(zip(list(settings)[1:], others, strict=True))
+        rest = args[len(leading) :]
+        return run(func, *first, initial, *rest, toma_cache_type=cache_type, **chosen, **kwargs)
+
+    added = "\n".join(f"    {name}: for the decorator's {name[5:]}." for name in settings)
+    wrapped.__doc__ = (
+        f"Wrapped in toma.{run.__name__}.\n\nAdditional keyword arguments:\n{added}\n\n"
+        f"{func.__doc__ or ''}"
+    )
+    return wrapped
 
 
 class toma:  # noqa: N801
     """Decorators; `toma.execute` has those that run the function at once.
 
-    The caches, `explicit` and `simple` are here too, as the library's documents write them.
+    A call of a decorated function may have `toma_initial_batchsize` or `toma_initial_step`,
+    `toma_dimension` and `toma_context` for those of the decorator. The caches, `explicit` and
+    `simple` are here too, as the library's documents write them.
     """
 
     DEFAULT_CACHE_TYPE: CacheType = StacktraceMemoryBatchsizeCache
@@ -351,8 +362,6 @@ class toma:  # noqa: N801
     ) -> Any:
         """Decorate `func(batchsize, ...)`; it is then called without the size.
 
-        A call may have `toma_initial_batchsize` and `toma_context` for the two of the decorator.
-
         Example:
             >>> @toma.batch(initial_batchsize=512)
             ... def run(batchsize, text):
@@ -360,37 +369,8 @@ class toma:  # noqa: N801
             >>> run("with")
             'with 512'
         """
-        if func is None:
-            return functools.partial(
-                toma.batch,
-                initial_batchsize=initial_batchsize,
-                cache_type=cache_type,
-                context=context,
-            )
-
-        @functools.wraps(func)
-        def wrapped(
-            *args: Any,
-            toma_initial_batchsize: int | None = None,
-            toma_context: Hashable = None,
-            **kwargs: Any,
-        ) -> Any:
-            return explicit.batch(
-                func,
-                toma_initial_batchsize or initial_batchsize,  # type: ignore[arg-type]
-                *args,
-                toma_cache_type=cache_type,
-                toma_context=toma_context or context,
-                **kwargs,
-            )
-
-        _document(
-            wrapped,
-            "batch",
-            toma_initial_batchsize="the size to start with",
-            toma_context="what the remembered size belongs to",
-        )
-        return wrapped
+        settings = {"toma_initial_batchsize": initial_batchsize, "toma_context": context}
+        return _decorator(func, explicit.batch, (), cache_type, **settings)
 
     @staticmethod
     def range(
@@ -400,42 +380,9 @@ class toma:  # noqa: N801
         cache_type: CacheType | None = None,
         context: Hashable = None,
     ) -> Any:
-        """Decorate `func(start, end, ...)`; a call covers the range in parts.
-
-        A call may have `toma_initial_step` and `toma_context` for the two of the decorator.
-        """
-        if func is None:
-            return functools.partial(
-                toma.range, initial_step=initial_step, cache_type=cache_type, context=context
-            )
-
-        @functools.wraps(func)
-        def wrapped(
-            start: int,
-            end: int,
-            *args: Any,
-            toma_initial_step: int | None = None,
-            toma_context: Hashable = None,
-            **kwargs: Any,
-        ) -> None:
-            explicit.range(
-                func,
-                start,
-                end,
-                toma_initial_step or initial_step,  # type: ignore[arg-type]
-                *args,
-                toma_cache_type=cache_type,
-                toma_context=toma_context or context,
-                **kwargs,
-            )
-
-        _document(
-            wrapped,
-            "range",
-            toma_initial_step="the step to start with",
-            toma_context="what the remembered step belongs to",
-        )
-        return wrapped
+        """Decorate `func(start, end, ...)`; a call covers the range in parts."""
+        settings = {"toma_initial_step": initial_step, "toma_context": context}
+        return _decorator(func, explicit.range, ("start", "end"), cache_type, **settings)
 
     @staticmethod
     def chunked(
@@ -446,45 +393,10 @@ class toma:  # noqa: N801
         cache_type: CacheType | None = None,
         context: Hashable = None,
     ) -> Any:
-        """Decorate `func(chunk, start, end, ...)`; a call with a tensor covers it in chunks.
-
-        A call may have `toma_initial_step`, `toma_dimension` and `toma_context` for those of the
-        decorator.
-        """
-        if func is None:
-            return functools.partial(
-                toma.chunked,
-                initial_step=initial_step,
-                dimension=dimension,
-                cache_type=cache_type,
-                context=context,
-            )
-
-        @functools.wraps(func)
-        def wrapped(
-            tensor: torch.Tensor,
-            *args: Any,
-            toma_initial_step: int | None = None,
-            toma_dimension: int | None = None,
-            toma_context: Hashable = None,
-            **kwargs: Any,
-        ) -> None:
-            explicit.chunked(
-                func,
-                tensor,
-                toma_initial_step or initial_step,  # type: ignore[arg-type]
-                *args,
-                toma_dimension=dimension if toma_dimension is None else toma_dimension,
-                toma_cache_type=cache_type,
-                toma_context=toma_context or context,
-                **kwargs,
-            )
-
-        _document(
-            wrapped,
-            "chunked",
-            toma_initial_step="the step to start with",
-            toma_dimension="the dimension to cut",
-            toma_context="what the remembered step belongs to",
-        )
-        return wrapped
+        """Decorate `func(chunk, start, end, ...)`; a call with a tensor covers it in chunks."""
+        settings = {
+            "toma_initial_step": initial_step,
+            "toma_dimension": dimension,
+            "toma_context": context,
+        }
+        return _decorator(func, explicit.chunked, ("tensor",), cache_type, **settings)

@@ -1,4 +1,4 @@
-"""What is remembered of batch sizes: nothing, one size a function, or one a place and free memory.
+"""Caches of batch sizes: none, one size per function, or one per call site and free memory.
 
 A cache belongs to one function, or to the context that was passed in its place.
 """
@@ -91,11 +91,11 @@ class GlobalBatchsizeCache(BatchsizeCache):
 
 
 class StacktraceMemoryBatchsizeCache(BatchsizeCache):
-    """Remembers the last size for each place that calls, and for the memory free at that time.
+    """Remembers the last size for each call site and for the memory free at that time.
 
     Attributes:
         LRU_CACHE_SIZE: how many sizes a cache keeps.
-        MEMORY_GRANULARITY: free memory counts in steps of so many bytes.
+        MEMORY_GRANULARITY: free memory is counted in steps of this many bytes.
         TRACK_RAM: whether the CPU's memory counts too.
     """
 
@@ -119,7 +119,7 @@ class StacktraceMemoryBatchsizeCache(BatchsizeCache):
         self.get_batchsize_from_cache = get_batchsize_from_cache
 
     def get_batchsize(self, initial_batchsize: int) -> Batchsize:
-        """The size of the place that called the function which asks."""
+        """The size of the call site of the function that asks."""
         stacktrace = tst.get_simple_traceback(2)
         step = self.MEMORY_GRANULARITY
         ram = int(cpu_memory.get_available_cpu_memory() // step) if self.TRACK_RAM else -1

@@ -14,11 +14,12 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
 from brim import memory
+from brim.adapt._options import Slot, slots_of
 from brim.compat._halving import Sizes, halving
 
 __all__ = [
@@ -61,14 +62,10 @@ ADDITIONAL_OOM_ERROR_INFIX_CONJUNCTIONS: Collection[Collection[str]] = (
 def upgrade_to_sequence(
     parameter_name: str | Sequence[str], q: int | Sequence[int]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Bring names and multiples into tuples of the same length; a single `q` is for all names.
+    """Names and multiples as tuples of the same length; a single `q` is for all names.
 
     Raises:
         ValueError: if the lengths differ.
-
-    Example:
-        >>> upgrade_to_sequence(("batch_size", "slice_size"), 32)
-        (('batch_size', 'slice_size'), (32, 32))
     """
     names = (parameter_name,) if isinstance(parameter_name, str) else tuple(parameter_name)
     quanta = (q,) if isinstance(q, int) else tuple(q)
@@ -82,6 +79,14 @@ def upgrade_to_sequence(
     return names, quanta
 
 
+def _check_parameter(func: Callable[..., Any], name: str, signature: inspect.Signature) -> None:
+    if name not in signature.parameters:
+        raise ValueError(
+            f"{func} does not have a parameter {name}. "
+            f"It has {', '.join(signature.parameters) or 'none'}."
+        )
+
+
 def determine_default_max_value(
     func: Callable[..., Any], parameter_name: str, signature: inspect.Signature
 ) -> int | None:
@@ -90,12 +95,8 @@ def determine_default_max_value(
     Raises:
         ValueError: if the function has no such parameter.
     """
-    parameter = signature.parameters.get(parameter_name)
-    if parameter is None:
-        raise ValueError(
-            f"{func} does not have a parameter {parameter_name}. "
-            f"It has {', '.join(signature.parameters) or 'none'}."
-        )
+    _check_parameter(func, parameter_name, signature)
+    parameter = signature.parameters[parameter_name]
     if parameter.annotation not in (inspect.Parameter.empty, int, "int"):
         logger.warning(
             "%s is annotated as %s, but only integers can be lowered; casting to int",
@@ -115,19 +116,16 @@ def determine_max_value(
     Raises:
         ValueError: if it is neither an int nor None, or there is no default either.
     """
-    return _max_value(
-        bound_arguments.arguments.get(parameter_name), parameter_name, default_max_value
-    )
+    value = bound_arguments.arguments.get(parameter_name)
+    return _max_value(value, parameter_name, default_max_value)
 
 
 def _max_value(value: object, name: str, default: int | None) -> int:
-    if isinstance(value, int):
-        return value
-    if value is not None:
-        raise ValueError(f"{name}={value!r} is neither integer nor None.")
-    if default is None:
+    if value is None and default is None:
         raise ValueError(f"Neither value nor default value found for {name}")
-    return default
+    if value is not None and not isinstance(value, int):
+        raise ValueError(f"{name}={value!r} is neither integer nor None.")
+    return value if value is not None else default  # type: ignore[return-value]
 
 
 def iter_tensor_devices(*args: Any, **kwargs: Any) -> Iterable[torch.device]:
@@ -171,12 +169,7 @@ def create_tensor_checker(
 
 
 def floor_to_nearest_multiple_of(x: int, q: int) -> int:
-    """`x` up to `q`; above it the largest multiple of `q` that is not above `x`.
-
-    Example:
-        >>> floor_to_nearest_multiple_of(100, 32), floor_to_nearest_multiple_of(20, 32)
-        (96, 20)
-    """
+    """`x` up to `q`; above it the largest multiple of `q` that is not above `x`."""
     return x if x <= q else x - x % q
 
 
@@ -200,11 +193,7 @@ def is_oom_error(error: BaseException) -> bool:
 
 
 def check_decorator_order(func: Callable[..., Any]) -> None:
-    """Refuse a function that `infer_maximum_batch_size` has decorated already.
-
-    Raises:
-        ValueError: if it has.
-    """
+    """Raise ValueError for a function that `infer_maximum_batch_size` has decorated already."""
     if getattr(func, INFERS_BATCH_SIZE_ATTRIBUTE, None) is not None:
         raise ValueError(
             f"{func} was decorated in the wrong order: infer_maximum_batch_size finds the value to "
@@ -244,27 +233,12 @@ def set_memory_budget(budget: int, device: int | str | torch.device | None = Non
     return fraction
 
 
-class _Argument(NamedTuple):
-    """Where a plain argument of a function is found, without binding the signature."""
-
-    name: str
-    position: int  # among the positional arguments; -1: keyword only
-    default: object  # inspect.Parameter.empty where there is none
-
-    def get(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if 0 <= self.position < len(args):
-            return args[self.position]
-        return kwargs.get(self.name, self.default)
-
-
-def _plain_arguments(signature: inspect.Signature) -> dict[str, _Argument]:
-    """All arguments but `*args` and `**kwargs`."""
-    arguments = {}
-    for position, (name, parameter) in enumerate(signature.parameters.items()):
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            place = -1 if parameter.kind is parameter.KEYWORD_ONLY else position
-            arguments[name] = _Argument(name, place, parameter.default)
-    return arguments
+def _argument(slot: Slot, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The value of an argument; else its default, or `inspect.Parameter.empty`."""
+    name, position, *default = slot
+    if 0 <= position < len(args):
+        return args[position]
+    return kwargs.get(name, default[0] if default else inspect.Parameter.empty)
 
 
 class _Search(Generic[R]):
@@ -280,11 +254,10 @@ class _Search(Generic[R]):
         check_decorator_order(func)
         self.signature = inspect.signature(func)
         self.defaults = [determine_default_max_value(func, name, self.signature) for name in names]
-        self.arguments = _plain_arguments(self.signature)
+        self.slots = slots_of(self.signature)
         self.check_tensors = create_tensor_checker(safe_devices)
         self._func = func
         self._names = names
-        self._parameters = [self.arguments[name] for name in names]
         self._halve = halving(
             names,
             qs,
@@ -299,26 +272,23 @@ class _Search(Generic[R]):
 
     def complete(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments, with defaults where a parameter could not be added by its name."""
+    ) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+        """The arguments, with defaults where a parameter could not be added by its name.
+
+        Then the values that the caller wants for the parameters, or their defaults.
+        """
+        self.check_tensors(*args, **kwargs)
         if self._positional_only:
             bound = self.signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            return bound.args, bound.kwargs
-        return args, kwargs
-
-    def requested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The values that the caller wants, or the defaults."""
-        values = [parameter.get(args, kwargs) for parameter in self._parameters]
+            args, kwargs = bound.args, bound.kwargs
+        values = [_argument(self.slots[name], args, kwargs) for name in self._names]
         if inspect.Parameter.empty in values:
             self.signature.bind(*args, **kwargs)  # says what is missing
-        return values
+        return args, kwargs, values
 
     def max_values(self, values: Sequence[Any]) -> list[int]:
-        return [
-            _max_value(value, name, default)
-            for value, name, default in zip(values, self._names, self.defaults, strict=True)
-        ]
+        return list(map(_max_value, values, self._names, self.defaults))
 
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], max_values: Sequence[int]
@@ -327,11 +297,12 @@ class _Search(Generic[R]):
 
         def call(sizes: Sizes) -> R:
             positional = list(args)
-            for parameter, size in zip(self._parameters, sizes, strict=True):
-                if 0 <= parameter.position < len(positional):
-                    positional[parameter.position] = size
+            for name, size in zip(self._names, sizes, strict=True):
+                position = self.slots[name][1]
+                if 0 <= position < len(positional):
+                    positional[position] = size
                 else:
-                    kwargs[parameter.name] = size
+                    kwargs[name] = size
             return self._func(*positional, **kwargs)
 
         cause: Exception | None = None
@@ -356,16 +327,9 @@ def maximize_memory_utilization_decorator(
     q: int | Sequence[int] = 32,
     safe_devices: Collection[str] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, tuple[R, tuple[int, ...]]]]:
-    """Make a decorator that lowers parameters until the call fits, and returns their values too.
+    """As `MemoryUtilizationMaximizer`, but remembers nothing and returns the values too.
 
-    Args:
-        parameter_name: the parameter, or several: each is lowered to 1 before the next.
-        q: values above it are kept its multiples; one number, or one a parameter.
-        safe_devices: see `create_tensor_checker`.
-
-    Returns:
-        A decorator. The decorated function returns its result and the tuple of values that fitted.
-        It raises `MemoryError` where nothing fits, and lets all other errors through.
+    The decorated function returns its result and the tuple of values that fitted.
 
     Example:
         >>> @maximize_memory_utilization_decorator(q=4)
@@ -383,9 +347,8 @@ def maximize_memory_utilization_decorator(
 
         @functools.wraps(func)
         def maximized(*args: P.args, **kwargs: P.kwargs) -> tuple[R, tuple[int, ...]]:
-            search.check_tensors(*args, **kwargs)
-            values, named = search.complete(args, kwargs)
-            return search.run(values, named, search.max_values(search.requested(values, named)))
+            positional, named, wanted = search.complete(args, kwargs)
+            return search.run(positional, named, search.max_values(wanted))
 
         return maximized
 
@@ -418,19 +381,13 @@ def infer_maximum_batch_size(
 
     def decorate(func: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(func)
-        if x_parameter_name not in signature.parameters:
-            raise ValueError(
-                f"{func} does not have a parameter {x_parameter_name}. "
-                f"It has {', '.join(signature.parameters) or 'none'}."
-            )
-        arguments = _plain_arguments(signature)
-        unknown = _Argument(parameter_name, -1, None)  # one that goes into **kwargs
-        target = arguments.get(parameter_name, unknown)
-        source = arguments.get(x_parameter_name)
+        _check_parameter(func, x_parameter_name, signature)
+        slots = slots_of(signature)
+        place = slots.get(parameter_name, (parameter_name, -1))[1]  # -1: or it goes into **kwargs
 
         def length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            if source is not None:
-                x = source.get(args, kwargs)
+            if x_parameter_name in slots:
+                x = _argument(slots[x_parameter_name], args, kwargs)
             else:
                 bound = signature.bind_partial(*args, **kwargs)
                 x = bound.arguments.get(x_parameter_name, ())
@@ -443,7 +400,6 @@ def infer_maximum_batch_size(
 
         @functools.wraps(func)
         def inferring(*args: P.args, **kwargs: P.kwargs) -> R:
-            place = target.position
             if 0 <= place < len(args):
                 if args[place] is None:
                     found = length(args, kwargs)
@@ -459,10 +415,7 @@ def infer_maximum_batch_size(
 
 
 def hashable_key(value: Any) -> Any:
-    """What stands for a value in a hash: for a tensor its shape, dtype and device, else itself.
-
-    A tensor's own hash is its identity; what it needs in memory depends on these three.
-    """
+    """What stands for a value in a hash: for a tensor its shape, dtype and device, else itself."""
     if isinstance(value, torch.Tensor):
         return "torch.Tensor", tuple(value.shape), value.dtype, value.device
     return value
@@ -489,13 +442,7 @@ class KeyHasher:
 def flatten_variadic_keyword_arguments(
     bound_arguments: inspect.BoundArguments,
 ) -> dict[str, Any]:
-    """The arguments by name, those of a `**kwargs` parameter among the others.
-
-    Example:
-        >>> def function(a, **others): ...
-        >>> flatten_variadic_keyword_arguments(inspect.signature(function).bind(1, b=2))
-        {'a': 1, 'b': 2}
-    """
+    """The arguments by name, those of a `**kwargs` parameter among the others."""
     flat: dict[str, Any] = {}
     parameters = bound_arguments.signature.parameters
     for name, value in bound_arguments.arguments.items():
@@ -511,16 +458,18 @@ class MemoryUtilizationMaximizer:
 
     What was learned is in `parameter_value`: for each hash of a call the values that fitted. They
     are only ever lowered; `reset` forgets them. (`brim.maximize` has limits that grow again by
-    themselves.)
+    themselves.) A decorated function raises `MemoryError` where nothing fits, and lets all other
+    errors through.
 
     Args:
         parameter_name: the parameter, or several: each is lowered to 1 before the next.
-        q: values above it are kept its multiples; one number, or one a parameter.
+        q: values above it are kept its multiples; one number, or one per parameter.
         safe_devices: see `create_tensor_checker`.
         hasher: a function of the mapping of all arguments; calls with another hash have values of
             their own. One hash for all by default.
         keys: names of arguments to hash, where no `hasher` is given.
-        max_cache_size: how many hashes to keep values for, the least recently used go; None: all.
+        max_cache_size: how many hashes to keep values for; the least recently used are dropped.
+            None: all.
 
     Example:
         >>> maximizer = MemoryUtilizationMaximizer(q=4)
@@ -564,14 +513,6 @@ class MemoryUtilizationMaximizer:
         with self._lock:
             self.parameter_value.clear()
 
-    def _lookup(self, key: int) -> tuple[int, ...] | None:
-        """The values for a hash, which is now the most recently used."""
-        with self._lock:
-            values = self.parameter_value.get(key)
-            if values is not None:
-                self.parameter_value.move_to_end(key)
-            return values
-
     def _store(self, key: int, values: tuple[int, ...]) -> None:
         """Keep the values for a hash, and drop the least recently used if there are too many."""
         with self._lock:
@@ -583,8 +524,8 @@ class MemoryUtilizationMaximizer:
 
     def _hash(self, search: _Search[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         hasher = self.hasher
-        if type(hasher) is KeyHasher and all(key in search.arguments for key in hasher.keys):
-            return hasher({key: search.arguments[key].get(args, kwargs) for key in hasher.keys})
+        if type(hasher) is KeyHasher and all(key in search.slots for key in hasher.keys):
+            return hasher({key: _argument(search.slots[key], args, kwargs) for key in hasher.keys})
         bound = search.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return hasher(flatten_variadic_keyword_arguments(bound))
@@ -595,24 +536,20 @@ class MemoryUtilizationMaximizer:
 
         @functools.wraps(func)
         def maximized(*args: P.args, **kwargs: P.kwargs) -> R:
-            search.check_tensors(*args, **kwargs)
-            values, named = search.complete(args, kwargs)
-            requested = search.requested(values, named)
-            key = self._hash(search, values, named)
-            known = self._lookup(key)
+            positional, named, wanted = search.complete(args, kwargs)
+            key = self._hash(search, positional, named)
+            known = self.parameter_value.get(key)
             if known is None:
-                bounds = search.max_values(requested)
-            else:
-                wanted = [k if r is None else r for r, k in zip(requested, known, strict=True)]
-                bounds = list(map(min, search.max_values(wanted), known))
-            result, sizes = search.run(values, named, bounds)
+                result, sizes = search.run(positional, named, search.max_values(wanted))
+                self._store(key, sizes)
+                return result
+            wanted = [k if w is None else w for w, k in zip(wanted, known, strict=True)]
+            bounds = list(map(min, search.max_values(wanted), known))
+            result, sizes = search.run(positional, named, bounds)
             # A value that was asked for and fits says nothing about larger ones: what is known
             # stays. Only one that had to be lowered is news.
-            if known is None:
-                self._store(key, sizes)
-            elif list(sizes) != bounds:
-                learned = zip(sizes, bounds, known, strict=True)
-                self._store(key, tuple(s if s < bound else k for s, bound, k in learned))
+            learned = zip(sizes, bounds, known, strict=True)
+            self._store(key, tuple(s if s < bound else k for s, bound, k in learned))
             return result
 
         return maximized

@@ -1,89 +1,170 @@
-"""Activations: one bit an element, or nothing where the next layer keeps the output."""
+"""Activations: one bit per element, or nothing where the next layer keeps the output.
+
+Those that need their input or output for backward keep it, as torch.nn: nothing smaller is exact.
+"""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from brim.nn import functional
+from brim.nn._activation import operator, prelu
 
-__all__ = ["GELU", "Hardtanh", "LeakyReLU", "ReLU", "ReLU6", "SiLU"]
+__all__ = [
+    "ELU",
+    "GELU",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
+    "LeakyReLU",
+    "PReLU",
+    "ReLU",
+    "ReLU6",
+    "SiLU",
+    "Sigmoid",
+    "Softplus",
+    "Tanh",
+]
 
 
-class ReLU(torch.nn.ReLU):
-    """`torch.nn.ReLU` that keeps one bit an element, or nothing where the next layer keeps it.
+class Activation:
+    """What the activations have in common.
 
     Attributes:
-        recompute: keep nothing where the layer before can give its output again in backward.
+        recompute: keep nothing where the layer before can recompute its output in backward.
+        needs: what backward needs: "input", "output", or "bits".
+        needs_in_place: the same for `inplace=True`.
+        output_tells: the output can take the place of the bits.
     """
 
     recompute: bool = False
+    needs: ClassVar[str] = "bits"
+    needs_in_place: ClassVar[str] = "bits"
+    output_tells: ClassVar[bool] = False
+
+
+class ReLU(Activation, torch.nn.ReLU):
+    """`torch.nn.ReLU` that keeps one bit per element, or nothing where the next layer keeps it."""
+
+    output_tells = True
 
     def forward(self, input: Tensor) -> Tensor:
         """The rectified input."""
-        return functional._gate(input, functional._RELU, 0.0, 0.0, self.inplace, self.recompute)
+        return operator("relu", self.inplace)(input, self.recompute)
 
 
-class Hardtanh(torch.nn.Hardtanh):
-    """`torch.nn.Hardtanh` that keeps one bit an element, or nothing.
+class Hardtanh(Activation, torch.nn.Hardtanh):
+    """`torch.nn.Hardtanh` that keeps one bit per element, or nothing."""
 
-    Attributes:
-        recompute: as of `ReLU`.
-    """
-
-    recompute: bool = False
+    output_tells = True
 
     def forward(self, input: Tensor) -> Tensor:
         """The input held between two bounds."""
-        return functional._hardtanh(input, self.min_val, self.max_val, self.inplace, self.recompute)
+        run = operator("hardtanh", self.inplace)
+        return run(input, self.min_val, self.max_val, self.recompute)
 
 
-class ReLU6(torch.nn.ReLU6):
-    """`torch.nn.ReLU6` that keeps one bit an element, or nothing.
+class ReLU6(Activation, torch.nn.ReLU6):
+    """`torch.nn.ReLU6` that keeps one bit per element, or nothing."""
 
-    Attributes:
-        recompute: as of `ReLU`.
-    """
-
-    recompute: bool = False
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The input held between two bounds, 0 and 6."""
-        return functional._hardtanh(input, self.min_val, self.max_val, self.inplace, self.recompute)
+    output_tells = True
+    forward = Hardtanh.forward
 
 
-class LeakyReLU(torch.nn.LeakyReLU):
-    """`torch.nn.LeakyReLU` that keeps one bit an element, or nothing.
+class LeakyReLU(Activation, torch.nn.LeakyReLU):
+    """`torch.nn.LeakyReLU` that keeps one bit per element, or nothing."""
 
-    Attributes:
-        recompute: as of `ReLU`.
-    """
-
-    recompute: bool = False
+    output_tells = True
 
     def forward(self, input: Tensor) -> Tensor:
         """The input, with another slope below zero."""
-        return functional._gate(
-            input,
-            functional._LEAKY_RELU,
-            self.negative_slope,
-            0.0,
-            self.inplace,
-            self.recompute,
-        )
+        return operator("leaky_relu", self.inplace)(input, self.negative_slope, self.recompute)
 
 
-class GELU(torch.nn.GELU):
-    """`torch.nn.GELU`; keeps its input, and can give its output again for `recompute`."""
+class Hardsigmoid(Activation, torch.nn.Hardsigmoid):
+    """`torch.nn.Hardsigmoid` that keeps one bit per element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """A sigmoid of straight lines."""
+        return operator("hardsigmoid", self.inplace)(input, self.recompute)
+
+
+class PReLU(torch.nn.PReLU):
+    """`torch.nn.PReLU` that keeps one bit per element if its weight is frozen."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input, times the weight below zero."""
+        return prelu(input, self.weight)
+
+
+class GELU(Activation, torch.nn.GELU):
+    """`torch.nn.GELU`; keeps its input."""
+
+    needs = "input"
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the share of a normal distribution below it."""
-        return functional.gelu(input, self.approximate)
+        return operator("gelu", False)(input, self.approximate, self.recompute)
 
 
-class SiLU(torch.nn.SiLU):
-    """`torch.nn.SiLU`; keeps its input, and can give its output again for `recompute`."""
+class SiLU(Activation, torch.nn.SiLU):
+    """`torch.nn.SiLU`; keeps its input."""
+
+    needs = needs_in_place = "input"
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times its sigmoid."""
-        return functional.silu(input, self.inplace)
+        return operator("silu", self.inplace)(input, self.recompute)
+
+
+class Hardswish(Activation, torch.nn.Hardswish):
+    """`torch.nn.Hardswish`; keeps its input."""
+
+    needs = needs_in_place = "input"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input times a sigmoid of straight lines."""
+        return operator("hardswish", self.inplace)(input, self.recompute)
+
+
+class Softplus(Activation, torch.nn.Softplus):
+    """`torch.nn.Softplus`; keeps its input."""
+
+    needs = "input"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """A smooth ReLU."""
+        return operator("softplus", False)(input, self.beta, self.threshold, self.recompute)
+
+
+class ELU(Activation, torch.nn.ELU):
+    """`torch.nn.ELU`; keeps its input, or in place its output."""
+
+    needs = "input"
+    needs_in_place = "output"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input, below zero an exponential function."""
+        return operator("elu", self.inplace)(input, self.alpha, self.recompute)
+
+
+class Sigmoid(Activation, torch.nn.Sigmoid):
+    """`torch.nn.Sigmoid`; keeps its output."""
+
+    needs = "output"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The sigmoid of the input."""
+        return operator("sigmoid", False)(input, self.recompute)
+
+
+class Tanh(Activation, torch.nn.Tanh):
+    """`torch.nn.Tanh`; keeps its output."""
+
+    needs = "output"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The hyperbolic tangent of the input."""
+        return operator("tanh", False)(input, self.recompute)

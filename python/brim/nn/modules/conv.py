@@ -1,4 +1,7 @@
-"""Convolutions: the input is kept only where the weight needs a gradient."""
+"""Convolutions: the input is kept only where the weight needs a gradient.
+
+With the attribute `recompute`, not even there if the layer before can recompute it in backward.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from brim.nn._conv import convolve, convolve_transposed, pad, padded
+from brim.nn._conv import pad, padded
+from brim.nn._elsewhere import ops
 
 __all__ = [
     "Conv1d",
@@ -19,73 +23,62 @@ __all__ = [
 ]
 
 
-# `Any`: what the classes share comes from torch.nn.ConvNd, whose stubs do not know it.
-def _forward(layer: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    padding = layer.padding
-    if layer.padding_mode != "zeros":
-        around = layer._reversed_padding_repeated_twice
-        input = pad(input, around, layer.padding_mode)
-        padding = (0,) * len(layer.stride)
+# The forward functions of the classes below. `Any`: the options are those of torch.nn's classes.
+def _forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    stride, padding, dilation = self.stride, self.padding, self.dilation
+    zeros = (0,) * len(stride)
+    if self.padding_mode != "zeros":
+        input = pad(input, self._reversed_padding_repeated_twice, self.padding_mode)
+        padding = zeros
     elif isinstance(padding, str):
-        kernel, stride = layer.kernel_size, layer.stride
-        input, padding = padded(input, kernel, stride, padding, layer.dilation)
-    return convolve(
+        input, padding = padded(input, self.kernel_size, stride, padding, dilation)
+    return ops().conv(
         input,
         weight,
         bias,
-        layer.stride,
+        stride,
         padding,
-        layer.dilation,
-        layer.groups,
-        layer.recompute,
+        dilation,
+        False,
+        zeros,
+        self.groups,
+        False,
+        self.recompute,
     )
 
 
-def _forward_transposed(
-    layer: Any, input: Tensor, output_size: list[int] | None, dimensions: int
-) -> Tensor:
-    output_padding = layer.output_padding
+def _forward_transposed(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+    """The transposed convolution; `output_size` chooses among the possible sizes."""
+    stride, padding, dilation = self.stride, self.padding, self.dilation
+    output_padding = self.output_padding
     if output_size is not None:
-        output_padding = layer._output_padding(
-            input,
-            output_size,
-            layer.stride,
-            layer.padding,
-            layer.kernel_size,
-            dimensions,
-            layer.dilation,
+        output_padding = self._output_padding(
+            input, output_size, stride, padding, self.kernel_size, len(stride), dilation
         )
-    return convolve_transposed(
+    return ops().conv(
         input,
-        layer.weight,
-        layer.bias,
-        layer.stride,
-        layer.padding,
+        self.weight,
+        self.bias,
+        stride,
+        padding,
+        dilation,
+        True,
         output_padding,
-        layer.groups,
-        layer.dilation,
-        layer.recompute,
+        self.groups,
+        False,
+        self.recompute,
     )
 
 
 class Conv1d(torch.nn.Conv1d):
-    """`torch.nn.Conv1d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: keep no input where the layer before can give it again in backward.
-    """
+    """`torch.nn.Conv1d` that keeps its input only where the weight needs a gradient."""
 
     recompute: bool = False
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _forward(self, input, weight, bias)
+    _conv_forward = _forward
 
 
 class Conv2d(torch.nn.Conv2d):
     """`torch.nn.Conv2d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: keep no input where the layer before can give it again in backward.
 
     Example:
         >>> import torch, brim
@@ -95,61 +88,32 @@ class Conv2d(torch.nn.Conv2d):
     """
 
     recompute: bool = False
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _forward(self, input, weight, bias)
+    _conv_forward = _forward
 
 
 class Conv3d(torch.nn.Conv3d):
-    """`torch.nn.Conv3d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: keep no input where the layer before can give it again in backward.
-    """
+    """`torch.nn.Conv3d` that keeps its input only where the weight needs a gradient."""
 
     recompute: bool = False
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _forward(self, input, weight, bias)
+    _conv_forward = _forward
 
 
 class ConvTranspose1d(torch.nn.ConvTranspose1d):
-    """`torch.nn.ConvTranspose1d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: keep no input where the layer before can give it again in backward.
-    """
+    """`torch.nn.ConvTranspose1d` that keeps its input only where the weight needs a gradient."""
 
     recompute: bool = False
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """The transposed convolution; `output_size` chooses among the possible sizes."""
-        return _forward_transposed(self, input, output_size, 1)
+    forward = _forward_transposed
 
 
 class ConvTranspose2d(torch.nn.ConvTranspose2d):
-    """`torch.nn.ConvTranspose2d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: keep no input where the layer before can give it again in backward.
-    """
+    """`torch.nn.ConvTranspose2d` that keeps its input only where the weight needs a gradient."""
 
     recompute: bool = False
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """The transposed convolution; `output_size` chooses among the possible sizes."""
-        return _forward_transposed(self, input, output_size, 2)
+    forward = _forward_transposed
 
 
 class ConvTranspose3d(torch.nn.ConvTranspose3d):
-    """`torch.nn.ConvTranspose3d` that keeps its input only where the weight needs a gradient.
-
-    Attributes:
-        recompute: keep no input where the layer before can give it again in backward.
-    """
+    """`torch.nn.ConvTranspose3d` that keeps its input only where the weight needs a gradient."""
 
     recompute: bool = False
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """The transposed convolution; `output_size` chooses among the possible sizes."""
-        return _forward_transposed(self, input, output_size, 3)
+    forward = _forward_transposed

@@ -1,4 +1,4 @@
-"""Dropout: one bit an element."""
+"""Dropout: one bit per element."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["Dropout"]
 
 
 class Dropout(torch.nn.Dropout):
-    """`torch.nn.Dropout` that keeps one bit an element; the same result under the same seed."""
+    """`torch.nn.Dropout` that keeps one bit per element; the same result under the same seed."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The input with a share of its elements zeroed, the others scaled up."""
+        """The input with some of its elements zeroed and the others scaled up."""
         return functional.dropout(input, self.p, self.training, self.inplace)

@@ -16,7 +16,7 @@ class Linear(torch.nn.Linear):
     Under autocast, a frozen weight is cast again in backward and no low-precision copy is kept.
 
     Attributes:
-        recompute: keep no input where the layer before can give it again in backward.
+        recompute: keep no input where the layer before can recompute it in backward.
 
     Example:
         >>> import torch, brim

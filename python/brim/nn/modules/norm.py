@@ -8,47 +8,39 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
-from brim.nn._tensor_checks import refuse_others
+from brim.nn._elsewhere import check_tensors
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "LayerNorm", "RMSNorm"]
 
 
-# `Any`: what the classes share comes from torch.nn's base class, which is not public.
-def _forward(layer: Any, input: Tensor) -> Tensor:
+def _forward(self: Any, input: Tensor) -> Tensor:  # `Any`: of torch.nn too
+    """The input normalised over its batch, or with the running statistics."""
     if type(input) is not Tensor:
-        refuse_others(input=input)
-    layer._check_input_dim(input)
-    training, momentum = layer.training, layer.momentum
-    mean, variance = layer.running_mean, layer.running_var
+        check_tensors("batch_norm", input)
+    self._check_input_dim(input)
+    training, momentum = self.training, self.momentum
+    mean, variance = self.running_mean, self.running_var
     if not training:
         if mean is None and variance is None:
             training = True  # without running statistics, those of the batch
-    elif not layer.track_running_stats:
+    elif not self.track_running_stats:
         mean = variance = None  # torch does not update what it does not track
     else:
-        batches = layer.num_batches_tracked
+        batches = self.num_batches_tracked
         if batches is not None:
             batches.add_(1)
             if momentum is None:
                 momentum = 1.0 / float(batches)
+    momentum = 0.0 if momentum is None else momentum
     return functional.batch_norm(
-        input,
-        mean,
-        variance,
-        layer.weight,
-        layer.bias,
-        training,
-        0.0 if momentum is None else momentum,
-        layer.eps,
+        input, mean, variance, self.weight, self.bias, training, momentum, self.eps
     )
 
 
 class BatchNorm1d(torch.nn.BatchNorm1d):
     """`torch.nn.BatchNorm1d` that keeps nothing in eval() with a frozen weight."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The input normalised over its batch, or with the running statistics."""
-        return _forward(self, input)
+    forward = _forward
 
 
 class BatchNorm2d(torch.nn.BatchNorm2d):
@@ -61,17 +53,13 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
         torch.Size([2, 3, 4, 4])
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The input normalised over its batch, or with the running statistics."""
-        return _forward(self, input)
+    forward = _forward
 
 
 class BatchNorm3d(torch.nn.BatchNorm3d):
     """`torch.nn.BatchNorm3d` that keeps nothing in eval() with a frozen weight."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The input normalised over its batch, or with the running statistics."""
-        return _forward(self, input)
+    forward = _forward
 
 
 class LayerNorm(torch.nn.LayerNorm):

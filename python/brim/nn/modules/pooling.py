@@ -1,4 +1,4 @@
-"""Pooling: one byte an output for the maximum, nothing for averages."""
+"""Pooling: one byte per output for the maximum, nothing for averages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from brim.nn._pool import adaptive_average, average, maximum
+from brim.nn._pool import adaptive_avg_pool, avg_pool, max_pool
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -22,25 +22,49 @@ __all__ = [
 ]
 
 
-class MaxPool1d(torch.nn.MaxPool1d):
-    """`torch.nn.MaxPool1d` that keeps one byte an output: the place in the window."""
+# The forward functions of the classes below. `Any`: the options are those of torch.nn's classes.
+def _max_forward(self: Any, input: Tensor) -> Any:
+    """The maxima, with `return_indices` a tuple of these and their indices."""
+    return max_pool(
+        self._dimensions,
+        input,
+        self.kernel_size,
+        self.stride,
+        self.padding,
+        self.dilation,
+        self.ceil_mode,
+        self.return_indices,
+    )
 
-    def forward(self, input: Tensor) -> Any:
-        """The maxima, with `return_indices` a tuple of these and their indices."""
-        return maximum(
-            input,
-            1,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
-        )
+
+def _avg_forward(self: Any, input: Tensor) -> Tensor:
+    """The means."""
+    return avg_pool(
+        self._dimensions,
+        input,
+        self.kernel_size,
+        self.stride,
+        self.padding,
+        self.ceil_mode,
+        self.count_include_pad,
+        None if self._dimensions == 1 else self.divisor_override,
+    )
+
+
+def _adaptive_forward(self: Any, input: Tensor) -> Tensor:
+    """The means over as many parts as the output has elements."""
+    return adaptive_avg_pool(self._dimensions, input, self.output_size)
+
+
+class MaxPool1d(torch.nn.MaxPool1d):
+    """`torch.nn.MaxPool1d` that keeps one byte per output: the place in the window."""
+
+    _dimensions = 1
+    forward = _max_forward
 
 
 class MaxPool2d(torch.nn.MaxPool2d):
-    """`torch.nn.MaxPool2d` that keeps one byte an output: the place in the window.
+    """`torch.nn.MaxPool2d` that keeps one byte per output: the place in the window.
 
     Example:
         >>> import torch, brim
@@ -49,107 +73,54 @@ class MaxPool2d(torch.nn.MaxPool2d):
                  [13., 15.]]])
     """
 
-    def forward(self, input: Tensor) -> Any:
-        """The maxima, with `return_indices` a tuple of these and their indices."""
-        return maximum(
-            input,
-            2,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
-        )
+    _dimensions = 2
+    forward = _max_forward
 
 
 class MaxPool3d(torch.nn.MaxPool3d):
-    """`torch.nn.MaxPool3d` that keeps one byte an output: the place in the window."""
+    """`torch.nn.MaxPool3d` that keeps one byte per output: the place in the window."""
 
-    def forward(self, input: Tensor) -> Any:
-        """The maxima, with `return_indices` a tuple of these and their indices."""
-        return maximum(
-            input,
-            3,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
-        )
+    _dimensions = 3
+    forward = _max_forward
 
 
 class AvgPool1d(torch.nn.AvgPool1d):
     """`torch.nn.AvgPool1d` that keeps nothing."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The means."""
-        return average(
-            input,
-            1,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            None,
-        )
+    _dimensions = 1
+    forward = _avg_forward
 
 
 class AvgPool2d(torch.nn.AvgPool2d):
     """`torch.nn.AvgPool2d` that keeps nothing."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The means."""
-        return average(
-            input,
-            2,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
+    _dimensions = 2
+    forward = _avg_forward
 
 
 class AvgPool3d(torch.nn.AvgPool3d):
     """`torch.nn.AvgPool3d` that keeps nothing."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The means."""
-        return average(
-            input,
-            3,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
+    _dimensions = 3
+    forward = _avg_forward
 
 
 class AdaptiveAvgPool1d(torch.nn.AdaptiveAvgPool1d):
     """`torch.nn.AdaptiveAvgPool1d` that keeps nothing."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The means over as many parts as the output has elements."""
-        return adaptive_average(input, 1, self.output_size)
+    _dimensions = 1
+    forward = _adaptive_forward
 
 
 class AdaptiveAvgPool2d(torch.nn.AdaptiveAvgPool2d):
     """`torch.nn.AdaptiveAvgPool2d` that keeps nothing."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The means over as many parts as the output has elements."""
-        return adaptive_average(input, 2, self.output_size)
+    _dimensions = 2
+    forward = _adaptive_forward
 
 
 class AdaptiveAvgPool3d(torch.nn.AdaptiveAvgPool3d):
     """`torch.nn.AdaptiveAvgPool3d` that keeps nothing."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The means over as many parts as the output has elements."""
-        return adaptive_average(input, 3, self.output_size)
+    _dimensions = 3
+    forward = _adaptive_forward

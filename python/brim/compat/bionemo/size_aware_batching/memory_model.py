@@ -13,21 +13,16 @@ def _check_points(name: str, values: object) -> torch.Tensor:
         raise TypeError(f"{name} must be a floating point tensor, but got {kind}")
     if values.ndim != 1:
         raise TypeError(f"{name} must be a 1D tensor, but got a shape of {tuple(values.shape)}")
-    return values.detach()
-
-
-def _check_finite(name: str, values: torch.Tensor) -> None:
-    wrong = torch.nonzero(~torch.isfinite(values))
-    if len(wrong) > 0:
-        index = int(wrong[0])
+    for index in torch.nonzero(~torch.isfinite(values)).flatten().tolist():
         raise ValueError(f"{name}[{index}] is {values[index].item()}; it must be a finite number")
+    return values.detach().to("cpu", torch.float64)
 
 
 class PolynomialRegression(torch.nn.Module):
     """A polynomial of one variable, fitted by least squares.
 
-    The fit and the values are worked out in double precision, on scaled points, whatever the dtype
-    of the tensors: sizes up to 1e9 do no harm. `brim.PolynomialRegression` takes several variables,
+    Fit and values are computed in double precision, on scaled points, whatever the dtype of the
+    tensors: sizes up to 1e9 are no problem. `brim.PolynomialRegression` takes several variables,
     and has an inverse.
 
     Args:
@@ -61,13 +56,7 @@ class PolynomialRegression(torch.nn.Module):
         self.register_buffer("coeffs", torch.zeros(self.n_degrees, dtype=torch.float32))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The polynomial's values.
-
-        Args:
-            x: where, one-dimensional.
-
-        Returns:
-            The value at each place, in the dtype of x (of the coefficients, where x has integers).
+        """The values at each number of x, a 1D tensor; in its dtype if it is floating point.
 
         Raises:
             TypeError: if x is not a 1D tensor.
@@ -84,9 +73,9 @@ class PolynomialRegression(torch.nn.Module):
         return value.to(x.dtype if x.is_floating_point() else self.coeffs.dtype)
 
     def fit(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Fits the polynomial to points; what was fitted before is forgotten.
+        """Fits the polynomial to points, and forgets the previous fit.
 
-        With fewer points than coefficients it goes through all of them.
+        With fewer points than coefficients it passes through all of them.
 
         Args:
             x: where the points are, one-dimensional.
@@ -96,8 +85,7 @@ class PolynomialRegression(torch.nn.Module):
             TypeError: if x or y is not a 1D tensor of floating point numbers.
             ValueError: if x and y differ in length, are empty, or hold NaN or an infinity.
         """
-        places = _check_points("x", x)
-        values = _check_points("y", y)
+        places, values = _check_points("x", x), _check_points("y", y)
         if len(places) != len(values):
             raise ValueError(
                 "The number of samples in x and y must be equal, but there are "
@@ -105,11 +93,7 @@ class PolynomialRegression(torch.nn.Module):
             )
         if len(places) == 0:
             raise ValueError("x and y are empty; a fit needs at least one sample")
-        _check_finite("x", places)
-        _check_finite("y", values)
-        places = places.to("cpu", torch.float64)
-        values = values.to("cpu", torch.float64)
-        # Powers of numbers up to 1 are of one order of magnitude: those of sizes are not.
+        # Powers of numbers up to 1 have similar magnitudes; those of sizes do not.
         scale = places.abs().max()
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         first = 0 if self.has_degree0 else 1
@@ -117,6 +101,6 @@ class PolynomialRegression(torch.nn.Module):
         columns = (places / scale).unsqueeze(1) ** powers
         if self.n_degrees > 0:
             found = torch.linalg.lstsq(columns, values.unsqueeze(1), driver="gelsd").solution
-            # float16 holds no sizes in bytes.
+            # Coefficients in bytes do not fit float16.
             dtype = torch.promote_types(x.dtype, torch.float32)
             self.coeffs = (found.squeeze(1) / scale**powers).to(x.device, dtype)

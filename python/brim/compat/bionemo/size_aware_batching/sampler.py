@@ -13,6 +13,9 @@ import torch
 from torch.utils.data import Sampler
 
 from brim import _C
+from brim.compat.bionemo.size_aware_batching.utils import check_numbers
+from brim.data import BatchSamplerBase
+from brim.data.sizes import is_array, size_function
 
 __all__: Sequence[str] = (
     "BucketBatchSampler",
@@ -25,7 +28,6 @@ Data = TypeVar("Data")
 BatchCollated = TypeVar("BatchCollated")
 Real: TypeAlias = int | float
 S = TypeVar("S", bound="Sampler[Any]")
-TorchIntegerDataTypes = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 SizeOf: TypeAlias = Callable[[Data], Real] | Mapping[Data, Real] | Sequence[Real] | torch.Tensor
 Logger: TypeAlias = Callable[[str], None]
 
@@ -39,30 +41,22 @@ def _warn(message: str) -> None:
 
 
 def _size_function(sizeof: Any) -> Callable[[Any], Any]:
-    """A function that gives an element's size, of whatever `sizeof` is."""
-    if callable(sizeof):
-        return cast("Callable[[Any], Any]", sizeof)
-    # Tensors and arrays become lists: to read them element by element takes ten times as long.
-    is_array = isinstance(sizeof, torch.Tensor) or hasattr(sizeof, "__array_interface__")
-    if is_array and sizeof.ndim == 1:
-        return cast("Callable[[Any], Any]", sizeof.tolist().__getitem__)
-    if isinstance(sizeof, (Mapping, Sequence)) and not isinstance(sizeof, (str, bytes)):
-        return sizeof.__getitem__
-    raise TypeError(
-        "sizeof must be a callable, a dictionary, or a sequence of sizes (also a 1D tensor or "
-        f"array), but got {type(sizeof).__name__}"
-    )
+    """A function that gives an element's size, whatever `sizeof` is."""
+    if is_array(sizeof):
+        if sizeof.ndim != 1:
+            shape = tuple(sizeof.shape)
+            raise TypeError(f"sizeof must be a callable or one-dimensional, but has shape {shape}")
+        sizeof = sizeof.tolist()  # reading a tensor element by element takes ten times as long
+    function = size_function(sizeof)
+    return sizeof.__getitem__ if function is None else function
 
 
-def _check_sampler(sampler: object) -> None:
+def _check_sampler(sampler: object, max_total_size: Any) -> None:
     if isinstance(sampler, str) or not isinstance(sampler, (Sampler, Iterable)):
         raise TypeError(
             "sampler should be an instance of torch.utils.data.Sampler or Iterable, but got "
             f"{type(sampler).__name__}"
         )
-
-
-def _check_limit(max_total_size: object) -> None:
     if not isinstance(max_total_size, numbers.Real):
         raise ValueError(f"max_total_size should be int or float but got {type(max_total_size)}")
     if not cast("Any", max_total_size) > 0:
@@ -91,18 +85,18 @@ def size_aware_batching(
     info_logger: Logger | None = None,
     warn_logger: Logger | None = None,
 ) -> Iterator[list[Data] | BatchCollated]:
-    """Batches the elements of an iterable, in their order, up to a total size.
+    """Batches the elements of an iterable, in order, up to a total size.
 
     A batch ends before the element that would take its total over `max_total_size`. The input is
-    read once, one element after the other. An element that is larger than the limit by itself is
-    skipped and reported to `warn_logger`.
+    read once, element by element. An element that exceeds the limit by itself is skipped and
+    reported to `warn_logger`.
 
     Args:
         dataset: the elements.
         sizeof: an element's size: a function, a dictionary with the elements as keys, or (for
             elements that are indices) a sequence, tensor or array.
         max_total_size: the limit, in the unit of `sizeof`.
-        collate_fn: makes a batch out of a list of elements; without it a batch is the list.
+        collate_fn: makes a batch of a list of elements; without it a batch is the list.
         info_logger: called at the end with the number of elements and batches.
         warn_logger: called for each element that is skipped, and at the end.
 
@@ -130,14 +124,14 @@ def size_aware_batching(
 
 
 def _batches(
-    dataset: Iterable[Data],
-    size_of: Callable[[Data], Any],
+    dataset: Iterable[Any],
+    size_of: Callable[[Any], Any],
     limit: Any,
-    collate_fn: Callable[[list[Data]], BatchCollated] | None,
+    collate_fn: Callable[[list[Any]], Any] | None,
     info_logger: Logger | None,
     warn_logger: Logger | None,
-) -> Iterator[list[Data] | BatchCollated]:
-    batch: list[Data] = []
+) -> Iterator[Any]:
+    batch: list[Any] = []
     total: Any = 0
     most = limit if limit != math.inf else sys.float_info.max
     batched = skipped = batches = 0
@@ -185,7 +179,7 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
     """Batches of indices whose total size stays under a limit; a `batch_sampler` of a DataLoader.
 
     Args:
-        sampler: gives the indices, anew for each iteration.
+        sampler: gives the indices, again for each iteration.
         sizeof: the size at an index: a function, a dictionary, a sequence, a tensor or an array.
         max_total_size: the largest total size of a batch, above 0.
         info_logger: called at the end of each iteration with the number of samples and batches; by
@@ -213,8 +207,7 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
         info_logger: Logger | None = _print,
         warn_logger: Logger | None = _warn,
     ) -> None:
-        _check_sampler(sampler)
-        _check_limit(max_total_size)
+        _check_sampler(sampler, max_total_size)
         self._sizeof = _size_function(sizeof)
         self._sampler = sampler
         self._max_total_size = max_total_size
@@ -223,29 +216,14 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterates over the batches."""
-        return cast(
-            "Iterator[list[int]]",
-            size_aware_batching(
-                self._sampler,
-                self._sizeof,
-                self._max_total_size,
-                info_logger=self._info_logger,
-                warn_logger=self._warn_logger,
-            ),
+        return _batches(
+            self._sampler,
+            self._sizeof,
+            self._max_total_size,
+            None,
+            self._info_logger,
+            self._warn_logger,
         )
-
-
-def _check_numbers(name: str, values: object) -> torch.Tensor:
-    if not isinstance(values, torch.Tensor):
-        raise TypeError(f"{name} should be a torch tensor, but got {name}={values}")
-    if values.ndim != 1:
-        raise ValueError(f"{name} should be a 1D tensor, but got a shape of {tuple(values.shape)}")
-    if not values.is_floating_point() and values.dtype not in TorchIntegerDataTypes:
-        raise ValueError(
-            f"{name} should contain only integers or floating point numbers, but got "
-            f"{name}.dtype={values.dtype}"
-        )
-    return values.detach()
 
 
 def _check_keywords(name: str, keywords: dict[str, Any] | None) -> dict[str, Any]:
@@ -261,19 +239,19 @@ def _check_keywords(name: str, keywords: dict[str, Any] | None) -> dict[str, Any
 class BucketBatchSampler(Sampler[list[int]]):
     """Batches of indices of elements of similar size: each batch comes from one bucket.
 
-    Bucket k holds the elements whose sizes lie in [boundary k, boundary k + 1), and has a batch
-    sampler of its own, `base_batch_sampler_class(indices of the bucket, **keywords)`. Elements
-    outside all buckets are left out, with a warning.
+    Bucket k holds the elements with sizes in [boundary k, boundary k + 1), and has a batch sampler
+    of its own, `base_batch_sampler_class(indices of the bucket, **keywords)`. Elements outside all
+    buckets are left out, with a warning.
 
-    With `shuffle`, each iteration shuffles the elements inside their buckets, further than they
-    were, and takes each batch from a bucket that is drawn with the chance of its elements left.
-    Without, the buckets follow each other. Iterators do not disturb each other, shuffled or not.
+    With `shuffle`, each iteration shuffles the elements inside their buckets, from the order that
+    the previous one left, and draws the bucket of each batch with probability proportional to its
+    remaining elements. Otherwise the buckets follow each other. Iterators are independent.
 
     Args:
         sizes: the size of each element; one-dimensional, integers or floating point.
-        bucket_boundaries: at least two numbers, in any order, none twice. They may be infinite.
+        bucket_boundaries: at least two distinct numbers, in any order. They may be infinite.
         base_batch_sampler_class: a subclass of `torch.utils.data.Sampler` that makes batches.
-        base_batch_sampler_shared_kwargs: keywords for all its objects.
+        base_batch_sampler_shared_kwargs: keywords for all of its objects.
         base_batch_sampler_individual_kwargs: keywords with one value for each bucket.
         shuffle: whether to shuffle.
         generator: where the random numbers come from; by default one with a random seed.
@@ -289,7 +267,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         TypeError: if an argument has the wrong type, or the sampler class does not take the
             keywords.
         ValueError: if `sizes` or `bucket_boundaries` are not as described, `sizes` holds NaN or an
-            infinity, or the values of an individual keyword are not as many as the buckets.
+            infinity, or an individual keyword does not have one value for each bucket.
         RuntimeError: if no element lies in any bucket.
 
     Example:
@@ -315,8 +293,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         shuffle: bool | None = True,
         generator: torch.Generator | None = None,
     ) -> None:
-        values = _check_numbers("sizes", sizes)
-        boundaries = _check_numbers("bucket_boundaries", bucket_boundaries)
+        values = check_numbers("sizes", sizes, floats=True)
+        boundaries = check_numbers("bucket_boundaries", bucket_boundaries, floats=True)
         if len(boundaries) < 2:
             raise ValueError(
                 f"bucket_boundaries should have at least 2 numbers, but got {len(boundaries)}"
@@ -335,6 +313,11 @@ class BucketBatchSampler(Sampler[list[int]]):
             raise TypeError(
                 "base_batch_sampler_class should be a batch sampler class inherited from "
                 f"torch.utils.data.Sampler, but got {base_batch_sampler_class}"
+            )
+        if shuffle and issubclass(base_batch_sampler_class, BatchSamplerBase):
+            raise TypeError(
+                f"{base_batch_sampler_class} copies its indices, so shuffling them has no effect; "
+                "use the SizeAwareBatchSampler of this module, or brim.data.BucketBatchSampler"
             )
         if shuffle and generator is None:
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
@@ -365,7 +348,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             {key: value[k] for key, value in individual.items()} for k in range(self.num_buckets)
         ]
 
-        # One dtype that holds both: int64, where all are integers.
+        # One dtype that holds both: int64 if all are integers.
         exact = not (values.is_floating_point() or boundaries.is_floating_point())
         dtype = torch.int64 if exact else torch.float64
         indices, offsets = _C.group_by_bucket(values.to("cpu", dtype), boundaries.to("cpu", dtype))
@@ -385,39 +368,19 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._orders: Sequence[torch.Tensor] = torch.split(indices, counts.tolist())
         self.bucket_sizes = counts.to(sizes.device)
         self.bucket_element_indices: list[list[int]] = [order.tolist() for order in self._orders]
-        #: Whose order each list of `bucket_element_indices` has now; see `__iter__`.
+        #: Whose order each list of `bucket_element_indices` has now; see `_shuffled_batches`.
         self._owners: list[object] = [None] * self.num_buckets
-        self.base_batch_samplers: list[Sampler[list[int]]] = self._init_base_batch_samplers()
-
-    def _init_base_batch_samplers(self) -> list[Sampler[list[int]]]:
-        make: Any = self.base_batch_sampler_class
-        shared = self.base_batch_sampler_shared_kwargs
-        return [
-            make(indices, **shared, **keywords)
-            for indices, keywords in zip(
-                self.bucket_element_indices,
-                self.base_batch_sampler_individual_kwargs,
-                strict=True,
-            )
+        make: Any = base_batch_sampler_class
+        own = self.base_batch_sampler_individual_kwargs
+        self.base_batch_samplers: list[Sampler[list[int]]] = [
+            make(indices, **self.base_batch_sampler_shared_kwargs, **keywords)
+            for indices, keywords in zip(self.bucket_element_indices, own, strict=True)
         ]
 
     def __len__(self) -> int:
         """The number of batches; needs a sampler class that knows its length."""
         samplers: list[Any] = self.base_batch_samplers
         return sum(len(sampler) for sampler in samplers)
-
-    def _shuffled(self) -> Sequence[torch.Tensor]:
-        generator = self.generator
-        assert generator is not None
-        permutations = [
-            torch.randperm(len(order), generator=generator, device=generator.device)
-            for order in self._orders
-        ]
-        self._orders = [
-            order[permutation.cpu()]
-            for order, permutation in zip(self._orders, permutations, strict=True)
-        ]
-        return self._orders
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterates over the batches."""
@@ -434,23 +397,28 @@ class BucketBatchSampler(Sampler[list[int]]):
                 yield batch
 
     def _shuffled_batches(self) -> Iterator[list[int]]:
-        # The samplers of the buckets read lists that all iterators share. So each iterator has an
-        # order of its own, and puts it back into a bucket's list before it asks for a batch, where
-        # another one has been at that list since.
-        orders = self._shuffled()
+        # The samplers of the buckets read lists that all iterators share. So each iterator has its
+        # own order, and restores it in a bucket's list before it asks for a batch, if another
+        # iterator has used the list since.
+        generator = self.generator
+        assert generator is not None
+        device = generator.device
+        orders = self._orders = [
+            order[torch.randperm(len(order), generator=generator, device=device).cpu()]
+            for order in self._orders
+        ]
         me = object()
         for bucket in range(self.num_buckets):
             self._put_order(bucket, orders[bucket], me)
         iterators = [iter(sampler) for sampler in self.base_batch_samplers]
-        assert self.generator is not None
-        remaining = self.bucket_sizes.to(self.generator.device, copy=True)
+        remaining = self.bucket_sizes.to(device, copy=True)
         total = self.num_samples
         while total > 0:
-            bucket = int(torch.multinomial(remaining / total, 1, generator=self.generator))
+            bucket = int(torch.multinomial(remaining / total, 1, generator=generator))
             if self._owners[bucket] is not me:
                 self._put_order(bucket, orders[bucket], me)
             batch = next(iterators[bucket], None)
-            if batch is None:  # it left elements out: those of a last batch that is not full, say
+            if batch is None:  # it left elements out, such as those of an incomplete last batch
                 remaining[bucket] = 0
                 total = int(remaining.sum())
                 continue

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
 from brim import _C, memory
+from brim.data import Buckets
 
 __all__: Sequence[str] = ("Buckets", "collect_cuda_peak_alloc", "create_buckets")
 
@@ -18,17 +19,16 @@ Feature = TypeVar("Feature")
 TorchIntegerDataTypes = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
 
-class Buckets(NamedTuple):
-    """Buckets of sizes.
-
-    Attributes:
-        bucket_boundaries: where buckets begin and the last one ends, ascending. Bucket k holds the
-            sizes from boundary k up to, but not with, boundary k + 1.
-        bucket_sizes: how many elements each bucket holds.
-    """
-
-    bucket_boundaries: torch.Tensor
-    bucket_sizes: torch.Tensor
+def check_numbers(name: str, values: object, *, floats: bool) -> torch.Tensor:
+    """Check for a 1D tensor of integers, or also of floating point numbers."""
+    if not isinstance(values, torch.Tensor):
+        raise TypeError(f"{name} should be a torch tensor, but got {name}={values}")
+    if values.ndim != 1:
+        raise ValueError(f"{name} should be a 1D tensor, but got a shape of {tuple(values.shape)}")
+    if values.dtype not in TorchIntegerDataTypes and not (floats and values.is_floating_point()):
+        kind = "integers or floating point numbers" if floats else "integers"
+        raise ValueError(f"{name} should contain only {kind}, but got {name}.dtype={values.dtype}")
+    return values.detach()
 
 
 def _peak_of(
@@ -36,7 +36,7 @@ def _peak_of(
 ) -> tuple[Feature, int] | None:
     """The work's result and the peak, or None if it ran out of memory.
 
-    A frame of its own: the error and all that its frames hold are gone before the clean-up.
+    A separate frame, so that the error and what its frames hold are gone before the clean-up.
     """
     try:
         feature = work(data)
@@ -55,15 +55,15 @@ def collect_cuda_peak_alloc(
 ) -> tuple[list[Feature], list[int]]:
     """Runs a workflow on each element and records the peak of the memory allocated on a GPU.
 
-    The first elements may show another peak than later ones of the same size, because libraries
+    The first elements may show a higher peak than later ones of the same size, because libraries
     allocate their workspaces then.
 
     Args:
         dataset: the elements.
         work: what is done with one; its result is kept as the element's feature.
         device: the CUDA device.
-        cleanup: called after each element, also after one that failed, before garbage is collected
-            and torch's cache is emptied.
+        cleanup: called after each element, also a failed one, before garbage is collected and
+            torch's cache is emptied.
 
     Returns:
         The features and the peaks in bytes, of the same length. An element that ran out of memory
@@ -71,12 +71,6 @@ def collect_cuda_peak_alloc(
 
     Raises:
         ValueError: if `device` is not a CUDA device.
-
-    Example:
-        >>> collect_cuda_peak_alloc([], len, torch.device("cpu"))
-        Traceback (most recent call last):
-            ...
-        ValueError: device is cpu; collect_cuda_peak_alloc is for CUDA devices only
     """
     device = torch.device(device)
     if device.type != "cuda":
@@ -88,7 +82,7 @@ def collect_cuda_peak_alloc(
         try:
             measured = _peak_of(work, data, device)
         finally:
-            # The element too: the next one is made before this name is bound again.
+            # The next element is made before this name is bound again.
             del data
             if cleanup is not None:
                 cleanup()
@@ -114,13 +108,13 @@ def _check_positive(name: str, value: object) -> int:
 def create_buckets(sizes: torch.Tensor, max_width: int, min_bucket_count: int) -> Buckets:
     """Divides integer sizes into buckets of limited width that hold enough elements each.
 
-    From the smallest size on, a bucket takes in sizes until it has `min_bucket_count` elements. It
-    ends earlier where it would grow wider than `max_width`; gaps are filled with empty buckets.
+    From the smallest size on, a bucket takes sizes until it has `min_bucket_count` elements. It
+    ends earlier if it would grow wider than `max_width`; gaps are filled with empty buckets.
 
     Args:
         sizes: integers, one-dimensional.
         max_width: the largest width of a bucket, at least 1.
-        min_bucket_count: from how many elements on a bucket is full, at least 1.
+        min_bucket_count: the number of elements at which a bucket is full, at least 1.
 
     Returns:
         The boundaries in ascending order, and the number of elements in each bucket; int64, on the
@@ -132,22 +126,13 @@ def create_buckets(sizes: torch.Tensor, max_width: int, min_bucket_count: int) -
             others is not a positive integer, or if there would be more than 2**24 buckets.
 
     Example:
-        >>> buckets = create_buckets(torch.tensor([1, 1, 2, 3, 3, 9]), max_width=4,
-        ...                          min_bucket_count=3)
-        >>> buckets.bucket_boundaries
+        >>> sizes = torch.tensor([1, 1, 2, 3, 3, 9])
+        >>> create_buckets(sizes, max_width=4, min_bucket_count=3).bucket_boundaries
         tensor([ 1,  3,  7, 10])
-        >>> buckets.bucket_sizes
-        tensor([3, 2, 1])
     """
-    if not isinstance(sizes, torch.Tensor):
-        raise TypeError(f"sizes should be a torch tensor, but got sizes={sizes}")
-    if sizes.ndim != 1:
-        raise ValueError(f"sizes should be a 1D tensor, but got a shape of {tuple(sizes.shape)}")
-    if sizes.dtype not in TorchIntegerDataTypes:
-        raise ValueError(f"sizes should be integers, but got sizes.dtype={sizes.dtype}")
-    if len(sizes) == 0:
+    column = check_numbers("sizes", sizes, floats=False).long().cpu()
+    if len(column) == 0:
         raise ValueError("sizes should not be empty")
     max_width = _check_positive("max_width", max_width)
     min_bucket_count = _check_positive("min_bucket_count", min_bucket_count)
-    # In 64 bits: one above the largest uint8 is 256, not 0.
-    return Buckets(*_C.create_buckets(sizes.detach().long().cpu(), max_width, min_bucket_count))
+    return Buckets(*_C.create_buckets(column, max_width, min_bucket_count))

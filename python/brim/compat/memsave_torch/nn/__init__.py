@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import sys
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
 
+import brim.nn
 from brim.compat.memsave_torch.nn import functional
-from brim.compat.memsave_torch.nn.BatchNorm import MemSaveBatchNorm2d
-from brim.compat.memsave_torch.nn.Conv1d import MemSaveConv1d
-from brim.compat.memsave_torch.nn.Conv2d import MemSaveConv2d
-from brim.compat.memsave_torch.nn.Conv3d import MemSaveConv3d
-from brim.compat.memsave_torch.nn.ConvTranspose1d import MemSaveConvTranspose1d
-from brim.compat.memsave_torch.nn.ConvTranspose2d import MemSaveConvTranspose2d
-from brim.compat.memsave_torch.nn.ConvTranspose3d import MemSaveConvTranspose3d
-from brim.compat.memsave_torch.nn.Dropout import MemSaveDropout
-from brim.compat.memsave_torch.nn.LayerNorm import (
-    MemSaveLayerNorm,
-    MemSaveRMSLayerNorm,
-    RMSLayerNorm,
-    epsilon_of,
-)
-from brim.compat.memsave_torch.nn.Linear import MemSaveLinear
-from brim.compat.memsave_torch.nn.MaxPool import MemSaveMaxPool2d
-from brim.compat.memsave_torch.nn.ReLU import MemSaveReLU
+from brim.nn.convert import STAND_INS, check_module
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...  # the classes of `_LAYERS`
+
+
+# By module: each layer of torch.nn, what makes one of it, and that function's argument.
+_LAYERS = {
+    "BatchNorm": ("BatchNorm2d", "from_nn_BatchNorm2d", "bn2d"),
+    "Conv1d": ("Conv1d", "from_nn_Conv1d", "conv1d"),
+    "Conv2d": ("Conv2d", "from_nn_Conv2d", "conv2d"),
+    "Conv3d": ("Conv3d", "from_nn_Conv3d", "conv3d"),
+    "ConvTranspose1d": ("ConvTranspose1d", "from_nn_ConvTranspose1d", "convT1d"),
+    "ConvTranspose2d": ("ConvTranspose2d", "from_nn_ConvTranspose2d", "convT2d"),
+    "ConvTranspose3d": ("ConvTranspose3d", "from_nn_ConvTranspose3d", "convT3d"),
+    "Dropout": ("Dropout", "from_nn_dropout", "dropout"),
+    "LayerNorm": ("LayerNorm", "from_nn_LayerNorm", "ln"),
+    "Linear": ("Linear", "from_nn_Linear", "linear"),
+    "MaxPool": ("MaxPool2d", "from_nn_MaxPool2d", "maxpool2d"),
+    "ReLU": ("ReLU", "from_nn_ReLU", "relu"),
+}
 
 __all__ = [
-    "MemSaveBatchNorm2d",
-    "MemSaveConv1d",
-    "MemSaveConv2d",
-    "MemSaveConv3d",
-    "MemSaveConvTranspose1d",
-    "MemSaveConvTranspose2d",
-    "MemSaveConvTranspose3d",
-    "MemSaveDropout",
-    "MemSaveLayerNorm",
-    "MemSaveLinear",
-    "MemSaveMaxPool2d",
+    *(f"MemSave{name}" for name, _, _ in _LAYERS.values()),
     "MemSaveRMSLayerNorm",
-    "MemSaveReLU",
     "RMSLayerNorm",
     "convert_to_memory_saving",
     "functional",
@@ -64,6 +63,106 @@ _RMS_NORMS = (
 )
 
 
+def _layer(name: str, factory: str, argument: str) -> type[torch.nn.Module]:
+    """`brim.nn`'s layer under the original's name, with its way to make one from torch.nn's."""
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for each in ("cls", argument)
+        ]
+    )
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        cls, layer = signature.bind(*args, **kwargs).args
+        return _adopt(cls, argument, layer, getattr(torch.nn, name))
+
+    vars(make)["__signature__"] = signature
+    make.__doc__ = f"Make one with the options, tensors, hooks and training flag of `{argument}`."
+    own = getattr(brim.nn, name)
+    members = {factory: classmethod(make), "__doc__": own.__doc__, "__module__": __name__}
+    return type(f"MemSave{name}", (own,), members)
+
+
+def _adopt(cls: Any, argument: str, layer: Any, expected: type[torch.nn.Module]) -> Any:
+    """Share the tensors of `layer`; parameters and hooks that are set later belong to one alone."""
+    conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
+    if expected is torch.nn.Linear and conv1d is not None and isinstance(layer, conv1d):
+        # A Linear with the transposed weight: a parameter of its own over the same memory.
+        inputs, outputs = layer.weight.shape
+        made = cls(inputs, outputs, bias=layer.bias is not None, device="meta")
+        made.weight = torch.nn.Parameter(layer.weight.detach().T, layer.weight.requires_grad)
+        made.bias = layer.bias
+        return made.train(layer.training)
+    if not isinstance(layer, expected):
+        raise TypeError(f"{argument} must be a torch.nn.{expected.__name__}, got {layer!r}")
+    if parametrize.is_parametrized(layer):
+        raise ValueError(f"{argument} is parametrized: remove the parametrization first")
+    if isinstance(layer, LazyModuleMixin):
+        raise ValueError(f"{argument} is lazy: run it once first")
+    made = cls.__new__(cls)
+    made.__dict__ = {
+        name: value.copy() if isinstance(value, dict) else value
+        for name, value in layer.__dict__.items()
+    }
+    return made
+
+
+class RMSLayerNorm(torch.nn.Module):
+    """Division by the root of the mean square over the last dimension, then a learned scale.
+
+    Sums are in float32 at least; the result has the weight's type where that is a half type.
+
+    Example:
+        >>> RMSLayerNorm(2, eps=0.0)(torch.tensor([3.0, 4.0])).pow(2).mean()
+        tensor(1., grad_fn=<MeanBackward0>)
+    """
+
+    weight: Tensor
+
+    def __init__(self, hidden_size: int | Sequence[int], eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size))
+        self.eps = eps
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """The input, normalised."""
+        norm = torch.nn.functional.rms_norm
+        return functional.rms_norm_with(norm, hidden_states, self.weight, self.eps)
+
+
+class MemSaveRMSLayerNorm(RMSLayerNorm):
+    """`RMSLayerNorm` that keeps its input once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input, normalised."""
+        return functional.rms_norm_with(brim.nn.functional.rms_norm, x, self.weight, self.eps)
+
+    @classmethod
+    def from_existing(cls, ln: Any) -> MemSaveRMSLayerNorm:
+        """Share the weight of a module with `eps`, or `variance_epsilon` as in transformers."""
+        made = cls(0, _epsilon_of(ln))
+        made.weight = ln.weight
+        return made.train(ln.training)
+
+
+STAND_INS[MemSaveRMSLayerNorm] = RMSLayerNorm
+
+
+def _epsilon_of(layer: Any) -> float:
+    for name in ("eps", "variance_epsilon"):
+        value = getattr(layer, name, None)
+        if value is not None:
+            return float(value)
+    raise TypeError(f"ln must have a number `eps` or `variance_epsilon`, got {layer!r}")
+
+
+for _module, _row in _LAYERS.items():
+    _members = {f"MemSave{_row[0]}": _layer(*_row)}
+    if _module == "LayerNorm":
+        _members |= {"MemSaveRMSLayerNorm": MemSaveRMSLayerNorm, "RMSLayerNorm": RMSLayerNorm}
+    functional.add_submodule(__name__, _module, _members)
+
+
 def convert_to_memory_saving(
     model: ModelT,
     linear: bool = True,
@@ -81,27 +180,11 @@ def convert_to_memory_saving(
 ) -> ModelT:
     """Copy a model with memory-saving layers in the place of those of `torch.nn`.
 
-    A layer is replaced if its type is exactly one of those chosen. Hooks, sharing, training flag,
-    requires_grad and state_dict are those of the model.
-
-    Args:
-        model: any module, also a single layer; it is not changed.
-        linear: whether to replace `Linear`.
-        conv2d: whether to replace `Conv2d` and `ConvTranspose2d`.
-        conv1d: whether to replace `Conv1d` and `ConvTranspose1d`.
-        conv3d: whether to replace `Conv3d` and `ConvTranspose3d`.
-        batchnorm2d: whether to replace `BatchNorm2d`.
-        relu: whether to replace `ReLU`.
-        maxpool2d: whether to replace `MaxPool2d`.
-        dropout: whether to replace `Dropout`.
-        verbose: print the name of each layer that is replaced.
-        clone_params: give the copy parameters and buffers of its own. Without, it has those of the
-            model: an optimizer of one trains both.
-        layernorm: whether to replace `LayerNorm`, `RMSLayerNorm` and the RMS norms of T5, Mistral,
-            Llama and Phi-3 in transformers.
-
-    Returns:
-        The copy.
+    A layer is replaced if its type is exactly one of those chosen. `conv1d` … `conv3d` also choose
+    the transposed convolutions; `layernorm` also `RMSLayerNorm` and the RMS norms of T5, Mistral,
+    Llama and Phi-3 in transformers. Hooks, sharing, training flag, requires_grad and state_dict are
+    those of the model, which is not changed. Without `clone_params` the copy has the parameters and
+    buffers of the model: an optimizer of one trains both. `verbose` prints what is replaced.
 
     Raises:
         TypeError: if `model` is no module.
@@ -113,26 +196,15 @@ def convert_to_memory_saving(
         >>> saving[0].weight is model[0].weight
         True
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
-    replacements: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
-    for allowed, original, replacement in (
-        (linear, torch.nn.Linear, MemSaveLinear),
-        (relu, torch.nn.ReLU, MemSaveReLU),
-        (maxpool2d, torch.nn.MaxPool2d, MemSaveMaxPool2d),
-        (conv1d, torch.nn.Conv1d, MemSaveConv1d),
-        (conv2d, torch.nn.Conv2d, MemSaveConv2d),
-        (conv3d, torch.nn.Conv3d, MemSaveConv3d),
-        (conv1d, torch.nn.ConvTranspose1d, MemSaveConvTranspose1d),
-        (conv2d, torch.nn.ConvTranspose2d, MemSaveConvTranspose2d),
-        (conv3d, torch.nn.ConvTranspose3d, MemSaveConvTranspose3d),
-        (batchnorm2d, torch.nn.BatchNorm2d, MemSaveBatchNorm2d),
-        (layernorm, torch.nn.LayerNorm, MemSaveLayerNorm),
-        (dropout, torch.nn.Dropout, MemSaveDropout),
-        *((layernorm, each, MemSaveRMSLayerNorm) for each in _rms_norms()),
-    ):
-        if allowed:
-            replacements[original] = replacement
+    flags = locals()  # by the lower-case names of the layers
+    check_module(model)
+    replacements: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+        getattr(torch.nn, name): globals()[f"MemSave{name}"]
+        for name, _, _ in _LAYERS.values()
+        if flags[name.replace("Transpose", "").lower()]
+    }
+    if layernorm:
+        replacements |= dict.fromkeys(_rms_norms(), MemSaveRMSLayerNorm)
     shared = () if clone_params else itertools.chain(model.parameters(), model.buffers())
     saving = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
     for name, layer in saving.named_modules():
@@ -140,7 +212,7 @@ def convert_to_memory_saving(
         if saver is None or any(each.is_complex() for each in layer.parameters(recurse=False)):
             continue
         if saver is MemSaveRMSLayerNorm:
-            layer.__dict__["eps"] = epsilon_of(layer)
+            layer.__dict__["eps"] = _epsilon_of(layer)
         layer.__class__ = saver
         if verbose:
             print(f"replaced {name}")
@@ -150,13 +222,10 @@ def convert_to_memory_saving(
 def recursive_setattr(
     obj: torch.nn.Module, attr: str, value: torch.nn.Module, clone_params: bool
 ) -> None:
-    """Set a module inside of another, by its qualified name.
+    """Set a module inside of another, by its qualified name such as "layer4.1.bn2".
 
-    Args:
-        obj: the module to start from.
-        attr: the name, such as "layer4.1.bn2".
-        value: the module to put there.
-        clone_params: give it parameters of its own, equal to those it has; frozen ones stay frozen.
+    With `clone_params` the module gets parameters of its own, equal to those it has; frozen ones
+    stay frozen.
 
     Raises:
         AttributeError: if there is no module of that name's first parts.

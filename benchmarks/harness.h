@@ -1,0 +1,50 @@
+// Timing for the C++ benchmarks. Cases take turns, so that a slower moment of the machine affects
+// all of them, and each figure is a median.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace brim::bench {
+
+/// A piece of work in a loop: the call through std::function is per turn, not per call.
+struct Case {
+  std::string name;
+  std::function<void(int calls)> loop;
+};
+
+template <class Work>
+Case repeated(std::string name, Work work) {
+  return {std::move(name), [work](int calls) {
+            for (int i = 1; i <= calls; ++i) {
+              work(i);
+            }
+          }};
+}
+
+/// Median nanoseconds per call of each case.
+inline std::vector<double> medians(const std::vector<Case>& cases, int rounds, int calls) {
+  std::vector<std::vector<double>> times(cases.size());
+  for (int round = 0; round < rounds; ++round) {
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      cases[i].loop(calls);
+      const std::chrono::duration<double, std::nano> taken =
+          std::chrono::steady_clock::now() - begin;
+      times[i].push_back(taken.count() / calls);
+    }
+  }
+  std::vector<double> result;
+  for (std::vector<double>& values : times) {
+    const auto middle = values.begin() + rounds / 2;
+    std::nth_element(values.begin(), middle, values.end());
+    result.push_back(*middle);
+  }
+  return result;
+}
+
+}  // namespace brim::bench

@@ -1,0 +1,146 @@
+"""What all benchmarks share: timing in turns, rows of results, and the libraries beside brim.
+
+Works take turns, so that a slower moment of the machine affects all of them, and each figure is a
+median. The libraries come from PyPI and are installed into a folder of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+Work = Callable[[], object]
+
+FOLDER = Path(__file__).resolve().parent.parent / "build" / "peers"
+
+# Without dependencies, which would bring a second torch: those that they import are named here.
+PACKAGES = (
+    "torch_max_mem==0.1.6",
+    "toma==1.1.0",
+    "bionemo-size-aware-batching==1.0.0",
+    "psutil",
+    "accelerate",
+    "huggingface_hub",
+    "httpx",
+    "httpcore",
+    "h11",
+    "anyio",
+    "idna",
+    "certifi",
+    "pyyaml",
+    "packaging",
+    "safetensors",
+)
+
+# ---- time ----------------------------------------------------------------------------------------
+
+
+def synchronize(device: str | torch.device) -> None:
+    if torch.device(device).type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def medians(
+    works: Mapping[str, Work],
+    rounds: int,
+    *,
+    calls: int = 1,
+    warmup: int = 1,
+    device: str | torch.device = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
+    after: Work = lambda: None,
+) -> dict[str, float]:
+    """Median seconds per call of each work.
+
+    Args:
+        works: each takes its turn in each round.
+        rounds: how many rounds are timed.
+        calls: how often a work is called in its turn.
+        warmup: rounds before those.
+        device: where the works run; its queue is waited for.
+        clock: gives seconds.
+        after: runs after each turn, when the clock has stopped and the last result is freed.
+    """
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(warmup + rounds):
+        for name, work in works.items():
+            synchronize(device)
+            begin = clock()
+            for _ in range(calls - 1):
+                work()
+            result = work()
+            synchronize(device)
+            seconds = clock() - begin
+            del result
+            after()
+            if turn >= warmup:
+                times[name].append(seconds / calls)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def median(work: Work, rounds: int, **options: object) -> float:
+    """Median seconds per call of one work."""
+    return medians({"": work}, rounds, **options)[""]  # type: ignore[arg-type]
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def row(name: str, value: str, note: str = "", target: str = "") -> None:
+    print(f"  {name:<58}{value:>14}   {note:<27}{target}".rstrip(), flush=True)
+
+
+def progress(what: str) -> None:
+    """What is running now, apart from the results."""
+    print(f"    {what}", file=sys.stderr, flush=True)
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
+
+
+# ---- peers ---------------------------------------------------------------------------------------
+
+
+def install_peers() -> None:
+    """Install the peers that are missing, or there in another version, into their folder."""
+
+    def normal(name: str) -> str:
+        return re.sub("[-_.]+", "-", name).lower()
+
+    there = {
+        normal(found.metadata["Name"]): found.version
+        for found in importlib.metadata.distributions(path=[str(FOLDER)])
+    }
+    missing = []
+    for package in PACKAGES:
+        name, _, version = package.partition("==")
+        found = there.get(normal(name))
+        if found is None or version not in ("", found):
+            missing.append(package)
+    if missing:
+        print(f"==> Installing peers (once): {' '.join(missing)}")
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
+        pip += ["--disable-pip-version-check", "--target", str(FOLDER)]
+        if subprocess.run([*pip, *missing], check=False).returncode != 0:
+            print("    could not: the rows of missing peers are left out")
+    sys.path.append(str(FOLDER))
+
+
+def peer(name: str) -> ModuleType | None:
+    """A peer's module. If it is missing, None, and a line says that its rows are left out."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        print(f"    {name} is left out: {error}")
+        return None

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <brim/adapt/options.h>
+#include <brim/export.h>
+#include <brim/memory/out_of_memory.h>
+#include <c10/util/FunctionRef.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+/// The loops behind all adaptive calls, in every language. An attempt tells its driver "fitted" or
+/// "this failure"; how errors are caught is the caller's business.
+namespace brim::detail {
+
+/// Why memory ran out in an attempt. The error itself has been released.
+struct Failure {
+  OomCause cause;
+  std::string message;
+};
+
+/// An error that is known by its type alone (std::bad_alloc, MemoryError) does not say that memory
+/// ran out; the message does.
+BRIM_API Failure make_failure(const OomCause& cause, std::string text);
+
+/// Classifies `error` and releases it. @throws the error itself if it is not about memory.
+BRIM_API Failure release_error(std::exception_ptr error);
+
+/// Calls the function with these values. Empty where it fitted. Errors that are not about memory
+/// are thrown.
+using TryValues = c10::function_ref<std::optional<Failure>(std::span<const std::int64_t>)>;
+/// The same for a part [begin, end) of a range.
+using TryPart = c10::function_ref<std::optional<Failure>(std::int64_t, std::int64_t)>;
+
+/// One call of `batch` or `maximize`. Refers to objects of its caller.
+struct MaximizeCall {
+  std::span<const std::int64_t> maxima;                ///< of each parameter
+  std::span<const std::int64_t> quanta;                ///< likewise; 0: that of the options
+  std::span<const std::vector<std::size_t>> groups{};  ///< as in ParameterSearchOptions
+  const AdaptOptions& options;
+  /// The options with what takes time to make (a key, observers): asked for after a first attempt
+  /// that failed. Null: `options` has everything.
+  c10::function_ref<const AdaptOptions&()> all_options{};
+  bool counts_items = false;    ///< for Objective::throughput: items per second, not calls
+  bool on_accelerator = false;  ///< the arguments are on one: worth asking what it holds
+};
+
+/// Calls `attempt` until it fits, first with the maxima or with what is known to fit. Where nothing
+/// is known this costs some ten nanoseconds and allocates nothing.
+/// @throws c10::ValueError for wrong parameters or options, before any attempt;
+///     c10::OutOfMemoryError with a summary if it does not fit even at the floor.
+BRIM_API void maximize(const MaximizeCall& call, TryValues attempt);
+
+/// Calls `part` for parts that together cover [start, end), each as long as fits, at most
+/// `initial`. A part that fitted is never done again. @throws as `maximize`.
+BRIM_API void range(std::int64_t start, std::int64_t end, std::int64_t initial,
+                    const AdaptOptions& options, TryPart part);
+
+/// How an attempt ended and its bytes, for messages.
+BRIM_API std::string describe(const Attempt& attempt);
+
+/// The dimension to cut, counted from the front. @throws c10::ValueError if there is none.
+BRIM_API std::int64_t chunk_dim(std::int64_t rank, std::int64_t dim);
+
+}  // namespace brim::detail

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+
+#include <optional>
+#include <tuple>
+#include <utility>
+
+namespace brim::python {
+
+/// Python's `with` around a C++ object that works from its construction to its `close()`. The
+/// arguments are kept, so that they can be checked early and the block entered again; the object
+/// stays readable after the block.
+template <class Object, class... Arguments>
+class ContextManager {
+ public:
+  /// @param what the object, for errors.
+  explicit ContextManager(const char* what, Arguments... arguments)
+      : what_(what), arguments_(std::move(arguments)...) {}
+
+  ContextManager& enter() {
+    TORCH_CHECK(!open_, "this ", what_, " is open already: use a second one to nest");
+    std::apply([&](const Arguments&... arguments) { object_.emplace(arguments...); }, arguments_);
+    open_ = true;
+    return *this;
+  }
+
+  void exit() {
+    TORCH_CHECK(open_, "this ", what_, " is not open");
+    object_->close();
+    open_ = false;
+  }
+
+  const std::tuple<Arguments...>& arguments() const { return arguments_; }
+  bool entered() const { return object_.has_value(); }
+  const Object& object() const {
+    TORCH_CHECK(entered(), "this ", what_, " has not been opened: write `with` first");
+    return *object_;
+  }
+
+  /// Its Python class, to which the rest is added.
+  /// @param must_be_open whether `__exit__` of one that is not open is an error.
+  static pybind11::class_<ContextManager> bind(pybind11::module_& m, const char* name,
+                                               bool must_be_open = true) {
+    return pybind11::class_<ContextManager>(m, name)
+        .def("__enter__", &ContextManager::enter, pybind11::return_value_policy::reference_internal)
+        .def("__exit__", [must_be_open](ContextManager& self, const pybind11::args&) {
+          if (must_be_open || self.open_) {
+            self.exit();
+          }
+        });
+  }
+
+ private:
+  const char* what_;
+  std::tuple<Arguments...> arguments_;
+  std::optional<Object> object_;
+  bool open_ = false;
+};
+
+}  // namespace brim::python

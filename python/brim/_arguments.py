@@ -1,0 +1,42 @@
+"""Checks of arguments: what is wrong is an error at once that names the argument and its value."""
+
+from __future__ import annotations
+
+__all__ = ["flag", "positive", "real", "whole"]
+
+
+def whole(name: str, value: object, least: int, below: int = 2**63) -> int:
+    """An int from `least` up to, but not including, `below`. NumPy's ints count; bools do not.
+
+    Example:
+        >>> whole("rank", -1, 0)
+        Traceback (most recent call last):
+        ValueError: rank must be at least 0, got -1
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, got {value!r:.100}")
+    number = int(value.__index__())
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    if number >= below:
+        raise ValueError(f"{name} must be below 2**{below.bit_length() - 1}, got {number}")
+    return number
+
+
+def positive(name: str, value: object) -> int:
+    """An int of at least 1 that fits 64 bits."""
+    return whole(name, value, 1)
+
+
+def real(name: str, value: object) -> float:
+    """A number, which may be NumPy's or a tensor of one element."""
+    if isinstance(value, (str, bytes, bool)) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name} must be a number, got {value!r:.100}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False, and nothing that is merely truthy."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r:.100}")
+    return value

@@ -1,0 +1,128 @@
+"""The layers as functions, under the original's names.
+
+The `torch.autograd.Function`s behind the original's are not here: brim's are operators in C++.
+
+Example:
+    >>> from brim.compat.memsave_torch.nn.functional.ReLU import reluMemSave
+    >>> reluMemSave(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from brim.nn import functional
+from brim.nn._conv import conv, conv_transpose
+from brim.nn._numbers import Numbers, over
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., Any]: ...  # the functions of `_FUNCTIONS`
+
+
+def _relu(x: Tensor) -> Tensor:
+    return functional.relu(x)
+
+
+def _dropout(x: Tensor, p: float, training: bool) -> Tensor:
+    return functional.dropout(x, p, training)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return functional.linear(x, weight, bias)
+
+
+def _conv_transpose(
+    dimensions: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Numbers,
+    padding: Numbers,
+    output_padding: Numbers,
+    dilation: Numbers,
+    groups: int,
+) -> Tensor:
+    """As `torch.nn.functional`'s, with the dilation before the groups."""
+    return conv_transpose(
+        dimensions, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
+
+
+def _conv(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Numbers,
+    padding: Numbers,
+    dilation: Numbers,
+    groups: int,
+    transposed: bool,
+    output_padding: Numbers,
+) -> Tensor:
+    """A convolution over as many dimensions as the weight has, transposed or not."""
+    if weight.dim() not in (3, 4, 5):
+        raise ValueError(f"weight must have 3, 4 or 5 dimensions, got {weight.dim()}")
+    size = weight.dim() - 2
+    if transposed:
+        return conv_transpose(
+            size, input, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+    return conv(size, input, weight, bias, stride, padding, dilation, groups)
+
+
+def _rms_norm(input: Tensor, weight: Tensor, eps: float = 1e-05) -> Tensor:
+    """Division by the root of the mean square over the last dimension, times the weight."""
+    return rms_norm_with(functional.rms_norm, input, weight, eps)
+
+
+def rms_norm_with(norm: Callable[..., Tensor], x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The same with a given function for the case of one type and a weight of one dimension.
+
+    Otherwise as transformers does it: in float32, then to the weight's type if that is a half type.
+    """
+    shape = (x.size(-1),)
+    if weight.dim() == 1 and weight.dtype == x.dtype:
+        return norm(x, shape, weight, eps)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    normalised = norm(x.to(wide), shape, None, eps)
+    if weight.dtype in (torch.float16, torch.bfloat16):
+        normalised = normalised.to(weight.dtype)
+    return weight * normalised
+
+
+_FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "BatchNorm": {"batch_norm": functional.batch_norm},
+    "Conv": {
+        "conv1d": functional.conv1d,
+        "conv2d": functional.conv2d,
+        "conv3d": functional.conv3d,
+        "conv": _conv,
+    },
+    "ConvTranspose": {f"conv_transpose{n}d": over(n, _conv_transpose) for n in (1, 2, 3)},
+    "Dropout": {"dropout": _dropout},
+    "LayerNorm": {"layer_norm": functional.layer_norm, "rms_norm": _rms_norm},
+    "Linear": {"linear": _linear},
+    "MaxPool": {"maxpool2d": functional.max_pool2d},
+    "ReLU": {"relu": _relu},
+}
+__all__ = [f"{name}MemSave" for functions in _FUNCTIONS.values() for name in functions]
+
+
+def add_submodule(parent: str, name: str, members: Mapping[str, Any]) -> None:
+    """Make a module of the original's, which has no file here, and give its members to `parent`."""
+    module = ModuleType(f"{parent}.{name}", f"A part of `{parent}`.")
+    vars(module).update(members, __all__=[*members])
+    sys.modules[module.__name__] = module
+    vars(sys.modules[parent]).update(members, **{name: module})
+
+
+for _module, _members in _FUNCTIONS.items():
+    add_submodule(__name__, _module, {f"{name}MemSave": own for name, own in _members.items()})

@@ -1,0 +1,131 @@
+"""The activations of `brim.nn.functional`.
+
+The first ones keep one bit per element, or nothing where the layer that takes the output keeps it
+anyway. The others keep what torch keeps, the input or the output: nothing smaller is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from brim.nn._elsewhere import ops
+
+__all__ = [
+    "elu",
+    "gelu",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "prelu",
+    "relu",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "tanh",
+]
+
+
+def operator(name: str, inplace: bool) -> Callable[..., Tensor]:
+    """The operator of an activation. It takes the input, the options, and `recompute`.
+
+    Example:
+        >>> import torch
+        >>> operator("relu", False)(torch.tensor([-1.0, 2.0]), False)
+        tensor([0., 2.])
+    """
+    run: Callable[..., Tensor] = getattr(ops(), name + "_" if inplace else name)
+    return run
+
+
+# -- One bit per element --------------------------------------------------------------------------
+
+
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.relu`; keeps one bit per element, or nothing.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(1024, requires_grad=True)
+        >>> kept = []
+        >>> with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t), lambda t: t):
+        ...     y = relu(x)
+        >>> kept[0].nbytes
+        128
+    """
+    return operator("relu", inplace)(input, False)
+
+
+def relu6(input: Tensor, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.relu6`; keeps one bit per element, or nothing."""
+    return hardtanh(input, 0.0, 6.0, inplace)
+
+
+def hardtanh(
+    input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Tensor:
+    """As `torch.nn.functional.hardtanh`; keeps one bit per element, or nothing.
+
+    Raises:
+        ValueError: if min_val > max_val.
+    """
+    return operator("hardtanh", inplace)(input, min_val, max_val, False)
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.leaky_relu`; keeps one bit per element, or nothing."""
+    return operator("leaky_relu", inplace)(input, negative_slope, False)
+
+
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.hardsigmoid`; keeps one bit per element."""
+    return operator("hardsigmoid", inplace)(input, False)
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """As `torch.nn.functional.prelu`; keeps one bit per element if the weight is frozen."""
+    return ops().prelu(input, weight)
+
+
+# -- The input ------------------------------------------------------------------------------------
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """As `torch.nn.functional.gelu`; keeps its input."""
+    return ops().gelu(input, approximate, False)
+
+
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.silu`; keeps its input."""
+    return operator("silu", inplace)(input, False)
+
+
+def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.hardswish`; keeps its input."""
+    return operator("hardswish", inplace)(input, False)
+
+
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """As `torch.nn.functional.softplus`; keeps its input."""
+    return ops().softplus(input, beta, threshold, False)
+
+
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """As `torch.nn.functional.elu`; keeps its input, or in place its output."""
+    return operator("elu", inplace)(input, alpha, False)
+
+
+# -- The output -----------------------------------------------------------------------------------
+
+
+def sigmoid(input: Tensor) -> Tensor:
+    """As `torch.nn.functional.sigmoid`; keeps its output."""
+    return ops().sigmoid(input, False)
+
+
+def tanh(input: Tensor) -> Tensor:
+    """As `torch.nn.functional.tanh`; keeps its output."""
+    return ops().tanh(input, False)

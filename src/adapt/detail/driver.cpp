@@ -1,0 +1,246 @@
+#include <brim/adapt/detail/driver.h>
+#include <brim/adapt/detail/throughput.h>
+#include <brim/adapt/parameter_search.h>
+#include <brim/adapt/size_search.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "adapt/detail/attempt_monitor.h"
+#include "adapt/detail/recollection.h"
+
+namespace brim::detail {
+namespace {
+
+constexpr std::int64_t kOne = 1;
+
+void check_options(const AdaptOptions& options) {
+  TORCH_CHECK_VALUE(options.lower >= 1, "lower must be 1 or more, got ", options.lower);
+  TORCH_CHECK_VALUE(options.quantum >= 1, "quantum must be 1 or more, got ", options.quantum);
+}
+
+/// The searches know no torch and throw std::invalid_argument: here it becomes a ValueError.
+template <class Search, class Options>
+Search checked(const Options& options) {
+  try {
+    return Search(options);
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& options,
+                            const Recollection& known, c10::Device device) {
+  ParameterSearchOptions search{.strategy = options.strategy,
+                                .groups = {call.groups.begin(), call.groups.end()},
+                                .margin = known.margin(device),
+                                .available = known.available,
+                                .revisit_floor = options.exact_halving};
+  for (std::size_t i = 0; i < call.maxima.size(); ++i) {
+    const std::int64_t maximum = call.maxima[i];
+    const std::int64_t quantum = call.quanta[i];
+    search.parameters.push_back({.maximum = maximum,
+                                 .quantum = quantum == 0 ? options.quantum : quantum,
+                                 .lower = std::min(options.lower, std::max(maximum, kOne))});
+  }
+  auto result = checked<ParameterSearch>(search);
+  for (const Attempt& attempt : known.attempts) {
+    if (attempt.values.size() == search.parameters.size()) {
+      result.remember(attempt);
+    }
+  }
+  if (options.objective == Objective::throughput && search.parameters.size() == 1) {
+    Parameter& only = search.parameters.front();
+    const std::int64_t largest = result.next().front();
+    only.maximum = throughput_choice(known.attempts, largest, only.lower, only.quantum);
+    if (only.maximum < largest) {
+      return checked<ParameterSearch>(search);
+    }
+  }
+  return result;
+}
+
+SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Recollection& known,
+                       c10::Device device) {
+  auto result = checked<SizeSearch>(SizeSearchOptions{.strategy = options.strategy,
+                                                      .start = Start::probe,
+                                                      .upper = upper,
+                                                      .lower = std::min(options.lower, upper),
+                                                      .quantum = options.quantum,
+                                                      .margin = known.margin(device),
+                                                      .available = known.available});
+  result.remember(known.attempts);
+  return result;
+}
+
+void learn(const AdaptOptions& options, const Attempt& attempt) {
+  if (options.memory != nullptr) {
+    options.memory->learn(options.key, attempt);
+  }
+}
+
+double rate(const AdaptOptions& options, const Attempt& attempt, bool counts_items) {
+  const bool timed = options.objective == Objective::throughput && attempt.seconds > 0;
+  const double done = counts_items ? static_cast<double>(attempt.size()) : 1.0;
+  return timed ? done / attempt.seconds : 0.0;
+}
+
+/// Whether a fit says nothing that is not known from `last`: most parts of a long range.
+bool says_the_same(const Attempt& last, const Attempt& fit) {
+  constexpr double kSame = 0.01;
+  const auto a = static_cast<double>(last.peak.value_or(0));
+  const auto b = static_cast<double>(fit.peak.value_or(0));
+  return last.size() == fit.size() && std::abs(a - b) <= kSame * std::max(a, b);
+}
+
+/// Whether the first attempt can go straight to the function: nothing is known that would change
+/// the size, and nobody wants to hear of an attempt that fits. Wrong options are left to the
+/// search, which names them.
+bool may_run_unwatched(const AdaptOptions& options) noexcept {
+  return options.objective == Objective::memory && options.attempts == nullptr &&
+         !options.observer &&
+         (options.memory == nullptr || !options.memory->may_know_something()) &&
+         options.lower >= 1 && options.quantum >= 1;
+}
+
+/// The attempts of `maximize`, measured.
+/// @param failure of a first attempt, which was made unwatched.
+[[gnu::noinline]] void maximize_watched(const MaximizeCall& call, TryValues attempt,
+                                        Checkpoint checkpoint, std::optional<Failure> failure) {
+  const AdaptOptions& options = call.all_options ? call.all_options() : call.options;
+  check_options(options);
+  // A first attempt was made at the maxima. What other calls have learned since would say that it
+  // had been at their size.
+  Recollection known = failure ? Recollection{} : recall(options);
+  ParameterSearch search = make_search(call, options, known, checkpoint.device());
+  AttemptMonitor monitor(options, std::move(checkpoint));
+  for (bool repeats = false;; repeats = true) {
+    if (!failure) {
+      if (repeats) {
+        monitor.checkpoint().restore_random_state();
+      }
+      monitor.begin();
+      failure = attempt(search.next());
+    }
+    if (!failure) {
+      Attempt fit = monitor.fitted(search.next());
+      fit.rate = rate(options, fit, call.counts_items);
+      learn(options, fit);
+      return;
+    }
+    const auto failed = monitor.failed(search.next(), *std::exchange(failure, std::nullopt));
+    if (!failed) {
+      continue;
+    }
+    learn(options, *failed);
+    search.record(known.without_foreign_bytes(*failed));
+    if (search.finished() && !search.best()) {
+      monitor.wait_for_others_or_give_up();
+      known = recall(options);
+      search = make_search(call, options, known, failed->device);
+    }
+  }
+}
+
+}  // namespace
+
+Failure make_failure(const OomCause& cause, std::string text) {
+  const bool silent = cause.kind == OomKind::host_memory && !classify_message(text);
+  return {.cause = cause, .message = (silent ? "CPU out of memory. " : "") + std::move(text)};
+}
+
+Failure release_error(std::exception_ptr error) {
+  const OomCause cause = classify(error);
+  if (!cause) {
+    std::rethrow_exception(std::move(error));
+  }
+  std::string text;
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& known) {
+    text = known.what_without_backtrace();
+  } catch (const std::exception& other) {
+    text = other.what();
+  }
+  return make_failure(cause, std::move(text));  // `error` was the last reference: it ends here
+}
+
+void maximize(const MaximizeCall& call, TryValues attempt) {
+  const bool unwatched = may_run_unwatched(call.options);
+  const bool cheap = unwatched && !call.options.device && !call.on_accelerator;
+  Checkpoint checkpoint(call.options, cheap ? Checkpoint::Detail::cheap : Checkpoint::Detail::all);
+  if (!unwatched) {
+    maximize_watched(call, attempt, std::move(checkpoint), std::nullopt);
+  } else if (std::optional<Failure> failure = attempt(call.maxima)) {
+    maximize_watched(call, attempt, std::move(checkpoint), std::move(failure));
+  }
+}
+
+void range(std::int64_t start, std::int64_t end, std::int64_t initial, const AdaptOptions& options,
+           TryPart part) {
+  TORCH_CHECK_VALUE(initial >= 1, "initial must be 1 or more, got ", initial);
+  TORCH_CHECK_VALUE(start <= end, "start must not be after end, got ", start, " and ", end);
+  TORCH_CHECK_VALUE(start >= 0 || end <= std::numeric_limits<std::int64_t>::max() + start,
+                    "start and end must be less than 2^63 apart, got ", start, " and ", end);
+  if (start == end) {
+    return;
+  }
+  check_options(options);
+  const std::int64_t upper = std::min(initial, end - start);
+  const std::int64_t lower = std::min(options.lower, upper);
+  const bool timed = options.objective == Objective::throughput;
+  Recollection known = recall(options);
+  AttemptMonitor monitor(options, Checkpoint(options));
+  SizeSearch search = make_search(upper, options, known, monitor.checkpoint().device());
+  std::optional<Attempt> learned;  // the last fit that was
+  bool repeats = false;
+  for (std::int64_t current = start; current < end;) {
+    std::int64_t size = search.next();
+    if (timed && search.finished()) {
+      size = throughput_choice(known.attempts, size, lower, options.quantum);
+    }
+    size = std::min(size, end - current);
+    if (repeats) {
+      monitor.checkpoint().restore_random_state();
+    } else {
+      monitor.renew(Checkpoint(options));
+    }
+    monitor.begin();
+    const std::optional<Failure> failure = part(current, current + size);
+    repeats = failure.has_value();
+    if (!failure) {
+      current += size;
+      Attempt fit = monitor.fitted({&size, 1});
+      search.record(known.without_foreign_bytes(fit));
+      fit.rate = rate(options, fit, true);
+      if (timed || !learned || !says_the_same(*learned, fit)) {
+        learn(options, fit);
+        learned = fit;
+      }
+      if (timed) {
+        add_attempt(known.attempts, std::move(fit));
+      }
+    } else if (const auto failed = monitor.failed({&size, 1}, *failure)) {
+      learn(options, *failed);
+      search.record(known.without_foreign_bytes(*failed));
+      if (size <= lower) {
+        monitor.wait_for_others_or_give_up();
+        known = recall(options);
+        search = make_search(upper, options, known, failed->device);
+      }
+    }
+  }
+}
+
+std::int64_t chunk_dim(std::int64_t rank, std::int64_t dim) {
+  TORCH_CHECK_VALUE(rank > 0, "tensor has no dimension to cut: it is a scalar, and dim is ", dim);
+  TORCH_CHECK_VALUE(dim >= -rank && dim < rank, "dim must be from ", -rank, " to ", rank - 1,
+                    " for a tensor of ", rank, " dimension(s), got ", dim);
+  return dim < 0 ? dim + rank : dim;
+}
+
+}  // namespace brim::detail

@@ -1,0 +1,199 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "nn/autograd/autocast.h"
+#include "nn/autograd/known.h"
+
+// How operators are defined and called: one static object per operator, in its file of ops/.
+// libbrim_cuda registers its own kernels when it is loaded (cuda/kernels.cpp).
+
+namespace brim::nn {
+
+/// Defines an operator and registers its kernels; removes them at the end of the process. Does
+/// nothing in a second copy of libbrim: torch would throw from that library's initialisers, which
+/// ends the process.
+class Registration {
+ public:
+  /// @param schema of the operator, without "brim::"
+  Registration(const std::string& schema, const std::vector<at::Tag>& tags);
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+  ~Registration() = default;
+
+  [[nodiscard]] const char* name() const { return name_.c_str(); }
+
+  template <class Kernel>
+  void add(c10::DispatchKey key, Kernel* kernel) {
+    if (kernel != nullptr && is_first_copy_) {
+      library_.impl(name_.c_str(), torch::dispatch(key, kernel));
+    }
+  }
+
+ private:
+  torch::Library library_;
+  const std::string name_;
+  bool is_first_copy_;
+};
+
+/// @throws c10::Error if it is not registered.
+[[nodiscard]] c10::OperatorHandle find_operator(const char* name);
+
+/// Loads libbrim_cuda for the first tensor on CUDA. @returns whether it did
+[[nodiscard]] bool loads_cuda_library(const at::Tensor& tensor);
+
+template <class Option>
+[[nodiscard]] constexpr bool loads_cuda_library(const Option& /*option*/) {
+  return false;
+}
+
+/// An operator that a layer or its node calls. torch.compile takes it as a whole.
+///
+///     const Operator<pack_bits_anywhere> kPackBits(
+///         "pack_bits(Tensor mask) -> Tensor", {.cpu = pack_bits_cpu, .meta = pack_bits_meta});
+///     at::Tensor bits = kPackBits(mask);
+///
+/// @tparam Anywhere the kernel for devices without one of their own, made of ATen operators. It
+///         identifies the operator: no other may have the same.
+template <auto Anywhere, class Pointer = decltype(Anywhere)>
+class Operator;
+
+template <auto Anywhere, class Result, class... Args>
+class Operator<Anywhere, Result (*)(Args...)> {
+ public:
+  using Kernel = Result (*)(Args...);
+
+  struct Kernels {
+    Kernel cpu = nullptr;
+    Kernel meta = nullptr;
+    Kernel autograd = nullptr;
+  };
+
+  explicit Operator(const std::string& schema, const Kernels& kernels = {},
+                    const std::vector<at::Tag>& tags = {})
+      : registration_(schema, tags) {
+    name_ = registration_.name();
+    registration_.add(c10::DispatchKey::CompositeExplicitAutograd, &anywhere);
+    registration_.add(c10::DispatchKey::CPU, kernels.cpu);
+    registration_.add(c10::DispatchKey::Meta, kernels.meta);
+    registration_.add(c10::DispatchKey::Autograd, kernels.autograd);
+  }
+
+  Result operator()(Args... args) const { return call(args...); }
+
+ private:
+  static Result call(Args... args) {
+    static const auto op = find_operator(name_).typed<Result(Args...)>();
+    return op.call(args...);
+  }
+
+  /// On CUDA the first call loads the library, which may bring a kernel for this operator.
+  static Result anywhere(Args... args) {
+    return (loads_cuda_library(args) || ...) ? call(args...) : Anywhere(args...);
+  }
+
+  static inline const char* name_ = nullptr;
+  Registration registration_;
+};
+
+/// What autocast does with the tensors of a layer.
+enum class CastTo {
+  nothing,
+  float32,
+  low,  // the low precision type that the user asked for
+};
+
+/// Whether torch has an autocast rule for its operator of the same name.
+[[nodiscard]] bool torch_casts(const char* name, c10::DispatchKey autocast_key);
+
+/// The operator of a layer. Tensors that brim does not know (see known.h) get torch's own operator;
+/// so does everything under vmap, because torch knows how to batch its own operators.
+///
+///     const LayerOperator<pad_autograd, torch_pad> kPad(
+///         "pad(Tensor input, int[] padding, str mode) -> Tensor");
+///     at::Tensor padded = kPad(input, padding, mode);
+///
+/// Autocast casts on the devices where torch casts its operator of the same name. With
+/// CastTo::low, a layer whose arguments begin with (input, weight, bias) and end with
+/// (cast_weights, recompute) casts a frozen weight itself, below autograd: no copy is kept.
+///
+/// @tparam Ours the kernel for autograd
+/// @tparam Torchs torch's operator with the arguments of ours. It identifies the operator: no other
+///         may have the same.
+/// @tparam Below what runs without autograd, for tensors that brim knows
+template <auto Ours, auto Torchs, CastTo Cast = CastTo::nothing, auto Below = Torchs,
+          class Pointer = decltype(Torchs)>
+class LayerOperator;
+
+template <auto Ours, auto Torchs, CastTo Cast, auto Below, class Result, class... Args>
+class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
+ public:
+  using Kernel = Result (*)(Args...);
+
+  /// @param autocast_cpu in place of what `Cast` says
+  explicit LayerOperator(const std::string& schema, const std::vector<at::Tag>& tags = {},
+                         Kernel autocast_cpu = nullptr)
+      : registration_(schema, tags) {
+    using Key = c10::DispatchKey;
+    name_ = registration_.name();
+    registration_.add(Key::Autograd, kOrTorchs<Ours, Torchs>);
+    registration_.add(Key::CompositeExplicitAutograd, kOrTorchs<Below, Torchs>);
+    // A kernel for all backends does not serve nested tensors.
+    registration_.add(Key::CompositeImplicitAutogradNestedTensor, Torchs);
+    registration_.add(Key::FuncTorchBatched, Torchs);
+    if (tags == std::vector{at::Tag::nondeterministic_seeded}) {
+      // torch decides what is random under vmap, also for input that is not batched.
+      registration_.add(Key::FuncTorchVmapMode, Torchs);
+    }
+    if constexpr (Cast != CastTo::nothing) {
+      add_autocast<at::kCPU>(Key::AutocastCPU);
+      add_autocast<at::kCUDA>(Key::AutocastCUDA);
+    }
+    registration_.add(Key::AutocastCPU, autocast_cpu);
+  }
+
+  Result operator()(Args... args) const { return call(args...); }
+
+ private:
+  /// The place of `cast_weights`; 0 for none.
+  static constexpr std::size_t kCastWeights =
+      Cast == CastTo::low && sizeof...(Args) >= 5 ? sizeof...(Args) - 2 : 0;
+
+  static Result call(Args... args) {
+    static const auto op = find_operator(name_).typed<Result(Args...)>();
+    return op.call(args...);
+  }
+
+  template <c10::DeviceType Device>
+  void add_autocast(c10::DispatchKey key) {
+    if (kCastWeights != 0 || torch_casts(name_, key)) {
+      registration_.add(key, &autocast<Device>);
+    }
+  }
+
+  template <c10::DeviceType Device>
+  static Result autocast(Args... args) {
+    const Autocast autocast(Device);
+    const at::ScalarType type = Cast == CastTo::low ? autocast.low() : at::kFloat;
+    std::tuple<std::decay_t<Args>...> given(autocast.cast(type, args)...);
+    if constexpr (kCastWeights != 0) {
+      const at::Tensor& weight = std::get<1>(std::tie(args...));
+      if (autocast.leave_to_layer(std::get<0>(given), weight)) {
+        std::get<1>(given) = weight;
+        std::get<kCastWeights>(given) = true;
+      }
+    }
+    return std::apply([](const auto&... each) { return call(each...); }, given);
+  }
+
+  static inline const char* name_ = nullptr;
+  Registration registration_;
+};
+
+}  // namespace brim::nn

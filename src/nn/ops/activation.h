@@ -1,0 +1,345 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
+#include "nn/autograd/recompute.h"
+#include "nn/autograd/saved_tensor.h"
+#include "nn/ops/bits.h"
+
+// What activations have in common. Each one is a struct with its options as members:
+//
+//     struct Hardswish {
+//       static constexpr const char* kName = "hardswish";  // torch's operator, and ours
+//       static constexpr Reads kReads = Reads::input;      // what torch's derivative reads
+//       at::Tensor value(const at::Tensor& x) const;       // by torch's operators, as all of these
+//       at::Tensor& value_(at::Tensor& x) const;           // in place, where torch has that
+//       at::Tensor grad(const at::Tensor& grad, const at::Tensor& read) const;
+//     };
+//
+// If its derivative has two values, one bit per element is enough. Such a struct also has
+//
+//       BitRule bits() const;
+//       at::Tensor passes(const at::Tensor& x) const;      // not zero where a bit is set
+//       static constexpr bool kGradFirst;                  // order of torch's operands: strides
+//
+// If moreover the output can take the place of the bits, `grad` reads that, and there is
+//
+//       bool output_tells(at::ScalarType type) const;      // whether it can in this type
+
+namespace brim::nn {
+
+enum class Reads { input, output };
+
+/// What the kernels that make and apply bits are told.
+struct BitRule {
+  double a = 0;  // options of the activation, see bitmask_kind.h
+  double b = 0;
+  double on = 1;  // the derivative where the bit is set, and elsewhere
+  double off = 0;
+};
+
+template <class A>
+concept HasBits = requires(const A& activation) { activation.bits(); };
+
+template <class A>
+concept OutputTells = requires(const A& activation) { activation.output_tells(at::kFloat); };
+
+/// The value of the activation of this name, and its bits in the order of the value's memory.
+std::tuple<at::Tensor, at::Tensor> bitmask_pack(const at::Tensor& input, std::string_view name,
+                                                double a, double b);
+
+/// The same in place; returns the bits. `input` is dense and does not overlap itself.
+at::Tensor bitmask_pack_(at::Tensor& input, std::string_view name, double a, double b);
+
+/// Keeps what the derivative reads, or bits in its place; or the output, once a consumer keeps that
+/// anyway; or nothing, and asks the layer before, if told to.
+template <class A>
+class ActivationNode final : public SavingNode {
+ public:
+  ActivationNode(const at::Tensor& input, const A& activation)
+      : activation_(activation), before_(version_of(input)) {}
+
+  /// The input, or the output where the derivative reads that.
+  void keep(const at::Tensor& read, bool is_inplace_on_view = false) {
+    saved_ = A::kReads == Reads::input ? Kept(read) : Kept::output(read, is_inplace_on_view);
+    keeps_ = Keeps::read;
+  }
+
+  /// At forward, below autograd. @returns the output
+  template <bool kInPlace>
+  at::Tensor run_and_keep_bits(at::Tensor& input) {
+    const BitRule rule = activation_.bits();
+    at::Tensor output = input;
+    at::Tensor bits;
+    if (kInPlace && input.is_non_overlapping_and_dense()) {
+      bits = bitmask_pack_(input, A::kName, rule.a, rule.b);
+    } else {
+      std::tie(output, bits) = bitmask_pack(input, A::kName, rule.a, rule.b);
+    }
+    saved_ = Kept(bits);
+    strides_ = c10::SymDimVector(output.sym_strides());
+    if (A::kReads == Reads::input && input.sym_strides() != output.sym_strides()) {
+      read_strides_ = c10::SymDimVector(input.sym_strides());
+    }
+    keeps_ = Keeps::bits;
+    return kInPlace && !output.is_same(input) ? input.copy_(output) : output;
+  }
+
+  /// Keeps nothing, if the layer before can recompute the input. @returns whether it can
+  [[nodiscard]] bool ask(at::ScalarType type) {
+    return output_tells(type) && are_few(layers_to_recompute()) && prepare_before();
+  }
+
+  void output_is_kept(const at::Tensor& output) override {
+    if constexpr (OutputTells<A>) {
+      const std::lock_guard lock(mutex_);
+      if (is_released_ || keeps_ == Keeps::output || !output_tells(output.scalar_type())) {
+        return;
+      }
+      saved_ = Kept(without_history(output));
+      keeps_ = Keeps::output;
+    }
+  }
+
+  std::optional<int> layers_to_recompute() const override {
+    switch (keeps_) {
+      case Keeps::output:
+        return 0;
+      case Keeps::read:
+        return A::kReads == Reads::output ? 0 : 1;
+      default:
+        return before_.with(next_edge(0).function.get());
+    }
+  }
+
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    return keeps_ == Keeps::output || keeps_ == Keeps::read || prepare_before();
+  }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    if (keeps_ == Keeps::output) {
+      return in_graph(saved_.lend());
+    }
+    if constexpr (kGradReadsOutput) {
+      return keeps_ == Keeps::read ? in_graph(saved_.lend(this)) : again();
+    } else {
+      return activation_.value(keeps_ == Keeps::read ? saved_.lend() : again());
+    }
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    const at::Tensor& grad = grads[0];
+    const at::Tensor recomputed =
+        grad.defined() && keeps_ == Keeps::nothing ? again() : at::Tensor();
+    again_.reset();
+    if (!grad.defined()) {
+      return {at::Tensor()};
+    }
+    if (recomputed.defined()) {
+      return {activation_.grad(grad, recomputed)};
+    }
+    if constexpr (HasBits<A>) {  // the second derivative is zero
+      return {tied_to(next_edge(0), keeps_ == Keeps::bits ? from_bits(grad)
+                                                          : activation_.grad(grad, saved_.take()))};
+    } else {
+      return {
+          activation_.grad(grad, kGradReadsOutput ? in_graph(saved_.take(this)) : saved_.take())};
+    }
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    is_released_ = true;
+    saved_.release();
+    again_.reset();
+  }
+
+  std::string name() const override { return std::string("brim::") + A::kName + "_backward"; }
+
+ private:
+  enum class Keeps { nothing, read, bits, output };
+
+  static constexpr bool kGradReadsOutput = OutputTells<A> || A::kReads == Reads::output;
+
+  bool output_tells(at::ScalarType type) const {
+    if constexpr (OutputTells<A>) {
+      return activation_.output_tells(type);
+    }
+    return true;
+  }
+
+  /// Once: in a chain of residual blocks there are many ways to each layer.
+  bool prepare_before() {
+    is_prepared_ = is_prepared_ || nn::prepare_to_recompute(*next_edge(0).function);
+    return is_prepared_;
+  }
+
+  /// What `grad` reads, from the layer before. In a chain of residual blocks each value is asked
+  /// for by its own consumer and by the block behind: it is computed once, and held until this node
+  /// runs.
+  at::Tensor again() {
+    at::Tensor value = again_.get();
+    if (!value.defined()) {
+      Node& producer = *next_edge(0).function;
+      if constexpr (!kGradReadsOutput) {
+        value = nn::recompute(producer);
+      } else if constexpr (requires { A::recompute(producer); }) {
+        value = A::recompute(producer);
+      } else {
+        value = activation_.value(nn::recompute(producer));
+      }
+      again_.set(value);
+    }
+    return value;
+  }
+
+  /// The kept output, which is held without its place in the graph.
+  at::Tensor in_graph(at::Tensor output) {
+    if (at::GradMode::is_enabled()) {
+      output = without_history(output);
+      torch::autograd::impl::set_gradient_edge(output, {compat::pointer_to(*this), 0});
+    }
+    return output;
+  }
+
+  at::Tensor from_bits(const at::Tensor& grad) {
+    const BitRule rule = activation_.bits();
+    const at::Tensor result = apply_bits(grad, saved_.take(), strides_, rule.on, rule.off);
+    const c10::SymIntArrayRef read = read_strides_.empty() ? strides_ : read_strides_;
+    return A::kGradFirst ? as_elementwise(result, grad.sym_strides(), read)
+                         : as_elementwise(result, read, grad.sym_strides());
+  }
+
+  A activation_;
+  Keeps keeps_ = Keeps::nothing;
+  bool is_released_ = false;
+  bool is_prepared_ = false;
+  LayersBefore before_;
+  Kept saved_;
+  c10::SymDimVector strides_;       // of the output, for which the bits are
+  c10::SymDimVector read_strides_;  // of the input, where torch reads that and they are others
+  ForThisBackward again_;           // recomputed, between the first asking and apply
+};
+
+/// The Autograd kernel. @param input is also the output in place
+template <bool kInPlace, class A>
+at::Tensor run_activation(at::Tensor input, const A& activation, bool recompute) {
+  const bool needed = needs_grad(input);
+  if (kInPlace) {
+    torch::autograd::check_inplace(input, needed);
+  }
+  PtrTo<ActivationNode<A>> node;
+  bool keeps = false;
+  if (needed) {
+    node = make_node<ActivationNode<A>>(input, activation);
+    node->set_next_edges(torch::autograd::collect_next_edges(input));
+    keeps = !recompute || !node->ask(input.scalar_type());
+    if (keeps && !HasBits<A> && A::kReads == Reads::input) {
+      // As torch does, a copy of what is overwritten. Above autograd, so that a second derivative
+      // reaches the input.
+      node->keep(kInPlace ? input.clone() : input);
+      if (!kInPlace) {
+        tell_producer_kept(input);
+      }
+    }
+  }
+  at::Tensor output;
+  {
+    const BelowAutograd below;
+    if constexpr (HasBits<A>) {
+      if (keeps) {
+        output = node->template run_and_keep_bits<kInPlace>(input);
+      }
+    }
+    if (!output.defined()) {
+      if constexpr (kInPlace) {
+        output = activation.value_(input);
+      } else {
+        output = activation.value(input);
+      }
+    }
+  }
+  add_to_graph<kInPlace>(output, node);
+  if (keeps && !HasBits<A> && A::kReads == Reads::output) {
+    node->keep(output, kInPlace && output.is_view());
+  }
+  return output;
+}
+
+/// The kernels of an activation's operators. Arguments are the input, A's members and `recompute`.
+template <class A, class... Options>
+struct ActivationKernels {
+  static at::Tensor ours(const at::Tensor& input, Options... options, bool recompute) {
+    return run_activation<false>(input, A{options...}, recompute);
+  }
+
+  static at::Tensor torchs(const at::Tensor& input, Options... options, bool /*recompute*/) {
+    return A{options...}.value(input);
+  }
+
+  static at::Tensor& ours_(at::Tensor& input, Options... options, bool recompute) {
+    run_activation<true>(input, A{options...}, recompute);
+    return input;
+  }
+
+  static at::Tensor& torchs_(at::Tensor& input, Options... options, bool /*recompute*/) {
+    return A{options...}.value_(input);
+  }
+};
+
+/// What autocast does with the input.
+template <class A>
+constexpr CastTo kCastOf = CastTo::nothing;
+
+/// The operator of an activation.
+template <class A, class... Options>
+class Activation {
+ public:
+  /// @param options of the schema: ", float alpha"
+  explicit Activation(const std::string& options = "")
+      : operator_(A::kName + ("(Tensor input" + options) + ", bool recompute=False) -> Tensor") {}
+
+  at::Tensor operator()(const at::Tensor& input, Options... options, bool recompute) const {
+    return operator_(input, options..., recompute);
+  }
+
+ private:
+  using Kernels = ActivationKernels<A, Options...>;
+
+  LayerOperator<&Kernels::ours, &Kernels::torchs, kCastOf<A>> operator_;
+};
+
+/// The operator and the one in place, whose name ends in "_". That may read something else.
+template <class A, class InPlace, class... Options>
+class ActivationWithInPlace {
+ public:
+  explicit ActivationWithInPlace(const std::string& options = "")
+      : operator_(options),
+        in_place_(A::kName + ("_(Tensor(a!) input" + options) +
+                  ", bool recompute=False) -> Tensor(a!)") {}
+
+  at::Tensor operator()(const at::Tensor& input, Options... options, bool inplace,
+                        bool recompute) const {
+    at::Tensor target = input;
+    return inplace ? in_place_(target, options..., recompute)
+                   : operator_(input, options..., recompute);
+  }
+
+ private:
+  using Kernels = ActivationKernels<InPlace, Options...>;
+
+  Activation<A, Options...> operator_;
+  LayerOperator<&Kernels::ours_, &Kernels::torchs_> in_place_;
+};
+
+}  // namespace brim::nn

@@ -1,0 +1,141 @@
+#pragma once
+
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "nn/autograd/node.h"
+#include "nn/autograd/optional_tensor.h"
+#include "nn/ops/channels.h"
+
+// The node of LayerNorm, GroupNorm and RMSNorm.
+
+namespace brim::nn {
+
+/// What a normalisation gave. The statistics are what its node keeps; they may be undefined.
+struct Normalised {
+  at::Tensor output;
+  at::Tensor mean;
+  at::Tensor rstd;  // 1 / standard deviation
+};
+
+/// Gradient of a value before it was normalised over `dims`, in differentiable ATen operators.
+/// @param grad of the normalised value
+/// @param normal the normalised value itself, (value - mean) * rstd or, not `centred`, value * rstd
+[[nodiscard]] inline at::Tensor before_norm(const at::Tensor& grad, const at::Tensor& normal,
+                                            const at::Tensor& rstd, at::IntArrayRef dims,
+                                            bool centred) {
+  const at::Tensor from = centred ? grad.sub(grad.mean(dims, true)) : grad;
+  return from.sub(normal.mul(grad.mul(normal).mean(dims, true))).mul(rstd);
+}
+
+/// Keeps input, statistics and references to the weights; or, if only the bias needs a gradient,
+/// nothing. What is particular to a layer is in `Kind`, which the node copies:
+///
+///     static constexpr const char* kName;
+///     Normalised run(input, weight, bias) const;
+///     NormGrads backward(grad, input, weight, bias, statistics, mask) const;
+///     at::Tensor bias_grad(grad, type) const;
+template <class Kind>
+class NormNode final : public SavingNode {
+ public:
+  NormNode(const Kind& kind, const MaybeTensor& weight, const MaybeTensor& bias)
+      : kind_(kind),
+        weights_((is_given(weight) ? 1 : 0) + (is_given(bias) ? 1 : 0)),
+        bias_type_(is_given(bias) ? bias->scalar_type() : at::kFloat) {}
+
+  void keep(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
+            const Normalised& result) {
+    tell_producer_kept(input);
+    keeps_input_ = true;
+    input_ = Kept(input);
+    weight_ = kept(weight);
+    bias_ = kept(bias);
+    mean_ = kept(maybe(result.mean));
+    rstd_ = kept(maybe(result.rstd));
+  }
+
+  std::optional<int> layers_to_recompute() const override {
+    return keeps_input_ ? std::optional(1) : std::nullopt;
+  }
+
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    // The copies are no larger than what the layer behind does not keep.
+    const c10::SymInt most = elements() / std::max(1, weights_);
+    return weight_.freeze(most) && bias_.freeze(most);
+  }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    return kind_.run(input_.lend(), maybe(weight_.lend()), maybe(bias_.lend())).output;
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    variable_list result(3);
+    const at::Tensor& grad = grads[0];
+    if (!grad.defined()) {
+      return result;
+    }
+    if (!keeps_input_) {
+      result[2] = kind_.bias_grad(grad, bias_type_);
+      return result;
+    }
+    const std::array<bool, 3> mask{task_should_compute_output(0), task_should_compute_output(1),
+                                   task_should_compute_output(2)};
+    const Normalised statistics{{}, mean_.take(), rstd_.take()};
+    std::tie(result[0], result[1], result[2]) = kind_.backward(
+        grad, input_.take(), maybe(weight_.take()), maybe(bias_.take()), statistics, mask);
+    return result;
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    for (Kept* const each : {&input_, &weight_, &bias_, &mean_, &rstd_}) {
+      each->release();
+    }
+  }
+
+  std::string name() const override { return Kind::kName; }
+
+ private:
+  Kind kind_;
+  int weights_;
+  bool keeps_input_ = false;
+  at::ScalarType bias_type_;
+  Kept input_;
+  Kept weight_;
+  Kept bias_;
+  Kept mean_;
+  Kept rstd_;
+};
+
+/// The normalisation, with a node if something needs a gradient.
+template <class Kind>
+at::Tensor run_with_node(const Kind& kind, const at::Tensor& input, const MaybeTensor& weight,
+                         const MaybeTensor& bias) {
+  PtrTo<NormNode<Kind>> node;
+  if (needs_grad(input, weight, bias)) {
+    node = make_node<NormNode<Kind>>(kind, weight, bias);
+    node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
+  }
+  Normalised result = [&] {
+    const BelowAutograd below;
+    return kind.run(input, weight, bias);
+  }();
+  if (node) {
+    if (input.requires_grad() || trains(weight)) {
+      node->keep(input, weight, bias, result);
+    }
+    torch::autograd::set_history(result.output, node);
+    node->set_output(result.output);
+  }
+  return std::move(result.output);
+}
+
+}  // namespace brim::nn
