@@ -16,6 +16,7 @@
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
 #include <brim/nn/functional.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "nn/norm_support.h"
 #include "tensors.h"

@@ -16,6 +16,7 @@
 #include <brim/nn/functional.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <functional>
 #include <limits>
