@@ -29,6 +29,7 @@ from brim import memory
 from brim._arguments import positive
 from brim.compat._halving import Sizes, halving
 from brim.compat.toma import batchsize_cache, cpu_memory, stacktrace, torch_cuda_memory
+from brim.compat.toma import stacktrace as tst
 from brim.compat.toma.batchsize_cache import (
     Batchsize,
     BatchsizeCache,
@@ -71,12 +72,7 @@ CONTEXT_CACHE_SIZE = 2**14
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
     """Whether memory ran out, so that a smaller size may succeed."""
-    return (
-        memory.is_out_of_memory(exception)
-        or is_cuda_out_of_memory(exception)
-        or is_cudnn_snafu(exception)
-        or is_out_of_cpu_memory(exception)
-    )
+    return memory.is_out_of_memory(exception) or is_cudnn_snafu(exception)
 
 
 @functools.lru_cache(CONTEXT_CACHE_SIZE)
@@ -226,12 +222,9 @@ class simple:  # noqa: N801
 _NOT_REMEMBERED: dict[str, Any] = {"toma_cache_type": NoBatchsizeCache, "toma_context": simple}
 
 
-def _execute(
-    kind: str, cache_type: CacheType | None, context: Hashable, *args: Any, **kwargs: Any
-) -> Callable[..., Any]:
+def _execute(kind: str, context: Hashable, *args: Any, **kwargs: Any) -> Callable[..., Any]:
     """A decorator that runs the function at once; by default its cache belongs to the call site."""
-    kwargs["toma_context"] = context or stacktrace.get_simple_traceback(2)
-    kwargs["toma_cache_type"] = cache_type
+    kwargs["toma_context"] = context or tst.get_simple_traceback(2)
     run: Callable[..., Any] = getattr(explicit, kind)
     return lambda func: run(func, *args, **kwargs)
 
@@ -252,7 +245,7 @@ class _Execute:
             >>> result
             64
         """
-        return _execute("batch", cache_type, context, initial_batchsize)
+        return _execute("batch", context, initial_batchsize, toma_cache_type=cache_type)
 
     @staticmethod
     def range(
@@ -263,7 +256,7 @@ class _Execute:
         context: Hashable = None,
     ) -> Callable[[Callable[[int, int], object]], None]:
         """Run `func(start, end)` for parts of the range."""
-        return _execute("range", cache_type, context, start, end, initial_step)
+        return _execute("range", context, start, end, initial_step, toma_cache_type=cache_type)
 
     @staticmethod
     def chunked(
@@ -274,18 +267,16 @@ class _Execute:
         context: Hashable = None,
     ) -> Callable[[Callable[[torch.Tensor, int, int], object]], None]:
         """Run `func(chunk, start, end)` for chunks of the tensor."""
-        return _execute(
-            "chunked", cache_type, context, tensor, initial_step, toma_dimension=dimension
-        )
+        settings = {"toma_dimension": dimension, "toma_cache_type": cache_type}
+        return _execute("chunked", context, tensor, initial_step, **settings)
 
 
-def _decorator(
+def _decorate(
     func: Callable[..., Any] | None,
     run: Callable[..., Any],
     leading: Sequence[str],
     size_name: str,
     initial: int | None,
-    cache_type: CacheType | None,
     **settings: Any,
 ) -> Any:
     """Decorate a function with one of the `explicit` calls; without a function, the decorator.
@@ -293,9 +284,7 @@ def _decorator(
     The arguments `leading` come before the initial size. A call may replace that and the settings.
     """
     if func is None:
-        return lambda func: _decorator(
-            func, run, leading, size_name, initial, cache_type, **settings
-        )
+        return lambda func: _decorate(func, run, leading, size_name, initial, **settings)
 
     @functools.wraps(func)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -306,11 +295,10 @@ def _decorator(
         for name, value in settings.items():
             if kwargs.get(name) is None:
                 kwargs[name] = value
-        return run(func, *first, *args[len(leading) :], toma_cache_type=cache_type, **kwargs)
+        return run(func, *first, *args[len(leading) :], **kwargs)
 
-    added = "\n".join(
-        f"    {name}: for the decorator's {name[5:]}." for name in (size_name, *settings)
-    )
+    names = (size_name, *settings)
+    added = "\n".join(f"    {name}: for the decorator's {name[5:]}." for name in names)
     wrapped.__doc__ = (
         f"Wrapped in toma.{run.__name__}.\n\nAdditional keyword arguments:\n{added}\n\n"
         f"{func.__doc__ or ''}"
@@ -321,8 +309,8 @@ def _decorator(
 class toma:  # noqa: N801
     """Decorators; those of `toma.execute` run the function at once.
 
-    A call of a decorated function may replace the decorator's arguments with
-    `toma_initial_batchsize` or `toma_initial_step`, `toma_dimension` and `toma_context`.
+    A call of a decorated function may replace the decorator's arguments, with `toma_` before their
+    names.
     """
 
     DEFAULT_CACHE_TYPE: CacheType = StacktraceMemoryBatchsizeCache
@@ -343,8 +331,9 @@ class toma:  # noqa: N801
         context: Hashable = None,
     ) -> Any:
         """Decorate `func(batchsize, ...)`, which is then called without the size."""
-        size = ("toma_initial_batchsize", initial_batchsize)
-        return _decorator(func, explicit.batch, (), *size, cache_type, toma_context=context)
+        settings = {"toma_context": context, "toma_cache_type": cache_type}
+        name = "toma_initial_batchsize"
+        return _decorate(func, explicit.batch, (), name, initial_batchsize, **settings)
 
     @staticmethod
     def range(
@@ -355,9 +344,9 @@ class toma:  # noqa: N801
         context: Hashable = None,
     ) -> Any:
         """Decorate `func(start, end, ...)`; a call covers the range in parts."""
-        size = ("toma_initial_step", initial_step)
-        leading = ("start", "end")
-        return _decorator(func, explicit.range, leading, *size, cache_type, toma_context=context)
+        settings = {"toma_context": context, "toma_cache_type": cache_type}
+        leading, name = ("start", "end"), "toma_initial_step"
+        return _decorate(func, explicit.range, leading, name, initial_step, **settings)
 
     @staticmethod
     def chunked(
@@ -369,6 +358,7 @@ class toma:  # noqa: N801
         context: Hashable = None,
     ) -> Any:
         """Decorate `func(chunk, start, end, ...)`; a call with a tensor covers it in chunks."""
-        size = ("toma_initial_step", initial_step)
-        settings: dict[str, Any] = {"toma_dimension": dimension, "toma_context": context}
-        return _decorator(func, explicit.chunked, ("tensor",), *size, cache_type, **settings)
+        settings = {"toma_context": context, "toma_cache_type": cache_type}
+        settings["toma_dimension"] = dimension
+        leading, name = ("tensor",), "toma_initial_step"
+        return _decorate(func, explicit.chunked, leading, name, initial_step, **settings)

@@ -56,8 +56,6 @@ def get_cuda_blocked_memory() -> int:
 
 def is_cuda_out_of_memory(exception: BaseException) -> bool:
     """Whether an error means that the memory of a CUDA device ran out."""
-    if isinstance(exception, RuntimeError) and "CUDA out of memory." in str(exception):
-        return True
     cause = memory.classify_error(exception)
     is_cuda = cause.device is None or cause.device.type == "cuda"
     return cause.kind == memory.OomKind.device_memory and is_cuda

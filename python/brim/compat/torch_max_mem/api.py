@@ -301,16 +301,9 @@ def maximize_memory_utilization_decorator(
     q: int | Sequence[int] = 32,
     safe_devices: Collection[str] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, tuple[R, tuple[int, ...]]]]:
-    """As `MemoryUtilizationMaximizer`, but remembers nothing and returns the values too.
+    """As `MemoryUtilizationMaximizer`, but remembers nothing.
 
-    Example:
-        >>> @maximize_memory_utilization_decorator(q=4)
-        ... def double(batch_size):
-        ...     if batch_size > 5:
-        ...         raise torch.cuda.OutOfMemoryError
-        ...     return 2 * batch_size
-        >>> double(9)
-        (8, (4,))
+    The decorated function returns its result and the tuple of values that fitted.
     """
     names, qs = upgrade_to_sequence(parameter_name, q)
 
