@@ -180,7 +180,7 @@ def check_decorator_order(func: Callable[..., Any]) -> None:
 
 
 def set_memory_budget(budget: int, device: int | str | torch.device | None = None) -> float:
-    """Limit torch's caching allocator to `budget` bytes of a CUDA device, for good.
+    """Limit torch's caching allocator to `budget` bytes of a CUDA device from now on.
 
     CUDA itself and its libraries need some more. `brim.budget` does the same for a `with` block,
     and on the CPU too.
@@ -241,7 +241,7 @@ class _Search(Generic[R]):
         self._halve = halving(
             names,
             qs,
-            # Looked up at each failure: both may be patched, and the texts may be added to.
+            # Looked up at each failure, so that patching it takes effect.
             lambda error: is_oom_error(error),
             lambda sizes: logger.info(
                 "Out of memory with %s", dict(zip(names, sizes, strict=True))

@@ -322,12 +322,12 @@ class BucketBatchSampler(Sampler[list[int]]):
                 "will be skipped",
                 stacklevel=2,
             )
-        #: The elements of each bucket, as the last shuffle left them.
-        self._orders: Sequence[torch.Tensor] = torch.split(indices, counts.tolist())
         self.bucket_sizes = counts.to(sizes.device)
+        #: The elements of each bucket after the last shuffle.
+        self._orders: Sequence[torch.Tensor] = torch.split(indices, counts.tolist())
+        #: What the lists of `bucket_element_indices` hold now; see `_shuffled_batches`.
+        self._current = [*self._orders]
         self.bucket_element_indices: list[list[int]] = [order.tolist() for order in self._orders]
-        #: Whose order each list of `bucket_element_indices` has now; see `_shuffled_batches`.
-        self._owners: list[object] = [None] * self.num_buckets
         make: Any = base_batch_sampler_class
         own = self.base_batch_sampler_individual_kwargs
         self.base_batch_samplers: list[Sampler[list[int]]] = [
@@ -364,18 +364,16 @@ class BucketBatchSampler(Sampler[list[int]]):
             order[torch.randperm(len(order), generator=generator, device=device).cpu()]
             for order in self._orders
         ]
-        me = object()
-        for bucket in range(self.num_buckets):
-            self._put_order(bucket, orders[bucket], me)
+        for bucket, order in enumerate(orders):
+            self._put_order(bucket, order)
         iterators = [iter(sampler) for sampler in self.base_batch_samplers]
         remaining = self.bucket_sizes.to(device, copy=True)
         total = self.num_samples
         while total > 0:
             bucket = int(torch.multinomial(remaining / total, 1, generator=generator))
-            if self._owners[bucket] is not me:
-                self._put_order(bucket, orders[bucket], me)
+            self._put_order(bucket, orders[bucket])
             batch = next(iterators[bucket], None)
-            if batch is None:  # it left elements out, such as those of an incomplete last batch
+            if batch is None:  # the sampler dropped elements, such as an incomplete last batch
                 remaining[bucket] = 0
                 total = int(remaining.sum())
                 continue
@@ -383,6 +381,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             total -= len(batch)
             yield batch
 
-    def _put_order(self, bucket: int, order: torch.Tensor, owner: object) -> None:
-        self.bucket_element_indices[bucket][:] = order.tolist()
-        self._owners[bucket] = owner
+    def _put_order(self, bucket: int, order: torch.Tensor) -> None:
+        if self._current[bucket] is not order:
+            self.bucket_element_indices[bucket][:] = order.tolist()
+            self._current[bucket] = order
