@@ -218,15 +218,17 @@ class simple:  # noqa: N801
         explicit.chunked(func, tensor, initial_step, **settings)
 
 
-# One context for all: a cache of their own would keep functions alive.
+# They share one context: caches per function would keep the functions alive.
 _NOT_REMEMBERED: dict[str, Any] = {"toma_cache_type": NoBatchsizeCache, "toma_context": simple}
 
 
-def _execute(kind: str, context: Hashable, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+def _execute(
+    run: Callable[..., Any], cache_type: CacheType | None, context: Hashable, *args: Any
+) -> Callable[..., Any]:
     """A decorator that runs the function at once; by default its cache belongs to the call site."""
-    kwargs["toma_context"] = context or tst.get_simple_traceback(2)
-    run: Callable[..., Any] = getattr(explicit, kind)
-    return lambda func: run(func, *args, **kwargs)
+    context = context or tst.get_simple_traceback(2)
+    settings = {"toma_cache_type": cache_type, "toma_context": context}
+    return lambda func: run(func, *args, **settings)
 
 
 class _Execute:
@@ -245,7 +247,7 @@ class _Execute:
             >>> result
             64
         """
-        return _execute("batch", context, initial_batchsize, toma_cache_type=cache_type)
+        return _execute(explicit.batch, cache_type, context, initial_batchsize)
 
     @staticmethod
     def range(
@@ -256,7 +258,7 @@ class _Execute:
         context: Hashable = None,
     ) -> Callable[[Callable[[int, int], object]], None]:
         """Run `func(start, end)` for parts of the range."""
-        return _execute("range", context, start, end, initial_step, toma_cache_type=cache_type)
+        return _execute(explicit.range, cache_type, context, start, end, initial_step)
 
     @staticmethod
     def chunked(
@@ -267,8 +269,8 @@ class _Execute:
         context: Hashable = None,
     ) -> Callable[[Callable[[torch.Tensor, int, int], object]], None]:
         """Run `func(chunk, start, end)` for chunks of the tensor."""
-        settings = {"toma_dimension": dimension, "toma_cache_type": cache_type}
-        return _execute("chunked", context, tensor, initial_step, **settings)
+        run = functools.partial(explicit.chunked, toma_dimension=dimension)
+        return _execute(run, cache_type, context, tensor, initial_step)
 
 
 def _decorate(

@@ -15,14 +15,6 @@ from brim.compat.toma import cpu_memory
 from brim.compat.toma import stacktrace as tst
 from brim.compat.toma import torch_cuda_memory as tcm
 
-__all__ = [
-    "Batchsize",
-    "BatchsizeCache",
-    "GlobalBatchsizeCache",
-    "NoBatchsizeCache",
-    "StacktraceMemoryBatchsizeCache",
-]
-
 
 @dataclass
 class Batchsize:

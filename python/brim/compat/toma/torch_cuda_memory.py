@@ -8,17 +8,6 @@ import torch
 
 from brim import memory
 
-__all__ = [
-    "cuda_meminfo",
-    "gc_cuda",
-    "get_cuda_assumed_available_memory",
-    "get_cuda_available_memory",
-    "get_cuda_blocked_memory",
-    "get_cuda_total_memory",
-    "is_cuda_out_of_memory",
-    "is_cudnn_snafu",
-]
-
 
 def gc_cuda() -> None:
     """Collect garbage and release torch's cached CUDA memory."""

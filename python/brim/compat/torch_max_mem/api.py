@@ -485,7 +485,10 @@ class MemoryUtilizationMaximizer:
         @functools.wraps(func)
         def maximized(*args: P.args, **kwargs: P.kwargs) -> R:
             key = self._hash(search, args, kwargs)
-            known = self.parameter_value.get(key)
+            with self._lock:
+                known = self.parameter_value.get(key)
+                if known is not None:
+                    self.parameter_value.move_to_end(key)
             result, sizes, bounds = search(args, kwargs, known)
             if known is not None:
                 # A requested value that fits says nothing about larger ones. Only a value that had
