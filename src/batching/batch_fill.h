@@ -75,7 +75,8 @@ template <class T>
 class PaddedFill {
  public:
   /// Keeps a reference to the limit.
-  explicit PaddedFill(const Limit& limit) : limit_(&limit) {}
+  explicit PaddedFill(const Limit& limit)
+      : limit_(&limit), kind_(limit.cost().kind()), maximum_(maximum_of<T>(limit)) {}
 
   [[nodiscard]] bool fits_alone(T size) const { return largest_count(size) >= 1; }
   [[nodiscard]] bool fits(T size) const {
@@ -95,41 +96,40 @@ class PaddedFill {
 
   /// COUNT of samples, all of size `longest`, that a batch may hold.
   [[nodiscard]] std::int64_t largest_count(T longest) const {
-    const Cost& cost = limit_->cost();
-    if (cost.kind() == Cost::Kind::custom) {
-      return cost.largest_count()(static_cast<double>(longest), limit_->real());
+    if (kind_ == Cost::Kind::custom) {
+      return limit_->cost().largest_count()(static_cast<double>(longest), limit_->real());
     }
     constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
     using Number = std::conditional_t<std::is_same_v<T, double>, double, Wide>;
-    const T maximum = maximum_of<T>(*limit_);
-    const auto each = padded_cost<Number>(cost.kind(), 1, longest);
+    const auto each = padded_cost<Number>(kind_, 1, longest);
     if (each == 0) {
       return kUnlimited;
     }
     if constexpr (std::is_same_v<T, double>) {
-      const double times = std::floor(maximum / each);
+      const double times = std::floor(maximum_ / each);
       if (!(times < 0x1p62)) {
         return kUnlimited;
       }
       // The quotient may be rounded up to the next whole number.
-      return static_cast<std::int64_t>(times) - (times * each > maximum ? 1 : 0);
+      return static_cast<std::int64_t>(times) - (times * each > maximum_ ? 1 : 0);
     } else {
-      return each > maximum ? 0 : maximum / static_cast<std::int64_t>(each);
+      return each > maximum_ ? 0 : maximum_ / static_cast<std::int64_t>(each);
     }
   }
 
   /// The share of the budget that is used.
   [[nodiscard]] double load() const {
-    const Cost& cost = limit_->cost();
     const auto longest = static_cast<double>(longest_);
-    const double price = cost.kind() == Cost::Kind::custom
-                             ? cost.price()(count_, longest)
-                             : padded_cost(cost.kind(), static_cast<double>(count_), longest);
+    const double price = kind_ == Cost::Kind::custom
+                             ? limit_->cost().price()(count_, longest)
+                             : padded_cost(kind_, static_cast<double>(count_), longest);
     return price / limit_->real();
   }
 
  private:
   const Limit* limit_;
+  Cost::Kind kind_;
+  T maximum_;
   std::int64_t count_ = 0;
   T longest_ = 0;
   std::int64_t cap_ = 0;  // largest_count(longest_), asked only when a longer sample comes
@@ -194,16 +194,17 @@ class MultiFill {
   std::vector<std::variant<SumFill<T>, PaddedFill<T>>> fills_;
 };
 
-/// Calls `work(fill, size_of)` with the kind of fill that the columns need; `size_of(i)` is what
-/// the fill takes for sample i.
-/// @param sizes returns where the sizes begin, sample after sample with all its columns.
-template <class T, class Sizes, class Work>
-auto with_fill(const Columns<T>& columns, const Sizes& sizes, const Work& work) {
+/// Calls `work(fill, at)` with the kind of fill that the columns need; `at(sizes, i)` is what the
+/// fill takes for sample i of `sizes`, which are sample after sample with all its columns.
+template <class T, class Work>
+auto with_fill(const Columns<T>& columns, const Work& work) {
   if (columns.size() > 1) {
-    return work(MultiFill<T>(columns), [&](std::size_t i) { return sizes() + i * columns.size(); });
+    return work(MultiFill<T>(columns), [width = columns.size()](const T* sizes, std::size_t i) {
+      return sizes + i * width;
+    });
   }
   return with_fill<T>(columns[0].limit, [&](const auto& fill) {
-    return work(fill, [&](std::size_t i) { return sizes()[i]; });
+    return work(fill, [](const T* sizes, std::size_t i) { return sizes[i]; });
   });
 }
 

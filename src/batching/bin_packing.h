@@ -56,14 +56,13 @@ class BinPacking {
       } else {
         sort_(std::span(share), own_members_);
       }
-      with_fill(
-          columns_, [&] { return sizes.data(); },
-          [&](auto fill, const auto& size_of) {
-            const auto key_of = [&](std::uint32_t i) {
-              return one ? static_cast<double>(sizes[i]) : share[i];
-            };
-            cut_sorted(std::move(fill), size_of, key_of, mixing.seed);
-          });
+      with_fill(columns_, [&](const auto& fill, auto at) {
+        const auto size_of = [=](std::uint32_t i) { return at(sizes.data(), i); };
+        const auto key_of = [&](std::uint32_t i) {
+          return one ? static_cast<double>(sizes[i]) : share[i];
+        };
+        cut_sorted(fill, size_of, key_of, mixing.seed);
+      });
     }
     members_ = own_members_;
     ends_ = own_ends_;

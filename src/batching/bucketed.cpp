@@ -130,23 +130,22 @@ class BucketSource : public BatchSource {
   }
 
   std::size_t take_what_fits(BucketReader<T>& reader, double& load) const {
-    return detail::with_fill(
-        columns_, [&] { return reader.sizes(); },
-        [&](auto fill, const auto& size_of) {
-          std::size_t taken = 0;
-          std::size_t ahead = reader.look_ahead(1);
-          while (true) {
-            while (taken < ahead && (taken == 0 || fill.fits(size_of(taken)))) {
-              fill.add(size_of(taken++));
-            }
-            // If all that was looked at fits, there may be more.
-            if (taken < ahead || reader.look_ahead(2 * taken) == ahead) {
-              load = fill.load();
-              return taken;
-            }
-            ahead = reader.look_ahead(2 * taken);
-          }
-        });
+    return detail::with_fill(columns_, [&](auto fill, auto at) {
+      std::size_t taken = 0;
+      std::size_t ahead = reader.look_ahead(1);
+      while (true) {
+        const T* const sizes = reader.sizes();
+        while (taken < ahead && (taken == 0 || fill.fits(at(sizes, taken)))) {
+          fill.add(at(sizes, taken++));
+        }
+        // If all that was looked at fits, there may be more.
+        if (taken < ahead || reader.look_ahead(2 * taken) == ahead) {
+          load = fill.load();
+          return taken;
+        }
+        ahead = reader.look_ahead(2 * taken);
+      }
+    });
   }
 
   void report_dropped(Batches& block) {

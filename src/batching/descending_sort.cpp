@@ -82,21 +82,25 @@ void DescendingSort::operator()(std::span<const T> sizes, std::vector<std::uint3
   for (std::size_t pass = 0; pass < starts_.size(); pass += digits) {
     counts_to_starts(std::span(starts_).subspan(pass, digits));
   }
+  const auto next_place = [=](const Entry& entry, int pass) {
+    const std::uint64_t digit = (entry.key >> (pass * digit_bits)) & (digits - 1);
+    return starts[digits * static_cast<std::size_t>(pass) + digit]++;
+  };
   entries_.resize(sorted.size());
   spare_.resize(sorted.size());
   for (std::size_t i = in_order; i < sizes.size(); ++i) {
-    const std::uint64_t key = key_of(sizes[i]);
-    entries_[starts[key & (digits - 1)]++] = {key, static_cast<std::uint32_t>(i)};
+    const Entry entry{key_of(sizes[i]), static_cast<std::uint32_t>(i)};
+    entries_[next_place(entry, 0)] = entry;
   }
-  for (int pass = 1; pass < passes; ++pass) {
-    const std::size_t first = digits * static_cast<std::size_t>(pass);
+  for (int pass = 1; pass + 1 < passes; ++pass) {
     for (const Entry& entry : entries_) {
-      spare_[starts[first + ((entry.key >> (pass * digit_bits)) & (digits - 1))]++] = entry;
+      spare_[next_place(entry, pass)] = entry;
     }
     entries_.swap(spare_);
   }
-  std::transform(entries_.begin(), entries_.end(), sorted.begin(),
-                 [](const Entry& entry) { return entry.position; });
+  for (const Entry& entry : entries_) {
+    sorted[next_place(entry, passes - 1)] = entry.position;
+  }
 }
 
 template BRIM_API void DescendingSort::operator()(std::span<const std::uint64_t>,

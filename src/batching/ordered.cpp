@@ -70,31 +70,29 @@ class OrderedSource : public BatchSource {
 
   // Returns how many samples of the chunk are in closed batches.
   std::int64_t batch(Batches& block, bool last) {
-    return detail::with_fill(
-        table_.columns(), [sizes = sizes_] { return sizes; },
-        [&](auto fill, const auto& size_of) {
-          std::size_t begin = 0;
-          const auto close = [&](std::size_t end) {
-            block.indices.insert(block.indices.end(),
-                                 samples_.begin() + static_cast<std::ptrdiff_t>(begin),
-                                 samples_.begin() + static_cast<std::ptrdiff_t>(end));
-            block.close(fill.load());
-            begin = end;
-          };
-          const std::size_t count = samples_.size();
-          for (std::size_t i = 0; i < count; ++i) {
-            const auto size = size_of(i);
-            if (i > begin && !fill.fits(size)) {
-              close(i);
-              fill.clear();
-            }
-            fill.add(size);
-          }
-          if (last && begin < count) {
-            close(count);
-          }
-          return static_cast<std::int64_t>(begin);
-        });
+    return detail::with_fill(table_.columns(), [&, sizes = sizes_](auto fill, auto at) {
+      std::size_t begin = 0;
+      const auto close = [&](std::size_t end) {
+        block.indices.insert(block.indices.end(),
+                             samples_.begin() + static_cast<std::ptrdiff_t>(begin),
+                             samples_.begin() + static_cast<std::ptrdiff_t>(end));
+        block.close(fill.load());
+        begin = end;
+      };
+      const std::size_t count = samples_.size();
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto size = at(sizes, i);
+        if (i > begin && !fill.fits(size)) {
+          close(i);
+          fill.clear();
+        }
+        fill.add(size);
+      }
+      if (last && begin < count) {
+        close(count);
+      }
+      return static_cast<std::int64_t>(begin);
+    });
   }
 
   const SampleTable<T>& table_;

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -91,7 +92,7 @@ class SampleTable {
   void gather(std::span<const std::int64_t> samples, std::span<T> sizes) const {
     if (columns_.size() == 1) {
       // With a constant step the compiler makes a better loop.
-      gather_column(columns_[0], samples, sizes.data(), 1);
+      gather_column(columns_[0], samples, sizes.data(), std::integral_constant<std::size_t, 1>());
       return;
     }
     for (std::size_t c = 0; c < columns_.size(); ++c) {
@@ -118,13 +119,14 @@ class SampleTable {
 
  private:
   // A loop of nothing but loads: each misses the cache, and many can be in flight at once.
+  template <class Step>
   static void gather_column(const Column<T>& column, std::span<const std::int64_t> samples, T* to,
-                            std::size_t step) {
-    column.sizes.visit([&](auto stored) {
+                            Step step) {
+    column.sizes.visit([=](auto stored) {
       const auto* const from = stored.data();
-      for (std::size_t i = 0; i < samples.size(); ++i) {
-        // NOLINTNEXTLINE(bugprone-signed-char-misuse): a number
-        to[i * step] = static_cast<T>(from[samples[i]]);
+      for (T* out = to; const std::int64_t sample : samples) {
+        *out = static_cast<T>(from[sample]);  // NOLINT(bugprone-signed-char-misuse): a number
+        out += step;
       }
     });
   }

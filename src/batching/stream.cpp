@@ -1,7 +1,6 @@
 #include <brim/batching/stream.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <sstream>
 #include <string>
@@ -10,6 +9,7 @@
 #include "batching/balance_ranks.h"
 #include "batching/permutation.h"
 #include "check_argument.h"
+#include "number_text.h"
 
 namespace brim::batching {
 namespace {
@@ -53,9 +53,10 @@ Position parse_position(std::string_view line) {
   const auto numbers_until = [&](std::string_view last) {
     std::vector<std::int64_t> numbers;
     for (word.clear(); words >> word && word != last; word.clear()) {
-      const char* const end = word.data() + word.size();
-      const auto [stop, error] = std::from_chars(word.data(), end, numbers.emplace_back());
-      check(error == std::errc() && stop == end, "a number of 64 bits", word);
+      std::string_view rest = word;
+      const auto number = brim::detail::take_number<std::int64_t>(rest);
+      check(number && rest.empty(), "a number of 64 bits", word);
+      numbers.push_back(*number);
     }
     check(word == last, last, word);
     return numbers;
