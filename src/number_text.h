@@ -23,12 +23,12 @@ template <class Number>
 template <class Number, class... Form>
 std::optional<Number> take_number(std::string_view& text, Form... form) {
   Number value{};
-  const char* const end = text.data() + text.size();
-  const std::from_chars_result read = std::from_chars(text.data(), end, value, form...);
+  const char* const begin = text.data();
+  const std::from_chars_result read = std::from_chars(begin, begin + text.size(), value, form...);
   if (read.ec != std::errc{} || !std::isfinite(static_cast<double>(value))) {
     return std::nullopt;
   }
-  text.remove_prefix(static_cast<std::size_t>(read.ptr - text.data()));
+  text.remove_prefix(static_cast<std::size_t>(read.ptr - begin));
   return value;
 }
 

@@ -135,7 +135,7 @@ void put(const fs::path& file, std::uint64_t key, std::vector<Attempt> attempts)
   bool start = false;
   {
     const std::lock_guard lock(writer.queue);
-    Directory& directory = writer.directories[file.parent_path()];
+    const Directory& directory = writer.directories[file.parent_path()];
     if (!directory.failed) {
       writer.queued.insert_or_assign(file, Queued{key, std::move(attempts)});
       first = directory.writes == 0;

@@ -35,9 +35,12 @@ template <class Number>
       return n;
     case Cost::Kind::padded_squared:
       return n * longest * longest;
-    default:
-      return n * longest;
+    case Cost::Kind::sum:     // of samples that are not padded: SumFill
+    case Cost::Kind::custom:  // computed by its own function
+    case Cost::Kind::padded:
+      break;
   }
+  return n * longest;
 }
 
 /// How full a batch is under a sum of sizes.

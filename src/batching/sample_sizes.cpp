@@ -24,7 +24,7 @@ T largest_of(const SizeSpan<T>& sizes) {
     constexpr Stored kMost = std::numeric_limits<Stored>::max();
     Stored largest = 0;
     Stored smallest = 0;
-    std::size_t not_finite = 0;
+    [[maybe_unused]] std::size_t not_finite = 0;  // NOLINT(misc-const-correctness): not of integers
     for (const Stored size : stored) {
       largest = size > largest ? size : largest;
       smallest = size < smallest ? size : smallest;

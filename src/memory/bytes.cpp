@@ -46,7 +46,7 @@ std::optional<double> unit_bytes(std::string_view name, double kilo) {
     return 1.0;
   }
   const bool binary = unit.size() == 3 && unit.ends_with("ib");
-  const bool decimal = unit.size() == 2 && unit.ends_with("b");
+  const bool decimal = unit.size() == 2 && unit.ends_with('b');
   const auto power = std::string_view("kmgtpe").find(unit.front());
   if ((!binary && !decimal) || power == std::string_view::npos) {
     return std::nullopt;

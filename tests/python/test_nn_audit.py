@@ -538,7 +538,7 @@ def test_on_the_command_line(program: str, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["nothing"], "must give a torch.nn.Module, got 3"),
+        (["nothing"], "must return a torch.nn.Module, got 3"),
         (["model", "--input", "2,x"], "must be a shape such as"),
         (["model", "--input", "2:no_type"], "must be a shape such as"),
         (["model", "--freeze", "head.*"], "'head.*' matches no parameter"),

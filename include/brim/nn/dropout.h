@@ -8,7 +8,7 @@ namespace brim::nn {
 // Torch's forward is not virtual: layer.h says what follows from that.
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
-/// Keeps one bit an element. Draws the same random numbers as torch::nn::Dropout.
+/// Keeps one bit per element. Draws the same random numbers as torch::nn::Dropout.
 class BRIM_API DropoutImpl : public Layer<DropoutImpl, torch::nn::DropoutImpl> {
  public:
   using Layer::Layer;

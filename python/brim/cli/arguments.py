@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Types of arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def device(text: str) -> torch.device:
 
 
 def budget(text: str) -> str:
-    """A number of bytes or a share, as `brim.budget` takes it."""
+    """A number of bytes or a percentage, as `brim.budget` takes it."""
     try:
         brim.parse_bytes(text, of=1)
     except ValueError as error:
@@ -52,7 +52,7 @@ def function(text: str) -> Callable[..., Any]:
 def _load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""`brim audit`: what a model keeps for backward, by torch.nn, by brim, and the least."""
+"""`brim audit`: what a model saves for backward with torch.nn, with brim, and at the least."""
 
 from __future__ import annotations
 
@@ -6,51 +6,44 @@ import argparse
 import fnmatch
 import json
 import sys
+from typing import Any
 
 import torch
 
 import brim
 from brim.cli import arguments
 
-HELP = "what a model's layers keep for backward"
+HELP = "what a model's layers save for backward"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, its inputs, and what is frozen."""
+    """Add the options: the model, its inputs, and what is frozen."""
     parser.add_argument(
         "factory",
         type=arguments.function,
-        help="module:function or file.py:function; called without arguments, gives the model",
+        help="module:function or file.py:function; called without arguments, returns the model",
     )
     parser.add_argument(
         "--input",
         type=_shape,
         action="append",
         required=True,
-        help="a shape such as 8,3,224,224, with a type behind a colon (8,128:int64) where it is "
-        "not float32; once for each input of the model",
+        help="a shape such as 8,3,224,224, or 8,128:int64 if the dtype is not float32; once for "
+        "each input of the model",
     )
-    parser.add_argument(
-        "--freeze",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="freeze the parameters with such names, e.g. 'layer*'; may be given several times",
-    )
-    parser.add_argument(
-        "--train-only",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="freeze all parameters but those with such names; may be given several times",
-    )
+    patterns: dict[str, Any] = {"action": "append", "default": [], "metavar": "PATTERN"}
+    several = "; may be given several times"
+    frozen = "freeze the parameters with matching names, e.g. 'layer*'"
+    trained = "freeze all parameters except those with matching names"
+    parser.add_argument("--freeze", help=frozen + several, **patterns)
+    parser.add_argument("--train-only", help=trained + several, **patterns)
     parser.add_argument("--eval", action="store_true", help="call model.eval() first")
-    parser.add_argument("--device", type=arguments.device, default=None, help="cpu, cuda, …")
+    parser.add_argument("--device", type=arguments.device, help="cpu, cuda, …")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def _shape(text: str) -> tuple[list[int], torch.dtype]:
-    """Sizes, and a type behind a colon.
+    """Parse sizes, optionally followed by a colon and a dtype.
 
     Example:
         >>> _shape("8,128:int64")
@@ -67,10 +60,10 @@ def _shape(text: str) -> tuple[list[int], torch.dtype]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the model and its inputs, freeze what is asked for, measure and print."""
+    """Make the model and its inputs, freeze parameters, measure and print."""
     model = arguments.factory()
     if not isinstance(model, torch.nn.Module):
-        sys.exit(f"brim audit: the factory must give a torch.nn.Module, got {model!r}")
+        sys.exit(f"brim audit: the factory must return a torch.nn.Module, got {model!r}")
     device = arguments.device or brim.default_device()
     model = model.to(device)
     if arguments.eval:
@@ -78,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     _freeze(model, arguments.freeze, arguments.train_only)
     torch.manual_seed(0)
     inputs = [
-        # Whole numbers are mostly indices: 0 is always allowed.
+        # Integers are mostly indices, and 0 is always a valid one.
         torch.randn(shape, device=device).to(dtype)
         if dtype.is_floating_point
         else torch.zeros(shape, device=device, dtype=dtype)
@@ -95,6 +88,6 @@ def _freeze(model: torch.nn.Module, frozen: list[str], trained: list[str]) -> No
         if not fnmatch.filter(names, pattern):
             sys.exit(f"brim audit: the pattern {pattern!r} matches no parameter of the model")
     for name, parameter in model.named_parameters():
-        keep = not trained or any(fnmatch.fnmatchcase(name, pattern) for pattern in trained)
-        if not keep or any(fnmatch.fnmatchcase(name, pattern) for pattern in frozen):
+        trains = not trained or any(fnmatch.fnmatchcase(name, pattern) for pattern in trained)
+        if not trains or any(fnmatch.fnmatchcase(name, pattern) for pattern in frozen):
             parameter.requires_grad_(False)

@@ -21,7 +21,7 @@ _SAMPLES, _TOKENS, _BUCKETS = 1_000_000, 16_384, 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where, within what, and how much."""
+    """Add the options: the device, the budget and the amount of data."""
     parser.add_argument(
         "--device",
         type=arguments.device,
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     scale = arguments.scale or (64 if on_cpu else 1)
     budget = arguments.budget or ("512MiB" if on_cpu else "8GiB")
     if on_cpu:
-        brim.install_cpu_allocator()  # so that the inputs below count too
+        brim.install_cpu_allocator()  # so that the inputs count too
     torch.manual_seed(0)
     x = torch.rand(_FULL_QUERIES, _DIMENSION, device=device)
     y = torch.rand(_FULL_POINTS // scale, _DIMENSION, device=device)
@@ -94,7 +94,7 @@ def _cells(seconds: float, held: int, limit: int) -> list[str]:
 
 
 def _fixed_sizes(x: torch.Tensor, y: torch.Tensor, budget: str) -> Iterator[list[str]]:
-    """One row per batch size: time, peak and share of the budget, or that it does not fit."""
+    """One row per batch size: time, peak and share of the budget, or "out of memory"."""
     for size in _BATCH_SIZES:
         with brim.budget(budget, x.device) as limit, brim.PeakMeter(x.device) as meter:
             begin = time.perf_counter()
@@ -113,7 +113,7 @@ def _adaptive_call(
     y: torch.Tensor,
     budget: str,
 ) -> Iterator[list[str]]:
-    """One row per size that the call tried."""
+    """One row per attempt."""
     with brim.budget(budget, x.device) as limit:
         begin = time.perf_counter()
         _, attempts = adaptive.record(x, y, batch_size=x.shape[0])
@@ -127,7 +127,7 @@ def _adaptive_call(
 
 
 def _samplers() -> Iterator[list[str]]:
-    """One row per sampler: how many batches, how full, how much padding, how long it took."""
+    """One row per sampler: number of batches, fill, padding and time."""
     lengths = torch.randn(_SAMPLES, generator=torch.Generator().manual_seed(0))
     lengths = lengths.mul_(0.6).add_(5.7).exp_().clamp_(30, 2000).long()
     boundaries = data.least_padding_boundaries(lengths, _BUCKETS)

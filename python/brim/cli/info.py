@@ -13,7 +13,7 @@ HELP = "versions, devices and their memory"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has none."""
+    """This command has no options."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,11 +13,11 @@ from brim.cli.table import print_table
 
 HELP = "how a function's memory grows with its size"
 
-_MOST_CANDIDATES = 32  # of each of the two ranges
+_MOST_CANDIDATES = 32  # per range
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, where and within what."""
+    """Add the options: the function, its sizes, the device and the budget."""
     parser.add_argument(
         "function",
         type=arguments.function,
@@ -26,25 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sizes", type=_range, required=True, help="1:64, or a list: 1,2,4,8 (with --lengths: n)"
     )
-    parser.add_argument("--lengths", type=_range, default=None, help="16:512, or a list")
-    parser.add_argument("--device", type=arguments.device, default=None, help="cpu, cuda, …")
+    parser.add_argument("--lengths", type=_range, help="16:512, or a list")
+    parser.add_argument("--device", type=arguments.device, help="cpu, cuda, …")
     parser.add_argument(
-        "--budget",
-        type=arguments.budget,
-        default=None,
-        help="e.g. 8GiB (default: 90%% of what is free)",
+        "--budget", type=arguments.budget, help="e.g. 8GiB (default: 90%% of what is free)"
     )
     parser.add_argument("--probes", type=int, default=7, help="how many sizes to measure")
 
 
 def _range(text: str) -> list[int]:
-    """`a:b` as whole numbers spread evenly on a logarithmic scale, or `a,b,c` as they are.
+    """Parse `a:b` into integers spaced evenly on a logarithmic scale, or `a,b,c` as given.
 
     Example:
         >>> _range("1:6"), _range("8,2"), len(_range("1:100000"))
         ([1, 2, 3, 4, 5, 6], [8, 2], 31)
     """
-    wrong = argparse.ArgumentTypeError(f"must be such as 1:64 or 1,2,4, positive, got {text}")
+    wrong = argparse.ArgumentTypeError(f"must be positive, such as 1:64 or 1,2,4, got {text}")
     first, colon, last = text.partition(":")
     parts = [first, last] if colon else text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
@@ -62,7 +59,7 @@ def _range(text: str) -> list[int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Probe, then print what was measured, the model and the largest sizes under the budget."""
+    """Probe, then print the measurements, the model and the largest sizes within the budget."""
     device = arguments.device or brim.default_device()
     sizes: list[Any] = arguments.sizes
     if arguments.lengths is not None:
@@ -111,7 +108,7 @@ def _most(size: int) -> str:
 
 
 def _some(lengths: list[int]) -> list[int]:
-    """At most eight of them, the first and the last included.
+    """At most eight of them, including the first and the last.
 
     Example:
         >>> _some(list(range(1, 100)))

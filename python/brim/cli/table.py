@@ -1,4 +1,4 @@
-"""Tables that are printed row by row, as the rows become known."""
+"""Tables that are printed row by row, as soon as each row is known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _WIDTH = 15
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print the head, and each row at once when it comes, also into a pipe.
+    """Print the head, then each row as soon as it is known, also into a pipe.
 
     Example:
         >>> print_table(["device", "free"], [["cpu", "1.00 GiB"]])

@@ -1,7 +1,7 @@
-"""Drop-in faces of other libraries: change the import line, keep the program.
+"""Drop-in replacements for other libraries: change the import lines and nothing else.
 
-Each face has the module tree, names, signatures, defaults, results and errors of the library that
-it stands for, and runs on brim's core. What is better and what differs is in docs/compat.md.
+Each has the module tree, names, signatures, defaults, results and errors of the original, and runs
+on brim's core. docs/compat.md lists what is better and what differs.
 
 | instead of | import |
 | --- | --- |

@@ -14,35 +14,30 @@ from brim.adapt._options import make
 Sizes = tuple[int, ...]
 
 
-def _ignore(sizes: Sizes) -> None:
-    """Do nothing after a failed attempt."""
-
-
 def halving(
     names: Sequence[str],
     quanta: Sequence[int],
     is_out_of_memory: Callable[[Exception], bool],
-    on_failure: Callable[[Sizes], None] = _ignore,
+    on_failure: Callable[[Sizes], None] = lambda sizes: None,
 ) -> Callable[..., tuple[Any, Sizes]]:
-    """Make the search for sizes that fit, with the exact sequence of the libraries that halve.
+    """Make a search that tries the originals' exact sequence of sizes.
 
     Args:
-        names: what the sizes are called, for messages.
+        names: the names of the sizes, for messages.
         quanta: each size is kept a multiple of its number.
-        is_out_of_memory: whether a smaller size cures an error. What brim itself recognises counts
-            in any case.
+        is_out_of_memory: recognises errors in addition to those that brim recognises.
         on_failure: called with the sizes of each attempt that ran out of memory.
 
     Returns:
-        A function that takes one upper bound per name, then `call`, which is called with a tuple of
-        sizes. It returns the result of the first call that fits, and its sizes. If nothing fits it
-        raises `torch.OutOfMemoryError`.
+        A function of one upper bound per name and of `call`, which takes a tuple of sizes. It
+        returns the result of the first call that fits, and its sizes. If nothing fits, it raises
+        `torch.OutOfMemoryError`.
     """
 
     def attempt(*sizes_and_call: Any) -> tuple[Any, Sizes]:
-        sizes = sizes_and_call[:-1]
+        sizes, call = sizes_and_call[:-1], sizes_and_call[-1]
         try:
-            return sizes_and_call[-1](sizes), sizes
+            return call(sizes), sizes
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -50,7 +45,7 @@ def halving(
             if memory.is_out_of_memory(error):
                 raise
             message = str(error)
-        # One that the core does not know: said again in its words, once the original is gone.
+        # The core does not recognise the error. Raise one that it does, once the frames are gone.
         raise torch.OutOfMemoryError(message)
 
     run: Callable[..., tuple[Any, Sizes]] = make(

@@ -30,7 +30,7 @@ class Autocast {
 
   /// Options stay as they are.
   template <class Option>
-  [[nodiscard]] const Option& cast(at::ScalarType /*to*/, const Option& option) const {
+  [[nodiscard]] Option cast(at::ScalarType /*to*/, Option option) const {
     return option;
   }
 

@@ -118,15 +118,15 @@ template <class... Tensors>
 
 /// At the end of forward: `output` is what `node` made, which may be null. In place it counts as
 /// written to.
-template <bool kInPlace, class Ptr>
+template <bool InPlace, class Ptr>
 void add_to_graph(at::Tensor& output, const Ptr& node) {
-  if (kInPlace) {
+  if (InPlace) {
     torch::autograd::increment_version(output);
   }
   if (node == nullptr) {
     return;
   }
-  if (kInPlace) {
+  if (InPlace) {
     torch::autograd::rebase_history(output, node);
   } else {
     torch::autograd::set_history(output, node);

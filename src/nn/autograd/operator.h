@@ -78,7 +78,7 @@ class Operator<Anywhere, Result (*)(Args...)> {
   explicit Operator(const std::string& schema, const Kernels& kernels = {},
                     const std::vector<at::Tag>& tags = {})
       : registration_(schema, tags) {
-    name_ = registration_.name();
+    operator_name = registration_.name();
     registration_.add(c10::DispatchKey::CompositeExplicitAutograd, &anywhere);
     registration_.add(c10::DispatchKey::CPU, kernels.cpu);
     registration_.add(c10::DispatchKey::Meta, kernels.meta);
@@ -89,7 +89,7 @@ class Operator<Anywhere, Result (*)(Args...)> {
 
  private:
   static Result call(Args... args) {
-    static const auto op = find_operator(name_).typed<Result(Args...)>();
+    static const auto op = find_operator(operator_name).typed<Result(Args...)>();
     return op.call(args...);
   }
 
@@ -98,7 +98,7 @@ class Operator<Anywhere, Result (*)(Args...)> {
     return (loads_cuda_library(args) || ...) ? call(args...) : Anywhere(args...);
   }
 
-  static inline const char* name_ = nullptr;
+  static inline const char* operator_name = nullptr;
   Registration registration_;
 };
 
@@ -141,7 +141,7 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
                          Kernel autocast_cpu = nullptr)
       : registration_(schema, tags) {
     using Key = c10::DispatchKey;
-    name_ = registration_.name();
+    operator_name = registration_.name();
     registration_.add(Key::Autograd, kOrTorchs<Ours, Torchs>);
     registration_.add(Key::CompositeExplicitAutograd, kOrTorchs<Below, Torchs>);
     // A kernel for all backends does not serve nested tensors.
@@ -166,13 +166,13 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
       Cast == CastTo::low && sizeof...(Args) >= 5 ? sizeof...(Args) - 2 : 0;
 
   static Result call(Args... args) {
-    static const auto op = find_operator(name_).typed<Result(Args...)>();
+    static const auto op = find_operator(operator_name).typed<Result(Args...)>();
     return op.call(args...);
   }
 
   template <c10::DeviceType Device>
   void add_autocast(c10::DispatchKey key) {
-    if (kCastWeights != 0 || torch_casts(name_, key)) {
+    if (kCastWeights != 0 || torch_casts(operator_name, key)) {
       registration_.add(key, &autocast<Device>);
     }
   }
@@ -192,7 +192,7 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
     return std::apply([](const auto&... each) { return call(each...); }, given);
   }
 
-  static inline const char* name_ = nullptr;
+  static inline const char* operator_name = nullptr;
   Registration registration_;
 };
 

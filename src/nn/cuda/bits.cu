@@ -212,8 +212,8 @@ void pack_bits_of(const void* mask, std::uint8_t* bits, std::int64_t n, cudaStre
 
 void bitmask_pack(Number type, const void* from, void* to, std::uint8_t* bits, std::int64_t n,
                   BitmaskKind kind, double a, double b, cudaStream_t stream) {
-  with_number(type, [=](auto zero) {
-    using T = decltype(zero);
+  with_type(type, [=](auto t) {
+    using T = typename decltype(t)::Element;
     const T* const in = static_cast<const T*>(from);
     T* const out = static_cast<T*>(to);
     const bool aligned = is_aligned(in) && is_aligned(out);
@@ -239,13 +239,14 @@ void pack_bits(Number type, const void* mask, std::uint8_t* bits, std::int64_t n
   if (type == Number::byte) {
     return pack_bits_of<std::uint8_t>(mask, bits, n, stream);
   }
-  with_number(type, [=](auto zero) { pack_bits_of<decltype(zero)>(mask, bits, n, stream); });
+  with_type(type,
+            [=](auto t) { pack_bits_of<typename decltype(t)::Element>(mask, bits, n, stream); });
 }
 
 void apply_bits(Number type, const void* in, const std::uint8_t* bits, void* out, std::int64_t n,
                 double on, double off, cudaStream_t stream) {
-  with_number(type, [=](auto zero) {
-    using T = decltype(zero);
+  with_type(type, [=](auto t) {
+    using T = typename decltype(t)::Element;
     apply_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(
         static_cast<const T*>(in), bits, static_cast<T*>(out), n, is_aligned(in) && is_aligned(out),
         static_cast<Wide<T>>(on), static_cast<Wide<T>>(off));

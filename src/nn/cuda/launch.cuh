@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "nn/cuda/bits.h"
 #include "nn/cuda/number.cuh"
 
 // What the kernels over pools and channels share.
@@ -39,28 +38,6 @@ inline bool is_aligned(const void* pointer, std::size_t bytes) {
 template <class Int>
 unsigned blocks_for(Int n) {
   return static_cast<unsigned>((n + kThreads - 1) / kThreads);
-}
-
-template <class T>
-struct Type {
-  using Element = T;
-};
-
-/// Calls run(Type<T>()) for the type. Whoever calls has checked it.
-template <class Run>
-void with_type(Number type, const Run& run) {
-  switch (type) {
-    case Number::float32:
-      return run(Type<float>());
-    case Number::float64:
-      return run(Type<double>());
-    case Number::float16:
-      return run(Type<__half>());
-    case Number::bfloat16:
-      return run(Type<__nv_bfloat16>());
-    default:
-      return;
-  }
 }
 
 }  // namespace brim::nn::cuda

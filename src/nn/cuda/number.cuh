@@ -43,19 +43,24 @@ __device__ T narrow(Wide<T> x) {
   return Arithmetic<T>::narrow(x);
 }
 
-/// Calls run(T()) with the type of the elements. Not for bytes.
+template <class T>
+struct Type {
+  using Element = T;
+};
+
+/// Calls run(Type<T>()) for the type of the elements. Not for bytes.
 template <class Run>
-void with_number(Number type, const Run& run) {
+void with_type(Number type, const Run& run) {
   switch (type) {
     case Number::float32:
-      return run(float());
+      return run(Type<float>());
     case Number::float64:
-      return run(double());
+      return run(Type<double>());
     case Number::float16:
-      return run(__half());
+      return run(Type<__half>());
     case Number::bfloat16:
-      return run(__nv_bfloat16());
-    case Number::byte:
+      return run(Type<__nv_bfloat16>());
+    default:
       return;
   }
 }

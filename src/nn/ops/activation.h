@@ -73,12 +73,12 @@ class ActivationNode final : public SavingNode {
   }
 
   /// At forward, below autograd. @returns the output
-  template <bool kInPlace>
+  template <bool InPlace>
   at::Tensor run_and_keep_bits(at::Tensor& input) {
     const BitRule rule = activation_.bits();
     at::Tensor output = input;
     at::Tensor bits;
-    if (kInPlace && input.is_non_overlapping_and_dense()) {
+    if (InPlace && input.is_non_overlapping_and_dense()) {
       bits = bitmask_pack_(input, A::kName, rule.a, rule.b);
     } else {
       std::tie(output, bits) = bitmask_pack(input, A::kName, rule.a, rule.b);
@@ -89,7 +89,7 @@ class ActivationNode final : public SavingNode {
       read_strides_ = c10::SymDimVector(input.sym_strides());
     }
     keeps_ = Keeps::bits;
-    return kInPlace && !output.is_same(input) ? input.copy_(output) : output;
+    return InPlace && !output.is_same(input) ? input.copy_(output) : output;
   }
 
   /// Keeps nothing, if the layer before can recompute the input. @returns whether it can
@@ -232,10 +232,10 @@ class ActivationNode final : public SavingNode {
 };
 
 /// The Autograd kernel. @param input is also the output in place
-template <bool kInPlace, class A>
+template <bool InPlace, class A>
 at::Tensor run_activation(at::Tensor input, const A& activation, bool recompute) {
   const bool needed = needs_grad(input);
-  if (kInPlace) {
+  if (InPlace) {
     torch::autograd::check_inplace(input, needed);
   }
   PtrTo<ActivationNode<A>> node;
@@ -247,8 +247,8 @@ at::Tensor run_activation(at::Tensor input, const A& activation, bool recompute)
     if (keeps && !HasBits<A> && A::kReads == Reads::input) {
       // As torch does, a copy of what is overwritten. Above autograd, so that a second derivative
       // reaches the input.
-      node->keep(kInPlace ? input.clone() : input);
-      if (!kInPlace) {
+      node->keep(InPlace ? input.clone() : input);
+      if (!InPlace) {
         tell_producer_kept(input);
       }
     }
@@ -258,20 +258,20 @@ at::Tensor run_activation(at::Tensor input, const A& activation, bool recompute)
     const BelowAutograd below;
     if constexpr (HasBits<A>) {
       if (keeps) {
-        output = node->template run_and_keep_bits<kInPlace>(input);
+        output = node->template run_and_keep_bits<InPlace>(input);
       }
     }
     if (!output.defined()) {
-      if constexpr (kInPlace) {
+      if constexpr (InPlace) {
         output = activation.value_(input);
       } else {
         output = activation.value(input);
       }
     }
   }
-  add_to_graph<kInPlace>(output, node);
+  add_to_graph<InPlace>(output, node);
   if (keeps && !HasBits<A> && A::kReads == Reads::output) {
-    node->keep(output, kInPlace && output.is_view());
+    node->keep(output, InPlace && output.is_view());
   }
   return output;
 }

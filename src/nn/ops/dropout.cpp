@@ -118,13 +118,13 @@ at::Tensor torch_dropout(const at::Tensor& input, double p) { return at::dropout
 
 at::Tensor& torch_dropout_(at::Tensor& input, double p) { return at::dropout_(input, p, true); }
 
-template <bool kInPlace>
+template <bool InPlace>
 at::Tensor run(at::Tensor input, double p) {
   if (does_nothing(input, p)) {
     return input;
   }
   const bool needed = needs_grad(input);
-  if (kInPlace) {
+  if (InPlace) {
     torch::autograd::check_inplace(input, needed);
   }
   PtrTo<DropoutNode> node;
@@ -134,15 +134,15 @@ at::Tensor run(at::Tensor input, double p) {
     node->set_next_edges(torch::autograd::collect_next_edges(input));
     const BelowAutograd below;
     // On CUDA torch's dropout is one fused operator, with random numbers of its own.
-    output = run_and_keep(input, p, !kInPlace && input.is_cuda(), *node);
-    if (kInPlace) {
+    output = run_and_keep(input, p, !InPlace && input.is_cuda(), *node);
+    if (InPlace) {
       output = input.copy_(output);
     }
   } else {
     const BelowAutograd below;
-    output = kInPlace ? torch_dropout_(input, p) : torch_dropout(input, p);
+    output = InPlace ? torch_dropout_(input, p) : torch_dropout(input, p);
   }
-  add_to_graph<kInPlace>(output, node);
+  add_to_graph<InPlace>(output, node);
   return output;
 }
 

@@ -32,6 +32,7 @@ at::Tensor for_kernel(const at::Tensor& tensor, at::MemoryFormat format) {
 
 struct GroupNorm {
   static constexpr const char* kName = "brim::group_norm_backward";
+  static constexpr bool kReadsBias = false;
 
   std::int64_t groups;
   double eps;
@@ -46,10 +47,10 @@ struct GroupNorm {
   }
 
   NormGrads backward(const at::Tensor& grad, const at::Tensor& input, const MaybeTensor& weight,
-                     const MaybeTensor& bias, const Normalised& statistics,
+                     const MaybeTensor& /*bias*/, const Normalised& statistics,
                      const std::array<bool, 3>& mask) const {
     if (at::GradMode::is_enabled()) {
-      return differentiable_backward(grad, input, weight, bias, mask);
+      return differentiable_backward(grad, input, weight, mask);
     }
     const Sizes sizes(input);
     // torch's kernel for channels last writes to the input's gradient even if none is asked for.
@@ -63,7 +64,7 @@ struct GroupNorm {
   /// torch's kernel has no derivative, so the statistics are computed again, as a function of the
   /// input.
   NormGrads differentiable_backward(const at::Tensor& grad, const at::Tensor& input,
-                                    const MaybeTensor& weight, const MaybeTensor& bias,
+                                    const MaybeTensor& weight,
                                     const std::array<bool, 3>& mask) const {
     const Sizes sizes(input);
     const at::ScalarType wide = at::toOpMathType(input.scalar_type());
@@ -87,9 +88,6 @@ struct GroupNorm {
       std::get<1>(result) = up.mul(normal.reshape_symint(by_channel))
                                 .sum(at::IntArrayRef({0, 2}))
                                 .to(weight->scalar_type());
-    }
-    if (mask[2]) {
-      std::get<2>(result) = up.sum(at::IntArrayRef({0, 2})).to(bias->scalar_type());
     }
     return result;
   }

@@ -11,6 +11,7 @@ namespace {
 
 struct LayerNorm {
   static constexpr const char* kName = "brim::layer_norm_backward";
+  static constexpr bool kReadsBias = true;
 
   c10::DimVector shape;
   double eps;

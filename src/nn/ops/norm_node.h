@@ -37,8 +37,9 @@ struct Normalised {
 /// nothing. What is particular to a layer is in `Kind`, which the node copies:
 ///
 ///     static constexpr const char* kName;
+///     static constexpr bool kReadsBias;  // in backward
 ///     Normalised run(input, weight, bias) const;
-///     NormGrads backward(grad, input, weight, bias, statistics, mask) const;
+///     NormGrads backward(grad, input, weight, bias, statistics, mask) const;  the bias's may lack
 ///     at::Tensor bias_grad(grad, type) const;
 template <class Kind>
 class NormNode final : public SavingNode {
@@ -89,8 +90,13 @@ class NormNode final : public SavingNode {
     const std::array<bool, 3> mask{task_should_compute_output(0), task_should_compute_output(1),
                                    task_should_compute_output(2)};
     const Normalised statistics{{}, mean_.take(), rstd_.take()};
-    std::tie(result[0], result[1], result[2]) = kind_.backward(
-        grad, input_.take(), maybe(weight_.take()), maybe(bias_.take()), statistics, mask);
+    // What is not read may have been changed since forward, as in torch.
+    const MaybeTensor bias = Kind::kReadsBias ? maybe(bias_.take()) : MaybeTensor();
+    std::tie(result[0], result[1], result[2]) =
+        kind_.backward(grad, input_.take(), maybe(weight_.take()), bias, statistics, mask);
+    if (mask[2] && !result[2].defined()) {
+      result[2] = kind_.bias_grad(grad, bias_type_);
+    }
     return result;
   }
 

@@ -90,6 +90,7 @@ const Operator<backward_anywhere> kBackward(
 
 struct RmsNorm {
   static constexpr const char* kName = "brim::rms_norm_backward";
+  static constexpr bool kReadsBias = false;
 
   c10::DimVector shape;
   std::optional<double> eps;

@@ -5,16 +5,23 @@
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv_transpose1d.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/elu.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/group_norm.h>
+#include <ATen/ops/hardsigmoid.h>
+#include <ATen/ops/hardswish.h>
 #include <ATen/ops/hardtanh.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/max_pool2d.h>
+#include <ATen/ops/prelu.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/rms_norm.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/softplus.h>
+#include <ATen/ops/tanh.h>
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -52,6 +59,24 @@ std::vector<Function> functions() {
        [](const Tensors& t) { return at::hardtanh(t[0], -0.3, 0.7); }, Tensors{rows}},
       {"leaky_relu", [](const Tensors& t) { return F::leaky_relu(t[0], 0.3); },
        [](const Tensors& t) { return at::leaky_relu(t[0], 0.3); }, Tensors{rows}},
+      {"hardsigmoid", [](const Tensors& t) { return F::hardsigmoid(t[0]); },
+       [](const Tensors& t) { return at::hardsigmoid(t[0]); }, Tensors{rows}},
+      {"prelu",
+       [](const Tensors& t) { return F::prelu(t[0], t[1]); },
+       [](const Tensors& t) { return at::prelu(t[0], t[1]); },
+       {images, normal({4})}},
+      {"elu", [](const Tensors& t) { return F::elu(t[0], 0.5); },
+       [](const Tensors& t) { return at::elu(t[0], 0.5); }, Tensors{rows}},
+      {"elu in place", [](const Tensors& t) { return F::elu(t[0].mul(2), 0.5, true); },
+       [](const Tensors& t) { return at::elu(t[0].mul(2), 0.5); }, Tensors{rows}, 1e-6},
+      {"softplus", [](const Tensors& t) { return F::softplus(t[0], 2, 1); },
+       [](const Tensors& t) { return at::softplus(t[0], 2, 1); }, Tensors{rows}},
+      {"hardswish", [](const Tensors& t) { return F::hardswish(t[0]); },
+       [](const Tensors& t) { return at::hardswish(t[0]); }, Tensors{rows}},
+      {"sigmoid", [](const Tensors& t) { return F::sigmoid(t[0]); },
+       [](const Tensors& t) { return at::sigmoid(t[0]); }, Tensors{rows}},
+      {"tanh", [](const Tensors& t) { return F::tanh(t[0]); },
+       [](const Tensors& t) { return at::tanh(t[0]); }, Tensors{rows}},
       {"gelu", [](const Tensors& t) { return F::gelu(t[0], "tanh"); },
        [](const Tensors& t) { return at::gelu(t[0], "tanh"); }, Tensors{rows}},
       {"silu", [](const Tensors& t) { return F::silu(t[0]); },

@@ -415,6 +415,23 @@ def test_the_least_recently_used_value_is_dropped() -> None:
     assert api.DEFAULT_MAX_CACHE_SIZE == MemoryUtilizationMaximizer().max_cache_size == 128
 
 
+def test_a_call_that_fails_uses_its_value_too() -> None:
+    maximizer = maximize_memory_utilization(keys="n")
+    limits = {1: 1024, 2: 1024}
+
+    @maximizer
+    def function(n: int, batch_size: int = 1024) -> None:
+        if batch_size > limits[n]:
+            raise out_of_memory()
+
+    function(1)
+    function(2)
+    limits[1] = 0
+    with pytest.raises(MemoryError):
+        function(1)
+    assert list(maximizer.parameter_value) == [hash((2,)), hash((1,))]
+
+
 def test_keys_and_parameters_should_not_overlap(caplog: pytest.LogCaptureFixture) -> None:
     maximize_memory_utilization(keys=["batch_size", "x"])
     assert "contained in the hashing keys" in caplog.text

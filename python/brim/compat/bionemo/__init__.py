@@ -1,1 +1,1 @@
-"""The name space of `bionemo`; brim has its `size_aware_batching`."""
+"""The namespace of `bionemo`; brim has its `size_aware_batching`."""

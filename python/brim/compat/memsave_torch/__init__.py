@@ -1,6 +1,6 @@
-"""The face of `memsave_torch`: layers that keep for backward only what is needed.
+"""The face of `memsave_torch`: layers that save only what backward needs.
 
-`memsave_torch.util`, the scripts of its experiments, is not here: `brim.audit` measures.
+`memsave_torch.util`, the scripts of its experiments, is not included; `brim.audit` measures.
 
 Example:
     >>> import torch

@@ -15,30 +15,15 @@ from brim.compat.toma import cpu_memory
 from brim.compat.toma import stacktrace as tst
 from brim.compat.toma import torch_cuda_memory as tcm
 
-__all__ = [
-    "Batchsize",
-    "BatchsizeCache",
-    "GlobalBatchsizeCache",
-    "NoBatchsizeCache",
-    "StacktraceMemoryBatchsizeCache",
-]
-
 
 @dataclass
 class Batchsize:
-    """A size that goes down when memory runs out; calls that share it share what they learned.
-
-    Example:
-        >>> size = Batchsize(64)
-        >>> size.decrease_batchsize()
-        >>> size
-        Batchsize(value=32)
-    """
+    """A size that is halved when memory runs out. Calls that share it learn from each other."""
 
     value: int | None = None
 
     def set_initial_batchsize(self, initial_batchsize: int) -> None:
-        """Set the size, unless there is one already."""
+        """Set the size if there is none yet."""
         if not self.value:
             self.value = initial_batchsize
 
@@ -54,7 +39,7 @@ class Batchsize:
 
 
 class BatchsizeCache:
-    """What a cache must do; `all_instances` has those that called this constructor."""
+    """Base class of caches; `all_instances` has those that called this constructor."""
 
     all_instances: ClassVar[weakref.WeakValueDictionary[tuple[tst.Frame, ...], BatchsizeCache]] = (
         weakref.WeakValueDictionary()
@@ -64,13 +49,13 @@ class BatchsizeCache:
         BatchsizeCache.all_instances[tst.get_simple_traceback(2)] = self
 
     def get_batchsize(self, initial_batchsize: int) -> Batchsize:
-        """The size to start a call with, `initial_batchsize` where nothing is known."""
+        """The size to start a call with, `initial_batchsize` if nothing is known."""
         raise NotImplementedError
 
 
 @dataclass
 class NoBatchsizeCache(BatchsizeCache):
-    """Remembers nothing: every call starts with the size that it is given."""
+    """Remembers nothing: every call starts with the size it is given."""
 
     def get_batchsize(self, initial_batchsize: int) -> Batchsize:
         """A new size."""
@@ -91,17 +76,11 @@ class GlobalBatchsizeCache(BatchsizeCache):
 
 
 class StacktraceMemoryBatchsizeCache(BatchsizeCache):
-    """Remembers the last size for each call site and for the memory free at that time.
+    """Remembers the last size for each call site and amount of free memory."""
 
-    Attributes:
-        LRU_CACHE_SIZE: how many sizes a cache keeps.
-        MEMORY_GRANULARITY: free memory is counted in steps of this many bytes.
-        TRACK_RAM: whether the CPU's memory counts too.
-    """
-
-    LRU_CACHE_SIZE: int = 2**16
-    MEMORY_GRANULARITY: int = 2**28
-    TRACK_RAM: bool = True
+    LRU_CACHE_SIZE: int = 2**16  # sizes
+    MEMORY_GRANULARITY: int = 2**28  # bytes: free memory is rounded down to multiples
+    TRACK_RAM: bool = True  # whether the CPU's memory counts too
 
     initial_batchsize: int | None
     get_batchsize_from_cache: Callable[[tuple[tst.Frame, ...], int, int], Batchsize]
@@ -119,7 +98,7 @@ class StacktraceMemoryBatchsizeCache(BatchsizeCache):
         self.get_batchsize_from_cache = get_batchsize_from_cache
 
     def get_batchsize(self, initial_batchsize: int) -> Batchsize:
-        """The size of the call site of the function that asks."""
+        """The size for the caller's call site."""
         stacktrace = tst.get_simple_traceback(2)
         step = self.MEMORY_GRANULARITY
         ram = int(cpu_memory.get_available_cpu_memory() // step) if self.TRACK_RAM else -1

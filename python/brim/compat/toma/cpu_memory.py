@@ -1,4 +1,4 @@
-"""The CPU's memory: how much is left, a limit on it, and the errors that say it ran out."""
+"""The CPU's memory: how much is free, a limit, and its out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -8,23 +8,18 @@ __all__ = ["get_available_cpu_memory", "is_out_of_cpu_memory", "set_cpu_memory_l
 
 
 def get_available_cpu_memory() -> int:
-    """Bytes that this process can still take: the least that machine, container and limits leave.
-
-    Example:
-        >>> get_available_cpu_memory() > 0
-        True
-    """
+    """Bytes that this process can still allocate, within the machine, the container and limits."""
     return memory.memory_stats("cpu").free
 
 
 def set_cpu_memory_limit(num_gigabytes: float) -> None:
-    """Limit the process' address space for good (RLIMIT_AS); a limit can be lowered, never raised.
+    """Limit the address space of the process (RLIMIT_AS). It can be lowered, never raised.
 
-    `brim.budget(…, device="cpu")` limits what tensors take, for a `with` block.
+    `brim.budget(…, device="cpu")` limits tensors instead, for a `with` block.
     """
     try:
         import resource
-    except ImportError:  # Windows knows no such limit
+    except ImportError:  # Windows has no such limit
         return
     limit = int(num_gigabytes * 2**30)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -34,10 +29,5 @@ def set_cpu_memory_limit(num_gigabytes: float) -> None:
 
 
 def is_out_of_cpu_memory(exception: BaseException) -> bool:
-    """Whether an error says that the CPU's memory ran out.
-
-    Example:
-        >>> is_out_of_cpu_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: …"))
-        True
-    """
+    """Whether an error means that the CPU's memory ran out."""
     return memory.classify_error(exception).kind == memory.OomKind.host_memory

@@ -1,14 +1,14 @@
-"""Where a call came from, as a key: the frames of the stack as plain tuples."""
+"""The call site as a key: the frames of the stack as plain tuples."""
 
 from __future__ import annotations
 
 import functools
 import linecache
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from types import FrameType
 from typing import ParamSpec, TypeVar
 
 __all__ = ["get_simple_traceback", "set_watermark", "watermark"]
@@ -17,17 +17,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Frame = tuple[str, int, str, str | None, int | None]
 
-# How many of the outermost frames are left out besides the very first. Each thread has its own.
+# How many of the outermost frames are left out, besides the first. Each thread has its own.
 _watermark: ContextVar[int] = ContextVar("watermark", default=0)
 
 
 def get_simple_traceback(ignore_top: int = 0) -> tuple[Frame, ...]:
     """The stack, innermost frame first: file, line number, function, line of code, its index.
 
-    Two calls from the same place give equal results, which refer to no frame.
+    Two calls from the same place give equal results. They hold no reference to a frame.
 
     Args:
-        ignore_top: how many frames to leave out at the inner end, besides this function's own.
+        ignore_top: how many innermost frames to leave out, besides that of this function.
 
     Example:
         >>> def here():
@@ -35,29 +35,30 @@ def get_simple_traceback(ignore_top: int = 0) -> tuple[Frame, ...]:
         >>> len({here() for _ in range(3)})
         1
     """
-    frame: FrameType | None = sys._getframe(1)
     frames: list[Frame] = []
-    while frame is not None:
-        code, number = frame.f_code, frame.f_lineno
+    for frame, number in traceback.walk_stack(sys._getframe(1)):
+        code = frame.f_code
         line = linecache.getline(code.co_filename, number, frame.f_globals)
         frames.append((code.co_filename, number, code.co_name, line or None, 0 if line else None))
-        frame = frame.f_back
     return tuple(frames[ignore_top : max(len(frames) - _watermark.get() - 1, ignore_top)])
 
 
 def _depth() -> int:
-    """How many frames there are up to the caller's own."""
-    frame = sys._getframe(1)
-    depth = 1
-    while frame.f_back is not None:
-        frame = frame.f_back
-        depth += 1
-    return depth
+    """The number of frames on the stack, up to the caller's."""
+    return len([*traceback.walk_stack(sys._getframe(1))])
 
 
 @contextmanager
-def watermark() -> Iterator[None]:
-    """Inside the `with` block, leave out all frames that are outside of the function it is in.
+def _leaving_out(frames: int) -> Iterator[None]:
+    token = _watermark.set(frames)
+    try:
+        yield
+    finally:
+        _watermark.reset(token)
+
+
+def watermark() -> AbstractContextManager[None]:
+    """Inside the `with` block, leave out all frames outside the function that contains it.
 
     Example:
         >>> def inner():
@@ -66,23 +67,15 @@ def watermark() -> Iterator[None]:
         ...     len(inner())
         2
     """
-    # Besides the caller's frame, which stays, there are this one's and that of `with`.
-    token = _watermark.set(_depth() - 4)
-    try:
-        yield
-    finally:
-        _watermark.reset(token)
+    return _leaving_out(_depth() - 3)  # besides the first, all but this frame and the caller's
 
 
 def set_watermark(func: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that all frames outside of it are left out while it runs."""
+    """Decorate a function so that all frames outside it are left out while it runs."""
 
     @functools.wraps(func)
     def marked(*args: P.args, **kwargs: P.kwargs) -> R:
-        token = _watermark.set(_depth() - 1)
-        try:
+        with _leaving_out(_depth() - 1):
             return func(*args, **kwargs)
-        finally:
-            _watermark.reset(token)
 
     return marked

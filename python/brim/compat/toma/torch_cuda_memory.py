@@ -1,4 +1,4 @@
-"""CUDA's memory: how much there is, giving it back, and the errors that say it ran out."""
+"""CUDA's memory: how much there is, how to release it, and its out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -8,20 +8,9 @@ import torch
 
 from brim import memory
 
-__all__ = [
-    "cuda_meminfo",
-    "gc_cuda",
-    "get_cuda_assumed_available_memory",
-    "get_cuda_available_memory",
-    "get_cuda_blocked_memory",
-    "get_cuda_total_memory",
-    "is_cuda_out_of_memory",
-    "is_cudnn_snafu",
-]
-
 
 def gc_cuda() -> None:
-    """Collect garbage and give torch's cached CUDA memory back. No call of this face needs it."""
+    """Collect garbage and release torch's cached CUDA memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -42,12 +31,12 @@ def get_cuda_assumed_available_memory() -> int:
 
 
 def get_cuda_available_memory() -> int:
-    """Bytes of the current CUDA device that torch has not reserved and nobody else holds."""
+    """Bytes of the current CUDA device that neither torch nor anything else holds."""
     return get_cuda_assumed_available_memory() - get_cuda_blocked_memory()
 
 
 def get_cuda_blocked_memory() -> int:
-    """Bytes of the current CUDA device that others hold, as the driver says; 0 without one."""
+    """Bytes of the current CUDA device held outside torch, as the driver says; 0 without one."""
     if not torch.cuda.is_available():
         return 0
     free, _ = torch.cuda.mem_get_info()
@@ -55,26 +44,14 @@ def get_cuda_blocked_memory() -> int:
 
 
 def is_cuda_out_of_memory(exception: BaseException) -> bool:
-    """Whether an error says that the memory of a CUDA device ran out.
-
-    Example:
-        >>> is_cuda_out_of_memory(RuntimeError("CUDA out of memory."))
-        True
-    """
-    if isinstance(exception, RuntimeError) and "CUDA out of memory." in str(exception):
-        return True
+    """Whether an error means that the memory of a CUDA device ran out."""
     cause = memory.classify_error(exception)
     is_cuda = cause.device is None or cause.device.type == "cuda"
     return cause.kind == memory.OomKind.device_memory and is_cuda
 
 
 def is_cudnn_snafu(exception: BaseException) -> bool:
-    """Whether an error is one of a CUDA library that had no room to work in.
-
-    Example:
-        >>> is_cudnn_snafu(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. And so on."))
-        True
-    """
+    """Whether a CUDA library had no memory for its workspace."""
     text = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."
     if isinstance(exception, RuntimeError) and text in str(exception):
         return True
@@ -82,7 +59,7 @@ def is_cudnn_snafu(exception: BaseException) -> bool:
 
 
 def cuda_meminfo() -> None:
-    """Print what torch holds and has reserved on the current CUDA device, now and at most."""
+    """Print allocated and reserved bytes of the current CUDA device, now and at their peak."""
     if not torch.cuda.is_available():
         return
     for label, held, cached in (

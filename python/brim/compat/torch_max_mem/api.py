@@ -1,8 +1,7 @@
-"""Everything of torch_max_mem's `api` module, on brim's core.
+"""torch_max_mem's `api` module on brim's core.
 
-`maximize_memory_utilization` makes a decorator that lowers an integer argument, by default
-`batch_size`, until the call fits the memory, and starts there the next time.
-`infer_maximum_batch_size` goes on top of it and takes the first value from the length of another
+`maximize_memory_utilization` lowers an integer argument until the call fits, and remembers it.
+`infer_maximum_batch_size` goes above it: it takes the first value from the length of another
 argument.
 """
 
@@ -33,14 +32,14 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Set on what `infer_maximum_batch_size` returns, so that the decorators' order can be checked.
+#: Marks what `infer_maximum_batch_size` returns; see `check_decorator_order`.
 INFERS_BATCH_SIZE_ATTRIBUTE = "__torch_max_mem_infers_batch_size__"
 
-#: How many tuned values a `MemoryUtilizationMaximizer` keeps unless told otherwise.
+#: How many hashes a `MemoryUtilizationMaximizer` remembers by default.
 DEFAULT_MAX_CACHE_SIZE = 128
 
-#: Texts of a RuntimeError, each of which alone means that a smaller size may work. More may be
-#: added. What brim's classifier knows (Linux' CPU allocator, XPU, cuBLAS, …) counts besides.
+#: A RuntimeError with one of these texts is out of memory, in addition to all that brim recognises
+#: (Linux' CPU allocator, XPU, cuBLAS, …). More may be added.
 ADDITIONAL_OOM_ERROR_INFIXES = {
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. "
     "This error may appear if you passed in a non-contiguous input.",
@@ -52,8 +51,8 @@ ADDITIONAL_OOM_ERROR_INFIXES = {
     "CUDA driver error: device not ready",
 }
 
-#: Texts that mean it only together: an assertion of torch's can be about anything, but one in the
-#: caching allocator fails when memory is short.
+#: Texts that mean it only together: an assertion inside the caching allocator fails when memory is
+#: short, other assertions do not.
 ADDITIONAL_OOM_ERROR_INFIX_CONJUNCTIONS: Collection[Collection[str]] = (
     ("INTERNAL ASSERT FAILED", "CUDACachingAllocator"),
 )
@@ -62,11 +61,7 @@ ADDITIONAL_OOM_ERROR_INFIX_CONJUNCTIONS: Collection[Collection[str]] = (
 def upgrade_to_sequence(
     parameter_name: str | Sequence[str], q: int | Sequence[int]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Names and multiples as tuples of the same length; a single `q` is for all names.
-
-    Raises:
-        ValueError: if the lengths differ.
-    """
+    """Names and multiples as tuples of the same length; a single `q` is for all names."""
     names = (parameter_name,) if isinstance(parameter_name, str) else tuple(parameter_name)
     quanta = (q,) if isinstance(q, int) else tuple(q)
     if len(quanta) == 1:
@@ -90,11 +85,7 @@ def _check_parameter(func: Callable[..., Any], name: str, signature: inspect.Sig
 def determine_default_max_value(
     func: Callable[..., Any], parameter_name: str, signature: inspect.Signature
 ) -> int | None:
-    """The parameter's default as an int; None where it has no default, or the default is None.
-
-    Raises:
-        ValueError: if the function has no such parameter.
-    """
+    """The parameter's default as an int, or None if it has none."""
     _check_parameter(func, parameter_name, signature)
     parameter = signature.parameters[parameter_name]
     if parameter.annotation not in (inspect.Parameter.empty, int, "int"):
@@ -111,11 +102,7 @@ def determine_default_max_value(
 def determine_max_value(
     bound_arguments: inspect.BoundArguments, parameter_name: str, default_max_value: int | None
 ) -> int:
-    """The value that was passed for a parameter, or the default where it was None or not passed.
-
-    Raises:
-        ValueError: if it is neither an int nor None, or there is no default either.
-    """
+    """The value passed for a parameter, or the default if it is None or was not passed."""
     value = bound_arguments.arguments.get(parameter_name)
     return _max_value(value, parameter_name, default_max_value)
 
@@ -129,7 +116,7 @@ def _max_value(value: object, name: str, default: int | None) -> int:
 
 
 def iter_tensor_devices(*args: Any, **kwargs: Any) -> Iterable[torch.device]:
-    """The devices of all tensors among the arguments, also inside containers, with repetitions."""
+    """The device of each tensor among the arguments, including those inside containers."""
     seen: set[int] = set()  # a container may contain itself
     waiting: list[Any] = [*args, *kwargs.values()]
     while waiting:
@@ -141,21 +128,16 @@ def iter_tensor_devices(*args: Any, **kwargs: Any) -> Iterable[torch.device]:
             waiting += value.values() if isinstance(value, Mapping) else value
 
 
-def create_tensor_checker(
-    safe_devices: Collection[str] | None = None,
-) -> Callable[..., None]:
-    """Make a function that logs a warning when one of its arguments is on a device not in the list.
+def create_tensor_checker(safe_devices: Collection[str] | None = None) -> Callable[..., None]:
+    """Make a function that logs a warning if an argument is on a device that is not safe.
 
-    Args:
-        safe_devices: types of devices where running out of memory raises an error that can be
-            caught; `{"cuda"}` by default. The CPU is not among them since the kernel may end the
-            process first: `brim.budget` makes it safe.
+    A device is safe if running out of memory raises an error. By default only CUDA is: on the CPU
+    the kernel may kill the process first, unless `brim.budget` limits it.
     """
     safe = frozenset({"cuda"} if safe_devices is None else safe_devices)
     logger.debug("devices considered safe for memory utilization maximization: %s", sorted(safe))
 
     def check_tensors(*args: Any, **kwargs: Any) -> None:
-        """Log a warning if a tensor is on another device."""
         device_types = {device.type for device in iter_tensor_devices(*args, **kwargs)}
         if not device_types <= safe:
             logger.warning(
@@ -169,19 +151,12 @@ def create_tensor_checker(
 
 
 def floor_to_nearest_multiple_of(x: int, q: int) -> int:
-    """`x` up to `q`; above it the largest multiple of `q` that is not above `x`."""
+    """The largest multiple of `q` up to `x`; `x` itself if it is below `q`."""
     return x if x <= q else x - x % q
 
 
 def is_oom_error(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, so that a smaller value may succeed.
-
-    Example:
-        >>> is_oom_error(RuntimeError("CUDA driver error: device not ready"))
-        True
-        >>> is_oom_error(RuntimeError("selected index k out of range"))
-        False
-    """
+    """Whether memory ran out, so that a smaller value may succeed."""
     if memory.is_out_of_memory(error):
         return True
     if not isinstance(error, RuntimeError):
@@ -205,20 +180,17 @@ def check_decorator_order(func: Callable[..., Any]) -> None:
 
 
 def set_memory_budget(budget: int, device: int | str | torch.device | None = None) -> float:
-    """Let this process take no more than `budget` bytes of a CUDA device from now on.
+    """Limit torch's caching allocator to `budget` bytes of a CUDA device from now on.
 
-    What goes over it fails with `torch.cuda.OutOfMemoryError`, also where the device drives a
-    display or is shared. `brim.budget` does the same for a `with` block, and on the CPU too.
+    CUDA itself and its libraries need some more. `brim.budget` does the same for a `with` block,
+    and on the CPU too.
 
     Args:
-        budget: bytes for torch's caching allocator; CUDA itself and its libraries need some more.
-        device: which device; the current one by default.
+        budget: in bytes, above 0.
+        device: the current device by default.
 
     Returns:
-        The share of the device's memory that this is, 1.0 at most.
-
-    Raises:
-        ValueError: if the budget is not positive.
+        The budget as a fraction of the device's memory, at most 1.0.
     """
     if budget <= 0:
         raise ValueError(f"budget={budget} must be positive.")
@@ -233,16 +205,24 @@ def set_memory_budget(budget: int, device: int | str | torch.device | None = Non
     return fraction
 
 
-def _argument(slot: Slot, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The value of an argument; else its default, or `inspect.Parameter.empty`."""
+def _argument(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The value of an argument, its default, or `inspect.Parameter.empty`."""
     name, position, *default = slot
     if 0 <= position < len(args):
         return args[position]
     return kwargs.get(name, default[0] if default else inspect.Parameter.empty)
 
 
+def _set_argument(slot: Slot, value: int, args: list[Any], kwargs: dict[str, Any]) -> None:
+    name, position = slot[:2]
+    if 0 <= position < len(args):
+        args[position] = value
+    else:
+        kwargs[name] = value
+
+
 class _Search(Generic[R]):
-    """A function and the parameters to lower; the part that both decorators have in common."""
+    """A function and the parameters to lower; both decorators use it."""
 
     def __init__(
         self,
@@ -253,15 +233,15 @@ class _Search(Generic[R]):
     ) -> None:
         check_decorator_order(func)
         self.signature = inspect.signature(func)
-        self.defaults = [determine_default_max_value(func, name, self.signature) for name in names]
         self.slots = slots_of(self.signature)
-        self.check_tensors = create_tensor_checker(safe_devices)
         self._func = func
         self._names = names
+        self._defaults = [determine_default_max_value(func, name, self.signature) for name in names]
+        self._check_tensors = create_tensor_checker(safe_devices)
         self._halve = halving(
             names,
             qs,
-            # Looked up at each failure: both may be patched, and the texts may be added to.
+            # Looked up at each failure, so that patching it takes effect.
             lambda error: is_oom_error(error),
             lambda sizes: logger.info(
                 "Out of memory with %s", dict(zip(names, sizes, strict=True))
@@ -270,45 +250,30 @@ class _Search(Generic[R]):
         kinds = [self.signature.parameters[name].kind for name in names]
         self._positional_only = inspect.Parameter.POSITIONAL_ONLY in kinds
 
-    def complete(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
-        """The arguments, with defaults where a parameter could not be added by its name.
+    def __call__(
+        self, args: Sequence[Any], kwargs: dict[str, Any], known: Sizes | None = None
+    ) -> tuple[R, Sizes, Sizes]:
+        """Call with the largest values that fit and do not exceed `known`. Changes `kwargs`.
 
-        Then the values that the caller wants for the parameters, or their defaults.
+        Returns the result, the values that fitted, and the values it started with.
         """
-        self.check_tensors(*args, **kwargs)
-        if self._positional_only:
+        self._check_tensors(*args, **kwargs)
+        if self._positional_only:  # such a parameter cannot be added by its name
             bound = self.signature.bind(*args, **kwargs)
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
-        values = [_argument(self.slots[name], args, kwargs) for name in self._names]
-        if inspect.Parameter.empty in values:
-            self.signature.bind(*args, **kwargs)  # says what is missing
-        return args, kwargs, values
-
-    def max_values(self, values: Sequence[Any]) -> list[int]:
-        return list(map(_max_value, values, self._names, self.defaults))
-
-    def run(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], max_values: Sequence[int]
-    ) -> tuple[R, Sizes]:
-        """Call with the largest values that fit; `kwargs` is used up."""
+        bounds = self._bounds(args, kwargs, known)
 
         def call(sizes: Sizes) -> R:
             positional = list(args)
             for name, size in zip(self._names, sizes, strict=True):
-                position = self.slots[name][1]
-                if 0 <= position < len(positional):
-                    positional[position] = size
-                else:
-                    kwargs[name] = size
+                _set_argument(self.slots[name], size, positional, kwargs)
             return self._func(*positional, **kwargs)
 
         cause: Exception | None = None
-        if min(max_values) > 0:
+        if min(bounds) > 0:
             try:
-                return self._halve(*max_values, call)
+                return *self._halve(*bounds, call), bounds
             except torch.OutOfMemoryError as error:
                 cause = error
         if logger.isEnabledFor(logging.DEBUG):
@@ -318,8 +283,17 @@ class _Search(Generic[R]):
         raise MemoryError(
             f"Execution did not even succeed with {self._names} all equal to 1."
             if cause is not None
-            else f"Execution needs values of 1 or more, got {self._names} = {tuple(max_values)}."
+            else f"Execution needs values of 1 or more, got {self._names} = {bounds}."
         ) from cause
+
+    def _bounds(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Sizes | None) -> Sizes:
+        values = [_argument(self.slots[name], args, kwargs) for name in self._names]
+        if any(value is inspect.Parameter.empty for value in values):
+            self.signature.bind(*args, **kwargs)  # raises the usual TypeError
+        if known is None:
+            return tuple(map(_max_value, values, self._names, self._defaults))
+        # A call without a value starts with the known one.
+        return tuple(map(min, map(_max_value, values, self._names, known), known))
 
 
 def maximize_memory_utilization_decorator(
@@ -327,18 +301,9 @@ def maximize_memory_utilization_decorator(
     q: int | Sequence[int] = 32,
     safe_devices: Collection[str] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, tuple[R, tuple[int, ...]]]]:
-    """As `MemoryUtilizationMaximizer`, but remembers nothing and returns the values too.
+    """As `MemoryUtilizationMaximizer`, but remembers nothing.
 
     The decorated function returns its result and the tuple of values that fitted.
-
-    Example:
-        >>> @maximize_memory_utilization_decorator(q=4)
-        ... def double(batch_size):
-        ...     if batch_size > 5:
-        ...         raise torch.cuda.OutOfMemoryError
-        ...     return 2 * batch_size
-        >>> double(9)
-        (8, (4,))
     """
     names, qs = upgrade_to_sequence(parameter_name, q)
 
@@ -347,8 +312,7 @@ def maximize_memory_utilization_decorator(
 
         @functools.wraps(func)
         def maximized(*args: P.args, **kwargs: P.kwargs) -> tuple[R, tuple[int, ...]]:
-            positional, named, wanted = search.complete(args, kwargs)
-            return search.run(positional, named, search.max_values(wanted))
+            return search(args, kwargs)[:2]
 
         return maximized
 
@@ -360,12 +324,12 @@ def infer_maximum_batch_size(
     x_parameter_name: str = "x",
     max_value: int | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a decorator that passes the length of one argument as another, where that is not given.
+    """Make a decorator that sets a parameter to the length of another argument.
 
     Args:
-        parameter_name: the parameter to fill in where it is not passed, or None.
+        parameter_name: the parameter to set if it is None or not passed.
         x_parameter_name: the parameter whose length is taken.
-        max_value: the most that is filled in; a value that is passed may be larger.
+        max_value: limits the inferred value, not one that is passed.
 
     Raises:
         ValueError: at decoration, if there is no `x_parameter_name`.
@@ -383,12 +347,13 @@ def infer_maximum_batch_size(
         signature = inspect.signature(func)
         _check_parameter(func, x_parameter_name, signature)
         slots = slots_of(signature)
-        place = slots.get(parameter_name, (parameter_name, -1))[1]  # -1: or it goes into **kwargs
+        # Its default does not count. A name that is not in the signature goes into **kwargs.
+        target = (parameter_name, slots.get(parameter_name, ("", -1))[1], None)
 
         def length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             if x_parameter_name in slots:
                 x = _argument(slots[x_parameter_name], args, kwargs)
-            else:
+            else:  # *x or **x
                 bound = signature.bind_partial(*args, **kwargs)
                 x = bound.arguments.get(x_parameter_name, ())
             if x is inspect.Parameter.empty:
@@ -400,13 +365,10 @@ def infer_maximum_batch_size(
 
         @functools.wraps(func)
         def inferring(*args: P.args, **kwargs: P.kwargs) -> R:
-            if 0 <= place < len(args):
-                if args[place] is None:
-                    found = length(args, kwargs)
-                    return func(*args[:place], found, *args[place + 1 :], **kwargs)  # type: ignore[arg-type]
-            elif kwargs.get(parameter_name) is None:
-                kwargs[parameter_name] = length(args, kwargs)
-            return func(*args, **kwargs)
+            positional = list(args)
+            if _argument(target, args, kwargs) is None:
+                _set_argument(target, length(args, kwargs), positional, kwargs)
+            return func(*positional, **kwargs)  # type: ignore[arg-type]
 
         setattr(inferring, INFERS_BATCH_SIZE_ATTRIBUTE, parameter_name)
         return inferring
@@ -415,7 +377,7 @@ def infer_maximum_batch_size(
 
 
 def hashable_key(value: Any) -> Any:
-    """What stands for a value in a hash: for a tensor its shape, dtype and device, else itself."""
+    """What is hashed for a value: of a tensor its shape, dtype and device, else the value."""
     if isinstance(value, torch.Tensor):
         return "torch.Tensor", tuple(value.shape), value.dtype, value.device
     return value
@@ -426,7 +388,7 @@ class KeyHasher:
 
     @staticmethod
     def normalize_keys(keys: Collection[str] | str | None) -> Collection[str]:
-        """A collection of names, whether given as one, as a single name or as None."""
+        """The names as a collection; `keys` may be one name or None."""
         if keys is None:
             return []
         return [keys] if isinstance(keys, str) else keys
@@ -435,41 +397,36 @@ class KeyHasher:
         self.keys = self.normalize_keys(keys)
 
     def __call__(self, kwargs: Mapping[str, Any]) -> int:
-        """The hash of the values of the keys; a key that is missing counts as None."""
+        """The hash of the values of the keys; a missing key counts as None."""
         return hash(tuple(hashable_key(kwargs.get(key)) for key in self.keys))
 
 
-def flatten_variadic_keyword_arguments(
-    bound_arguments: inspect.BoundArguments,
-) -> dict[str, Any]:
-    """The arguments by name, those of a `**kwargs` parameter among the others."""
+def flatten_variadic_keyword_arguments(bound_arguments: inspect.BoundArguments) -> dict[str, Any]:
+    """The arguments by name, including those in a `**kwargs` parameter."""
     flat: dict[str, Any] = {}
     parameters = bound_arguments.signature.parameters
     for name, value in bound_arguments.arguments.items():
-        if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            flat.update(value)
-        else:
-            flat[name] = value
+        is_variadic = parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        flat.update(value if is_variadic else {name: value})
     return flat
 
 
 class MemoryUtilizationMaximizer:
     """A decorator that lowers parameters until the call fits, and starts there the next time.
 
-    What was learned is in `parameter_value`: for each hash of a call the values that fitted. They
-    are only ever lowered; `reset` forgets them. (`brim.maximize` has limits that grow again by
-    themselves.) A decorated function raises `MemoryError` where nothing fits, and lets all other
-    errors through.
+    `parameter_value` has the values that fitted, for each hash of a call. They only decrease;
+    `reset` forgets them. A decorated function raises `MemoryError` if nothing fits. Other errors
+    pass through.
 
     Args:
         parameter_name: the parameter, or several: each is lowered to 1 before the next.
-        q: values above it are kept its multiples; one number, or one per parameter.
+        q: values above it are kept multiples of it; one number, or one per parameter.
         safe_devices: see `create_tensor_checker`.
-        hasher: a function of the mapping of all arguments; calls with another hash have values of
-            their own. One hash for all by default.
-        keys: names of arguments to hash, where no `hasher` is given.
-        max_cache_size: how many hashes to keep values for; the least recently used are dropped.
-            None: all.
+        hasher: a function of the mapping of all arguments; calls with different hashes have
+            separate values. By default all calls have the same hash.
+        keys: names of arguments to hash if there is no `hasher`.
+        max_cache_size: how many hashes to remember; the least recently used are dropped. None
+            means all.
 
     Example:
         >>> maximizer = MemoryUtilizationMaximizer(q=4)
@@ -497,35 +454,26 @@ class MemoryUtilizationMaximizer:
         self.parameter_value: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()  # threads may call one decorated function
         if hasher is None:
-            own = KeyHasher(keys)
-            intersection = set(own.keys).intersection(self.parameter_names)
+            keys = KeyHasher.normalize_keys(keys)
+            intersection = set(keys).intersection(self.parameter_names)
             if intersection:
                 logger.warning(
                     "%s are contained in the hashing keys *and* the parameter names: a call with "
                     "another value then starts anew, which is likely not what is wanted.",
                     intersection,
                 )
-            hasher = own
+            hasher = KeyHasher(keys)
         self.hasher = hasher
 
     def reset(self) -> None:
-        """Forget all values, so that the next call starts with what it is passed."""
+        """Forget all values."""
         with self._lock:
             self.parameter_value.clear()
 
-    def _store(self, key: int, values: tuple[int, ...]) -> None:
-        """Keep the values for a hash, and drop the least recently used if there are too many."""
-        with self._lock:
-            self.parameter_value[key] = values
-            self.parameter_value.move_to_end(key)
-            if self.max_cache_size is not None:
-                while len(self.parameter_value) > self.max_cache_size:
-                    self.parameter_value.popitem(last=False)
-
     def _hash(self, search: _Search[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        hasher = self.hasher
-        if type(hasher) is KeyHasher and all(key in search.slots for key in hasher.keys):
-            return hasher({key: _argument(search.slots[key], args, kwargs) for key in hasher.keys})
+        hasher, slots = self.hasher, search.slots
+        if type(hasher) is KeyHasher and all(key in slots for key in hasher.keys):
+            return hasher({key: _argument(slots[key], args, kwargs) for key in hasher.keys})
         bound = search.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return hasher(flatten_variadic_keyword_arguments(bound))
@@ -536,24 +484,26 @@ class MemoryUtilizationMaximizer:
 
         @functools.wraps(func)
         def maximized(*args: P.args, **kwargs: P.kwargs) -> R:
-            positional, named, wanted = search.complete(args, kwargs)
-            key = self._hash(search, positional, named)
-            known = self.parameter_value.get(key)
-            if known is None:
-                result, sizes = search.run(positional, named, search.max_values(wanted))
-                self._store(key, sizes)
-                return result
-            wanted = [k if w is None else w for w, k in zip(wanted, known, strict=True)]
-            bounds = list(map(min, search.max_values(wanted), known))
-            result, sizes = search.run(positional, named, bounds)
-            # A value that was asked for and fits says nothing about larger ones: what is known
-            # stays. Only one that had to be lowered is news.
-            learned = zip(sizes, bounds, known, strict=True)
-            self._store(key, tuple(s if s < bound else k for s, bound, k in learned))
+            key = self._hash(search, args, kwargs)
+            with self._lock:
+                known = self.parameter_value.get(key)
+                if known is not None:
+                    self.parameter_value.move_to_end(key)
+            result, sizes, bounds = search(args, kwargs, known)
+            if known is not None:
+                # A requested value that fits says nothing about larger ones. Only a value that had
+                # to be lowered changes what is known.
+                learned = zip(sizes, bounds, known, strict=True)
+                sizes = tuple(s if s < bound else k for s, bound, k in learned)
+            with self._lock:
+                self.parameter_value[key] = sizes
+                self.parameter_value.move_to_end(key)
+                if self.max_cache_size is not None:
+                    while len(self.parameter_value) > self.max_cache_size:
+                        self.parameter_value.popitem(last=False)
             return result
 
         return maximized
 
 
-# Another name for the same.
 maximize_memory_utilization = MemoryUtilizationMaximizer

@@ -1,7 +1,4 @@
-"""Which version of torch_max_mem this face stands for.
-
-`python -m brim.compat.torch_max_mem.version` prints it.
-"""
+"""The version of torch_max_mem that this face matches; run as a module, it prints it."""
 
 from __future__ import annotations
 
@@ -14,27 +11,19 @@ VERSION = "0.1.6"
 
 
 def get_git_hash() -> str:
-    """The first eight digits of the commit this file is in, or `"UNHASHED"` where there is none."""
+    """The first eight digits of the commit of this file, or `"UNHASHED"` if there is none."""
+    command = ["git", "rev-parse", "HEAD"]
     try:
-        run = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=False,
+        text = subprocess.check_output(
+            command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True
         )
-    except OSError:  # no git on this machine
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
         return "UNHASHED"
-    return run.stdout.strip()[:8] if run.returncode == 0 else "UNHASHED"
+    return text.strip()[:8]
 
 
 def get_version(with_git_hash: bool = False) -> str:
-    """The version, with `-` and the commit behind it where asked for.
-
-    Example:
-        >>> get_version()
-        '0.1.6'
-    """
+    """The version, followed by `-` and the commit if asked for."""
     return f"{VERSION}-{get_git_hash()}" if with_git_hash else VERSION
 
 

@@ -1,7 +1,7 @@
 """The face of `bionemo-size-aware-batching` 1.0.0: batches of samples whose sizes differ.
 
-The names are in its modules, as in the original: `sampler`, `utils` and `memory_model`. The last,
-and the defaults of `SizeAwareBatchSampler`'s loggers, are those of the release before 1.0.0.
+The names are in the modules `sampler`, `utils` and `memory_model`, as in the original. The last
+module and the default loggers of `SizeAwareBatchSampler` are from the release before 1.0.0.
 
 Example:
     >>> from brim.compat.bionemo.size_aware_batching.sampler import SizeAwareBatchSampler

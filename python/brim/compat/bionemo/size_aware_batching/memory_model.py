@@ -21,20 +21,16 @@ def _check_points(name: str, values: object) -> torch.Tensor:
 class PolynomialRegression(torch.nn.Module):
     """A polynomial of one variable, fitted by least squares.
 
-    Fit and values are computed in double precision, on scaled points, whatever the dtype of the
-    tensors: sizes up to 1e9 are no problem. `brim.PolynomialRegression` takes several variables,
-    and has an inverse.
+    It is computed in double precision on scaled points, for any dtype of the tensors: sizes up to
+    1e9 are no problem. `brim.PolynomialRegression` takes several variables and has an inverse.
 
     Args:
-        degree: its degree, at least 0.
+        degree: at least 0, else it is a ValueError.
         has_degree0: whether it has a constant term.
 
     Attributes:
-        coeffs: the coefficients, the lowest power first; a buffer, so it is in the `state_dict`.
-            After `fit` it has the dtype and device of x. It may be set.
-
-    Raises:
-        ValueError: if `degree` is not an integer, or negative.
+        coeffs: the coefficients, lowest power first; a buffer that may be set. After `fit` it has
+            the dtype and device of x.
 
     Example:
         >>> model = PolynomialRegression(degree=2)
@@ -56,49 +52,41 @@ class PolynomialRegression(torch.nn.Module):
         self.register_buffer("coeffs", torch.zeros(self.n_degrees, dtype=torch.float32))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The values at each number of x, a 1D tensor; in its dtype if it is floating point.
-
-        Raises:
-            TypeError: if x is not a 1D tensor.
-        """
+        """The values at the numbers of x, a 1D tensor; in its dtype if it is floating point."""
         if not isinstance(x, torch.Tensor) or x.ndim != 1:
             shape = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
             raise TypeError(f"x must be a 1D tensor, but got {shape}")
-        place = x.double()
-        value = torch.zeros_like(place)
-        for coefficient in reversed(self.coeffs.to(place).unbind()):
-            value = value * place + coefficient
+        points = x.double()
+        value = torch.zeros_like(points)
+        for coefficient in reversed(self.coeffs.to(points).unbind()):
+            value = value * points + coefficient
         if not self.has_degree0:
-            value = value * place
+            value = value * points
         return value.to(x.dtype if x.is_floating_point() else self.coeffs.dtype)
 
     def fit(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Fits the polynomial to points, and forgets the previous fit.
+        """Fit to the values y at the points x, forgetting the previous fit.
 
         With fewer points than coefficients it passes through all of them.
-
-        Args:
-            x: where the points are, one-dimensional.
-            y: their values, as many.
 
         Raises:
             TypeError: if x or y is not a 1D tensor of floating point numbers.
             ValueError: if x and y differ in length, are empty, or hold NaN or an infinity.
         """
-        places, values = _check_points("x", x), _check_points("y", y)
-        if len(places) != len(values):
+        points, values = _check_points("x", x), _check_points("y", y)
+        if len(points) != len(values):
             raise ValueError(
                 "The number of samples in x and y must be equal, but there are "
-                f"{len(places)} and {len(values)}"
+                f"{len(points)} and {len(values)}"
             )
-        if len(places) == 0:
+        if len(points) == 0:
             raise ValueError("x and y are empty; a fit needs at least one sample")
         # Powers of numbers up to 1 have similar magnitudes; those of sizes do not.
-        scale = places.abs().max()
+        scale = points.abs().max()
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         first = 0 if self.has_degree0 else 1
         powers = torch.arange(first, first + self.n_degrees, device="cpu")
-        columns = (places / scale).unsqueeze(1) ** powers
+        columns = (points / scale).unsqueeze(1) ** powers
         if self.n_degrees > 0:
             found = torch.linalg.lstsq(columns, values.unsqueeze(1), driver="gelsd").solution
             # Coefficients in bytes do not fit float16.

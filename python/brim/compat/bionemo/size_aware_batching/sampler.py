@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.utils.data import Sampler
@@ -32,16 +31,8 @@ SizeOf: TypeAlias = Callable[[Data], Real] | Mapping[Data, Real] | Sequence[Real
 Logger: TypeAlias = Callable[[str], None]
 
 
-def _print(message: str) -> None:
-    print(message)
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
-
-
 def _size_function(sizeof: Any) -> Callable[[Any], Any]:
-    """A function that gives an element's size, whatever `sizeof` is."""
+    """The function of an element that gives its size."""
     if is_array(sizeof):
         if sizeof.ndim != 1:
             shape = tuple(sizeof.shape)
@@ -49,32 +40,6 @@ def _size_function(sizeof: Any) -> Callable[[Any], Any]:
         sizeof = sizeof.tolist()  # reading a tensor element by element takes ten times as long
     function = size_function(sizeof)
     return sizeof.__getitem__ if function is None else function
-
-
-def _check_sampler(sampler: object, max_total_size: Any) -> None:
-    if isinstance(sampler, str) or not isinstance(sampler, (Sampler, Iterable)):
-        raise TypeError(
-            "sampler should be an instance of torch.utils.data.Sampler or Iterable, but got "
-            f"{type(sampler).__name__}"
-        )
-    if not isinstance(max_total_size, numbers.Real):
-        raise ValueError(f"max_total_size should be int or float but got {type(max_total_size)}")
-    if not cast("Any", max_total_size) > 0:
-        raise ValueError(f"max_total_size should be positive but got {max_total_size}")
-
-
-def _is_too_large(size: Any, limit: Any, data: object) -> bool:
-    """Whether a size is over the limit; an error if it is not a size at all."""
-    try:
-        too_large = bool(size > limit)
-        is_size = 0 <= size < math.inf
-    except TypeError as error:
-        raise TypeError(f"{error}: sizeof({data}) is {size!r}, not int or float") from error
-    if not is_size:
-        raise ValueError(
-            f"the size of element {data} is {size}; it must be a finite number, at least 0"
-        )
-    return too_large
 
 
 def size_aware_batching(
@@ -85,29 +50,24 @@ def size_aware_batching(
     info_logger: Logger | None = None,
     warn_logger: Logger | None = None,
 ) -> Iterator[list[Data] | BatchCollated]:
-    """Batches the elements of an iterable, in order, up to a total size.
+    """Batch the elements of an iterable, in order, up to a total size.
 
-    A batch ends before the element that would take its total over `max_total_size`. The input is
-    read once, element by element. An element that exceeds the limit by itself is skipped and
-    reported to `warn_logger`.
+    A batch ends before the element that would exceed the limit. The input is read once, element by
+    element. An element that exceeds the limit by itself is skipped.
 
     Args:
         dataset: the elements.
-        sizeof: an element's size: a function, a dictionary with the elements as keys, or (for
-            elements that are indices) a sequence, tensor or array.
+        sizeof: the sizes: a function, a dictionary with the elements as keys, or (if the elements
+            are indices) a sequence, tensor or array.
         max_total_size: the limit, in the unit of `sizeof`.
-        collate_fn: makes a batch of a list of elements; without it a batch is the list.
+        collate_fn: makes a batch from a list of elements; by default the list is the batch.
         info_logger: called at the end with the number of elements and batches.
-        warn_logger: called for each element that is skipped, and at the end.
-
-    Returns:
-        An iterator over the batches.
+        warn_logger: called for each skipped element, and at the end.
 
     Raises:
-        TypeError: if `sizeof` is none of these or `collate_fn` cannot be called; while iterating,
-            if a size cannot be compared with `max_total_size`.
-        ValueError: if `max_total_size` is NaN; while iterating, if a size is NaN, infinite or
-            negative.
+        TypeError: if an argument has the wrong type; while iterating, if a size cannot be compared
+            with the limit.
+        ValueError: if the limit is NaN; while iterating, if a size is NaN, infinite or negative.
         RuntimeError: while iterating, if `sizeof` fails.
 
     Example:
@@ -133,7 +93,6 @@ def _batches(
 ) -> Iterator[Any]:
     batch: list[Any] = []
     total: Any = 0
-    most = limit if limit != math.inf else sys.float_info.max
     batched = skipped = batches = 0
     for data in dataset:
         try:
@@ -144,10 +103,15 @@ def _batches(
         except Exception as error:
             raise RuntimeError(f"sizeof raises error at data={data}: {error}") from error
         try:
-            fits = 0 <= size <= most
-        except TypeError:
-            fits = False
-        if not fits and _is_too_large(size, limit, data):
+            too_large = size > limit
+            is_size = 0 <= size < math.inf
+        except TypeError as error:
+            raise TypeError(f"{error}: sizeof({data}) is {size!r}, not int or float") from error
+        if not is_size:
+            raise ValueError(
+                f"the size of element {data} is {size}; it must be a finite number, at least 0"
+            )
+        if too_large:
             skipped += 1
             if warn_logger is not None:
                 warn_logger(
@@ -176,21 +140,20 @@ def _batches(
 
 
 class SizeAwareBatchSampler(Sampler[list[int]]):
-    """Batches of indices whose total size stays under a limit; a `batch_sampler` of a DataLoader.
+    """A `batch_sampler` of a DataLoader that limits the total size of a batch.
 
     Args:
-        sampler: gives the indices, again for each iteration.
+        sampler: the indices; iterated anew for each epoch.
         sizeof: the size at an index: a function, a dictionary, a sequence, a tensor or an array.
-        max_total_size: the largest total size of a batch, above 0.
-        info_logger: called at the end of each iteration with the number of samples and batches; by
-            default it prints.
-        warn_logger: called for each index that is skipped because its size alone exceeds the limit;
-            by default it warns.
+        max_total_size: the limit, above 0.
+        info_logger: called at the end with the number of samples and batches; prints by default.
+        warn_logger: called for each index whose size alone exceeds the limit, and at the end; warns
+            by default.
 
     Raises:
-        TypeError: if `sampler` is not a Sampler or an iterable, or `sizeof` none of the above.
-        ValueError: if `max_total_size` is not a positive number. While iterating: as
-            `size_aware_batching`.
+        TypeError: if `sampler` or `sizeof` has the wrong type.
+        ValueError: if `max_total_size` is not a positive number. See `size_aware_batching` for
+            errors while iterating.
 
     Example:
         >>> sampler = SizeAwareBatchSampler(range(5), [3, 1, 2, 2, 4], max_total_size=4)
@@ -204,26 +167,28 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
         sampler: Sampler[int] | Iterable[int],
         sizeof: SizeOf[int],
         max_total_size: Real,
-        info_logger: Logger | None = _print,
-        warn_logger: Logger | None = _warn,
+        info_logger: Logger | None = print,
+        warn_logger: Logger | None = warnings.warn,
     ) -> None:
-        _check_sampler(sampler, max_total_size)
-        self._sizeof = _size_function(sizeof)
+        given: Any = sampler
+        if isinstance(given, str) or not isinstance(given, (Sampler, Iterable)):
+            raise TypeError(
+                "sampler should be an instance of torch.utils.data.Sampler or Iterable, but got "
+                f"{type(given).__name__}"
+            )
+        limit: Any = max_total_size
+        if not isinstance(limit, numbers.Real):
+            raise ValueError(f"max_total_size should be int or float but got {type(limit)}")
+        if not max_total_size > 0:
+            raise ValueError(f"max_total_size should be positive but got {max_total_size}")
         self._sampler = sampler
+        self._sizeof = _size_function(sizeof)
         self._max_total_size = max_total_size
-        self._info_logger = info_logger
-        self._warn_logger = warn_logger
+        self._loggers = (info_logger, warn_logger)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Iterates over the batches."""
-        return _batches(
-            self._sampler,
-            self._sizeof,
-            self._max_total_size,
-            None,
-            self._info_logger,
-            self._warn_logger,
-        )
+        """Iterate over the batches."""
+        return _batches(self._sampler, self._sizeof, self._max_total_size, None, *self._loggers)
 
 
 def _check_keywords(name: str, keywords: dict[str, Any] | None) -> dict[str, Any]:
@@ -237,48 +202,43 @@ def _check_keywords(name: str, keywords: dict[str, Any] | None) -> dict[str, Any
 
 
 class BucketBatchSampler(Sampler[list[int]]):
-    """Batches of indices of elements of similar size: each batch comes from one bucket.
+    """Batches of elements of similar size: each batch comes from one bucket.
 
-    Bucket k holds the elements with sizes in [boundary k, boundary k + 1), and has a batch sampler
-    of its own, `base_batch_sampler_class(indices of the bucket, **keywords)`. Elements outside all
-    buckets are left out, with a warning.
+    Bucket k holds the elements with sizes in [boundary k, boundary k + 1). Its own
+    `base_batch_sampler_class(indices, **keywords)` makes its batches. Elements outside all buckets
+    are left out, with a warning.
 
-    With `shuffle`, each iteration shuffles the elements inside their buckets, from the order that
-    the previous one left, and draws the bucket of each batch with probability proportional to its
-    remaining elements. Otherwise the buckets follow each other. Iterators are independent.
+    With `shuffle`, each iteration shuffles the elements inside their buckets, starting from the
+    previous order. The bucket of each batch is drawn with probability proportional to its remaining
+    elements. Without it, the buckets follow each other. Iterators are independent.
 
     Args:
-        sizes: the size of each element; one-dimensional, integers or floating point.
+        sizes: the size of each element; a 1D tensor of finite numbers.
         bucket_boundaries: at least two distinct numbers, in any order. They may be infinite.
         base_batch_sampler_class: a subclass of `torch.utils.data.Sampler` that makes batches.
-        base_batch_sampler_shared_kwargs: keywords for all of its objects.
+        base_batch_sampler_shared_kwargs: keywords for all buckets.
         base_batch_sampler_individual_kwargs: keywords with one value for each bucket.
         shuffle: whether to shuffle.
-        generator: where the random numbers come from; by default one with a random seed.
+        generator: the source of random numbers; by default one with a random seed.
 
     Attributes:
-        bucket_sizes: how many elements each bucket holds.
+        bucket_sizes: the number of elements in each bucket.
         bucket_element_indices: their indices.
         base_batch_samplers: the sampler of each bucket.
-        num_buckets: how many buckets there are.
-        num_samples: how many elements they hold.
+        num_buckets: the number of buckets.
+        num_samples: the number of elements in all buckets.
 
     Raises:
         TypeError: if an argument has the wrong type, or the sampler class does not take the
             keywords.
-        ValueError: if `sizes` or `bucket_boundaries` are not as described, `sizes` holds NaN or an
-            infinity, or an individual keyword does not have one value for each bucket.
-        RuntimeError: if no element lies in any bucket.
+        ValueError: if an argument is not as described.
+        RuntimeError: if all elements are outside the buckets.
 
     Example:
-        >>> sampler = BucketBatchSampler(
-        ...     sizes=torch.tensor([9, 1, 8, 2, 3]),
-        ...     bucket_boundaries=torch.tensor([0, 5, 10]),
-        ...     base_batch_sampler_class=torch.utils.data.BatchSampler,
-        ...     base_batch_sampler_shared_kwargs={"drop_last": False},
-        ...     base_batch_sampler_individual_kwargs={"batch_size": [2, 4]},
-        ...     shuffle=False,
-        ... )
+        >>> sizes, boundaries = torch.tensor([9, 1, 8, 2, 3]), torch.tensor([0, 5, 10])
+        >>> kwargs = {"drop_last": False}, {"batch_size": [2, 4]}
+        >>> base = torch.utils.data.BatchSampler
+        >>> sampler = BucketBatchSampler(sizes, boundaries, base, *kwargs, shuffle=False)
         >>> list(sampler), len(sampler)
         ([[1, 3], [4], [0, 2]], 3)
     """
@@ -332,12 +292,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.base_batch_sampler_shared_kwargs = _check_keywords(
             "base_batch_sampler_shared_kwargs", base_batch_sampler_shared_kwargs
         )
-        individual = {
-            key: list(value)
-            for key, value in _check_keywords(
-                "base_batch_sampler_individual_kwargs", base_batch_sampler_individual_kwargs
-            ).items()
-        }
+        each = _check_keywords(
+            "base_batch_sampler_individual_kwargs", base_batch_sampler_individual_kwargs
+        )
+        individual = {key: list(value) for key, value in each.items()}
         if any(len(value) != self.num_buckets for value in individual.values()):
             raise ValueError(
                 "Each value in base_batch_sampler_individual_kwargs should have a length of "
@@ -364,12 +322,12 @@ class BucketBatchSampler(Sampler[list[int]]):
                 "will be skipped",
                 stacklevel=2,
             )
-        #: The elements of each bucket, as the last shuffle left them.
-        self._orders: Sequence[torch.Tensor] = torch.split(indices, counts.tolist())
         self.bucket_sizes = counts.to(sizes.device)
+        #: The elements of each bucket after the last shuffle.
+        self._orders: Sequence[torch.Tensor] = torch.split(indices, counts.tolist())
+        #: What the lists of `bucket_element_indices` hold now; see `_shuffled_batches`.
+        self._current = [*self._orders]
         self.bucket_element_indices: list[list[int]] = [order.tolist() for order in self._orders]
-        #: Whose order each list of `bucket_element_indices` has now; see `_shuffled_batches`.
-        self._owners: list[object] = [None] * self.num_buckets
         make: Any = base_batch_sampler_class
         own = self.base_batch_sampler_individual_kwargs
         self.base_batch_samplers: list[Sampler[list[int]]] = [
@@ -378,12 +336,12 @@ class BucketBatchSampler(Sampler[list[int]]):
         ]
 
     def __len__(self) -> int:
-        """The number of batches; needs a sampler class that knows its length."""
+        """The number of batches, if the sampler class has a length."""
         samplers: list[Any] = self.base_batch_samplers
         return sum(len(sampler) for sampler in samplers)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Iterates over the batches."""
+        """Iterate over the batches."""
         if self.shuffle:
             yield from self._shuffled_batches()
             return
@@ -398,8 +356,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def _shuffled_batches(self) -> Iterator[list[int]]:
         # The samplers of the buckets read lists that all iterators share. So each iterator has its
-        # own order, and restores it in a bucket's list before it asks for a batch, if another
-        # iterator has used the list since.
+        # own order, and restores it before it asks for a batch if another one has used the list.
         generator = self.generator
         assert generator is not None
         device = generator.device
@@ -407,18 +364,16 @@ class BucketBatchSampler(Sampler[list[int]]):
             order[torch.randperm(len(order), generator=generator, device=device).cpu()]
             for order in self._orders
         ]
-        me = object()
-        for bucket in range(self.num_buckets):
-            self._put_order(bucket, orders[bucket], me)
+        for bucket, order in enumerate(orders):
+            self._put_order(bucket, order)
         iterators = [iter(sampler) for sampler in self.base_batch_samplers]
         remaining = self.bucket_sizes.to(device, copy=True)
         total = self.num_samples
         while total > 0:
             bucket = int(torch.multinomial(remaining / total, 1, generator=generator))
-            if self._owners[bucket] is not me:
-                self._put_order(bucket, orders[bucket], me)
+            self._put_order(bucket, orders[bucket])
             batch = next(iterators[bucket], None)
-            if batch is None:  # it left elements out, such as those of an incomplete last batch
+            if batch is None:  # the sampler dropped elements, such as an incomplete last batch
                 remaining[bucket] = 0
                 total = int(remaining.sum())
                 continue
@@ -426,6 +381,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             total -= len(batch)
             yield batch
 
-    def _put_order(self, bucket: int, order: torch.Tensor, owner: object) -> None:
-        self.bucket_element_indices[bucket][:] = order.tolist()
-        self._owners[bucket] = owner
+    def _put_order(self, bucket: int, order: torch.Tensor) -> None:
+        if self._current[bucket] is not order:
+            self.bucket_element_indices[bucket][:] = order.tolist()
+            self._current[bucket] = order

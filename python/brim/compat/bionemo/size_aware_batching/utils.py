@@ -20,7 +20,7 @@ TorchIntegerDataTypes = {torch.uint8, torch.int8, torch.int16, torch.int32, torc
 
 
 def check_numbers(name: str, values: object, *, floats: bool) -> torch.Tensor:
-    """Check for a 1D tensor of integers, or also of floating point numbers."""
+    """Check for a 1D tensor of integers, or with `floats` also of floating point numbers."""
     if not isinstance(values, torch.Tensor):
         raise TypeError(f"{name} should be a torch tensor, but got {name}={values}")
     if values.ndim != 1:
@@ -34,9 +34,9 @@ def check_numbers(name: str, values: object, *, floats: bool) -> torch.Tensor:
 def _peak_of(
     work: Callable[[Data], Feature], data: Data, device: torch.device
 ) -> tuple[Feature, int] | None:
-    """The work's result and the peak, or None if it ran out of memory.
+    """The result and the peak, or None if it ran out of memory.
 
-    A separate frame, so that the error and what its frames hold are gone before the clean-up.
+    A separate function, so that the error and its frames are released before the clean-up.
     """
     try:
         feature = work(data)
@@ -53,24 +53,21 @@ def collect_cuda_peak_alloc(
     device: torch.device,
     cleanup: Callable[[], None] | None = None,
 ) -> tuple[list[Feature], list[int]]:
-    """Runs a workflow on each element and records the peak of the memory allocated on a GPU.
+    """Run a workflow on each element and record the peak of the memory allocated on a GPU.
 
-    The first elements may show a higher peak than later ones of the same size, because libraries
+    The first elements may have a higher peak than later ones of the same size, because libraries
     allocate their workspaces then.
 
     Args:
         dataset: the elements.
-        work: what is done with one; its result is kept as the element's feature.
-        device: the CUDA device.
-        cleanup: called after each element, also a failed one, before garbage is collected and
-            torch's cache is emptied.
+        work: called with each element; returns its feature.
+        device: a CUDA device; another one is a ValueError.
+        cleanup: called after each element, before garbage is collected and torch's cache is
+            emptied.
 
     Returns:
-        The features and the peaks in bytes, of the same length. An element that ran out of memory
-        is in neither, and is reported on stderr; `brim.collect_peaks` keeps it, as a lower bound.
-
-    Raises:
-        ValueError: if `device` is not a CUDA device.
+        The features, and the peaks in bytes. An element that ran out of memory is in neither, and
+        is reported on stderr; `brim.collect_peaks` keeps it, as a lower bound.
     """
     device = torch.device(device)
     if device.type != "cuda":
@@ -82,8 +79,7 @@ def collect_cuda_peak_alloc(
         try:
             measured = _peak_of(work, data, device)
         finally:
-            # The next element is made before this name is bound again.
-            del data
+            del data  # else it would be alive while the next element is made
             if cleanup is not None:
                 cleanup()
             gc.collect()
@@ -106,24 +102,22 @@ def _check_positive(name: str, value: object) -> int:
 
 
 def create_buckets(sizes: torch.Tensor, max_width: int, min_bucket_count: int) -> Buckets:
-    """Divides integer sizes into buckets of limited width that hold enough elements each.
+    """Divide integer sizes into buckets of limited width that hold enough elements.
 
-    From the smallest size on, a bucket takes sizes until it has `min_bucket_count` elements. It
-    ends earlier if it would grow wider than `max_width`; gaps are filled with empty buckets.
+    A bucket takes sizes in ascending order until it has `min_bucket_count` elements. It ends
+    earlier if it would become wider than `max_width`. Gaps are filled with empty buckets.
 
     Args:
-        sizes: integers, one-dimensional.
+        sizes: a 1D tensor of integers.
         max_width: the largest width of a bucket, at least 1.
         min_bucket_count: the number of elements at which a bucket is full, at least 1.
 
     Returns:
-        The boundaries in ascending order, and the number of elements in each bucket; int64, on the
-        CPU.
+        The boundaries, ascending, and the number of elements in each bucket; int64, on the CPU.
 
     Raises:
         TypeError: if `sizes` is not a tensor.
-        ValueError: if `sizes` is empty, not one-dimensional or not of integers, if one of the
-            others is not a positive integer, or if there would be more than 2**24 buckets.
+        ValueError: if an argument is not as described or there would be more than 2**24 buckets.
 
     Example:
         >>> sizes = torch.tensor([1, 1, 2, 3, 3, 9])

@@ -6,7 +6,7 @@ import copy
 import inspect
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any: ...  # the classes of `_LAYERS`
 
 
-# By module: each layer of torch.nn, what makes one of it, and that function's argument.
+# By module: the layer of torch.nn, the classmethod that converts one, and its argument.
 _LAYERS = {
     "BatchNorm": ("BatchNorm2d", "from_nn_BatchNorm2d", "bn2d"),
     "Conv1d": ("Conv1d", "from_nn_Conv1d", "conv1d"),
@@ -50,27 +50,23 @@ __all__ = [
 ]
 
 transformers_imported: bool = "transformers" in sys.modules
-"""Whether transformers was imported before this module; `convert_to_memory_saving` looks again."""
+"""Whether transformers was imported before this module; `convert_to_memory_saving` checks again."""
 
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
-# Classes of transformers that are an RMSLayerNorm; used where transformers has loaded them.
-_RMS_NORMS = (
-    ("transformers.models.t5.modeling_t5", "T5LayerNorm"),
-    ("transformers.models.mistral.modeling_mistral", "MistralRMSNorm"),
-    ("transformers.models.llama.modeling_llama", "LlamaRMSNorm"),
-    ("transformers.models.phi3.modeling_phi3", "Phi3RMSNorm"),
-)
+# Models of transformers and their classes that are an RMSLayerNorm.
+_RMS_NORMS = {
+    "t5": "T5LayerNorm",
+    "mistral": "MistralRMSNorm",
+    "llama": "LlamaRMSNorm",
+    "phi3": "Phi3RMSNorm",
+}
 
 
 def _layer(name: str, factory: str, argument: str) -> type[torch.nn.Module]:
-    """`brim.nn`'s layer under the original's name, with its way to make one from torch.nn's."""
-    signature = inspect.Signature(
-        [
-            inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for each in ("cls", argument)
-        ]
-    )
+    """`brim.nn`'s layer under the original's name, with the original's classmethod."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(each, kind) for each in ("cls", argument)])
 
     def make(*args: Any, **kwargs: Any) -> Any:
         cls, layer = signature.bind(*args, **kwargs).args
@@ -84,10 +80,10 @@ def _layer(name: str, factory: str, argument: str) -> type[torch.nn.Module]:
 
 
 def _adopt(cls: Any, argument: str, layer: Any, expected: type[torch.nn.Module]) -> Any:
-    """Share the tensors of `layer`; parameters and hooks that are set later belong to one alone."""
+    """Share the tensors of `layer`, but not its dictionaries of parameters and hooks."""
     conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
     if expected is torch.nn.Linear and conv1d is not None and isinstance(layer, conv1d):
-        # A Linear with the transposed weight: a parameter of its own over the same memory.
+        # A Linear with the transposed weight: another parameter over the same memory.
         inputs, outputs = layer.weight.shape
         made = cls(inputs, outputs, bias=layer.bias is not None, device="meta")
         made.weight = torch.nn.Parameter(layer.weight.detach().T, layer.weight.requires_grad)
@@ -108,9 +104,9 @@ def _adopt(cls: Any, argument: str, layer: Any, expected: type[torch.nn.Module])
 
 
 class RMSLayerNorm(torch.nn.Module):
-    """Division by the root of the mean square over the last dimension, then a learned scale.
+    """Division by the root mean square over the last dimension, then a learned scale.
 
-    Sums are in float32 at least; the result has the weight's type where that is a half type.
+    Sums are at least in float32. The result has the weight's dtype if that is a half precision one.
 
     Example:
         >>> RMSLayerNorm(2, eps=0.0)(torch.tensor([3.0, 4.0])).pow(2).mean()
@@ -125,16 +121,16 @@ class RMSLayerNorm(torch.nn.Module):
         self.eps = eps
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """The input, normalised."""
+        """Normalise the input."""
         norm = torch.nn.functional.rms_norm
         return functional.rms_norm_with(norm, hidden_states, self.weight, self.eps)
 
 
 class MemSaveRMSLayerNorm(RMSLayerNorm):
-    """`RMSLayerNorm` that keeps its input once."""
+    """`RMSLayerNorm` that saves its input only once."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input, normalised."""
+        """Normalise the input."""
         return functional.rms_norm_with(brim.nn.functional.rms_norm, x, self.weight, self.eps)
 
     @classmethod
@@ -178,16 +174,13 @@ def convert_to_memory_saving(
     *,
     layernorm: bool = True,
 ) -> ModelT:
-    """Copy a model with memory-saving layers in the place of those of `torch.nn`.
+    """Copy a model, with memory-saving layers instead of those of `torch.nn`.
 
-    A layer is replaced if its type is exactly one of those chosen. `conv1d` … `conv3d` also choose
-    the transposed convolutions; `layernorm` also `RMSLayerNorm` and the RMS norms of T5, Mistral,
-    Llama and Phi-3 in transformers. Hooks, sharing, training flag, requires_grad and state_dict are
-    those of the model, which is not changed. Without `clone_params` the copy has the parameters and
-    buffers of the model: an optimizer of one trains both. `verbose` prints what is replaced.
-
-    Raises:
-        TypeError: if `model` is no module.
+    The flags choose layers by their exact type. `conv1d` … `conv3d` include the transposed
+    convolutions; `layernorm` includes `RMSLayerNorm` and the RMS norms of T5, Mistral, Llama and
+    Phi-3 in transformers. The copy has the model's hooks, sharing, training flags, requires_grad
+    and state_dict. The model is not changed. Without `clone_params` both share parameters and
+    buffers, so training one trains the other. `verbose` prints each replacement.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
@@ -196,7 +189,7 @@ def convert_to_memory_saving(
         >>> saving[0].weight is model[0].weight
         True
     """
-    flags = locals()  # by the lower-case names of the layers
+    flags = locals()  # named like the layers, in lower case
     check_module(model)
     replacements: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
         getattr(torch.nn, name): globals()[f"MemSave{name}"]
@@ -204,7 +197,11 @@ def convert_to_memory_saving(
         if flags[name.replace("Transpose", "").lower()]
     }
     if layernorm:
-        replacements |= dict.fromkeys(_rms_norms(), MemSaveRMSLayerNorm)
+        replacements[RMSLayerNorm] = MemSaveRMSLayerNorm
+        for model_name, norm_name in _RMS_NORMS.items():
+            module = sys.modules.get(f"transformers.models.{model_name}.modeling_{model_name}")
+            if hasattr(module, norm_name):
+                replacements[getattr(module, norm_name)] = MemSaveRMSLayerNorm
     shared = () if clone_params else itertools.chain(model.parameters(), model.buffers())
     saving = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
     for name, layer in saving.named_modules():
@@ -222,19 +219,9 @@ def convert_to_memory_saving(
 def recursive_setattr(
     obj: torch.nn.Module, attr: str, value: torch.nn.Module, clone_params: bool
 ) -> None:
-    """Set a module inside of another, by its qualified name such as "layer4.1.bn2".
+    """Set a module inside another by its qualified name, such as "layer4.1.bn2".
 
-    With `clone_params` the module gets parameters of its own, equal to those it has; frozen ones
-    stay frozen.
-
-    Raises:
-        AttributeError: if there is no module of that name's first parts.
-
-    Example:
-        >>> model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU()))
-        >>> recursive_setattr(model, "0.0", torch.nn.Tanh(), False)
-        >>> model[0][0]
-        Tanh()
+    With `clone_params` its parameters are cloned; frozen ones stay frozen.
     """
     parent, _, name = attr.rpartition(".")
     setattr(obj.get_submodule(parent), name, value)
@@ -244,11 +231,3 @@ def recursive_setattr(
                 value._parameters[own] = torch.nn.Parameter(
                     parameter.detach().clone(), parameter.requires_grad
                 )
-
-
-def _rms_norms() -> Iterator[type[torch.nn.Module]]:
-    yield RMSLayerNorm
-    for module, name in _RMS_NORMS:
-        found = getattr(sys.modules.get(module), name, None)
-        if found is not None:
-            yield found

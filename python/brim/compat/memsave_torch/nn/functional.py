@@ -1,6 +1,6 @@
 """The layers as functions, under the original's names.
 
-The `torch.autograd.Function`s behind the original's are not here: brim's are operators in C++.
+The original's `torch.autograd.Function` classes are not included: brim has operators in C++.
 
 Example:
     >>> from brim.compat.memsave_torch.nn.functional.ReLU import reluMemSave
@@ -67,7 +67,7 @@ def _conv(
     transposed: bool,
     output_padding: Numbers,
 ) -> Tensor:
-    """A convolution over as many dimensions as the weight has, transposed or not."""
+    """A convolution; the weight's shape gives the number of dimensions."""
     if weight.dim() not in (3, 4, 5):
         raise ValueError(f"weight must have 3, 4 or 5 dimensions, got {weight.dim()}")
     size = weight.dim() - 2
@@ -79,14 +79,15 @@ def _conv(
 
 
 def _rms_norm(input: Tensor, weight: Tensor, eps: float = 1e-05) -> Tensor:
-    """Division by the root of the mean square over the last dimension, times the weight."""
+    """Division by the root mean square over the last dimension, times the weight."""
     return rms_norm_with(functional.rms_norm, input, weight, eps)
 
 
 def rms_norm_with(norm: Callable[..., Tensor], x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The same with a given function for the case of one type and a weight of one dimension.
+    """Call `norm` directly if the dtypes match and the weight has one dimension.
 
-    Otherwise as transformers does it: in float32, then to the weight's type if that is a half type.
+    Otherwise do as transformers: normalise in float32, cast to the weight's dtype if that is a half
+    precision one, then multiply.
     """
     shape = (x.size(-1),)
     if weight.dim() == 1 and weight.dtype == x.dtype:
@@ -117,7 +118,7 @@ __all__ = [f"{name}MemSave" for functions in _FUNCTIONS.values() for name in fun
 
 
 def add_submodule(parent: str, name: str, members: Mapping[str, Any]) -> None:
-    """Make a module of the original's, which has no file here, and give its members to `parent`."""
+    """Add a module of the original that has no file here; `parent` gets its members too."""
     module = ModuleType(f"{parent}.{name}", f"A part of `{parent}`.")
     vars(module).update(members, __all__=[*members])
     sys.modules[module.__name__] = module
