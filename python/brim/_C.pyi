@@ -13,7 +13,6 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R", covariant=True)
-_Ints: TypeAlias = Sequence[int]
 _Device: TypeAlias = str | torch.device | int | None
 
 __version__: str
@@ -216,25 +215,13 @@ class BatchIterator:
 class SampleBatching:
     samples: Final[int]
     left_out: Final[dict[str, Tensor]]
+    # By keyword: seed, cursor, segments, world_size and, but for report, rank.
     def iterate(
-        self,
-        seed: int,
-        rank: int,
-        world_size: int,
-        as_tensors: bool,
-        cursor: _Ints,
-        segments: Sequence[_Ints],
-        description: dict[str, Any],
+        self, *, as_tensors: bool, description: dict[str, Any], **part: Any
     ) -> BatchIterator: ...
-    def count(
-        self, seed: int, rank: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
-    ) -> int: ...
-    def plan(
-        self, seed: int, rank: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
-    ) -> tuple[Tensor, Tensor]: ...
-    def report(
-        self, seed: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
-    ) -> PlanReport: ...
+    def count(self, **part: Any) -> int: ...
+    def plan(self, **part: Any) -> tuple[Tensor, Tensor]: ...
+    def report(self, **part: Any) -> PlanReport: ...
 
 class SampleStream:
     def __init__(

@@ -16,15 +16,7 @@ from brim import adapt, data, memory, nn, predict, testing  # noqa: E402  the ch
 from brim._C import __version__  # noqa: E402
 from brim.adapt import *  # noqa: E402, F403
 from brim.memory import *  # noqa: E402, F403
-from brim.nn import (  # noqa: E402
-    Audit,
-    ConversionReport,
-    assert_saved,
-    audit,
-    convert,
-    restore,
-    saving,
-)
+from brim.nn import Audit, ConversionReport, assert_saved, audit, convert, restore, saving  # noqa: E402
 from brim.predict import *  # noqa: E402, F403
 
 __all__ = [

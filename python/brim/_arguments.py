@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["flag", "positive", "real", "whole"]
+import inspect
+
+__all__ = ["flag", "positive", "real", "runs_in_parts", "whole"]
 
 
 def whole(name: str, value: object, least: int, below: int = 2**63) -> int:
@@ -40,3 +42,20 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r:.100}")
     return value
+
+
+def runs_in_parts(function: object) -> str:
+    """What kind of function runs after its call has returned; empty if it does not.
+
+    Example:
+        >>> runs_in_parts(lambda: (yield)), runs_in_parts(len)
+        ('a generator', '')
+    """
+    for kind, is_one in (
+        ("a coroutine", inspect.iscoroutinefunction),
+        ("an async generator", inspect.isasyncgenfunction),
+        ("a generator", inspect.isgeneratorfunction),
+    ):
+        if is_one(function):
+            return kind
+    return ""

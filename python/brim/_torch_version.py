@@ -6,16 +6,9 @@ from brim._build_info import TORCH_VERSION
 
 
 def check(found: str = torch.__version__, built: str = TORCH_VERSION) -> None:
-    """Raise where loading the core would end in missing symbols or worse.
+    """Raise an ImportError if torch is not of the minor version that brim was built with.
 
-    torch keeps its C++ binary interface within a minor version only.
-
-    Args:
-        found: version of the torch that is imported.
-        built: version of the torch that brim was built with.
-
-    Raises:
-        ImportError: if they differ in more than the patch number.
+    torch keeps its C++ binary interface only within one: symbols would be missing.
 
     Example:
         >>> check("2.13.1+cpu", "2.13.0")

@@ -41,9 +41,6 @@ DeviceLike: TypeAlias = str | torch.device | int | None
 def memory_stats(device: DeviceLike = None) -> MemoryStats:
     """Memory of a device now, as this process sees it, in bytes.
 
-    Args:
-        device: which device.
-
     Returns:
         `allocated` (held by tensors), `peak` (the most of that so far), `reserved` (taken from the
         system: torch's cache on an accelerator, the resident set on the CPU), `limit` (the least of
@@ -55,8 +52,7 @@ def memory_stats(device: DeviceLike = None) -> MemoryStats:
         ValueError: if the device does not exist or has no memory of its own.
 
     Example:
-        >>> import brim
-        >>> stats = brim.memory_stats("cpu")
+        >>> stats = memory_stats("cpu")
         >>> 0 < stats.free <= stats.limit
         True
     """
@@ -79,8 +75,7 @@ def budget(limit: int | str, device: DeviceLike = None) -> Budget:
         TypeError: if it is neither an int nor a string.
 
     Example:
-        >>> import brim, torch
-        >>> with brim.budget("1MiB", device="cpu"):
+        >>> with budget("1MiB", device="cpu"):
         ...     try:
         ...         torch.empty(2**20)
         ...     except torch.OutOfMemoryError:
@@ -94,10 +89,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out, so that a smaller size may succeed.
 
     Example:
-        >>> import brim
-        >>> brim.is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+        >>> is_out_of_memory(RuntimeError("CUDA error: out of memory"))
         True
-        >>> brim.is_out_of_memory(ValueError("CUDA error: out of memory"))
+        >>> is_out_of_memory(ValueError("CUDA error: out of memory"))
         False
     """
     return _C.is_out_of_memory(error)
@@ -109,9 +103,8 @@ def classify_error(error: BaseException) -> OomCause:
     The result is false where the exception is not about memory.
 
     Example:
-        >>> import brim
         >>> text = "MPS backend out of memory. Tried to allocate 1.00 GiB"
-        >>> brim.classify_error(RuntimeError(text))
+        >>> classify_error(RuntimeError(text))
         OomCause(device memory, mps, requested 1.00 GiB)
     """
     return _C.classify_error(error)
@@ -121,8 +114,7 @@ def release_cached(device: DeviceLike = None) -> int:
     """Give unused memory back to the system; returns by how many bytes `reserved` fell.
 
     Example:
-        >>> import brim
-        >>> brim.release_cached("cpu") >= 0
+        >>> release_cached("cpu") >= 0
         True
     """
     return _C.release_cached(device)
@@ -132,8 +124,7 @@ def fragmentation(device: DeviceLike = None) -> Fragmentation:
     """How much memory torch's cache holds without a tensor in it, and how much cannot be released.
 
     Example:
-        >>> import brim
-        >>> brim.fragmentation("cpu").stuck
+        >>> fragmentation("cpu").stuck
         0
     """
     return _C.fragmentation(device)
@@ -143,8 +134,7 @@ def reset_peak(device: DeviceLike = None) -> None:
     """Start `memory_stats(device).peak` again from the bytes held now. Open meters keep theirs.
 
     Example:
-        >>> import brim
-        >>> brim.reset_peak("cpu")
+        >>> reset_peak("cpu")
     """
     _C.reset_peak(device)
 
@@ -153,8 +143,7 @@ def default_device() -> torch.device:
     """The device used when none is named: the current accelerator, else the CPU.
 
     Example:
-        >>> import brim
-        >>> brim.default_device().type in {"cpu", "cuda", "xpu", "mps"}
+        >>> default_device().type in {"cpu", "cuda", "xpu", "mps"}
         True
     """
     return _C.default_device()
@@ -166,9 +155,8 @@ def install_cpu_allocator() -> None:
     Budgets, meters and injectors on the CPU call this themselves.
 
     Example:
-        >>> import brim
-        >>> brim.install_cpu_allocator()
-        >>> brim.cpu_allocator_installed()
+        >>> install_cpu_allocator()
+        >>> cpu_allocator_installed()
         True
     """
     _C.install_cpu_allocator()
@@ -180,11 +168,10 @@ def cpu_allocator_installed() -> bool:
 
 
 def format_bytes(bytes: int) -> str:  # noqa: A002  the name that C++ has
-    """Bytes for people.
+    """A number of bytes as text for people.
 
     Example:
-        >>> import brim
-        >>> brim.format_bytes(1536 * 2**20)
+        >>> format_bytes(1536 * 2**20)
         '1.50 GiB'
     """
     return _C.format_bytes(bytes)
@@ -197,8 +184,7 @@ def parse_bytes(limit: int | str, of: int | None = None) -> int:
         ValueError: if it is not understood, not positive, or a percentage without `of`.
 
     Example:
-        >>> import brim
-        >>> brim.parse_bytes("1.5GiB"), brim.parse_bytes("50%", of=1000)
+        >>> parse_bytes("1.5GiB"), parse_bytes("50%", of=1000)
         (1610612736, 500)
     """
     return _C.parse_bytes(limit, of)

@@ -37,12 +37,12 @@ def _tensor(name: str, values: Numbers) -> torch.Tensor:
     """The numbers in double precision on the CPU."""
     if isinstance(values, (str, bytes, dict, set)):
         raise TypeError(f"{name} must be numbers, got {values!r}")
-    if not isinstance(values, torch.Tensor) and isinstance(values, Iterable):
-        values = values if hasattr(values, "__array__") else list(values)
+    is_array = hasattr(values, "__array__")  # torch's tensors too
+    if not is_array and isinstance(values, Iterable):
+        values = list(values)
     try:
-        # Python's floats would else become torch's default, which is single precision.
-        given = isinstance(values, torch.Tensor) or hasattr(values, "__array__")
-        tensor = torch.as_tensor(values, dtype=None if given else torch.float64)
+        # Without a dtype, Python's floats would become single precision.
+        tensor = torch.as_tensor(values, dtype=None if is_array else torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be numbers, got {values!r}: {error}") from None
     if tensor.is_complex():
@@ -51,7 +51,7 @@ def _tensor(name: str, values: Numbers) -> torch.Tensor:
 
 
 def _bytes(name: str, value: float | str, device: DeviceLike = None) -> float:
-    """Bytes as a number, or text such as "8GiB"; a percentage is one of the device's limit."""
+    """Bytes as a number, or text such as "8GiB"; a percentage is of the device's limit."""
     if isinstance(value, str):
         whole = _C.memory_stats(device).limit if value.strip().endswith("%") else None
         return _C.parse_bytes(value, whole)
@@ -59,21 +59,16 @@ def _bytes(name: str, value: float | str, device: DeviceLike = None) -> float:
 
 
 class PolynomialRegression(_C.PolynomialRegression):
-    """A polynomial through points, by least squares in double precision, and its inverse.
+    """A polynomial fitted to points by least squares in double precision, and its inverse.
 
     Features are scaled and the system is solved by QR, so sizes may span 1 to 1e9. With several
     features it has all monomials up to the total degree.
 
     Args:
-        degree: 0 to 16.
-
-    Raises:
-        ValueError: if the degree is out of range.
-        TypeError: if it is not an int.
+        degree: 0 to 16, else a ValueError.
 
     Example:
-        >>> import brim
-        >>> model = brim.PolynomialRegression(2).fit([1, 2, 3, 4], [3, 9, 19, 33])
+        >>> model = PolynomialRegression(2).fit([1, 2, 3, 4], [3, 9, 19, 33])
         >>> round(model.predict(10), 6)
         201.0
         >>> model.inverse(200)
@@ -81,14 +76,11 @@ class PolynomialRegression(_C.PolynomialRegression):
     """
 
     def fit(self, x: Numbers, y: Numbers) -> PolynomialRegression:
-        """Fit to points, forgetting earlier ones.
+        """Fit to points, forgetting earlier ones, and return the model.
 
         Args:
             x: one number per point, or one row of features per point.
             y: one number per point.
-
-        Returns:
-            The model itself.
 
         Raises:
             ValueError: if the lengths differ, a number is not finite, or the points do not
@@ -111,13 +103,10 @@ class PolynomialRegression(_C.PolynomialRegression):
         return self
 
     def predict(self, x: Numbers) -> Any:
-        """Values of the polynomial.
+        """The value at one point, as a float, or at many, as a tensor of float64.
 
         Args:
             x: one point (a number, or its features) or many (a list of numbers, or of rows).
-
-        Returns:
-            A float for one point, a tensor of float64 for many.
         """
         points = _tensor("x", x)
         features = max(self.features, 1)
@@ -144,28 +133,24 @@ class PolynomialRegression(_C.PolynomialRegression):
             budget: the most that a prediction may be; text such as `"8GiB"` means bytes.
             at: with several features, the values of the others, and None for the one to solve.
             lower: the least size.
-            upper: the answer where nothing up to it is over the budget.
+            upper: the result if nothing up to it is over the budget.
 
         Returns:
-            The size; `lower - 1`, so 0 by default, where even `lower` is over the budget.
+            The size; `lower - 1`, so 0 by default, if even `lower` is over the budget.
 
         Example:
-            >>> import brim
             >>> x = [(n, size) for n in (1, 2, 3) for size in (10, 20, 30)]
-            >>> model = brim.PolynomialRegression(2).fit(x, [n * size + 5.5 for n, size in x])
+            >>> model = PolynomialRegression(2).fit(x, [n * size + 5.5 for n, size in x])
             >>> model.inverse(1000, at=(None, 100))
             9
         """
         limit = _bytes("budget", budget)
         if at is None:
             return self._inverse(limit, [0.0], 0, lower, upper)
-        open_ones = [i for i, value in enumerate(at) if value is None]
-        if len(open_ones) != 1:
-            raise ValueError(
-                f"at must hold None once, for the feature that is asked for, got {at!r}"
-            )
+        if sum(value is None for value in at) != 1:
+            raise ValueError(f"at must hold None once, for the feature to solve, got {at!r}")
         point = [0.0 if value is None else real("at", value) for value in at]
-        return self._inverse(limit, point, open_ones[0], lower, upper)
+        return self._inverse(limit, point, list(at).index(None), lower, upper)
 
     def __repr__(self) -> str:
         """The degree, and the number of features once it is fitted."""
@@ -218,11 +203,10 @@ def collect_peaks(
         Exception: whatever `work` raises that is not about memory, untouched, after `cleanup`.
 
     Example:
-        >>> import brim, torch
         >>> def work(size):
         ...     torch.zeros(size, dtype=torch.uint8)
         ...     return size
-        >>> samples = brim.collect_peaks(work, [1000, 2000], device="cpu")
+        >>> samples = collect_peaks(work, [1000, 2000], device="cpu")
         >>> [sample.peak - sample.start for sample in samples], samples.features
         ([1000, 2000], [1000, 2000])
     """
@@ -233,7 +217,7 @@ def _shapes(sizes: Numbers) -> tuple[list[tuple[float, float]], bool]:
     """Pairs of numbers, and whether they are batches (n, length) or sizes (size, 0)."""
     values = sizes if isinstance(sizes, torch.Tensor) else list(sizes)
     kinds = {torch.as_tensor(value).shape for value in values}
-    if len(kinds) == 0:
+    if not kinds:
         raise ValueError("sizes is empty")
     if len(kinds) > 1:
         raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {values!r}")
@@ -255,10 +239,9 @@ class MemoryModel(_C.MemoryModel):
     size grows. See docs/predict.md for the formulas.
 
     Example:
-        >>> import brim
         >>> sizes = [(1, 16), (2, 32), (32, 16), (1, 512), (8, 128), (32, 512)]
         >>> peaks = [10_000 + 64 * n * length + n * length**2 for n, length in sizes]
-        >>> model = brim.MemoryModel().fit(sizes, peaks)
+        >>> model = MemoryModel().fit(sizes, peaks)
         >>> round(model.peak(4, 64))
         42768
         >>> model.largest_batch(256, "1MiB")
@@ -268,16 +251,13 @@ class MemoryModel(_C.MemoryModel):
     def fit(
         self: _Self, sizes: Numbers, peaks: Numbers, out_of_memory: Numbers | None = None
     ) -> _Self:
-        """Fit to measured peaks, forgetting earlier ones.
+        """Fit to measured peaks, forgetting earlier ones, and return the model.
 
         Args:
             sizes: numbers, or pairs (n, length).
             peaks: bytes, one per size.
             out_of_memory: one bool per size. The peak of one that ran out of memory is a lower
                 bound: the model predicts at least that.
-
-        Returns:
-            The model itself.
 
         Raises:
             ValueError: if lengths differ, a figure is not finite and positive, or fewer than 2
@@ -291,13 +271,11 @@ class MemoryModel(_C.MemoryModel):
                 "sizes, peaks and out_of_memory must have the same length, got "
                 f"{len(shapes)}, {tuple(values.shape)} and {len(failed)}"
             )
-        self._fit(
-            [
-                MemorySample(n, length, peak, bool(over))
-                for (n, length), peak, over in zip(shapes, values.tolist(), failed, strict=True)
-            ],
-            batch,
-        )
+        samples = [
+            MemorySample(n, length, peak, bool(over))
+            for (n, length), peak, over in zip(shapes, values.tolist(), failed, strict=True)
+        ]
+        self._fit(samples, batch)
         return self
 
     @classmethod
@@ -321,8 +299,8 @@ class MemoryModel(_C.MemoryModel):
             fn: called as `fn(size)`, or `fn(n, length)` where the sizes are pairs.
             sizes: candidates, ints or pairs of ints, which span the sizes the model is for.
             device: where to measure.
-            budget: bytes that may be held on the device, or text such as `"8GiB"`; None: 90 % of
-                what is free.
+            budget: bytes that the device may hold, or text such as `"8GiB"`; 90 % of what is free
+                if None.
             probes: how many sizes to measure at most.
             cleanup: called after each call of `fn`.
 
@@ -331,8 +309,7 @@ class MemoryModel(_C.MemoryModel):
             torch.OutOfMemoryError: if even the smallest size does not fit.
 
         Example:
-            >>> import brim, torch
-            >>> model = brim.MemoryModel.probe(
+            >>> model = MemoryModel.probe(
             ...     lambda size: torch.zeros(size, 1024), [1, 10, 100, 1000], device="cpu"
             ... )
             >>> round(model.phases[0]["s"])
@@ -369,7 +346,7 @@ class MemoryModel(_C.MemoryModel):
         return self._largest_size(_bytes("budget", budget))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the model knows, as plain numbers, lists and strings."""
+        """The whole model, as plain numbers, lists and strings."""
         return self._state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

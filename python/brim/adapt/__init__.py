@@ -18,15 +18,7 @@ from typing_extensions import Unpack
 from brim._arguments import flag, positive, whole
 from brim._C import AdaptiveFunction, Attempt, SizeMemory
 from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
-from brim.adapt._options import (
-    Options,
-    inside,
-    make,
-    name_of,
-    remembered,
-    slot_of,
-    slots_of,
-)
+from brim.adapt._options import Options, inside, make, name_of, remembered, slot_of, slots_of
 
 __all__ = [
     "AdaptiveFunction",
@@ -49,7 +41,7 @@ _builtin_range = range  # this module's own `range` is the adaptive one
 
 
 def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: str | None) -> None:
-    """What was not passed is added as a keyword, which a positional-only argument does not take."""
+    """A value that was not passed is added by keyword, which positional-only arguments refuse."""
     parameters = inspect.signature(function).parameters
     for name in names:
         parameter = parameters.get(name)
@@ -83,15 +75,15 @@ def maximize(
 ) -> Any:
     """Decorate a function to use the largest values of some integer arguments that fit.
 
-    The value that is passed is the most that is wanted. When memory runs out, the next value is
-    worked out from what was held, asked for and allowed, and the call is repeated. The limit is
+    The value that the caller passes is the largest to try. When memory runs out, brim computes the
+    next value from what was held, requested and available, and repeats the call. The limit is
     remembered for the next call.
 
     Args:
-        *names: the arguments to adapt, `"batch_size"` where none is named. Several are lowered in
-            this order, each to its floor before the next; a tuple of names is a group that shrinks
+        *names: the arguments to adapt, `"batch_size"` if none is named. Several are lowered in this
+            order, each to its floor before the next; a tuple of names is a group that shrinks
             together.
-        infer: an argument whose length is the value where none is passed.
+        infer: an argument whose length is the value if none is passed.
         q: prefer multiples of this, for all or by name.
         **options: see `Options`.
 
@@ -161,7 +153,7 @@ def _sized(
     progress: object = False,
     **specific: Any,
 ) -> Any:
-    """The decorator of the kinds that have one size, which brim passes."""
+    """The decorator of the kinds with one size, which brim passes to the function."""
     specific |= {"initial": positive("initial", initial), "quanta": [positive("q", q)]}
     flag("progress", progress)
 
@@ -196,8 +188,8 @@ def range(  # noqa: A001  the public name
 ) -> RangeDecorator:
     """Decorate `function(start, end, ...)` to cover a range in parts, each as long as fits.
 
-    A part that succeeded is never done again. Where nothing is remembered the first parts are
-    short: they show how memory grows, and the step then goes to the largest that fits.
+    A part that succeeded is never repeated. If nothing is remembered, the first parts are short:
+    they show how memory grows, and the step then goes to the largest that fits.
 
     Args:
         initial: the longest part.
@@ -273,9 +265,9 @@ def _once(
     q: object,
     **specific: Any,
 ) -> Any:
-    """What the decorator would make, for one call, with the memory of earlier such calls.
+    """What the decorator would make, for one call, with the memory of earlier calls of this code.
 
-    Calls are such if they run the same code: a lambda is a new object on every call.
+    The code, not the function: a lambda is a new object on every call.
     """
     site = ""
     if options.get("remember") == "call_site":

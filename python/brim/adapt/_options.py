@@ -13,13 +13,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any, Literal
 
 import torch
 from typing_extensions import TypedDict
 
 from brim import _C
-from brim._arguments import flag, positive
+from brim._arguments import flag, positive, runs_in_parts
 from brim._C import Attempt, SizeMemory
 from brim.memory import DeviceLike
 
@@ -65,20 +66,16 @@ def _check_callable(name: str, value: object) -> None:
 
 
 def inside(function: Any) -> tuple[Callable[..., Any], str]:
-    """What a class or static method is made of, and what it is bound to."""
+    """The function inside a class or static method, and what it is bound to."""
     binding = {classmethod: "owner", staticmethod: "none"}.get(type(function), "instance")
     inner = function if binding == "instance" else function.__func__
     _check_callable("function", inner)
-    for what, is_one in (
-        ("a coroutine", inspect.iscoroutinefunction),
-        ("an async generator", inspect.isasyncgenfunction),
-        ("a generator", inspect.isgeneratorfunction),
-    ):
-        if is_one(inner) or is_one(getattr(type(inner), "__call__", None)):  # noqa: B004  what it is, not whether
-            raise TypeError(
-                f"{inner!r} is {what} function: it runs after the call has returned, and cannot "
-                "adapt"
-            )
+    call = getattr(type(inner), "__call__", None)  # noqa: B004  what it is, not whether
+    kind = runs_in_parts(inner) or runs_in_parts(call)
+    if kind:
+        raise TypeError(
+            f"{inner!r} is {kind} function: it runs after the call has returned, and cannot adapt"
+        )
     return inner, binding
 
 
@@ -147,7 +144,7 @@ def _directory(persist: object) -> Path | None:
 
 
 def _flush_at_the_end_of_a_worker(_: object) -> None:
-    """What multiprocessing forks ends without the exit handlers of the process."""
+    """Processes that multiprocessing forks end without running the usual exit handlers."""
     multiprocessing.util.Finalize(None, SizeMemory.flush, exitpriority=0)
 
 
@@ -183,17 +180,19 @@ def _key_slots(
     return [slot_of(function, slots, "keys", name) for name in names]
 
 
-_CONSTANTS = (bool, float, complex, str, bytes, range, slice, type(None), type(...))
-_CONSTANTS_OF_TORCH = (torch.dtype, torch.device, torch.layout)
+_CONSTANTS = (
+    *(bool, float, complex, str, bytes, range, slice, type(None), type(...)),
+    *(torch.dtype, torch.device, torch.layout),
+)
 _MOST_ITEMS = 1000  # a longer tuple is data, not part of a program
 
 
 def _description(value: object, above: tuple[int, ...] = ()) -> str:
-    """What is the same in every process.
+    """Text for a value that is the same in every process.
 
-    Constants by their value, functions by name and code, what they are bound to (defaults,
-    closures, the arguments of a `partial`) likewise, all else by its type. A list, set or dict is
-    no constant: a function may collect its results in one.
+    Constants by value; functions by name, code and what they are bound to (defaults, closures, the
+    arguments of a `partial`); all else by type. A list, set or dict is not a constant: a function
+    may collect its results in one.
     """
     if id(value) in above:
         return "above"
@@ -202,7 +201,7 @@ def _description(value: object, above: tuple[int, ...] = ()) -> str:
     def several(*values: object) -> str:
         return f"{type(value).__name__}({','.join(_description(each, above) for each in values)})"
 
-    if isinstance(value, (*_CONSTANTS, *_CONSTANTS_OF_TORCH)):
+    if isinstance(value, _CONSTANTS):
         return repr(value)
     if isinstance(value, int):
         return hex(value)  # in decimal, Python refuses long ones
@@ -239,7 +238,7 @@ def _description(value: object, above: tuple[int, ...] = ()) -> str:
 
 
 def identity(kind: str, function: Callable[..., Any], site: str) -> int:
-    """What tells functions apart in files, in every process alike."""
+    """A number that identifies a function in files, the same in every process."""
     words = f"{kind}\0{site}\0{_description(function)}"
     digest = hashlib.blake2b(words.encode(errors="replace"), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
@@ -248,20 +247,17 @@ def identity(kind: str, function: Callable[..., Any], site: str) -> int:
 def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
     """How an adaptive function is pickled: by its name, as a function is.
 
-    A partial or a callable object has none, and is taken along. cloudpickle, of which many
-    libraries have a copy, takes along what another process cannot import. It does not say so to
-    what it asks, but it can be seen at work.
+    A partial or a callable object has no name and is pickled by value. So is what another process
+    cannot import, if cloudpickle asks, of which many libraries have a copy: its frame shows that.
     """
     if not hasattr(adaptive, "__qualname__"):
         return _C.AdaptiveFunction, (), recipe
     if adaptive.__module__ == "__main__" or "<locals>" in adaptive.__qualname__:
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
+        for frame, _ in walk_stack(sys._getframe(1)):
             pickler = type(frame.f_locals.get("self") if frame.f_code.co_name == "dump" else None)
             names = [f"{base.__module__}.{base.__name__}".lower() for base in pickler.__mro__]
             if any("cloudpickle" in name for name in names):
                 return _C.AdaptiveFunction, (), recipe
-            frame = frame.f_back
     return adaptive.__qualname__
 
 

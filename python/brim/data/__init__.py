@@ -15,12 +15,7 @@ Example:
 
 from brim._C import PlanReport
 from brim.data.base import BatchSamplerBase, Plan
-from brim.data.bucket import (
-    BucketBatchSampler,
-    Buckets,
-    create_buckets,
-    least_padding_boundaries,
-)
+from brim.data.bucket import BucketBatchSampler, Buckets, create_buckets, least_padding_boundaries
 from brim.data.ordered import SizeAwareBatchSampler, size_aware_batching
 from brim.data.packed import PackedBatchSampler
 

@@ -6,6 +6,8 @@ import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from traceback import walk_stack
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
@@ -71,16 +73,12 @@ def left_out_message(indices: torch.Tensor | Sequence[int], samples: int, reason
 
 def _shared_out_by_accelerate() -> bool:
     """Whether the caller is a part of accelerate that gives each process a share of the batches."""
-    frame = sys._getframe(2)
-    for _ in range(16):
-        if frame.f_globals.get("__name__") == "accelerate.data_loader":
-            asking = type(frame.f_locals.get("self")).__name__
-            if asking in ("BatchSamplerShard", "DataLoaderDispatcher"):
-                return True
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return False
+    return any(
+        frame.f_globals.get("__name__") == "accelerate.data_loader"
+        and type(frame.f_locals.get("self")).__name__
+        in ("BatchSamplerShard", "DataLoaderDispatcher")
+        for frame, _ in islice(walk_stack(sys._getframe(2)), 16)
+    )
 
 
 class BatchSamplerBase(Sampler[Batch]):
@@ -185,6 +183,9 @@ class BatchSamplerBase(Sampler[Batch]):
         if epoch != self.epoch:
             self._start = self._resumed = None
             self._opened = []
+        self._enter(epoch)
+
+    def _enter(self, epoch: int) -> None:
         self.epoch = epoch
 
     def _settle(self) -> None:
@@ -267,12 +268,10 @@ class BatchSamplerBase(Sampler[Batch]):
         return {**start._asdict(), "rank": self.rank, "world_size": self.world_size}
 
     def _open(self, start: Start) -> Iterator[Batch]:
-        batches: Any = self._ready().iterate(
-            **self._here(start),
-            as_tensors=self.as_tensors,
-            description=self._description(start.seed),
+        part, description = self._here(start), self._description(start.seed)
+        return self._ready().iterate(  # type: ignore[return-value]
+            **part, as_tensors=self.as_tensors, description=description
         )
-        return batches  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         """The exact number of batches on this rank: of the running iteration, else of the next.
@@ -338,14 +337,8 @@ class BatchSamplerBase(Sampler[Batch]):
             if batches is not None and whole("batches", batches, 0) > 0:
                 raise ValueError(f"batches must be 0 before an iteration begins, got {batches}")
             start = self._coming()
-            return {
-                **self._description(start.seed),
-                "finished": False,
-                "cursor": list(start.cursor),
-                "segments": list(start.segments),
-            }
-        state: dict[str, Any] = self._latest.state_dict(batches)
-        return state
+            return {**self._description(start.seed), "finished": False, **start._asdict()}
+        return self._latest.state_dict(batches)  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration resume where the state was taken.
@@ -358,10 +351,30 @@ class BatchSamplerBase(Sampler[Batch]):
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be what state_dict() returned, got {state!r:.100}")
-        own = self._description(0)
-        missing = {*own, "finished", "cursor", "segments"} - set(state)
+        missing = {*self._description(0), "finished", "cursor", "segments"} - state.keys()
         if missing:
             raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
+        previous = self.epoch
+        self._enter(whole("epoch", state["epoch"], 0))
+        try:  # opened at once, so that a wrong state changes nothing
+            self._check_same_run(state)
+            seed = whole("seed", state["seed"], 0, below=2**64)
+            cursor = [whole("cursor", word, 0) for word in state["cursor"]]
+            start = Start(seed, cursor, list(state["segments"]))
+            finished = flag("finished", state["finished"])
+            resumed = None if finished else self._open(start)
+        except Exception:
+            self._enter(previous)
+            raise
+        if finished and self._counts_epochs:
+            self.epoch += 1
+        self._drawn = self._latest = self._running = None
+        self._opened = []
+        self._resumed = resumed
+        self._start = None if resumed is None else start
+
+    def _check_same_run(self, state: Mapping[str, Any]) -> None:
+        own = self._description(0)
         here, there = {**own, **own["settings"]}, {**state, **state["settings"]}
         for key in ("format", "sampler", "samples", *own["settings"]):
             # A sampler without a length has -1 samples until it has been read.
@@ -371,21 +384,3 @@ class BatchSamplerBase(Sampler[Batch]):
                     f"state is of another run: its {key} is {there.get(key)!r}, here it is "
                     f"{here[key]!r}"
                 )
-        epoch = whole("epoch", state["epoch"], 0)
-        seed = whole("seed", state["seed"], 0, below=2**64)
-        cursor = [whole("cursor", word, 0) for word in state["cursor"]]
-        start = Start(seed, cursor, list(state["segments"]))
-        finished = flag("finished", state["finished"])
-        # Opened first, so that a wrong state changes nothing.
-        previous, self.epoch = self.epoch, epoch
-        try:
-            resumed = None if finished else self._open(start)
-        except Exception:
-            self.epoch = previous
-            raise
-        if finished and self._counts_epochs:
-            self.epoch += 1
-        self._drawn = self._latest = self._running = None
-        self._opened = []
-        self._resumed = resumed
-        self._start = None if resumed is None else start

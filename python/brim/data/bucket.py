@@ -123,17 +123,9 @@ class BucketBatchSampler(BatchSamplerBase):
         self._tell_of_left_out()
 
     def _make(self) -> _C.SampleBatching:
-        return _C.bucket_batching(
-            self.sizes,
-            self.bucket_boundaries.tolist(),
-            self._batch_sizes,
-            self._columns,
-            self._limits.costs,
-            self._limits.maxima,
-            self._drop_last,
-            self.shuffle,
-            self._oversize,
-        )
+        buckets = (self.sizes, self.bucket_boundaries.tolist(), self._batch_sizes)
+        sizes = (self._columns, self._limits.costs, self._limits.maxima)
+        return _C.bucket_batching(*buckets, *sizes, self._drop_last, self.shuffle, self._oversize)
 
     def _settings(self) -> dict[str, Any]:
         return {

@@ -13,13 +13,7 @@ from typing_extensions import Self, Unpack
 
 from brim import _C
 from brim._arguments import whole
-from brim.data.base import (
-    Batch,
-    SamplerOptions,
-    Start,
-    left_out_message,
-    warn,
-)
+from brim.data.base import Batch, SamplerOptions, Start, left_out_message, warn
 from brim.data.fit import FittedBatchSampler
 from brim.data.sizes import (
     Budget,
@@ -110,7 +104,8 @@ class SizeAwareBatchSampler(FittedBatchSampler):
     Args:
         sampler: the order of the samples: `range(n)`, a `SequentialSampler`, indices as a tensor,
             array or list, or any sampler or iterable of indices. The last is read anew for each
-            epoch, and `set_epoch` is passed on to it.
+            epoch. The epoch is passed on to it, also by `load_state_dict`, if it has `set_epoch`;
+            otherwise its owner must restore its order.
         sizeof: the sizes by index, as a tensor, an array or a list, which is kept and not copied;
             or a callable or mapping from index to size. It is asked as batches are needed. `len`,
             `plan`, `report`, `shuffle`, `as_tensors` and several ranks need all sizes at once.
@@ -184,14 +179,8 @@ class SizeAwareBatchSampler(FittedBatchSampler):
                     f"sampler has {self._count} samples, and sizeof only {len(columns[0])} sizes"
                 )
             indices = torch.arange(self._count)
-        return _C.ordered_batching(
-            columns,
-            self._limits.costs,
-            self._limits.maxima,
-            indices,
-            self.shuffle,
-            self._oversize,
-        )
+        sizes = (columns, self._limits.costs, self._limits.maxima)
+        return _C.ordered_batching(*sizes, indices, self.shuffle, self._oversize)
 
     def _ready(self) -> _C.SampleBatching:
         self._settle()
@@ -270,31 +259,12 @@ class SizeAwareBatchSampler(FittedBatchSampler):
         start = super()._coming()
         return start if self._batching is None else self._in_table(start)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration; passed on to the sampler if it has epochs."""
-        super().set_epoch(epoch)
-        self._pass_on(self.epoch)
-
-    def _pass_on(self, epoch: int) -> None:
+    def _enter(self, epoch: int) -> None:
+        super()._enter(epoch)
         if self._foreign and callable(getattr(self._given, "set_epoch", None)):
             self._given.set_epoch(epoch)  # type: ignore[attr-defined]
             self._given_epoch = getattr(self._given, "epoch", None)
             self._drop_order()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration resume where the state was taken.
-
-        As for all samplers. One with another order each time must be given the epoch, through its
-        `set_epoch`, or be restored by its owner.
-        """
-        previous = self.epoch
-        if isinstance(state, Mapping) and "epoch" in state:
-            self._pass_on(whole("epoch", state["epoch"], 0))
-        try:
-            super().load_state_dict(state)
-        except Exception:
-            self._pass_on(previous)
-            raise
 
 
 class _Streaming:

@@ -63,15 +63,8 @@ class PackedBatchSampler(FittedBatchSampler):
         self._tell_of_left_out()
 
     def _make(self) -> _C.SampleBatching:
-        return _C.packed_batching(
-            self._columns,
-            self._limits.costs,
-            self._limits.maxima,
-            self._order,
-            self.shuffle,
-            self.window,
-            self._oversize,
-        )
+        sizes = (self._columns, self._limits.costs, self._limits.maxima)
+        return _C.packed_batching(*sizes, self._order, self.shuffle, self.window, self._oversize)
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "window": self.window}

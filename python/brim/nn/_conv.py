@@ -11,18 +11,7 @@ from torch.compiler import is_compiling
 from brim.nn._elsewhere import check_tensors, elsewhere, ops
 from brim.nn._numbers import Numbers, each, over
 
-__all__ = [
-    "conv",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "pad",
-    "padded",
-]
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
 
 
 def padded(
@@ -61,8 +50,7 @@ def pad(input: Tensor, padding: Sequence[int], mode: str) -> Tensor:
     """
     if type(input) is not Tensor or is_compiling() or not input.requires_grad:
         return torch.nn.functional.pad(input, padding, mode)
-    output: Tensor = elsewhere("pad", input, padding, mode)
-    return output
+    return elsewhere("pad", input, padding, mode)  # type: ignore[no-any-return]
 
 
 def conv(
@@ -98,19 +86,10 @@ def conv_transpose(
     dilation: Numbers = 1,
 ) -> Tensor:
     """As `torch.nn.functional.conv_transpose`; keeps the input only for the weight's gradient."""
-    return ops().conv(
-        input,
-        weight,
-        bias,
-        each("stride", stride, dimensions),
-        each("padding", padding, dimensions),
-        each("dilation", dilation, dimensions),
-        True,
-        each("output_padding", output_padding, dimensions),
-        groups,
-        False,
-        False,
-    )
+    steps, gaps = each("stride", stride, dimensions), each("dilation", dilation, dimensions)
+    pads = each("padding", padding, dimensions)
+    more = each("output_padding", output_padding, dimensions)
+    return ops().conv(input, weight, bias, steps, pads, gaps, True, more, groups, False, False)
 
 
 conv1d, conv2d, conv3d = over(1, conv), over(2, conv), over(3, conv)

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing import reductions
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.pooling import _MaxPoolNd
 
 from brim.nn._numbers import each
 from brim.nn.convert import COUNTERPARTS, ORIGINALS, STAND_INS, own_base
@@ -20,12 +23,6 @@ from brim.nn.modules.activation import Activation
 __all__ = ["Need", "needs_of", "same_work", "with_torchs_work"]
 
 _StorageWeakRef: Any = reductions.StorageWeakRef  # has no types
-_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED_CONVS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_WEIGHTED = (nn.Linear, *_CONVS, *_TRANSPOSED_CONVS)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-_MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
 class Need:
@@ -80,12 +77,12 @@ def needs_of(module: nn.Module, given: Any = None, output: Any = None) -> Sequen
         return []
     weight = getattr(module, "weight", None)
     trained = weight is not None and weight.requires_grad
-    if kind in _WEIGHTED:
+    if issubclass(kind, (nn.Linear, _ConvNd)):
         return [_in_type_of_autocast(given)] if trained else []
-    if kind in _BATCH_NORMS:
+    if issubclass(kind, _BatchNorm):
         of_batch = module.training or getattr(module, "running_mean", None) is None
         return [_whole(given)] if trained or (of_batch and given.requires_grad) else []
-    if kind in _NORMS:
+    if issubclass(kind, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
         return [_whole(given)] if trained or given.requires_grad else []
     bits = (result.numel() + 7) // 8
     own = COUNTERPARTS[kind]
@@ -104,8 +101,11 @@ def needs_of(module: nn.Module, given: Any = None, output: Any = None) -> Sequen
     if kind is nn.Dropout:
         drops = module.training and 0.0 < getattr(module, "p", 0.0) < 1.0
         return [Need(None, bits)] if drops else []
-    if kind in _MAX_POOLS:
-        return [Need(None, result.numel() * _bytes_of_place(module, kind))]
+    if issubclass(kind, _MaxPoolNd):
+        dimensions = int(kind.__name__[-2])
+        kernel_size: Any = module.kernel_size
+        places = math.prod(each("kernel_size", kernel_size, dimensions))  # in a window
+        return [Need(None, result.numel() * (1 if places <= 2**8 else 2 if places <= 2**16 else 4))]
     return []
 
 
@@ -134,13 +134,6 @@ def _in_type_of_autocast(tensor: Tensor) -> Need:
     if low.itemsize >= tensor.element_size() or tensor.dtype is torch.float64:
         return _whole(tensor)
     return Need(tensor, tensor.numel() * low.itemsize, dtype=low)
-
-
-def _bytes_of_place(module: Any, kind: type[nn.Module]) -> int:
-    """Bytes of a position in the window of a pool."""
-    dimensions = int(kind.__name__[-2])
-    places = math.prod(each("kernel_size", module.kernel_size, dimensions))
-    return 1 if places <= 2**8 else 2 if places <= 2**16 else 4
 
 
 # -- Classes that derive from a layer --------------------------------------------------------------

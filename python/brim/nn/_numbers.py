@@ -35,27 +35,14 @@ def each(name: str, value: Numbers, dimensions: int) -> Sequence[int]:
 
 
 def how_many(dimensions: int) -> str:
-    """The numbers that an option may have, in words.
-
-    Example:
-        >>> how_many(1), how_many(2)
-        ('1 number', '1 or 2 numbers')
-    """
+    """How many numbers an option may have, for errors."""
     return "1 number" if dimensions == 1 else f"1 or {dimensions} numbers"
 
 
 def over(dimensions: int, function: Callable[Concatenate[int, _P], _R]) -> Callable[_P, _R]:
-    """A function for so many dimensions, of one that takes their number first.
+    """`pool2d` from `over(2, pool)`, where `pool` takes the number of dimensions first.
 
-    `pool` becomes `pool2d`, also in its docstring.
-
-    Example:
-        >>> def pool(dimensions: int, x: float) -> float:
-        ...     '''As `torch.pool`.'''
-        ...     return x / 2**dimensions
-        >>> pool2d = over(2, pool)
-        >>> pool2d(1.0), pool2d.__name__, pool2d.__doc__
-        (0.25, 'pool2d', 'As `torch.pool2d`.')
+    The name changes in the docstring too.
     """
 
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -11,15 +11,12 @@ from brim.nn._elsewhere import check_tensors, ops
 from brim.nn._numbers import Numbers, each, how_many, over
 
 __all__ = [
-    "adaptive_avg_pool",
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
     "adaptive_avg_pool3d",
-    "avg_pool",
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool3d",
-    "max_pool",
     "max_pool1d",
     "max_pool2d",
     "max_pool3d",

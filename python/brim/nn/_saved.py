@@ -27,8 +27,6 @@ FUNCTIONS = "(functions)"
 class _Kept:
     """A tensor that autograd keeps, for as long as it does."""
 
-    __slots__ = ("__weakref__", "tensor")
-
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()  # an output would hold its own graph
 
@@ -59,18 +57,25 @@ class Run:
         """For autograd's hooks."""
         return kept.tensor
 
-    def enter(self, name: str, module: torch.nn.Module) -> None:
-        """A layer begins."""
-        self.called.setdefault(name, module)
-        self._stack.append(name)
+    def watch(self, undo: contextlib.ExitStack, name: str, module: torch.nn.Module) -> None:
+        """Notice each call of a layer, until `undo` is closed."""
 
-    def leave(self, module: torch.nn.Module, given: Any, output: Any) -> None:
-        """A layer ends, or failed: then its output is None."""
-        name = self._stack.pop()
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        # Other hooks (checkpoint, save_on_cpu) keep it elsewhere.
-        if hooks is not None and hooks[0] == self.pack:
-            self._events += [(name, need) for need in needs_of(module, given, output) or ()]
+        def begin(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            self.called.setdefault(name, module)
+            self._stack.append(name)
+
+        def end(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self._stack.pop()
+            given = args[0] if args else next(iter(kwargs.values()), None)
+            hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            # Other hooks (checkpoint, save_on_cpu) keep it elsewhere.
+            if hooks is not None and hooks[0] == self.pack:
+                self._events += [(name, need) for need in needs_of(module, given, output) or ()]
+
+        before = module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+        after = module.register_forward_hook(end, with_kwargs=True, always_call=True)
+        undo.callback(before.remove)
+        undo.callback(after.remove)
 
     def count(self, left_out: list[Tensor]) -> None:
         """Count what is kept now; storages of `left_out` do not count."""
@@ -88,16 +93,12 @@ class Run:
         self._count_least(needs, left_out)
 
     def _count_bytes(self, kept: list[tuple[str, Tensor]], left_out: list[Tensor]) -> None:
-        ignored = {_address(tensor)[0] for tensor in left_out}
-        first: dict[Any, str] = {}
-        most: dict[Any, int] = {}
+        counted = {_address(tensor)[0] for tensor in left_out}
         for layer, tensor in kept:
             key, size = _address(tensor)
-            if key not in ignored:
-                first.setdefault(key, layer)
-                most[key] = max(size, most.get(key, 0))
-        for key, layer in first.items():
-            self.bytes[layer] = self.bytes.get(layer, 0) + most[key]
+            if key not in counted:
+                counted.add(key)
+                self.bytes[layer] = self.bytes.get(layer, 0) + size
 
     def _count_least(self, needs: list[tuple[str, Need]], left_out: list[Tensor]) -> None:
         counted = {(Need(tensor, 0).identity, None) for tensor in left_out}
@@ -144,7 +145,7 @@ def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str
         undo.enter_context(_own_buffers(model))
         for name, module in model.named_modules():
             if is_layer(module) and not isinstance(module, torch.jit.ScriptModule):
-                _watch(undo, run, name or type(module).__name__, module)
+                run.watch(undo, name or type(module).__name__, module)
         with torch.autograd.graph.saved_tensors_hooks(run.pack, run.unpack):
             output = model(*inputs, **kwargs)
         run.count([*tensors, *model.parameters(), *model.buffers()])
@@ -177,22 +178,6 @@ def with_sizes(
     with torch.no_grad(), _random_state([*copies, *tensors]):
         model(*inputs, **kwargs)
     return model
-
-
-def _watch(undo: contextlib.ExitStack, run: Run, name: str, module: torch.nn.Module) -> None:
-    def begin(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        run.enter(name, module)
-
-    def end(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        run.leave(module, given, output)
-
-    handles = [
-        module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True),
-        module.register_forward_hook(end, with_kwargs=True, always_call=True),
-    ]
-    for handle in handles:
-        undo.callback(handle.remove)
 
 
 def _copied(

@@ -69,17 +69,13 @@ class Audit:
         return {"layers": [asdict(layer) for layer in self.layers], "total": total}
 
     def __str__(self) -> str:
+        total = LayerAudit("total", "", self.torch_nn, self.brim, self.least)
         rows = [
             [each.name, each.type, *map(_C.format_bytes, (each.torch_nn, each.brim, each.least))]
-            for each in self.layers
+            for each in (*self.layers, total)
         ]
-        totals = (self.torch_nn, self.brim, self.least)
-        table = _C.text_table(
-            ["layer", "type", "torch.nn", "brim", "least"],
-            rows,
-            left=2,
-            last=["total", "", *map(_C.format_bytes, totals)],
-        )
+        head = ["layer", "type", "torch.nn", "brim", "least"]
+        table = _C.text_table(head, rows[:-1], left=2, last=rows[-1])
         if self.torch_nn == 0:
             return table
         shares = [f"{part / self.torch_nn:.1%}" for part in (self.brim, self.least)]
@@ -142,15 +138,10 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
         after = measure(model, inputs, kwargs)
     finally:
         _set_classes(classes)
+    figures = (before.bytes, after.bytes, after.least)
     return Audit(
         tuple(
-            LayerAudit(
-                name,
-                kind,
-                before.bytes.get(name, 0),
-                after.bytes.get(name, 0),
-                after.least.get(name, 0),
-            )
+            LayerAudit(name, kind, *(bytes_of.get(name, 0) for bytes_of in figures))
             for name, kind in _called(before, after)
         )
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -27,10 +27,10 @@ COUNTERPARTS: Mapping[type[Module], type[Module]] = {
 """The layers of torch.nn and brim's for them."""
 
 ORIGINALS: Mapping[type[Module], type[Module]] = {own: of for of, own in COUNTERPARTS.items()}
-"""brim's layers and those of torch.nn that they stand for."""
+"""The same, from brim's layers to those of torch.nn."""
 
 STAND_INS: dict[type[Module], type[Module]] = {}
-"""brim's layers that no class of torch.nn has, and those of other libraries they stand for."""
+"""Layers of brim without a class in torch.nn, and the layers of other libraries they replace."""
 
 
 class _NoQuantization:
@@ -87,10 +87,8 @@ class ConversionReport:
     kept: tuple[ConvertedLayer, ...]
 
     def __str__(self) -> str:
-        count = len(self.replaced)
-        head = (
-            f"{count} layer{'' if count == 1 else 's'} replaced, {len(self.kept)} kept as they are"
-        )
+        layers = "layer" if len(self.replaced) == 1 else "layers"
+        head = f"{len(self.replaced)} {layers} replaced, {len(self.kept)} kept as they are"
         if not self.kept:
             return head
         rows = [
@@ -149,20 +147,19 @@ def convert(
     if recompute not in (None, "cheap"):
         raise ValueError(f'recompute must be None or "cheap", got {recompute!r}')
     places = _places(model)
-    chosen = None if only is None else _matching("only", only, places)
+    chosen = places.keys() if only is None else _matching("only", only, places)
     left_out = set() if skip is None else _matching("skip", skip, places)
     replaced, kept = [], []
     for module, names in places.items():
-        counterpart = COUNTERPARTS.get(type(module))
-        if chosen is not None and module not in chosen:
+        if module not in chosen:
             reason = "not chosen by only"
         elif module in left_out:
             reason = "left out by skip"
         else:
             reason = _obstacle(module)
         entry = ConvertedLayer(names[0], type(module).__name__, reason, tuple(names))
-        if not reason and counterpart is not None:
-            module.__class__ = counterpart
+        if not reason:
+            module.__class__ = COUNTERPARTS[type(module)]
             replaced.append(entry)
         elif is_layer(module):
             kept.append(entry)
@@ -217,14 +214,11 @@ def own_base(kind: type[Module]) -> type[Module] | None:
         >>> own_base(Mine) is brim.nn.ReLU, own_base(torch.nn.ReLU)
         (True, None)
     """
-    for base in kind.__mro__:
-        if base in ORIGINALS or base in STAND_INS:
-            return base
-    return None
+    return next((base for base in kind.__mro__ if base in ORIGINALS or base in STAND_INS), None)
 
 
 def _places(model: Module) -> dict[Module, list[str]]:
-    """Every module with all its names; a module inside of itself is not entered again."""
+    """Every module with all its names. A module that contains itself is not entered again."""
     places: dict[Module, list[str]] = {}
 
     def visit(module: Module, name: str, around: frozenset[Module]) -> None:
@@ -240,9 +234,7 @@ def _places(model: Module) -> dict[Module, list[str]]:
 
 def is_layer(module: Module) -> bool:
     """Whether a module has no children, or parameters of its own: it is more than a container."""
-    return not any(True for _ in module.children()) or any(
-        parameter is not None for parameter in module._parameters.values()
-    )
+    return next(module.children(), None) is None or any(True for _ in module.parameters(False))
 
 
 def _obstacle(module: Module) -> str:
@@ -274,33 +266,22 @@ def _matching(argument: str, choices: Choices, places: Mapping[Module, list[str]
         f"{argument} must be a type of module, a pattern for names, a function of name and module, "
         f"or a collection of these, got {choices!r}"
     )
-    several: Iterable[Choice]
-    if isinstance(choices, (str, type)) or callable(choices):
-        several = [choices]
-    elif isinstance(choices, Collection):
-        several = choices
-    else:
+    one = isinstance(choices, (str, type)) or callable(choices)
+    several: Any = [choices] if one else choices
+    if not isinstance(several, Collection):
         raise wrong
     found: set[Module] = set()
     for choice in several:
-        if isinstance(choice, type):
-            if not issubclass(choice, Module):
-                raise wrong
-            for module in places:
-                if isinstance(module, choice):
-                    found.update(module.modules())
+        if isinstance(choice, type) and issubclass(choice, Module):
+            roots = [module for module in places if isinstance(module, choice)]
         elif isinstance(choice, str):
-            matched = [m for m, names in places.items() if _any_matches(names, choice)]
-            if not matched:
+            roots = [m for m, names in places.items() if fnmatch.filter(names, choice)]
+            if not roots:
                 raise ValueError(f"{argument}: the pattern {choice!r} matches no name in the model")
-            for module in matched:
-                found.update(module.modules())
-        elif callable(choice) and not isinstance(choice, Module):
+        elif callable(choice) and not isinstance(choice, (type, Module)):
             found.update(m for m, names in places.items() if any(choice(n, m) for n in names))
+            continue
         else:
             raise wrong
+        found.update(module for root in roots for module in root.modules())
     return found
-
-
-def _any_matches(names: Iterable[str], pattern: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names)

@@ -3,10 +3,9 @@
 The same values and gradients; only what backward needs at this call is kept. Each is a thin face of
 an operator of the C++ core (`include/brim/nn/functional.h`).
 
-While torch.compile traces, the operators go into the graph; normalisation, adaptive pooling and the
-activations that keep their input or output are torch's own there, and the compiler decides what is
-kept. Tensors that brim does not
-know, and programs that are exported, get torch's own functions (see `_elsewhere`).
+While torch.compile traces, the operators go into the graph. Normalisation, adaptive pooling and the
+activations that keep their input or output are torch's own there: the compiler decides what is
+kept. Tensor classes that brim does not know and exported programs get torch's own functions.
 
 Example:
     >>> import torch
@@ -23,54 +22,17 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from brim.nn import _activation
+from brim.nn import _activation, _conv, _pool
 from brim.nn._activation import *  # noqa: F403
-from brim.nn._conv import (
-    conv1d,
-    conv2d,
-    conv3d,
-    conv_transpose1d,
-    conv_transpose2d,
-    conv_transpose3d,
-)
+from brim.nn._conv import *  # noqa: F403
 from brim.nn._elsewhere import check_tensors, ops
 from brim.nn._numbers import Numbers as Numbers
-from brim.nn._pool import (
-    adaptive_avg_pool1d,
-    adaptive_avg_pool2d,
-    adaptive_avg_pool3d,
-    avg_pool1d,
-    avg_pool2d,
-    avg_pool3d,
-    max_pool1d,
-    max_pool2d,
-    max_pool3d,
-)
+from brim.nn._pool import *  # noqa: F403
 
-__all__ = [
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "batch_norm",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "dropout",
-    "group_norm",
-    "layer_norm",
-    "linear",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "rms_norm",
-]
+__all__ = ["batch_norm", "dropout", "group_norm", "layer_norm", "linear", "rms_norm"]
 __all__ += _activation.__all__
+__all__ += _conv.__all__
+__all__ += _pool.__all__
 
 # -- Dropout ---------------------------------------------------------------------------------------
 

@@ -14,16 +14,12 @@ import torch.nn.functional
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from brim._arguments import runs_in_parts
 from brim.nn import _activation, functional
 
 __all__ = ["Saving", "saving"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_RUNS_IN_PARTS: tuple[Callable[[object], bool], ...] = (
-    inspect.isgeneratorfunction,
-    inspect.iscoroutinefunction,
-    inspect.isasyncgenfunction,
-)
 
 
 def saving() -> Saving:
@@ -73,7 +69,7 @@ class Saving(TorchFunctionMode):
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function: each call of it is such a region."""
-        if any(runs_in_parts(function) for runs_in_parts in _RUNS_IN_PARTS):
+        if runs_in_parts(function):
             raise TypeError(
                 f"brim.saving() cannot decorate {function.__qualname__}, which runs in parts: use "
                 "`with brim.saving():` inside of it"
@@ -103,10 +99,9 @@ def paused() -> Iterator[None]:
 def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether the input is a plain tensor of a floating type, and the others are plain too."""
     given = args[0] if args else kwargs.get("input")
-    if type(given) is not Tensor and type(given) is not torch.nn.Parameter:
-        return False
     return (
-        "out" not in kwargs
+        isinstance(given, Tensor)
+        and "out" not in kwargs
         and given.is_floating_point()
         and given.layout is torch.strided
         and all(map(_is_plain, args))
@@ -144,19 +139,16 @@ def _without(option: str, function: Callable[..., Tensor]) -> Callable[..., Tens
 
 
 def _batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
-    return functional.batch_norm(
-        input, running_mean, running_var, weight, bias, training, momentum, eps
-    )
+    run = _without("cudnn_enabled", functional.batch_norm)
+    return run(input, running_mean, running_var, weight, bias, *args, **kwargs)
 
 
 def _table() -> dict[Any, Callable[..., Any]]:

@@ -13,71 +13,49 @@ from torch import Tensor
 from brim.nn._conv import pad, padded
 from brim.nn._elsewhere import ops
 
-__all__ = [
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-]
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
 
-# The forward functions of the classes below. `Any`: the options are those of torch.nn's classes.
-def _forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    stride, padding, dilation = self.stride, self.padding, self.dilation
-    zeros = (0,) * len(stride)
-    if self.padding_mode != "zeros":
-        input = pad(input, self._reversed_padding_repeated_twice, self.padding_mode)
-        padding = zeros
-    elif isinstance(padding, str):
-        input, padding = padded(input, self.kernel_size, stride, padding, dilation)
-    return ops().conv(
-        input,
-        weight,
-        bias,
-        stride,
-        padding,
-        dilation,
-        False,
-        zeros,
-        self.groups,
-        False,
-        self.recompute,
-    )
-
-
-def _forward_transposed(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-    """The transposed convolution; `output_size` chooses among the possible sizes."""
-    stride, padding, dilation = self.stride, self.padding, self.dilation
-    output_padding = self.output_padding
-    if output_size is not None:
-        output_padding = self._output_padding(
-            input, output_size, stride, padding, self.kernel_size, len(stride), dilation
-        )
-    return ops().conv(
-        input,
-        self.weight,
-        self.bias,
-        stride,
-        padding,
-        dilation,
-        True,
-        output_padding,
-        self.groups,
-        False,
-        self.recompute,
-    )
-
-
-class Conv1d(torch.nn.Conv1d):
-    """`torch.nn.Conv1d` that keeps its input only where the weight needs a gradient."""
+class _Conv:
+    """What the convolutions have in common. `Any`: the options are those of torch.nn's classes."""
 
     recompute: bool = False
-    _conv_forward = _forward
+
+    def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding, zeros = self.padding, (0,) * len(self.stride)
+        if self.padding_mode != "zeros":
+            input = pad(input, self._reversed_padding_repeated_twice, self.padding_mode)
+            padding = zeros
+        elif isinstance(padding, str):
+            input, padding = padded(input, self.kernel_size, self.stride, padding, self.dilation)
+        window = (self.stride, padding, self.dilation)
+        options = (False, zeros, self.groups, False, self.recompute)
+        return ops().conv(input, weight, bias, *window, *options)
 
 
-class Conv2d(torch.nn.Conv2d):
+class _ConvTranspose:
+    """What the transposed convolutions have in common."""
+
+    recompute: bool = False
+
+    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """The transposed convolution; `output_size` chooses among the possible sizes."""
+        stride, padding, dilation = self.stride, self.padding, self.dilation
+        output_padding = self.output_padding
+        if output_size is not None:
+            output_padding = self._output_padding(
+                input, output_size, stride, padding, self.kernel_size, len(stride), dilation
+            )
+        window = (stride, padding, dilation)
+        options = (True, output_padding, self.groups, False, self.recompute)
+        return ops().conv(input, self.weight, self.bias, *window, *options)
+
+
+class Conv1d(_Conv, torch.nn.Conv1d):
+    """`torch.nn.Conv1d` that keeps its input only where the weight needs a gradient."""
+
+
+class Conv2d(_Conv, torch.nn.Conv2d):
     """`torch.nn.Conv2d` that keeps its input only where the weight needs a gradient.
 
     Example:
@@ -87,33 +65,18 @@ class Conv2d(torch.nn.Conv2d):
         torch.Size([1, 8, 16, 16])
     """
 
-    recompute: bool = False
-    _conv_forward = _forward
 
-
-class Conv3d(torch.nn.Conv3d):
+class Conv3d(_Conv, torch.nn.Conv3d):
     """`torch.nn.Conv3d` that keeps its input only where the weight needs a gradient."""
 
-    recompute: bool = False
-    _conv_forward = _forward
 
-
-class ConvTranspose1d(torch.nn.ConvTranspose1d):
+class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
     """`torch.nn.ConvTranspose1d` that keeps its input only where the weight needs a gradient."""
 
-    recompute: bool = False
-    forward = _forward_transposed
 
-
-class ConvTranspose2d(torch.nn.ConvTranspose2d):
+class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d` that keeps its input only where the weight needs a gradient."""
 
-    recompute: bool = False
-    forward = _forward_transposed
 
-
-class ConvTranspose3d(torch.nn.ConvTranspose3d):
+class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
     """`torch.nn.ConvTranspose3d` that keeps its input only where the weight needs a gradient."""
-
-    recompute: bool = False
-    forward = _forward_transposed
