@@ -124,9 +124,10 @@ auto with_activation(std::string_view name, double a, double b, const Run& run) 
       return run(Hardtanh{a, b});
     case BitmaskKind::leaky_relu:
       return run(LeakyRelu{a});
-    default:
-      return run(Hardsigmoid{});
+    case BitmaskKind::hardsigmoid:
+      break;
   }
+  return run(Hardsigmoid{});
 }
 
 // -- The kernels ------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 namespace brim::nn {
@@ -15,10 +17,19 @@ enum class BitmaskKind : std::uint8_t {
 
 /// @param name of one of them, as in the operators' schema
 constexpr BitmaskKind bitmask_kind(std::string_view name) {
-  return name == "relu"         ? BitmaskKind::relu
-         : name == "hardtanh"   ? BitmaskKind::hardtanh
-         : name == "leaky_relu" ? BitmaskKind::leaky_relu
-                                : BitmaskKind::hardsigmoid;
+  if (name == "relu") {
+    return BitmaskKind::relu;
+  }
+  if (name == "hardtanh") {
+    return BitmaskKind::hardtanh;
+  }
+  if (name == "leaky_relu") {
+    return BitmaskKind::leaky_relu;
+  }
+  if (name == "hardsigmoid") {
+    return BitmaskKind::hardsigmoid;
+  }
+  throw std::invalid_argument("unknown bitmask activation: " + std::string(name));
 }
 
 }  // namespace brim::nn
