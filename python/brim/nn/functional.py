@@ -5,8 +5,8 @@ an operator of the C++ core (`include/brim/nn/functional.h`).
 
 While torch.compile traces, the operators go into the graph; normalisation, adaptive pooling and the
 activations that keep their input or output are torch's own there, and the compiler decides what is
-kept. Tensors that brim does not
-know, and programs that are exported, get torch's own functions (see `_elsewhere`).
+kept. Tensors that brim does not know, and programs that are exported, get torch's own functions
+(see `_elsewhere`).
 
 Example:
     >>> import torch
