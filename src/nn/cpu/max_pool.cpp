@@ -265,7 +265,7 @@ void scatter_typed(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor
   auto* const to = grad_input.mutable_data_ptr<T>();
   const Int channels = g.channels_last ? g.channels : 1;  // of a place
   const Int planes = g.planes() / channels;
-  const auto size = static_cast<std::uint64_t>(g.in_size() * channels);
+  const Int size = g.in_size() * channels;
   // From where a window starts to each of its places; a byte can hold more than there are.
   std::array<Int, kMostPlaces> steps{};
   for (Int place = 0; place < g.places(); ++place) {
@@ -275,37 +275,52 @@ void scatter_typed(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor
     const Int w = place % g.kernel[2] * g.dilation[2];
     steps[static_cast<std::size_t>(place)] = ((d * g.in[1] + h) * g.in[2] + w) * channels;
   }
+  const Int longest = steps[static_cast<std::size_t>(g.places() - 1)];
   const Int wanted = ceil_div(at::get_num_threads(), planes);
   const Int part = std::min(channels, std::max(kLeastChannels, ceil_div(channels, wanted)));
   const Int parts = ceil_div(channels, part);
-  grad_input.zero_();
   at::parallel_for(0, planes * parts, grain_of(g.in_size() * part), [&](Int begin, Int end) {
     for (Int i = begin; i < end; ++i) {
       const Int plane = i / parts;
       const Int first = i % parts * part;
       const Int last = std::min(first + part, channels);
-      T* const sums = to + plane * g.in_size() * channels;
+      T* const sums = to + plane * size;
+      const Int step = parts == 1 ? size : channels;  // all at once, or a part of each pixel
+      const Int count = parts == 1 ? size : last - first;
+      for (Int at = first; at < size; at += step) {
+        std::memset(static_cast<void*>(sums + at), 0, static_cast<std::size_t>(count) * sizeof(T));
+      }
       const Int rows = g.out[0] * g.out[1];
       over_rows(plane * rows, (plane + 1) * rows, g.out, [&](Int, Int od, Int oh) {
         const Int id = od * g.stride[0] - g.padding[0];
         const Int ih = oh * g.stride[1] - g.padding[1];
         const Int start = ((id * g.in[1] + ih) * g.in[2] - g.padding[2]) * channels;
         const Int row = ((plane * g.out[0] + od) * g.out[1] + oh) * g.out[2] * channels;
-        // A maximum lies in the input. The check is for offsets that somebody wrote to.
-        const auto add = [&](Int place, Int output) {
-          const auto at = static_cast<std::uint64_t>(place + steps[places[output]]);
-          if (at < size) {
-            sums[at] += from[output];
+        // A maximum lies in the input. The check is for offsets that somebody wrote to; it costs a
+        // quarter of the time, so that rows whose windows lie inside go without.
+        const Int windows = ((g.out[2] - 1) * g.stride[2] + 1) * channels;
+        const bool all_inside = start >= 0 && start + windows + longest <= size;
+        const auto add_row = [&](auto checks) {
+          const auto add = [&](Int place, Int output) {
+            const auto at = static_cast<std::uint64_t>(place + steps[places[output]]);
+            if (!checks || at < static_cast<std::uint64_t>(size)) {
+              sums[at] += from[output];
+            }
+          };
+          for (Int ow = 0; ow < g.out[2]; ++ow) {
+            if (channels == 1) {
+              add(start + ow * g.stride[2], row + ow);
+              continue;
+            }
+            for (Int c = first; c < last; ++c) {
+              add(start + ow * g.stride[2] * channels + c, row + ow * channels + c);
+            }
           }
         };
-        for (Int ow = 0; ow < g.out[2]; ++ow) {
-          if (channels == 1) {
-            add(start + ow * g.stride[2], row + ow);
-            continue;
-          }
-          for (Int c = first; c < last; ++c) {
-            add(start + ow * g.stride[2] * channels + c, row + ow * channels + c);
-          }
+        if (all_inside) {
+          add_row(std::false_type());
+        } else {
+          add_row(std::true_type());
         }
       });
     }

@@ -16,7 +16,7 @@
 // What activations have in common. Each one is a struct with its options as members:
 //
 //     struct Hardswish {
-//       static constexpr const char* kName = "hardswish";  // torch's operator, and ours
+//       static constexpr const char* kName = "hardswish";  // as in torch.nn.functional
 //       static constexpr Reads kReads = Reads::input;      // what torch's derivative reads
 //       at::Tensor value(const at::Tensor& x) const;       // by torch's operators, as all of these
 //       at::Tensor& value_(at::Tensor& x) const;           // in place, where torch has that

@@ -8,7 +8,6 @@
 #include <ATen/ops/avg_pool2d_backward.h>
 #include <ATen/ops/avg_pool3d.h>
 #include <ATen/ops/avg_pool3d_backward.h>
-#include <ATen/ops/empty.h>
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
@@ -62,15 +61,16 @@ void set_linear_history(at::Tensor& output, const at::Tensor& input, const char*
   torch::autograd::set_history(output, node);
 }
 
-/// torch's backward takes the input for its shape alone: this one has no memory. One-dimensional
-/// samples are images of one row, as in torch.
+/// torch's backward takes the input for its shape alone: this one has no memory of its own.
+/// One-dimensional samples are images of one row, as in torch.
 at::Tensor shape_only(SymIntArrayRef input_sizes, std::int64_t dims, bool channels_last,
                       const at::Tensor& grad) {
   c10::DimVector sizes(C10_AS_INTARRAYREF_SLOW(input_sizes));
   if (dims == 1) {
     sizes.insert(sizes.end() - 1, 1);
   }
-  at::Tensor input = at::empty({0}, grad.options());
+  at::Tensor input = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(grad.storage()),
+                                                              grad.key_set(), grad.dtype());
   input.unsafeGetTensorImpl()->set_sizes_and_strides(
       sizes, dense_strides(IntArrayRef(sizes), channels_last));
   return input;
