@@ -113,7 +113,7 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   read_into("observer", config->observer);
   if (config->observer) {
     options.observer = [config = config.get()](const Attempt& attempt) {
-      config->observer(attempt);
+      release(invoke(config->observer, attempt));
     };
   }
   options.collect_garbage = &collect_garbage;

@@ -86,17 +86,18 @@ class Progress {
  public:
   Progress(const AdaptiveConfig& config, std::int64_t total) {
     if (config.progress) {
-      bar_ = config.progress(total);
+      bar_ = invoke(config.progress, total);
     }
   }
   ~Progress() {
     if (bar_) {
       const py::error_scope pending;  // an exception may be on its way
       try {
-        bar_.attr("close")();
+        invoke(attribute(bar_, "close"));
       } catch (py::error_already_set& error) {
         error.discard_as_unraisable("brim's progress bar");
       }
+      release(std::move(bar_));
     }
   }
   Progress(const Progress&) = delete;
@@ -104,7 +105,7 @@ class Progress {
 
   void advance(std::int64_t size) {
     if (bar_) {
-      bar_.attr("update")(size);
+      invoke(attribute(bar_, "update"), size);
     }
   }
 
@@ -126,7 +127,11 @@ std::int64_t inferred_maximum(const AdaptiveConfig& config, const ArgumentSlot& 
                     config.infer ? ", and neither has " + config.infer->name.cast<std::string>() +
                                        ", from whose length it would be inferred"
                                  : ": pass it, or name an argument in infer=");
-  return std::max<std::int64_t>(static_cast<std::int64_t>(py::len(source)), 1);
+  const Py_ssize_t length = entering_python([&] { return PyObject_Size(source); });
+  if (length < 0) {
+    throw py::error_already_set();
+  }
+  return std::max<std::int64_t>(length, 1);
 }
 
 /// The dimension to cut, counted from the front, of the tensor that is the first argument.
@@ -137,7 +142,8 @@ std::int64_t chunk_dim(const AdaptiveConfig& config, const CallArguments& argume
   TORCH_CHECK_TYPE(py::hasattr(tensor, "narrow") && py::hasattr(tensor, "shape"),
                    "tensor must be a torch.Tensor, got ",
                    py::repr(py::type::of(tensor)).cast<std::string>());
-  return detail::chunk_dim(static_cast<std::int64_t>(py::len(tensor.attr("shape"))), config.dim);
+  const auto rank = static_cast<std::int64_t>(py::len(attribute(tensor, "shape")));
+  return detail::chunk_dim(rank, config.dim);
 }
 
 /// Tells the logger "brim" of failed attempts at INFO and of those that fit at DEBUG.
@@ -147,14 +153,14 @@ std::function<void(const Attempt&)> with_log(const AdaptiveConfig& config) {
   // Held for the life of the process, on purpose.
   static const py::handle logger =
       py::module_::import("logging").attr("getLogger")("brim").release();
-  const int wanted = logger.attr("getEffectiveLevel")().cast<int>();
+  const int wanted = invoke(attribute(logger, "getEffectiveLevel")).cast<int>();
   if (wanted > kFailures) {
     return config.options.observer;
   }
   return [&config, wanted](const Attempt& attempt) {
     const int level = attempt.fitted() ? kFits : kFailures;
     if (level >= wanted) {
-      logger.attr("log")(level, "%s: %r", config.log_name, attempt);
+      invoke(attribute(logger, "log"), level, "%s: %r", config.log_name, attempt);
     }
     if (config.options.observer) {
       config.options.observer(attempt);
@@ -283,6 +289,7 @@ class Call {
       }
       auto failure = ended(part(py::int_(from), py::int_(to)));
       if (!failure) {
+        release(std::move(result_));  // it must not live beside the next part
         progress->advance(to - from);
       }
       return failure;
@@ -310,13 +317,17 @@ class Call {
   void chunked() {
     const std::int64_t dim = chunk_dim(config_, arguments_);
     const py::handle tensor = arguments_.values[arguments_.receivers];
-    const py::object narrow = tensor.attr("narrow");
+    const py::object narrow = attribute(tensor, "narrow");
     ChangedArguments changed(arguments_, 2);
-    const auto length = py::object(tensor.attr("shape")[py::int_(dim)]).cast<std::int64_t>();
+    const py::int_ along(dim);
+    const auto length = py::object(attribute(tensor, "shape")[along]).cast<std::int64_t>();
     in_parts(0, length, all_options(dim), [&](const py::int_& from, const py::int_& to) {
-      // Called here and not through pybind11, so that an exception stays pending.
-      const py::object chunk = steal(PyObject_CallFunctionObjArgs(
-          narrow.ptr(), py::int_(dim).ptr(), from.ptr(), py::int_(to - from).ptr(), nullptr));
+      const py::object size = to - from;
+      // Not `invoke`, so that an exception stays pending.
+      const py::object chunk = steal(entering_python([&] {
+        return PyObject_CallFunctionObjArgs(narrow.ptr(), along.ptr(), from.ptr(), size.ptr(),
+                                            nullptr);
+      }));
       if (!chunk) {
         return static_cast<PyObject*>(nullptr);
       }

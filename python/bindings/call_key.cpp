@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "adaptive_config.h"
+#include "interpreter.h"
 
 namespace brim::python {
 namespace py = pybind11;
@@ -105,7 +106,7 @@ void add_value(CallKey& key, PyObject* value, const py::object& name) {
     }
   } else {
     add_kind(Kind::other);
-    const Py_hash_t own = PyObject_Hash(value);
+    const Py_hash_t own = entering_python([&] { return PyObject_Hash(value); });
     if (own == -1) {
       PyErr_Clear();
       TORCH_CHECK_TYPE(false, "keys names ", name.cast<std::string>(), ", whose value ",
@@ -124,7 +125,7 @@ Py_hash_t ask_hasher(const AdaptiveConfig& config, const CallArguments& argument
       mapping[slot.name] = py::reinterpret_borrow<py::object>(value);
     }
   }
-  const py::object key = config.hasher(mapping);
+  const py::object key = invoke(config.hasher, mapping);
   TORCH_CHECK_TYPE(PyLong_Check(key.ptr()), "hasher must return an int, got ",
                    py::repr(key).cast<std::string>());
   return py::hash(key);

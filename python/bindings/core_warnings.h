@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "interpreter.h"
+
 namespace brim::python {
 
 /// Collects what the core warns of on this thread, for Python to hear when the call ends. Not
@@ -31,7 +33,7 @@ class CoreWarnings final : public c10::WarningHandler {
       return nullptr;
     }
     for (const std::string& text : std::exchange(texts_, {})) {
-      if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) < 0) {
+      if (!warn(text)) {
         Py_DECREF(result);
         return nullptr;
       }
@@ -40,13 +42,18 @@ class CoreWarnings final : public c10::WarningHandler {
   }
 
  private:
+  /// False where the warning is an error.
+  static bool warn(const std::string& text) {
+    return entering_python([&] { return PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1); }) == 0;
+  }
+
   void warn_beside_an_error() noexcept {
     if (texts_.empty()) {
       return;
     }
     const pybind11::error_scope pending;
     for (const std::string& text : std::exchange(texts_, {})) {
-      if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) < 0) {
+      if (!warn(text)) {
         PyErr_Clear();  // there can be but one exception, and it is the other one
       }
     }

@@ -9,6 +9,7 @@
 #include <exception>
 #include <optional>
 #include <type_traits>
+#include <utility>
 
 namespace brim::python {
 
@@ -16,6 +17,10 @@ namespace brim::python {
 /// ends a thread that asks for the GIL by unwinding its stack, up to 3.13. Our frames must not take
 /// part: they hold Python objects, which nobody may touch any more, and a handler that swallows the
 /// unwinding aborts the process. So the thread stops here for good, as Python 3.14 has it.
+///
+/// `work` is one call of Python's C API and owns nothing: its own frame is unwound. Where Python
+/// code may run in an adaptive call, use this or what follows, not pybind11's calls, which own
+/// their arguments.
 template <class Work>
 decltype(auto) entering_python(const Work& work) {
 #if defined(__GLIBCXX__)
@@ -29,6 +34,33 @@ decltype(auto) entering_python(const Work& work) {
 #else
   return work();
 #endif
+}
+
+/// The object that a C API function returned. @throws the pending exception where there is none.
+inline pybind11::object new_reference(PyObject* result) {
+  if (result == nullptr) {
+    throw pybind11::error_already_set();
+  }
+  return pybind11::reinterpret_steal<pybind11::object>(result);
+}
+
+/// Calls `function(arguments...)`. @throws pybind11::error_already_set
+template <class... Arguments>
+pybind11::object invoke(pybind11::handle function, const Arguments&... arguments) {
+  const pybind11::tuple owned = pybind11::make_tuple(arguments...);
+  return new_reference(
+      entering_python([&] { return PyObject_Call(function.ptr(), owned.ptr(), nullptr); }));
+}
+
+/// `object.name`, which a property may work out. @throws pybind11::error_already_set
+inline pybind11::object attribute(pybind11::handle object, const char* name) {
+  return new_reference(entering_python([&] { return PyObject_GetAttrString(object.ptr(), name); }));
+}
+
+/// Releases an object that may be the last reference to anything, finalisers included.
+inline void release(pybind11::object&& object) {
+  PyObject* const last = object.release().ptr();
+  entering_python([&] { Py_XDECREF(last); });
 }
 
 /// Runs `work` without the GIL. pybind11's guard takes it back in a destructor, from which a thread

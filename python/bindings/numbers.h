@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#include "interpreter.h"
+
 namespace brim::python {
 
 /// Where a number stands, for errors: an argument by its name, an item of a list also by its place,
@@ -38,7 +40,8 @@ inline std::optional<std::int64_t> whole_if_any(PyObject* value, const NumberPla
   }
   pybind11::object index;  // of an int it is the value itself: not made anew for millions of them
   if (!PyLong_Check(value)) {
-    index = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Index(value));
+    index = pybind11::reinterpret_steal<pybind11::object>(
+        entering_python([&] { return PyNumber_Index(value); }));
     if (!index) {
       PyErr_Clear();
       return std::nullopt;

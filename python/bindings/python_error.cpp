@@ -4,6 +4,8 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <optional>
+#include <utility>
 
 #include "bindings.h"
 
@@ -26,11 +28,21 @@ const TorchErrors& torch_errors() {
 }
 
 bool is_a(py::handle object, py::handle type) {
-  return PyObject_IsInstance(object.ptr(), type.ptr()) == 1;
+  return PyErr_GivenExceptionMatches(object.ptr(), type.ptr()) != 0;
 }
 
 OomCause from_text(py::handle exception, OomKind otherwise) {
   return classify_message(error_text(exception), otherwise);
+}
+
+/// The int that the attribute is; -1 where it is none.
+std::int64_t number_of(py::handle exception, const char* name) {
+  try {
+    const py::object value = attribute(exception, name);
+    return py::isinstance<py::int_>(value) ? PyLong_AsLongLong(value.ptr()) : -1;
+  } catch (const py::error_already_set&) {
+    return -1;
+  }
 }
 
 /// cudaErrorMemoryAllocation and hipErrorOutOfMemory.
@@ -42,7 +54,8 @@ std::optional<OomCause> classify_foreign(const std::exception& error) noexcept {
     return std::nullopt;
   }
   try {
-    const py::gil_scoped_acquire gil;
+    std::optional<py::gil_scoped_acquire> gil;
+    entering_python([&] { gil.emplace(); });
     return classify_python(python_error->value());
   } catch (...) {
     return OomCause{};  // an exception whose __str__ fails is none of ours
@@ -53,7 +66,7 @@ std::optional<OomCause> classify_foreign(const std::exception& error) noexcept {
 
 std::string error_text(py::handle exception) {
   try {
-    return text_of(py::str(exception));
+    return text_of(new_reference(entering_python([&] { return PyObject_Str(exception.ptr()); })));
   } catch (const py::error_already_set&) {
     return "";
   }
@@ -68,14 +81,12 @@ OomCause classify_python(py::handle exception) {
     return from_text(exception, OomKind::host_memory);
   }
   if (is_a(exception, torch.accelerator)) {
-    const py::object code = py::getattr(exception, "error_code", py::none());
-    const bool out = py::isinstance<py::int_>(code) && code.equal(py::int_(kRuntimeOutOfMemory));
+    const bool out = number_of(exception, "error_code") == kRuntimeOutOfMemory;
     return from_text(exception, out ? OomKind::device_memory : OomKind::none);
   }
   if (is_a(exception, PyExc_OSError)) {
-    const py::object number = py::getattr(exception, "errno", py::none());
-    const bool exhausted = py::isinstance<py::int_>(number) && number.equal(py::int_(ENOMEM));
-    return exhausted ? from_text(exception, OomKind::host_memory) : OomCause{};
+    return number_of(exception, "errno") == ENOMEM ? from_text(exception, OomKind::host_memory)
+                                                   : OomCause{};
   }
   // Subclasses of RuntimeError that blame the program, not its memory.
   if (is_a(exception, PyExc_NotImplementedError) || is_a(exception, PyExc_RecursionError)) {
@@ -85,12 +96,18 @@ OomCause classify_python(py::handle exception) {
 }
 
 detail::Failure release_pending_error() {
-  const py::error_already_set pending;  // takes it
-  const OomCause cause = classify_python(pending.value());
+  std::optional<py::error_already_set> pending(std::in_place);  // takes it
+  const OomCause cause = classify_python(pending->value());
   if (!cause) {
-    throw py::error_already_set(pending);
+    throw py::error_already_set(*pending);
   }
-  return detail::make_failure(cause, error_text(pending.value()));
+  detail::Failure failure = detail::make_failure(cause, error_text(pending->value()));
+  // Back to the interpreter, so that the last reference, and with it finalisers, does not end in a
+  // destructor.
+  pending->restore();
+  pending.reset();
+  entering_python([] { PyErr_Clear(); });
+  return failure;
 }
 
 void throw_out_of_memory(const detail::Failure& failure) {

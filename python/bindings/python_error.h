@@ -7,7 +7,6 @@
 
 #include <exception>
 #include <string>
-#include <utility>
 
 #include "interpreter.h"
 
@@ -33,9 +32,9 @@ detail::Failure release_pending_error();
 /// Python exception and with it the frames and tensors of the failed attempt have been released;
 /// every other exception passes untouched. The caller holds the GIL.
 template <class... Arguments>
-pybind11::object call_python(const pybind11::object& function, Arguments&&... arguments) {
+pybind11::object call_python(const pybind11::object& function, const Arguments&... arguments) {
   try {
-    return function(std::forward<Arguments>(arguments)...);
+    return invoke(function, arguments...);
   } catch (pybind11::error_already_set& error) {
     error.restore();
   }
@@ -43,7 +42,8 @@ pybind11::object call_python(const pybind11::object& function, Arguments&&... ar
 }
 
 /// Runs the body of a function that the interpreter calls. It returns a new reference, or null with
-/// an exception set; what it throws becomes Python's exception.
+/// an exception set; what it throws becomes Python's exception. `entering_python` is a last net
+/// here: what the body holds has been unwound when it stops the thread.
 template <class Body>
 PyObject* called_by_python(const Body& body) noexcept {
   try {
@@ -55,6 +55,6 @@ PyObject* called_by_python(const Body& body) noexcept {
 }
 
 /// Runs Python's garbage collector. The caller holds the GIL.
-inline void collect_garbage() { pybind11::module_::import("gc").attr("collect")(); }
+inline void collect_garbage() { invoke(attribute(pybind11::module_::import("gc"), "collect")); }
 
 }  // namespace brim::python

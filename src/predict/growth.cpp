@@ -112,7 +112,6 @@ bool explains(const Attempt& failure, double available) {
 }
 
 Growth::Growth(std::span<const Attempt> attempts) {
-  points_.reserve(attempts.size());  // one allocation: every part of a range comes by here
   const auto collect = [&](bool fitted) {
     const auto first = static_cast<std::ptrdiff_t>(points_.size());
     for (const Attempt& attempt : attempts) {
@@ -126,8 +125,9 @@ Growth::Growth(std::span<const Attempt> attempts) {
   collect(true);
   const std::size_t fits = points_.size();
   collect(false);
-  fits_ = std::span(points_).first(fits);
-  failures_ = std::span(points_).subspan(fits);
+  const std::span<const Attempt* const> points(points_.data(), points_.size());
+  fits_ = points.first(fits);
+  failures_ = points.subspan(fits);
 }
 
 /// The next smaller fit that is far enough away for the difference to mean something.

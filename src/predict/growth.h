@@ -1,10 +1,10 @@
 #pragma once
 
 #include <brim/predict/attempt.h>
+#include <c10/util/SmallVector.h>
 
 #include <optional>
 #include <span>
-#include <vector>
 
 namespace brim::detail {
 
@@ -51,8 +51,8 @@ class Growth {
   [[nodiscard]] std::size_t apart_from(std::size_t fit) const;
   [[nodiscard]] double below_fits(double bytes) const;
 
-  std::vector<const Attempt*> points_;    // fits, then failures, each ascending in size
-  std::span<const Attempt* const> fits_;  // of points_
+  c10::SmallVector<const Attempt*, 24> points_;  // fits, then failures, each ascending in size
+  std::span<const Attempt* const> fits_;         // of points_
   std::span<const Attempt* const> failures_;
 };
 

@@ -315,6 +315,42 @@ time.sleep(0.1)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_daemon_threads_end_quietly_in_any_python_code_of_a_call() -> None:
+    # Each ends inside the sleep, with brim's frames above it: in an observer, a log, a hasher, the
+    # text of an error, a finaliser, a length.
+    code = """
+import logging, threading, time, torch, brim
+def pause(*args):
+    time.sleep(0.002)
+    return 1
+class Slow:
+    __len__ = pause
+    def __del__(self): pause()
+class Out(MemoryError):
+    def __str__(self): return str(pause())
+def fail(n):
+    if n > 1: raise Out
+    return Slow()
+logging.getLogger("brim").setLevel(logging.INFO)
+logging.getLogger("brim").addHandler(handler := logging.Handler())
+handler.emit = pause
+calls = [
+    (brim.maximize("n", observer=pause)(lambda n: n), 64),
+    (brim.maximize("n", keys=("n",), hasher=pause)(lambda n: n), 64),
+    (brim.maximize("n", infer="of")(lambda n=None, of=None: n), None, Slow()),
+    (brim.maximize("n")(fail), 4),
+    (brim.range(1)(lambda start, end: Slow()), 0, 8),
+]
+def loop(f, *args):
+    while True: f(*args)
+for call in calls * 3:
+    threading.Thread(target=loop, args=call, daemon=True).start()
+time.sleep(0.3)
+"""
+    ended = run(code)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 LIBRARY = pathlib.Path(brim._C.__file__).parent / "lib" / "libbrim.so"
 
 

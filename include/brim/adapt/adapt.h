@@ -26,7 +26,7 @@ inline const AdaptOptions& default_options() {
 /// Runs `work` and catches what it throws. The exception is released after the catch block, and
 /// with it all that it kept alive.
 template <class Work>
-std::optional<Failure> attempt(const Work& work) {
+[[gnu::always_inline]] inline std::optional<Failure> attempt(const Work& work) {
   std::exception_ptr error;
   try {
     work();

@@ -135,12 +135,10 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   const std::int64_t limit = room.allocated + room.free;
   hopeless_ = cause.kind == OomKind::size_limit ||
               (!elsewhere && cause.requested && *cause.requested > limit);
-  const bool should_have_fitted =
-      cause.in_use && cause.requested && *cause.in_use + *cause.requested <= limit;
   bool try_same_again = false;
   if (!elsewhere && !device.is_cpu() && !attempt.repeats &&
       (cause.kind == OomKind::library_workspace ||
-       (cause.kind == OomKind::device_memory && should_have_fitted))) {
+       (cause.kind == OomKind::device_memory && should_have_fitted(cause, limit)))) {
     release_cached(device);
     if (!options_.exact_halving) {
       released_for_ = attempt.values;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <brim/adapt/detail/checkpoint.h>
 #include <brim/adapt/detail/driver.h>
 #include <brim/adapt/options.h>
 #include <brim/memory/peak_meter.h>
@@ -11,9 +12,15 @@
 #include <string>
 #include <vector>
 
-#include "adapt/detail/checkpoint.h"
-
 namespace brim {
+
+/// Whether a request failed although there was room for it, so that cached memory was in the way.
+/// Torch takes an accelerator's memory in steps of 2 MiB, and prints GiB with two digits: what is
+/// closer to the limit may not have fitted.
+inline bool should_have_fitted(const OomCause& cause, std::int64_t limit) {
+  constexpr std::int64_t kDoubt = std::int64_t{8} << 20;
+  return cause.in_use && cause.requested && *cause.in_use + *cause.requested <= limit - kDoubt;
+}
 
 /// Watches the attempts of one adaptive call: measures them, cleans up after a failed one, and
 /// tells observers. It does not choose sizes.

@@ -1,5 +1,4 @@
-#include "adapt/detail/checkpoint.h"
-
+#include <brim/adapt/detail/checkpoint.h>
 #include <brim/memory/stats.h>
 
 #include "memory/backend.h"

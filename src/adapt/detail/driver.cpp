@@ -97,9 +97,6 @@ bool says_the_same(const Attempt& last, const Attempt& fit) {
   return last.size() == fit.size() && std::abs(a - b) <= kSame * std::max(a, b);
 }
 
-/// Whether the first attempt can go straight to the function: nothing is known that would change
-/// the size, and nobody wants to hear of an attempt that fits. Wrong options are left to the
-/// search, which names them.
 bool may_run_unwatched(const AdaptOptions& options) noexcept {
   return options.objective == Objective::memory && options.attempts == nullptr &&
          !options.observer &&
@@ -107,10 +104,16 @@ bool may_run_unwatched(const AdaptOptions& options) noexcept {
          options.lower >= 1 && options.quantum >= 1;
 }
 
-/// The attempts of `maximize`, measured.
-/// @param failure of a first attempt, which was made unwatched.
-[[gnu::noinline]] void maximize_watched(const MaximizeCall& call, TryValues attempt,
-                                        Checkpoint checkpoint, std::optional<Failure> failure) {
+}  // namespace
+
+FirstAttempt::FirstAttempt(const AdaptOptions& options, bool on_accelerator)
+    : unwatched(may_run_unwatched(options)),
+      checkpoint(options, unwatched && !options.device && !on_accelerator
+                              ? Checkpoint::Detail::cheap
+                              : Checkpoint::Detail::all) {}
+
+void maximize_watched(const MaximizeCall& call, Checkpoint checkpoint,
+                      std::optional<Failure> failure, TryValues attempt) {
   const AdaptOptions& options = call.all_options ? call.all_options() : call.options;
   check_options(options);
   // A first attempt was made at the maxima. What other calls have learned since would say that it
@@ -132,12 +135,13 @@ bool may_run_unwatched(const AdaptOptions& options) noexcept {
       learn(options, fit);
       return;
     }
-    const auto failed = monitor.failed(search.next(), *std::exchange(failure, std::nullopt));
+    auto failed = monitor.failed(search.next(), *std::exchange(failure, std::nullopt));
     if (!failed) {
       continue;
     }
     learn(options, *failed);
-    search.record(known.without_foreign_bytes(*failed));
+    known.drop_foreign_bytes(*failed);
+    search.record(*failed);
     if (search.finished() && !search.best()) {
       monitor.wait_for_others_or_give_up();
       known = recall(options);
@@ -145,8 +149,6 @@ bool may_run_unwatched(const AdaptOptions& options) noexcept {
     }
   }
 }
-
-}  // namespace
 
 Failure make_failure(const OomCause& cause, std::string text) {
   const bool silent = cause.kind == OomKind::host_memory && !classify_message(text);
@@ -167,17 +169,6 @@ Failure release_error(std::exception_ptr error) {
     text = other.what();
   }
   return make_failure(cause, std::move(text));  // `error` was the last reference: it ends here
-}
-
-void maximize(const MaximizeCall& call, TryValues attempt) {
-  const bool unwatched = may_run_unwatched(call.options);
-  const bool cheap = unwatched && !call.options.device && !call.on_accelerator;
-  Checkpoint checkpoint(call.options, cheap ? Checkpoint::Detail::cheap : Checkpoint::Detail::all);
-  if (!unwatched) {
-    maximize_watched(call, attempt, std::move(checkpoint), std::nullopt);
-  } else if (std::optional<Failure> failure = attempt(call.maxima)) {
-    maximize_watched(call, attempt, std::move(checkpoint), std::move(failure));
-  }
 }
 
 void range(std::int64_t start, std::int64_t end, std::int64_t initial, const AdaptOptions& options,
@@ -215,18 +206,20 @@ void range(std::int64_t start, std::int64_t end, std::int64_t initial, const Ada
     if (!failure) {
       current += size;
       Attempt fit = monitor.fitted({&size, 1});
-      search.record(known.without_foreign_bytes(fit));
       fit.rate = rate(options, fit, true);
       if (timed || !learned || !says_the_same(*learned, fit)) {
         learn(options, fit);
         learned = fit;
       }
+      known.drop_foreign_bytes(fit);
+      search.record(fit);
       if (timed) {
         add_attempt(known.attempts, std::move(fit));
       }
-    } else if (const auto failed = monitor.failed({&size, 1}, *failure)) {
+    } else if (auto failed = monitor.failed({&size, 1}, *failure)) {
       learn(options, *failed);
-      search.record(known.without_foreign_bytes(*failed));
+      known.drop_foreign_bytes(*failed);
+      search.record(*failed);
       if (size <= lower) {
         monitor.wait_for_others_or_give_up();
         known = recall(options);

@@ -4,8 +4,6 @@
 #include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 
-#include <utility>
-
 #include "memory/backend.h"
 
 namespace brim::detail {
@@ -34,14 +32,13 @@ bool outdated(const Attempt& attempt) {
 
 }  // namespace
 
-Attempt Recollection::without_foreign_bytes(Attempt attempt) {
+void Recollection::drop_foreign_bytes(Attempt& attempt) {
   if (!device) {
     device = attempt.device;
   }
   if (attempt.device != *device) {
     attempt.peak = attempt.requested = attempt.available = std::nullopt;
   }
-  return attempt;
 }
 
 double Recollection::margin(c10::Device otherwise) const {
@@ -66,7 +63,7 @@ Recollection recall(const AdaptOptions& options) {
     return attempt.device != device && outdated(attempt);
   });
   for (Attempt& attempt : result.attempts) {
-    attempt = result.without_foreign_bytes(std::move(attempt));
+    result.drop_foreign_bytes(attempt);
   }
   result.available = backend_for(device).headroom(device).free;
   return result;

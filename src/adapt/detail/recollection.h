@@ -18,8 +18,8 @@ struct Recollection {
   std::optional<c10::Device> device{};      ///< of the bytes; empty as long as nothing is known
   std::optional<std::int64_t> available{};  ///< bytes that are free there now
 
-  /// The attempt without its bytes where they are of another device than `device`.
-  Attempt without_foreign_bytes(Attempt attempt);
+  /// Removes the attempt's bytes where they are of another device than `device`.
+  void drop_foreign_bytes(Attempt& attempt);
 
   /// The share of memory that an unconfirmed prediction leaves free: an accelerator's allocator
   /// hands out blocks, and its count of bytes says little about how they lie.

@@ -1,5 +1,6 @@
 #include "adapt/detail/running_calls.h"
 
+#include <brim/adapt/detail/checkpoint.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -10,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "adapt/detail/checkpoint.h"
 #include "fork.h"
 #include "memory/backend.h"
 #include "waiting.h"

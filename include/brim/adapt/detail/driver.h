@@ -1,5 +1,6 @@
 #pragma once
 
+#include <brim/adapt/detail/checkpoint.h>
 #include <brim/adapt/options.h>
 #include <brim/export.h>
 #include <brim/memory/out_of_memory.h>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 /// The loops behind all adaptive calls, in every language. An attempt tells its driver "fitted" or
@@ -49,11 +51,36 @@ struct MaximizeCall {
   bool on_accelerator = false;  ///< the arguments are on one: worth asking what it holds
 };
 
-/// Calls `attempt` until it fits, first with the maxima or with what is known to fit. Where nothing
-/// is known this costs some ten nanoseconds and allocates nothing.
+/// What a call is before its first attempt.
+struct BRIM_API FirstAttempt {
+  explicit FirstAttempt(const AdaptOptions& options, bool on_accelerator);
+
+  /// Whether it can go straight to the function: nothing is known that would change the size, and
+  /// nobody wants to hear of an attempt that fits. Wrong options are left to the search, which
+  /// names them.
+  bool unwatched;
+  Checkpoint checkpoint;
+};
+
+/// The attempts of `maximize`, measured.
+/// @param failure of a first attempt that was made unwatched.
+BRIM_API void maximize_watched(const MaximizeCall& call, Checkpoint checkpoint,
+                               std::optional<Failure> failure, TryValues attempt);
+
+/// Calls `attempt` (as TryValues) until it fits, first with the maxima or with what is known to
+/// fit. Where nothing is known this costs some ten nanoseconds and allocates nothing, for which the
+/// first attempt is inline.
 /// @throws c10::ValueError for wrong parameters or options, before any attempt;
 ///     c10::OutOfMemoryError with a summary if it does not fit even at the floor.
-BRIM_API void maximize(const MaximizeCall& call, TryValues attempt);
+template <class Try>
+[[gnu::always_inline]] inline void maximize(const MaximizeCall& call, const Try& attempt) {
+  FirstAttempt first(call.options, call.on_accelerator);
+  if (!first.unwatched) {
+    maximize_watched(call, std::move(first.checkpoint), std::nullopt, attempt);
+  } else if (std::optional<Failure> failure = attempt(call.maxima)) [[unlikely]] {
+    maximize_watched(call, std::move(first.checkpoint), std::move(failure), attempt);
+  }
+}
 
 /// Calls `part` for parts that together cover [start, end), each as long as fits, at most
 /// `initial`. A part that fitted is never done again. @throws as `maximize`.

@@ -2,6 +2,7 @@
 
 #include <brim/adapt/detail/random_state.h>
 #include <brim/adapt/options.h>
+#include <brim/export.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -14,7 +15,7 @@ struct ThreadCalls;
 
 /// Tells other threads, as long as it lives, that an adaptive call runs on this one: a thread that
 /// runs out of memory waits for the others before giving up. Belongs to its thread.
-class RunningCall {
+class BRIM_API RunningCall {
  public:
   RunningCall();
   ~RunningCall();
@@ -30,7 +31,7 @@ class RunningCall {
 
 /// The state before an attempt: how much memory was in use, and the random state. Cheap, because it
 /// is taken on the path of a call that fits.
-class Checkpoint {
+class BRIM_API Checkpoint {
  public:
   /// Whether to read how much memory of an accelerator is in use. That takes microseconds, many
   /// times the rest. Without it a first failed attempt is not checked for memory that did not come
