@@ -221,9 +221,9 @@ class SampleBatching:
         seed: int,
         rank: int,
         world_size: int,
-        as_tensors: bool,
         cursor: _Ints,
         segments: Sequence[_Ints],
+        as_tensors: bool,
         description: dict[str, Any],
     ) -> BatchIterator: ...
     def count(

@@ -262,15 +262,13 @@ class BatchSamplerBase(Sampler[Batch]):
         self._opened.append(Opened(iterator, self._batching, start))
         return iterator
 
-    def _here(self, start: Start) -> dict[str, Any]:
+    def _here(self, start: Start) -> tuple[int, int, int, list[int], list[list[int]]]:
         """The arguments for this rank's part of the iteration from `start` on."""
-        return {**start._asdict(), "rank": self.rank, "world_size": self.world_size}
+        return start.seed, self.rank, self.world_size, start.cursor, start.segments
 
     def _open(self, start: Start) -> Iterator[Batch]:
         batches: Any = self._ready().iterate(
-            **self._here(start),
-            as_tensors=self.as_tensors,
-            description=self._description(start.seed),
+            *self._here(start), self.as_tensors, self._description(start.seed)
         )
         return batches  # type: ignore[no-any-return]
 
@@ -289,13 +287,13 @@ class BatchSamplerBase(Sampler[Batch]):
         # The batching itself, not its id, which the next one may get.
         key = (start.seed, tuple(start.cursor), str(start.segments), batching)
         if self._counted is None or self._counted[0] != key:
-            self._counted = (key, batching.count(**self._here(start)))
+            self._counted = (key, batching.count(*self._here(start)))
         return self._counted[1]
 
     def plan(self) -> Plan:
         """All batches of the next iteration on this rank, as two tensors."""
         batching = self._ready()
-        return Plan(*batching.plan(**self._here(self._coming())))
+        return Plan(*batching.plan(*self._here(self._coming())))
 
     def report(self) -> _C.PlanReport:
         """What becomes of the samples in the next iteration, over all ranks. Print it.
@@ -303,7 +301,8 @@ class BatchSamplerBase(Sampler[Batch]):
         After `load_state_dict` it covers the rest of the epoch.
         """
         batching = self._ready()
-        return batching.report(**self._coming()._asdict(), world_size=self.world_size)
+        start = self._coming()
+        return batching.report(start.seed, self.world_size, start.cursor, start.segments)
 
     # ---- saving and resuming ---------------------------------------------------------------
 
