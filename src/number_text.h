@@ -24,6 +24,7 @@ template <class Number, class... Form>
 std::optional<Number> take_number(std::string_view& text, Form... form) {
   Number value{};
   const char* const end = text.data() + text.size();
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): it gets the end too
   const std::from_chars_result read = std::from_chars(text.data(), end, value, form...);
   if (read.ec != std::errc{} || !std::isfinite(static_cast<double>(value))) {
     return std::nullopt;
