@@ -8,10 +8,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
 #include "bindings.h"
+#include "interpreter.h"
 #include "sample_batching.h"
 #include "tensors.h"
 
@@ -61,10 +63,22 @@ class Held {
   State& state_;
 };
 
+/// Runs `work`; what pure code finds wrong becomes a ValueError. Elsewhere the module's translator
+/// does that, which does not see functions that are not pybind11's.
+template <typename Work>
+auto checked(const Work& work) {
+  try {
+    return work();
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
 /// The next batch, or nothing at the end. Blocks are computed without the GIL.
 std::optional<std::span<const std::int64_t>> next_batch(State& state) {
-  return state.stream.at_block_end() ? unlocked([&] { return state.stream.next(); })
-                                     : state.stream.next();
+  return state.stream.at_block_end()
+             ? without_gil([&] { return checked([&] { return state.stream.next(); }); })
+             : state.stream.next();
 }
 
 PyObject* as_list(std::span<const std::int64_t> batch) {
@@ -176,13 +190,10 @@ PyTypeObject* type_object() {
 }  // namespace
 
 py::object make_batch_iterator(std::shared_ptr<SampleBatching> batching, IteratorOptions options) {
-  auto stream = checked([&] {
-    batching::BatchStream result(*batching->core, options.seed, options.ranks);
-    if (!options.position.cursor.empty()) {
-      result.seek(options.position);
-    }
-    return result;
-  });
+  batching::BatchStream stream(*batching->core, options.seed, options.ranks);
+  if (!options.position.cursor.empty()) {
+    stream.seek(options.position);
+  }
   // NOLINTNEXTLINE(modernize-make-unique): an aggregate that cannot be moved
   std::unique_ptr<State> state(new State{std::move(batching), std::move(stream), options.as_tensors,
                                          std::move(options.description)});

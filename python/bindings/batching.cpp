@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "interpreter.h"
 #include "sample_batching.h"
 #include "tensors.h"
 
@@ -116,7 +117,7 @@ SharedBatching make_batching(Arguments arguments, std::optional<at::Tensor> othe
   if (other) {
     result->tensors.push_back(std::move(*other));
   }
-  result->core = unlocked(make);
+  result->core = without_gil(make);
   return result;
 }
 
@@ -216,7 +217,7 @@ py::dict left_out_of(const std::vector<batching::LeftOut>& left_out) {
 py::tuple plan(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
                std::int64_t world_size, const py::object& cursor, const py::object& segments) {
   const batching::Position position = position_argument(cursor, segments);
-  batching::Batches batches = unlocked([&] {
+  batching::Batches batches = without_gil([&] {
     auto stream = stream_of(batching, seed, {rank, world_size}, position);
     batching::Batches result;
     result.indices.reserve(
@@ -236,13 +237,11 @@ Limit limit_argument(const py::object& cost, const py::object& maximum) {
   TORCH_CHECK_TYPE(PyNumber_Check(maximum.ptr()) != 0 && !PyComplex_Check(maximum.ptr()) &&
                        !py::isinstance<py::bool_>(maximum),
                    "max_total_size must be a positive number, got ", text_of(py::repr(maximum)));
-  return checked([&] {
-    const Cost kind = named ? Cost::named(text_of(cost)) : Cost::sum();
-    const Limit limit = PyIndex_Check(maximum.ptr()) != 0
-                            ? Limit(kind, integer_argument("max_total_size", maximum))
-                            : Limit(kind, py::float_(maximum).cast<double>());
-    return named ? limit : model_limit(cost.cast<const MemoryModel&>(), limit.whole());
-  });
+  const Cost kind = named ? Cost::named(text_of(cost)) : Cost::sum();
+  const Limit limit = PyIndex_Check(maximum.ptr()) != 0
+                          ? Limit(kind, integer_argument("max_total_size", maximum))
+                          : Limit(kind, py::float_(maximum).cast<double>());
+  return named ? limit : model_limit(cost.cast<const MemoryModel&>(), limit.whole());
 }
 
 }  // namespace
@@ -280,22 +279,22 @@ void register_batching(py::module_& m) {
       .def(
           "iterate",
           [](const SharedBatching& self, std::uint64_t seed, std::int64_t rank,
-             std::int64_t world_size, bool as_tensors, const py::object& cursor,
-             const py::object& segments, py::dict description) {
+             std::int64_t world_size, const py::object& cursor, const py::object& segments,
+             bool as_tensors, py::dict description) {
             return make_batch_iterator(self, {seed,
                                               {rank, world_size},
                                               as_tensors,
                                               position_argument(cursor, segments),
                                               std::move(description)});
           },
-          py::arg("seed"), py::arg("rank"), py::arg("world_size"), py::arg("as_tensors"),
-          py::arg("cursor"), py::arg("segments"), py::arg("description"))
+          py::arg("seed"), py::arg("rank"), py::arg("world_size"), py::arg("cursor"),
+          py::arg("segments"), py::arg("as_tensors"), py::arg("description"))
       .def(
           "count",
           [](const SampleBatching& self, std::uint64_t seed, std::int64_t rank,
              std::int64_t world_size, const py::object& cursor, const py::object& segments) {
             const batching::Position position = position_argument(cursor, segments);
-            return unlocked(
+            return without_gil(
                 [&] { return stream_of(self, seed, {rank, world_size}, position).count_rest(); });
           },
           py::arg("seed"), py::arg("rank"), py::arg("world_size"), py::arg("cursor"),
@@ -307,7 +306,8 @@ void register_batching(py::module_& m) {
           [](const SampleBatching& self, std::uint64_t seed, std::int64_t world_size,
              const py::object& cursor, const py::object& segments) {
             const batching::Position from = position_argument(cursor, segments);
-            return unlocked([&] { return batching::report(*self.core, seed, world_size, from); });
+            return without_gil(
+                [&] { return batching::report(*self.core, seed, world_size, from); });
           },
           py::arg("seed"), py::arg("world_size"), py::arg("cursor"), py::arg("segments"));
 

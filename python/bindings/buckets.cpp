@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "interpreter.h"
 #include "tensors.h"
 
 namespace brim::python {
@@ -17,32 +18,21 @@ py::tuple create_buckets(const py::object& sizes, const py::object& max_width,
                     tensor.scalar_type());
   const std::int64_t width = integer_argument("max_width", max_width);
   const std::int64_t count = integer_argument("min_bucket_count", min_bucket_count);
-  batching::Buckets buckets = unlocked(
+  batching::Buckets buckets = without_gil(
       [&] { return batching::create_buckets(values_of<std::int64_t>(tensor), width, count); });
   return py::make_tuple(to_tensor(std::move(buckets.boundaries)),
                         to_tensor(std::move(buckets.counts)));
-}
-
-template <typename T>
-py::object least_padding(const at::Tensor& sizes, std::size_t buckets) {
-  return to_tensor(
-      unlocked([&] { return batching::least_padding_boundaries(values_of<T>(sizes), buckets); }));
 }
 
 py::object least_padding_boundaries(const py::object& sizes, const py::object& buckets) {
   const at::Tensor tensor = numbers_argument("sizes", sizes);
   const std::int64_t count = integer_argument("buckets", buckets);
   TORCH_CHECK_VALUE(count >= 1, "buckets=", count, " is not allowed; it must be at least 1");
-  return tensor.scalar_type() == at::kLong
-             ? least_padding<std::int64_t>(tensor, static_cast<std::size_t>(count))
-             : least_padding<double>(tensor, static_cast<std::size_t>(count));
-}
-
-template <typename T>
-py::tuple groups(const at::Tensor& sizes, const at::Tensor& boundaries) {
-  batching::BucketGroups result = unlocked(
-      [&] { return batching::group_by_bucket(values_of<T>(sizes), values_of<T>(boundaries)); });
-  return py::make_tuple(to_tensor(std::move(result.indices)), to_tensor(std::move(result.offsets)));
+  return with_values(tensor, [&](auto values) {
+    return to_tensor(without_gil([&] {
+      return batching::least_padding_boundaries(values, static_cast<std::size_t>(count));
+    }));
+  });
 }
 
 py::tuple group_by_bucket(const py::object& sizes, const py::object& boundaries) {
@@ -51,8 +41,11 @@ py::tuple group_by_bucket(const py::object& sizes, const py::object& boundaries)
   TORCH_CHECK_TYPE(size_tensor.scalar_type() == boundary_tensor.scalar_type(),
                    "sizes and boundaries must have one dtype, got ", size_tensor.scalar_type(),
                    " and ", boundary_tensor.scalar_type());
-  return size_tensor.scalar_type() == at::kLong ? groups<std::int64_t>(size_tensor, boundary_tensor)
-                                                : groups<double>(size_tensor, boundary_tensor);
+  batching::BucketGroups result = with_values(size_tensor, [&]<class T>(std::span<const T> values) {
+    return without_gil(
+        [&] { return batching::group_by_bucket(values, values_of<T>(boundary_tensor)); });
+  });
+  return py::make_tuple(to_tensor(std::move(result.indices)), to_tensor(std::move(result.offsets)));
 }
 
 }  // namespace

@@ -32,8 +32,8 @@ py::tuple fit(const py::object& sizes, const py::object& work, const py::object&
     const batching::Batching* core = made->core.get();
     return std::shared_ptr<const batching::Batching>(std::move(made), core);
   };
-  const FittedLimit fitted = checked(
-      [&] { return fit_batching(values_of<std::int64_t>(tensor), run, make_batching, options); });
+  const FittedLimit fitted =
+      fit_batching(values_of<std::int64_t>(tensor), run, make_batching, options);
   return py::make_tuple(fitted.maximum, fitted.model, fitted.error);
 }
 

@@ -20,9 +20,8 @@ namespace {
 using Numbers = std::vector<double>;
 
 /// A PeakSample whose feature is any Python object.
-struct PyPeakSample {
+struct PyPeakSample : PeakSample {
   py::object feature;
-  PeakSample sample;
 };
 
 void check_callable(const char* name, const py::object& value) {
@@ -46,13 +45,13 @@ py::list collect(const py::object& work, const py::iterable& inputs, const py::o
   py::list result;
   // One at a time: an iterable that makes its inputs as it goes never has two of them alive here.
   for (py::iterator input = py::iter(inputs); input != py::iterator::sentinel(); ++input) {
-    PyPeakSample found{py::none(), {}};
+    py::object feature = py::none();
     const std::function<double(std::size_t)> call = [&](std::size_t) {
-      found.feature = call_python(work, *input);
+      feature = call_python(work, *input);
       return 0.0;
     };
-    found.sample = collect_peaks(call, 1, options).front();
-    result.append(std::move(found));
+    const PeakSample sample = collect_peaks(call, 1, options).front();
+    result.append(PyPeakSample{sample, std::move(feature)});
   }
   return result;
 }
@@ -120,14 +119,13 @@ void register_regression(py::module_& m) {
 void register_samples(py::module_& m) {
   py::class_<PyPeakSample>(m, "PeakSample")
       .def_readonly("feature", &PyPeakSample::feature)
-      .def_property_readonly("peak", [](const PyPeakSample& s) { return s.sample.peak; })
-      .def_property_readonly("start", [](const PyPeakSample& s) { return s.sample.start; })
-      .def_property_readonly("out_of_memory",
-                             [](const PyPeakSample& s) { return s.sample.out_of_memory; })
-      .def_property_readonly("requested", [](const PyPeakSample& s) { return s.sample.requested; })
+      .def_readonly("peak", &PyPeakSample::peak)
+      .def_readonly("start", &PyPeakSample::start)
+      .def_readonly("out_of_memory", &PyPeakSample::out_of_memory)
+      .def_readonly("requested", &PyPeakSample::requested)
       .def("__repr__", [](const PyPeakSample& s) {
         return py::str("PeakSample(feature={!r}, peak={}, start={}, out_of_memory={})")
-            .format(s.feature, s.sample.peak, s.sample.start, s.sample.out_of_memory);
+            .format(s.feature, s.peak, s.start, s.out_of_memory);
       });
   py::class_<MemorySample>(m, "MemorySample")
       .def(py::init([](double n, double length, double peak, bool out_of_memory) {

@@ -32,7 +32,7 @@ class SampleStream {
 
   /// The next batch. As with a generator, an error is the end.
   std::vector<py::object> next() {
-    auto batch = checked([&] { return stream_.next(); });
+    auto batch = stream_.next();
     if (!batch) {
       PyErr_SetNone(PyExc_StopIteration);
       throw py::error_already_set();

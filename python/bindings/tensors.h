@@ -10,12 +10,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "interpreter.h"
 
 namespace brim::python {
 
@@ -43,6 +40,13 @@ std::span<const T> values_of(const at::Tensor& tensor) {
   return {tensor.const_data_ptr<T>(), static_cast<std::size_t>(tensor.numel())};
 }
 
+/// Calls `work` with the values of a numbers_argument.
+template <typename Work>
+auto with_values(const at::Tensor& numbers, const Work& work) {
+  return numbers.scalar_type() == at::kLong ? work(values_of<std::int64_t>(numbers))
+                                            : work(values_of<double>(numbers));
+}
+
 template <typename T>
 at::Tensor tensor_of(std::span<const T> values) {
   const at::Tensor result =
@@ -62,22 +66,6 @@ pybind11::object to_tensor(std::vector<T> values) {
   return to_python(at::from_blob(
       kept->data(), {static_cast<std::int64_t>(kept->size())}, [kept](void*) { delete kept; },
       at::CppTypeToScalarType<T>::value));
-}
-
-/// Runs `work`; what pure code finds wrong becomes a ValueError.
-template <typename Work>
-auto checked(const Work& work) {
-  try {
-    return work();
-  } catch (const std::invalid_argument& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
-}
-
-/// The same without Python's lock.
-template <typename Work>
-auto unlocked(const Work& work) {
-  return without_gil([&] { return checked(work); });
 }
 
 }  // namespace brim::python

@@ -215,13 +215,25 @@ class BatchIterator:
 class SampleBatching:
     samples: Final[int]
     left_out: Final[dict[str, Tensor]]
-    # By keyword: seed, cursor, segments, world_size and, but for report, rank.
     def iterate(
-        self, *, as_tensors: bool, description: dict[str, Any], **part: Any
+        self,
+        seed: int,
+        rank: int,
+        world_size: int,
+        cursor: _Ints,
+        segments: Sequence[_Ints],
+        as_tensors: bool,
+        description: dict[str, Any],
     ) -> BatchIterator: ...
-    def count(self, **part: Any) -> int: ...
-    def plan(self, **part: Any) -> tuple[Tensor, Tensor]: ...
-    def report(self, **part: Any) -> PlanReport: ...
+    def count(
+        self, seed: int, rank: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
+    ) -> int: ...
+    def plan(
+        self, seed: int, rank: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
+    ) -> tuple[Tensor, Tensor]: ...
+    def report(
+        self, seed: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
+    ) -> PlanReport: ...
 
 class SampleStream:
     def __init__(

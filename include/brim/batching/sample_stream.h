@@ -69,18 +69,17 @@ class SampleStream {
     while (std::optional<Sample> sample = read_()) {
       const std::int64_t place = samples_read_++;
       sizes_of_(*sample, sizes_);
-      if (!fill_.fits_alone(sizes_)) {
+      if (fill_.fits(sizes_)) {
+        fill_.add(sizes_);
+        batch.push_back(std::move(*sample));
+      } else if (!fill_.fits_alone(sizes_)) {
         leave_out(place);
-        continue;
-      }
-      if (!batch.empty() && !fill_.fits(sizes_)) {
+      } else {
         pending_ = std::move(sample);
         begin_ = place;
         ended_ = false;
         return given(std::move(batch));
       }
-      fill_.add(sizes_);
-      batch.push_back(std::move(*sample));
     }
     begin_ = samples_read_;
     return batch.empty() ? std::nullopt : given(std::move(batch));

@@ -263,15 +263,15 @@ class BatchSamplerBase(Sampler[Batch]):
         self._opened.append(Opened(iterator, self._batching, start))
         return iterator
 
-    def _here(self, start: Start) -> dict[str, Any]:
+    def _here(self, start: Start) -> tuple[int, int, int, list[int], list[list[int]]]:
         """The arguments for this rank's part of the iteration from `start` on."""
-        return {**start._asdict(), "rank": self.rank, "world_size": self.world_size}
+        return start.seed, self.rank, self.world_size, start.cursor, start.segments
 
     def _open(self, start: Start) -> Iterator[Batch]:
-        part, description = self._here(start), self._description(start.seed)
-        return self._ready().iterate(  # type: ignore[return-value]
-            **part, as_tensors=self.as_tensors, description=description
+        batches: Any = self._ready().iterate(
+            *self._here(start), self.as_tensors, self._description(start.seed)
         )
+        return batches  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         """The exact number of batches on this rank: of the running iteration, else of the next.
@@ -288,13 +288,13 @@ class BatchSamplerBase(Sampler[Batch]):
         # The batching itself, not its id, which the next one may get.
         key = (start.seed, tuple(start.cursor), str(start.segments), batching)
         if self._counted is None or self._counted[0] != key:
-            self._counted = (key, batching.count(**self._here(start)))
+            self._counted = (key, batching.count(*self._here(start)))
         return self._counted[1]
 
     def plan(self) -> Plan:
         """All batches of the next iteration on this rank, as two tensors."""
         batching = self._ready()
-        return Plan(*batching.plan(**self._here(self._coming())))
+        return Plan(*batching.plan(*self._here(self._coming())))
 
     def report(self) -> _C.PlanReport:
         """What becomes of the samples in the next iteration, over all ranks. Print it.
@@ -302,7 +302,8 @@ class BatchSamplerBase(Sampler[Batch]):
         After `load_state_dict` it covers the rest of the epoch.
         """
         batching = self._ready()
-        return batching.report(**self._coming()._asdict(), world_size=self.world_size)
+        start = self._coming()
+        return batching.report(start.seed, self.world_size, start.cursor, start.segments)
 
     # ---- saving and resuming ---------------------------------------------------------------
 
