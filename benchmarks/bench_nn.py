@@ -11,7 +11,7 @@ backward beyond what it held before, without the input; "peak" is the most durin
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 import brim
-from brim.cli.table import Table
+from brim.cli.table import print_table
 
 MIB = 1 << 20
 Step = Callable[[nn.Module], torch.Tensor]  # the forward pass of one training step
@@ -72,13 +72,13 @@ def compare(title: str, model: nn.Module, step: Step, device: str, *, cheap: boo
     rounds = 5 if device == "cpu" else 30
     # The first rounds choose algorithms and fill caches.
     times = medians(works, rounds, warmup=2, device=device, after=clear)
-    table = Table("layers", "kept MiB", "ratio", "peak MiB", "ratio", "ms", "ratio")
+    rows = []
     for name, seconds in times.items():
-        cells = []
+        cells = [name]
         for own, torchs in zip(memory[name], memory["torch.nn"], strict=True):
             cells += [mebibytes(own), f"{own / torchs:.3f}"]
-        ratio = seconds / times["torch.nn"]
-        table.add(name, *cells, f"{seconds * 1e3:.2f}", f"{ratio:.3f}")
+        rows.append([*cells, f"{seconds * 1e3:.2f}", f"{seconds / times['torch.nn']:.3f}"])
+    print_table(["layers", "kept MiB", "ratio", "peak MiB", "ratio", "ms", "ratio"], rows)
 
 
 # -- ResNet-50 --------------------------------------------------------------------------------
@@ -214,7 +214,11 @@ LAYERS: tuple[tuple[Callable[[], nn.Module], tuple[int, ...]], ...] = (
 
 def host_times(device: str) -> None:
     print(f"\nhost time of forward + backward on a tiny tensor, on {device} (µs, medians)")
-    table = Table("layer", "torch.nn", "brim.nn", "ratio", "frozen: torch", "brim", "ratio")
+    head = ["layer", "torch.nn", "brim.nn", "ratio", "frozen: torch", "brim", "ratio"]
+    print_table(head, host_time_rows(device))
+
+
+def host_time_rows(device: str) -> Iterator[list[str]]:
     for make, shape in LAYERS:
         layer = make().to(device)
         name = type(layer).__name__
@@ -233,7 +237,7 @@ def host_times(device: str) -> None:
             times = medians(works, 35, calls=30, warmup=5, after=wait)
             cells += [f"{seconds * 1e6:.1f}" for seconds in times.values()]
             cells.append(f"{times['brim'] / times['torch']:.2f}")
-        table.add(*cells)
+        yield cells
 
 
 def tiny_step(layer: nn.Module, shape: tuple[int, ...], device: str) -> Work:

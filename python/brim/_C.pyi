@@ -9,6 +9,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeV
 import torch
 from torch import Tensor
 
+_Ints: TypeAlias = Sequence[int]
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
