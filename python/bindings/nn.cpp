@@ -44,8 +44,11 @@ template <class... Signatures>
 struct Binder {
   static void bind(py::module_& ops, const c10::OperatorHandle& op) {
     PyObject* function = nullptr;
-    const bool is_known = ((function = FastCall<Signatures>::make(op)) || ...);
-    if (is_known) {
+    const auto fits = [&](PyObject* made) {
+      function = made;
+      return made != nullptr;
+    };
+    if ((fits(FastCall<Signatures>::make(op)) || ...)) {
       const std::string name = op.schema().name().substr(std::string_view("brim::").size());
       ops.attr(name.c_str()) = py::reinterpret_steal<py::object>(function);
     }

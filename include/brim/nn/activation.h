@@ -124,6 +124,7 @@ TORCH_MODULE(PReLU);
 template <class Impl>
 class BRIM_API OwnActivation : public torch::nn::Cloneable<Impl> {
  public:
+  // NOLINTNEXTLINE(bugprone-crtp-constructor-accessibility): as the base classes of torch::nn
   explicit OwnActivation(bool in_place = false) : inplace(in_place) {}
 
   void reset() override {}

@@ -62,6 +62,7 @@ class BRIM_API Layer : public Base {
 
 /// A layer that can do without what it would keep.
 template <class Impl, class Base>
+// NOLINTNEXTLINE(bugprone-crtp-constructor-accessibility): as the base classes of torch::nn
 class BRIM_API RecomputingLayer : public Layer<Impl, Base> {
  public:
   using Layer<Impl, Base>::Layer;

@@ -300,10 +300,11 @@ void scatter_typed(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor
         // quarter of the time, so that rows whose windows lie inside go without.
         const Int windows = ((g.out[2] - 1) * g.stride[2] + 1) * channels;
         const bool all_inside = start >= 0 && start + windows + longest <= size;
+        const auto past = static_cast<std::uint64_t>(size);
         const auto add_row = [&](auto checks) {
           const auto add = [&](Int place, Int output) {
             const auto at = static_cast<std::uint64_t>(place + steps[places[output]]);
-            if (!checks || at < static_cast<std::uint64_t>(size)) {
+            if (!checks || at < past) {
               sums[at] += from[output];
             }
           };

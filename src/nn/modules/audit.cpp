@@ -252,6 +252,7 @@ std::int64_t Audit::brim() const { return sum(layers, &LayerAudit::brim); }
 
 std::ostream& operator<<(std::ostream& stream, const Audit& audit) {
   std::vector<std::vector<std::string>> rows;
+  rows.reserve(audit.layers.size());
   for (const LayerAudit& layer : audit.layers) {
     rows.push_back(
         {layer.name, layer.type, format_bytes(layer.torch_nn), format_bytes(layer.brim)});

@@ -111,7 +111,7 @@ const Rule* rule_for(const Module& layer, std::type_index Rule::* type) {
 }
 
 /// Why convert() does not know a layer.
-std::string why_unknown(const Module& layer) {
+const char* why_unknown(const Module& layer) {
   for (const Rule& rule : rules()) {
     if (rule.derives(layer)) {
       return "it is a class of its own, derived from a layer of torch::nn";
@@ -204,6 +204,7 @@ std::ostream& operator<<(std::ostream& stream, const ConversionReport& report) {
     return stream;
   }
   std::vector<std::vector<std::string>> rows;
+  rows.reserve(report.kept.size());
   for (const ConvertedLayer& layer : report.kept) {
     rows.push_back({layer.name.empty() ? "(model)" : layer.name, layer.type, layer.reason});
   }

@@ -233,6 +233,7 @@ class ActivationNode final : public SavingNode {
 
 /// The Autograd kernel. @param input is also the output in place
 template <bool InPlace, class A>
+// NOLINTNEXTLINE(performance-unnecessary-value-param): written to in place
 at::Tensor run_activation(at::Tensor input, const A& activation, bool recompute) {
   const bool needed = needs_grad(input);
   if (InPlace) {

@@ -168,7 +168,7 @@ at::Tensor pack_meta_(at::Tensor& input, std::string_view, double, double) {
 
 std::tuple<at::Tensor, at::Tensor> pack_meta(const at::Tensor& input, std::string_view, double,
                                              double) {
-  at::Tensor output = at::empty_like(dense(input));
+  const at::Tensor output = at::empty_like(dense(input));
   return {output, empty_bits(output)};
 }
 

@@ -75,7 +75,7 @@ at::Tensor indices_of(const at::Tensor& offsets, SymIntArrayRef input_sizes,
     step = step * input_sizes[input_sizes.size() - window.dims() + i];
   }
   const auto sizes = offsets.sym_sizes();
-  at::Tensor indices =
+  const at::Tensor indices =
       steps.index_select(0, offsets.to(at::kInt).flatten()).view_symint(sizes).add_(first);
   return channels_last ? empty_in_order(sizes, true, indices.options()).copy_(indices) : indices;
 }

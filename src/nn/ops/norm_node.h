@@ -44,8 +44,8 @@ struct Normalised {
 template <class Kind>
 class NormNode final : public SavingNode {
  public:
-  NormNode(const Kind& kind, const MaybeTensor& weight, const MaybeTensor& bias)
-      : kind_(kind),
+  NormNode(Kind kind, const MaybeTensor& weight, const MaybeTensor& bias)
+      : kind_(std::move(kind)),
         weights_((is_given(weight) ? 1 : 0) + (is_given(bias) ? 1 : 0)),
         bias_type_(is_given(bias) ? bias->scalar_type() : at::kFloat) {}
 

@@ -46,7 +46,7 @@ class PreluNode final : public Node {
  private:
   /// The weight in the shape that torch's operator gives it: one factor for all, or per channel.
   at::Tensor factors(std::int64_t dims) {
-    const at::Tensor weight = weight_.unpack();
+    at::Tensor weight = weight_.unpack();
     if (weight.dim() == dims) {
       return weight;
     }
