@@ -24,14 +24,6 @@ std::string word_argument(const char* name, const py::object& value) {
   return text_of(value);
 }
 
-Strategy strategy_argument(const std::string& name) {
-  try {
-    return parse_strategy(name);
-  } catch (const std::invalid_argument& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
-}
-
 Objective objective_argument(const std::string& name) {
   TORCH_CHECK_VALUE(name == "memory" || name == "throughput",
                     "objective must be \"memory\" or \"throughput\", got \"", name, "\"");
@@ -86,7 +78,7 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   read_into("has_receiver", config->has_receiver);
   read_into("recipe", config->recipe);
   read("strategy", [&](const py::object& value) {
-    options.strategy = strategy_argument(word_argument("strategy", value));
+    options.strategy = parse_strategy(word_argument("strategy", value));
   });
   read("objective", [&](const py::object& value) {
     options.objective = objective_argument(word_argument("objective", value));

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-// What the tests of bits, gates and dropout share.
+// What the tests of bits, bitmask activations and dropout share.
 
 namespace brim::tests {
 
