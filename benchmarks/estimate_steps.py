@@ -99,8 +99,8 @@ def language(
             "t5": ("T5ForConditionalGeneration", "T5Config", 32128),
         }[kind]
         settings = getattr(transformers, config_class)(**config)
-        if hasattr(settings, "use_cache"):
-            settings.use_cache = False
+        settings.use_cache = False
+        settings.decoder_start_token_id = 0  # of T5
         model = getattr(transformers, model_class)(settings).to(device, dtype)
         model.train()
         if checkpointing:

@@ -1,0 +1,173 @@
+"""`brim.estimate`: the peak memory of a call without running it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import optimizer as torch_optimizer
+
+from brim import _C
+from brim.foresee import _cuda
+from brim.foresee._cpu import CpuTemporaries
+from brim.foresee._errors import EstimateError
+from brim.foresee._log import Kind
+from brim.foresee._places import line_of
+from brim.foresee._reach import Reachable
+from brim.foresee._report import Estimate
+from brim.foresee._swap import Swap
+from brim.foresee._tracer import Tracer
+from brim.memory import DeviceLike, default_device
+
+_NOT_TRACEABLE = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.UnsupportedFakeTensorException,
+)
+
+
+def estimate(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    device: DeviceLike = None,
+    capacity: int | str | None = None,
+    calls: int = 1,
+    **kwargs: Any,
+) -> Estimate:
+    """Predict the peak memory of `fn(*args, **kwargs)` without running it.
+
+    The function runs on fake tensors: no memory is taken and no kernel runs. Parameters, buffers,
+    gradients, optimizer state and random state are the same afterwards, also if it fails. What the
+    function does to other Python objects stays done.
+
+    Args:
+        fn: what to estimate, such as a training step.
+        *args: its arguments.
+        device: the device whose memory counts; it need not exist. If the call uses no tensor on it,
+            tensors on the CPU are taken to be there.
+        capacity: what the device's allocator may take, as bytes or text such as `"24GiB"`; by
+            default what the device has, if it is there.
+        calls: how many calls to trace in a row. With 2, a training step also counts what its first
+            call leaves behind, such as an optimizer's state.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        The peak above what is held now, and what it consists of; see `Estimate`.
+
+    Raises:
+        EstimateError: if the code depends on values of tensors, or an operator has no fake kernel;
+            names the line.
+
+    Example:
+        >>> import brim, torch
+        >>> layer = torch.nn.Linear(256, 256)
+        >>> def step(x):
+        ...     layer(x).sum().backward()
+        >>> brim.estimate(step, torch.zeros(64, 256), device="cpu").peak
+        394500
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function, got {fn!r}")
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise ValueError(f"calls must be an int of at least 1, got {calls!r}")
+    target = _target(device)
+    limit = _capacity(capacity, target)
+    found = Reachable(fn, args, kwargs)
+    moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    swap = Swap(mode, target, moves)
+    temporaries = CpuTemporaries() if target.type == "cpu" else _cuda.Temporaries(target)
+    tracer = Tracer(swap, target, moves, temporaries)
+    gc.collect()  # releases what would be released at some time within the trace
+    try:
+        for module in found.modules:
+            tracer.take_module(module)
+        for optimizer in found.optimizers:
+            tracer.take_optimizer(optimizer)
+        for tensor in found.tensors:
+            tracer.take(tensor, Kind.input, "")
+        with mode, _followed(tracer, target, moves), tracer:
+            for _ in range(calls):
+                result = fn(*args, **kwargs)
+                del result
+        tracer.name_gradients()
+    except EstimateError:
+        raise
+    except _NOT_TRACEABLE as error:
+        raise EstimateError(_reason(error)) from error
+    finally:
+        tracer.stop()
+        swap.restore()
+    trace, start = tracer.log.trace()
+    if moves:
+        tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
+    tracer.assumptions.update(dict.fromkeys(temporaries.assumptions))
+    options = _options(target, limit)
+    return Estimate(_C.replay(trace, options, start), target, limit, tuple(tracer.assumptions))
+
+
+def _reason(error: BaseException) -> str:
+    line = line_of(error)
+    if isinstance(error, fake_tensor.UnsupportedOperatorException):
+        return f"{line}: the operator {error.func} has no fake kernel, so its outputs are unknown"
+    return (
+        f"{line}: the result of {getattr(error, 'func', error)} has a shape or value that is not "
+        "known without running it. Use a fixed shape (torch.where instead of a mask), or pass the "
+        "value as an argument"
+    )
+
+
+@contextlib.contextmanager
+def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[None]:
+    """Follow modules and optimizers, and take the choices that torch takes on the target."""
+    types = torch_optimizer._foreach_supported_types
+    hooks = [
+        torch_optimizer.register_optimizer_step_pre_hook(tracer.before_step),
+        torch_optimizer.register_optimizer_step_post_hook(tracer.after_step),
+    ]
+    types.append(FakeTensor)
+    elsewhere = _cuda.choices(tracer, moves) if target.type == "cuda" else contextlib.nullcontext()
+    try:
+        with tracer.modules, elsewhere, torch.random.fork_rng(devices=[], enabled=False):
+            yield
+    finally:
+        types.remove(FakeTensor)
+        for hook in hooks:
+            hook.remove()
+
+
+def _tensors_on(found: Reachable, kind: str) -> Iterator[bool]:
+    for module in found.modules:
+        yield from (t.device.type == kind for t in (*module.parameters(), *module.buffers()))
+    yield from (tensor.device.type == kind for tensor in found.tensors)
+
+
+def _target(device: DeviceLike) -> torch.device:
+    if device is None:
+        return default_device()
+    target = torch.device(device)
+    if target.type not in ("cpu", "cuda"):
+        raise ValueError(f'device must be "cpu" or "cuda", got {device!r}')
+    return torch.device("cuda", target.index or 0) if target.type == "cuda" else target
+
+
+def _capacity(capacity: int | str | None, target: torch.device) -> int | None:
+    if capacity is not None:
+        return _C.parse_bytes(capacity, None)
+    try:
+        return _C.memory_stats(target).limit
+    except (ValueError, RuntimeError):  # not there
+        return None
+
+
+def _options(target: torch.device, limit: int | None) -> _C.AllocatorOptions:
+    if target.type == "cpu":
+        return _C.AllocatorOptions("exact", capacity=limit)
+    return _C.AllocatorOptions("caching", capacity=limit, **_cuda.allocator_settings())
