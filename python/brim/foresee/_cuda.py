@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 
-from brim.foresee import _tracer
+from brim.foresee._cuda_kernels import Kernels
 
 aten = torch.ops.aten
 
@@ -24,29 +24,46 @@ class Temporaries:
     """What CUDA's kernels and libraries take.
 
     Args:
-        device: the device; Hopper is assumed if it is not there.
+        device: the GPU; an H200 is assumed if it is not there.
     """
 
     def __init__(self, device: torch.device) -> None:
         """Nothing was taken yet."""
-        there = torch.cuda.is_available()
-        self.capability = torch.cuda.get_device_capability(device) if there else (9, 0)
-        self._workspaces: set[bool] = set()
-        self.assumptions = [] if there else ["kernels are those of a Hopper GPU (sm_90)"]
+        if torch.cuda.is_available():
+            properties = torch.cuda.get_device_properties(device)
+            hopper, multiprocessors = properties.major == 9, properties.multi_processor_count
+            self.assumptions = ["convolutions' workspaces follow rules, as cuDNN's are not public"]
+        else:
+            hopper, multiprocessors = True, 132
+            self.assumptions = ["the kernels, libraries and workspaces are those of an H200"]
+        self._workspace = _workspace_setting(_HOPPER_WORKSPACE if hopper else _OTHER_WORKSPACE)
+        # cuBLAS keeps its workspaces; a process that has used them holds them already.
+        self._workspaces = {False, True} if torch.cuda.is_initialized() and _in_use(device) else set()
+        self._kernels = Kernels(multiprocessors)
 
     def of(
         self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
     ) -> Iterator[tuple[int, bool]]:
         """Bytes, and whether they stay allocated, for one call of an operator."""
-        # A workspace for each cuBLAS handle: the engine's thread has its own.
-        if func in _GEMMS and backward not in self._workspaces and not there_already():
+        # One workspace for each cuBLAS handle: the autograd engine's thread has its own.
+        if func in _GEMMS and backward not in self._workspaces:
             self._workspaces.add(backward)
-            yield (_HOPPER_WORKSPACE if self.capability[0] == 9 else _OTHER_WORKSPACE), True
+            yield self._workspace, True
+        inside = self._kernels.of(func, args, outputs) if outputs else 0
+        if inside > 0:
+            yield inside, False
 
 
-def there_already() -> bool:
-    """Whether cuBLAS has its workspaces: then they are among what is held before."""
-    return False
+def _workspace_setting(default: int) -> int:
+    """Bytes of CUBLAS_WORKSPACE_CONFIG, such as ":4096:2:16:8" (KiB and how many)."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    return sum(int(size) * int(count) for size, count in pairs) * 1024 or default
+
+
+def _in_use(device: torch.device) -> bool:
+    return torch.cuda.memory_allocated(device) >= 2 * _OTHER_WORKSPACE and bool(
+        torch.cuda.memory_stats(device).get("allocation.all.freed", 0) > 1000
+    )
 
 
 def allocator_settings() -> dict[str, Any]:
@@ -62,7 +79,7 @@ def allocator_settings() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def choices(tracer: _tracer.Tracer, moves: bool) -> Iterator[None]:
+def choices(moves: bool) -> Iterator[None]:
     """Take CUDA's kernels for composite operators, also where there is no CUDA."""
     library = torch.library.Library("aten", "IMPL")
     with contextlib.ExitStack() as stack:
@@ -73,7 +90,17 @@ def choices(tracer: _tracer.Tracer, moves: bool) -> Iterator[None]:
             mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
         )
         stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))
+        if moves:
+            stack.enter_context(mock.patch.object(torch.autocast, "__init__", _autocast_on_cuda))
         yield
+
+
+_new_autocast = torch.autocast.__init__
+
+
+def _autocast_on_cuda(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    """Autocast of the CPU means CUDA's where the CPU's tensors are taken to be there."""
+    _new_autocast(self, "cuda" if device_type == "cpu" else device_type, *args, **kwargs)
 
 
 def attention(
@@ -88,20 +115,32 @@ def attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Scaled dot product attention with the kernel that CUDA prefers for these tensors."""
-    if enable_gqa and key.size(-3) != query.size(-3):
-        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
-        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
     half = query.dtype in (torch.float16, torch.bfloat16)
     gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    if half and attn_mask is None:
-        return aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, False, scale=scale
+    grouped = enable_gqa and key.size(-3) != query.size(-3)
+    fits = query.dim() == 4 and query.size(-1) == value.size(-1) and query.size(-1) % 8 == 0
+    if half and fits and query.size(-1) <= 128:
+        bias = _float_mask(attn_mask, query)
+        out: torch.Tensor = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, bias, gradient, dropout_p, is_causal, False, scale=scale
         )[0]
-    bias = attn_mask
-    if bias is not None and bias.dtype == torch.bool:
-        bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias.logical_not(), -torch.inf)
+        return out
+    if grouped or not fits or query.dtype == torch.float64:
+        out = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return out
+    bias = _float_mask(attn_mask, query)
     if bias is not None:
         bias = bias.expand(*query.shape[:-1], key.size(-2))
-    return aten._scaled_dot_product_efficient_attention(
+    out = aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, gradient, dropout_p, is_causal, scale=scale
     )[0]
+    return out
+
+
+def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    """A mask of bools as numbers to add, as torch makes it."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.tensor(-torch.inf, dtype=query.dtype, device=query.device))

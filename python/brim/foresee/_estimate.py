@@ -133,7 +133,7 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
         torch_optimizer.register_optimizer_step_post_hook(tracer.after_step),
     ]
     types.append(FakeTensor)
-    elsewhere = _cuda.choices(tracer, moves) if target.type == "cuda" else contextlib.nullcontext()
+    elsewhere = _cuda.choices(moves) if target.type == "cuda" else contextlib.nullcontext()
     try:
         with tracer.modules, elsewhere, torch.random.fork_rng(devices=[], enabled=False):
             yield

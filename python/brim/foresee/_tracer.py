@@ -152,7 +152,7 @@ class Tracer(TorchDispatchMode):
             func = _IN_PLACE_IN_BACKWARD[func]
         sizes = self._sizes(inputs) if func._schema.is_mutable else None
         if self._elsewhere:
-            _C.show_fake_device(inputs, True)
+            _C.show_fake_device([t for t in inputs if isinstance(t, FakeTensor)], True)
             try:
                 result = self._run(func, args, kwargs)
             finally:
