@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 
+from brim.foresee._autocast import Autocast
 from brim.foresee._cuda_kernels import Kernels
 
 aten = torch.ops.aten
@@ -37,8 +38,7 @@ class Temporaries:
             hopper, multiprocessors = True, 132
             self.assumptions = ["the kernels, libraries and workspaces are those of an H200"]
         self._workspace = _workspace_setting(_HOPPER_WORKSPACE if hopper else _OTHER_WORKSPACE)
-        # cuBLAS keeps its workspaces; a process that has used them holds them already.
-        self._workspaces = {False, True} if torch.cuda.is_initialized() and _in_use(device) else set()
+        self._workspaces: set[bool] = set()
         self._kernels = Kernels(multiprocessors)
 
     def of(
@@ -60,12 +60,6 @@ def _workspace_setting(default: int) -> int:
     return sum(int(size) * int(count) for size, count in pairs) * 1024 or default
 
 
-def _in_use(device: torch.device) -> bool:
-    return torch.cuda.memory_allocated(device) >= 2 * _OTHER_WORKSPACE and bool(
-        torch.cuda.memory_stats(device).get("allocation.all.freed", 0) > 1000
-    )
-
-
 def allocator_settings() -> dict[str, Any]:
     """The allocator's options out of the environment, as torch reads them."""
     text = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
@@ -80,27 +74,67 @@ def allocator_settings() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def choices(moves: bool) -> Iterator[None]:
-    """Take CUDA's kernels for composite operators, also where there is no CUDA."""
-    library = torch.library.Library("aten", "IMPL")
+    """Take CUDA's kernels where an operator's C++ code chooses by the device, and its autocast.
+
+    Args:
+        moves: whether the CPU's tensors are taken to be on CUDA, so autocast of the CPU means CUDA's.
+    """
+    autocast = Autocast()
+    new, leave = torch.autocast.__init__, torch.autocast.__exit__
+
+    def new_autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        new(self, "cuda" if moves and device_type == "cpu" else device_type, *args, **kwargs)
+
+    def leave_autocast(self: Any, *exception: Any) -> Any:
+        result = leave(self, *exception)
+        autocast.forget()
+        return result
+
     with contextlib.ExitStack() as stack:
+        library = torch.library.Library("aten", "IMPL")
         stack.callback(library._destroy)
+        autocast.register(library)
         for key in ("AutogradCUDA", "CUDA"):
-            library.impl("scaled_dot_product_attention", attention, key, allow_override=True)
-        stack.enter_context(
-            mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
-        )
-        stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))
-        if moves:
-            stack.enter_context(mock.patch.object(torch.autocast, "__init__", _autocast_on_cuda))
+            for name, kernel in _KERNELS.items():
+                library.impl(name, kernel, key, allow_override=True)
+        for place, replacement in (
+            ("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
+            ("torch.cuda.is_bf16_supported", lambda *_, **__: True),
+            ("torch.autocast.__init__", new_autocast),
+            ("torch.autocast.__exit__", leave_autocast),
+        ):
+            stack.enter_context(mock.patch(place, replacement))
         yield
 
 
-_new_autocast = torch.autocast.__init__
+def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Dropout that keeps a mask of bools."""
+    if p == 0 or not train or x.numel() == 0:
+        return x
+    out: torch.Tensor = aten.native_dropout(x, p, train)[0]
+    return out
 
 
-def _autocast_on_cuda(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-    """Autocast of the CPU means CUDA's where the CPU's tensors are taken to be there."""
-    _new_autocast(self, "cuda" if device_type == "cpu" else device_type, *args, **kwargs)
+def lstm(
+    x: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """cuDNN's LSTM: one operator for all layers and steps."""
+    hidden, cell = hx
+    projected = hidden.size(2) if hidden.size(2) != cell.size(2) else 0
+    width = 4 if has_biases else 2
+    out = aten._cudnn_rnn(
+        x, list(params), width + (1 if projected else 0), None, hidden, cell, 2, cell.size(2),
+        projected, num_layers, batch_first, dropout, train, bidirectional, [], None,
+    )  # fmt: skip
+    return out[0], out[1], out[2]
 
 
 def attention(
@@ -144,3 +178,10 @@ def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor 
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.tensor(-torch.inf, dtype=query.dtype, device=query.device))
+
+
+_KERNELS = {
+    "dropout": dropout,
+    "lstm.input": lstm,
+    "scaled_dot_product_attention": attention,
+}

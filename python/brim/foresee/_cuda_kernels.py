@@ -27,6 +27,20 @@ def _power_of_2(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
+def _rnn_parts(args: Any) -> tuple[int, int]:
+    """Bytes of gates and outputs of all layers and steps, and of one layer's outputs."""
+    x, states = args[0], [a for a in args[1:] if isinstance(a, torch.Tensor) and a.dim() == 3]
+    layers, _, width = states[0].shape
+    outputs = x.numel() // x.size(-1) * width * x.element_size()
+    return 5 * layers * outputs, outputs
+
+
+def reserved_by_rnn(args: Any) -> int:
+    """What cuDNN's LSTM keeps for backward: the above, and what is between the layers."""
+    gates, outputs = _rnn_parts(args)
+    return gates + max(gates // (5 * outputs) - 1, 0) * outputs
+
+
 class Kernels:
     """Temporaries of single operators.
 
@@ -159,12 +173,8 @@ class Kernels:
     def _copy_of_first(self, args: Any, outputs: list[torch.Tensor]) -> int:
         return 0 if args[0].is_contiguous() else _bytes(args[0])
 
-    # Gates and outputs of each layer and step.
     def _rnn(self, args: Any, outputs: list[torch.Tensor]) -> int:
-        hidden = next(a for a in args if isinstance(a, torch.Tensor) and a.dim() == 3 and a is not args[0])
-        layers, _, width = hidden.shape
-        steps = args[0].numel() // args[0].size(-1)
-        return 5 * layers * steps * width * args[0].element_size()
+        return _rnn_parts(args)[0]
 
     # The query's gradient in float32, and one sum for each row.
     def _cudnn_attention(self, args: Any, outputs: list[torch.Tensor]) -> int:

@@ -105,6 +105,9 @@ def estimate(
     finally:
         tracer.stop()
         swap.restore()
+    if target.type == "cuda" and torch.cuda.is_initialized():
+        known = sum(allocation.bytes for allocation in tracer.log.held)
+        tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - known)
     trace, start = tracer.log.trace()
     if moves:
         tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None

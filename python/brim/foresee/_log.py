@@ -43,6 +43,15 @@ class Log:
         """Note that a storage was released."""
         self.events.append((False, allocation))
 
+    def hold_workspaces(self, most: int) -> None:
+        """Count libraries' workspaces as held before, if they fit what is held by others."""
+        kept = {id(one) for made, one in self.events if made and one.kind is Kind.workspace}
+        kept -= {id(one) for made, one in self.events if not made}
+        found = [event for event in self.events if id(event[1]) in kept]
+        if sum(one.bytes for _, one in found) <= most:
+            self.events = [event for event in self.events if id(event[1]) not in kept]
+            self.held += [one for _, one in found]
+
     def trace(self) -> tuple[_C.MemoryTrace, int]:
         """The events for the C++ core, and the number of the first one of the call."""
         trace = _C.MemoryTrace()

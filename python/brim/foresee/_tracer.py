@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from brim import _C
+from brim.foresee._cuda_kernels import reserved_by_rnn
 from brim.foresee._errors import EstimateError
 from brim.foresee._log import Allocation, Kind, Log
 from brim.foresee._places import ModuleStack, current_line
@@ -175,7 +176,13 @@ class Tracer(TorchDispatchMode):
             and kwargs.get("memory_format") in (None, torch.preserve_format)
         ):
             return aten.detach.default(args[0])  # C++ sees another device there, so it asks for a copy
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func is aten._cudnn_rnn.default and self._elsewhere:
+            # Its fake kernel does not know how much cuDNN keeps for backward.
+            kept = reserved_by_rnn(args) if args[12] else 0
+            space = torch.empty(kept, dtype=torch.uint8, device=result[0].device)
+            result = (*result[:3], space, result[4])
+        return result
 
     def _place_on_target(
         self, func: Any, inputs: Iterable[torch.Tensor], kwargs: dict[str, Any]
