@@ -131,7 +131,7 @@ def lstm(
     projected = hidden.size(2) if hidden.size(2) != cell.size(2) else 0
     width = 4 if has_biases else 2
     out = aten._cudnn_rnn(
-        x, list(params), width + (1 if projected else 0), None, hidden, cell, 2, cell.size(2),
+        x, list(params), width + (1 if projected else 0), x.new_empty(0), hidden, cell, 2, cell.size(2),
         projected, num_layers, batch_first, dropout, train, bidirectional, [], None,
     )  # fmt: skip
     return out[0], out[1], out[2]

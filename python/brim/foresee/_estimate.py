@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses import fake_tensor
@@ -81,7 +83,7 @@ def estimate(
     limit = _capacity(capacity, target)
     found = Reachable(fn, args, kwargs)
     moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     swap = Swap(mode, target, moves)
     temporaries = CpuTemporaries() if target.type == "cpu" else _cuda.Temporaries(target)
     tracer = Tracer(swap, target, moves, temporaries)
@@ -138,12 +140,27 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
     types.append(FakeTensor)
     elsewhere = _cuda.choices(moves) if target.type == "cuda" else contextlib.nullcontext()
     try:
-        with tracer.modules, elsewhere, torch.random.fork_rng(devices=[], enabled=False):
+        with tracer.modules, elsewhere, _not_packed(tracer):
             yield
     finally:
         types.remove(FakeTensor)
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def _not_packed(tracer: Tracer) -> Iterator[None]:
+    """Transformers looks for packed sequences in the values of positions, which are not known."""
+    masking = sys.modules.get("transformers.masking_utils")
+    if not hasattr(masking, "find_packed_sequence_indices"):
+        yield
+        return
+
+    def none(*_: object, **__: object) -> None:
+        tracer.assumptions["sequences are not packed (transformers)"] = None
+
+    with mock.patch.object(masking, "find_packed_sequence_indices", none):
+        yield
 
 
 def _tensors_on(found: Reachable, kind: str) -> Iterator[bool]:

@@ -176,6 +176,10 @@ class Tracer(TorchDispatchMode):
             and kwargs.get("memory_format") in (None, torch.preserve_format)
         ):
             return aten.detach.default(args[0])  # C++ sees another device there, so it asks for a copy
+        if func is aten._cudnn_rnn_backward.default:  # has no fake kernel
+            x, weights, hidden, cell = args[0], args[1], args[4], args[5]
+            made = [torch.empty_like(tensor) for tensor in (x, hidden, cell)]
+            return (*made, [torch.empty_like(weight) for weight in weights])
         result = func(*args, **kwargs)
         if func is aten._cudnn_rnn.default and self._elsewhere:
             # Its fake kernel does not know how much cuDNN keeps for backward.
