@@ -35,8 +35,10 @@ def _rnn_parts(args: Any) -> tuple[int, int]:
     return 5 * layers * outputs, outputs
 
 
-def reserved_by_rnn(args: Any) -> int:
+def reserved_by_cudnn_rnn(args: Any) -> int:
     """What cuDNN's LSTM keeps for backward: the above, and what is between the layers."""
+    if not args[12]:  # not training
+        return 0
     gates, outputs = _rnn_parts(args)
     return gates + max(gates // (5 * outputs) - 1, 0) * outputs
 

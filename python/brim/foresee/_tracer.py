@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from brim import _C
-from brim.foresee._cuda_kernels import reserved_by_rnn
+from brim.foresee._cpu import reserved_by_onednn_rnn
+from brim.foresee._cuda_kernels import reserved_by_cudnn_rnn
 from brim.foresee._errors import EstimateError
 from brim.foresee._log import Allocation, Kind, Log
 from brim.foresee._places import ModuleStack, current_line
@@ -29,6 +30,11 @@ _IN_PLACE_IN_BACKWARD = {
     aten.index_put.default: aten.index_put_.default,
     aten.scatter.src: aten.scatter_.src,
     aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
+}
+
+_RESERVES = {
+    aten._cudnn_rnn.default: reserved_by_cudnn_rnn,
+    aten.mkldnn_rnn_layer.default: reserved_by_onednn_rnn,
 }
 
 
@@ -149,7 +155,7 @@ class Tracer(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if backward != -1 and func in _IN_PLACE_IN_BACKWARD and self._only_user(args[0], args[1:]):
+        if backward != -1 and func in _IN_PLACE_IN_BACKWARD and self._only_user(args[0]):
             func = _IN_PLACE_IN_BACKWARD[func]
         sizes = self._sizes(inputs) if func._schema.is_mutable else None
         if self._elsewhere:
@@ -181,11 +187,10 @@ class Tracer(TorchDispatchMode):
             made = [torch.empty_like(tensor) for tensor in (x, hidden, cell)]
             return (*made, [torch.empty_like(weight) for weight in weights])
         result = func(*args, **kwargs)
-        if func is aten._cudnn_rnn.default and self._elsewhere:
-            # Its fake kernel does not know how much cuDNN keeps for backward.
-            kept = reserved_by_rnn(args) if args[12] else 0
-            space = torch.empty(kept, dtype=torch.uint8, device=result[0].device)
-            result = (*result[:3], space, result[4])
+        if func in _RESERVES:
+            # Their fake kernels do not know how much the library keeps for backward.
+            space = torch.empty(_RESERVES[func](args), dtype=torch.uint8, device=result[0].device)
+            result = (*result[:3], space, *result[4:])
         return result
 
     def _place_on_target(
@@ -212,16 +217,16 @@ class Tracer(TorchDispatchMode):
         self.assumptions[f"{line}: the value of a tensor is not known; NaN stands for it"] = None
         return float("nan")
 
-    def _only_user(self, tensor: torch.Tensor, others: Any) -> bool:
+    def _only_user(self, tensor: torch.Tensor) -> bool:
         """Whether the engine, or the formula that it runs, holds the only reference."""
         storage = tensor.untyped_storage()
+        entry = self._live.get(storage._cdata)
         return (
             not torch.is_grad_enabled()
-            and storage._cdata in self._live
-            and self._live[storage._cdata][1].kind is Kind.temporary
+            and entry is not None
+            and entry[1].kind is Kind.temporary
             and tensor._use_count() <= 2
-            and storage._use_count() <= 2 + 0
-            and (not others or not isinstance(others[0], torch.Tensor) or tensor.dtype == others[0].dtype or True)
+            and storage._use_count() <= 2
         )
 
     # ---- storages -----------------------------------------------------------------------------
