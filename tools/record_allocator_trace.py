@@ -228,7 +228,7 @@ class Events:
 
     def read(self, history: list[dict[str, Any]]) -> None:
         for entry in history:
-            action, size, address = entry["action"], entry["size"], entry["addr"]
+            action, size, address = entry["action"], entry["size"], entry.get("addr", 0)
             if action in ("segment_free", "segment_unmap"):
                 self.bytes -= size
             elif action in ("segment_alloc", "segment_map"):

@@ -97,6 +97,7 @@ void register_allocator(py::module_& m) {
       .def("free", &Model::free, py::arg("allocation"))
       .def("empty_cache", &Model::empty_cache)
       .def("reset_peak", &Model::reset_peak)
+      .def("set_segment_addresses", &Model::set_segment_addresses, py::arg("addresses"))
       .def("block_size", &Model::block_size, py::arg("allocation"))
       .def_property_readonly("options", &Model::options)
       .def_property_readonly("now", [](const Model& self) { return self.now(); })

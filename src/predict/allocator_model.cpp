@@ -63,17 +63,17 @@ AllocatorModel::AllocatorModel(const AllocatorOptions& options) : options_(optio
   check(options);
 }
 
-std::optional<std::int64_t> AllocatorModel::allocate(std::int64_t bytes, std::int64_t stream) {
-  detail::check_argument(bytes >= 0 && bytes <= kLargestRequest,
-                         "bytes must be from 0 to 2^50, got ", bytes);
-  if (bytes == 0) {
+std::optional<std::int64_t> AllocatorModel::allocate(std::int64_t size, std::int64_t stream) {
+  detail::check_argument(size >= 0 && size <= kLargestRequest, "size must be from 0 to 2^50, got ",
+                         size);
+  if (size == 0) {
     given_out_.push_back(kNoBytes);
     return static_cast<std::int64_t>(given_out_.size()) - 1;
   }
   if (options_.kind == AllocatorKind::exact) {
-    return allocate_exactly(bytes);
+    return allocate_exactly(size);
   }
-  const Request request = rounded(bytes, stream);
+  const Request request = rounded(size, stream);
   Index block = find_free(request);
   if (block == kNone) {
     block = new_segment(request);
@@ -92,7 +92,7 @@ std::optional<std::int64_t> AllocatorModel::allocate(std::int64_t bytes, std::in
   if (should_split(request, at(block).size)) {
     block = split(block, request.size);
   }
-  return give_out(block, bytes);
+  return give_out(block, size);
 }
 
 std::optional<std::int64_t> AllocatorModel::allocate_exactly(std::int64_t bytes) {
@@ -113,19 +113,19 @@ std::int64_t AllocatorModel::give_out(Index block, std::int64_t bytes) {
   return static_cast<std::int64_t>(given_out_.size()) - 1;
 }
 
-AllocatorModel::Index AllocatorModel::checked(std::int64_t id) const {
-  detail::check_argument(id >= 0 && id < static_cast<std::int64_t>(given_out_.size()),
-                         "id must be that of an allocation, got ", id, " after ", given_out_.size(),
-                         " allocations");
-  const Index block = given_out_[static_cast<std::size_t>(id)];
-  detail::check_argument(block != kFreed, "id must be that of a held allocation, but ", id,
+AllocatorModel::Index AllocatorModel::checked(std::int64_t allocation) const {
+  detail::check_argument(
+      allocation >= 0 && allocation < static_cast<std::int64_t>(given_out_.size()),
+      "allocation must be a number below ", given_out_.size(), ", got ", allocation);
+  const Index block = given_out_[static_cast<std::size_t>(allocation)];
+  detail::check_argument(block != kFreed, "allocation must be held, but ", allocation,
                          " is freed already");
   return block;
 }
 
-void AllocatorModel::free(std::int64_t id) {
-  const Index block = checked(id);
-  given_out_[static_cast<std::size_t>(id)] = kFreed;
+void AllocatorModel::free(std::int64_t allocation) {
+  const Index block = checked(allocation);
+  given_out_[static_cast<std::size_t>(allocation)] = kFreed;
   if (block == kNoBytes) {
     return;
   }
@@ -151,8 +151,16 @@ void AllocatorModel::set_capacity(std::int64_t capacity) {
   options_.capacity = capacity;
 }
 
-std::int64_t AllocatorModel::block_size(std::int64_t id) const {
-  const Index block = checked(id);
+void AllocatorModel::set_segment_addresses(std::vector<std::int64_t> addresses) {
+  for (const std::int64_t address : addresses) {
+    detail::check_argument(address >= 0, "addresses must not be negative, got ", address);
+  }
+  std::ranges::reverse(addresses);
+  known_addresses_ = std::move(addresses);
+}
+
+std::int64_t AllocatorModel::block_size(std::int64_t allocation) const {
+  const Index block = checked(allocation);
   return block == kNoBytes ? 0 : at(block).size;
 }
 
@@ -214,13 +222,17 @@ AllocatorModel::Index AllocatorModel::new_segment(const Request& request) {
   if (options_.expandable_segments) {
     return extend(request);
   }
-  const Index block = add_block({.address = next_address_,
-                                 .size = request.segment_size,
-                                 .stream = request.stream,
-                                 .small = request.small});
-  next_address_ += request.segment_size;
+  std::int64_t address = next_address_;
+  if (!known_addresses_.empty()) {
+    address = known_addresses_.back();
+    known_addresses_.pop_back();
+  }
+  next_address_ = std::max(next_address_, address + request.segment_size);
   now_.reserved += request.segment_size;
-  return block;
+  return add_block({.address = address,
+                    .size = request.segment_size,
+                    .stream = request.stream,
+                    .small = request.small});
 }
 
 /// Maps pages so that free ones and new ones together hold the request.
