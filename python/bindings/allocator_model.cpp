@@ -1,5 +1,6 @@
 #include <brim/memory/bytes.h>
 #include <brim/predict/allocator_model.h>
+#include <brim/predict/allocator_settings.h>
 #include <brim/predict/memory_trace.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
@@ -52,6 +53,14 @@ void register_options(py::module_& m) {
            py::arg("max_non_split_rounding") = defaults.max_non_split_rounding,
            py::arg("large_segment_size") = defaults.large_segment_size,
            py::arg("roundup_power2_divisions") = defaults.roundup_power2_divisions)
+      .def_static(
+          "from_settings",
+          [](const std::string& text, const std::optional<std::int64_t>& capacity) {
+            AllocatorSettings settings = parse_allocator_settings(text);
+            settings.options.capacity = limit_of(capacity);
+            return py::make_tuple(settings.options, settings.not_modelled);
+          },
+          py::arg("text"), py::kw_only(), py::arg("capacity") = py::none())
       .def_property_readonly("kind",
                              [](const Options& self) {
                                return self.kind == AllocatorKind::exact ? "exact" : "caching";

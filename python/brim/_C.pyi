@@ -193,6 +193,11 @@ class AllocatorOptions:
         large_segment_size: int = ...,
         roundup_power2_divisions: int = 0,
     ) -> None: ...
+    @staticmethod
+    def from_settings(
+        text: str, *, capacity: int | None = None
+    ) -> tuple[AllocatorOptions, list[str]]:
+        """Reads `PYTORCH_CUDA_ALLOC_CONF`; also says which settings are not modelled."""
     kind: Final[str]
     capacity: Final[int | None]
     expandable_segments: Final[bool]

@@ -8,8 +8,6 @@
 namespace brim {
 namespace {
 
-constexpr std::int64_t kLargestRequest = std::int64_t{1} << 50;  // as AllocatorModel's
-
 /// Replays events, and remembers when the most was allocated.
 class Replay {
  public:
@@ -134,8 +132,8 @@ std::int32_t MemoryTrace::place(std::string_view text) {
 
 std::int64_t MemoryTrace::allocate(std::int64_t size, MemoryKind kind, std::int32_t place,
                                    std::int64_t stream) {
-  detail::check_argument(size >= 0 && size <= kLargestRequest, "size must be from 0 to 2^50, got ",
-                         size);
+  detail::check_argument(size >= 0 && size <= AllocatorModel::kLargestRequest,
+                         "size must be from 0 to 2^50, got ", size);
   check_place(place);
   const auto id = static_cast<std::int64_t>(allocations_.size());
   allocations_.push_back({size, stream, place, kind, false});
@@ -171,14 +169,14 @@ const std::string& MemoryTrace::place_text(std::int32_t place) const {
 }
 
 std::size_t MemoryTrace::checked(std::int64_t allocation) const {
-  detail::check_argument(
-      allocation >= 0 && allocation < static_cast<std::int64_t>(allocations_.size()),
-      "allocation must be a number below ", allocations_.size(), ", got ", allocation);
+  detail::check_argument(allocation >= 0 && std::cmp_less(allocation, allocations_.size()),
+                         "allocation must be a number below ", allocations_.size(), ", got ",
+                         allocation);
   return static_cast<std::size_t>(allocation);
 }
 
 void MemoryTrace::check_place(std::int32_t place) const {
-  detail::check_argument(place >= 0 && place < static_cast<std::int32_t>(places_.size()),
+  detail::check_argument(place >= 0 && std::cmp_less(place, places_.size()),
                          "place must be a number that place() gave out, got ", place);
 }
 

@@ -73,15 +73,18 @@ struct AllocatorSegment {
 ///     auto weight = model.allocate(4 << 20);
 ///     model.peak().reserved;  // 20 MiB: one page of the large pool
 ///
-/// Follows torch's CUDA caching allocator (2.11 to 2.15) step by step, so that the bytes reserved
-/// are the same after every event. Not modelled: garbage_collection_threshold, private pools (CUDA
-/// graphs) and frees that wait for another stream (record_stream: free when that stream is done).
-/// Among free blocks of one size torch takes the lowest address; here segments get addresses in the
-/// order in which they are made. The address space of expandable segments never runs out.
+/// Follows torch's CUDA caching allocator step by step, so that the bytes reserved are the same
+/// after every event (tests/data holds histories recorded with torch 2.11). Not modelled:
+/// garbage_collection_threshold, private pools (CUDA graphs) and frees that wait for another stream
+/// (record_stream: free when that stream is done). Among free blocks of one size torch takes the
+/// lowest address, which the driver decides; here segments get addresses in the order in which they
+/// are made (see docs/predict.md). The address space of expandable segments never runs out.
 ///
 /// A value type without torch in it. Reading one from several threads is safe.
 class BRIM_API AllocatorModel {
  public:
+  static constexpr std::int64_t kLargestRequest = std::int64_t{1} << 50;
+
   /// @throws std::invalid_argument if capacity is negative, max_split_size not more than
   ///     large_segment_size, that no multiple of 2 MiB from 10 MiB on, or
   ///     roundup_power2_divisions neither 0 nor a power of two.
