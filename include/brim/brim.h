@@ -30,6 +30,7 @@
 #include <brim/nn/functional.h>
 #include <brim/nn/subclasses.h>
 #include <brim/predict/allocator_model.h>
+#include <brim/predict/allocator_settings.h>
 #include <brim/predict/collect_peaks.h>
 #include <brim/predict/memory_model.h>
 #include <brim/predict/memory_trace.h>

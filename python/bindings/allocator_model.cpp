@@ -1,5 +1,6 @@
 #include <brim/memory/bytes.h>
 #include <brim/predict/allocator_model.h>
+#include <brim/predict/allocator_settings.h>
 #include <brim/predict/memory_trace.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
@@ -52,6 +53,14 @@ void register_options(py::module_& m) {
            py::arg("max_non_split_rounding") = defaults.max_non_split_rounding,
            py::arg("large_segment_size") = defaults.large_segment_size,
            py::arg("roundup_power2_divisions") = defaults.roundup_power2_divisions)
+      .def_static(
+          "from_settings",
+          [](const std::string& text, const std::optional<std::int64_t>& capacity) {
+            AllocatorSettings settings = parse_allocator_settings(text);
+            settings.options.capacity = limit_of(capacity);
+            return py::make_tuple(settings.options, settings.not_modelled);
+          },
+          py::arg("text"), py::kw_only(), py::arg("capacity") = py::none())
       .def_property_readonly("kind",
                              [](const Options& self) {
                                return self.kind == AllocatorKind::exact ? "exact" : "caching";
@@ -93,11 +102,12 @@ void register_allocator(py::module_& m) {
   using Model = AllocatorModel;
   py::class_<Model>(m, "AllocatorModel")
       .def(py::init<const AllocatorOptions&>(), py::arg("options") = AllocatorOptions{})
-      .def("allocate", &Model::allocate, py::arg("bytes"), py::arg("stream") = 0)
-      .def("free", &Model::free, py::arg("id"))
+      .def("allocate", &Model::allocate, py::arg("size"), py::arg("stream") = 0)
+      .def("free", &Model::free, py::arg("allocation"))
       .def("empty_cache", &Model::empty_cache)
       .def("reset_peak", &Model::reset_peak)
-      .def("block_size", &Model::block_size, py::arg("id"))
+      .def("set_segment_addresses", &Model::set_segment_addresses, py::arg("addresses"))
+      .def("block_size", &Model::block_size, py::arg("allocation"))
       .def_property_readonly("options", &Model::options)
       .def_property_readonly("now", [](const Model& self) { return self.now(); })
       .def_property_readonly("peak", [](const Model& self) { return self.peak(); })
@@ -120,15 +130,21 @@ void register_trace(py::module_& m) {
   py::class_<Trace>(m, "MemoryTrace")
       .def(py::init<>())
       .def("place", &Trace::place, py::arg("text"))
-      .def("allocate", &Trace::allocate, py::arg("bytes"), py::arg("kind") = MemoryKind::other,
+      .def("allocate", &Trace::allocate, py::arg("size"), py::arg("kind") = MemoryKind::other,
            py::arg("place") = 0, py::arg("stream") = 0)
-      .def("free", &Trace::free, py::arg("id"))
+      .def("free", &Trace::free, py::arg("allocation"))
       .def("empty_cache", &Trace::empty_cache)
-      .def("set_kind", &Trace::set_kind, py::arg("id"), py::arg("kind"))
-      .def("set_place", &Trace::set_place, py::arg("id"), py::arg("place"))
-      .def("bytes", [](const Trace& self, std::int64_t id) { return self.allocation(id).bytes; })
-      .def("kind", [](const Trace& self, std::int64_t id) { return self.allocation(id).kind; })
-      .def("is_freed", [](const Trace& self, std::int64_t id) { return self.allocation(id).freed; })
+      .def("set_kind", &Trace::set_kind, py::arg("allocation"), py::arg("kind"))
+      .def("set_place", &Trace::set_place, py::arg("allocation"), py::arg("place"))
+      .def(
+          "bytes", [](const Trace& self, std::int64_t id) { return self.allocation(id).bytes; },
+          py::arg("allocation"))
+      .def(
+          "kind", [](const Trace& self, std::int64_t id) { return self.allocation(id).kind; },
+          py::arg("allocation"))
+      .def(
+          "is_freed", [](const Trace& self, std::int64_t id) { return self.allocation(id).freed; },
+          py::arg("allocation"))
       .def("place_of", [](const Trace& self,
                           std::int64_t id) { return self.place_text(self.allocation(id).place); })
       .def("__len__", &Trace::size);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "check_argument.h"
+#include "predict/round_up.h"
 
 namespace brim {
 namespace {
@@ -14,18 +15,12 @@ constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kSmallestBlock = 512;
 constexpr std::int64_t kLargestSmall = 1 * kMiB;  // the largest request of the small pool
 constexpr std::int64_t kSmallSegment = 2 * kMiB;
-constexpr std::int64_t kLargestShared = 10 * kMiB;  // from here on a request has its own segment
+constexpr std::int64_t kOwnSegmentFrom = 10 * kMiB;  // smaller requests share segments
 constexpr std::int64_t kSegmentGranule = 2 * kMiB;
-constexpr std::int64_t kLargestRequest = std::int64_t{1} << 50;
-constexpr std::int64_t kAddressSpace = std::int64_t{1} << 42;  // of an expandable segment
 
-// Instead of a block: of ids that hold none.
+// Instead of a block: of allocations that hold none.
 constexpr std::int32_t kNoBytes = -2;
 constexpr std::int32_t kFreed = -3;
-
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 void check_capacity(std::int64_t capacity) {
   detail::check_argument(capacity >= 0, "capacity must not be negative, got ", capacity);
@@ -33,20 +28,22 @@ void check_capacity(std::int64_t capacity) {
 
 void check(const AllocatorOptions& options) {
   check_capacity(options.capacity);
-  detail::check_argument(options.large_segment_size >= kLargestShared &&
+  detail::check_argument(options.large_segment_size >= kOwnSegmentFrom &&
                              options.large_segment_size % kSegmentGranule == 0,
                          "large_segment_size must be a multiple of 2 MiB and at least 10 MiB, got ",
                          options.large_segment_size);
   detail::check_argument(options.max_split_size > options.large_segment_size,
                          "max_split_size must be more than large_segment_size (",
                          options.large_segment_size, "), got ", options.max_split_size);
-  detail::check_argument(
-      options.max_non_split_rounding >= 0 && options.max_non_split_rounding <= kLargestRequest,
-      "max_non_split_rounding must be from 0 to 2^50, got ", options.max_non_split_rounding);
+  detail::check_argument(options.max_non_split_rounding >= 0 &&
+                             options.max_non_split_rounding <= AllocatorModel::kLargestRequest,
+                         "max_non_split_rounding must be from 0 to 2^50, got ",
+                         options.max_non_split_rounding);
   const std::int64_t divisions = options.roundup_power2_divisions;
   detail::check_argument(
-      divisions == 0 || (divisions > 0 && divisions <= kLargestRequest / kSmallestBlock &&
-                         std::has_single_bit(static_cast<std::uint64_t>(divisions))),
+      divisions == 0 ||
+          (divisions > 0 && divisions <= AllocatorModel::kLargestRequest / kSmallestBlock &&
+           std::has_single_bit(static_cast<std::uint64_t>(divisions))),
       "roundup_power2_divisions must be 0 or a power of two, got ", divisions);
 }
 
@@ -63,17 +60,17 @@ AllocatorModel::AllocatorModel(const AllocatorOptions& options) : options_(optio
   check(options);
 }
 
-std::optional<std::int64_t> AllocatorModel::allocate(std::int64_t bytes, std::int64_t stream) {
-  detail::check_argument(bytes >= 0 && bytes <= kLargestRequest,
-                         "bytes must be from 0 to 2^50, got ", bytes);
-  if (bytes == 0) {
+std::optional<std::int64_t> AllocatorModel::allocate(std::int64_t size, std::int64_t stream) {
+  detail::check_argument(size >= 0 && size <= kLargestRequest, "size must be from 0 to 2^50, got ",
+                         size);
+  if (size == 0) {
     given_out_.push_back(kNoBytes);
     return static_cast<std::int64_t>(given_out_.size()) - 1;
   }
   if (options_.kind == AllocatorKind::exact) {
-    return allocate_exactly(bytes);
+    return allocate_exactly(size);
   }
-  const Request request = rounded(bytes, stream);
+  const Request request = rounded(size, stream);
   Index block = find_free(request);
   if (block == kNone) {
     block = new_segment(request);
@@ -92,7 +89,7 @@ std::optional<std::int64_t> AllocatorModel::allocate(std::int64_t bytes, std::in
   if (should_split(request, at(block).size)) {
     block = split(block, request.size);
   }
-  return give_out(block, bytes);
+  return give_out(block, size);
 }
 
 std::optional<std::int64_t> AllocatorModel::allocate_exactly(std::int64_t bytes) {
@@ -113,19 +110,19 @@ std::int64_t AllocatorModel::give_out(Index block, std::int64_t bytes) {
   return static_cast<std::int64_t>(given_out_.size()) - 1;
 }
 
-AllocatorModel::Index AllocatorModel::checked(std::int64_t id) const {
-  detail::check_argument(id >= 0 && id < static_cast<std::int64_t>(given_out_.size()),
-                         "id must be that of an allocation, got ", id, " after ", given_out_.size(),
-                         " allocations");
-  const Index block = given_out_[static_cast<std::size_t>(id)];
-  detail::check_argument(block != kFreed, "id must be that of a held allocation, but ", id,
+AllocatorModel::Index AllocatorModel::checked(std::int64_t allocation) const {
+  detail::check_argument(allocation >= 0 && std::cmp_less(allocation, given_out_.size()),
+                         "allocation must be a number below ", given_out_.size(), ", got ",
+                         allocation);
+  const Index block = given_out_[static_cast<std::size_t>(allocation)];
+  detail::check_argument(block != kFreed, "allocation must be held, but ", allocation,
                          " is freed already");
   return block;
 }
 
-void AllocatorModel::free(std::int64_t id) {
-  const Index block = checked(id);
-  given_out_[static_cast<std::size_t>(id)] = kFreed;
+void AllocatorModel::free(std::int64_t allocation) {
+  const Index block = checked(allocation);
+  given_out_[static_cast<std::size_t>(allocation)] = kFreed;
   if (block == kNoBytes) {
     return;
   }
@@ -151,8 +148,16 @@ void AllocatorModel::set_capacity(std::int64_t capacity) {
   options_.capacity = capacity;
 }
 
-std::int64_t AllocatorModel::block_size(std::int64_t id) const {
-  const Index block = checked(id);
+void AllocatorModel::set_segment_addresses(std::vector<std::int64_t> addresses) {
+  for (const std::int64_t address : addresses) {
+    detail::check_argument(address >= 0, "addresses must not be negative, got ", address);
+  }
+  std::ranges::reverse(addresses);
+  known_addresses_ = std::move(addresses);
+}
+
+std::int64_t AllocatorModel::block_size(std::int64_t allocation) const {
+  const Index block = checked(allocation);
   return block == kNoBytes ? 0 : at(block).size;
 }
 
@@ -168,8 +173,8 @@ AllocatorModel::Request AllocatorModel::rounded(std::int64_t bytes, std::int64_t
   }
   if (request.size > kLargestSmall) {
     request.small = false;
-    request.segment_size = request.size < kLargestShared ? options_.large_segment_size
-                                                         : round_up(request.size, kSegmentGranule);
+    request.segment_size = request.size < kOwnSegmentFrom ? options_.large_segment_size
+                                                          : round_up(request.size, kSegmentGranule);
   }
   return request;
 }
@@ -214,77 +219,17 @@ AllocatorModel::Index AllocatorModel::new_segment(const Request& request) {
   if (options_.expandable_segments) {
     return extend(request);
   }
-  const Index block = add_block({.address = next_address_,
-                                 .size = request.segment_size,
-                                 .stream = request.stream,
-                                 .small = request.small});
-  next_address_ += request.segment_size;
+  std::int64_t address = next_address_;
+  if (!known_addresses_.empty()) {
+    address = known_addresses_.back();
+    known_addresses_.pop_back();
+  }
+  next_address_ = std::max(next_address_, address + request.segment_size);
   now_.reserved += request.segment_size;
-  return block;
-}
-
-/// Maps pages so that free ones and new ones together hold the request.
-AllocatorModel::Index AllocatorModel::extend(const Request& request) {
-  Index block = find_address_space(request);
-  if (at(block).state == State::unmapped) {
-    map(block, std::min(at(block).size, request.size));
-  }
-  while (at(block).size < request.size) {
-    const Index next = at(block).next;  // unmapped: a free one would be merged already
-    map(next, std::min(request.size - at(block).size, at(next).size));
-    block = next;  // which holds the other now
-  }
-  erase(block);
-  return block;
-}
-
-/// The lowest address with enough free or unmapped space.
-AllocatorModel::Index AllocatorModel::find_address_space(const Request& request) {
-  const auto usable = [&](Index block) {
-    return block != kNone && at(block).state != State::allocated;
-  };
-  auto& unmapped = pool(request.small).unmapped;
-  for (auto it = unmapped.lower_bound({request.stream, 0, 0, kNone});
-       it != unmapped.end() && it->stream == request.stream; ++it) {
-    const Index before = at(it->block).previous;
-    const Index first = usable(before) ? before : it->block;
-    std::int64_t space = 0;
-    for (Index block = first; space < request.size && usable(block); block = at(block).next) {
-      space += at(block).size;
-    }
-    if (space >= request.size) {
-      return first;
-    }
-  }
-  const std::int64_t page = page_size(request.small);
-  const Index segment = add_block({.address = round_up(next_address_, page),
-                                   .size = round_up(std::max(kAddressSpace, request.size), page),
-                                   .stream = request.stream,
-                                   .state = State::unmapped,
-                                   .small = request.small});
-  next_address_ = at(segment).address + at(segment).size;
-  insert(segment);
-  return segment;
-}
-
-/// Maps the first pages of unmapped space.
-void AllocatorModel::map(Index block, std::int64_t bytes) {
-  erase(block);
-  const std::int64_t mapped = round_up(bytes, page_size(at(block).small));
-  if (mapped < at(block).size) {
-    Block rest = at(block);
-    rest.address += mapped;
-    rest.size -= mapped;
-    at(block).size = mapped;
-    const Index added = add_block(rest);
-    link_after(block, added);
-    insert(added);
-  }
-  at(block).state = State::free;
-  merge(block, at(block).previous);
-  merge(block, at(block).next);
-  insert(block);
-  now_.reserved += mapped;
+  return add_block({.address = address,
+                    .size = request.segment_size,
+                    .stream = request.stream,
+                    .small = request.small});
 }
 
 bool AllocatorModel::should_split(const Request& request, std::int64_t block_size) const {
@@ -293,29 +238,6 @@ bool AllocatorModel::should_split(const Request& request, std::int64_t block_siz
     return rest >= kSmallestBlock;
   }
   return request.size < options_.max_split_size && rest > kLargestSmall;
-}
-
-/// The first `size` bytes as a block of their own; the rest becomes free.
-AllocatorModel::Index AllocatorModel::split(Index block, std::int64_t size) {
-  Block rest = at(block);
-  rest.address += size;
-  rest.size -= size;
-  at(block).size = size;
-  const Index added = add_block(rest);
-  link_after(block, added);
-  insert(added);
-  return block;
-}
-
-/// Makes a neighbour part of the block if both are free or both unmapped.
-void AllocatorModel::merge(Index block, Index neighbour) {
-  if (neighbour == kNone || at(neighbour).state != at(block).state) {
-    return;
-  }
-  erase(neighbour);
-  at(block).address = std::min(at(block).address, at(neighbour).address);
-  at(block).size += at(neighbour).size;
-  remove_block(neighbour);
 }
 
 /// With max_split_size: releases free oversized blocks, no more than the request needs. Whether
@@ -363,145 +285,6 @@ void AllocatorModel::release(Index block) {
   erase(block);
   now_.reserved -= at(block).size;
   remove_block(block);
-}
-
-/// Gives back the whole pages within a free block.
-void AllocatorModel::unmap(Index block) {
-  const std::int64_t page = page_size(at(block).small);
-  const std::int64_t begin = round_up(at(block).address, page);
-  const std::int64_t end = (at(block).address + at(block).size) / page * page;
-  if (begin >= end) {
-    return;
-  }
-  erase(block);
-  if (end < at(block).address + at(block).size) {
-    Block after = at(block);
-    after.size -= end - after.address;
-    after.address = end;
-    const Index added = add_block(after);
-    link_after(block, added);
-    insert(added);
-  }
-  if (at(block).address < begin) {
-    Block before = at(block);
-    before.size = begin - before.address;
-    const Index added = add_block(before);
-    const Index previous = at(block).previous;
-    at(added).previous = previous;
-    at(added).next = block;
-    at(block).previous = added;
-    if (previous != kNone) {
-      at(previous).next = added;
-    }
-    insert(added);
-  }
-  at(block).address = begin;
-  at(block).size = end - begin;
-  at(block).state = State::unmapped;
-  now_.reserved -= end - begin;
-  merge(block, at(block).previous);
-  merge(block, at(block).next);
-  if (is_split(block)) {
-    insert(block);
-  } else {
-    remove_block(block);  // nothing of the segment is in use
-  }
-}
-
-AllocatorModel::Index AllocatorModel::add_block(const Block& block) {
-  if (unused_.empty()) {
-    blocks_.push_back(block);
-    return static_cast<Index>(blocks_.size()) - 1;
-  }
-  const Index place = unused_.back();
-  unused_.pop_back();
-  at(place) = block;
-  return place;
-}
-
-/// Also out of its segment.
-void AllocatorModel::remove_block(Index block) {
-  const auto [previous, next] = std::pair(at(block).previous, at(block).next);
-  if (previous != kNone) {
-    at(previous).next = next;
-  }
-  if (next != kNone) {
-    at(next).previous = previous;
-  }
-  at(block) = {};
-  unused_.push_back(block);
-}
-
-void AllocatorModel::link_after(Index block, Index added) {
-  const Index next = at(block).next;
-  at(added).previous = block;
-  at(added).next = next;
-  at(block).next = added;
-  if (next != kNone) {
-    at(next).previous = added;
-  }
-}
-
-AllocatorModel::Entry AllocatorModel::entry(Index block) const {
-  const Block& it = at(block);
-  return {it.stream, it.state == State::unmapped ? 0 : it.size, it.address, block};
-}
-
-bool AllocatorModel::is_split(Index block) const {
-  return at(block).previous != kNone || at(block).next != kNone;
-}
-
-/// Puts a free or unmapped block where it can be found.
-void AllocatorModel::insert(Index block) {
-  Pool& in = pool(at(block).small);
-  if (at(block).state == State::unmapped) {
-    in.unmapped.insert(entry(block));
-    return;
-  }
-  in.free.insert(entry(block));
-  if (is_split(block) && !options_.expandable_segments) {
-    now_.inactive_split += at(block).size;
-  }
-}
-
-void AllocatorModel::erase(Index block) {
-  Pool& in = pool(at(block).small);
-  if (at(block).state == State::unmapped) {
-    in.unmapped.erase(entry(block));
-    return;
-  }
-  in.free.erase(entry(block));
-  if (is_split(block) && !options_.expandable_segments) {
-    now_.inactive_split -= at(block).size;
-  }
-}
-
-std::int64_t AllocatorModel::page_size(bool small) const {
-  return small ? kSmallSegment : options_.large_segment_size;
-}
-
-std::vector<AllocatorSegment> AllocatorModel::segments() const {
-  std::vector<AllocatorSegment> result;
-  if (options_.kind == AllocatorKind::exact) {
-    return result;
-  }
-  const auto mapped = [&](Index block) {
-    return block != kNone && at(block).size > 0 && at(block).state != State::unmapped;
-  };
-  for (Index head = 0; head < static_cast<Index>(blocks_.size()); ++head) {
-    if (!mapped(head) || mapped(at(head).previous)) {
-      continue;
-    }
-    AllocatorSegment segment{at(head).address, 0, at(head).stream, at(head).small, {}};
-    for (Index block = head; mapped(block); block = at(block).next) {
-      const Block& it = at(block);
-      segment.size += it.size;
-      segment.blocks.push_back({it.address, it.size, it.requested, it.state == State::allocated});
-    }
-    result.push_back(std::move(segment));
-  }
-  std::ranges::sort(result, {}, &AllocatorSegment::address);
-  return result;
 }
 
 }  // namespace brim

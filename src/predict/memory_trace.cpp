@@ -8,8 +8,6 @@
 namespace brim {
 namespace {
 
-constexpr std::int64_t kLargestRequest = std::int64_t{1} << 50;  // as AllocatorModel's
-
 /// Replays events, and remembers when the most was allocated.
 class Replay {
  public:
@@ -132,38 +130,37 @@ std::int32_t MemoryTrace::place(std::string_view text) {
   return entry->second;
 }
 
-std::int64_t MemoryTrace::allocate(std::int64_t bytes, MemoryKind kind, std::int32_t place,
+std::int64_t MemoryTrace::allocate(std::int64_t size, MemoryKind kind, std::int32_t place,
                                    std::int64_t stream) {
-  detail::check_argument(bytes >= 0 && bytes <= kLargestRequest,
-                         "bytes must be from 0 to 2^50, got ", bytes);
+  detail::check_argument(size >= 0 && size <= AllocatorModel::kLargestRequest,
+                         "size must be from 0 to 2^50, got ", size);
   check_place(place);
   const auto id = static_cast<std::int64_t>(allocations_.size());
-  allocations_.push_back({bytes, stream, place, kind, false});
+  allocations_.push_back({size, stream, place, kind, false});
   events_.push_back({Action::allocate, id});
   return id;
 }
 
-void MemoryTrace::free(std::int64_t id) {
-  Allocation& allocation = allocations_[checked(id)];
-  detail::check_argument(!allocation.freed, "id must be that of a held allocation, but ", id,
-                         " is freed already");
-  allocation.freed = true;
-  events_.push_back({Action::free, id});
+void MemoryTrace::free(std::int64_t allocation) {
+  bool& freed = allocations_[checked(allocation)].freed;
+  detail::check_argument(!freed, "allocation must be held, but ", allocation, " is freed already");
+  freed = true;
+  events_.push_back({Action::free, allocation});
 }
 
 void MemoryTrace::empty_cache() { events_.push_back({Action::empty_cache, -1}); }
 
-void MemoryTrace::set_kind(std::int64_t id, MemoryKind kind) {
-  allocations_[checked(id)].kind = kind;
+void MemoryTrace::set_kind(std::int64_t allocation, MemoryKind kind) {
+  allocations_[checked(allocation)].kind = kind;
 }
 
-void MemoryTrace::set_place(std::int64_t id, std::int32_t place) {
+void MemoryTrace::set_place(std::int64_t allocation, std::int32_t place) {
   check_place(place);
-  allocations_[checked(id)].place = place;
+  allocations_[checked(allocation)].place = place;
 }
 
-const MemoryTrace::Allocation& MemoryTrace::allocation(std::int64_t id) const {
-  return allocations_[checked(id)];
+const MemoryTrace::Allocation& MemoryTrace::allocation(std::int64_t number) const {
+  return allocations_[checked(number)];
 }
 
 const std::string& MemoryTrace::place_text(std::int32_t place) const {
@@ -171,15 +168,15 @@ const std::string& MemoryTrace::place_text(std::int32_t place) const {
   return places_[static_cast<std::size_t>(place)];
 }
 
-std::size_t MemoryTrace::checked(std::int64_t id) const {
-  detail::check_argument(id >= 0 && id < static_cast<std::int64_t>(allocations_.size()),
-                         "id must be that of an allocation, got ", id, " after ",
-                         allocations_.size(), " allocations");
-  return static_cast<std::size_t>(id);
+std::size_t MemoryTrace::checked(std::int64_t allocation) const {
+  detail::check_argument(allocation >= 0 && std::cmp_less(allocation, allocations_.size()),
+                         "allocation must be a number below ", allocations_.size(), ", got ",
+                         allocation);
+  return static_cast<std::size_t>(allocation);
 }
 
 void MemoryTrace::check_place(std::int32_t place) const {
-  detail::check_argument(place >= 0 && place < static_cast<std::int32_t>(places_.size()),
+  detail::check_argument(place >= 0 && std::cmp_less(place, places_.size()),
                          "place must be a number that place() gave out, got ", place);
 }
 

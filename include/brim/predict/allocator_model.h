@@ -73,34 +73,41 @@ struct AllocatorSegment {
 ///     auto weight = model.allocate(4 << 20);
 ///     model.peak().reserved;  // 20 MiB: one page of the large pool
 ///
-/// Follows torch's CUDA caching allocator (2.11 to 2.15) step by step, so that the bytes reserved
-/// are the same after every event. Not modelled: garbage_collection_threshold, private pools (CUDA
-/// graphs) and frees that wait for another stream (record_stream: free when that stream is done).
-/// Among free blocks of one size torch takes the lowest address; here segments get addresses in the
-/// order in which they are made. The address space of expandable segments never runs out.
+/// Follows torch's CUDA caching allocator step by step, so that the bytes reserved are the same
+/// after every event (tests/data holds histories recorded with torch 2.11). Not modelled:
+/// garbage_collection_threshold, private pools (CUDA graphs) and frees that wait for another stream
+/// (record_stream: free when that stream is done). Among free blocks of one size torch takes the
+/// lowest address, which the driver decides; here segments get addresses in the order in which they
+/// are made (see docs/predict.md). The address space of expandable segments never runs out.
 ///
 /// A value type without torch in it. Reading one from several threads is safe.
 class BRIM_API AllocatorModel {
  public:
+  static constexpr std::int64_t kLargestRequest = std::int64_t{1} << 50;
+
   /// @throws std::invalid_argument if capacity is negative, max_split_size not more than
   ///     large_segment_size, that no multiple of 2 MiB from 10 MiB on, or
   ///     roundup_power2_divisions neither 0 nor a power of two.
   explicit AllocatorModel(const AllocatorOptions& options = {});
 
-  /// The id of an allocation of `bytes`, to be used on `stream`; ids count up from 0 and are never
-  /// used again. Empty if it does not fit the capacity, even with the cache released: then torch
-  /// raises an out-of-memory error. 0 bytes take nothing.
-  /// @throws std::invalid_argument if bytes is negative or more than 2^50.
-  std::optional<std::int64_t> allocate(std::int64_t bytes, std::int64_t stream = 0);
+  /// The number of an allocation of `size` bytes, which is to be used on `stream`; they count up
+  /// from 0. Empty if it does not fit the capacity, even with the cache released: then torch raises
+  /// an out-of-memory error. 0 bytes take nothing.
+  /// @throws std::invalid_argument if size is negative or more than 2^50.
+  std::optional<std::int64_t> allocate(std::int64_t size, std::int64_t stream = 0);
 
-  /// @throws std::invalid_argument if `id` was never given out, or is freed already.
-  void free(std::int64_t id);
+  /// @throws std::invalid_argument if there is no such allocation, or it is freed already.
+  void free(std::int64_t allocation);
 
   /// Gives free segments back to the device, as torch.cuda.empty_cache does.
   void empty_cache();
 
   /// Affects later allocations only. @throws std::invalid_argument if negative.
   void set_capacity(std::int64_t capacity);
+
+  /// Where the device puts the next segments, one after the other, if that is known from a recorded
+  /// history; of expandable ones nothing. @throws std::invalid_argument if one is negative.
+  void set_segment_addresses(std::vector<std::int64_t> addresses);
 
   [[nodiscard]] const AllocatorOptions& options() const { return options_; }
   [[nodiscard]] const AllocatorUse& now() const { return now_; }
@@ -109,7 +116,7 @@ class BRIM_API AllocatorModel {
   /// COUNT of times that the cache was released to make room.
   [[nodiscard]] std::int64_t retries() const { return retries_; }
   /// Size of the block that holds an allocation. @throws std::invalid_argument as free() does.
-  [[nodiscard]] std::int64_t block_size(std::int64_t id) const;
+  [[nodiscard]] std::int64_t block_size(std::int64_t allocation) const;
   /// In the order of addresses; none of AllocatorKind::exact.
   [[nodiscard]] std::vector<AllocatorSegment> segments() const;
 
@@ -155,7 +162,7 @@ class BRIM_API AllocatorModel {
   };
 
   [[nodiscard]] Request rounded(std::int64_t bytes, std::int64_t stream) const;
-  [[nodiscard]] Index checked(std::int64_t id) const;
+  [[nodiscard]] Index checked(std::int64_t allocation) const;
   std::int64_t give_out(Index block, std::int64_t bytes);
   std::optional<std::int64_t> allocate_exactly(std::int64_t bytes);
 
@@ -193,11 +200,12 @@ class BRIM_API AllocatorModel {
   AllocatorUse peak_;
   std::int64_t retries_ = 0;
   std::int64_t next_address_ = 0;
+  std::vector<std::int64_t> known_addresses_;  // of the next segments, the first one last
   Pool small_;
   Pool large_;
   std::vector<Block> blocks_;
   std::vector<Index> unused_;     // places in blocks_
-  std::vector<Index> given_out_;  // by id: the block, or one of the values below kNone
+  std::vector<Index> given_out_;  // by allocation: the block, or one of the values below kNone
 };
 
 }  // namespace brim

@@ -61,25 +61,25 @@ class BRIM_API MemoryTrace {
   /// same text. 0 is "", an unknown place.
   std::int32_t place(std::string_view text);
 
-  /// @throws std::invalid_argument if bytes is negative or more than 2^50, or place was not given
+  /// @throws std::invalid_argument if size is negative or more than 2^50, or place was not given
   ///     out by place().
-  std::int64_t allocate(std::int64_t bytes, MemoryKind kind = MemoryKind::other,
+  std::int64_t allocate(std::int64_t size, MemoryKind kind = MemoryKind::other,
                         std::int32_t place = 0, std::int64_t stream = 0);
 
   /// @throws std::invalid_argument if there is no such allocation, or it is freed already.
-  void free(std::int64_t id);
+  void free(std::int64_t allocation);
 
   /// The work emptied torch's cache.
   void empty_cache();
 
   /// Also of an allocation that is freed. @throws std::invalid_argument if there is no such one.
-  void set_kind(std::int64_t id, MemoryKind kind);
+  void set_kind(std::int64_t allocation, MemoryKind kind);
 
   /// The same. @throws std::invalid_argument if there is no such allocation.
-  void set_place(std::int64_t id, std::int32_t place);
+  void set_place(std::int64_t allocation, std::int32_t place);
 
   /// @throws std::invalid_argument if there is no such one.
-  [[nodiscard]] const Allocation& allocation(std::int64_t id) const;
+  [[nodiscard]] const Allocation& allocation(std::int64_t number) const;
   [[nodiscard]] const std::string& place_text(std::int32_t place) const;
 
   /// COUNT of events so far; as an argument of replay(), the start of what comes next.
@@ -88,7 +88,7 @@ class BRIM_API MemoryTrace {
   [[nodiscard]] const std::vector<Allocation>& allocations() const { return allocations_; }
 
  private:
-  [[nodiscard]] std::size_t checked(std::int64_t id) const;
+  [[nodiscard]] std::size_t checked(std::int64_t allocation) const;
   void check_place(std::int32_t place) const;
 
   std::vector<Event> events_;
