@@ -403,3 +403,59 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], mess
     fn = arguments.pop("fn", lambda: None)
     with pytest.raises(error, match=message):
         brim.estimate(fn, **arguments)
+
+
+# ---- the largest size ----------------------------------------------------------------------------
+
+
+def quadratic(n: int) -> None:
+    torch.zeros(1 << 20)
+    torch.zeros(n, n)
+
+
+def training_with(model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int) -> None:
+    optimizer.zero_grad()
+    model(torch.zeros(batch_size, 256)).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("upper", [None, 100_000])
+@pytest.mark.parametrize("budget", ["8MiB", "64MiB", "1GiB"])
+def test_largest_size_is_verified_and_at_least_97_percent(budget: str, upper: int | None) -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+
+    def step(batch_size: int) -> None:
+        training_with(model, optimizer, batch_size)
+
+    held = brim.memory_stats("cpu").allocated
+
+    def fits(work: Callable[[int], object], size: int) -> bool:
+        found = brim.estimate(work, size, device="cpu")
+        others = max(0, held - found.held_before)
+        return found.held_before + found.peak + others <= brim.parse_bytes(budget)
+
+    for work, name in ((step, "batch_size"), (quadratic, "n")):
+        size = brim.largest_size(work, name, budget, device="cpu", upper=upper)
+        assert fits(work, size)
+        assert size == upper or not fits(work, int(size / 0.97) + 1)
+
+
+def test_largest_size_is_0_where_nothing_fits_and_upper_where_all_does() -> None:
+    assert brim.largest_size(quadratic, "n", "1KiB", device="cpu") == 0
+    assert brim.largest_size(quadratic, "n", "100GiB", device="cpu", upper=7) == 7
+    with pytest.raises(ValueError, match="upper must not be below lower"):
+        brim.largest_size(quadratic, "n", "1GiB", device="cpu", lower=3, upper=2)
+
+
+def test_largest_size_for_a_gpu_that_is_not_there() -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+
+    def step(batch_size: int) -> None:
+        training_with(model, optimizer, batch_size)
+
+    size = brim.largest_size(step, "batch_size", "24GiB", device="cuda")
+    found = brim.estimate(step, size, device="cuda", capacity="24GiB")
+    assert found.fits
+    assert found.reserved > 0.9 * (24 << 30)

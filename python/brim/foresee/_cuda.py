@@ -60,16 +60,9 @@ def _workspace_setting(default: int) -> int:
     return sum(int(size) * int(count) for size, count in pairs) * 1024 or default
 
 
-def allocator_settings() -> dict[str, Any]:
-    """The allocator's options out of the environment, as torch reads them."""
-    text = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    settings: dict[str, Any] = {}
-    if re.search(r"expandable_segments\s*:\s*True", text):
-        settings["expandable_segments"] = True
-    found = re.search(r"max_split_size_mb\s*:\s*(\d+)", text)
-    if found:
-        settings["max_split_size"] = int(found[1]) << 20
-    return settings
+def allocator_settings() -> str:
+    """The settings of torch's allocator in the environment."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
 
 
 @contextlib.contextmanager

@@ -114,7 +114,11 @@ def estimate(
     if moves:
         tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
     tracer.assumptions.update(dict.fromkeys(temporaries.assumptions))
-    options = _options(target, limit)
+    if target.type == "cpu":
+        options = _C.AllocatorOptions("exact", capacity=limit)
+    else:
+        options, unknown = _C.AllocatorOptions.from_settings(_cuda.allocator_settings(), capacity=limit)
+        tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
     return Estimate(_C.replay(trace, options, start), target, limit, tuple(tracer.assumptions))
 
 
@@ -185,9 +189,3 @@ def _capacity(capacity: int | str | None, target: torch.device) -> int | None:
         return _C.memory_stats(target).limit
     except (ValueError, RuntimeError):  # not there
         return None
-
-
-def _options(target: torch.device, limit: int | None) -> _C.AllocatorOptions:
-    if target.type == "cpu":
-        return _C.AllocatorOptions("exact", capacity=limit)
-    return _C.AllocatorOptions("caching", capacity=limit, **_cuda.allocator_settings())
