@@ -24,7 +24,6 @@ import brim
 from brim.cli.table import print_table
 from brim.foresee._reach import Reachable
 
-
 WORKSPACES = 2 * 32 << 20  # cuBLAS's on Hopper, of the forward's and of the engine's thread
 
 
@@ -95,7 +94,7 @@ def rows(chosen: dict[str, Make]) -> Iterator[list[str]]:
             f"{reserved >> 20}",
             f"{predicted.reserved >> 20} {off[1]:+.1%}",
             f"{seconds:.1f} s",
-            "–" if tracked is None else f"{tracked >> 20} {tracked / allocated - 1:+.1%}",
+            "failed" if tracked is None else f"{tracked >> 20} {tracked / allocated - 1:+.1%}",
             f"{tracker_seconds:.1f} s",
         ]
     for figure, share in errors.items():

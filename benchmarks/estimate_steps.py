@@ -59,8 +59,13 @@ def training(
 
 
 def vision(
-    name: str, batch: int, size: int, new_optimizer: NewOptimizer, autocast: torch.dtype | None = None,
-    *, channels_last: bool = False,
+    name: str,
+    batch: int,
+    size: int,
+    new_optimizer: NewOptimizer,
+    autocast: torch.dtype | None = None,
+    *,
+    channels_last: bool = False,
 ) -> Make:
     def make(device: str) -> Step:
         import torchvision
@@ -71,9 +76,7 @@ def vision(
             model = model.to(memory_format=torch.channels_last)
             x = x.to(memory_format=torch.channels_last)
         y = torch.randint(1000, (batch,), device=device)
-        return training(
-            model, lambda m: functional.cross_entropy(m(x), y), new_optimizer, autocast
-        )
+        return training(model, lambda m: functional.cross_entropy(m(x), y), new_optimizer, autocast)
 
     return make
 
@@ -139,9 +142,13 @@ class UNet(nn.Module):
         widths = [width, 2 * width, 4 * width]
         self.checkpointing = checkpointing
         self.first = nn.Conv2d(3, width, 3, padding=1)
-        self.down = nn.ModuleList(Block(a, b) for a, b in zip([width, *widths], widths))
+        self.down = nn.ModuleList(
+            Block(a, b) for a, b in zip([width, *widths], widths, strict=False)
+        )
         self.middle = nn.MultiheadAttention(widths[-1], 4, batch_first=True)
-        self.up = nn.ModuleList(Block(2 * b, a) for a, b in zip([width, *widths[:-1]], widths))
+        self.up = nn.ModuleList(
+            Block(2 * b, a) for a, b in zip([width, *widths[:-1]], widths, strict=True)
+        )
         self.last = nn.Conv2d(width, 3, 3, padding=1)
 
     def run(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -166,7 +173,10 @@ class UNet(nn.Module):
 
 
 def unet(
-    batch: int, size: int, new_optimizer: NewOptimizer, autocast: torch.dtype | None = None,
+    batch: int,
+    size: int,
+    new_optimizer: NewOptimizer,
+    autocast: torch.dtype | None = None,
     **options: Any,
 ) -> Make:
     def make(device: str) -> Step:

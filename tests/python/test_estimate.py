@@ -133,7 +133,9 @@ def tokens() -> torch.Tensor:
 
 
 def language_model() -> Step:
-    model = nn.Sequential(nn.Embedding(1000, 64), Attention(64, 4, causal=True), nn.Linear(64, 1000))
+    model = nn.Sequential(
+        nn.Embedding(1000, 64), Attention(64, 4, causal=True), nn.Linear(64, 1000)
+    )
     words = torch.randint(1000, (4, 64))
     optimizer = adam(model.parameters())
 
@@ -201,7 +203,9 @@ MODELS: dict[str, Callable[[], Step]] = {
     ),
     "GPT-like": language_model,
     "Llama-like": lambda: training(
-        nn.Sequential(*(nn.Sequential(Attention(64, 4, causal=True), SwiGlu(64)) for _ in range(2))),
+        nn.Sequential(
+            *(nn.Sequential(Attention(64, 4, causal=True), SwiGlu(64)) for _ in range(2))
+        ),
         tokens(),
         optimizer=adam,
     ),
@@ -317,7 +321,9 @@ def test_kinds_and_places_name_what_is_held() -> None:
     activations = [one.place for one in predicted.largest if one.kind.name == "activation"]
     assert activations
     assert all("test_estimate.py:" in place for place in activations)
-    assert {place.split()[-1] for place in activations} <= {f"{i}.{j}" for i in range(4) for j in "01"}
+    assert {place.split()[-1] for place in activations} <= {
+        f"{i}.{j}" for i in range(4) for j in "01"
+    }
     assert json.loads(json.dumps(predicted.to_dict()))["peak"] == predicted.peak
     assert "optimizer state" in repr(predicted)
 

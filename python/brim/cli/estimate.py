@@ -25,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", type=_device, help="cpu or cuda; need not be there (default: the current one)"
     )
-    parser.add_argument(
-        "--capacity", type=arguments.budget, help="what the device has, e.g. 24GiB"
-    )
+    parser.add_argument("--capacity", type=arguments.budget, help="what the device has, e.g. 24GiB")
     parser.add_argument(
         "--calls", type=int, default=1, help="calls in a row; 2 for a step after the first one"
     )

@@ -1,7 +1,7 @@
 """CUDA's autocast for fake tensors.
 
-Torch's own wrappers ask a tensor whether it is on CUDA, and to C++ a fake one is not (see `_tracer`).
-These follow the same lists (ATen/autocast_mode.h), and the same cache of casted weights.
+Torch's own wrappers ask a tensor whether it is on CUDA, and a fake one says no to C++ code (see
+`Tracer`). These follow the same lists (ATen/autocast_mode.h), and the same cache of casted weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ cdist renorm logsumexp upsample_nearest1d upsample_nearest2d upsample_nearest3d 
 upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
 """
 _FLOAT32_RESULT = "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList"
-_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+_WIDEST = (
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+)
 
 
 class Autocast:
@@ -51,7 +53,7 @@ class Autocast:
                 packet, _, overload = name.partition(".")
                 op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
                 if op is not None:
-                    library.impl(name, _kernel(op, run), "AutocastCUDA", allow_override=True)
+                    library.impl(name, _kernel(op, run), "AutocastCUDA", allow_override=True)  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """Release casted weights, as the end of an autocast region does."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._C import _ConvBackend
 
 aten = torch.ops.aten
+_Backend: Any = torch._C._ConvBackend  # type: ignore[attr-defined]
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -28,7 +28,8 @@ class CpuTemporaries:
         """Make the table."""
         self.assumptions: tuple[str, ...] = ()
         self._onednn = platform.machine() == "aarch64"
-        self._table: dict[Any, Callable[[Any, list[torch.Tensor]], int]] = {
+        attention_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        self._table: dict[Any, Callable[..., Any]] = {
             aten.convolution.default: self._convolution,
             aten.convolution_backward.default: self._convolution_backward,
             aten.mse_loss.default: self._mean_loss,
@@ -37,7 +38,7 @@ class CpuTemporaries:
             aten.mkldnn_rnn_layer.default: self._rnn,
             aten.mkldnn_rnn_layer_backward.default: self._rnn_backward,
             aten._scaled_dot_product_flash_attention_for_cpu.default: self._attention,
-            aten._scaled_dot_product_flash_attention_for_cpu_backward.default: self._attention_backward,
+            attention_backward: self._attention_backward,
         }
 
     def of(
@@ -49,51 +50,51 @@ class CpuTemporaries:
         return ((size, False),) if size > 0 else ()
 
     # The losses of single elements, before their mean.
-    def _mean_loss(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _mean_loss(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return _bytes(args[0]) if outputs[0].dim() == 0 else 0
 
     # The gradient centred, before it is scaled.
-    def _first(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _first(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return _bytes(args[0]) if self._onednn else 0
 
     # oneDNN's layout of the weight.
-    def _weight(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _weight(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return _bytes(args[2]) if self._onednn else 0
 
     # Scores, maxima, sums and outputs of one block, for each thread.
-    def _attention(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         rows, columns = _block(args[0], args[1])
         return 4 * torch.get_num_threads() * rows * (columns + 2 + args[0].size(-1))
 
-    def _attention_backward(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _attention_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         rows, columns = _block(args[1], args[2])
         return 4 * torch.get_num_threads() * 2 * rows * columns
 
     # oneDNN's layout of the weights, and the gates of all steps.
-    def _rnn(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _rnn(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return sum(_bytes(weight) for weight in args[1:5]) + int(4.25 * _rnn_outputs(args))
 
-    def _rnn_backward(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _rnn_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return sum(_bytes(weight) for weight in args[1:5]) + int(5.25 * _rnn_outputs(args))
 
     # Transposed input and weight, later twice the output; without oneDNN the unfolded input.
-    def _convolution(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _convolution(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x, weight, out = args[0], args[1], outputs[0]
         backend = _backend(x, weight, args[2], *args[3:])
-        if backend == _ConvBackend.Slow2d:
+        if backend == _Backend.Slow2d:
             return _unfolded(x, weight, out, args[3]) * x.size(0)
-        if backend != _ConvBackend.Mkldnn or not self._onednn or args[8] > 1:
+        if backend != _Backend.Mkldnn or not self._onednn or args[8] > 1:
             return 0
         return max(_bytes(x) + _bytes(weight), 2 * _bytes(out))
 
     # Each thread unfolds one sample at a time, and sums up its own part of the weight's gradient.
-    def _convolution_backward(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _convolution_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         grad, x, weight = args[0], args[1], args[2]
         backend = _backend(x, weight, None, *args[4:])
         unfolded = _unfolded(x, weight, grad, args[4])
-        if backend == _ConvBackend.Slow2d:
+        if backend == _Backend.Slow2d:
             return unfolded * x.size(0)
-        if backend != _ConvBackend.Mkldnn or not self._onednn or args[9] > 1:
+        if backend != _Backend.Mkldnn or not self._onednn or args[9] > 1:
             return 0
         threads = min(torch.get_num_threads(), x.size(0))
         parts = 4 * _bytes(weight)
@@ -133,7 +134,9 @@ def _unfolded(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, stride: 
     return weight.size(1) * taps * math.prod(out.shape[2:]) * x.element_size()
 
 
-def _backend(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, *rest: Any) -> Any:
+def _backend(
+    x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, *rest: Any
+) -> Any:
     transposed, output_padding, groups = rest[:3]
     return torch._C._select_conv_backend(
         x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, None

@@ -70,7 +70,7 @@ def choices(moves: bool) -> Iterator[None]:
     """Take CUDA's kernels where an operator's C++ code chooses by the device, and its autocast.
 
     Args:
-        moves: whether the CPU's tensors are taken to be on CUDA, so autocast of the CPU means CUDA's.
+        moves: whether the CPU's tensors, and its autocast, are taken to be CUDA's.
     """
     autocast = Autocast()
     new, leave = torch.autocast.__init__, torch.autocast.__exit__
@@ -84,12 +84,12 @@ def choices(moves: bool) -> Iterator[None]:
         return result
 
     with contextlib.ExitStack() as stack:
-        library = torch.library.Library("aten", "IMPL")
+        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         stack.callback(library._destroy)
         autocast.register(library)
         for key in ("AutogradCUDA", "CUDA"):
             for name, kernel in _KERNELS.items():
-                library.impl(name, kernel, key, allow_override=True)
+                library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
         for place, replacement in (
             ("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
             ("torch.cuda.is_bf16_supported", lambda *_, **__: True),
@@ -119,14 +119,14 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """cuDNN's LSTM: one operator for all layers and steps."""
+    """One operator of cuDNN for all layers and steps."""
     hidden, cell = hx
     projected = hidden.size(2) if hidden.size(2) != cell.size(2) else 0
-    width = 4 if has_biases else 2
-    out = aten._cudnn_rnn(
-        x, list(params), width + (1 if projected else 0), x.new_empty(0), hidden, cell, 2, cell.size(2),
-        projected, num_layers, batch_first, dropout, train, bidirectional, [], None,
-    )  # fmt: skip
+    width = 4 if has_biases else 2  # tensors of a layer
+    sizes = (cell.size(2), projected, num_layers)
+    flags = (batch_first, dropout, train, bidirectional, [], None)
+    weights = (list(params), 5 if projected else width, x.new_empty(0))
+    out = aten._cudnn_rnn(x, *weights, hidden, cell, 2, *sizes, *flags)
     return out[0], out[1], out[2]
 
 
@@ -145,25 +145,25 @@ def attention(
     half = query.dtype in (torch.float16, torch.bfloat16)
     gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     grouped = enable_gqa and key.size(-3) != query.size(-3)
-    fits = query.dim() == 4 and query.size(-1) == value.size(-1) and query.size(-1) % 8 == 0
-    if half and fits and query.size(-1) <= 128:
+    width = query.size(-1)
+    fused = query.dim() == 4 and width == value.size(-1) and width % 8 == 0
+    kept: Sequence[torch.Tensor]
+    if half and fused and width <= 128:
         bias = _float_mask(attn_mask, query)
-        out: torch.Tensor = aten._scaled_dot_product_cudnn_attention(
-            query, key, value, bias, gradient, dropout_p, is_causal, False, scale=scale
-        )[0]
-        return out
-    if grouped or not fits or query.dtype == torch.float64:
-        out = aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
-        return out
-    bias = _float_mask(attn_mask, query)
-    if bias is not None:
-        bias = bias.expand(*query.shape[:-1], key.size(-2))
-    out = aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, gradient, dropout_p, is_causal, scale=scale
-    )[0]
-    return out
+        rest = (gradient, dropout_p, is_causal, False)
+        kept = aten._scaled_dot_product_cudnn_attention(query, key, value, bias, *rest, scale=scale)
+    elif grouped or not fused or query.dtype == torch.float64:
+        kept = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    else:
+        bias = _float_mask(attn_mask, query)
+        if bias is not None:
+            bias = bias.expand(*query.shape[:-1], key.size(-2))
+        kept = aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, gradient, dropout_p, is_causal, scale=scale
+        )
+    return kept[0]
 
 
 def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:

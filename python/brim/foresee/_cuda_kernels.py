@@ -53,7 +53,8 @@ class Kernels:
     def __init__(self, multiprocessors: int) -> None:
         """Make the table."""
         self._multiprocessors = multiprocessors
-        self._table: dict[Any, Callable[..., int]] = {
+        efficient_attention = aten._scaled_dot_product_efficient_attention_backward.default
+        self._table: dict[Any, Callable[..., Any]] = {
             aten.sum.dim_IntList: self._reduction,
             aten.mean.dim: self._reduction,
             aten.convolution.default: self._convolution,
@@ -68,17 +69,17 @@ class Kernels:
             aten._cudnn_rnn_backward.default: self._rnn,
             aten._scaled_dot_product_cudnn_attention_backward.default: self._cudnn_attention,
             aten._scaled_dot_product_flash_attention_backward.default: self._cudnn_attention,
-            aten._scaled_dot_product_efficient_attention_backward.default: self._efficient_attention,
+            efficient_attention: self._efficient_attention,
         }
 
     def of(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> int:
         """Bytes that one call of an operator takes beyond its outputs, until it is done."""
         rule = self._table.get(func)
-        return 0 if rule is None else rule(args, outputs)
+        return 0 if rule is None else int(rule(args, outputs))
 
     # A reduction with few outputs is spread over blocks, which leave their parts in memory: as
     # torch's Reduce.cuh lays them out.
-    def _reduction(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _reduction(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x, out = args[0], outputs[0]
         if x.numel() == 0 or x.dim() == 0 or out.numel() == 0:
             return 0
@@ -127,59 +128,59 @@ class Kernels:
         return parts if fastest_is_reduced else parts * block_x * vector
 
     # cuDNN's tensor cores want channels last: the other layout is transposed in a workspace.
-    def _convolution(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _convolution(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x, weight, out = args[0], args[1], outputs[0]
         if x.is_contiguous(memory_format=torch.channels_last) and x.size(1) > 4:
             return _bytes(weight)
-        if args[8] > 1 or min(weight.shape[:2]) < 32 and weight.size(0) < 32:
+        if args[8] > 1 or weight.size(0) < 32:
             return 0  # a kernel of torch, or one that needs none
         if math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in args[3]):
             return 0
         return _bytes(x) + _bytes(out) + _bytes(weight)
 
-    def _convolution_backward(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _convolution_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         grad, x, weight = args[0], args[1], args[2]
         if args[9] > 1:
             return 0 if x.is_contiguous() else 2 * _bytes(x)
         if x.is_contiguous(memory_format=torch.channels_last) and x.size(1) > 4:
             return 4 * weight.numel()
-        if min(weight.shape[:2]) < 32 and weight.size(0) < 32:
+        if weight.size(0) < 32:
             return 0
-        if math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in args[4]):
-            if math.prod(x.shape[2:]) >= 784:
-                return 4 * x.size(0) * weight.numel()  # weight gradients of single samples
+        pointwise = math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in args[4])
+        if pointwise and math.prod(x.shape[2:]) >= 784:
+            return 4 * x.size(0) * weight.numel()  # weight gradients of single samples
         return _bytes(grad) + _bytes(x) + 2 * _bytes(weight)
 
     # Rows of the gradient in the order of their indices, as float32, and sorted indices.
-    def _embedding_backward(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _embedding_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         grad, indices = args[0], args[1]
         copied = 0 if grad.is_contiguous() else _bytes(grad)
         return 4 * grad.numel() + 400 * indices.numel() + copied
 
-    def _layer_norm(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _layer_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return 0 if args[0].is_contiguous() else _bytes(args[0])
 
     # Sums over rows for the weight's and the bias's gradient, in parts.
-    def _layer_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _layer_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         copied = sum(_bytes(t) for t in args[:2] if not t.is_contiguous())
         return copied + 8 * 128 * math.prod(args[2])
 
     # The gradient times the output.
-    def _softmax_backward(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _softmax_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return _bytes(outputs[0])
 
     # Which elements are -inf.
-    def _safe_softmax(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _safe_softmax(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return outputs[0].numel()
 
-    def _copy_of_first(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _copy_of_first(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return 0 if args[0].is_contiguous() else _bytes(args[0])
 
-    def _rnn(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _rnn(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return _rnn_parts(args)[0]
 
     # The query's gradient in float32, and one sum for each row.
-    def _cudnn_attention(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _cudnn_attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         query, key = args[1], args[2]
         rows = query.numel() // query.size(-1)
         extra = 4 * query.numel() + 4 * rows
@@ -188,7 +189,7 @@ class Kernels:
         return extra
 
     # Keys' gradients in float32, padded; the output's gradient is copied if it is not contiguous.
-    def _efficient_attention(self, args: Any, outputs: list[torch.Tensor]) -> int:
+    def _efficient_attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         grad, query = args[0], args[1]
         batch, heads, length, width = query.shape
         copied = 0 if grad.transpose(1, 2).is_contiguous() else _bytes(grad)

@@ -22,7 +22,7 @@ from brim.foresee._log import Kind
 from brim.foresee._places import line_of
 from brim.foresee._reach import Reachable
 from brim.foresee._report import Estimate
-from brim.foresee._swap import Swap
+from brim.foresee._swap import Swap, uses_cuda
 from brim.foresee._tracer import Tracer
 from brim.memory import DeviceLike, default_device
 
@@ -107,7 +107,7 @@ def estimate(
     finally:
         tracer.stop()
         swap.restore()
-    if target.type == "cuda" and torch.cuda.is_initialized():
+    if target.type == "cuda" and uses_cuda():
         known = sum(allocation.bytes for allocation in tracer.log.held)
         tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - known)
     trace, start = tracer.log.trace()
@@ -117,7 +117,9 @@ def estimate(
     if target.type == "cpu":
         options = _C.AllocatorOptions("exact", capacity=limit)
     else:
-        options, unknown = _C.AllocatorOptions.from_settings(_cuda.allocator_settings(), capacity=limit)
+        options, unknown = _C.AllocatorOptions.from_settings(
+            _cuda.allocator_settings(), capacity=limit
+        )
         tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
     return Estimate(_C.replay(trace, options, start), target, limit, tuple(tracer.assumptions))
 

@@ -74,8 +74,10 @@ def largest_size(
             fn, *args, device=target, capacity=limit, calls=calls, **{name: size}, **kwargs
         )
         outside = max(0, others - found.held_before)
-        return found.reserved + outside if target.type == "cuda" else (
-            found.held_before + found.peak + outside
+        return (
+            found.reserved + outside
+            if target.type == "cuda"
+            else (found.held_before + found.peak + outside)
         )
 
     return _search(need, limit, lower, most, most if upper is not None else lower)
@@ -96,8 +98,8 @@ def _search(need: Callable[[int], int], limit: int, lower: int, most: int, first
     candidate = first
     while True:
         needs[candidate] = need(candidate)
-        fitting = [size for size, bytes in needs.items() if bytes <= limit]
-        failing = [size for size, bytes in needs.items() if bytes > limit]
+        fitting = [size for size, held in needs.items() if held <= limit]
+        failing = [size for size, held in needs.items() if held > limit]
         low, high = max(fitting, default=lower - 1), min(failing, default=most + 1)
         if high - low <= 1 or low == most:
             break
@@ -115,7 +117,7 @@ def _next(needs: dict[int, int], limit: int, low: int, high: int, lower: int) ->
     elif len(needs) >= _MOST_TRACES and low < lower:
         guess = lower  # the last hope
     else:
-        model = MemoryModel().fit(list(needs), [max(bytes, 1) for bytes in needs.values()])
+        model = MemoryModel().fit(list(needs), [max(held, 1) for held in needs.values()])
         guess, above = low, high
         while above - guess > 1:
             middle = (guess + above) // 2

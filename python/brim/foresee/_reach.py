@@ -73,7 +73,9 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
         yield function.__dict__["__wrapped__"]
     codes = [function.__code__]
     for code in codes:  # grows while it is read
-        codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+        codes.extend(
+            constant for constant in code.co_consts if isinstance(constant, types.CodeType)
+        )
         for name in code.co_names:
             if name in function.__globals__:
                 yield function.__globals__[name]

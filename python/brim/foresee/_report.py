@@ -72,15 +72,21 @@ class Estimate:
         """Tables for people."""
         size = _C.format_bytes
         lines = [
-            f"peak {size(self.peak)} above the {size(self.held_before)} held before, on {self.device}",
+            f"peak {size(self.peak)} above the {size(self.held_before)} held before, "
+            f"on {self.device}",
             f"reserved {size(self.reserved)}, {self.fragmentation:.1%} of it unused at the peak",
         ]
         if self.capacity is not None:
             fits = "fits" if self.fits else "does not fit"
             lines.append(f"{fits} the capacity of {size(self.capacity)}")
         kinds = sorted(self.by_kind.items(), key=lambda item: -item[1])
-        lines += ["", _C.text_table(["held at the peak", "bytes"], [[k, size(v)] for k, v in kinds], left=1)]
-        rows = [[one.place, one.kind.name.replace("_", " "), size(one.bytes)] for one in self.largest]
+        lines += [
+            "",
+            _C.text_table(["held at the peak", "bytes"], [[k, size(v)] for k, v in kinds], left=1),
+        ]
+        rows = [
+            [one.place, one.kind.name.replace("_", " "), size(one.bytes)] for one in self.largest
+        ]
         lines += ["", _C.text_table(["largest", "kind", "bytes"], rows, left=2)]
         if self.assumptions:
             lines += ["", "assumed:", *(f"- {text}" for text in self.assumptions)]

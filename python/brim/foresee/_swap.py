@@ -18,6 +18,11 @@ def is_swappable(tensor: torch.Tensor) -> bool:
     return type(tensor) in _SWAPPABLE and tensor.layout is torch.strided and not tensor.is_quantized
 
 
+def uses_cuda() -> bool:
+    """Whether this process has a CUDA context."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 class Swap:
     """Makes tensors fake in place: every reference to one sees the fake one until `restore`.
 
@@ -36,14 +41,14 @@ class Swap:
         self._mode = mode
         self._target = target
         self._moves = moves
-        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by the real one's address
+        self._storages: dict[
+            int, weakref.ref[torch.UntypedStorage]
+        ] = {}  # by the real one's address
         self._swapped: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._known: set[int] = set()
         self._random = (torch.get_rng_state(), random.getstate())
-        self._cuda_random = (
-            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        )
+        self._cuda_random = torch.cuda.get_rng_state_all() if uses_cuda() else None
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a real tensor is taken to be."""
@@ -66,7 +71,9 @@ class Swap:
             )
             # The value of a scalar, such as a step counter, may be asked for.
             constant = (
-                tensor.detach().clone() if tensor.dim() == 0 and tensor.device.type == "cpu" else None
+                tensor.detach().clone()
+                if tensor.dim() == 0 and tensor.device.type == "cpu"
+                else None
             )
             made = FakeTensor(self._mode, element, self.device_of(tensor), constant=constant)
             made.requires_grad_(tensor.requires_grad)
@@ -84,7 +91,8 @@ class Swap:
             with _disable_current_modes():
                 made.grad = grad if isinstance(grad, FakeTensor) else self.fake(grad)
         attributes = dict(made.__dict__)
-        made.__class__, tensor.__class__ = tensor.__class__, made.__class__
+        kinds = type(made), type(tensor)
+        tensor.__class__, made.__class__ = kinds  # type: ignore[assignment]
         made.__dict__, tensor.__dict__ = tensor.__dict__, {**tensor.__dict__, **attributes}
         torch._C._swap_tensor_impl(tensor, made)
         self._swapped.append((tensor, made, grad))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from brim import _C
@@ -17,7 +18,7 @@ from brim.foresee._cuda_kernels import reserved_by_cudnn_rnn
 from brim.foresee._errors import EstimateError
 from brim.foresee._log import Allocation, Kind, Log
 from brim.foresee._places import ModuleStack, current_line
-from brim.foresee._swap import Swap, is_swappable
+from brim.foresee._swap import Swap
 from brim.foresee._temporaries import Temporaries
 
 aten = torch.ops.aten
@@ -42,7 +43,41 @@ def _tensors(tree: object) -> Iterable[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-class Tracer(TorchDispatchMode):
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Whether an operator consists of others: in inference mode it arrives here whole."""
+    key = "CompositeImplicitAutograd"
+    lifts = func is aten.lift_fresh.default
+    return not lifts and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+@functools.cache
+def _references() -> tuple[int, int]:
+    """How often a gradient and its storage count as used where only the engine has it.
+
+    Versions of torch differ in what refers to a tensor while Python sees it, so it is looked up.
+    """
+    found = []
+
+    class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is aten.add.Tensor and torch._C._current_graph_task_id() != -1:
+                storage = args[0].untyped_storage()
+                uses = torch._C._storage_Use_Count(storage._cdata)
+                found.append((args[0]._use_count(), uses))
+            return func(*args, **(kwargs or {}))
+
+    modes = _disable_current_modes(), torch.inference_mode(False), torch.enable_grad()
+    with modes[0], modes[1], modes[2], FakeTensorMode():
+        x = torch.empty(2, requires_grad=True).sin()
+        with Look():  # type: ignore[no-untyped-call]
+            torch.autograd.backward((x.sin() * x.cos()).sum())
+    return found[0] if found else (0, 0)
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator that runs on fake tensors, and notes each storage once.
 
     Args:
@@ -56,7 +91,7 @@ class Tracer(TorchDispatchMode):
         self, swap: Swap, target: torch.device, moves: bool, temporaries: Temporaries
     ) -> None:
         """Nothing is traced yet."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.log = Log()
         self.assumptions: dict[str, None] = {}  # in order, each once
         self.modules = ModuleStack(self.take_module)
@@ -69,8 +104,8 @@ class Tracer(TorchDispatchMode):
         self._parameters: dict[int, tuple[torch.Tensor, str]] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._seen_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._unshared = _references()
         self._backward = -1
-        self._in_step = 0
 
     # ---- what exists before the call ----------------------------------------------------------
 
@@ -148,9 +183,7 @@ class Tracer(TorchDispatchMode):
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
             self._enter_backward(backward)
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            pass
-        elif func not in (aten.lift_fresh.default,) and torch.is_inference_mode_enabled():
+        if torch.is_inference_mode_enabled() and _is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -181,7 +214,9 @@ class Tracer(TorchDispatchMode):
             and kwargs.get("dtype") in (None, args[0].dtype)
             and kwargs.get("memory_format") in (None, torch.preserve_format)
         ):
-            return aten.detach.default(args[0])  # C++ sees another device there, so it asks for a copy
+            return aten.detach.default(
+                args[0]
+            )  # C++ sees another device there, so it asks for a copy
         if func is aten._cudnn_rnn_backward.default:  # has no fake kernel
             x, weights, hidden, cell = args[0], args[1], args[4], args[5]
             made = [torch.empty_like(tensor) for tensor in (x, hidden, cell)]
@@ -199,9 +234,8 @@ class Tracer(TorchDispatchMode):
         """C++ formulas ask for the device that they see of fake tensors, which is meta."""
         device = kwargs.get("device")
         if device is not None:
-            if device.type == "meta" or (self._moves and device.type == "cpu"):
-                kwargs["device"] = self._target
-            elif device.type == self._target.type and device.index is None:
+            moves = self._moves and device.type == "cpu"
+            if moves or device.type in ("meta", self._target.type):
                 kwargs["device"] = self._target
         elif self._moves and not inputs and any(a.name == "device" for a in func._schema.arguments):
             kwargs["device"] = self._target
@@ -225,8 +259,8 @@ class Tracer(TorchDispatchMode):
             not torch.is_grad_enabled()
             and entry is not None
             and entry[1].kind is Kind.temporary
-            and tensor._use_count() <= 2
-            and storage._use_count() <= 2
+            and tensor._use_count() <= self._unshared[0]  # type: ignore[attr-defined]
+            and torch._C._storage_Use_Count(storage._cdata) <= self._unshared[1]
         )
 
     # ---- storages -----------------------------------------------------------------------------
@@ -238,7 +272,8 @@ class Tracer(TorchDispatchMode):
     def _hide_device(self, tensors: Any) -> None:
         if self._elsewhere:
             _C.show_fake_device(
-                [t for t in tensors if isinstance(t, FakeTensor) and t.fake_device.type != "cpu"], False
+                [t for t in tensors if isinstance(t, FakeTensor) and t.fake_device.type != "cpu"],
+                False,
             )
 
     def _sizes(self, inputs: Iterable[torch.Tensor]) -> list[int]:
@@ -250,7 +285,9 @@ class Tracer(TorchDispatchMode):
             entry = self._live.get(storage._cdata)
             if entry is not None and storage.nbytes() != size:
                 self.log.free(entry[1])
-                self._watch(storage, self.log.allocate(storage.nbytes(), entry[1].kind, entry[1].place))
+                self._watch(
+                    storage, self.log.allocate(storage.nbytes(), entry[1].kind, entry[1].place)
+                )
 
     def _note(
         self, func: Any, args: Any, kwargs: Any, outputs: list[FakeTensor], backward: bool
@@ -268,7 +305,9 @@ class Tracer(TorchDispatchMode):
             self._watch(storage, self.log.allocate(size, Kind.temporary, place))
         for size, kept in self._temporaries.of(func, args, kwargs, outputs, backward):
             place = place or self._place(backward)
-            allocation = self.log.allocate(size, Kind.workspace, f"{func.name().split('::')[-1]} at {place}")
+            allocation = self.log.allocate(
+                size, Kind.workspace, f"{func.name().split('::')[-1]} at {place}"
+            )
             if not kept:
                 self.log.free(allocation)
 
