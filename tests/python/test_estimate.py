@@ -465,3 +465,44 @@ def test_largest_size_for_a_gpu_that_is_not_there() -> None:
     found = brim.estimate(step, size, device="cuda", capacity="24GiB")
     assert found.fits
     assert found.reserved > 0.9 * (24 << 30)
+
+
+# ---- maximize(foresee=True) ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", ["96MiB", "300MiB"])
+def test_the_first_call_starts_at_a_size_that_fits(budget: str) -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+
+    @brim.maximize("batch_size", foresee=True, device="cpu")
+    def step(batch_size: int) -> int:
+        training_with(model, optimizer, batch_size)
+        return batch_size
+
+    with brim.budget(budget, device="cpu"):
+        size, attempts = step.record(1 << 20)
+        assert [attempt.fitted for attempt in attempts] == [True]
+        with pytest.raises(torch.OutOfMemoryError):
+            training_with(model, optimizer, int(size / 0.97) + 1)
+        later, attempts = step.record(1 << 20)
+        assert later >= 0.9 * size  # the optimizer's state is held now
+        assert all(attempt.fitted for attempt in attempts)
+
+
+def test_what_cannot_be_foreseen_runs_as_usual_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @brim.maximize("n", foresee=True, device="cpu")
+    def work(x: torch.Tensor, n: int) -> float:
+        return float(x[x > 0][:n].sum())
+
+    with caplog.at_level("INFO", logger="brim"):
+        assert work(torch.ones(4), 3) == 3.0
+    assert "cannot be foreseen" in caplog.text
+    assert "test_estimate.py" in caplog.text
+
+
+def test_foresee_takes_one_name() -> None:
+    with pytest.raises(ValueError, match="foresee takes one name"):
+        brim.maximize("a", "b", foresee=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from brim.foresee._temporaries import Temporary
+
 aten = torch.ops.aten
 _Backend: Any = torch._C._ConvBackend  # type: ignore[attr-defined]
 
@@ -43,11 +45,11 @@ class CpuTemporaries:
 
     def of(
         self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
-    ) -> Iterable[tuple[int, bool]]:
-        """Bytes, and whether they stay allocated, for one call of an operator."""
+    ) -> Iterable[Temporary]:
+        """What one call of an operator takes."""
         rule = self._table.get(func)
         size = 0 if rule is None or not outputs else rule(args, outputs)
-        return ((size, False),) if size > 0 else ()
+        return (Temporary(size),) if size > 0 else ()
 
     # The losses of single elements, before their mean.
     def _mean_loss(self, args: Any, outputs: list[torch.Tensor]) -> Any:

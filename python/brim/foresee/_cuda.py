@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -13,6 +13,7 @@ import torch
 
 from brim.foresee._autocast import Autocast
 from brim.foresee._cuda_kernels import Kernels
+from brim.foresee._temporaries import Temporary
 
 aten = torch.ops.aten
 
@@ -43,15 +44,14 @@ class Temporaries:
 
     def of(
         self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
-    ) -> Iterator[tuple[int, bool]]:
-        """Bytes, and whether they stay allocated, for one call of an operator."""
+    ) -> Iterator[Temporary]:
+        """What one call of an operator takes, in order."""
         # One workspace for each cuBLAS handle: the autograd engine's thread has its own.
         if func in _GEMMS and backward not in self._workspaces:
             self._workspaces.add(backward)
-            yield self._workspace, True
-        inside = self._kernels.of(func, args, outputs) if outputs else 0
-        if inside > 0:
-            yield inside, False
+            yield Temporary(self._workspace, stays=True)
+        if outputs:
+            yield from self._kernels.of(func, args, outputs)
 
 
 def _workspace_setting(default: int) -> int:
@@ -66,11 +66,12 @@ def allocator_settings() -> str:
 
 
 @contextlib.contextmanager
-def choices(moves: bool) -> Iterator[None]:
+def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
     """Take CUDA's kernels where an operator's C++ code chooses by the device, and its autocast.
 
     Args:
         moves: whether the CPU's tensors, and its autocast, are taken to be CUDA's.
+        empty_cache: called in the place of torch's.
     """
     autocast = Autocast()
     new, leave = torch.autocast.__init__, torch.autocast.__exit__
@@ -93,6 +94,7 @@ def choices(moves: bool) -> Iterator[None]:
         for place, replacement in (
             ("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
             ("torch.cuda.is_bf16_supported", lambda *_, **__: True),
+            ("torch.cuda.empty_cache", empty_cache),
             ("torch.autocast.__init__", new_autocast),
             ("torch.autocast.__exit__", leave_autocast),
         ):
@@ -124,7 +126,7 @@ def lstm(
     projected = hidden.size(2) if hidden.size(2) != cell.size(2) else 0
     width = 4 if has_biases else 2  # tensors of a layer
     sizes = (cell.size(2), projected, num_layers)
-    flags = (batch_first, dropout, train, bidirectional, [], None)
+    flags: tuple[Any, ...] = (batch_first, dropout, train, bidirectional, [], None)
     weights = (list(params), 5 if projected else width, x.new_empty(0))
     out = aten._cudnn_rnn(x, *weights, hidden, cell, 2, *sizes, *flags)
     return out[0], out[1], out[2]

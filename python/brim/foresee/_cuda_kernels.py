@@ -7,12 +7,16 @@ libraries' heuristics are not public, so those of convolutions and LSTMs are app
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from brim.foresee._temporaries import Temporary
+
 aten = torch.ops.aten
+
+_MOST_PARTIAL_GRADIENTS = 9 << 20  # bytes of one convolution's weight
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -72,10 +76,14 @@ class Kernels:
             efficient_attention: self._efficient_attention,
         }
 
-    def of(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> int:
-        """Bytes that one call of an operator takes beyond its outputs, until it is done."""
+    def of(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> Iterator[Temporary]:
+        """What one call of an operator takes beyond its outputs, until it is done."""
         rule = self._table.get(func)
-        return 0 if rule is None else int(rule(args, outputs))
+        taken = 0 if rule is None else rule(args, outputs)
+        if isinstance(taken, tuple):
+            yield from (Temporary(size, outputs=i + 1) for i, size in enumerate(taken) if size > 0)
+        elif taken > 0:
+            yield Temporary(int(taken))
 
     # A reduction with few outputs is spread over blocks, which leave their parts in memory: as
     # torch's Reduce.cuh lays them out.
@@ -138,18 +146,26 @@ class Kernels:
             return 0
         return _bytes(x) + _bytes(out) + _bytes(weight)
 
+    # One workspace for the input's gradient, and after it one for the weight's.
     def _convolution_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        grad, x, weight = args[0], args[1], args[2]
+        grad, x, weight, mask = args[0], args[1], args[2], args[10]
+        single = 4 * weight.numel()
         if args[9] > 1:
-            return 0 if x.is_contiguous() else 2 * _bytes(x)
+            spread = math.prod(x.shape[2:]) >= 784
+            return 0 if x.is_contiguous() else (8 if spread else 2) * _bytes(x)
         if x.is_contiguous(memory_format=torch.channels_last) and x.size(1) > 4:
-            return 4 * weight.numel()
+            return single
         if weight.size(0) < 32:
             return 0
-        pointwise = math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in args[4])
-        if pointwise and math.prod(x.shape[2:]) >= 784:
-            return 4 * x.size(0) * weight.numel()  # weight gradients of single samples
-        return _bytes(grad) + _bytes(x) + 2 * _bytes(weight)
+        # The sum over samples and places is cut into parts, each with a float32 gradient.
+        parts = min(15 if x.dtype == torch.float32 else 4, _MOST_PARTIAL_GRADIENTS // single)
+        of_weight = _bytes(grad) + _bytes(x) + parts * single
+        of_input = _bytes(grad) + _bytes(x) + _bytes(weight)
+        if math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in args[4]):
+            of_input = 0
+            if math.prod(x.shape[2:]) >= 784:
+                of_weight = x.size(0) * single  # gradients of single samples
+        return (of_input, of_weight) if mask[0] and mask[1] else of_weight
 
     # Rows of the gradient in the order of their indices, as float32, and sorted indices.
     def _embedding_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:

@@ -144,7 +144,11 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
         torch_optimizer.register_optimizer_step_post_hook(tracer.after_step),
     ]
     types.append(FakeTensor)
-    elsewhere = _cuda.choices(moves) if target.type == "cuda" else contextlib.nullcontext()
+    elsewhere = (
+        _cuda.choices(moves, tracer.log.empty_cache)
+        if target.type == "cuda"
+        else contextlib.nullcontext()
+    )
     try:
         with tracer.modules, elsewhere, _not_packed(tracer):
             yield

@@ -25,7 +25,7 @@ class Log:
     def __init__(self) -> None:
         """Start with nothing held."""
         self.held: list[Allocation] = []
-        self.events: list[tuple[bool, Allocation]] = []
+        self.events: list[tuple[bool, Allocation | None]] = []  # None: the cache was emptied
 
     def hold(self, size: int, kind: Kind, place: str) -> Allocation:
         """Note a storage that existed before the call."""
@@ -43,25 +43,33 @@ class Log:
         """Note that a storage was released."""
         self.events.append((False, allocation))
 
+    def empty_cache(self) -> None:
+        """Note that free memory went back to the device."""
+        self.events.append((False, None))
+
     def hold_workspaces(self, most: int) -> None:
         """Count libraries' workspaces as held before, if they fit what is held by others."""
-        kept = {id(one) for made, one in self.events if made and one.kind is Kind.workspace}
-        kept -= {id(one) for made, one in self.events if not made}
-        found = [event for event in self.events if id(event[1]) in kept]
-        if sum(one.bytes for _, one in found) <= most:
-            self.events = [event for event in self.events if id(event[1]) not in kept]
-            self.held += [one for _, one in found]
+        freed = {id(one) for made, one in self.events if not made}
+        kept = [
+            one
+            for made, one in self.events
+            if made and one is not None and one.kind is Kind.workspace and id(one) not in freed
+        ]
+        if sum(one.bytes for one in kept) <= most:
+            moved = {id(one) for one in kept}
+            self.events = [event for event in self.events if id(event[1]) not in moved]
+            self.held += kept
 
     def trace(self) -> tuple[_C.MemoryTrace, int]:
         """The events for the C++ core, and the number of the first one of the call."""
         trace = _C.MemoryTrace()
-        for allocation in self.held:
-            allocation.number = trace.allocate(
-                allocation.bytes, allocation.kind, trace.place(allocation.place)
-            )
+        for held in self.held:
+            held.number = trace.allocate(held.bytes, held.kind, trace.place(held.place))
         start = len(trace)
         for allocates, allocation in self.events:
-            if allocates:
+            if allocation is None:
+                trace.empty_cache()
+            elif allocates:
                 allocation.number = trace.allocate(
                     allocation.bytes, allocation.kind, trace.place(allocation.place)
                 )

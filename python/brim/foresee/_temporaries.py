@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+
+class Temporary(NamedTuple):
+    """Memory that an operator takes beside its outputs."""
+
+    bytes: int
+    stays: bool = False  # whether it is kept when the operator is done
+    outputs: int | None = None  # how many outputs exist when it is taken; None for all
 
 
 class Temporaries(Protocol):
@@ -13,6 +21,6 @@ class Temporaries(Protocol):
 
     def of(
         self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
-    ) -> Iterable[tuple[int, bool]]:
-        """Bytes, and whether they stay allocated, for one call of an operator."""
+    ) -> Iterable[Temporary]:
+        """What one call of an operator takes, in order."""
         ...

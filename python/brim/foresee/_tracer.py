@@ -293,23 +293,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: Any, kwargs: Any, outputs: list[FakeTensor], backward: bool
     ) -> None:
         place = ""
-        for tensor in outputs:
+        inside = list(self._temporaries.of(func, args, kwargs, outputs, backward))
+        for i, tensor in enumerate(outputs):
             storage = tensor.untyped_storage()
-            if storage._cdata in self._live or not self._counts(tensor):
-                continue
             size = storage.nbytes()
-            if size == 0:
-                continue
-            if not place:
-                place = self._place(backward)
-            self._watch(storage, self.log.allocate(size, Kind.temporary, place))
-        for size, kept in self._temporaries.of(func, args, kwargs, outputs, backward):
-            place = place or self._place(backward)
-            allocation = self.log.allocate(
-                size, Kind.workspace, f"{func.name().split('::')[-1]} at {place}"
-            )
-            if not kept:
-                self.log.free(allocation)
+            if size and storage._cdata not in self._live and self._counts(tensor):
+                place = place or self._place(backward)
+                self._watch(storage, self.log.allocate(size, Kind.temporary, place))
+            for one in inside:
+                if (one.outputs or len(outputs)) == i + 1:
+                    name = f"{func.name().split('::')[-1]} at {place or self._place(backward)}"
+                    allocation = self.log.allocate(one.bytes, Kind.workspace, name)
+                    if not one.stays:
+                        self.log.free(allocation)
 
     def _place(self, backward: bool) -> str:
         if not backward:
