@@ -88,11 +88,12 @@ class Kernels:
     # A reduction with few outputs is spread over blocks, which leave their parts in memory: as
     # torch's Reduce.cuh lays them out.
     def _reduction(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        x, out = args[0], outputs[0]
-        if x.numel() == 0 or x.dim() == 0 or out.numel() == 0:
+        return self._reduction_of(args[0], args[1] if len(args) > 1 else None)
+
+    def _reduction_of(self, x: torch.Tensor, dims: Any) -> int:
+        if x.numel() == 0 or x.dim() == 0:
             return 0
-        dims = args[1] if len(args) > 1 and args[1] is not None else []
-        dims = [dims] if isinstance(dims, int) else list(dims)
+        dims = [dims] if isinstance(dims, int) else list(dims or ())
         reduced = {d % x.dim() for d in dims} or set(range(x.dim()))
         steps = {True: [], False: []}  # type: dict[bool, list[int]]
         for d in range(x.dim()):
@@ -101,7 +102,7 @@ class Kernels:
         if not steps[True]:
             return 0
         fastest_is_reduced = not steps[False] or min(steps[True]) < min(steps[False])
-        outs = out.numel()
+        outs = math.prod(x.size(d) for d in range(x.dim()) if d not in reduced)
         inputs = x.numel() // outs
         element = max(4, x.element_size()) if x.is_floating_point() else x.element_size()
         width, height = (inputs, outs) if fastest_is_reduced else (outs, inputs)
@@ -138,34 +139,46 @@ class Kernels:
     # cuDNN's tensor cores want channels last: the other layout is transposed in a workspace.
     def _convolution(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x, weight, out = args[0], args[1], outputs[0]
-        if x.is_contiguous(memory_format=torch.channels_last) and x.size(1) > 4:
-            return _bytes(weight)
+        if x.is_contiguous(memory_format=torch.channels_last) and x.dim() == 4:
+            padded = _up(x.size(1), 8) * 8 * _bytes(x) // x.size(1) if x.size(1) <= 4 else 0
+            return padded + _bytes(weight)
         if args[8] > 1 or weight.size(0) < 32:
             return 0  # a kernel of torch, or one that needs none
         if math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in args[3]):
             return 0
         return _bytes(x) + _bytes(out) + _bytes(weight)
 
-    # One workspace for the input's gradient, and after it one for the weight's.
+    # A workspace for each gradient, one after the other; the bias's is a sum.
     def _convolution_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         grad, x, weight, mask = args[0], args[1], args[2], args[10]
+        of_input, of_weight = self._convolution_gradients(grad, x, weight, args[4], args[9])
+        of_bias = 0
+        if mask[2]:
+            of_bias = self._reduction_of(grad, [d for d in range(grad.dim()) if d != 1])
+        return tuple(
+            size for size, made in zip((of_input, of_weight, of_bias), mask, strict=True) if made
+        )
+
+    def _convolution_gradients(
+        self, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: Any, groups: int
+    ) -> tuple[int, int]:
         single = 4 * weight.numel()
-        if args[9] > 1:
-            spread = math.prod(x.shape[2:]) >= 784
-            return 0 if x.is_contiguous() else (8 if spread else 2) * _bytes(x)
+        if groups > 1:
+            spread = x.dtype == torch.float32 and math.prod(x.shape[2:]) >= 784
+            return 0, 8 * _bytes(x) if spread and not x.is_contiguous() else 0
         if x.is_contiguous(memory_format=torch.channels_last) and x.size(1) > 4:
-            return single
+            return 0, single
         if weight.size(0) < 32:
-            return 0
+            return 0, 0
         # The sum over samples and places is cut into parts, each with a float32 gradient.
         parts = min(15 if x.dtype == torch.float32 else 4, _MOST_PARTIAL_GRADIENTS // single)
-        of_weight = _bytes(grad) + _bytes(x) + parts * single
         of_input = _bytes(grad) + _bytes(x) + _bytes(weight)
-        if math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in args[4]):
+        of_weight = _bytes(grad) + _bytes(x) + parts * single
+        if math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in stride):
             of_input = 0
             if math.prod(x.shape[2:]) >= 784:
                 of_weight = x.size(0) * single  # gradients of single samples
-        return (of_input, of_weight) if mask[0] and mask[1] else of_weight
+        return of_input, of_weight
 
     # Rows of the gradient in the order of their indices, as float32, and sorted indices.
     def _embedding_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
