@@ -51,13 +51,14 @@ def mem_tracker(make: Make) -> int | None:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     try:
-        with FakeTensorMode():
+        with FakeTensorMode(), torch.device("cuda"):  # it cannot move a model
             step = make("cuda")
             tracker = MemTracker()
             found = Reachable(step, (), {})
             tracker.track_external(*found.modules, *found.optimizers, *found.tensors)
             with tracker:
                 step()
+                tracker.reset_mod_stats()
                 step()
             peak = tracker.get_tracker_snapshot("peak")
             return max(device["Total"] for device in peak.values())

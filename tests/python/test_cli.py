@@ -89,8 +89,8 @@ def step():
     layer(x).sum().backward()
 
 
-def branches():
-    if x.sum() > 0:
+def branches(positive):
+    if x.sum() > 0 or positive:
         step()
 """
 
@@ -113,4 +113,4 @@ def test_estimate_says_which_line_cannot_be_traced(tmp_path: Path) -> None:
     file = tmp_path / "branches_of_a_test.py"
     file.write_text(STEP_FILE)
     with pytest.raises(SystemExit, match=r"branches_of_a_test\.py:13: "):
-        main(["estimate", f"{file}:branches", "--device", "cpu"])
+        main(["estimate", f"{file}:branches", "True", "--device", "cpu"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import sys
+from typing import Any
 
 import torch
 
@@ -19,8 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "function",
         type=arguments.function,
-        help="module:function or file.py:function; called without arguments, such as one training "
-        "step of a model that the module makes",
+        help="module:function or file.py:function, such as one training step of a model that the "
+        "module makes",
+    )
+    parser.add_argument(
+        "values",
+        nargs="*",
+        type=_literal,
+        metavar="ARGUMENT",
+        help="what to call it with: Python literals such as 64 or (3, 224, 224)",
     )
     parser.add_argument(
         "--device", type=_device, help="cpu or cuda; need not be there (default: the current one)"
@@ -30,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calls", type=int, default=1, help="calls in a row; 2 for a step after the first one"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError) as error:
+        raise argparse.ArgumentTypeError(f"must be a Python literal, got {text}") from error
 
 
 def _device(text: str) -> torch.device:
@@ -44,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         found = brim.estimate(
             arguments.function,
+            *arguments.values,
             device=arguments.device,
             capacity=arguments.capacity,
             calls=arguments.calls,

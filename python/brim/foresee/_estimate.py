@@ -69,11 +69,10 @@ def estimate(
 
     Example:
         >>> import brim, torch
-        >>> layer = torch.nn.Linear(256, 256)
-        >>> def step(x):
-        ...     layer(x).sum().backward()
-        >>> brim.estimate(step, torch.zeros(64, 256), device="cpu").peak
-        394500
+        >>> def work(x):
+        ...     return (x * 2).exp().sum()
+        >>> brim.estimate(work, torch.zeros(1024, 1024), device="cpu").peak
+        8388608
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function, got {fn!r}")

@@ -59,8 +59,8 @@ def largest_size(
         >>> import brim, torch
         >>> def work(n):
         ...     torch.zeros(n, 1024)
-        >>> brim.largest_size(work, "n", "1MiB", device="cpu")
-        256
+        >>> brim.largest_size(work, "n", "1GiB", device="cpu", upper=1000)
+        1000
     """
     lower = positive("lower", lower)
     most = 2**40 if upper is None else positive("upper", upper)
