@@ -506,3 +506,28 @@ def test_what_cannot_be_foreseen_runs_as_usual_and_says_so(
 def test_foresee_takes_one_name() -> None:
     with pytest.raises(ValueError, match="foresee takes one name"):
         brim.maximize("a", "b", foresee=True)
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("autocast", [False, True])
+def test_peak_on_cuda_is_within_3_percent_of_the_measured_one(autocast: bool) -> None:
+    model = nn.Sequential(*(Attention(512, 8, causal=True) for _ in range(4))).cuda()
+    x = torch.randn(16, 512, 512, device="cuda")
+    optimizer = adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+
+    step()  # libraries' workspaces exist from here on
+    predicted = brim.estimate(step, device="cuda")
+    with brim.PeakMeter("cuda") as meter:
+        step()
+    assert predicted.peak == pytest.approx(meter.peak, rel=0.03)
+    assert predicted.fits
