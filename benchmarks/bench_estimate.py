@@ -53,7 +53,7 @@ def mem_tracker(make: Make) -> int | None:
 
     try:
         with FakeTensorMode():
-            with mock.patch("weakref.getweakrefs", lambda _: []):  # lets fake modules move
+            with mock.patch("weakref.getweakrefs", return_value=[]):  # lets fake modules move
                 step = make("cuda")
             tracker = MemTracker()
             found = Reachable(step, (), {})

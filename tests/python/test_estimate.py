@@ -411,6 +411,34 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], mess
         brim.estimate(fn, **arguments)
 
 
+def test_schedulers_and_gradient_scalers_take_part_and_stay_as_they_were() -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = torch.amp.GradScaler("cpu")
+    x = torch.randn(64, 256)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(x).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+    before = copy.deepcopy((scheduler.state_dict(), scaler.state_dict(), optimizer.state_dict()))
+    predicted = brim.estimate(step, device="cpu")
+    assert (scheduler.state_dict(), scaler.state_dict(), optimizer.state_dict()) == before
+    with brim.PeakMeter("cpu") as meter:
+        step()
+    assert predicted.peak == pytest.approx(meter.peak, rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+def test_compiled_functions_are_traced_as_they_are_written() -> None:
+    compiled = torch.compile(lambda x: (x * 2).exp())
+    assert brim.estimate(compiled, torch.zeros(1024), device="cpu").peak == 8192
+
+
 # ---- the largest size ----------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from brim.foresee._swap import Swap, uses_cuda
 from brim.foresee._tracer import Tracer
 from brim.memory import DeviceLike, default_device
 
+_one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration
 _NOT_TRACEABLE = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
@@ -47,7 +49,8 @@ def estimate(
 
     The function runs on fake tensors: no memory is taken and no kernel runs. Parameters, buffers,
     gradients, optimizer state and random state are the same afterwards, also if it fails. What the
-    function does to other Python objects stays done.
+    function does to other Python objects stays done. Other threads must not use the same modules
+    meanwhile.
 
     Args:
         fn: what to estimate, such as a training step.
@@ -74,6 +77,18 @@ def estimate(
         >>> brim.estimate(work, torch.zeros(1024, 1024), device="cpu").peak
         8388608
     """
+    with _one_at_a_time:
+        return _estimate(fn, args, kwargs, device, capacity, calls)
+
+
+def _estimate(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: DeviceLike,
+    capacity: int | str | None,
+    calls: int,
+) -> Estimate:
     if not callable(fn):
         raise TypeError(f"fn must be a function, got {fn!r}")
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
@@ -92,6 +107,8 @@ def estimate(
             tracer.take_module(module)
         for optimizer in found.optimizers:
             tracer.take_optimizer(optimizer)
+        for helper in found.helpers:
+            swap.keep_object(helper)
         for tensor in found.tensors:
             tracer.take(tensor, Kind.input, "")
         with mode, _followed(tracer, target, moves), tracer:
@@ -149,12 +166,26 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
         else contextlib.nullcontext()
     )
     try:
-        with tracer.modules, elsewhere, _not_packed(tracer):
+        with tracer.modules, elsewhere, _not_packed(tracer), _always_stepping():
             yield
     finally:
         types.remove(FakeTensor)
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def _always_stepping() -> Iterator[None]:
+    """A gradient scaler looks at values before a step; and compiled functions run as they are."""
+
+    def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    with (
+        mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -11,11 +11,19 @@ import torch
 
 _MOST_OBJECTS = 20_000
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype)
+_HELPERS = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
 _FOREIGN = ("torch", "builtins", "numpy", "typing", "collections", "logging", "threading")
 
 
 class Reachable:
-    """What a function's code, closure, instance and arguments lead to."""
+    """What a function's code, closure, instance and arguments lead to.
+
+    Attributes:
+        modules: with all their parts.
+        optimizers: with their state.
+        tensors: that are not in those.
+        helpers: schedulers and gradient scalers.
+    """
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -24,6 +32,7 @@ class Reachable:
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.tensors: list[torch.Tensor] = []
+        self.helpers: list[Any] = []
         seen: set[int] = set()
         queue: list[Any] = [fn, *args, *kwargs.values()]
         for found in queue:  # grows while it is read
@@ -38,6 +47,9 @@ class Reachable:
                 self.modules.append(found)
             elif isinstance(found, torch.optim.Optimizer):
                 self.optimizers.append(found)
+            elif isinstance(found, _HELPERS):
+                self.helpers.append(found)
+                queue.extend(found.__dict__.values())
             else:
                 queue.extend(_inside(found))
 

@@ -104,6 +104,13 @@ class Swap:
             self._known.add(id(contents))
             self._dicts.append((contents, dict(contents)))
 
+    def keep_object(self, helper: object) -> None:
+        """Put an object's attributes, and the entries of those that are dicts, back at the end."""
+        for value in helper.__dict__.values():
+            if isinstance(value, dict):
+                self.keep(value)
+        self.keep(helper.__dict__)
+
     def restore(self) -> None:
         """Put everything back: tensors, dicts and the random state."""
         for tensor, real, grad in reversed(self._swapped):
