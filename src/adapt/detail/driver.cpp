@@ -97,23 +97,10 @@ bool says_the_same(const Attempt& last, const Attempt& fit) {
   return last.size() == fit.size() && std::abs(a - b) <= kSame * std::max(a, b);
 }
 
-bool may_run_unwatched(const AdaptOptions& options) noexcept {
-  return options.objective == Objective::memory && options.attempts == nullptr &&
-         !options.observer &&
-         (options.memory == nullptr || !options.memory->may_know_something()) &&
-         options.lower >= 1 && options.quantum >= 1;
-}
-
 }  // namespace
 
-FirstAttempt::FirstAttempt(const AdaptOptions& options, bool on_accelerator)
-    : unwatched(may_run_unwatched(options)),
-      checkpoint(options, unwatched && !options.device && !on_accelerator
-                              ? Checkpoint::Detail::cheap
-                              : Checkpoint::Detail::all) {}
-
-void maximize_watched(const MaximizeCall& call, Checkpoint checkpoint,
-                      std::optional<Failure> failure, TryValues attempt) {
+void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint,
+                      std::optional<Failure>&& failure, TryValues attempt) {
   const AdaptOptions& options = call.all_options ? call.all_options() : call.options;
   check_options(options);
   // A first attempt was made at the maxima. What other calls have learned since would say that it
