@@ -51,9 +51,11 @@ void over_spans(std::int64_t elements, const Body& body) {
   });
 }
 
-std::uint64_t load_bits(const std::uint8_t* bits, std::int64_t count) {
-  std::uint64_t packed = 0;
-  std::memcpy(&packed, bits, static_cast<std::size_t>(bit_bytes(count)));
+using PackedBlock = std::array<std::uint8_t, kBlock / 8>;
+
+PackedBlock load_bits(const std::uint8_t* bits, std::int64_t count) {
+  PackedBlock packed{};
+  std::memcpy(packed.data(), bits, static_cast<std::size_t>(bit_bytes(count)));
   return packed;
 }
 
@@ -159,12 +161,12 @@ C10_ALWAYS_INLINE std::uint64_t bitmask_block(const T* in, T* out, const Functio
 /// Calls body(first element, mask) for the vectors of a block: all bits of a lane are the
 /// element's.
 template <class Int, class Body>
-C10_ALWAYS_INLINE void over_masks(std::uint64_t bits, const Body& body) {
+C10_ALWAYS_INLINE void over_masks(const PackedBlock& bits, const Body& body) {
   typedef Int Mask __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
   constexpr std::size_t kLanes = 16 / sizeof(Int);
   constexpr std::array<Int, 8> kPlaces{1, 2, 4, 8, 16, 32, 64, 128};
   for (std::size_t byte = 0; byte < kBlock / 8; ++byte) {
-    const Mask all = static_cast<Int>(bits >> (8 * byte) & 0xff) - Mask{};
+    const Mask all = static_cast<Int>(bits[byte]) - Mask{};
     for (std::size_t lane = 0; lane < 8; lane += kLanes) {
       Mask places;
       std::memcpy(&places, kPlaces.data() + lane, sizeof(places));
@@ -176,7 +178,7 @@ C10_ALWAYS_INLINE void over_masks(std::uint64_t bits, const Body& body) {
 
 /// The value where the bit is set, else 0.
 template <class T>
-void keep_block(const T* in, std::uint64_t bits, T* out) {
+void keep_block(const T* in, const PackedBlock& bits, T* out) {
   over_masks<std::make_signed_t<Raw<T>>>(bits, [=](std::size_t i, auto mask) {
     decltype(mask) x;
     std::memcpy(&x, in + i, sizeof(x));
@@ -187,7 +189,7 @@ void keep_block(const T* in, std::uint64_t bits, T* out) {
 
 /// Times on or off, whichever the bit says. `out` may be `in`.
 template <class T>
-void times_block(const T* in, std::uint64_t bits, T* out, T on, T off) {
+void times_block(const T* in, const PackedBlock& bits, T* out, T on, T off) {
   typedef T Vector __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
   over_masks<std::make_signed_t<Raw<T>>>(bits, [=](std::size_t i, auto mask) {
     Vector x;
@@ -200,7 +202,7 @@ void times_block(const T* in, std::uint64_t bits, T* out, T on, T off) {
 }
 
 template <class T>
-void apply_block(const T* in, std::uint64_t bits, T* out, Wide<T> on, Wide<T> off) {
+void apply_block(const T* in, const PackedBlock& bits, T* out, Wide<T> on, Wide<T> off) {
   if (on == 1 && off == 0) {
     keep_block(in, bits, out);
   } else if constexpr (std::is_same_v<T, Wide<T>>) {

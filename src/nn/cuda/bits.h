@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
-// The kernels over bits (see nn/ops/bits.h) on plain pointers: .cu files take no header of torch, so
-// that they compile in seconds. `n` counts elements. Pointers need no alignment beyond their
+// The kernels over bits (see nn/ops/bits.h) on plain pointers: .cu files take no header of torch,
+// so that they compile in seconds. `n` counts elements. Pointers need no alignment beyond their
 // type's. Kernels run on `stream`; the caller sets the device and checks for errors of the launch.
 
 namespace brim::nn::cuda {
