@@ -177,15 +177,6 @@ struct Outputs {
   }
 };
 
-/// Calls row(n, od, oh) for parts [begin, end) of all rows of outputs.
-template <class Row>
-void over_rows(Int begin, Int end, const std::int64_t* sizes, const Row& row) {
-  for (Int i = begin; i < end; ++i) {
-    const Int rest = i / sizes[1];
-    row(rest / sizes[0], rest % sizes[0], i % sizes[1]);
-  }
-}
-
 // -- Forward -----------------------------------------------------------------------------------
 
 template <class T>
@@ -198,10 +189,13 @@ void pack_typed(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets
   const Int rows = g.planes() / channels * g.out[0] * g.out[1];
   at::parallel_for(0, rows, grain_of(g.out[2] * channels * g.places()), [&](Int begin, Int end) {
     Maxima<T> maxima;
-    over_rows(begin, end, g.out, [&](Int plane, Int od, Int oh) {
+    for (Int i = begin; i < end; ++i) {
+      const Int oh = i % g.out[1];
+      const Int od = i / g.out[1] % g.out[0];
+      const Int plane = i / g.out[1] / g.out[0];
       const Places deep(g, 0, od);
       const Places high(g, 1, oh);
-      const Int row = ((plane * g.out[0] + od) * g.out[1] + oh) * g.out[2];
+      const Int row = i * g.out[2];
       const Int corner = (deep.first * g.kernel[1] + high.first) * g.kernel[2];
       // Calls look(where a row of the input begins, its first place in the window).
       const auto over_window = [&](const auto& look) {
@@ -228,7 +222,7 @@ void pack_typed(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets
             maxima.store(out + (row + ow) * channels + c, to + (row + ow) * channels + c, count);
           }
         }
-        return;
+        continue;
       }
       for (Int left = 0; left < g.out[2]; left += kBlock) {  // the outputs of a row side by side
         const Int right = std::min(left + kBlock, g.out[2]);
@@ -249,7 +243,7 @@ void pack_typed(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets
         });
         maxima.store(out + row + left, to + row + left, right - left);
       }
-    });
+    }
   });
 }
 
