@@ -38,6 +38,7 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
   ParameterSearchOptions search{.strategy = options.strategy,
                                 .groups = {call.groups.begin(), call.groups.end()},
                                 .margin = known.margin(device),
+                                .packs = known.packs(device),
                                 .available = known.available,
                                 .revisit_floor = options.exact_halving};
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {
@@ -72,6 +73,7 @@ SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Re
                                                       .lower = std::min(options.lower, upper),
                                                       .quantum = options.quantum,
                                                       .margin = known.margin(device),
+                                                      .packs = known.packs(device),
                                                       .available = known.available});
   result.remember(known.attempts);
   return result;
