@@ -32,8 +32,11 @@
 #include <brim/nn/convert.h>
 #include <brim/nn/functional.h>
 #include <brim/nn/subclasses.h>
+#include <brim/predict/allocator_model.h>
+#include <brim/predict/allocator_settings.h>
 #include <brim/predict/collect_peaks.h>
 #include <brim/predict/memory_model.h>
+#include <brim/predict/memory_trace.h>
 #include <brim/predict/polynomial_regression.h>
 #include <brim/predict/probe.h>
 #include <brim/runtime.h>

@@ -12,6 +12,7 @@ namespace py = pybind11;
 
 // One function a module, called by module.cpp.
 void register_adapt(py::module_& m);
+void register_allocator_model(py::module_& m);
 void register_batching(py::module_& m);
 void register_buckets(py::module_& m);
 void register_fit(py::module_& m);

@@ -179,6 +179,129 @@ class MemoryModel:
     phases: Final[list[dict[str, float]]]
     samples: Final[list[MemorySample]]
 
+class AllocatorOptions:
+    """Settings of the allocator that a `MemoryTrace` is replayed in; None stands for no limit."""
+
+    def __init__(
+        self,
+        kind: str = "caching",
+        *,
+        capacity: int | None = None,
+        expandable_segments: bool = False,
+        max_split_size: int | None = None,
+        max_non_split_rounding: int = ...,
+        large_segment_size: int = ...,
+        roundup_power2_divisions: int = 0,
+    ) -> None: ...
+    @staticmethod
+    def from_settings(
+        text: str, *, capacity: int | None = None
+    ) -> tuple[AllocatorOptions, list[str]]:
+        """Reads `PYTORCH_CUDA_ALLOC_CONF`; also says which settings are not modelled."""
+    kind: Final[str]
+    capacity: Final[int | None]
+    expandable_segments: Final[bool]
+    max_split_size: Final[int | None]
+    max_non_split_rounding: Final[int]
+    large_segment_size: Final[int]
+    roundup_power2_divisions: Final[int]
+
+class AllocatorUse:
+    """What an allocator has given out and taken, in bytes."""
+
+    requested: Final[int]
+    allocated: Final[int]
+    reserved: Final[int]
+    inactive_split: Final[int]
+
+class AllocatorBlock:
+    address: Final[int]
+    size: Final[int]
+    requested: Final[int]
+    allocated: Final[bool]
+
+class AllocatorSegment:
+    address: Final[int]
+    size: Final[int]
+    stream: Final[int]
+    small: Final[bool]
+    blocks: Final[list[AllocatorBlock]]
+
+class AllocatorModel:
+    """What a device's allocator does with a sequence of allocations and frees."""
+
+    def __init__(self, options: AllocatorOptions = ...) -> None: ...
+    def allocate(self, size: int, stream: int = 0) -> int | None: ...
+    def free(self, allocation: int) -> None: ...
+    def empty_cache(self) -> None: ...
+    def reset_peak(self) -> None: ...
+    def set_segment_addresses(self, addresses: Sequence[int]) -> None: ...
+    def block_size(self, allocation: int) -> int: ...
+    options: Final[AllocatorOptions]
+    now: Final[AllocatorUse]
+    peak: Final[AllocatorUse]
+    retries: Final[int]
+    segments: Final[list[AllocatorSegment]]
+
+class MemoryKind:
+    """What memory is held for."""
+
+    parameter: MemoryKind
+    gradient: MemoryKind
+    optimizer_state: MemoryKind
+    activation: MemoryKind
+    temporary: MemoryKind
+    input: MemoryKind
+    workspace: MemoryKind
+    other: MemoryKind
+    name: Final[str]
+
+class MemoryTrace:
+    """A recorded sequence of allocations and frees. Its length is the number of events."""
+
+    def __init__(self) -> None: ...
+    def place(self, text: str) -> int: ...
+    def allocate(
+        self, size: int, kind: MemoryKind = ..., place: int = 0, stream: int = 0
+    ) -> int: ...
+    def free(self, allocation: int) -> None: ...
+    def empty_cache(self) -> None: ...
+    def set_kind(self, allocation: int, kind: MemoryKind) -> None: ...
+    def set_place(self, allocation: int, place: int) -> None: ...
+    def bytes(self, allocation: int) -> int: ...
+    def kind(self, allocation: int) -> MemoryKind: ...
+    def is_freed(self, allocation: int) -> bool: ...
+    def place_of(self, allocation: int) -> str: ...
+    def __len__(self) -> int: ...
+
+class TracedAllocation:
+    """An allocation that was held at the peak, or failed."""
+
+    id: Final[int]
+    bytes: Final[int]
+    kind: Final[MemoryKind]
+    place: Final[str]
+
+class TraceReport:
+    """What became of a `MemoryTrace` in an allocator, in bytes."""
+
+    held_before: Final[int]
+    peak: Final[int]
+    left: Final[int]
+    reserved: Final[int]
+    at_peak: Final[AllocatorUse]
+    peak_event: Final[int]
+    held: Final[dict[MemoryKind, int]]
+    largest: Final[list[TracedAllocation]]
+    retries: Final[int]
+    failed_event: Final[int | None]
+    failed: Final[TracedAllocation | None]
+    fits: Final[bool]
+    fragmentation: Final[float]
+
+def replay(
+    trace: MemoryTrace, options: AllocatorOptions = ..., start: int = 0, largest: int = 10
+) -> TraceReport: ...
 def collect_peaks(
     work: Callable[[_T], Any],
     inputs: Iterable[_T],

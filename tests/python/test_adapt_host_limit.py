@@ -25,7 +25,7 @@ def rows(n):  # 1 MiB each, written to
 def check(adaptive, *args, least, fails=True):
     result, attempts = adaptive.record(*args)
     assert all(a.outcome in (brim.OomKind.none, brim.OomKind.host_memory) for a in attempts)
-    assert not fails or 1 <= sum(not a.fitted for a in attempts) <= 4, attempts
+    assert not fails or 1 <= sum(not a.fitted for a in attempts) <= 6, attempts
     assert max(a.size for a in attempts if a.fitted) >= least, attempts
     return attempts[-1].size
 """

@@ -149,7 +149,7 @@ def test_range_learns_each_width_by_itself() -> None:
 def test_a_call_with_new_settings_begins_with_what_others_learned() -> None:
     by_int.clear()
     by_int(HEAVY, MOST)
-    _, attempts = by_int.record(HEAVY + 1, MOST)
+    _, attempts = by_int.record(HEAVY - 1, MOST)
     assert [attempt.fitted for attempt in attempts] == [True]
 
 

@@ -42,6 +42,7 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
   ParameterSearchOptions search{.strategy = options.strategy,
                                 .groups = {call.groups.begin(), call.groups.end()},
                                 .margin = known.margin(device),
+                                .packs = known.packs(device),
                                 .available = known.available,
                                 .revisit_floor = options.exact_halving};
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {
@@ -76,6 +77,7 @@ SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Re
                                                       .lower = std::min(options.lower, upper),
                                                       .quantum = options.quantum,
                                                       .margin = known.margin(device),
+                                                      .packs = known.packs(device),
                                                       .available = known.available});
   result.remember(known.attempts);
   return result;
@@ -131,23 +133,10 @@ bool says_the_same(const Attempt& last, const Attempt& fit) {
   return last.size() == fit.size() && std::abs(a - b) <= kSame * std::max(a, b);
 }
 
-bool may_run_unwatched(const AdaptOptions& options) noexcept {
-  return options.objective == Objective::memory && options.attempts == nullptr &&
-         !options.observer && !options.restore &&
-         (options.memory == nullptr || !options.memory->may_know_something()) &&
-         options.lower >= 1 && options.quantum >= 1;
-}
-
 }  // namespace
 
-FirstAttempt::FirstAttempt(const AdaptOptions& options, bool on_accelerator)
-    : unwatched(may_run_unwatched(options)),
-      checkpoint(options, unwatched && !options.device && !on_accelerator
-                              ? Checkpoint::Detail::cheap
-                              : Checkpoint::Detail::all) {}
-
-void maximize_watched(const MaximizeCall& call, Checkpoint checkpoint,
-                      std::optional<Failure> failure, TryValues attempt) {
+void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint,
+                      std::optional<Failure>&& failure, TryValues attempt) {
   const AdaptOptions& options = call.all_options ? call.all_options() : call.options;
   check_options(options);
   // A first attempt was made at the maxima. What other calls have learned since would say that it

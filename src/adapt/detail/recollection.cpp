@@ -79,7 +79,11 @@ void Recollection::drop_foreign_bytes(Attempt& attempt) {
 
 double Recollection::margin(c10::Device otherwise) const {
   constexpr double kAccelerator = 0.02;
-  return device.value_or(otherwise).is_cpu() ? SizeSearchOptions{}.margin : kAccelerator;
+  return packs(otherwise) ? SizeSearchOptions{}.margin : kAccelerator;
+}
+
+bool Recollection::packs(c10::Device otherwise) const {
+  return device.value_or(otherwise).is_cpu();
 }
 
 Recollection recall(const AdaptOptions& options) {

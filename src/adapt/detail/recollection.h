@@ -26,6 +26,8 @@ struct Recollection {
   /// hands out blocks, and its count of bytes says little about how they lie.
   /// @param otherwise the device of a call of which nothing is known.
   [[nodiscard]] double margin(c10::Device otherwise) const;
+  /// Whether that device can use all of its free bytes: the CPU has no blocks that do not fit.
+  [[nodiscard]] bool packs(c10::Device otherwise) const;
 };
 
 Recollection recall(const AdaptOptions& options);

@@ -1,0 +1,245 @@
+// How AllocatorModel keeps its blocks: as neighbours within segments, in sets to search, and in
+// the pages of expandable segments. What it decides is in allocator_model.cpp.
+
+#include <brim/predict/allocator_model.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "predict/round_up.h"
+
+namespace brim {
+namespace {
+
+constexpr std::int64_t kSmallPage = std::int64_t{2} << 20;
+constexpr std::int64_t kAddressSpace = std::int64_t{1} << 42;  // of an expandable segment
+
+}  // namespace
+
+/// Maps pages so that free ones and new ones together hold the request.
+AllocatorModel::Index AllocatorModel::extend(const Request& request) {
+  Index block = find_address_space(request);
+  if (at(block).state == State::unmapped) {
+    map(block, std::min(at(block).size, request.size));
+  }
+  while (at(block).size < request.size) {
+    const Index next = at(block).next;  // unmapped: a free one would be merged already
+    map(next, std::min(request.size - at(block).size, at(next).size));
+    block = next;  // which holds the other now
+  }
+  erase(block);
+  return block;
+}
+
+/// The lowest address with enough free or unmapped space.
+AllocatorModel::Index AllocatorModel::find_address_space(const Request& request) {
+  const auto usable = [&](Index block) {
+    return block != kNone && at(block).state != State::allocated;
+  };
+  auto& unmapped = pool(request.small).unmapped;
+  for (auto it = unmapped.lower_bound({request.stream, 0, 0, kNone});
+       it != unmapped.end() && it->stream == request.stream; ++it) {
+    const Index before = at(it->block).previous;
+    const Index first = usable(before) ? before : it->block;
+    std::int64_t space = 0;
+    for (Index block = first; space < request.size && usable(block); block = at(block).next) {
+      space += at(block).size;
+    }
+    if (space >= request.size) {
+      return first;
+    }
+  }
+  const std::int64_t page = page_size(request.small);
+  const Index segment = add_block({.address = round_up(next_address_, page),
+                                   .size = round_up(std::max(kAddressSpace, request.size), page),
+                                   .stream = request.stream,
+                                   .state = State::unmapped,
+                                   .small = request.small});
+  next_address_ = at(segment).address + at(segment).size;
+  insert(segment);
+  return segment;
+}
+
+/// Maps the first pages of unmapped space.
+void AllocatorModel::map(Index block, std::int64_t bytes) {
+  erase(block);
+  const std::int64_t mapped = round_up(bytes, page_size(at(block).small));
+  if (mapped < at(block).size) {
+    Block rest = at(block);
+    rest.address += mapped;
+    rest.size -= mapped;
+    at(block).size = mapped;
+    const Index added = add_block(rest);
+    link_after(block, added);
+    insert(added);
+  }
+  at(block).state = State::free;
+  merge(block, at(block).previous);
+  merge(block, at(block).next);
+  insert(block);
+  now_.reserved += mapped;
+}
+
+/// The first `size` bytes as a block of their own; the rest becomes free.
+AllocatorModel::Index AllocatorModel::split(Index block, std::int64_t size) {
+  Block rest = at(block);
+  rest.address += size;
+  rest.size -= size;
+  at(block).size = size;
+  const Index added = add_block(rest);
+  link_after(block, added);
+  insert(added);
+  return block;
+}
+
+/// Makes a neighbour part of the block if both are free or both unmapped.
+void AllocatorModel::merge(Index block, Index neighbour) {
+  if (neighbour == kNone || at(neighbour).state != at(block).state) {
+    return;
+  }
+  erase(neighbour);
+  at(block).address = std::min(at(block).address, at(neighbour).address);
+  at(block).size += at(neighbour).size;
+  remove_block(neighbour);
+}
+
+/// Gives back the whole pages within a free block.
+void AllocatorModel::unmap(Index block) {
+  const std::int64_t page = page_size(at(block).small);
+  const std::int64_t begin = round_up(at(block).address, page);
+  const std::int64_t end = (at(block).address + at(block).size) / page * page;
+  if (begin >= end) {
+    return;
+  }
+  erase(block);
+  if (end < at(block).address + at(block).size) {
+    Block after = at(block);
+    after.size -= end - after.address;
+    after.address = end;
+    const Index added = add_block(after);
+    link_after(block, added);
+    insert(added);
+  }
+  if (at(block).address < begin) {
+    Block before = at(block);
+    before.size = begin - before.address;
+    const Index added = add_block(before);
+    const Index previous = at(block).previous;
+    at(added).previous = previous;
+    at(added).next = block;
+    at(block).previous = added;
+    if (previous != kNone) {
+      at(previous).next = added;
+    }
+    insert(added);
+  }
+  at(block).address = begin;
+  at(block).size = end - begin;
+  at(block).state = State::unmapped;
+  now_.reserved -= end - begin;
+  merge(block, at(block).previous);
+  merge(block, at(block).next);
+  if (is_split(block)) {
+    insert(block);
+  } else {
+    remove_block(block);  // nothing of the segment is in use
+  }
+}
+
+AllocatorModel::Index AllocatorModel::add_block(const Block& block) {
+  if (unused_.empty()) {
+    blocks_.push_back(block);
+    return static_cast<Index>(blocks_.size()) - 1;
+  }
+  const Index place = unused_.back();
+  unused_.pop_back();
+  at(place) = block;
+  return place;
+}
+
+/// Also out of its segment.
+void AllocatorModel::remove_block(Index block) {
+  const auto [previous, next] = std::pair(at(block).previous, at(block).next);
+  if (previous != kNone) {
+    at(previous).next = next;
+  }
+  if (next != kNone) {
+    at(next).previous = previous;
+  }
+  at(block) = {};
+  unused_.push_back(block);
+}
+
+void AllocatorModel::link_after(Index block, Index added) {
+  const Index next = at(block).next;
+  at(added).previous = block;
+  at(added).next = next;
+  at(block).next = added;
+  if (next != kNone) {
+    at(next).previous = added;
+  }
+}
+
+AllocatorModel::Entry AllocatorModel::entry(Index block) const {
+  const Block& it = at(block);
+  return {it.stream, it.state == State::unmapped ? 0 : it.size, it.address, block};
+}
+
+bool AllocatorModel::is_split(Index block) const {
+  return at(block).previous != kNone || at(block).next != kNone;
+}
+
+/// Puts a free or unmapped block where it can be found.
+void AllocatorModel::insert(Index block) {
+  Pool& in = pool(at(block).small);
+  if (at(block).state == State::unmapped) {
+    in.unmapped.insert(entry(block));
+    return;
+  }
+  in.free.insert(entry(block));
+  if (is_split(block) && !options_.expandable_segments) {
+    now_.inactive_split += at(block).size;
+  }
+}
+
+void AllocatorModel::erase(Index block) {
+  Pool& in = pool(at(block).small);
+  if (at(block).state == State::unmapped) {
+    in.unmapped.erase(entry(block));
+    return;
+  }
+  in.free.erase(entry(block));
+  if (is_split(block) && !options_.expandable_segments) {
+    now_.inactive_split -= at(block).size;
+  }
+}
+
+std::int64_t AllocatorModel::page_size(bool small) const {
+  return small ? kSmallPage : options_.large_segment_size;
+}
+
+std::vector<AllocatorSegment> AllocatorModel::segments() const {
+  std::vector<AllocatorSegment> result;
+  if (options_.kind == AllocatorKind::exact) {
+    return result;
+  }
+  const auto mapped = [&](Index block) {
+    return block != kNone && at(block).size > 0 && at(block).state != State::unmapped;
+  };
+  for (Index head = 0; std::cmp_less(head, blocks_.size()); ++head) {
+    if (!mapped(head) || mapped(at(head).previous)) {
+      continue;
+    }
+    AllocatorSegment segment{at(head).address, 0, at(head).stream, at(head).small, {}};
+    for (Index block = head; mapped(block); block = at(block).next) {
+      const Block& it = at(block);
+      segment.size += it.size;
+      segment.blocks.push_back({it.address, it.size, it.requested, it.state == State::allocated});
+    }
+    result.push_back(std::move(segment));
+  }
+  std::ranges::sort(result, {}, &AllocatorSegment::address);
+  return result;
+}
+
+}  // namespace brim
