@@ -17,6 +17,7 @@ struct Recollection {
   std::vector<Attempt> attempts{};
   std::optional<c10::Device> device{};      ///< of the bytes; empty as long as nothing is known
   std::optional<std::int64_t> available{};  ///< bytes that are free there now
+  bool is_wider = true;                     ///< nothing is known of this kind of call itself
 
   /// Removes the attempt's bytes where they are of another device than `device`.
   void drop_foreign_bytes(Attempt& attempt);

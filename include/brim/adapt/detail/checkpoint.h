@@ -3,6 +3,7 @@
 #include <brim/adapt/detail/random_state.h>
 #include <brim/adapt/options.h>
 #include <brim/export.h>
+#include <brim/memory/host_limit.h>
 #include <c10/core/Device.h>
 
 #include <atomic>
@@ -65,6 +66,7 @@ class BRIM_API Checkpoint {
  private:
   RunningCall running_;
   mutable std::optional<c10::Device> device_;
+  HostLimit host_limit_;
   std::int64_t cpu_held_;
   std::optional<std::int64_t> device_held_;  // of an accelerator
   std::optional<RandomState> random_;

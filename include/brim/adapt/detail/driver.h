@@ -57,7 +57,7 @@ struct MaximizeCall {
 /// which names them.
 inline bool may_run_unwatched(const AdaptOptions& options) noexcept {
   return options.objective == Objective::memory && options.attempts == nullptr &&
-         !options.observer &&
+         !options.observer && !options.restore &&
          (options.memory == nullptr || !options.memory->may_know_something()) &&
          options.lower >= 1 && options.quantum >= 1;
 }
