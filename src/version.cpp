@@ -9,6 +9,7 @@
 #include <string>
 
 #include "only_copy.h"
+#include "waiting.h"
 
 namespace brim {
 namespace {
@@ -48,6 +49,8 @@ void check_only_copy() {
 }
 
 void set_waiter(Waiter waiter) noexcept { current_waiter.store(waiter); }
+
+bool has_waiter() noexcept { return current_waiter.load(std::memory_order_relaxed) != nullptr; }
 
 void run_waiting(void (*wait)(const void*), const void* context) {
   if (const Waiter waiter = current_waiter.load()) {

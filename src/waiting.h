@@ -6,6 +6,9 @@
 
 namespace brim {
 
+/// Whether set_waiter was given one.
+bool has_waiter() noexcept;
+
 /// Runs `wait`, which may block, in the Waiter that was set: without Python's GIL.
 template <class Wait>
 void waiting(const Wait& wait) {
@@ -16,14 +19,17 @@ void waiting(const Wait& wait) {
 /// it while taking Python's GIL again would deadlock with a thread that has the GIL and wants it.
 template <class Work>
 void with_lock(std::mutex& mutex, const Work& work) {
-  if (const std::unique_lock lock(mutex, std::try_to_lock); lock) {
+  if (!has_waiter()) {
+    const std::lock_guard lock(mutex);  // half of try_lock's time in a process of one thread
     work();
-    return;
+  } else if (const std::unique_lock lock(mutex, std::try_to_lock); lock) {
+    work();
+  } else {
+    waiting([&] {
+      const std::lock_guard waited(mutex);
+      work();
+    });
   }
-  waiting([&] {
-    const std::lock_guard lock(mutex);
-    work();
-  });
 }
 
 }  // namespace brim

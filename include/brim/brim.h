@@ -1,10 +1,12 @@
 #pragma once
 
-/// Everything in brim but the layers as modules (brim/nn/modules.h), which need torch::nn's
-/// headers. A program that uses one part compiles faster with that part's header alone.
+/// Everything in brim but the layers as modules (brim/nn/modules.h) and RestoredOptimizer
+/// (brim/adapt/restore_optimizer.h), which need torch::nn's and torch::optim's headers. A program
+/// that uses one part compiles faster with that part's header alone.
 
 // IWYU pragma: begin_exports
 #include <brim/adapt/adapt.h>
+#include <brim/adapt/saved_state.h>
 #include <brim/adapt/size_memory.h>
 #include <brim/batching/batch_fill.h>
 #include <brim/batching/batches.h>
@@ -20,6 +22,7 @@
 #include <brim/memory/budget.h>
 #include <brim/memory/bytes.h>
 #include <brim/memory/cpu.h>
+#include <brim/memory/host_limit.h>
 #include <brim/memory/host_memory.h>
 #include <brim/memory/out_of_memory.h>
 #include <brim/memory/peak_meter.h>

@@ -86,6 +86,7 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   read_into("lower", options.lower);
   read("device", [&](const py::object& value) { options.device = device_argument(value); });
   read_into("restore_random_state", options.restore_random_state);
+  read_into("host_limit", options.host_limit);
   read_into("exact_halving", options.exact_halving);
   read_into("name", options.name);
   read("parameters", [&](const py::object& slots) { config->parameters = slots_argument(slots); });
@@ -102,6 +103,14 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   read("keys", [&](const py::object& slots) { config->key_arguments = slots_argument(slots); });
   read_into("hasher", config->hasher);
   read_into("salt", config->salt);
+  read("restore", [&](const py::object& things) {
+    config->restore = things;
+    options.restore = [](SavedState& /*state*/) {};  // each call has its own; this says that it has
+  });
+  read("restore_arguments",
+       [&](const py::object& slots) { config->restore_arguments = slots_argument(slots); });
+  read_into("restores_chunk", config->restores_chunk);
+  read_into("argument_names", config->argument_names);
   read_into("observer", config->observer);
   if (config->observer) {
     options.observer = [config = config.get()](const Attempt& attempt) {
@@ -132,11 +141,11 @@ void register_adapt(py::module_& m) {
         return c10::str("Attempt(size=", c10::Join(", ", self.values), ", ", detail::describe(self),
                         ")");
       });
-  py::class_<SizeMemory, std::shared_ptr<SizeMemory>>(m, "SizeMemory")
+  py::class_<FunctionMemory, std::shared_ptr<FunctionMemory>>(m, "SizeMemory")
       .def(py::init<std::size_t, std::optional<std::filesystem::path>>(),
            py::arg("capacity") = SizeMemory::kDefaultCapacity, py::arg("directory") = py::none())
-      .def("clear", &SizeMemory::clear)
-      .def("__len__", &SizeMemory::size)
+      .def("clear", &FunctionMemory::clear)
+      .def("__len__", &FunctionMemory::size)
       .def_static("flush",
                   [] {
                     CoreWarnings warnings;

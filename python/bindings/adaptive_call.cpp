@@ -1,15 +1,19 @@
 #include "adaptive_call.h"
 
-#include <brim/adapt/detail/driver.h>
+#include <brim/adapt/adapt.h>
+#include <brim/adapt/saved_state.h>
 #include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings.h"
 #include "core_warnings.h"
@@ -168,6 +172,49 @@ std::function<void(const Attempt&)> with_log(const AdaptiveConfig& config) {
   };
 }
 
+/// How often tensors among the arguments had been written to before an attempt.
+class ArgumentVersions {
+ public:
+  void take(const CallArguments& arguments) {
+    versions_.clear();
+    const Py_ssize_t count = arguments.count();
+    for (Py_ssize_t place = 0; place < count; ++place) {
+      PyObject* const value = arguments.values[place];
+      if (PyLong_CheckExact(
+              value)) {  // on the path of a call that fits, most of the rest are sizes
+        continue;
+      }
+      if (const at::Tensor* tensor = tensor_in(value)) {
+        versions_.push_back({place, version_of(*tensor)});
+      }
+    }
+  }
+
+  /// Calls `then(place, tensor)` for each argument that was written to since.
+  template <class Then>
+  void changed(const CallArguments& arguments, const Then& then) const {
+    for (const auto& [place, version] : versions_) {
+      const at::Tensor& tensor = *tensor_in(arguments.values[place]);
+      if (version_of(tensor) != version) {
+        then(place, tensor);
+      }
+    }
+  }
+
+ private:
+  static std::uint32_t version_of(const at::Tensor& tensor) {
+    return tensor.is_inference()
+               ? 0
+               : tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  }
+
+  struct Version {
+    Py_ssize_t place;
+    std::uint32_t number;
+  };
+  c10::SmallVector<Version, 4> versions_;
+};
+
 /// One call of an adaptive function, between the core's driver and the interpreter.
 class Call {
  public:
@@ -178,7 +225,7 @@ class Call {
   PyObject* run() {
     // Ahead of the work: a call that ran out of memory is too late to find that it has no key.
     if (config_.memory && config_.key_arguments) {
-      key_ = call_key(config_, arguments_, std::nullopt);
+      keys_ = call_keys(config_, arguments_, std::nullopt);
     }
     switch (config_.kind) {
       case AdaptKind::maximize:
@@ -199,10 +246,73 @@ class Call {
   }
 
  private:
-  /// Whether the attempt fitted, as the driver wants to know it. Takes the reference.
-  std::optional<detail::Failure> ended(PyObject* result) {
-    result_ = steal(result);
-    return result_ ? std::nullopt : std::optional(release_pending_error());
+  /// Whether an attempt fitted, as the driver wants to know it. `run` returns a new reference.
+  template <class Run>
+  std::optional<detail::Failure> attempt(const Run& run) {
+    versions_.take(arguments_);
+    result_ = steal(run());
+    if (result_) {
+      return std::nullopt;
+    }
+    detail::Failure failure = release_pending_error();
+    warn_of_changes();
+    return failure;
+  }
+
+  /// Names arguments that a failed attempt has changed in place and nobody puts back.
+  void warn_of_changes() {
+    std::vector<std::string> names;
+    versions_.changed(arguments_, [&](Py_ssize_t place, const at::Tensor& tensor) {
+      const bool chunk = config_.kind == AdaptKind::chunked && place == arguments_.receivers;
+      const bool put_back = chunk && config_.restores_chunk;
+      if (!put_back && (saved_ == nullptr || !saved_->has_values(tensor))) {
+        names.push_back(name_of(place));
+      }
+    });
+    if (names.empty() || config_.warned_of_changes.exchange(true)) {
+      return;
+    }
+    if (!warnings_) {
+      warnings_.emplace();
+    }
+    TORCH_WARN(config_.log_name, ": an attempt that ran out of memory had already changed ",
+               c10::Join(", ", names),
+               " in place, so that the next one starts from changed values. Where they are not "
+               "merely overwritten, name them in restore= to have them put back: restore=\"",
+               names.front(), "\"");
+  }
+
+  std::string name_of(Py_ssize_t place) const {
+    if (place >= arguments_.positional) {
+      return text_of(py::reinterpret_borrow<py::object>(
+          PyTuple_GET_ITEM(arguments_.names, place - arguments_.positional)));
+    }
+    const auto index = static_cast<std::size_t>(place);
+    return index < config_.argument_names.size() ? config_.argument_names[index]
+                                                 : c10::str("positional argument ", place);
+  }
+
+  /// Adds what `restore=` names, as it is now.
+  void save(SavedState& state) {
+    saved_ = &state;
+    py::list named;  // NOLINT(misc-const-correctness): it is filled below
+    for (const ArgumentSlot& slot : config_.restore_arguments) {
+      PyObject* const value = arguments_.get(slot);
+      TORCH_CHECK_TYPE(value != nullptr, "restore names ", slot.name.cast<std::string>(),
+                       ", which was not passed and has no default");
+      named.append(py::make_tuple(slot.name, py::handle(value)));
+    }
+    const py::object collect = attribute(py::module_::import("brim.adapt._restore"), "collect");
+    const auto collected = invoke(collect, config_.restore, named).cast<py::tuple>();
+    for (const py::handle tensor : collected[0]) {
+      state.add_values(THPVariable_Unpack(tensor.ptr()));
+    }
+    for (const py::handle tensor : collected[1]) {
+      state.add_gradient(THPVariable_Unpack(tensor.ptr()));
+    }
+    for (const py::handle other : collected[2]) {
+      state.add([other = py::reinterpret_borrow<py::object>(other)] { release(invoke(other)); });
+    }
   }
 
   /// With what only a call that is watched or repeated needs.
@@ -213,7 +323,12 @@ class Call {
       options_->attempts = attempts_;
       options_->observer = with_log(config_);
       if (config_.memory) {
-        options_->key = key_ ? *key_ : call_key(config_, arguments_, skip_dim);
+        const CallKeys keys = keys_ ? *keys_ : call_keys(config_, arguments_, skip_dim);
+        options_->key = keys.key;
+        options_->wider_key = keys.wider;
+      }
+      if (config_.restore) {
+        options_->restore = [this](SavedState& state) { save(state); };
       }
     }
     return *options_;
@@ -248,11 +363,13 @@ class Call {
     std::optional<ChangedArguments> changed;  // made when needed: a call that fits needs none
     until_it_fits(maxima, false, [&](std::span<const std::int64_t> values) {
       if (as_passed && std::ranges::equal(values, maxima)) {
-        return ended(entering_python([&] {
-          return PyObject_Vectorcall(function_, arguments_.values,
-                                     static_cast<std::size_t>(arguments_.positional),
-                                     arguments_.names);
-        }));
+        return this->attempt([&] {
+          return entering_python([&] {
+            return PyObject_Vectorcall(function_, arguments_.values,
+                                       static_cast<std::size_t>(arguments_.positional),
+                                       arguments_.names);
+          });
+        });
       }
       if (!changed) {
         changed.emplace(arguments_, 0);
@@ -265,7 +382,7 @@ class Call {
         numbers.push_back(py::int_(values[i]));
         changed->set(places[i], numbers.back().ptr());
       }
-      return ended(changed->call(function_));
+      return this->attempt([&] { return changed->call(function_); });
     });
   }
 
@@ -274,7 +391,7 @@ class Call {
     until_it_fits({&config_.initial, 1}, true, [&](std::span<const std::int64_t> values) {
       const py::int_ number(values.front());
       changed.set_front(0, number.ptr());
-      return ended(changed.call(function_));
+      return this->attempt([&] { return changed.call(function_); });
     });
   }
 
@@ -287,7 +404,7 @@ class Call {
       if (!progress) {
         progress.emplace(config_, end - start);
       }
-      auto failure = ended(part(py::int_(from), py::int_(to)));
+      auto failure = part(py::int_(from), py::int_(to));
       if (!failure) {
         release(std::move(result_));  // it must not live beside the next part
         progress->advance(to - from);
@@ -310,7 +427,7 @@ class Call {
     in_parts(start, end, all_options(), [&](const py::int_& from, const py::int_& to) {
       changed.set(at, from.ptr());
       changed.set(at + 1, to.ptr());
-      return changed.call(function_);
+      return attempt([&] { return changed.call(function_); });
     });
   }
 
@@ -329,13 +446,25 @@ class Call {
                                             nullptr);
       }));
       if (!chunk) {
-        return static_cast<PyObject*>(nullptr);
+        return std::optional(release_pending_error());
+      }
+      std::optional<SavedState> before;
+      if (config_.restores_chunk) {
+        const at::Tensor* values = tensor_in(chunk.ptr());
+        TORCH_CHECK_TYPE(values != nullptr, "restore names the chunk, which is no torch.Tensor");
+        if (auto failure = detail::attempt([&] { before.emplace().add_values(*values); })) {
+          return failure;
+        }
       }
       // chunk, start, end, then the other arguments: `end` takes the place of the tensor.
       changed.set_front(0, chunk.ptr());
       changed.set_front(1, from.ptr());
       changed.set(arguments_.receivers, to.ptr());
-      return changed.call(function_);
+      auto failure = attempt([&] { return changed.call(function_); });
+      if (failure && before) {
+        before->put_back();
+      }
+      return failure;
     });
   }
 
@@ -343,7 +472,9 @@ class Call {
   PyObject* function_;
   const CallArguments& arguments_;
   std::vector<Attempt>* attempts_;
-  std::optional<std::uint64_t> key_;
+  std::optional<CallKeys> keys_;
+  ArgumentVersions versions_;
+  const SavedState* saved_ = nullptr;  // of the driver, which made it before the attempt
   std::optional<CoreWarnings> warnings_;
   std::optional<AdaptOptions> options_;
   py::object result_;
@@ -363,8 +494,12 @@ PyObject* adaptive_forget(const AdaptiveConfig& config, const CallArguments& arg
     } else if (config.memory) {
       const bool cut =
           config.kind == AdaptKind::chunked && arguments.positional > arguments.receivers;
-      config.memory->forget(call_key(
-          config, arguments, cut ? std::optional(chunk_dim(config, arguments)) : std::nullopt));
+      const CallKeys keys = call_keys(
+          config, arguments, cut ? std::optional(chunk_dim(config, arguments)) : std::nullopt);
+      config.memory->forget(keys.key);
+      if (keys.wider) {
+        config.memory->forget(*keys.wider);
+      }
     }
     return py::none().release().ptr();
   });

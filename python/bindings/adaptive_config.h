@@ -1,9 +1,12 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <brim/adapt/options.h>
+#include <brim/adapt/scalar_arguments.h>
 #include <brim/adapt/size_memory.h>
 #include <pybind11/pybind11.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -25,6 +28,21 @@ enum class AdaptKind : std::uint8_t { maximize, batch, range, chunked };
 /// What a function in a class is bound to: what was decorated may be a class or a static method.
 enum class Binding : std::uint8_t { instance, owner, none };
 
+/// What calls of one function have learned.
+class FunctionMemory : public SizeMemory {
+ public:
+  using SizeMemory::SizeMemory;
+
+  void clear() {
+    SizeMemory::clear();
+    scalars_.clear();
+  }
+  ScalarArguments& scalars() { return scalars_; }
+
+ private:
+  ScalarArguments scalars_;
+};
+
 /// What a decoration fixed, worked out once; only read after it was made.
 struct AdaptiveConfig {
   AdaptKind kind = AdaptKind::maximize;
@@ -45,12 +63,19 @@ struct AdaptiveConfig {
   pybind11::object progress;  // total -> an object with update(n) and close(); null: none
 
   // remembering
-  std::shared_ptr<SizeMemory> memory;  // null: nothing is remembered
+  std::shared_ptr<FunctionMemory> memory;  // null: nothing is remembered
   bool per_call_site = false;
-  /// The arguments that the user named; empty: all tensors among the arguments.
+  /// The arguments that the user named; empty: all of them, each as far as it tells calls apart.
   std::optional<std::vector<ArgumentSlot>> key_arguments;
   pybind11::object hasher;  // mapping of the key arguments -> int; null: brim's own
   std::uint64_t salt = 0;   // tells functions apart in a memory that is kept in files
+
+  // undoing
+  pybind11::object restore;  // a list of what is put back after a failed attempt; null: nothing
+  std::vector<ArgumentSlot> restore_arguments;          // arguments that are put back too
+  bool restores_chunk = false;                          // chunked: the chunk is put back
+  std::vector<std::string> argument_names;              // by position, for messages
+  mutable std::atomic<bool> warned_of_changes = false;  // that a failed attempt left
 
   pybind11::object observer;  // told of every attempt; null: nobody
   std::string log_name;       // what the log calls the function
@@ -74,14 +99,23 @@ struct CallArguments {
   PyObject* get(const ArgumentSlot& slot) const;
 };
 
+/// The tensor that a Python object is; null where it is something else.
+const at::Tensor* tensor_in(PyObject* value);
+
 /// Whether an argument is a tensor on an accelerator.
 bool has_accelerator_tensor(const CallArguments& arguments);
 
-/// Identifies the kind of call for SizeMemory: the shapes, dtypes and devices of its tensors, or
-/// what the user named.
+/// The kind of a call, and a wider one to learn from as long as nothing is known of that.
+struct CallKeys {
+  std::uint64_t key;
+  std::optional<std::uint64_t> wider;
+};
+
+/// Identifies the kind of call for SizeMemory by what the user named. Else by the shapes, dtypes
+/// and devices of its tensors, which make the wider kind, and by its numbers, texts and objects.
 /// @param skip_dim a dimension of the first argument (after a receiver) whose length does not
 /// matter (chunked), or empty.
-std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments,
-                       std::optional<std::int64_t> skip_dim);
+CallKeys call_keys(const AdaptiveConfig& config, const CallArguments& arguments,
+                   std::optional<std::int64_t> skip_dim);
 
 }  // namespace brim::python

@@ -241,11 +241,14 @@ int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
   if (const int stop = config.key_arguments ? visit_all(*config.key_arguments) : 0) {
     return stop;
   }
+  if (const int stop = visit_all(config.restore_arguments)) {
+    return stop;
+  }
   if (config.infer) {
     Py_VISIT(config.infer->otherwise.ptr());
   }
   for (const py::object* object :
-       {&config.progress, &config.hasher, &config.observer, &config.recipe}) {
+       {&config.progress, &config.hasher, &config.observer, &config.recipe, &config.restore}) {
     Py_VISIT(object->ptr());
   }
   return 0;

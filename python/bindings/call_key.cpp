@@ -1,8 +1,11 @@
 #include <ATen/core/Tensor.h>
 #include <brim/adapt/call_key.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <optional>
 #include <string_view>
 
 #include "adaptive_config.h"
@@ -36,6 +39,15 @@ bool is_tensor(PyObject* value) {
   return PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
 }
 
+/// A number that may be of any length.
+void add_integer(CallKey& key, PyObject* value) {
+  int overflow = 0;
+  key.add(PyLong_AsLongLongAndOverflow(value, &overflow));
+  if (overflow != 0) {  // in decimal, Python refuses long ones
+    add_text(key, py::reinterpret_steal<py::object>(PyNumber_ToBase(value, 16)).ptr());
+  }
+}
+
 void add_tensor(CallKey& key, PyObject* tensor, std::int64_t skip_dim = CallKey::kNoDim) {
   try {
     key.add(THPVariable_Unpack(tensor), skip_dim);
@@ -66,6 +78,169 @@ void add_tensors(CallKey& key, PyObject* value, std::int64_t skip_dim = CallKey:
   }
 }
 
+// More than this is data, not a setting.
+constexpr Py_ssize_t kMostItems = 16;
+constexpr Py_ssize_t kLongestText = 64;
+constexpr Py_ssize_t kMostAttributes = 64;
+
+/// Adds what a setting can be: None, a bool, an integer, a short text, a dtype, a function or class
+/// by its name, a few of these in a list, tuple or dictionary. False where `value` is none of them.
+/// Numbers with a fraction are mostly rates and weights, which change no size and change often.
+bool add_setting(CallKey& key, PyObject* value, int depth = 0) {
+  constexpr int kDeepest = 4;
+  enum class Kind : std::uint8_t { none, boolean, integer, text, dtype, name, several };
+  const auto add_kind = [&](Kind kind) { key.add(static_cast<int>(kind)); };
+  if (value == Py_None) {
+    add_kind(Kind::none);
+  } else if (PyBool_Check(value)) {
+    add_kind(Kind::boolean);
+    key.add(value == Py_True);
+  } else if (PyLong_Check(value)) {
+    add_kind(Kind::integer);
+    add_integer(key, value);
+  } else if (PyUnicode_Check(value) && PyUnicode_GET_LENGTH(value) <= kLongestText) {
+    add_kind(Kind::text);
+    add_text(key, value);
+  } else if (THPDtype_Check(value)) {
+    add_kind(Kind::dtype);
+    key.add(static_cast<int>(reinterpret_cast<THPDtype*>(value)->scalar_type));
+  } else if (PyType_Check(value)) {
+    add_kind(Kind::name);
+    key.add(std::string_view(reinterpret_cast<PyTypeObject*>(value)->tp_name));
+  } else if (PyFunction_Check(value)) {
+    add_kind(Kind::name);
+    add_text(key, reinterpret_cast<PyFunctionObject*>(value)->func_qualname);
+  } else if (depth < kDeepest && (PyList_Check(value) || PyTuple_Check(value)) &&
+             PySequence_Fast_GET_SIZE(value) <= kMostItems) {
+    add_kind(Kind::several);
+    bool any = false;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+      any = add_setting(key, PySequence_Fast_GET_ITEM(value, i), depth + 1) || any;
+    }
+    return any;
+  } else if (depth < kDeepest && PyDict_Check(value) && PyDict_Size(value) <= kMostItems) {
+    add_kind(Kind::several);
+    bool any = false;
+    PyObject* name = nullptr;
+    PyObject* item = nullptr;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(value, &at, &name, &item) != 0) {
+      add_setting(key, name, depth + 1);
+      any = add_setting(key, item, depth + 1) || any;
+    }
+    return any;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+/// What tells calls with the same tensors apart: settings among the arguments and in the attributes
+/// of objects, and the structure of modules. What keeps changing is left out.
+class Settings {
+ public:
+  explicit Settings(ScalarArguments& history) : history_(history) {}
+
+  /// @param argument a hash of its name or place.
+  void add(std::uint64_t argument, PyObject* value) {
+    if (tensor_in(value) != nullptr) {
+      return;
+    }
+    CallKey setting;
+    if (add_setting(setting, value)) {
+      note(argument, setting.value());
+    } else if (!PyFloat_Check(value) && !PyList_Check(value) && !PyTuple_Check(value) &&
+               !PyDict_Check(value)) {
+      add_object(argument, value);
+    }
+  }
+
+  /// Empty where there is nothing. The order of what was added does not matter.
+  [[nodiscard]] std::optional<std::uint64_t> value() const { return sum_; }
+
+ private:
+  void note(std::uint64_t argument, std::uint64_t value) {
+    if (history_.counts(argument, value)) {
+      CallKey one(argument);
+      one.add(value);
+      sum_ = sum_.value_or(0) + one.value();
+    }
+  }
+
+  void add_object(std::uint64_t argument, PyObject* object) {
+    CallKey kind;
+    kind.add(std::string_view(Py_TYPE(object)->tp_name));
+    if (is_module(object)) {
+      kind.add(structure_of(object));
+    }
+    note(argument, kind.value());
+    const auto attributes =
+        py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object, nullptr));
+    if (!attributes) {
+      PyErr_Clear();
+      return;
+    }
+    PyObject* name = nullptr;
+    PyObject* item = nullptr;
+    Py_ssize_t at = 0;
+    while (PyDict_Size(attributes.ptr()) <= kMostAttributes &&
+           PyDict_Next(attributes.ptr(), &at, &name, &item) != 0) {
+      CallKey setting;
+      if (PyUnicode_Check(name) && add_setting(setting, item)) {
+        CallKey attribute(argument);
+        add_text(attribute, name);
+        note(attribute.value(), setting.value());
+      }
+    }
+  }
+
+  static bool is_module(PyObject* object) {
+    // Held for the life of the process, on purpose.
+    static const py::handle module = attribute(py::module_::import("torch.nn"), "Module").release();
+    return PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(module.ptr())) != 0;
+  }
+
+  static std::int64_t structure_of(PyObject* module) {
+    static const py::handle structure =
+        attribute(py::module_::import("brim.adapt._identity"), "structure").release();
+    try {
+      return invoke(structure, py::handle(module)).cast<std::int64_t>();
+    } catch (const py::error_already_set&) {
+      return 0;  // its parameters have no shapes yet
+    }
+  }
+
+  ScalarArguments& history_;
+  std::optional<std::uint64_t> sum_;
+};
+
+/// Whether the argument at this place is a size that brim chooses, or bounds of a range.
+bool is_size(const AdaptiveConfig& config, const CallArguments& arguments, Py_ssize_t place) {
+  if (config.kind == AdaptKind::range) {
+    return place == arguments.receivers || place == arguments.receivers + 1;
+  }
+  return std::any_of(config.parameters.begin(), config.parameters.end(),
+                     [&](const ArgumentSlot& slot) { return arguments.find(slot) == place; });
+}
+
+std::optional<std::uint64_t> settings_of(const AdaptiveConfig& config,
+                                         const CallArguments& arguments) {
+  Settings settings(config.memory->scalars());
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    if (is_size(config, arguments, i)) {
+      continue;
+    }
+    CallKey argument;
+    if (i < arguments.positional) {
+      argument.add(i);
+    } else {
+      add_text(argument, PyTuple_GET_ITEM(arguments.names, i - arguments.positional));
+    }
+    settings.add(argument.value(), arguments.values[i]);
+  }
+  return settings.value();
+}
+
 /// Adds a value that the user named, by its content where that is the same in every process.
 void add_value(CallKey& key, PyObject* value, const py::object& name) {
   // Told apart before their content: None is not 0, and True is not 1.
@@ -78,11 +253,7 @@ void add_value(CallKey& key, PyObject* value, const py::object& name) {
     add_tensor(key, value);
   } else if (PyLong_CheckExact(value)) {
     add_kind(Kind::integer);
-    int overflow = 0;
-    key.add(PyLong_AsLongLongAndOverflow(value, &overflow));
-    if (overflow != 0) {  // in decimal, Python refuses long ones
-      add_text(key, py::reinterpret_steal<py::object>(PyNumber_ToBase(value, 16)).ptr());
-    }
+    add_integer(key, value);
   } else if (PyFloat_CheckExact(value)) {
     add_kind(Kind::number);
     add_text(key, py::repr(value).ptr());
@@ -169,6 +340,10 @@ PyObject* CallArguments::get(const ArgumentSlot& slot) const {
   return at >= 0 ? values[at] : slot.otherwise.ptr();
 }
 
+const at::Tensor* tensor_in(PyObject* value) {
+  return is_tensor(value) ? &THPVariable_Unpack(value) : nullptr;
+}
+
 bool has_accelerator_tensor(const CallArguments& arguments) {
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     PyObject* value = arguments.values[i];
@@ -179,8 +354,8 @@ bool has_accelerator_tensor(const CallArguments& arguments) {
   return false;
 }
 
-std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& arguments,
-                       std::optional<std::int64_t> skip_dim) {
+CallKeys call_keys(const AdaptiveConfig& config, const CallArguments& arguments,
+                   std::optional<std::int64_t> skip_dim) {
   CallKey key(config.salt);
   if (config.per_call_site) {
     add_call_site(key);
@@ -207,8 +382,13 @@ std::uint64_t call_key(const AdaptiveConfig& config, const CallArguments& argume
       keywords += one.value();
     }
     key.add(keywords);
+    if (const auto settings = settings_of(config, arguments)) {
+      const std::uint64_t wider = key.value();
+      key.add(*settings);
+      return {key.value(), wider};
+    }
   }
-  return key.value();
+  return {key.value(), std::nullopt};
 }
 
 }  // namespace brim::python

@@ -82,6 +82,7 @@ ParameterSearch::Group ParameterSearch::make_group(const ParameterSearchOptions&
   SizeSearchOptions search{.strategy = options.strategy,
                            .start = options.start,
                            .margin = options.margin,
+                           .packs = options.packs,
                            .available = options.available};
   for (const std::size_t member : members) {
     search.upper = std::max(search.upper, parameters_[member].maximum);

@@ -4,7 +4,6 @@
 #include <brim/adapt/size_search.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 
 #include "adapt/size_lattice.h"
@@ -26,19 +25,20 @@ constexpr double kNearby = 1.25;
 // one below the second after many moves, which bounds their number.
 constexpr double kWorthMoving = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
-// Below this use of the available bytes, one step of the lattice is worth a failure.
-constexpr double kUnusedForStep = 0.75;
+
+// With a single fit, a smaller step up than this shows too little. Then a smaller size is tried, so
+// much smaller.
+constexpr double kWorthLearning = 1.03;
+constexpr double kLearningShare = 15.0 / 16;
 
 // Parts of the options' margin. The first jump is optimistic anyway, and near a size that fitted
-// there is little left to be wrong about. After two failures it must cover what the allocator
-// rounds.
+// there is little left to be wrong about.
 constexpr double kSmallMargin = 1.0 / 4;
-constexpr double kLaterMargin = 2.0 / 3;
 
-// How much smaller the next size is at least, after so many failures in a row without any fit. The
-// first two steps come from the model alone; each that it did not foresee is trusted less, and from
-// the fifth on the search bisects.
-constexpr std::array<double, 4> kLeastShrink = {0.0, 0.005, 0.02, 0.125};
+// A calculated size this close to one that halving tries is not worth a failure of its own.
+constexpr double kBetterThanHalving = 1.02;
+
+bool shows_need(const Attempt& attempt) { return attempt.fitted() && attempt.need(); }
 
 }  // namespace
 
@@ -75,23 +75,26 @@ double SizeSearch::usable() const noexcept {
   return bytes;
 }
 
-std::optional<double> SizeSearch::predicted(double margin) const {
-  const double bytes = usable() * (1.0 - margin);
-  const bool probing = options_.start == Start::probe;
+std::optional<SizeSearch::Prediction> SizeSearch::predicted(double margin) const {
   const Growth growth(known_);
-  const auto expected = bytes < 0 ? std::nullopt : growth.largest_within(bytes, probing);
-  if (!expected || !probing) {
-    return expected ? std::optional(expected->size) : std::nullopt;
+  const Attempt* fit = growth.largest_fit();
+  double bytes = usable();
+  if (fit == nullptr || bytes < 0) {
+    return std::nullopt;
   }
-  const Attempt& largest = *growth.largest_fit();
-  const double most = kProbeGrowth * static_cast<double>(largest.size());
-  const double size = expected->confirmed ? expected->size : std::min(expected->size, most);
-  // Between tiny sizes even the cautious prediction may allow no step; to stay at a tenth of what
-  // fits would cost more, for good, than the one failure that this risks.
-  const bool early = !expected->confirmed && growth.fits() < 3 && best_ > 0;
-  const bool unused = static_cast<double>(*largest.need()) <= kUnusedForStep * bytes;
-  const auto step = static_cast<double>(lattice(options_).above(best_));
-  return early && unused ? std::max(size, step) : size;
+  const auto used = static_cast<double>(*fit->need());
+  const bool probing = options_.start == Start::probe;
+  bytes -= margin * (options_.packs && !probing && used < bytes ? bytes - used : bytes);
+  const auto [size, confirmed] = growth.largest_within(bytes, !probing);
+  if (confirmed || !probing) {
+    return Prediction{size, confirmed};
+  }
+  const double most = kProbeGrowth * static_cast<double>(fit->size());
+  // Between tiny sizes, or where most of the need is constant, the cautious prediction may allow no
+  // step. To stay there would cost more, for good, than the one failure that this risks.
+  const bool early = growth.fits() < 3 && best_ > 0 && failure_ == 0;
+  const double least = early ? static_cast<double>(lattice(options_).above(best_)) : 0.0;
+  return Prediction{std::max(std::min(size, most), least), false};
 }
 
 std::int64_t SizeSearch::clamp(double size, std::int64_t low, std::int64_t high) const noexcept {
@@ -132,10 +135,23 @@ std::int64_t SizeSearch::hint() const noexcept {
 
 std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   if (options_.strategy == Strategy::predictive) {
-    if (const auto size = predicted(options_.margin * kSmallMargin)) {
+    const auto expected = predicted(options_.margin * kSmallMargin);
+    const bool one_fit = std::ranges::count_if(known_, shows_need) == 1;
+    const bool guess = one_fit && expected && !expected->confirmed;
+    // A single fit that nothing has failed beside says little about far larger sizes.
+    if (expected && !(guess && std::ranges::all_of(known_, &Attempt::fitted))) {
+      const auto best = static_cast<double>(best_);
+      // One fit does not tell a constant need from a growing one. Where it leaves no room to find
+      // that out upwards, a slightly smaller size does, without a failure; unless failures show
+      // that there is nothing to gain.
+      if (guess && expected->size < kWorthLearning * best &&
+          Growth(known_).ceiling(usable()) > kWorthLearning * best) {
+        return clamp(kLearningShare * best, options_.lower, high);
+      }
       // A failure would cost the whole call: what fitted before is not left for the last percent.
-      const bool worth_it = *size >= (1 + kWorthMoving) * static_cast<double>(best_);
-      return best_ > 0 && !worth_it ? best_ : clamp(*size, std::max(best_, options_.lower), high);
+      const bool worth_it = expected->size >= (1 + kWorthMoving) * best;
+      return best_ > 0 && !worth_it ? best_
+                                    : clamp(expected->size, std::max(best_, options_.lower), high);
     }
     if (best_ == 0 && failure_ != 0) {
       return shrink_choice(high);
@@ -149,30 +165,25 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   return size > 0 ? size : high;
 }
 
+/// Never worse than halving. It tries the sizes that halving would, without those that cannot fit.
+/// In between it tries what it calculates, as long as it has failed no more often than halving
+/// would have until there: so it fails at most once more than halving, and ends no lower.
 std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
-  const auto failed = static_cast<std::size_t>(std::max<std::int64_t>(failed_in_a_row_, 1));
-  const bool first = std::none_of(known_.begin(), known_.end(), [&](const Attempt& attempt) {
-    return !attempt.fitted() && attempt.need() && attempt.size() > failure_;
-  });
-  const double part = options_.start == Start::probe ? 1.0 : first ? kSmallMargin : kLaterMargin;
-  const double bytes = usable() * (1.0 - options_.margin * part);
-  const auto expected = bytes < 0 || failed > kLeastShrink.size()
-                            ? std::nullopt
-                            : Growth(known_).below_failure(failure_, bytes);
-  if (!expected) {
-    // As halving from the largest size would, so that it ends no lower.
-    std::int64_t size = options_.upper;
-    while (size >= failure_) {
-      size /= 2;
-    }
-    return clamp(static_cast<double>(size), options_.lower, high);
+  const double bytes = usable();
+  const auto ceiling = bytes < 0 ? std::nullopt : Growth(known_).below_failure(failure_, bytes);
+  const double guess = ceiling ? ceiling->guess * (1.0 - options_.margin) : 0.0;
+  // The bytes are rounded: what is hardly larger may fit.
+  const double largest =
+      ceiling ? ceiling->size * (1.0 + options_.margin) : static_cast<double>(failure_);
+  std::int64_t above_guess = 0;  // sizes that halving tries
+  std::int64_t half = options_.upper;
+  while (half > options_.lower && (half >= failure_ || static_cast<double>(half) > largest)) {
+    above_guess += static_cast<double>(half) > guess ? 1 : 0;
+    half = std::max(options_.lower, floor_to_multiple(half / 2, options_.quantum));
   }
-  double most = static_cast<double>(failure_) * (1.0 - kLeastShrink[failed - 1]);
-  if (failed > 2 || (failed == 2 && !expected->confirmed)) {
-    // No further behind halving than one failure.
-    most = std::min(most, static_cast<double>(options_.upper >> (failed - 1)));
-  }
-  return clamp(std::min(expected->size, most), options_.lower, high);
+  const bool better = guess > kBetterThanHalving * static_cast<double>(half);
+  const bool affordable = failures_ <= above_guess;
+  return clamp(better && affordable ? guess : static_cast<double>(half), options_.lower, high);
 }
 
 std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
@@ -181,28 +192,25 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
   if (stalls_ >= 2) {
     return middle(high);
   }
-  const bool only_remembered = fits_ == 0;
-  const auto guess = predicted(only_remembered ? options_.margin * kLaterMargin : 0.0);
-  if (!guess) {
-    // What fitted earlier is the surer choice, unless it was a call that wanted far less.
-    return only_remembered && best_ >= high / 8 ? best_ : middle(high);
+  // What fitted earlier is the surer choice, unless halving would end higher.
+  if (fits_ == 0) {
+    return std::max(best_, shrink_choice(high));
   }
   // A guess at or below the best is answered by the step above it, which either fails, and the
-  // search is over, or shows that there is more. Before anything fitted in this call, what did so
-  // earlier is the surer choice.
-  const std::int64_t low = only_remembered ? best_ : lattice(options_).above(best_);
-  return clamp(*guess, low, high);
+  // search is over, or shows that there is more.
+  const auto guess = predicted(0.0);
+  return guess ? clamp(guess->size, lattice(options_).above(best_), high) : middle(high);
 }
 
 std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
-  auto size = predicted(options_.margin);
-  if (size && best_ > 0 && *size <= kNearby * static_cast<double>(best_)) {
-    size = predicted(options_.margin * kSmallMargin);
+  auto expected = predicted(options_.margin);
+  if (expected && best_ > 0 && expected->size <= kNearby * static_cast<double>(best_)) {
+    expected = predicted(options_.margin * kSmallMargin);
   }
-  const bool blind = !size;
+  const bool blind = !expected;
   if (best_ == 0 && failed_here_) {
     const std::int64_t smaller = shrink_choice(high);
-    return blind ? smaller : std::min(smaller, clamp(*size, options_.lower, high));
+    return blind ? smaller : std::min(smaller, clamp(expected->size, options_.lower, high));
   }
   if (blind && best_ == 0) {
     const std::int64_t start = hint();
@@ -210,7 +218,7 @@ std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
                ? start
                : clamp(static_cast<double>(options_.upper) / kProbeShare, options_.lower, high);
   }
-  double target = blind ? 2.0 * static_cast<double>(best_) : *size;
+  double target = blind ? 2.0 * static_cast<double>(best_) : expected->size;
   if (failure_ != 0 && best_ > 0 && (failed_here_ || blind)) {
     // The model did not see this failure coming, or there is none. An eighth is not worth a second
     // one.

@@ -68,7 +68,6 @@ void SizeSearch::record(const Attempt& attempt) {
   add(attempt, false);
   grown_ += attempt.size() > previous ? 1 : 0;
   ++(attempt.fitted() ? fits_ : failures_);
-  failed_in_a_row_ = attempt.fitted() ? 0 : failed_in_a_row_ + 1;
   fits_in_a_row_ = attempt.fitted() ? fits_in_a_row_ + 1 : 0;
   doubtful_failures_ += doubtful(attempt) ? 1 : 0;
   update_bounds();

@@ -67,7 +67,7 @@ c10::DeviceType default_device_type() {
 }
 
 bool lost_to_fork(c10::DeviceType type) {
-  if (!is_forked_child() || type == c10::DeviceType::CPU) {
+  if (type == c10::DeviceType::CPU || !is_forked_child()) {
     return false;
   }
   // The parent may have asked the driver how many devices there are without using one.

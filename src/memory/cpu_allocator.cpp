@@ -8,9 +8,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "fork.h"
+#include "memory/host_room.h"
 #include "memory/oom_message.h"
 
 namespace brim {
@@ -18,6 +20,30 @@ namespace {
 
 // One cache line keeps torch's promise of 64-byte alignment for the data behind it.
 constexpr std::size_t kHeaderBytes = 64;
+
+// Blocks of this size are mapped by the C library and returned to the system when they are freed.
+// torch's own way is the same except on ARM, where mimalloc keeps them: the machine then seems
+// full, and nothing larger can be allocated.
+constexpr std::size_t kReturnedBytes = std::size_t{32} << 20;
+
+bool is_returned(std::size_t bytes) {
+  static const bool asks_for_huge_pages = std::getenv("THP_MEM_ALLOC_ENABLE") != nullptr;
+  return bytes >= kReturnedBytes && !asks_for_huge_pages;  // which torch's own way takes care of
+}
+
+void* allocate_block(std::size_t bytes) {
+  if (!is_returned(bytes)) {
+    return c10::alloc_cpu(bytes + kHeaderBytes);
+  }
+  void* block = nullptr;
+  TORCH_CHECK(posix_memalign(&block, kHeaderBytes, bytes + kHeaderBytes) == 0,
+              "posix_memalign: can't allocate memory");
+  return block;
+}
+
+void free_block_of(std::size_t bytes, void* block) {
+  is_returned(bytes) ? std::free(block) : c10::free_cpu(block);
+}
 
 struct Header {
   std::size_t bytes;
@@ -61,6 +87,7 @@ void CpuAllocator::in_forked_child() {
   ++self.process_;
   self.allocated_.store(0);
   self.peak_.store(0);
+  forget_host_limit_after_fork();
 }
 
 CpuAllocator& CpuAllocator::instance() {
@@ -82,6 +109,21 @@ void CpuAllocator::install() {
               "torch gives a higher priority or which was set after brim's");
 }
 
+bool CpuAllocator::try_install() noexcept {
+  if (installed()) [[likely]] {
+    return true;
+  }
+  static const bool possible = [this] {
+    try {
+      install();
+      return true;
+    } catch (const c10::Error&) {
+      return false;
+    }
+  }();
+  return possible;
+}
+
 c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
   const c10::Device cpu(c10::DeviceType::CPU);
   if (bytes == 0) {
@@ -95,11 +137,17 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
     throw_out_of_memory(size, allocated(),
                         ": this failure was injected by brim::testing::OomInjector");
   }
+  if (const auto most = refused_by_host(size, allocated()); most && *most < limit()) {
+    throw_out_of_memory(size, allocated(),
+                        " of " + with_exact(*most) +
+                            " that the machine and its cgroups have for tensors (an adaptive "
+                            "call's host_limit)");
+  }
   reserve(size);
   void* block = nullptr;
   std::string system_error;
   try {
-    block = c10::alloc_cpu(bytes + kHeaderBytes);
+    block = allocate_block(bytes);
   } catch (const c10::Error& error) {
     system_error = error.what_without_backtrace();
   }
@@ -156,7 +204,7 @@ void CpuAllocator::free_block(void* data) {
     self.release(size);
     report_to_profiler(data, -size, self.allocated());
   }
-  c10::free_cpu(block);
+  free_block_of(header.bytes, block);
 }
 
 c10::DeleterFnPtr CpuAllocator::raw_deleter() const { return &CpuAllocator::free_block; }

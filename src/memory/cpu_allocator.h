@@ -49,6 +49,9 @@ class CpuAllocator final : public c10::Allocator {
   void install();
   bool installed() const { return installed_.load(std::memory_order_acquire); }
 
+  /// Installs it unless something is in the way, which it asks once. Whether it is installed.
+  bool try_install() noexcept;
+
   /// @throws c10::OutOfMemoryError over the limit, at a gate's refusal, or when the system has no
   /// more.
   c10::DataPtr allocate(std::size_t bytes) override;

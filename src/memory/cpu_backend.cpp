@@ -2,48 +2,12 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <chrono>
-#include <mutex>
 
-#include "fork.h"
 #include "memory/backend.h"
+#include "memory/host_room.h"
 
 namespace brim {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-/// What the system could give when it was last asked.
-struct LastReading {
-  std::mutex mutex;
-  Clock::time_point at{};
-  std::int64_t available = 0;
-  std::int64_t allocated = 0;  // then, by tensors
-};
-
-LastReading& last_reading() {
-  static auto* const instance = [] {
-    auto* reading = new LastReading;
-    hold_during_fork(reading->mutex, [] { last_reading().at = {}; });
-    return reading;
-  }();
-  return *instance;
-}
-
-/// What the system can still give, read at most every 50 ms, because that takes several files. In
-/// between, tensors allocated or freed since the last reading are accounted for.
-std::int64_t recent_host_available(std::int64_t allocated) {
-  constexpr auto kFresh = std::chrono::milliseconds(50);
-  LastReading& last = last_reading();
-  const std::lock_guard lock(last.mutex);
-  const auto now = Clock::now();
-  if (last.at == Clock::time_point{} || now - last.at > kFresh) {
-    last.available = read_host_memory().available();
-    last.allocated = allocated;
-    last.at = now;
-  }
-  return std::max<std::int64_t>(last.available - (allocated - last.allocated), 0);
-}
 
 class CpuBackend final : public DeviceBackend {
  public:
@@ -67,7 +31,7 @@ class CpuBackend final : public DeviceBackend {
     const CpuAllocator& allocator = CpuAllocator::instance();
     const std::int64_t allocated = allocator.allocated();
     const std::int64_t left_of_budget = std::max<std::int64_t>(allocator.limit() - allocated, 0);
-    return {allocated, std::min(recent_host_available(allocated), left_of_budget)};
+    return {allocated, std::min(recent_host_room(allocated), left_of_budget)};
   }
 
   PeakReading peak(c10::Device /*device*/) override {

@@ -74,12 +74,16 @@ void least(std::optional<std::int64_t>& current, std::int64_t candidate) {
 struct CgroupFiles {
   const char* limit;
   const char* usage;
-  std::string_view reclaimable;  // a line of memory.stat
+  // Lines of memory.stat: the page cache that was not used lately, that was, and that is mapped.
+  std::string_view inactive;
+  std::string_view active;
+  std::string_view mapped;
 };
 
-constexpr CgroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"};
+constexpr CgroupFiles kVersion2{"memory.max", "memory.current", "inactive_file", "active_file",
+                                "file_mapped"};
 constexpr CgroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes",
-                                "total_inactive_file"};
+                                "total_inactive_file", "total_active_file", "total_mapped_file"};
 
 // v1 writes "no limit" as the largest page-aligned number, v2 as "max"; nothing real is this large.
 constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;
@@ -92,9 +96,13 @@ void walk_cgroups(const fs::path& top, fs::path folder, const CgroupFiles& files
     if (limit && *limit < kNoLimit) {
       least(memory.cgroup_limit, *limit);
       if (const auto usage = read_int(folder / files.usage)) {
-        // Unused page cache counts as usage, but the kernel drops it before it kills anyone.
+        // The page cache counts as usage, but the kernel drops it before it kills anyone. What is
+        // mapped is left to the process: its libraries are in it.
+        const std::string stat = read_text(folder / "memory.stat");
+        const auto bytes = [&](std::string_view line) { return value_of(stat, line).value_or(0); };
         const std::int64_t cache =
-            value_of(read_text(folder / "memory.stat"), files.reclaimable).value_or(0);
+            bytes(files.inactive) +
+            std::max<std::int64_t>(bytes(files.active) - bytes(files.mapped), 0);
         least(memory.cgroup_available,
               std::clamp<std::int64_t>(*limit - *usage + cache, 0, *limit));
       }

@@ -19,18 +19,12 @@ constexpr double kLineTolerance = 0.01;
 constexpr std::int64_t kLargestGranule = std::int64_t{2} << 20;
 // Two sizes this far apart differ by more than what an allocator rounds.
 constexpr double kApart = 4.0 / 3;
-// Beyond so many times the size of a single fit, most of its need may have been constant.
-constexpr double kFarBeyond = 4;
-// A failure's need is a lower bound, so a line to it is too flat: one that ends below this part of
-// the proportional size is not believed. (A constant half of the need gives 0.75.)
-constexpr double kPlausible = 0.7;
-// Two failures were of the same tensor if what they asked for differs as their sizes do, to this
-// share.
-constexpr double kSameRequest = 0.02;
-// Where they were not, at most this share of the bytes is taken to be constant.
-constexpr double kLargestConstant = 0.05;
-// One failure with a wild number must not throw the search to the bottom.
-constexpr double kLargestShrink = 1024;
+// Figures that differ by less than this share are taken as equal: what an allocator rounds.
+constexpr double kAlike = 0.002;
+// A line that starts this close to zero starts there: the bytes are rounded.
+constexpr double kNearZero = 0.002;
+// A failure whose last request is this share of its need failed because of one tensor.
+constexpr double kDominates = 0.5;
 
 double size_of(const Attempt& attempt) { return static_cast<double>(attempt.size()); }
 double need_of(const Attempt& attempt) { return static_cast<double>(*attempt.need()); }
@@ -44,8 +38,60 @@ double on_line(const Attempt& from, const Attempt& to, double bytes) {
   return size_of(from) + (bytes - need_of(from)) / slope(from, to);
 }
 
+bool alike(double a, double b) { return std::abs(a - b) <= kAlike * std::max(a, b); }
+
+/// Whether a failure's need is mostly one tensor.
+bool dominated(const Attempt& failure) {
+  return static_cast<double>(*failure.requested) >= kDominates * need_of(failure);
+}
+
 double proportional(const Attempt& attempt, double bytes) {
   return need_of(attempt) <= 0 ? kInfinity : size_of(attempt) * bytes / need_of(attempt);
+}
+
+/// The need as a failure shows it if one tensor makes it up: what was asked for grows with a power
+/// of the size, and what was held before either grows alike or not at all.
+class OneTensor {
+ public:
+  OneTensor(const Attempt& failure, double power, bool constant)
+      : size_(size_of(failure)),
+        power_(power),
+        constant_(constant ? static_cast<double>(*failure.peak) : 0.0),
+        growing_(need_of(failure) - constant_) {}
+
+  [[nodiscard]] double need_at(double size) const {
+    return constant_ + growing_ * std::pow(size / size_, power_);
+  }
+  [[nodiscard]] double size_at(double bytes) const {
+    return size_ * std::pow(std::max(bytes - constant_, 0.0) / growing_, 1 / power_);
+  }
+
+ private:
+  double size_;
+  double power_;
+  double constant_;
+  double growing_;
+};
+
+/// The curve of the first failure if one tensor caused it, and one of the same kind caused another
+/// at a larger size. Both show how that tensor grows.
+std::optional<OneTensor> same_tensor_again(std::span<const Attempt* const> failures) {
+  const Attempt& failure = *failures.front();
+  if (!dominated(failure)) {
+    return std::nullopt;
+  }
+  const auto requested = static_cast<double>(*failure.requested);
+  for (const Attempt* larger : failures.subspan(1)) {
+    for (const double power : {1.0, 2.0, 3.0}) {
+      const double growth = std::pow(size_of(*larger) / size_of(failure), power);
+      if (alike(static_cast<double>(*larger->requested), growth * requested)) {
+        const double held = need_of(*larger) - static_cast<double>(*larger->requested);
+        const bool constant = dominated(*larger) && alike(held + requested, need_of(failure));
+        return OneTensor(failure, power, constant);
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 /// Three attempts in ascending order, as points of a line.
@@ -87,21 +133,17 @@ class Line {
 double root(double a, double b, double c) { return (-b + std::sqrt(b * b - 4 * a * c)) / (2 * c); }
 
 /// Where the steepest sum of 1, s and s² through both fits, with coefficients that are not
-/// negative, needs `bytes`. No further than in proportion to the larger one.
+/// negative, needs `bytes`.
 double on_parabola(const Attempt& first, const Attempt& last, double bytes) {
   const double s0 = size_of(first);
   const double s1 = size_of(last);
-  const double growth = slope(first, last);
-  double size = kInfinity;
-  if (const double c = growth / (s0 + s1); growth > 0 && need_of(last) >= c * s1 * s1) {
-    size = std::sqrt((bytes - need_of(last)) / c + s1 * s1);
-  } else if (growth > 0) {
-    // The constant would be negative: b s + c s². Where b is too, c s² is as steep as it gets.
-    const double square = (need_of(last) / s1 - need_of(first) / s0) / (s1 - s0);
-    const double b = need_of(last) / s1 - square * s1;
-    size = b >= 0 ? root(-bytes, b, square) : s1 * std::sqrt(bytes / need_of(last));
+  if (const double c = slope(first, last) / (s0 + s1); need_of(last) >= c * s1 * s1) {
+    return std::sqrt((bytes - need_of(last)) / c + s1 * s1);
   }
-  return std::min(size, proportional(last, bytes));
+  // The constant would be negative: b s + c s². Where b is too, c s² is as steep as it gets.
+  const double c = (need_of(last) / s1 - need_of(first) / s0) / (s1 - s0);
+  const double b = need_of(last) / s1 - c * s1;
+  return b >= 0 ? root(-bytes, b, c) : s1 * std::sqrt(bytes / need_of(last));
 }
 
 }  // namespace
@@ -112,6 +154,8 @@ bool explains(const Attempt& failure, double available) {
 }
 
 Growth::Growth(std::span<const Attempt> attempts) {
+  const auto fitting = std::ranges::find_if(attempts, &Attempt::fitted);
+  overshot_ = !std::all_of(fitting, attempts.end(), [](const Attempt& it) { return it.fitted(); });
   const auto collect = [&](bool fitted) {
     const auto first = static_cast<std::ptrdiff_t>(points_.size());
     for (const Attempt& attempt : attempts) {
@@ -130,6 +174,14 @@ Growth::Growth(std::span<const Attempt> attempts) {
   failures_ = points.subspan(fits);
 }
 
+/// Whether a failure needed more than the curve says, which gives the size for a need.
+template <class Curve>
+bool Growth::refuted(const Curve& size_at) const {
+  return std::ranges::any_of(failures_, [&](const Attempt* failure) {
+    return size_at(need_of(*failure)) > (1 + kAlike) * size_of(*failure);
+  });
+}
+
 /// The next smaller fit that is far enough away for the difference to mean something.
 std::size_t Growth::apart_from(std::size_t fit) const {
   std::size_t i = fit - 1;
@@ -139,102 +191,93 @@ std::size_t Growth::apart_from(std::size_t fit) const {
   return i;
 }
 
-std::optional<Growth::Prediction> Growth::largest_within(double bytes, bool cautious) const {
-  if (fits_.empty()) {
-    return std::nullopt;
+Growth::Prediction Growth::largest_within(double bytes, bool trust_two) const {
+  const Attempt& last = *fits_.back();
+  for (std::size_t i = 0; trust_two && i < failures_.size(); ++i) {
+    const auto curve = same_tensor_again(failures_.subspan(i));
+    if (curve && alike(curve->need_at(size_of(last)), need_of(last))) {
+      return {curve->size_at(bytes), true};
+    }
   }
   const auto over = std::find_if(fits_.begin(), fits_.end(),
                                  [&](const Attempt* fit) { return need_of(*fit) > bytes; });
   if (over != fits_.end()) {
     // Less is available than a fit once used: between two fits, no model beats the straight line.
-    return Prediction{
-        over == fits_.begin() ? below_fits(bytes) : on_line(**(over - 1), **over, bytes), true};
+    return {over == fits_.begin() ? below_fits(bytes) : on_line(**(over - 1), **over, bytes), true};
   }
-  const Attempt& last = *fits_.back();
-  if (fits_.size() >= 3) {
+  if (fits_.size() >= 3 && !overshot_) {
     const std::size_t newest = fits_.size() - 1;
     const std::size_t middle = std::max<std::size_t>(apart_from(newest), 1);
     const Line line(*fits_[apart_from(middle)], *fits_[middle], last);
-    if (line.confirmed()) {
-      return Prediction{line.size_beyond(last, bytes), true};
-    }
-  } else if (fits_.size() + failures_.size() >= 3 && !failures_.empty()) {
-    // A failure says "at least": only on a line with the others is it taken at its word.
-    const Attempt& failure = *failures_.front();
-    const Line line = fits_.size() == 2 ? Line(*fits_.front(), last, failure)
-                                        : Line(last, failure, *failures_[1]);
-    if (line.confirmed() && line.rises() && need_of(failure) > need_of(last)) {
-      return Prediction{on_line(last, failure, bytes), true};
+    const auto size_at = [&](double need) { return line.size_beyond(last, need); };
+    if (line.confirmed() && !refuted(size_at)) {
+      return {size_at(bytes), true};
     }
   }
   if (fits_.size() > 1) {
-    return Prediction{on_parabola(*fits_[apart_from(fits_.size() - 1)], last, bytes), false};
+    return beyond_two_fits(bytes, trust_two);
   }
-  if (cautious) {
-    return Prediction{size_of(last) * std::sqrt(bytes / std::max(need_of(last), 1.0)), false};
-  }
-  const double straight = proportional(last, bytes);
-  if (straight <= kFarBeyond * size_of(last)) {
-    return Prediction{straight, false};
-  }
-  const auto larger = std::find_if(failures_.begin(), failures_.end(), [&](const Attempt* failure) {
-    return failure->size() > last.size() && need_of(*failure) > need_of(last);
-  });
-  return larger == failures_.end()
-             ? std::nullopt
-             : std::optional(Prediction{on_line(last, **larger, bytes), false});
+  return {size_of(last) * std::sqrt(bytes / std::max(need_of(last), 1.0)), false};
 }
 
-/// Less is available than any fit used. Proportional, unless a larger point shows that part of the
+Growth::Prediction Growth::beyond_two_fits(double bytes, bool trust_two) const {
+  const Attempt& last = *fits_.back();
+  const Attempt& first = *fits_[apart_from(fits_.size() - 1)];
+  // Whatever the constant part, no sum of 1 and s needs more than in proportion.
+  const auto straight = [&](double need) { return proportional(last, need); };
+  if (slope(first, last) <= 0) {
+    return {straight(bytes), false};
+  }
+  // A line that starts below zero is a need that curves upwards.
+  const auto line = [&](double need) { return on_line(first, last, need); };
+  const bool upwards = line(bytes) < (1 - kNearZero) * straight(bytes);
+  if (trust_two && !overshot_ && !upwards && !refuted(line)) {
+    return {line(bytes), false};
+  }
+  const auto parabola = [&](double need) { return on_parabola(first, last, need); };
+  return {refuted(parabola) ? std::min(parabola(bytes), straight(bytes)) : parabola(bytes), false};
+}
+
+/// Less is available than any fit used. Proportional, unless a larger fit shows that part of the
 /// need is constant.
 double Growth::below_fits(double bytes) const {
   const Attempt& smallest = *fits_.front();
   const double straight = proportional(smallest, bytes);
-  const auto line_to = [&](std::span<const Attempt* const> points) {
-    const auto point = std::find_if(points.begin(), points.end(), [&](const Attempt* it) {
-      return size_of(*it) >= kApart * size_of(smallest) && need_of(*it) > need_of(smallest);
-    });
-    return point == points.end() ? -1.0 : on_line(smallest, **point, bytes);
-  };
-  const double to_fit = line_to(fits_);
-  const double to_failure = line_to(failures_);
-  const bool plausible = to_failure >= kPlausible * straight;
-  return std::min(straight, to_fit > 0 ? to_fit : plausible ? to_failure : straight);
+  const auto larger = std::ranges::find_if(fits_, [&](const Attempt* fit) {
+    return size_of(*fit) >= kApart * size_of(smallest) && need_of(*fit) > need_of(smallest);
+  });
+  const double line = larger == fits_.end() ? 0 : on_line(smallest, **larger, bytes);
+  return line > 0 ? std::min(line, straight) : straight;
 }
 
-std::optional<Growth::Prediction> Growth::below_failure(std::int64_t size, double bytes) const {
-  const auto at = std::find_if(failures_.begin(), failures_.end(),
-                               [&](const Attempt* failure) { return failure->size() == size; });
+double Growth::ceiling(double bytes) const {
+  double size = kInfinity;
+  for (const Attempt* failure : failures_) {
+    if (failure->size() > fits_.back()->size() && need_of(*failure) > need_of(*fits_.back())) {
+      size = std::min(size, on_line(*fits_.back(), *failure, bytes));
+    }
+  }
+  return size;
+}
+
+std::optional<Growth::Ceiling> Growth::below_failure(std::int64_t size, double bytes) const {
+  const auto at = std::ranges::find_if(
+      failures_, [&](const Attempt* failure) { return failure->size() == size; });
   if (at == failures_.end() || !explains(**at, bytes)) {
     return std::nullopt;
   }
-  const Attempt& newest = **at;
-  const double need = std::max(need_of(newest), 1.0);
-  const double straight =
-      size_of(newest) * std::max(std::min(bytes / need, 1.0), 1 / kLargestShrink);
-  if (at + 1 == failures_.end()) {
-    return Prediction{straight, false};
+  const Attempt& failure = **at;
+  const double share = std::min(bytes / std::max(need_of(failure), 1.0), 1.0);
+  const double square = size_of(failure) * std::sqrt(share);
+  if (!dominated(failure)) {
+    return Ceiling{square, 0};
   }
-  const Attempt& larger = **(at + 1);
-  // What the larger one asked for, at this size.
-  const double passed = static_cast<double>(*larger.requested) * size_of(newest) / size_of(larger);
-  if (*newest.peak > *larger.peak || *newest.requested > *larger.requested) {
-    // It got further: the two are no points of one line. But what was held when the larger one
-    // failed bounds the constant part, and so does what is held now less the request that has
-    // passed since.
-    const double constant = std::clamp(
-        std::min(static_cast<double>(*larger.peak), static_cast<double>(*newest.peak) - passed),
-        0.0, kLargestConstant * bytes);
-    return Prediction{size_of(newest) * std::min((bytes - constant) / (need - constant), 1.0),
-                      false};
+  const auto index = static_cast<std::size_t>(at - failures_.begin());
+  if (const auto curve = same_tensor_again(failures_.subspan(index))) {
+    const double largest = std::min(curve->size_at(bytes), size_of(failure));
+    return Ceiling{largest, largest};
   }
-  // Two different requests that happen to fall in order look like a large constant part.
-  const double affine = need_of(larger) > need ? on_line(newest, larger, bytes) : 0.0;
-  const bool same_request =
-      std::abs(static_cast<double>(*newest.requested) - passed) <= kSameRequest * passed;
-  const bool plausible = same_request || affine >= kPlausible * straight;
-  return Prediction{plausible ? std::clamp(affine, straight / kLargestShrink, straight) : straight,
-                    true};
+  return Ceiling{square, size_of(failure) * share};
 }
 
 }  // namespace brim::detail

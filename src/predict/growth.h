@@ -23,23 +23,33 @@ class Growth {
     bool confirmed;  ///< the attempts agree: it is more than a guess
   };
 
-  /// The largest size expected to need at most `bytes`; empty if the fits do not show it.
+  /// The largest size expected to need at most `bytes`, if anything has fitted.
   ///
-  /// Once three attempts lie on a line, the need follows it. Until then it is taken to be the
-  /// steepest sum of 1, s and s² that passes through the two largest fits (the terms of a
-  /// MemoryModel).
-  /// @param cautious whether a single fit bounds the need too. Else the need is taken as
-  ///     proportional to the size, up to a few times that fit's size.
-  [[nodiscard]] std::optional<Prediction> largest_within(double bytes, bool cautious) const;
+  /// Safe for a need that grows with the size or its square, with a constant part or without: from
+  /// one fit it grows as far as the square allows. Once three fits lie on a line, or a fit on the
+  /// curve of a failure that one tensor caused, the need follows it.
+  /// @param trust_two whether the line through two fits is followed too, unless a failure shows
+  ///     that the need rises above it. Else the need is taken to be the steepest sum of 1, s and s²
+  ///     that passes through both (the terms of a MemoryModel).
+  [[nodiscard]] Prediction largest_within(double bytes, bool trust_two) const;
 
-  /// The same if nothing has fitted yet: from the failure at `size` and the next larger one. Empty
-  /// if the bytes of that failure are missing or do not explain it.
+  /// Whatever is larger needs more than `bytes`, if the need grows steadily: it reaches at least
+  /// what a failure needed there. Infinite without failures.
+  [[nodiscard]] double ceiling(double bytes) const;
+
+  /// What a failure shows before anything has fitted.
+  struct Ceiling {
+    double size;   ///< whatever is larger fails too, if the need grows at most with the square
+    double guess;  ///< the largest size that fits if one tensor makes up the need; 0: unlikely
+  };
+
+  /// From the failure at `size` and the next larger one. Empty if the bytes of that failure are
+  /// missing or do not explain it.
   ///
-  /// From one failure the need is taken as proportional to the size. That is optimistic on purpose:
-  /// if part of the need is constant, the next size fails close by, and two failures give a line.
-  /// Two failures agree if they happened at the same place: where the larger one held and
-  /// asked for more.
-  [[nodiscard]] std::optional<Prediction> below_failure(std::int64_t size, double bytes) const;
+  /// A failure's bytes are a lower bound of the need. They are the need itself only where one
+  /// tensor dominates. Two failures show how it grows if what they held and what they asked for
+  /// grew alike; equal tensors that failed one after the other do not look like that.
+  [[nodiscard]] std::optional<Ceiling> below_failure(std::int64_t size, double bytes) const;
 
   /// The fit of the largest size; null if there is none.
   [[nodiscard]] const Attempt* largest_fit() const {
@@ -50,10 +60,14 @@ class Growth {
  private:
   [[nodiscard]] std::size_t apart_from(std::size_t fit) const;
   [[nodiscard]] double below_fits(double bytes) const;
+  [[nodiscard]] Prediction beyond_two_fits(double bytes, bool trust_two) const;
+  template <class Curve>
+  [[nodiscard]] bool refuted(const Curve& size_at) const;
 
   c10::SmallVector<const Attempt*, 24> points_;  // fits, then failures, each ascending in size
   std::span<const Attempt* const> fits_;         // of points_
   std::span<const Attempt* const> failures_;
+  bool overshot_ = false;  // a size failed after another had fitted: the need curves upwards
 };
 
 /// Whether a failure's bytes explain it: at least half of what was available. One that needed less

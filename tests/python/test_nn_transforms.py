@@ -221,6 +221,21 @@ def test_compile_with_one_graph(case: Case, frozen: bool) -> None:
 
 
 @pytest.mark.usefixtures("_compiler")
+@pytest.mark.parametrize("inplace", [False, True], ids=["", "inplace"])
+def test_compile_gets_brims_operator_only_where_it_keeps_less(inplace: bool) -> None:
+    net = nn.Sequential(brim.nn.Hardsigmoid(inplace), brim.nn.ReLU(inplace), brim.nn.SiLU(inplace))
+    called: set[str] = set()
+
+    def record(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        called.update(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch.compile(net, fullgraph=True, backend=record)(torch.randn(4))
+    ours = {target.split(".")[1] for target in called if target.startswith("brim.")}
+    assert ours == {"hardsigmoid", "relu"}, called
+
+
+@pytest.mark.usefixtures("_compiler")
 @pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
 def test_compile_of_a_net_with_changing_batches(frozen: bool) -> None:
     ours, torchs = small_net(), small_net(nn)

@@ -39,7 +39,8 @@ template <class Work>
 
 /// Calls `function(values)` until it fits, and returns its result.
 template <class Function>
-auto until_it_fits(const MaximizeCall& call, const Function& function) {
+[[gnu::always_inline]] inline auto until_it_fits(const MaximizeCall& call,
+                                                 const Function& function) {
   using Values = std::span<const std::int64_t>;
   using Result = std::decay_t<std::invoke_result_t<const Function&, Values>>;
   if constexpr (std::is_void_v<Result>) {

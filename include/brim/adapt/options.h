@@ -12,6 +12,7 @@
 
 namespace brim {
 
+class SavedState;
 class SizeMemory;
 
 /// What the search for a size is after.
@@ -34,13 +35,23 @@ struct AdaptOptions {
   /// Whether a repeated call starts with the random state of the first attempt.
   bool restore_random_state = true;
 
+  /// For calls on the CPU: an attempt is refused what the machine and its cgroups do not have, with
+  /// c10::OutOfMemoryError, where the system would kill the process. See HostLimit.
+  bool host_limit = true;
+
   /// For Strategy::halving: tries exactly the values that torch_max_mem and toma try, for programs
   /// that see them. A size is not repeated after cached memory was released, and the values at
   /// which one parameter reached its floor are repeated before the next parameter is lowered.
   bool exact_halving = false;
 
+  /// What a failed attempt may have changed and is put back after it; see SavedState. Empty:
+  /// nothing but the random state.
+  std::function<void(SavedState&)> restore{};
+
   SizeMemory* memory = nullptr;  ///< what earlier calls learned; not owned; null: nothing
   std::uint64_t key = 0;         ///< which kind of call this is in `memory`; see call_key
+  /// A wider kind of call, where a call looks as long as nothing is known of its own.
+  std::optional<std::uint64_t> wider_key{};
 
   std::vector<Attempt>* attempts = nullptr;        ///< where to append each attempt; not owned
   std::function<void(const Attempt&)> observer{};  ///< told of each attempt after it ended

@@ -28,6 +28,7 @@ struct ParameterSearchOptions {
   /// `parameters`.
   std::vector<std::vector<std::size_t>> groups{};
   double margin = SizeSearchOptions{}.margin;
+  bool packs = SizeSearchOptions{}.packs;
   std::optional<std::int64_t> available{};  ///< as in SizeSearchOptions
   /// Whether values that failed at the floor of one group are tried again as the maximum of the
   /// next. They can only fail again: it reproduces the exact sequence of torch_max_mem.

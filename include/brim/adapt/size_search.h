@@ -26,6 +26,8 @@ struct SizeSearchOptions {
   std::int64_t lower = 1;  ///< the smallest size; allowed even where it is no multiple of `quantum`
   std::int64_t quantum = 1;  ///< sizes above it are its multiples, sizes up to it are all allowed
   double margin = 0.015;     ///< share of the bytes that a prediction leaves free, [0, 0.5]
+  bool packs = false;  ///< free bytes can all be used, as on the CPU: then the margin is a share of
+                       ///< those that the largest fit left free
   /// Bytes an attempt may use now. Only remembered attempts need it: one that is recorded has its
   /// own.
   std::optional<std::int64_t> available{};
@@ -99,7 +101,11 @@ class BRIM_API SizeSearch {
   void choose();
   [[nodiscard]] bool bounds(const Attempt& attempt) const noexcept;
   [[nodiscard]] double usable() const noexcept;  // negative: not known
-  [[nodiscard]] std::optional<double> predicted(double margin) const;
+  struct Prediction {
+    double size;
+    bool confirmed;
+  };
+  [[nodiscard]] std::optional<Prediction> predicted(double margin) const;
   [[nodiscard]] std::int64_t first_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;
@@ -119,7 +125,6 @@ class BRIM_API SizeSearch {
   std::int64_t next_ = 0;
   std::int64_t fits_ = 0, failures_ = 0;  // recorded
   std::int64_t grown_ = 0;                // recorded at a larger size than the one before
-  std::int64_t failed_in_a_row_ = 0;
   int stalls_ = 0;             // recorded in a row that did not halve what is left to search
   bool failed_here_ = false;   // failure_ was recorded, not remembered
   int fits_in_a_row_ = 0;      // recorded

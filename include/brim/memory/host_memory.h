@@ -17,7 +17,8 @@ struct HostMemory {
   std::int64_t address_space = 0;       ///< this process's virtual size, which RLIMIT_AS bounds
   /// The least limit of the process's cgroup and its parents.
   std::optional<std::int64_t> cgroup_limit;
-  /// The least of limit minus usage over the same cgroups.
+  /// The least of limit minus usage over the same cgroups. Page cache that is not mapped does not
+  /// count as used.
   std::optional<std::int64_t> cgroup_available;
   std::optional<std::int64_t> address_space_limit;  ///< RLIMIT_AS, the soft limit
 

@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 from brim import _C
 from brim._arguments import flag, positive, runs_in_parts
 from brim._C import Attempt, SizeMemory
+from brim.adapt._restore import Restorable, flat
 from brim.memory import DeviceLike
 
 
@@ -44,6 +45,13 @@ class Options(TypedDict, total=False):
         persist: remember across processes: True for the user's cache directory, or a directory.
         restore_random_state: start a repeated call with the random state of the first attempt
             (default), so that the result does not depend on how many attempts it took.
+        restore: what a failed attempt may change and is put back after it, exactly: a module (the
+            gradients of its parameters, its buffers), an optimizer (its parameters with their
+            gradients, and its state), a tensor (its values and gradient), a pair of callables
+            `(save, put_back)` (`put_back(save())`), the name of an argument that is one of these,
+            or a list of them. What is there is copied ahead of each call.
+        host_limit: for calls on the CPU: refuse an attempt what the machine and its cgroups do not
+            have (default), so that it shrinks where the system would kill the process.
         observer: called with each `Attempt` after it ended.
     """
 
@@ -57,6 +65,8 @@ class Options(TypedDict, total=False):
     hasher: Callable[[Mapping[str, Any]], int] | None
     persist: bool | str | os.PathLike[str]
     restore_random_state: bool
+    restore: Restorable | Iterable[Restorable] | None
+    host_limit: bool
     observer: Callable[[Attempt], object] | None
 
 
@@ -244,6 +254,25 @@ def identity(kind: str, function: Callable[..., Any], site: str) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
+def _restored(
+    kind: str, function: Callable[..., Any], slots: Mapping[str, Slot], given: Options
+) -> dict[str, Any]:
+    """What `restore` asks for: things, arguments by name, and whether it names the chunk."""
+    restore = given.get("restore")
+    things = [] if restore is None else flat(restore)
+    if not things:
+        return {"restore": None}
+    names = [name for name in things if isinstance(name, str)]
+    chunk = next((n for n in slots if n not in ("self", "cls")), "") if kind == "chunked" else ""
+    return {
+        "restore": [thing for thing in things if not isinstance(thing, str)],
+        "restore_arguments": [
+            slot_of(function, slots, "restore", name) for name in names if name != chunk
+        ],
+        "restores_chunk": chunk in names,
+    }
+
+
 def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
     """How an adaptive function is pickled: by its name, as a function is.
 
@@ -301,7 +330,8 @@ def make(
     lower = positive("lower", given.get("lower", 1))
     if initial is not None and lower > initial:
         raise ValueError(f"lower must not be above the initial size {initial}, got {lower}")
-    flag("restore_random_state", given.get("restore_random_state", True))
+    for name in ("restore_random_state", "host_limit"):
+        flag(name, given.get(name, True))
     adaptive = _C.make_adaptive(
         function,
         {
@@ -316,6 +346,8 @@ def make(
             "log_name": name_of(function),
             **given,
             "keys": _key_slots(function, slots, given),
+            **_restored(kind, function, slots, given),
+            "argument_names": [slot[0] for slot in slots.values() if slot[1] >= 0],
             **specific,
         },
     )

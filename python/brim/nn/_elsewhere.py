@@ -221,9 +221,8 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
 }
 
 _IN_GRAPHS = frozenset(
-    [
-        *("relu", "hardtanh", "leaky_relu", "hardsigmoid", "prelu", "dropout", "linear", "conv"),
-        *("max_pool", "avg_pool"),
-    ]
+    name
+    for name in _TORCHS
+    if torch.Tag.pt2_compliant_tag in getattr(torch.ops.brim, name).default.tags
 )
 """What torch.compile gets. Instead of the others it gets torch's own, and decides what is kept."""

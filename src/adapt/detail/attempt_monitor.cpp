@@ -59,6 +59,7 @@ void AttemptMonitor::begin() {
   } else {
     meter_.emplace(device);
   }
+  HostLimit::begin_attempt();
   ended_elsewhere_ = calls_ended_elsewhere();
   begun_ = std::chrono::steady_clock::now();
 }

@@ -4,14 +4,25 @@
 #include "memory/backend.h"
 
 namespace brim {
+namespace {
+
+bool limits_host(const AdaptOptions& options) {
+  const c10::DeviceType kind = options.device ? options.device->type() : default_device_type();
+  return options.host_limit && kind == c10::DeviceType::CPU;
+}
+
+}  // namespace
 
 Checkpoint::Checkpoint(const AdaptOptions& options, Detail detail)
-    : cpu_held_(CpuAllocator::instance().allocated()) {
+    : host_limit_(limits_host(options) ? HostLimit::State::open : HostLimit::State::closed),
+      cpu_held_(CpuAllocator::instance().allocated()) {
   if (options.device) {
     device_ = resolve_device(*options.device);
+  } else if (detail == Detail::all) {
+    device_ = default_device();
   }
-  if (detail == Detail::all && !device().is_cpu()) {
-    device_held_ = backend_for(device()).peak(device()).current;
+  if (detail == Detail::all && !device_->is_cpu()) {
+    device_held_ = backend_for(*device_).peak(*device_).current;
   }
   if (options.restore_random_state) {
     random_.emplace(device_ ? *device_ : c10::Device(default_device_type()));
@@ -20,7 +31,7 @@ Checkpoint::Checkpoint(const AdaptOptions& options, Detail detail)
 
 c10::Device Checkpoint::device() const {
   if (!device_) {
-    device_ = resolve_device(c10::Device(default_device_type()));
+    device_ = default_device();
   }
   return *device_;
 }

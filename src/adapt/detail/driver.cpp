@@ -1,12 +1,16 @@
 #include <brim/adapt/detail/driver.h>
 #include <brim/adapt/detail/throughput.h>
 #include <brim/adapt/parameter_search.h>
+#include <brim/adapt/saved_state.h>
 #include <brim/adapt/size_search.h>
+#include <brim/memory/release.h>
+#include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -38,6 +42,7 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
   ParameterSearchOptions search{.strategy = options.strategy,
                                 .groups = {call.groups.begin(), call.groups.end()},
                                 .margin = known.margin(device),
+                                .packs = known.packs(device),
                                 .available = known.available,
                                 .revisit_floor = options.exact_halving};
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {
@@ -72,15 +77,46 @@ SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Re
                                                       .lower = std::min(options.lower, upper),
                                                       .quantum = options.quantum,
                                                       .margin = known.margin(device),
+                                                      .packs = known.packs(device),
                                                       .available = known.available});
   result.remember(known.attempts);
   return result;
 }
 
-void learn(const AdaptOptions& options, const Attempt& attempt) {
-  if (options.memory != nullptr) {
-    options.memory->learn(options.key, attempt);
+/// Calls of a wider kind learn from the first call of a new kind and from failures.
+void learn(const AdaptOptions& options, const Recollection& known, const Attempt& attempt) {
+  if (options.memory == nullptr) {
+    return;
   }
+  options.memory->learn(options.key, attempt);
+  if (options.wider_key && (known.is_wider || !attempt.fitted())) {
+    options.memory->learn(*options.wider_key, attempt);
+  }
+}
+
+/// Saves what the options name. If there is no memory for the copies, garbage and caches make room
+/// once. Null where nothing is named.
+std::unique_ptr<SavedState> save_state(const AdaptOptions& options) {
+  if (!options.restore) {
+    return nullptr;
+  }
+  const auto save = [&] {
+    auto state = std::make_unique<SavedState>();
+    options.restore(*state);
+    return state;
+  };
+  std::exception_ptr error;
+  try {
+    return save();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  release_error(std::move(error));
+  if (options.collect_garbage) {
+    options.collect_garbage();
+  }
+  release_cached(options.device ? *options.device : default_device());
+  return save();
 }
 
 double rate(const AdaptOptions& options, const Attempt& attempt, bool counts_items) {
@@ -97,28 +133,19 @@ bool says_the_same(const Attempt& last, const Attempt& fit) {
   return last.size() == fit.size() && std::abs(a - b) <= kSame * std::max(a, b);
 }
 
-bool may_run_unwatched(const AdaptOptions& options) noexcept {
-  return options.objective == Objective::memory && options.attempts == nullptr &&
-         !options.observer &&
-         (options.memory == nullptr || !options.memory->may_know_something()) &&
-         options.lower >= 1 && options.quantum >= 1;
-}
-
 }  // namespace
 
-FirstAttempt::FirstAttempt(const AdaptOptions& options, bool on_accelerator)
-    : unwatched(may_run_unwatched(options)),
-      checkpoint(options, unwatched && !options.device && !on_accelerator
-                              ? Checkpoint::Detail::cheap
-                              : Checkpoint::Detail::all) {}
-
-void maximize_watched(const MaximizeCall& call, Checkpoint checkpoint,
-                      std::optional<Failure> failure, TryValues attempt) {
+void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint,
+                      std::optional<Failure>&& failure, TryValues attempt) {
   const AdaptOptions& options = call.all_options ? call.all_options() : call.options;
   check_options(options);
   // A first attempt was made at the maxima. What other calls have learned since would say that it
   // had been at their size.
   Recollection known = failure ? Recollection{} : recall(options);
+  const auto saved = save_state(options);
+  if (saved) {
+    checkpoint = Checkpoint(options);  // the copies are not the attempt's
+  }
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   for (bool repeats = false;; repeats = true) {
@@ -132,14 +159,17 @@ void maximize_watched(const MaximizeCall& call, Checkpoint checkpoint,
     if (!failure) {
       Attempt fit = monitor.fitted(search.next());
       fit.rate = rate(options, fit, call.counts_items);
-      learn(options, fit);
+      learn(options, known, fit);
       return;
+    }
+    if (saved) {
+      saved->put_back();
     }
     auto failed = monitor.failed(search.next(), *std::exchange(failure, std::nullopt));
     if (!failed) {
       continue;
     }
-    learn(options, *failed);
+    learn(options, known, *failed);
     known.drop_foreign_bytes(*failed);
     search.record(*failed);
     if (search.finished() && !search.best()) {
@@ -188,6 +218,7 @@ void range(std::int64_t start, std::int64_t end, std::int64_t initial, const Ada
   AttemptMonitor monitor(options, Checkpoint(options));
   SizeSearch search = make_search(upper, options, known, monitor.checkpoint().device());
   std::optional<Attempt> learned;  // the last fit that was
+  std::unique_ptr<SavedState> saved;
   bool repeats = false;
   for (std::int64_t current = start; current < end;) {
     std::int64_t size = search.next();
@@ -198,17 +229,22 @@ void range(std::int64_t start, std::int64_t end, std::int64_t initial, const Ada
     if (repeats) {
       monitor.checkpoint().restore_random_state();
     } else {
+      saved.reset();
+      saved = save_state(options);
       monitor.renew(Checkpoint(options));
     }
     monitor.begin();
     const std::optional<Failure> failure = part(current, current + size);
     repeats = failure.has_value();
+    if (failure && saved) {
+      saved->put_back();
+    }
     if (!failure) {
       current += size;
       Attempt fit = monitor.fitted({&size, 1});
       fit.rate = rate(options, fit, true);
       if (timed || !learned || !says_the_same(*learned, fit)) {
-        learn(options, fit);
+        learn(options, known, fit);
         learned = fit;
       }
       known.drop_foreign_bytes(fit);
@@ -217,7 +253,7 @@ void range(std::int64_t start, std::int64_t end, std::int64_t initial, const Ada
         add_attempt(known.attempts, std::move(fit));
       }
     } else if (auto failed = monitor.failed({&size, 1}, *failure)) {
-      learn(options, *failed);
+      learn(options, known, *failed);
       known.drop_foreign_bytes(*failed);
       search.record(*failed);
       if (size <= lower) {

@@ -22,14 +22,6 @@
 #endif
 
 namespace brim {
-
-struct CpuRandomSnapshot {
-  at::mt19937 engine{};
-  std::optional<float> next_float{};
-  std::optional<double> next_double{};
-  int users = 0;  // RandomStates, and the thread's latest; not atomic, since all are on one thread
-};
-
 namespace {
 
 // CPUGeneratorImpl returns its engine only by value, and a call that fits should not copy 2.5 kB.
@@ -71,53 +63,59 @@ const at::mt19937_data_pod& data_of(const at::mt19937& engine) {
   return reinterpret_cast<const at::mt19937_data_pod&>(engine);
 }
 
-/// Whether the generator is still where `snapshot` was taken, without comparing all 624 words: a
-/// block of words follows from the seed and its number, so equal seeds, equal positions and equal
-/// first words mean equal blocks. The caller holds the generator's lock.
-bool unchanged(const CpuRandomSnapshot& snapshot, at::CPUGeneratorImpl& generator) {
-  const at::mt19937_data_pod& then = data_of(snapshot.engine);
-  const at::mt19937_data_pod& now = data_of(engine_of(generator));
-  return then.seed_ == now.seed_ && then.left_ == now.left_ && then.next_ == now.next_ &&
-         then.state_[0] == now.state_[0] && then.state_[1] == now.state_[1] &&
-         then.state_[2] == now.state_[2] && then.state_[3] == now.state_[3] &&
-         normal_samples_are(generator, snapshot.next_float, snapshot.next_double);
-}
-
 at::CPUGeneratorImpl& cpu_generator() {
-  static auto* const generator = at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
-  return *generator;
+  return *at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
 }
 
-void release(CpuRandomSnapshot* snapshot) {
+struct Snapshot final : CpuRandomSnapshot {
+  at::mt19937 engine{};
+  std::optional<float> next_float{};
+  std::optional<double> next_double{};
+
+  /// Whether the generator is still where it was, without comparing all 624 words: a block of words
+  /// follows from the seed and its number, so equal seeds, equal positions and equal first words
+  /// mean equal blocks. The caller holds the generator's lock.
+  bool is_current(const at::CPUGeneratorImpl& generator) const {
+    const at::mt19937_data_pod& then = data_of(engine);
+    const at::mt19937_data_pod& now = data_of(engine_of(generator));
+    return then.seed_ == now.seed_ && then.left_ == now.left_ && then.next_ == now.next_ &&
+           then.state_[0] == now.state_[0] && then.state_[1] == now.state_[1] &&
+           then.state_[2] == now.state_[2] && then.state_[3] == now.state_[3] &&
+           normal_samples_are(generator, next_float, next_double);
+  }
+};
+
+void release(Snapshot* snapshot) {
   if (snapshot != nullptr && --snapshot->users == 0) {
     delete snapshot;
   }
 }
 
-/// The last snapshot that this thread took.
+/// The CPU's generator and the last snapshot that this thread took of it.
 struct Latest {
-  CpuRandomSnapshot* snapshot = nullptr;
+  at::CPUGeneratorImpl& generator = cpu_generator();
+  Snapshot* snapshot = nullptr;
   ~Latest() { release(snapshot); }
 };
 
 CpuRandomSnapshot* snapshot_cpu() {
   thread_local Latest latest;
-  CpuRandomSnapshot*& snapshot = latest.snapshot;
-  at::CPUGeneratorImpl& generator = cpu_generator();
-  with_lock(generator.mutex_, [&] {
-    if (snapshot != nullptr && unchanged(*snapshot, generator)) {
+  with_lock(latest.generator.mutex_, [&latest = latest] {
+    Snapshot*& snapshot = latest.snapshot;
+    if (snapshot != nullptr && snapshot->is_current(latest.generator)) {
       return;
     }
     if (snapshot == nullptr || snapshot->users > 1) {  // else nobody needs the old one: reuse it
       release(std::exchange(snapshot, nullptr));
-      snapshot = new CpuRandomSnapshot{.users = 1};
+      snapshot = new Snapshot;
+      snapshot->users = 1;
     }
-    snapshot->engine = engine_of(generator);
-    snapshot->next_float = generator.next_float_normal_sample();
-    snapshot->next_double = generator.next_double_normal_sample();
+    snapshot->engine = engine_of(latest.generator);
+    snapshot->next_float = latest.generator.next_float_normal_sample();
+    snapshot->next_double = latest.generator.next_double_normal_sample();
   });
-  ++snapshot->users;
-  return snapshot;
+  ++latest.snapshot->users;
+  return latest.snapshot;
 }
 
 /// The default generators of all devices of one kind. They live as long as the process.
@@ -175,14 +173,15 @@ RandomState::RandomState(c10::Device device) : cpu_(snapshot_cpu()), kind_(devic
   }
 }
 
-RandomState::~RandomState() { release(cpu_); }
+void RandomState::destroy(CpuRandomSnapshot* snapshot) { delete static_cast<Snapshot*>(snapshot); }
 
 void RandomState::restore() const {
   at::CPUGeneratorImpl& cpu = cpu_generator();
+  const auto& snapshot = static_cast<const Snapshot&>(*cpu_);
   with_lock(cpu.mutex_, [&] {
-    cpu.set_engine(cpu_->engine);
-    cpu.set_next_float_normal_sample(cpu_->next_float);
-    cpu.set_next_double_normal_sample(cpu_->next_double);
+    cpu.set_engine(snapshot.engine);
+    cpu.set_next_float_normal_sample(snapshot.next_float);
+    cpu.set_next_double_normal_sample(snapshot.next_double);
   });
   const Generators* generators = kind_ == c10::DeviceType::CUDA || kind_ == c10::DeviceType::XPU
                                      ? generators_in_use(kind_)

@@ -4,6 +4,10 @@
 #include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <span>
+#include <utility>
+
 #include "memory/backend.h"
 
 namespace brim::detail {
@@ -30,6 +34,38 @@ bool outdated(const Attempt& attempt) {
   return attempt.fitted() ? now * kClearly < then : now > then * kClearly;
 }
 
+/// Whether newer fits show that a size would fit now by far, although it once failed: that was a
+/// heavier call, which nothing in the key tells from these. Otherwise it would hold them back for
+/// good. The fits are extrapolated linearly; what makes up for a need that grows faster is that
+/// they must stay below a fraction of what the failure itself held and asked for.
+bool refuted(const Attempt& failure, std::span<const Attempt> newer, std::int64_t available) {
+  constexpr double kFarBelow = 1.0 / 8;
+  constexpr double kSafely = 0.9;
+  if (failure.values.size() != 1 || !failure.need()) {
+    return false;
+  }
+  const auto then = static_cast<double>(*failure.need());
+  return std::any_of(newer.begin(), newer.end(), [&](const Attempt& fit) {
+    if (!fit.fitted() || !fit.need() || fit.device != failure.device || fit.values.size() != 1) {
+      return false;
+    }
+    const double times = static_cast<double>(failure.size()) / static_cast<double>(fit.size());
+    const double expected = static_cast<double>(*fit.need()) * times;
+    return expected <= kFarBelow * then && expected <= kSafely * static_cast<double>(available);
+  });
+}
+
+void drop_refuted(std::vector<Attempt>& attempts, std::int64_t available) {
+  std::vector<Attempt> kept;
+  for (std::size_t i = 0; i < attempts.size(); ++i) {
+    const auto newer = std::span(attempts).subspan(i + 1);
+    if (attempts[i].fitted() || !refuted(attempts[i], newer, available)) {
+      kept.push_back(attempts[i]);
+    }
+  }
+  attempts = std::move(kept);
+}
+
 }  // namespace
 
 void Recollection::drop_foreign_bytes(Attempt& attempt) {
@@ -43,13 +79,21 @@ void Recollection::drop_foreign_bytes(Attempt& attempt) {
 
 double Recollection::margin(c10::Device otherwise) const {
   constexpr double kAccelerator = 0.02;
-  return device.value_or(otherwise).is_cpu() ? SizeSearchOptions{}.margin : kAccelerator;
+  return packs(otherwise) ? SizeSearchOptions{}.margin : kAccelerator;
+}
+
+bool Recollection::packs(c10::Device otherwise) const {
+  return device.value_or(otherwise).is_cpu();
 }
 
 Recollection recall(const AdaptOptions& options) {
   Recollection result;
   if (options.memory != nullptr) {
     result.attempts = options.memory->recall(options.key);
+    result.is_wider = result.attempts.empty();
+    if (result.is_wider && options.wider_key) {
+      result.attempts = options.memory->recall(*options.wider_key);
+    }
   }
   if (result.attempts.empty()) {
     return result;
@@ -66,6 +110,7 @@ Recollection recall(const AdaptOptions& options) {
     result.drop_foreign_bytes(attempt);
   }
   result.available = backend_for(device).headroom(device).free;
+  drop_refuted(result.attempts, *result.available);
   return result;
 }
 

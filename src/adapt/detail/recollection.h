@@ -17,6 +17,7 @@ struct Recollection {
   std::vector<Attempt> attempts{};
   std::optional<c10::Device> device{};      ///< of the bytes; empty as long as nothing is known
   std::optional<std::int64_t> available{};  ///< bytes that are free there now
+  bool is_wider = true;                     ///< nothing is known of this kind of call itself
 
   /// Removes the attempt's bytes where they are of another device than `device`.
   void drop_foreign_bytes(Attempt& attempt);
@@ -25,6 +26,8 @@ struct Recollection {
   /// hands out blocks, and its count of bytes says little about how they lie.
   /// @param otherwise the device of a call of which nothing is known.
   [[nodiscard]] double margin(c10::Device otherwise) const;
+  /// Whether that device can use all of its free bytes: the CPU has no blocks that do not fit.
+  [[nodiscard]] bool packs(c10::Device otherwise) const;
 };
 
 Recollection recall(const AdaptOptions& options);

@@ -17,16 +17,15 @@
 
 namespace brim {
 
-/// The calls of one thread. Only that thread writes, so that a call that fits pays for no lock and
-/// for no cache line that others write to.
+namespace {
+
+/// The calls of one thread.
 struct ThreadCalls {
   const pthread_t thread = pthread_self();
-  std::atomic<int> running{0};
-  std::atomic<std::uint64_t> ended{0};
+  RunningCall::Count begun{0};
+  RunningCall::Count ended{0};
   std::atomic<bool> waiting{false};
 };
-
-namespace {
 
 struct AllThreads {
   std::mutex mutex;
@@ -92,7 +91,7 @@ Others others() {
   for (const ThreadCalls* thread : all.threads) {
     if (thread != own) {
       result.ended += thread->ended.load();
-      if (thread->running.load() > 0 && !thread->waiting.load()) {
+      if (thread->begun.load() != thread->ended.load() && !thread->waiting.load()) {
         ++result.running;
         result.nanoseconds += cpu_nanoseconds(thread->thread);
       }
@@ -103,18 +102,10 @@ Others others() {
 
 }  // namespace
 
-RunningCall::RunningCall() : calls_(&this_thread()) {
-  calls_->running.store(calls_->running.load(std::memory_order_relaxed) + 1,
-                        std::memory_order_relaxed);
-}
-
-RunningCall::~RunningCall() {
-  if (calls_ != nullptr) {
-    calls_->running.store(calls_->running.load(std::memory_order_relaxed) - 1,
-                          std::memory_order_relaxed);
-    calls_->ended.store(calls_->ended.load(std::memory_order_relaxed) + 1,
-                        std::memory_order_release);
-  }
+RunningCall::RunningCall() {
+  ThreadCalls& calls = this_thread();
+  increment(calls.begun);
+  ended_ = &calls.ended;
 }
 
 bool another_call_runs() { return others().running > 0; }

@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -109,6 +110,10 @@ enum class CastTo {
   low,  // the low precision type that the user asked for
 };
 
+/// The tag of a layer that keeps less than torch.compile would: its operator is part of the graph.
+/// For layers without it, torch.compile gets torch's operators and decides what is kept.
+inline constexpr at::Tag kInGraphs = at::Tag::pt2_compliant_tag;
+
 /// Whether torch has an autocast rule for its operator of the same name.
 [[nodiscard]] bool torch_casts(const char* name, c10::DispatchKey autocast_key);
 
@@ -147,7 +152,7 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
     // A kernel for all backends does not serve nested tensors.
     registration_.add(Key::CompositeImplicitAutogradNestedTensor, Torchs);
     registration_.add(Key::FuncTorchBatched, Torchs);
-    if (tags == std::vector{at::Tag::nondeterministic_seeded}) {
+    if (std::ranges::count(tags, at::Tag::nondeterministic_seeded) != 0) {
       // torch decides what is random under vmap, also for input that is not batched.
       registration_.add(Key::FuncTorchVmapMode, Torchs);
     }

@@ -12,6 +12,7 @@
 
 #include "nn/cpu/number.h"
 #include "nn/cpu/widen.h"
+#include "nn/ops/bitmask_functions.h"
 #include "nn/ops/bits.h"
 
 // Everything works on blocks of a fixed number of elements; the rest at the end goes through a
@@ -50,9 +51,11 @@ void over_spans(std::int64_t elements, const Body& body) {
   });
 }
 
-std::uint64_t load_bits(const std::uint8_t* bits, std::int64_t count) {
-  std::uint64_t packed = 0;
-  std::memcpy(&packed, bits, static_cast<std::size_t>(bit_bytes(count)));
+using PackedBlock = std::array<std::uint8_t, kBlock / 8>;
+
+PackedBlock load_bits(const std::uint8_t* bits, std::int64_t count) {
+  PackedBlock packed{};
+  std::memcpy(packed.data(), bits, static_cast<std::size_t>(bit_bytes(count)));
   return packed;
 }
 
@@ -64,29 +67,29 @@ void store_bits(std::uint64_t packed, std::uint8_t* bits, std::int64_t count) {
 }
 
 /// Calls step(in, out, byte of the first bit, count) for one block after another. What is left at
-/// the end goes through a block of its own. `out` may be `in`, or null.
-template <class T, class Step>
+/// the end goes through a block of its own. `out` may be `in`; for Writes = false it is null.
+template <bool Writes = true, class T, class Step>
 C10_ALWAYS_INLINE void over_blocks(const T* in, T* out, std::int64_t count, const Step& step) {
+  // A number that the step knows when it is compiled.
+  constexpr std::integral_constant<std::int64_t, kBlock> kWhole;
   const std::int64_t whole = count / kBlock * kBlock;
   for (std::int64_t first = 0; first < whole; first += kBlock) {
-    step(in + first, out == nullptr ? nullptr : out + first, first / 8, kBlock);
+    step(in + first, Writes ? out + first : out, first / 8, kWhole);
   }
   if (const std::int64_t left = count - whole; left > 0) {
     const std::size_t bytes = static_cast<std::size_t>(left) * sizeof(T);
     Block<T> block{};
     std::memcpy(block.data(), in + whole, bytes);
     step(block.data(), block.data(), whole / 8, left);
-    if (out != nullptr) {
+    if (Writes) {
       std::memcpy(out + whole, block.data(), bytes);
     }
   }
 }
 
-/// The bits of a block: passes(vector) gives a mask, value(vector, mask) the result. Lane is the
-/// type that both calculate with. `out` may be `in`.
-template <class Lane, class T, class Passes, class Value>
-C10_ALWAYS_INLINE std::uint64_t vector_block(const T* in, T* out, const Passes& passes,
-                                             const Value& value) {
+/// The bits of a block. Lane is the type that the function calculates with. `out` may be `in`.
+template <class Lane, class T, class Function>
+C10_ALWAYS_INLINE std::uint64_t vector_block(const T* in, T* out, const Function& function) {
   static_assert(sizeof(Lane) == sizeof(T));
   using Int = std::make_signed_t<Raw<T>>;
   typedef Lane Vector __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
@@ -104,8 +107,8 @@ C10_ALWAYS_INLINE std::uint64_t vector_block(const T* in, T* out, const Passes& 
     for (std::size_t i = word; i < word + kWord; i += kLanes) {
       Vector x;
       std::memcpy(&x, in + i, sizeof(x));
-      const Mask mask = passes(x);
-      x = value(x, mask);
+      const Mask mask = function.passes(x);
+      x = function.value(x, mask);
       std::memcpy(out + i, &x, sizeof(x));
       set |= mask & places;
       places = places << static_cast<Int>(kLanes);
@@ -121,82 +124,49 @@ C10_ALWAYS_INLINE std::uint64_t vector_block(const T* in, T* out, const Passes& 
   return result;
 }
 
-/// vector_block() in what T calculates in.
-template <class T, class Passes, class Value>
-C10_ALWAYS_INLINE std::uint64_t wide_block(const T* in, T* out, const Passes& passes,
-                                           const Value& value) {
+/// ReLU on half-width numbers as whole numbers, which is twice as fast as in float.
+template <class T>
+struct HalfRelu {
+  static constexpr auto kMinusInfinity =
+      static_cast<std::int16_t>(std::is_same_v<T, at::Half> ? -0x400 : -0x80);
+
+  /// Above zero, or a NaN with its sign set: these lie above minus infinity.
+  template <class X>
+  X passes(X x) const {
+    return (x > 0) | ((x < 0) & (x > kMinusInfinity));
+  }
+
+  template <class X>
+  X value(X x, X passes) const {
+    return x & passes;
+  }
+};
+
+/// The values of a block; returns its bits.
+template <class T, class Function>
+C10_ALWAYS_INLINE std::uint64_t bitmask_block(const T* in, T* out, const Function& function) {
   if constexpr (std::is_same_v<T, Wide<T>>) {
-    return vector_block<T>(in, out, passes, value);
+    return vector_block<T>(in, out, function);
+  } else if constexpr (std::is_same_v<Function, bitmask::Relu<Wide<T>>>) {
+    return vector_block<std::int16_t>(in, out, HalfRelu<T>());
   } else {
     Block<Wide<T>> wide;
     widen<kBlock>(in, wide.data());
-    const std::uint64_t bits = vector_block<Wide<T>>(wide.data(), wide.data(), passes, value);
+    const std::uint64_t bits = vector_block<Wide<T>>(wide.data(), wide.data(), function);
     narrow<kBlock>(wide.data(), out);
     return bits;
   }
 }
 
-/// NaN passes, as in torch.
-template <class T>
-std::uint64_t relu_block(const T* in, T* out) {
-  const auto value = [](auto x, auto mask) {
-    return reinterpret_cast<decltype(x)>(reinterpret_cast<decltype(mask)>(x) & mask);
-  };
-  if constexpr (sizeof(T) == 2) {
-    // As whole numbers: above zero, or a NaN with its sign set, which lie above minus infinity.
-    constexpr auto kMinusInfinity =
-        static_cast<std::int16_t>(std::is_same_v<T, at::Half> ? -0x400 : -0x80);
-    return vector_block<std::int16_t>(
-        in, out, [](auto x) { return (x > 0) | ((x < 0) & (x > kMinusInfinity)); }, value);
-  } else {
-    return vector_block<T>(in, out, [](auto x) { return ~(x <= T(0)); }, value);
-  }
-}
-
-template <class T>
-std::uint64_t hardtanh_block(const T* in, T* out, Wide<T> lower, Wide<T> upper) {
-  // Values are bounded in T; the derivative compares in the wide type. Both as torch does.
-  const auto least = static_cast<Wide<T>>(to<T>(lower));
-  const auto most = static_cast<Wide<T>>(to<T>(upper));
-  return wide_block(
-      in, out, [=](auto x) { return ~((x <= lower) | (x >= upper)); },
-      [=](auto x, auto mask) {
-        using Vector = decltype(x);
-        const Vector bound = x <= lower ? least - Vector{} : most - Vector{};
-        return mask ? x : bound;
-      });
-}
-
-template <class T>
-std::uint64_t leaky_relu_block(const T* in, T* out, Wide<T> slope) {
-  return wide_block(
-      in, out, [](auto x) { return x > Wide<T>(0); },
-      [=](auto x, auto mask) { return mask ? x : x * slope; });
-}
-
-template <class T>
-std::uint64_t hardsigmoid_block(const T* in, T* out) {
-  using W = Wide<T>;
-  return wide_block(
-      in, out, [](auto x) { return (x > W(-3)) & (x < W(3)); },
-      [](auto x, auto /*mask*/) {
-        using Vector = decltype(x);
-        x = x + W(3);
-        x = x < W(0) ? Vector{} : x;
-        x = x > W(6) ? W(6) - Vector{} : x;
-        return x / W(6);
-      });
-}
-
 /// Calls body(first element, mask) for the vectors of a block: all bits of a lane are the
 /// element's.
 template <class Int, class Body>
-C10_ALWAYS_INLINE void over_masks(std::uint64_t bits, const Body& body) {
+C10_ALWAYS_INLINE void over_masks(const PackedBlock& bits, const Body& body) {
   typedef Int Mask __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
   constexpr std::size_t kLanes = 16 / sizeof(Int);
   constexpr std::array<Int, 8> kPlaces{1, 2, 4, 8, 16, 32, 64, 128};
   for (std::size_t byte = 0; byte < kBlock / 8; ++byte) {
-    const Mask all = static_cast<Int>(bits >> (8 * byte) & 0xff) - Mask{};
+    const Mask all = static_cast<Int>(bits[byte]) - Mask{};
     for (std::size_t lane = 0; lane < 8; lane += kLanes) {
       Mask places;
       std::memcpy(&places, kPlaces.data() + lane, sizeof(places));
@@ -208,7 +178,7 @@ C10_ALWAYS_INLINE void over_masks(std::uint64_t bits, const Body& body) {
 
 /// The value where the bit is set, else 0.
 template <class T>
-void keep_block(const T* in, std::uint64_t bits, T* out) {
+void keep_block(const T* in, const PackedBlock& bits, T* out) {
   over_masks<std::make_signed_t<Raw<T>>>(bits, [=](std::size_t i, auto mask) {
     decltype(mask) x;
     std::memcpy(&x, in + i, sizeof(x));
@@ -219,7 +189,7 @@ void keep_block(const T* in, std::uint64_t bits, T* out) {
 
 /// Times on or off, whichever the bit says. `out` may be `in`.
 template <class T>
-void times_block(const T* in, std::uint64_t bits, T* out, T on, T off) {
+void times_block(const T* in, const PackedBlock& bits, T* out, T on, T off) {
   typedef T Vector __attribute__((vector_size(16)));  // NOLINT(modernize-use-using)
   over_masks<std::make_signed_t<Raw<T>>>(bits, [=](std::size_t i, auto mask) {
     Vector x;
@@ -232,7 +202,7 @@ void times_block(const T* in, std::uint64_t bits, T* out, T on, T off) {
 }
 
 template <class T>
-void apply_block(const T* in, std::uint64_t bits, T* out, Wide<T> on, Wide<T> off) {
+void apply_block(const T* in, const PackedBlock& bits, T* out, Wide<T> on, Wide<T> off) {
   if (on == 1 && off == 0) {
     keep_block(in, bits, out);
   } else if constexpr (std::is_same_v<T, Wide<T>>) {
@@ -274,10 +244,10 @@ void pack_bits(const at::Tensor& mask, at::Tensor& bits) {
   const auto pack = [&]<class T>(const T* from) {
     over_spans(mask.numel(), [&](std::int64_t first, std::int64_t count) {
       std::uint8_t* const span = to + first / 8;
-      over_blocks<T>(from + first, nullptr, count,
-                     [=](const T* in, T*, std::int64_t byte, std::int64_t n) {
-                       store_bits(nonzero_block(in), span + byte, n);
-                     });
+      over_blocks<false, T>(from + first, nullptr, count,
+                            [=](const T* in, T*, std::int64_t byte, auto n) {
+                              store_bits(nonzero_block(in), span + byte, n);
+                            });
     });
   };
   if (mask.scalar_type() == at::kBool) {
@@ -302,46 +272,29 @@ void apply_bits(const at::Tensor& input, const at::Tensor& bits, at::Tensor& out
         over_spans(input.numel(), [&](std::int64_t first, std::int64_t count) {
           const std::uint8_t* const span = from + first / 8;
           over_blocks(in + first, out + first, count,
-                      [=](const scalar_t* source, scalar_t* to, std::int64_t byte, std::int64_t n) {
+                      [=](const scalar_t* source, scalar_t* to, std::int64_t byte, auto n) {
                         apply_block(source, load_bits(span + byte, n), to, set, unset);
                       });
         });
       });
 }
 
-void bitmask_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& bits, BitmaskKind kind,
-                  double a, double b) {
+void bitmask_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& bits,
+                  std::string_view name, double a, double b) {
   auto* const to_bits = bits.mutable_data_ptr<std::uint8_t>();
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, input.scalar_type(), "brim::bitmask_pack", [&] {
         const auto* const in = input.const_data_ptr<scalar_t>();
         auto* const out = output.mutable_data_ptr<scalar_t>();
-        const auto run = [&](const auto& block) {
+        bitmask::with_function<Wide<scalar_t>>(name, a, b, [&](const auto& function) {
           over_spans(input.numel(), [&](std::int64_t first, std::int64_t count) {
             std::uint8_t* const span = to_bits + first / 8;
             over_blocks(in + first, out + first, count,
-                        [&](const scalar_t* from, scalar_t* to, std::int64_t byte, std::int64_t n) {
-                          store_bits(block(from, to), span + byte, n);
+                        [=](const scalar_t* from, scalar_t* to, std::int64_t byte, auto n) {
+                          store_bits(bitmask_block(from, to, function), span + byte, n);
                         });
           });
-        };
-        using W = Wide<scalar_t>;
-        switch (kind) {
-          case BitmaskKind::relu:
-            return run([](const scalar_t* from, scalar_t* to) { return relu_block(from, to); });
-          case BitmaskKind::hardtanh:
-            return run([lower = static_cast<W>(a), upper = static_cast<W>(b)](const scalar_t* from,
-                                                                              scalar_t* to) {
-              return hardtanh_block(from, to, lower, upper);
-            });
-          case BitmaskKind::leaky_relu:
-            return run([slope = static_cast<W>(a)](const scalar_t* from, scalar_t* to) {
-              return leaky_relu_block(from, to, slope);
-            });
-          case BitmaskKind::hardsigmoid:
-            return run(
-                [](const scalar_t* from, scalar_t* to) { return hardsigmoid_block(from, to); });
-        }
+        });
       });
 }
 

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "nn/ops/bitmask_kind.h"
+#include <string_view>
 
 // The loops over bits on the CPU. All tensors are dense; outputs are allocated, with the strides of
 // the input.
@@ -15,7 +15,7 @@ void apply_bits(const at::Tensor& input, const at::Tensor& bits, at::Tensor& out
                 double off);
 
 /// `output` may be `input`.
-void bitmask_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& bits, BitmaskKind kind,
-                  double a, double b);
+void bitmask_pack(const at::Tensor& input, at::Tensor& output, at::Tensor& bits,
+                  std::string_view name, double a, double b);
 
 }  // namespace brim::nn::cpu

@@ -177,15 +177,6 @@ struct Outputs {
   }
 };
 
-/// Calls row(n, od, oh) for parts [begin, end) of all rows of outputs.
-template <class Row>
-void over_rows(Int begin, Int end, const std::int64_t* sizes, const Row& row) {
-  for (Int i = begin; i < end; ++i) {
-    const Int rest = i / sizes[1];
-    row(rest / sizes[0], rest % sizes[0], i % sizes[1]);
-  }
-}
-
 // -- Forward -----------------------------------------------------------------------------------
 
 template <class T>
@@ -198,10 +189,13 @@ void pack_typed(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets
   const Int rows = g.planes() / channels * g.out[0] * g.out[1];
   at::parallel_for(0, rows, grain_of(g.out[2] * channels * g.places()), [&](Int begin, Int end) {
     Maxima<T> maxima;
-    over_rows(begin, end, g.out, [&](Int plane, Int od, Int oh) {
+    for (Int i = begin; i < end; ++i) {
+      const Int oh = i % g.out[1];
+      const Int od = i / g.out[1] % g.out[0];
+      const Int plane = i / g.out[1] / g.out[0];
       const Places deep(g, 0, od);
       const Places high(g, 1, oh);
-      const Int row = ((plane * g.out[0] + od) * g.out[1] + oh) * g.out[2];
+      const Int row = i * g.out[2];
       const Int corner = (deep.first * g.kernel[1] + high.first) * g.kernel[2];
       // Calls look(where a row of the input begins, its first place in the window).
       const auto over_window = [&](const auto& look) {
@@ -228,7 +222,7 @@ void pack_typed(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets
             maxima.store(out + (row + ow) * channels + c, to + (row + ow) * channels + c, count);
           }
         }
-        return;
+        continue;
       }
       for (Int left = 0; left < g.out[2]; left += kBlock) {  // the outputs of a row side by side
         const Int right = std::min(left + kBlock, g.out[2]);
@@ -249,7 +243,7 @@ void pack_typed(const at::Tensor& input, at::Tensor& output, at::Tensor& offsets
         });
         maxima.store(out + row + left, to + row + left, right - left);
       }
-    });
+    }
   });
 }
 
@@ -275,7 +269,9 @@ void scatter_typed(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor
     const Int w = place % g.kernel[2] * g.dilation[2];
     steps[static_cast<std::size_t>(place)] = ((d * g.in[1] + h) * g.in[2] + w) * channels;
   }
-  const Int longest = steps[static_cast<std::size_t>(g.places() - 1)];
+  // From where the windows of a row start to the end of the last one.
+  const Int reach = ((g.out[2] - 1) * g.stride[2] + 1) * channels +
+                    steps[static_cast<std::size_t>(g.places() - 1)];
   const Int wanted = ceil_div(at::get_num_threads(), planes);
   const Int part = std::min(channels, std::max(kLeastChannels, ceil_div(channels, wanted)));
   const Int parts = ceil_div(channels, part);
@@ -290,40 +286,41 @@ void scatter_typed(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor
       for (Int at = first; at < size; at += step) {
         std::memset(static_cast<void*>(sums + at), 0, static_cast<std::size_t>(count) * sizeof(T));
       }
-      const Int rows = g.out[0] * g.out[1];
-      over_rows(plane * rows, (plane + 1) * rows, g.out, [&](Int, Int od, Int oh) {
+      const Int outputs = g.out[2] * channels;  // of a row
+      Int row = plane * g.out[0] * g.out[1] * outputs;
+      for (Int od = 0; od < g.out[0]; ++od) {
         const Int id = od * g.stride[0] - g.padding[0];
-        const Int ih = oh * g.stride[1] - g.padding[1];
-        const Int start = ((id * g.in[1] + ih) * g.in[2] - g.padding[2]) * channels;
-        const Int row = ((plane * g.out[0] + od) * g.out[1] + oh) * g.out[2] * channels;
-        // A maximum lies in the input. The check is for offsets that somebody wrote to; it costs a
-        // quarter of the time, so that rows whose windows lie inside go without.
-        const Int windows = ((g.out[2] - 1) * g.stride[2] + 1) * channels;
-        const bool all_inside = start >= 0 && start + windows + longest <= size;
-        const auto past = static_cast<std::uint64_t>(size);
-        const auto add_row = [&](auto checks) {
-          const auto add = [&](Int place, Int output) {
-            const auto at = static_cast<std::uint64_t>(place + steps[places[output]]);
-            if (!checks || at < past) {
-              sums[at] += from[output];
+        for (Int oh = 0; oh < g.out[1]; ++oh, row += outputs) {
+          const Int ih = oh * g.stride[1] - g.padding[1];
+          const Int start = ((id * g.in[1] + ih) * g.in[2] - g.padding[2]) * channels;
+          const auto add_row = [&](auto checks) {
+            const auto add = [&](Int place, Int output) {
+              const auto at = static_cast<std::uint64_t>(place + steps[places[output]]);
+              if (!checks || at < static_cast<std::uint64_t>(size)) {
+                sums[at] += from[output];
+              }
+            };
+            if (channels == 1) {
+              for (Int ow = 0; ow < g.out[2]; ++ow) {
+                add(start + ow * g.stride[2], row + ow);
+              }
+              return;
+            }
+            for (Int ow = 0; ow < g.out[2]; ++ow) {
+              for (Int c = first; c < last; ++c) {
+                add(start + ow * g.stride[2] * channels + c, row + ow * channels + c);
+              }
             }
           };
-          for (Int ow = 0; ow < g.out[2]; ++ow) {
-            if (channels == 1) {
-              add(start + ow * g.stride[2], row + ow);
-              continue;
-            }
-            for (Int c = first; c < last; ++c) {
-              add(start + ow * g.stride[2] * channels + c, row + ow * channels + c);
-            }
+          // A maximum lies in the input. The check is for offsets that somebody wrote to; it costs
+          // a quarter of the time, so that rows whose windows lie inside go without.
+          if (start >= 0 && start + reach <= size) {
+            add_row(std::false_type());
+          } else {
+            add_row(std::true_type());
           }
-        };
-        if (all_inside) {
-          add_row(std::false_type());
-        } else {
-          add_row(std::true_type());
         }
-      });
+      }
     }
   });
 }

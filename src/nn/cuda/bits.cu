@@ -1,6 +1,7 @@
 #include "nn/cuda/bits.h"
 
 #include "nn/cuda/number.cuh"
+#include "nn/ops/bitmask_functions.h"
 
 // A thread works on packs of 16 bytes: two doubles, four floats, eight halves or sixteen bytes.
 // Neighbouring threads have neighbouring packs, so that every access of a warp is one piece. Where
@@ -91,43 +92,19 @@ __device__ std::int64_t first_of(int turn) {
   return (block * kThreads + threadIdx.x) * kPackSize<T>;
 }
 
-template <class T>
-struct Relu {
-  __device__ bool passes(Wide<T> x) const { return !(x <= 0); }  // NaN passes, as in torch
-  __device__ T value(T raw, Wide<T> x) const { return x <= 0 ? T(0) : raw; }
-};
-
-template <class T>
-struct Hardtanh {
-  Wide<T> lower, upper;
-  __device__ bool passes(Wide<T> x) const { return !(x <= lower || x >= upper); }
-  __device__ T value(T raw, Wide<T> x) const {
-    return x < lower ? narrow<T>(lower) : x > upper ? narrow<T>(upper) : raw;
+/// For bits of a mask: its values are not written.
+struct IsSet {
+  template <class X>
+  __device__ bool passes(X x) const {
+    return x != 0;
   }
 };
 
-template <class T>
-struct LeakyRelu {
-  Wide<T> slope;
-  __device__ bool passes(Wide<T> x) const { return x > 0; }
-  __device__ T value(T raw, Wide<T> x) const { return x > 0 ? raw : narrow<T>(x * slope); }
-};
-
-template <class T>
-struct Hardsigmoid {
-  __device__ bool passes(Wide<T> x) const { return x > -3 && x < 3; }
-  __device__ T value(T, Wide<T> x) const {
-    const Wide<T> y = x + 3;
-    return narrow<T>((y < 0   ? Wide<T>(0)
-                      : y > 6 ? Wide<T>(6)
-                              : y) *
-                     static_cast<Wide<T>>(1.0F / 6.0F));
-  }
-};
-
-template <class T, class Act>
+/// The bits of `in`, and the function's values.
+template <class T, class Function>
 __global__ void __launch_bounds__(kThreads)
-    bitmask_kernel(const T* in, T* out, std::uint8_t* bits, std::int64_t n, bool aligned, Act act) {
+    pack_kernel(const T* in, T* out, std::uint8_t* bits, std::int64_t n, bool aligned,
+                Function function) {
   Pack<T> packs[kPacksPerThread];
 #pragma unroll
   for (int turn = 0; turn < kPacksPerThread; ++turn) {
@@ -135,36 +112,22 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int turn = 0; turn < kPacksPerThread; ++turn) {
-    unsigned passes = 0;
+    const std::int64_t first = first_of<T>(turn);
+    unsigned set = 0;
 #pragma unroll
     for (int i = 0; i < kPackSize<T>; ++i) {
       T& element = packs[turn].at[i];
       const Wide<T> x = widen(element);
-      passes |= static_cast<unsigned>(act.passes(x)) << i;
-      element = act.value(element, x);
+      const bool passes = function.passes(x);
+      set |= static_cast<unsigned>(passes) << i;
+      if constexpr (!std::is_same_v<Function, IsSet>) {
+        element = narrow<T>(function.value(x, passes));
+      }
     }
-    const std::int64_t first = first_of<T>(turn);
-    store(packs[turn], out, first, n, aligned);
-    store_bits<kPackSize<T>>(passes, bits, first, n);
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    pack_kernel(const T* mask, std::uint8_t* bits, std::int64_t n, bool aligned) {
-  Pack<T> packs[kPacksPerThread];
-#pragma unroll
-  for (int turn = 0; turn < kPacksPerThread; ++turn) {
-    packs[turn] = load(mask, first_of<T>(turn), n, aligned);
-  }
-#pragma unroll
-  for (int turn = 0; turn < kPacksPerThread; ++turn) {
-    unsigned set = 0;
-#pragma unroll
-    for (int i = 0; i < kPackSize<T>; ++i) {
-      set |= static_cast<unsigned>(widen(packs[turn].at[i]) != 0) << i;
+    if constexpr (!std::is_same_v<Function, IsSet>) {
+      store(packs[turn], out, first, n, aligned);
     }
-    store_bits<kPackSize<T>>(set, bits, first_of<T>(turn), n);
+    store_bits<kPackSize<T>>(set, bits, first, n);
   }
 }
 
@@ -202,45 +165,34 @@ dim3 blocks_for(std::int64_t n) {
   return dim3(static_cast<unsigned>((n + kPerBlock - 1) / kPerBlock));
 }
 
-template <class T>
-void pack_bits_of(const void* mask, std::uint8_t* bits, std::int64_t n, cudaStream_t stream) {
-  pack_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(static_cast<const T*>(mask), bits, n,
-                                                         is_aligned(mask));
+template <class T, class Function>
+void launch_pack(const void* from, void* to, std::uint8_t* bits, std::int64_t n,
+                 const Function& function, cudaStream_t stream) {
+  pack_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(
+      static_cast<const T*>(from), static_cast<T*>(to), bits, n, is_aligned(from) && is_aligned(to),
+      function);
 }
 
 }  // namespace
 
-void bitmask_pack(Number type, const void* from, void* to, std::uint8_t* bits, std::int64_t n,
-                  BitmaskKind kind, double a, double b, cudaStream_t stream) {
+void bitmask_pack(Number type, const void* in, void* out, std::uint8_t* bits, std::int64_t n,
+                  std::string_view name, double a, double b, cudaStream_t stream) {
   with_type(type, [=](auto t) {
     using T = typename decltype(t)::Element;
-    const T* const in = static_cast<const T*>(from);
-    T* const out = static_cast<T*>(to);
-    const bool aligned = is_aligned(in) && is_aligned(out);
-    const auto run = [=](auto activation) {
-      bitmask_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(in, out, bits, n, aligned,
-                                                                activation);
-    };
-    switch (kind) {
-      case BitmaskKind::relu:
-        return run(Relu<T>{});
-      case BitmaskKind::hardtanh:
-        return run(Hardtanh<T>{static_cast<Wide<T>>(a), static_cast<Wide<T>>(b)});
-      case BitmaskKind::leaky_relu:
-        return run(LeakyRelu<T>{static_cast<Wide<T>>(a)});
-      case BitmaskKind::hardsigmoid:
-        return run(Hardsigmoid<T>{});
-    }
+    bitmask::with_function<Wide<T>>(name, a, b, [=](const auto& function) {
+      launch_pack<T>(in, out, bits, n, function, stream);
+    });
   });
 }
 
 void pack_bits(Number type, const void* mask, std::uint8_t* bits, std::int64_t n,
                cudaStream_t stream) {
   if (type == Number::byte) {
-    return pack_bits_of<std::uint8_t>(mask, bits, n, stream);
+    return launch_pack<std::uint8_t>(mask, nullptr, bits, n, IsSet(), stream);
   }
-  with_type(type,
-            [=](auto t) { pack_bits_of<typename decltype(t)::Element>(mask, bits, n, stream); });
+  with_type(type, [=](auto t) {
+    launch_pack<typename decltype(t)::Element>(mask, nullptr, bits, n, IsSet(), stream);
+  });
 }
 
 void apply_bits(Number type, const void* in, const std::uint8_t* bits, void* out, std::int64_t n,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
@@ -39,7 +40,7 @@ enum class Reads { input, output };
 
 /// What the kernels that make and apply bits are told.
 struct BitRule {
-  double a = 0;  // options of the activation, see bitmask_kind.h
+  double a = 0;  // options of the activation, see bitmask_functions.h
   double b = 0;
   double on = 1;  // the derivative where the bit is set, and elsewhere
   double off = 0;
@@ -308,7 +309,8 @@ class Activation {
  public:
   /// @param options of the schema: ", float alpha"
   explicit Activation(const std::string& options = "")
-      : operator_(A::kName + ("(Tensor input" + options) + ", bool recompute=False) -> Tensor") {}
+      : operator_(A::kName + ("(Tensor input" + options) + ", bool recompute=False) -> Tensor",
+                  HasBits<A> ? std::vector{kInGraphs} : std::vector<at::Tag>()) {}
 
   at::Tensor operator()(const at::Tensor& input, Options... options, bool recompute) const {
     return operator_(input, options..., recompute);

@@ -12,13 +12,11 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include <algorithm>
-#include <functional>
+#include <utility>
 
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
-#include "nn/ops/pool.h"
-
-// Average pooling is linear: backward needs the sizes of the input and nothing of its values.
+#include "nn/ops/avg_pool_kernels.h"
 
 namespace brim::nn {
 namespace {
@@ -28,12 +26,11 @@ using c10::SymIntArrayRef;
 using Divisor = std::optional<std::int64_t>;
 
 /// A linear function of one tensor; its node keeps no tensor.
+template <class Backward>
 class LinearNode final : public SavingNode {
  public:
-  using Function = std::function<at::Tensor(const at::Tensor&)>;
-
   /// @param ties whether a second derivative leads to the input, as zeros (see tied_to)
-  LinearNode(const char* name, bool ties, Function backward)
+  LinearNode(const char* name, bool ties, Backward backward)
       : name_(name), ties_(ties), backward_(std::move(backward)) {}
 
   variable_list apply(variable_list&& grads) override {
@@ -50,15 +47,22 @@ class LinearNode final : public SavingNode {
  private:
   const char* name_;
   bool ties_;
-  Function backward_;
+  Backward backward_;
 };
 
 template <class Backward>
 void set_linear_history(at::Tensor& output, const at::Tensor& input, const char* name, bool ties,
                         Backward backward) {
-  const auto node = make_node<LinearNode>(name, ties, std::move(backward));
+  const auto node = make_node<LinearNode<Backward>>(name, ties, std::move(backward));
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(output, node);
+}
+
+/// Whether brim's kernel does it on the CPU. torch's is faster for more, but starts threads also
+/// for the smallest tensors, which takes longer than the work.
+bool are_few(SymIntArrayRef input_sizes) {
+  constexpr std::int64_t kFew = 2048;
+  return c10::multiply_integers(C10_AS_INTARRAYREF_SLOW(input_sizes)) <= kFew;
 }
 
 /// torch's backward takes the input for its shape alone: this one has no memory of its own.
@@ -113,6 +117,14 @@ at::Tensor avg_backward_anywhere(const at::Tensor& grad, SymIntArrayRef input_si
                   count_include_pad, divisor);
 }
 
+at::Tensor avg_backward_cpu(const at::Tensor& grad, SymIntArrayRef input_sizes, IntArrayRef numbers,
+                            bool ceil_mode, bool count_include_pad, Divisor divisor,
+                            bool channels_last) {
+  auto* const run =
+      are_few(input_sizes) ? avg_pool_backward_with<cpu::avg_pool_backward> : avg_backward_anywhere;
+  return run(grad, input_sizes, numbers, ceil_mode, count_include_pad, divisor, channels_last);
+}
+
 at::Tensor avg_backward_meta(const at::Tensor& grad, SymIntArrayRef input_sizes, IntArrayRef, bool,
                              bool, Divisor, bool channels_last) {
   return empty_in_order(input_sizes, channels_last, grad.options());
@@ -125,7 +137,7 @@ at::Tensor avg_backward_autograd(const at::Tensor& grad, SymIntArrayRef input_si
 const Operator<avg_backward_anywhere> kAvgBackward(
     "avg_pool_backward(Tensor grad, SymInt[] input_sizes, int[] window, bool ceil_mode, "
     "bool count_include_pad, int? divisor_override, bool channels_last) -> Tensor",
-    {.meta = avg_backward_meta, .autograd = avg_backward_autograd},
+    {.cpu = avg_backward_cpu, .meta = avg_backward_meta, .autograd = avg_backward_autograd},
     {at::Tag::needs_fixed_stride_order});
 
 at::Tensor avg_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
@@ -162,7 +174,7 @@ at::Tensor avg_pool_autocast(const at::Tensor& input, IntArrayRef kernel_size, I
 const LayerOperator<avg_pool_autograd, torch_avg_pool> kAvgPool(
     "avg_pool(Tensor input, int[] kernel_size, int[] stride, int[] padding, bool ceil_mode, "
     "bool count_include_pad, int? divisor_override) -> Tensor",
-    {}, avg_pool_autocast);
+    {kInGraphs}, avg_pool_autocast);
 
 at::Tensor avg_backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,
                                  IntArrayRef numbers, bool ceil_mode, bool count_include_pad,
@@ -211,6 +223,13 @@ at::Tensor adaptive_backward_anywhere(const at::Tensor& grad, SymIntArrayRef inp
   }
 }
 
+at::Tensor adaptive_backward_cpu(const at::Tensor& grad, SymIntArrayRef input_sizes,
+                                 std::int64_t dims, bool channels_last) {
+  auto* const run = are_few(input_sizes) ? adaptive_backward_with<cpu::avg_pool_backward>
+                                         : adaptive_backward_anywhere;
+  return run(grad, input_sizes, dims, channels_last);
+}
+
 at::Tensor adaptive_backward_meta(const at::Tensor& grad, SymIntArrayRef input_sizes, std::int64_t,
                                   bool channels_last) {
   return empty_in_order(input_sizes, channels_last, grad.options());
@@ -222,7 +241,9 @@ at::Tensor adaptive_backward_autograd(const at::Tensor& grad, SymIntArrayRef inp
 const Operator<adaptive_backward_anywhere> kAdaptiveBackward(
     "adaptive_avg_pool_backward(Tensor grad, SymInt[] input_sizes, int dims, "
     "bool channels_last) -> Tensor",
-    {.meta = adaptive_backward_meta, .autograd = adaptive_backward_autograd},
+    {.cpu = adaptive_backward_cpu,
+     .meta = adaptive_backward_meta,
+     .autograd = adaptive_backward_autograd},
     {at::Tag::needs_fixed_stride_order});
 
 at::Tensor adaptive_backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,

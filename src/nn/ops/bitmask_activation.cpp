@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/hardsigmoid.h>
 #include <ATen/ops/hardsigmoid_backward.h>
@@ -14,7 +13,6 @@
 #include "nn/cpu/bits.h"
 #include "nn/cpu/number.h"
 #include "nn/ops/activation.h"
-#include "nn/ops/bitmask_kind.h"
 
 // Activations whose derivative has two values: one bit per element says which.
 
@@ -114,36 +112,22 @@ struct Hardsigmoid {
   static at::Tensor passes(const at::Tensor& x) { return x.abs().lt_(3); }
 };
 
+// -- The kernels ------------------------------------------------------------------------------
+
 /// Calls `run` with the activation of this name.
 template <class Run>
 auto with_activation(std::string_view name, double a, double b, const Run& run) {
-  switch (bitmask_kind(name)) {
-    case BitmaskKind::relu:
-      return run(Relu{});
-    case BitmaskKind::hardtanh:
-      return run(Hardtanh{a, b});
-    case BitmaskKind::leaky_relu:
-      return run(LeakyRelu{a});
-    case BitmaskKind::hardsigmoid:
-      break;
+  if (name == Relu::kName) {
+    return run(Relu{});
   }
+  if (name == Hardtanh::kName) {
+    return run(Hardtanh{a, b});
+  }
+  if (name == LeakyRelu::kName) {
+    return run(LeakyRelu{a});
+  }
+  TORCH_CHECK_VALUE(name == Hardsigmoid::kName, "unknown bitmask activation: ", name);
   return run(Hardsigmoid{});
-}
-
-// -- The kernels ------------------------------------------------------------------------------
-
-std::tuple<at::Tensor, at::Tensor> pack_cpu(const at::Tensor& input, std::string_view name,
-                                            double a, double b) {
-  const at::Tensor source = dense(input);
-  std::tuple<at::Tensor, at::Tensor> result{at::empty_like(source), empty_bits(source)};
-  cpu::bitmask_pack(source, std::get<0>(result), std::get<1>(result), bitmask_kind(name), a, b);
-  return result;
-}
-
-at::Tensor pack_cpu_(at::Tensor& input, std::string_view name, double a, double b) {
-  at::Tensor bits = empty_bits(input);
-  cpu::bitmask_pack(input, input, bits, bitmask_kind(name), a, b);
-  return bits;
 }
 
 std::tuple<at::Tensor, at::Tensor> pack_anywhere(const at::Tensor& input, std::string_view name,
@@ -175,10 +159,10 @@ std::tuple<at::Tensor, at::Tensor> pack_meta(const at::Tensor& input, std::strin
 const std::vector<at::Tag> kTags{at::Tag::needs_fixed_stride_order};
 const Operator<pack_anywhere> kPack(
     "bitmask_pack(Tensor input, str activation, float a, float b) -> (Tensor, Tensor)",
-    {.cpu = pack_cpu, .meta = pack_meta}, kTags);
+    {.cpu = bitmask_pack_with<cpu::bitmask_pack>, .meta = pack_meta}, kTags);
 const Operator<pack_anywhere_> kPackInPlace(
     "bitmask_pack_(Tensor(a!) input, str activation, float a, float b) -> Tensor",
-    {.cpu = pack_cpu_, .meta = pack_meta_}, kTags);
+    {.cpu = bitmask_pack_with_<cpu::bitmask_pack>, .meta = pack_meta_}, kTags);
 
 // -- The layers -------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_left_shift.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/where.h>
@@ -20,12 +19,6 @@ at::Tensor in_memory_order(const at::Tensor& dense) {
   return dense.as_strided({dense.numel()}, {1});
 }
 
-at::Tensor pack_bits_cpu(const at::Tensor& mask) {
-  at::Tensor bits = empty_bits(mask);
-  cpu::pack_bits(mask, bits);
-  return bits;
-}
-
 /// With ATen operators alone: any device.
 at::Tensor pack_bits_anywhere(const at::Tensor& mask) {
   const at::Tensor flags = in_memory_order(mask).ne(0).to(at::kByte);
@@ -33,14 +26,6 @@ at::Tensor pack_bits_anywhere(const at::Tensor& mask) {
   const at::Tensor padded = at::constant_pad_nd(flags, {0, bytes * 8 - flags.numel()});
   const at::Tensor places = at::arange(8, padded.options());
   return at::bitwise_left_shift(padded.view({bytes, 8}), places).sum(1, false, at::kByte);
-}
-
-at::Tensor apply_bits_cpu(const at::Tensor& input, const at::Tensor& bits,
-                          c10::SymIntArrayRef strides, double on, double off) {
-  const at::Tensor source = with_strides(input, C10_AS_INTARRAYREF_SLOW(strides));
-  at::Tensor output = at::empty_like(source);
-  cpu::apply_bits(source, bits, output, on, off);
-  return output;
 }
 
 at::Tensor scaled(const at::Tensor& input, double factor) {
@@ -108,11 +93,14 @@ at::Tensor apply_bits_autograd(const at::Tensor& input, const at::Tensor& bits,
 }
 
 const Operator<pack_bits_anywhere> kPackBits("pack_bits(Tensor mask) -> Tensor",
-                                             {.cpu = pack_bits_cpu, .meta = empty_bits},
+                                             {.cpu = pack_bits_with<cpu::pack_bits>,
+                                              .meta = empty_bits},
                                              {at::Tag::needs_fixed_stride_order});
 const Operator<apply_bits_anywhere> kApplyBits(
     "apply_bits(Tensor input, Tensor bits, SymInt[] strides, float on, float off) -> Tensor",
-    {.cpu = apply_bits_cpu, .meta = apply_bits_meta, .autograd = apply_bits_autograd},
+    {.cpu = apply_bits_with<cpu::apply_bits>,
+     .meta = apply_bits_meta,
+     .autograd = apply_bits_autograd},
     {at::Tag::needs_fixed_stride_order});
 
 }  // namespace

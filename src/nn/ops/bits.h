@@ -1,8 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 
 #include <cstdint>
+#include <string_view>
+#include <tuple>
 
 // One bit per element, eight to a byte (uint8), the first element in the lowest bit. Bits follow
 // the order of the elements in memory, so whoever reads them needs the strides of the tensor that
@@ -50,6 +53,43 @@ at::Tensor as_elementwise(const at::Tensor& result, c10::SymIntArrayRef first,
 [[nodiscard]] inline at::Tensor with_strides(const at::Tensor& input, at::IntArrayRef strides) {
   return input.strides() == strides ? input
                                     : input.new_empty_strided(input.sizes(), strides).copy_(input);
+}
+
+// On each device the operators are these functions around its kernel, which gets dense tensors.
+
+/// @tparam Kernel (mask, bits)
+template <auto Kernel>
+at::Tensor pack_bits_with(const at::Tensor& mask) {
+  at::Tensor bits = empty_bits(mask);
+  Kernel(mask, bits);
+  return bits;
+}
+
+/// @tparam Kernel (input, bits, output, on, off)
+template <auto Kernel>
+at::Tensor apply_bits_with(const at::Tensor& input, const at::Tensor& bits,
+                           c10::SymIntArrayRef strides, double on, double off) {
+  const at::Tensor source = with_strides(input, C10_AS_INTARRAYREF_SLOW(strides));
+  at::Tensor output = at::empty_like(source);
+  Kernel(source, bits, output, on, off);
+  return output;
+}
+
+/// @tparam Kernel (input, output, bits, name, a, b), where output may be input
+template <auto Kernel>
+std::tuple<at::Tensor, at::Tensor> bitmask_pack_with(const at::Tensor& input, std::string_view name,
+                                                     double a, double b) {
+  const at::Tensor source = dense(input);
+  std::tuple<at::Tensor, at::Tensor> result{at::empty_like(source), empty_bits(source)};
+  Kernel(source, std::get<0>(result), std::get<1>(result), name, a, b);
+  return result;
+}
+
+template <auto Kernel>
+at::Tensor bitmask_pack_with_(at::Tensor& input, std::string_view name, double a, double b) {
+  at::Tensor bits = empty_bits(input);
+  Kernel(input, input, bits, name, a, b);
+  return bits;
 }
 
 }  // namespace brim::nn

@@ -292,7 +292,8 @@ at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& uncast_weight,
 const LayerOperator<conv_autograd, torch_conv, CastTo::low> kConv(
     "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
     " bool transposed, int[] output_padding, int groups, bool cast_weights, bool recompute)"
-    " -> Tensor");
+    " -> Tensor",
+    {kInGraphs});
 
 /// One number per dimension out of none (the default), one, or as many.
 c10::DimVector per_dimension(const char* name, at::IntArrayRef values, const at::Tensor& weight,

@@ -153,11 +153,11 @@ at::Tensor& dropout_autograd_(at::Tensor& input, double p) {
   return input;
 }
 
-const std::vector<at::Tag> kRandom{at::Tag::nondeterministic_seeded};
+constexpr at::Tag kRandom = at::Tag::nondeterministic_seeded;
 const LayerOperator<dropout_autograd, torch_dropout> kDropout(
-    "dropout(Tensor input, float p) -> Tensor", kRandom);
+    "dropout(Tensor input, float p) -> Tensor", {kRandom, kInGraphs});
 const LayerOperator<dropout_autograd_, torch_dropout_> kDropoutInPlace(
-    "dropout_(Tensor(a!) input, float p) -> Tensor(a!)", kRandom);
+    "dropout_(Tensor(a!) input, float p) -> Tensor(a!)", {kRandom});
 
 }  // namespace
 

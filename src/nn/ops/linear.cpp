@@ -214,7 +214,8 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
 
 const LayerOperator<linear_autograd, torch_linear, CastTo::low> kLinear(
     "linear(Tensor input, Tensor weight, Tensor? bias, bool cast_weights, bool recompute) -> "
-    "Tensor");
+    "Tensor",
+    {kInGraphs});
 
 }  // namespace
 

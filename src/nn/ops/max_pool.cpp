@@ -308,7 +308,7 @@ at::Tensor max_pool_autocast(const at::Tensor& input, IntArrayRef kernel_size, I
 const LayerOperator<max_pool_autograd, torch_max_pool> kMaxPool(
     "max_pool(Tensor input, int[] kernel_size, int[] stride, int[] padding, int[] dilation, "
     "bool ceil_mode) -> Tensor",
-    {}, max_pool_autocast);
+    {kInGraphs}, max_pool_autocast);
 const LayerOperator<max_pool_with_indices_autograd, torch_max_pool_with_indices>
     kMaxPoolWithIndices(
         "max_pool_with_indices(Tensor input, int[] kernel_size, int[] stride, int[] padding, "

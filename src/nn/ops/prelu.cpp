@@ -82,7 +82,7 @@ at::Tensor prelu_autograd(const at::Tensor& input, const at::Tensor& weight) {
 }
 
 const LayerOperator<prelu_autograd, torch_prelu, CastTo::low> kPrelu(
-    "prelu(Tensor input, Tensor weight) -> Tensor");
+    "prelu(Tensor input, Tensor weight) -> Tensor", {kInGraphs});
 
 }  // namespace
 

@@ -103,4 +103,28 @@ void expect_same_result_wherever_it_fails(const Work& work) {
   }
 }
 
+/// The same for what a call leaves behind: `Job()` sets things up, `run()` is the adaptive call, in
+/// which each allocation fails once, and `result()` what is to be the same.
+template <class Job>
+void expect_same_state_wherever_it_fails() {
+  install_cpu_allocator();
+  const auto result_of = [](std::int64_t at, std::int64_t& allocations) {
+    Job job;
+    {
+      const testing::OomInjector injector(at);
+      job.run();
+      allocations = injector.allocations();
+    }
+    return job.result();
+  };
+  std::int64_t allocations = 0;
+  const at::Tensor expected = result_of(kNever, allocations);
+  ASSERT_GT(allocations, 0);
+  for (std::int64_t at = 1; at <= allocations; ++at) {
+    std::int64_t of_this = 0;
+    ASSERT_TRUE(result_of(at, of_this).equal(expected)) << "after failing at allocation " << at;
+    ASSERT_GT(of_this, allocations);
+  }
+}
+
 }  // namespace brim::tests

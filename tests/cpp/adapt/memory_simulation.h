@@ -135,7 +135,7 @@ inline Affine random_affine(Random& random, std::int64_t granule, double smalles
   f.most = random.magnitude(256, 1e6);
   const double constant = random.real(0, 0.5) * static_cast<double>(f.available);
   const double slope = (static_cast<double>(f.available) - constant) / static_cast<double>(f.most);
-  f.base = static_cast<std::int64_t>(constant * random.real(0, 1));
+  f.base = static_cast<std::int64_t>(constant);
   f.need = [=](std::int64_t size) {
     const auto bytes = static_cast<std::int64_t>(constant + slope * static_cast<double>(size));
     return (bytes + granule - 1) / granule * granule;

@@ -113,8 +113,8 @@ TEST_F(FakeMachine, PageCacheThatTheKernelCanDropIsAvailable) {
   write("sys/fs/cgroup/job/memory.max", 4 * kGiB);
   write("sys/fs/cgroup/job/memory.current", 3 * kGiB);
   write("sys/fs/cgroup/job/memory.stat",
-        "anon 1073741824\nfile 2147483648\ninactive_anon 7\ninactive_file 1073741824\nactive_file "
-        "99\n");
+        "anon 1073741824\nfile 2147483648\ninactive_anon 7\ninactive_file 536870912\nactive_file "
+        "805306368\nfile_mapped 268435456\n");
   EXPECT_EQ(read().cgroup_available, 2 * kGiB);
 }
 
@@ -146,7 +146,8 @@ TEST_F(FakeMachine, Version1LimitAndUsage) {
   write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", 4 * kGiB);
   write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", 3 * kGiB);
   write("sys/fs/cgroup/memory/job/memory.stat",
-        "inactive_file 5\ntotal_inactive_file 1073741824\n");
+        "inactive_file 5\ntotal_inactive_file 536870912\ntotal_active_file 536870912\n"
+        "total_mapped_file 0\n");
   // v1 writes "no limit" as a number.
   write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
   write("sys/fs/cgroup/memory/memory.usage_in_bytes", 9 * kGiB);

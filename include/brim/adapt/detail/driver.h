@@ -2,6 +2,7 @@
 
 #include <brim/adapt/detail/checkpoint.h>
 #include <brim/adapt/options.h>
+#include <brim/adapt/size_memory.h>
 #include <brim/export.h>
 #include <brim/memory/out_of_memory.h>
 #include <c10/util/FunctionRef.h>
@@ -51,21 +52,20 @@ struct MaximizeCall {
   bool on_accelerator = false;  ///< the arguments are on one: worth asking what it holds
 };
 
-/// What a call is before its first attempt.
-struct BRIM_API FirstAttempt {
-  explicit FirstAttempt(const AdaptOptions& options, bool on_accelerator);
-
-  /// Whether it can go straight to the function: nothing is known that would change the size, and
-  /// nobody wants to hear of an attempt that fits. Wrong options are left to the search, which
-  /// names them.
-  bool unwatched;
-  Checkpoint checkpoint;
-};
+/// Whether a first attempt can go straight to the function: nothing is known that would change the
+/// size, and nobody wants to hear of an attempt that fits. Wrong options are left to the search,
+/// which names them.
+inline bool may_run_unwatched(const AdaptOptions& options) noexcept {
+  return options.objective == Objective::memory && options.attempts == nullptr &&
+         !options.observer && !options.restore &&
+         (options.memory == nullptr || !options.memory->may_know_something()) &&
+         options.lower >= 1 && options.quantum >= 1;
+}
 
 /// The attempts of `maximize`, measured.
 /// @param failure of a first attempt that was made unwatched.
-BRIM_API void maximize_watched(const MaximizeCall& call, Checkpoint checkpoint,
-                               std::optional<Failure> failure, TryValues attempt);
+BRIM_API void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint,
+                               std::optional<Failure>&& failure, TryValues attempt);
 
 /// Calls `attempt` (as TryValues) until it fits, first with the maxima or with what is known to
 /// fit. Where nothing is known this costs some ten nanoseconds and allocates nothing, for which the
@@ -74,12 +74,18 @@ BRIM_API void maximize_watched(const MaximizeCall& call, Checkpoint checkpoint,
 ///     c10::OutOfMemoryError with a summary if it does not fit even at the floor.
 template <class Try>
 [[gnu::always_inline]] inline void maximize(const MaximizeCall& call, const Try& attempt) {
-  FirstAttempt first(call.options, call.on_accelerator);
-  if (!first.unwatched) {
-    maximize_watched(call, std::move(first.checkpoint), std::nullopt, attempt);
-  } else if (std::optional<Failure> failure = attempt(call.maxima)) [[unlikely]] {
-    maximize_watched(call, std::move(first.checkpoint), std::move(failure), attempt);
+  const bool unwatched = may_run_unwatched(call.options);
+  Checkpoint checkpoint(call.options, unwatched && !call.options.device && !call.on_accelerator
+                                          ? Checkpoint::Detail::cheap
+                                          : Checkpoint::Detail::all);
+  std::optional<Failure> failure;
+  if (unwatched) {
+    failure = attempt(call.maxima);
+    if (!failure) [[likely]] {
+      return;
+    }
   }
+  maximize_watched(call, std::move(checkpoint), std::move(failure), attempt);
 }
 
 /// Calls `part` for parts that together cover [start, end), each as long as fits, at most

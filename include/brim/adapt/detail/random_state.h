@@ -9,7 +9,11 @@
 
 namespace brim {
 
-struct CpuRandomSnapshot;
+/// A copy of the state of the CPU's generator; the state itself is in the source.
+struct CpuRandomSnapshot {
+  int users =
+      0;  ///< RandomStates, and the thread's latest; not atomic, since all are on one thread
+};
 
 /// The whole state of a generator that counts.
 struct RandomPlace {
@@ -31,7 +35,11 @@ class BRIM_API RandomState {
   /// Takes the state of the CPU's generator, and of all CUDA or XPU devices' if `device` is one of
   /// them. Its index does not matter: work may draw on any.
   explicit RandomState(c10::Device device);
-  ~RandomState();
+  ~RandomState() {
+    if (cpu_ != nullptr && --cpu_->users == 0) {
+      destroy(cpu_);
+    }
+  }
   RandomState(RandomState&& other) noexcept
       : cpu_(std::exchange(other.cpu_, nullptr)),
         kind_(other.kind_),
@@ -47,7 +55,9 @@ class BRIM_API RandomState {
   void restore() const;
 
  private:
-  CpuRandomSnapshot* cpu_;  // counts its users, who are all on one thread
+  static void destroy(CpuRandomSnapshot* snapshot);
+
+  CpuRandomSnapshot* cpu_;
   c10::DeviceType kind_;
   c10::SmallVector<RandomPlace, 8> accelerators_;  // by index; empty before the first use of one
 };

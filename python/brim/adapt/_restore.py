@@ -1,0 +1,133 @@
+"""What `restore=` names: collected here, copied and put back by the C++ core."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import torch
+from torch.optim import Optimizer
+
+PutBack: TypeAlias = Callable[[], object]
+
+#: What can be put back, or the name of an argument that is one of these.
+Restorable: TypeAlias = (
+    "str | torch.Tensor | torch.nn.Module | Optimizer"
+    " | tuple[Callable[[], Any], Callable[[Any], object]]"
+)
+
+_KINDS = (torch.Tensor, torch.nn.Module, Optimizer)
+_ALLOWED = (
+    "a module, an optimizer, a tensor, a pair of callables (save, put_back), the name of an "
+    "argument that is one of these, or a list of them"
+)
+
+
+def _is_pair(thing: object) -> bool:
+    return (
+        isinstance(thing, tuple)
+        and len(thing) == 2
+        and all(callable(each) and not isinstance(each, _KINDS) for each in thing)
+    )
+
+
+def flat(restore: object) -> list[Any]:
+    """The things that `restore` names, one by one, checked."""
+    if isinstance(restore, (str, *_KINDS)) or _is_pair(restore):
+        return [restore]
+    if isinstance(restore, Iterable) and not isinstance(restore, (bytes, dict)):
+        return [thing for each in restore for thing in flat(each)]
+    raise TypeError(f"restore must be {_ALLOWED}, got {restore!r:.100}")
+
+
+class _Collected:
+    """Tensors whose values or gradients are kept, and what else is called to put things back."""
+
+    def __init__(self) -> None:
+        self.values: list[torch.Tensor] = []
+        self.gradients: list[torch.Tensor] = []
+        self.put_back: list[PutBack] = []
+
+    def add(self, thing: Any) -> None:
+        if isinstance(thing, torch.Tensor):
+            self.values.append(thing)
+            self.gradients.append(thing)
+        elif isinstance(thing, torch.nn.Module):
+            self.gradients.extend(thing.parameters())
+            self.values.extend(thing.buffers())
+        elif isinstance(thing, Optimizer):
+            self._add_optimizer(thing)
+        else:
+            save, put_back = thing
+            self.put_back.append(functools.partial(put_back, save()))
+
+    def _add_optimizer(self, optimizer: Optimizer) -> None:
+        """Its state may not exist before the first step, and must not after one that was undone."""
+        for group in optimizer.param_groups:
+            self.values.extend(group["params"])
+            self.gradients.extend(group["params"])
+        state = {owner: self._outline(own) for owner, own in optimizer.state.items()}
+        groups = [self._outline(group) for group in optimizer.param_groups]
+
+        def put_back() -> None:
+            for owner in [owner for owner in optimizer.state if owner not in state]:
+                del optimizer.state[owner]
+            for owner, before in state.items():
+                _refill(optimizer.state[owner], before)
+            del optimizer.param_groups[len(groups) :]
+            for group, before in zip(optimizer.param_groups, groups, strict=True):
+                _refill(group, before)
+
+        self.put_back.append(put_back)
+
+    def _outline(self, value: Any) -> Any:
+        """Copies of the containers in `value`; the core copies the tensors that are in them."""
+        if isinstance(value, torch.Tensor):
+            self.values.append(value)
+        elif isinstance(value, dict):
+            return {key: self._outline(each) for key, each in value.items()}
+        elif isinstance(value, list):
+            return [self._outline(each) for each in value]
+        return value
+
+
+def _again(value: Any) -> Any:
+    """Containers of their own for each time that they are put back."""
+    if isinstance(value, dict):
+        return {key: _again(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_again(each) for each in value]
+    return value
+
+
+def _refill(container: dict[Any, Any], before: dict[Any, Any]) -> None:
+    container.clear()
+    container.update(_again(before))
+
+
+def collect(
+    things: list[Any], named: list[tuple[str, Any]]
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PutBack]]:
+    """Tensors whose values are to be kept, tensors whose gradients are, and what else to call.
+
+    Args:
+        things: as `flat` returns them, without names.
+        named: arguments of the call, by name.
+    """
+    collected = _Collected()
+    for thing in things:
+        collected.add(thing)
+    for name, value in named:
+        try:
+            found = flat(value)
+        except TypeError:
+            found = [""]
+        if any(isinstance(thing, str) for thing in found):
+            raise TypeError(
+                f"restore names {name}, which must be a module, an optimizer, a tensor, a pair of "
+                f"callables (save, put_back) or a list of them, got {value!r:.100}"
+            )
+        for thing in found:
+            collected.add(thing)
+    return collected.values, collected.gradients, collected.put_back

@@ -1,0 +1,94 @@
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
+#include <brim/adapt/saved_state.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace brim {
+namespace {
+
+/// Below what counts versions and refuses to write to a leaf that needs a gradient.
+class BelowAutograd {
+  const at::NoGradGuard no_grad_;
+  const at::AutoDispatchBelowADInplaceOrView below_;
+};
+
+/// Not `tensor.grad()`, which warns of tensors that are no leaves.
+const at::Tensor& gradient_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->grad();
+}
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return !a.has_storage() || !b.has_storage() ||
+         (a.storage().is_alias_of(b.storage()) && a.sizes() == b.sizes() &&
+          a.strides() == b.strides() && a.storage_offset() == b.storage_offset());
+}
+
+}  // namespace
+
+void SavedState::add(const at::Tensor& tensor) {
+  add_values(tensor);
+  add_gradient(tensor);
+}
+
+void SavedState::add_values(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined(), "restore has an undefined tensor");
+  if (with_values_.contains(tensor.unsafeGetTensorImpl())) {
+    return;
+  }
+  const BelowAutograd guard;
+  values_.push_back({tensor, tensor.alias(), at::clone(tensor)});
+  with_values_.insert(tensor.unsafeGetTensorImpl());
+}
+
+void SavedState::add_gradient(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined(), "restore has an undefined tensor");
+  if (with_gradient_.contains(tensor.unsafeGetTensorImpl())) {
+    return;
+  }
+  const BelowAutograd guard;
+  const at::Tensor& gradient = gradient_of(tensor);
+  gradients_.push_back({tensor, gradient, gradient.defined() ? at::clone(gradient) : gradient});
+  with_gradient_.insert(tensor.unsafeGetTensorImpl());
+}
+
+void SavedState::add(std::function<void()> put_back) { others_.push_back(std::move(put_back)); }
+
+void SavedState::put_back() const {
+  for (const Gradient& gradient : gradients_) {
+    if (gradient.before.defined() || gradient_of(gradient.tensor).defined()) {
+      gradient.tensor.unsafeGetTensorImpl()->mutable_grad() = gradient.before;
+    }
+  }
+  for (const Values& values : values_) {
+    if (!same_memory(values.tensor, values.before)) {
+      values.tensor.set_data(values.before);
+    }
+  }
+  {
+    const BelowAutograd guard;
+    for (const Gradient& gradient : gradients_) {
+      if (gradient.before.defined()) {
+        gradient.before.copy_(gradient.copy);
+      }
+    }
+    for (const Values& values : values_) {
+      values.tensor.copy_(values.copy);
+    }
+  }
+  for (const auto& other : others_) {
+    other();
+  }
+}
+
+bool SavedState::has_values(const at::Tensor& tensor) const {
+  return std::any_of(values_.begin(), values_.end(), [&](const Values& values) {
+    return values.tensor.is_same(tensor) || (tensor.has_storage() && values.before.has_storage() &&
+                                             tensor.storage().is_alias_of(values.before.storage()));
+  });
+}
+
+}  // namespace brim
