@@ -396,6 +396,16 @@ def test_attention_on_cuda_keeps_no_matrix_of_scores() -> None:
         assert predicted.peak < 12 * q.numel() * 4 < 2 * 4 * 2048 * 2048 * 4
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_on_cuda_are_one_operator(kind: type[nn.RNNBase]) -> None:
+    step = training(Recurrent(kind), torch.randn(256, 32, 64))
+    predicted = brim.estimate(step, device="cuda", capacity="1GiB")
+    outputs = 256 * 32 * 64 * 4
+    gates = 5 if kind is nn.LSTM else 4
+    kept = [one.bytes for one in predicted.largest if one.kind.name == "activation"]
+    assert kept[0] == pytest.approx((2 * gates + 1) * outputs, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

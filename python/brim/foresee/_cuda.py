@@ -19,6 +19,8 @@ aten = torch.ops.aten
 
 _GEMMS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 _HOPPER_WORKSPACE = 4096 * 8 * 1024
+_LSTM, _GRU = 2, 3  # torch's numbers of cuDNN's modes
+_DROPOUT_STATE = 48 << 10  # for each multiprocessor
 _OTHER_WORKSPACE = (4096 * 2 + 16 * 8) * 1024
 
 
@@ -41,6 +43,8 @@ class Temporaries:
         self._workspace = _workspace_setting(_HOPPER_WORKSPACE if hopper else _OTHER_WORKSPACE)
         self._workspaces: set[bool] = set()
         self._kernels = Kernels(multiprocessors)
+        self._multiprocessors = multiprocessors
+        self._has_dropout_state = False  # cuDNN's random state, which torch keeps
 
     def of(
         self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
@@ -50,6 +54,9 @@ class Temporaries:
         if func in _GEMMS and backward not in self._workspaces:
             self._workspaces.add(backward)
             yield Temporary(self._workspace, stays=True)
+        if func is aten._cudnn_rnn.default and args[11] > 0 and not self._has_dropout_state:
+            self._has_dropout_state = True
+            yield Temporary(_DROPOUT_STATE * self._multiprocessors, stays=True)
         if outputs:
             yield from self._kernels.of(func, args, outputs)
 
@@ -124,14 +131,49 @@ def lstm(
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One operator of cuDNN for all layers and steps."""
-    hidden, cell = hx
-    projected = hidden.size(2) if hidden.size(2) != cell.size(2) else 0
-    width = 4 if has_biases else 2  # tensors of a layer
-    sizes = (cell.size(2), projected, num_layers)
-    flags: tuple[Any, ...] = (batch_first, dropout, train, bidirectional, [], None)
-    weights = (list(params), 5 if projected else width, x.new_empty(0))
-    out = aten._cudnn_rnn(x, *weights, hidden, cell, 2, *sizes, *flags)
-    return out[0], out[1], out[2]
+    options = (num_layers, dropout, train, bidirectional, batch_first)
+    return _cudnn_rnn(_LSTM, x, hx[0], hx[1], params, has_biases, *options)
+
+
+def gru(
+    x: torch.Tensor,
+    hx: torch.Tensor,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of gated recurrent units."""
+    options = (num_layers, dropout, train, bidirectional, batch_first)
+    return _cudnn_rnn(_GRU, x, hx, None, params, has_biases, *options)[:2]
+
+
+def _cudnn_rnn(
+    mode: int,
+    x: torch.Tensor,
+    hidden: torch.Tensor,
+    cell: torch.Tensor | None,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    width = hidden.size(2) if cell is None else cell.size(2)
+    projected = hidden.size(2) if hidden.size(2) != width else 0
+    in_layer = (4 if has_biases else 2) + (1 if projected else 0)  # tensors
+    if batch_first:  # cuDNN's output has the steps outside
+        x = x.transpose(0, 1)
+    weights = (list(params), in_layer, x.new_empty(0))
+    sizes = (width, projected, num_layers)
+    flags: tuple[Any, ...] = (False, dropout, train, bidirectional, [], None)
+    out = aten._cudnn_rnn(x, *weights, hidden, cell, mode, *sizes, *flags)
+    return out[0].transpose(0, 1) if batch_first else out[0], out[1], out[2]
 
 
 def attention(
@@ -179,6 +221,7 @@ def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor 
 
 _KERNELS = {
     "dropout": dropout,
+    "gru.input": gru,
     "lstm.input": lstm,
     "scaled_dot_product_attention": attention,
 }

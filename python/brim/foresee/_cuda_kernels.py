@@ -33,10 +33,11 @@ def _power_of_2(n: int) -> int:
 
 def _rnn_parts(args: Any) -> tuple[int, int]:
     """Bytes of gates and outputs of all layers and steps, and of one layer's outputs."""
-    x, states = args[0], [a for a in args[1:] if isinstance(a, torch.Tensor) and a.dim() == 3]
-    layers, _, width = states[0].shape
+    x, weights, hidden = args[0], args[1], args[4]
+    layers, _, width = hidden.shape
     outputs = x.numel() // x.size(-1) * width * x.element_size()
-    return 5 * layers * outputs, outputs
+    gates = weights[0].size(0) // width  # 4 of an LSTM, 3 of a GRU
+    return (gates + 1) * layers * outputs, outputs
 
 
 def reserved_by_cudnn_rnn(args: Any) -> int:
@@ -44,7 +45,7 @@ def reserved_by_cudnn_rnn(args: Any) -> int:
     if not args[12]:  # not training
         return 0
     gates, outputs = _rnn_parts(args)
-    return gates + max(gates // (5 * outputs) - 1, 0) * outputs
+    return gates + (int(args[9]) - 1) * outputs
 
 
 class Kernels:

@@ -103,6 +103,7 @@ class Foreseeing:
                 device=device,
                 lower=min(self._lower, size),
                 upper=size,
+                calls=2,  # the next call finds what this one leaves, such as an optimizer's state
             )
         except Exception as error:  # the call itself will raise what is really wrong
             _log.info("%s cannot be foreseen: %s", self._function.__qualname__, error)

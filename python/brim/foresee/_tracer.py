@@ -219,7 +219,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )  # C++ sees another device there, so it asks for a copy
         if func is aten._cudnn_rnn_backward.default:  # has no fake kernel
             x, weights, hidden, cell = args[0], args[1], args[4], args[5]
-            made = [torch.empty_like(tensor) for tensor in (x, hidden, cell)]
+            states = (hidden, hidden if cell is None else cell)
+            made = [torch.empty_like(tensor) for tensor in (x, *states)]
             return (*made, [torch.empty_like(weight) for weight in weights])
         result = func(*args, **kwargs)
         if func in _RESERVES:
