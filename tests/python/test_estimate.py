@@ -524,7 +524,7 @@ def test_the_first_call_starts_at_a_size_that_fits(budget: str) -> None:
         with pytest.raises(torch.OutOfMemoryError):
             training_with(model, optimizer, int(size / 0.97) + 1)
         later, attempts = step.record(1 << 20)
-        assert later >= 0.9 * size  # the optimizer's state is held now
+        assert later >= size
         assert all(attempt.fitted for attempt in attempts)
 
 

@@ -1,4 +1,4 @@
-"""`maximize(..., foresee=True)`: the first call starts at the size that is expected to fit."""
+"""`maximize(..., foresee=True)`: calls start at the size that is foreseen to fit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import logging
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,11 +17,21 @@ from brim.memory import DeviceLike, default_device
 
 _SHARE = 0.99  # of what is there: some kernels take a little that no trace shows
 
+_CHANGED = 0.02  # of what is there
+
 _log = logging.getLogger("brim")
+
+
+class _Limit(NamedTuple):
+    asked: int
+    memory: int  # bytes that could be held then
+    size: int | None
 
 
 class Foreseeing:
     """An adaptive function that is traced before the first call with arguments of a kind.
+
+    It is traced again when a larger size is asked for, or when more or less memory is there.
 
     Args:
         adaptive: what to call, and where all other attributes come from.
@@ -49,7 +59,7 @@ class Foreseeing:
         self._infer = infer
         self._lower = lower
         self._device = device
-        self._seen: set[Any] = set()
+        self._limits: dict[Any, _Limit] = {}
         self.__wrapped__ = function
         self.__doc__ = function.__doc__
 
@@ -65,7 +75,7 @@ class Foreseeing:
 
     def clear(self) -> None:
         """Forget all sizes."""
-        self._seen.clear()
+        self._limits.clear()
         self._adaptive.clear()
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -77,42 +87,49 @@ class Foreseeing:
         return getattr(self._adaptive, name)
 
     def _foreseen(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments, with the size that fits if this kind of call is new."""
+        """The arguments, with a size of at most what is foreseen to fit."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = dict(bound.arguments)
-        kind = tuple(_kind(value) for name, value in given.items() if name != self._name)
-        size = given.get(self._name)
+        size = given.pop(self._name)
         if size is None and self._infer is not None:
             size = len(given[self._infer])
-        if kind in self._seen or isinstance(size, bool) or not isinstance(size, int):
+        if isinstance(size, bool) or not isinstance(size, int):
             return args, kwargs
-        self._seen.add(kind)
         device = default_device() if self._device is None else torch.device(self._device)
         stats = _C.memory_stats(device)
+        most = stats.allocated + stats.free
+        kind = tuple(map(_kind, given.values()))
+        known = self._limits.get(kind)
+        if known is None or known.asked < size or abs(most - known.memory) > _CHANGED * most:
+            known = _Limit(size, most, self._largest(bound, size, most, device))
+            self._limits[kind] = known
+        if known.size is None or known.size >= size:
+            return args, kwargs
+        bound.arguments[self._name] = known.size
+        return bound.args, bound.kwargs
+
+    def _largest(
+        self, bound: inspect.BoundArguments, size: int, most: int, device: torch.device
+    ) -> int | None:
+        """The largest size up to this one that fits; None if that cannot be told."""
 
         def call(size: int) -> Any:
             bound.arguments[self._name] = size
             return self._function(*bound.args, **bound.kwargs)
 
+        budget, lower = int(_SHARE * most), min(self._lower, size)
+        name = self._function.__qualname__
         try:
+            # Two calls: the next one finds what this one leaves, such as an optimizer's state.
             found = largest_size(
-                call,
-                "size",
-                int(_SHARE * (stats.allocated + stats.free)),
-                device=device,
-                lower=min(self._lower, size),
-                upper=size,
-                calls=2,  # the next call finds what this one leaves, such as an optimizer's state
+                call, "size", budget, device=device, lower=lower, upper=size, calls=2
             )
         except Exception as error:  # the call itself will raise what is really wrong
-            _log.info("%s cannot be foreseen: %s", self._function.__qualname__, error)
-            return args, kwargs
-        if found == 0:
-            return args, kwargs
-        _log.info("%s: %s %d is foreseen to fit", self._function.__qualname__, self._name, found)
-        bound.arguments[self._name] = found
-        return bound.args, bound.kwargs
+            _log.info("%s cannot be foreseen: %s", name, error)
+            return None
+        _log.info("%s: %s %d is foreseen to fit", name, self._name, found)
+        return found or None
 
 
 def _kind(value: Any) -> Any:
