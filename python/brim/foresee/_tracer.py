@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._prims_common import is_non_overlapping_and_dense
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -188,7 +189,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if backward != -1 and func in _IN_PLACE_IN_BACKWARD and self._only_user(args[0]):
+        if backward != -1 and func in _IN_PLACE_IN_BACKWARD and self._can_write(*args[:2]):
             func = _IN_PLACE_IN_BACKWARD[func]
         sizes = self._sizes(inputs) if func._schema.is_mutable else None
         if self._elsewhere:
@@ -214,9 +215,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and kwargs.get("dtype") in (None, args[0].dtype)
             and kwargs.get("memory_format") in (None, torch.preserve_format)
         ):
-            return aten.detach.default(
-                args[0]
-            )  # C++ sees another device there, so it asks for a copy
+            # It is there already; C++ code asks for a copy because it sees another device.
+            return aten.detach.default(args[0])
         if func is aten._cudnn_rnn_backward.default:  # has no fake kernel
             x, weights, hidden, cell = args[0], args[1], args[4], args[5]
             states = (hidden, hidden if cell is None else cell)
@@ -252,14 +252,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.assumptions[f"{line}: the value of a tensor is not known; NaN stands for it"] = None
         return float("nan")
 
-    def _only_user(self, tensor: torch.Tensor) -> bool:
-        """Whether the engine, or the formula that it runs, holds the only reference."""
+    def _can_write(self, tensor: torch.Tensor, other: object) -> bool:
+        """Whether the engine, or the formula that it runs, may write the result over an operand."""
+        if isinstance(other, torch.Tensor) and other.is_floating_point():
+            if other.shape != tensor.shape or other.dtype != tensor.dtype:
+                return False
         storage = tensor.untyped_storage()
         entry = self._live.get(storage._cdata)
         return (
             not torch.is_grad_enabled()
             and entry is not None
             and entry[1].kind is Kind.temporary
+            and is_non_overlapping_and_dense(tensor)
             and tensor._use_count() <= self._unshared[0]  # type: ignore[attr-defined]
             and torch._C._storage_Use_Count(storage._cdata) <= self._unshared[1]
         )
