@@ -1,4 +1,4 @@
-"""Would this training step fit a 24 GiB card, and with which batch size? No GPU is needed to know."""
+"""Would this training step fit a 24 GiB card, and with which batch size? No GPU is needed."""
 
 import torch
 from torch import nn

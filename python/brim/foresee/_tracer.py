@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._prims_common import is_non_overlapping_and_dense
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -252,18 +251,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.assumptions[f"{line}: the value of a tensor is not known; NaN stands for it"] = None
         return float("nan")
 
-    def _can_write(self, tensor: torch.Tensor, other: object) -> bool:
+    def _can_write(self, tensor: torch.Tensor, other: Any) -> bool:
         """Whether the engine, or the formula that it runs, may write the result over an operand."""
-        if isinstance(other, torch.Tensor) and other.is_floating_point():
-            if other.shape != tensor.shape or other.dtype != tensor.dtype:
-                return False
+        grad = isinstance(other, torch.Tensor) and other.is_floating_point()
+        if grad and (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
+            return False
         storage = tensor.untyped_storage()
         entry = self._live.get(storage._cdata)
         return (
             not torch.is_grad_enabled()
             and entry is not None
             and entry[1].kind is Kind.temporary
-            and is_non_overlapping_and_dense(tensor)
+            and tensor.numel() * tensor.element_size() == storage.nbytes()  # not expanded
             and tensor._use_count() <= self._unshared[0]  # type: ignore[attr-defined]
             and torch._C._storage_Use_Count(storage._cdata) <= self._unshared[1]
         )
