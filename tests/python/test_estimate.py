@@ -396,6 +396,19 @@ def test_attention_on_cuda_keeps_no_matrix_of_scores() -> None:
         assert predicted.peak < 12 * q.numel() * 4 < 2 * 4 * 2048 * 2048 * 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_attention_with_a_learned_bias_can_be_traced_for_cuda(dtype: torch.dtype) -> None:
+    q = torch.randn(2, 4, 128, 64, dtype=dtype, requires_grad=True)
+    bias = torch.zeros(1, 4, 128, 128, dtype=dtype, requires_grad=True)
+
+    def step(mask: torch.Tensor) -> None:
+        functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum().backward()
+
+    for mask in (bias, bias > 0):
+        found = brim.estimate(step, mask, device="cuda", capacity="1GiB")
+        assert found.peak > 3 * q.numel() * q.element_size()
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_layers_on_cuda_are_one_operator(kind: type[nn.RNNBase]) -> None:
     step = training(Recurrent(kind), torch.randn(256, 32, 64))

@@ -194,7 +194,8 @@ def attention(
     width = query.size(-1)
     fused = query.dim() == 4 and width == value.size(-1) and width % 8 == 0
     kept: Sequence[torch.Tensor]
-    if half and fused and width <= 128:
+    learned = attn_mask is not None and attn_mask.requires_grad  # cuDNN's has no gradient of it
+    if half and fused and width <= 128 and not learned:
         bias = _float_mask(attn_mask, query)
         rest = (gradient, dropout_p, is_causal, False)
         kept = aten._scaled_dot_product_cudnn_attention(query, key, value, bias, *rest, scale=scale)
