@@ -2,6 +2,7 @@
 
     python benchmarks/bench_estimate.py            # needs CUDA
     python benchmarks/bench_estimate.py ResNet     # steps whose name has this in it
+    python benchmarks/bench_estimate.py --mem-tracker   # MemTracker for every step, not for four
 
 Each step is predicted on a fresh model, before anything ran: two calls, since the first one makes
 the optimizer's state. Then it runs twice and its peak is measured. All figures are of the whole
@@ -19,31 +20,27 @@ import warnings
 from unittest import mock
 
 import torch
-from estimate_steps import STEPS, Make
+from estimate_steps import STEPS, Make, Step
 
 import brim
-from brim import _C
 from brim.foresee._reach import Reachable
 
 WORKSPACES = 2 * 32 << 20  # cuBLAS's on Hopper, of the forward's and of the engine's thread
 
 
-def measured(make: Make) -> tuple[int, int]:
-    """Peaks of the bytes allocated and reserved over two calls."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()  # what cuBLAS keeps
-    step = make("cuda")
+TRACKED = {"ResNet-50, Adam", "ViT-B, AdamW", "GPT-2, AdamW", "Llama, AdamW"}  # it takes seconds
+
+
+def measured(step: Step, before: int) -> tuple[int, int]:
+    """Peaks of the bytes allocated and reserved over two calls of a step that never ran."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     step()
     step()
     torch.cuda.synchronize()
-    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    del step
-    gc.collect()
-    return peaks[0] - max(0, before - WORKSPACES), peaks[1]
+    allocated = torch.cuda.max_memory_allocated() - max(0, before - WORKSPACES)
+    return allocated, torch.cuda.max_memory_reserved()
 
 
 def mem_tracker(make: Make) -> int | None:
@@ -83,9 +80,10 @@ class Row:
     tracker_seconds: float
 
     def cells(self) -> list[str]:
-        tracked = "failed"
+        tracked = ["", ""]
         if self.tracked is not None:
-            tracked = f"{self.tracked >> 20} {self.tracked / self.allocated - 1:+.1%}"
+            error = self.tracked / self.allocated - 1
+            tracked = [f"{self.tracked >> 20} {error:+.1%}", f"{self.tracker_seconds:.1f} s"]
         return [
             self.name,
             f"{self.allocated >> 20}",
@@ -93,24 +91,27 @@ class Row:
             f"{self.reserved >> 20}",
             f"{self.predicted_reserved >> 20} {self.predicted_reserved / self.reserved - 1:+.1%}",
             f"{self.seconds:.1f} s",
-            tracked,
-            f"{self.tracker_seconds:.1f} s",
+            *tracked,
         ]
 
 
-def compare(name: str, make: Make) -> Row:
+def show(cells: list[str]) -> None:
+    print(cells[0].ljust(45) + "".join(cell.rjust(14) for cell in cells[1:]), flush=True)
+
+
+def compare(name: str, make: Make, track: bool) -> Row:
     """Predict a step before it ever ran, then run it."""
     torch.manual_seed(0)
     gc.collect()
     torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()  # what cuBLAS keeps
     step = make("cuda")
     start = time.perf_counter()
     predicted = brim.estimate(step, device="cuda", calls=2)
     seconds = time.perf_counter() - start
+    allocated, reserved = measured(step, before)
     del step
-    allocated, reserved = measured(make)
     start = time.perf_counter()
-    tracked = mem_tracker(make)
     return Row(
         name,
         allocated,
@@ -118,7 +119,7 @@ def compare(name: str, make: Make) -> Row:
         predicted.held_before + predicted.peak,
         predicted.reserved,
         seconds,
-        tracked,
+        mem_tracker(make) if track else None,
         time.perf_counter() - start,
     )
 
@@ -139,19 +140,21 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("bench_estimate.py measures on a GPU, and there is none")
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}\n")
-    words = sys.argv[1:]
+    every = "--mem-tracker" in sys.argv
+    words = [word for word in sys.argv[1:] if word != "--mem-tracker"]
     chosen = {k: v for k, v in STEPS.items() if not words or any(word in k for word in words)}
     # cuBLAS's workspaces exist from here on, in every measurement alike.
     x = torch.ones(64, 64, device="cuda", requires_grad=True)
     (x @ x).sum().backward()
+    show(["step", "allocated", "estimate", "reserved", "estimate", "", "MemTracker", ""])
     rows = []
     for name, make in chosen.items():
         try:
-            rows.append(compare(name, make))
+            rows.append(compare(name, make, every or name in TRACKED))
         except Exception as error:
-            print(f"{name}: {type(error).__name__}: {str(error)[:200]}")
-    head = ["step", "allocated", "estimate", "reserved", "estimate", "", "MemTracker", ""]
-    print(_C.text_table(head, [row.cells() for row in rows], left=1))
+            print(f"{name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        else:
+            show(rows[-1].cells())
     print()
     show_errors(rows)
 
