@@ -179,6 +179,8 @@ class MemoryModel:
     phases: Final[list[dict[str, float]]]
     samples: Final[list[MemorySample]]
 
+def show_fake_device(tensors: Sequence[Tensor], show: bool) -> None: ...
+
 class AllocatorOptions:
     """Settings of the allocator that a `MemoryTrace` is replayed in; None stands for no limit."""
 

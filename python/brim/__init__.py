@@ -12,9 +12,10 @@ from brim import _torch_version
 
 _torch_version.check()
 
-from brim import adapt, data, memory, nn, predict, testing  # noqa: E402  the check comes before anything loads the C++ core
+from brim import adapt, data, foresee, memory, nn, predict, testing  # noqa: E402  the check comes before anything loads the C++ core
 from brim._C import __version__  # noqa: E402
 from brim.adapt import *  # noqa: E402, F403
+from brim.foresee import *  # noqa: E402, F403
 from brim.memory import *  # noqa: E402, F403
 from brim.nn import Audit, ConversionReport, assert_saved, audit, convert, restore, saving  # noqa: E402
 from brim.predict import *  # noqa: E402, F403
@@ -33,5 +34,6 @@ __all__ = [
     "testing",
 ]
 __all__ += adapt.__all__
+__all__ += foresee.__all__
 __all__ += memory.__all__
 __all__ += predict.__all__

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,3 +76,41 @@ def test_a_wrong_command_line_ends_with_a_sentence(
         main(arguments)
     assert caught.value.code not in (0, None)
     assert text in capsys.readouterr().err + str(caught.value.code)
+
+
+STEP_FILE = """
+import torch
+
+layer = torch.nn.Linear(256, 256)
+x = torch.zeros(64, 256)
+
+
+def step():
+    layer(x).sum().backward()
+
+
+def branches(positive):
+    if x.sum() > 0 or positive:
+        step()
+"""
+
+
+def test_estimate_prints_the_peak_and_whether_it_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "step_of_a_test.py"
+    file.write_text(STEP_FILE)
+    command = ["estimate", f"{file}:step", "--device", "cuda"]
+    assert main([*command, "--capacity", "1GiB"]) == 0
+    assert "fits the capacity of 1.00 GiB" in capsys.readouterr().out
+    assert main([*command, "--capacity", "1MiB", "--json"]) == 1
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["fits"] is False
+    assert figures["device"] == "cuda:0"
+
+
+def test_estimate_says_which_line_cannot_be_traced(tmp_path: Path) -> None:
+    file = tmp_path / "branches_of_a_test.py"
+    file.write_text(STEP_FILE)
+    with pytest.raises(SystemExit, match=r"branches_of_a_test\.py:13: "):
+        main(["estimate", f"{file}:branches", "True", "--device", "cpu"])

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
 
 import torch
 from typing_extensions import Unpack
@@ -63,6 +63,7 @@ def maximize(
     *names: str | Sequence[str],
     infer: str | None = None,
     q: int | Mapping[str, int] = 1,
+    foresee: bool = False,
     **options: Unpack[Options],
 ) -> Callable[[Callable[P, R]], AdaptiveFunction[P, R]]: ...
 
@@ -71,6 +72,7 @@ def maximize(
     *names: Any,
     infer: str | None = None,
     q: int | Mapping[str, int] = 1,
+    foresee: bool = False,
     **options: Unpack[Options],
 ) -> Any:
     """Decorate a function to use the largest values of some integer arguments that fit.
@@ -85,10 +87,13 @@ def maximize(
             together.
         infer: an argument whose length is the value if none is passed.
         q: prefer multiples of this, for all or by name.
+        foresee: before the first call with arguments of a kind, trace the function on fake tensors
+            (`brim.largest_size`) and start at the size that fits. For one name only. Where it
+            cannot be traced, the call is as without it, and the log says so at INFO.
         **options: see `Options`.
 
     Raises:
-        ValueError: if the function has no such argument.
+        ValueError: if the function has no such argument, or `foresee` has several names.
         TypeError: if it is a coroutine or a generator function.
 
     Example:
@@ -122,6 +127,9 @@ def maximize(
         quanta = [positive("q", q)] * len(flat)
     if infer is not None and not isinstance(infer, str):
         raise TypeError(f"infer must be the name of an argument, got {infer!r}")
+    flag("foresee", foresee)
+    if foresee and len(flat) != 1:
+        raise ValueError(f"foresee takes one name, got {', '.join(flat)}")
     indices = iter(_builtin_range(len(flat)))
     group_indices = [[next(indices) for _ in group] for group in groups]
 
@@ -140,6 +148,14 @@ def maximize(
             groups=group_indices,
             infer=None if infer is None else slot_of(function, slots, "infer", infer),
         )
+        if foresee:
+            from brim.foresee import Foreseeing  # imports parts of torch that few need
+
+            lower, device = options.get("lower", 1), options.get("device")
+            foreseen: AdaptiveFunction[P, R] = cast(
+                Any, Foreseeing(adaptive, function, flat[0], infer, lower, device)
+            )
+            return foreseen
         return adaptive
 
     return decorate

@@ -1,11 +1,11 @@
-"""The command line: `brim info`, `brim demo`, `brim probe`, `brim audit`."""
+"""The command line: `brim info`, `brim demo`, `brim probe`, `brim audit`, `brim estimate`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from brim.cli import audit, demo, info, probe
+from brim.cli import audit, demo, estimate, info, probe
 
 __all__ = ["main"]
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="brim", description="Fill memory to the brim, never over it."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (info, demo, probe, audit):
+    for module in (info, demo, probe, audit, estimate):
         command = commands.add_parser(module.__name__.rpartition(".")[2], help=module.HELP)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

@@ -1,0 +1,114 @@
+"""CUDA's autocast for fake tensors.
+
+Torch's own wrappers ask a tensor whether it is on CUDA, and a fake one says no to C++ code (see
+`Tracer`). These follow the same lists (ATen/autocast_mode.h), and the same cache of casted weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map
+
+_LOWER = """
+_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear
+addbmm baddbmm bmm chain_matmul linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+scaled_dot_product_attention
+"""
+_FLOAT32 = """
+acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm
+cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss
+kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss
+soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist
+cdist renorm logsumexp upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
+upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+"""
+_FLOAT32_RESULT = "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList"
+_WIDEST = (
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+)
+
+
+class Autocast:
+    """The kernels, and the weights that they have cast."""
+
+    def __init__(self) -> None:
+        """Nothing was cast yet."""
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def register(self, library: torch.library.Library) -> None:
+        """Take the place of torch's wrappers until the library is destroyed."""
+        for names, run in (
+            (_LOWER, self._lower),
+            (_FLOAT32, self._float32),
+            (_FLOAT32_RESULT, self._float32_result),
+            (_WIDEST, self._widest),
+        ):
+            for name in names.split():
+                packet, _, overload = name.partition(".")
+                op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+                if op is not None:
+                    library.impl(name, _kernel(op, run), "AutocastCUDA", allow_override=True)  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """Release casted weights, as the end of an autocast region does."""
+        if not torch.is_autocast_enabled("cuda"):
+            self._cache.clear()
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        if not _is_eligible(value) or value.dtype == dtype:
+            return value
+        lower = dtype == torch.get_autocast_dtype("cuda")
+        caches = lower and value.requires_grad and value.is_leaf and value._base is None
+        if not caches or value.dtype != torch.float32 or not torch.is_autocast_cache_enabled():
+            return value.to(dtype)
+        if id(value) not in self._cache:
+            self._cache[id(value)] = (value, value.to(dtype))
+        return self._cache[id(value)][1]
+
+    def _lower(self, op: Any, args: Any, kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype("cuda")
+        args, kwargs = tree_map(lambda value: self._cast(value, dtype), (args, kwargs))
+        return op(*args, **kwargs)
+
+    def _float32(self, op: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = tree_map(lambda value: self._cast(value, torch.float32), (args, kwargs))
+        return op(*args, **kwargs)
+
+    def _float32_result(self, op: Any, args: Any, kwargs: Any) -> Any:
+        names = [argument.name for argument in op._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if given.get("dtype") is None and _is_eligible(args[0]):
+            given["dtype"] = torch.float32
+        return op(**given)
+
+    def _widest(self, op: Any, args: Any, kwargs: Any) -> Any:
+        found: list[torch.dtype] = []
+        tree_map(lambda v: found.append(v.dtype) if _is_eligible(v) else None, (args, kwargs))
+        if torch.float32 in found:
+            return self._float32(op, args, kwargs)
+        return op(*args, **kwargs)
+
+
+def _is_eligible(value: Any) -> bool:
+    return (
+        isinstance(value, FakeTensor)
+        and value.fake_device.type == "cuda"
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+    )
+
+
+def _kernel(op: Any, run: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return run(op, args, kwargs)
+
+    return kernel

@@ -1,0 +1,184 @@
+"""What torch chooses on CUDA, where the choice decides which memory is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+
+from brim.foresee._autocast import Autocast
+from brim.foresee._cuda_kernels import Kernels
+from brim.foresee._temporaries import Temporary
+
+aten = torch.ops.aten
+
+_GEMMS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+_HOPPER_WORKSPACE = 4096 * 8 * 1024
+_OTHER_WORKSPACE = (4096 * 2 + 16 * 8) * 1024
+
+
+class Temporaries:
+    """What CUDA's kernels and libraries take.
+
+    Args:
+        device: the GPU; an H200 is assumed if it is not there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Nothing was taken yet."""
+        if torch.cuda.is_available():
+            properties = torch.cuda.get_device_properties(device)
+            hopper, multiprocessors = properties.major == 9, properties.multi_processor_count
+            self.assumptions = ["convolutions' workspaces follow rules, as cuDNN's are not public"]
+        else:
+            hopper, multiprocessors = True, 132
+            self.assumptions = ["the kernels, libraries and workspaces are those of an H200"]
+        self._workspace = _workspace_setting(_HOPPER_WORKSPACE if hopper else _OTHER_WORKSPACE)
+        self._workspaces: set[bool] = set()
+        self._kernels = Kernels(multiprocessors)
+
+    def of(
+        self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
+    ) -> Iterator[Temporary]:
+        """What one call of an operator takes, in order."""
+        # One workspace for each cuBLAS handle: the autograd engine's thread has its own.
+        if func in _GEMMS and backward not in self._workspaces:
+            self._workspaces.add(backward)
+            yield Temporary(self._workspace, stays=True)
+        if outputs:
+            yield from self._kernels.of(func, args, outputs)
+
+
+def _workspace_setting(default: int) -> int:
+    """Bytes of CUBLAS_WORKSPACE_CONFIG, such as ":4096:2:16:8" (KiB and how many)."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    return sum(int(size) * int(count) for size, count in pairs) * 1024 or default
+
+
+def allocator_settings() -> str:
+    """The settings of torch's allocator in the environment."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+
+
+@contextlib.contextmanager
+def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
+    """Take CUDA's kernels where an operator's C++ code chooses by the device, and its autocast.
+
+    Args:
+        moves: whether the CPU's tensors, and its autocast, are taken to be CUDA's.
+        empty_cache: called in the place of torch's.
+    """
+    autocast = Autocast()
+    new, leave = torch.autocast.__init__, torch.autocast.__exit__
+
+    def new_autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        new(self, "cuda" if moves and device_type == "cpu" else device_type, *args, **kwargs)
+
+    def leave_autocast(self: Any, *exception: Any) -> Any:
+        result = leave(self, *exception)
+        autocast.forget()
+        return result
+
+    with contextlib.ExitStack() as stack:
+        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        stack.callback(library._destroy)
+        autocast.register(library)
+        for key in ("AutogradCUDA", "CUDA"):
+            for name, kernel in _KERNELS.items():
+                library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+        for place, replacement in (
+            ("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
+            ("torch.cuda.is_bf16_supported", lambda *_, **__: True),
+            ("torch.cuda.empty_cache", empty_cache),
+            # No kernel runs, so checkpoints need no random state of the device.
+            ("torch.utils.checkpoint.get_device_states", lambda *_: ([], [])),
+            ("torch.autocast.__init__", new_autocast),
+            ("torch.autocast.__exit__", leave_autocast),
+        ):
+            stack.enter_context(mock.patch(place, replacement))
+        yield
+
+
+def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Dropout that keeps a mask of bools."""
+    if p == 0 or not train or x.numel() == 0:
+        return x
+    out: torch.Tensor = aten.native_dropout(x, p, train)[0]
+    return out
+
+
+def lstm(
+    x: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One operator of cuDNN for all layers and steps."""
+    hidden, cell = hx
+    projected = hidden.size(2) if hidden.size(2) != cell.size(2) else 0
+    width = 4 if has_biases else 2  # tensors of a layer
+    sizes = (cell.size(2), projected, num_layers)
+    flags: tuple[Any, ...] = (batch_first, dropout, train, bidirectional, [], None)
+    weights = (list(params), 5 if projected else width, x.new_empty(0))
+    out = aten._cudnn_rnn(x, *weights, hidden, cell, 2, *sizes, *flags)
+    return out[0], out[1], out[2]
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Scaled dot product attention with the kernel that CUDA prefers for these tensors."""
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    grouped = enable_gqa and key.size(-3) != query.size(-3)
+    width = query.size(-1)
+    fused = query.dim() == 4 and width == value.size(-1) and width % 8 == 0
+    kept: Sequence[torch.Tensor]
+    if half and fused and width <= 128:
+        bias = _float_mask(attn_mask, query)
+        rest = (gradient, dropout_p, is_causal, False)
+        kept = aten._scaled_dot_product_cudnn_attention(query, key, value, bias, *rest, scale=scale)
+    elif grouped or not fused or query.dtype == torch.float64:
+        kept = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    else:
+        bias = _float_mask(attn_mask, query)
+        if bias is not None:
+            bias = bias.expand(*query.shape[:-1], key.size(-2))
+        kept = aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, gradient, dropout_p, is_causal, scale=scale
+        )
+    return kept[0]
+
+
+def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    """A mask of bools as numbers to add, as torch makes it."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.tensor(-torch.inf, dtype=query.dtype, device=query.device))
+
+
+_KERNELS = {
+    "dropout": dropout,
+    "lstm.input": lstm,
+    "scaled_dot_product_attention": attention,
+}

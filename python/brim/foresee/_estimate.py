@@ -1,0 +1,227 @@
+"""`brim.estimate`: the peak memory of a call without running it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import optimizer as torch_optimizer
+
+from brim import _C
+from brim.foresee import _cuda
+from brim.foresee._cpu import CpuTemporaries
+from brim.foresee._errors import EstimateError
+from brim.foresee._log import Kind
+from brim.foresee._places import line_of
+from brim.foresee._reach import Reachable
+from brim.foresee._report import Estimate
+from brim.foresee._swap import Swap, uses_cuda
+from brim.foresee._tracer import Tracer
+from brim.memory import DeviceLike, default_device
+
+_one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration
+_NOT_TRACEABLE = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.UnsupportedFakeTensorException,
+)
+
+
+def estimate(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    device: DeviceLike = None,
+    capacity: int | str | None = None,
+    calls: int = 1,
+    **kwargs: Any,
+) -> Estimate:
+    """Predict the peak memory of `fn(*args, **kwargs)` without running it.
+
+    The function runs on fake tensors: no memory is taken and no kernel runs. Parameters, buffers,
+    gradients, optimizer state and random state are the same afterwards, also if it fails. What the
+    function does to other Python objects stays done. Other threads must not use the same modules
+    meanwhile.
+
+    Args:
+        fn: what to estimate, such as a training step.
+        *args: its arguments.
+        device: the device whose memory counts; it need not exist. If the call uses no tensor on it,
+            tensors on the CPU are taken to be there.
+        capacity: what the device's allocator may take, as bytes or text such as `"24GiB"`; by
+            default what the device has, if it is there.
+        calls: how many calls to trace in a row. With 2, a training step also counts what its first
+            call leaves behind, such as an optimizer's state.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        The peak above what is held now, and what it consists of; see `Estimate`.
+
+    Raises:
+        EstimateError: if the code depends on values of tensors, or an operator has no fake kernel;
+            names the line.
+
+    Example:
+        >>> import brim, torch
+        >>> def work(x):
+        ...     return (x * 2).exp().sum()
+        >>> brim.estimate(work, torch.zeros(1024, 1024), device="cpu").peak
+        8388608
+    """
+    with _one_at_a_time:
+        return _estimate(fn, args, kwargs, device, capacity, calls)
+
+
+def _estimate(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: DeviceLike,
+    capacity: int | str | None,
+    calls: int,
+) -> Estimate:
+    if not callable(fn):
+        raise TypeError(f"fn must be a function, got {fn!r}")
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+        raise ValueError(f"calls must be an int of at least 1, got {calls!r}")
+    target = _target(device)
+    limit = _capacity(capacity, target)
+    found = Reachable(fn, args, kwargs)
+    moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
+    mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+    swap = Swap(mode, target, moves)
+    temporaries = CpuTemporaries() if target.type == "cpu" else _cuda.Temporaries(target)
+    tracer = Tracer(swap, target, moves, temporaries)
+    gc.collect()  # releases what would be released at some time within the trace
+    try:
+        for module in found.modules:
+            tracer.take_module(module)
+        for optimizer in found.optimizers:
+            tracer.take_optimizer(optimizer)
+        for helper in found.helpers:
+            swap.keep_object(helper)
+        for tensor in found.tensors:
+            tracer.take(tensor, Kind.input, "")
+        with mode, _followed(tracer, target, moves), tracer:
+            for _ in range(calls):
+                result = fn(*args, **kwargs)
+                del result
+        tracer.name_gradients()
+    except EstimateError:
+        raise
+    except _NOT_TRACEABLE as error:
+        raise EstimateError(_reason(error)) from error
+    finally:
+        tracer.stop()
+        swap.restore()
+    if target.type == "cuda" and uses_cuda():
+        known = sum(allocation.bytes for allocation in tracer.log.held)
+        tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - known)
+    trace, start = tracer.log.trace()
+    if moves:
+        tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
+    tracer.assumptions.update(dict.fromkeys(temporaries.assumptions))
+    if target.type == "cpu":
+        options = _C.AllocatorOptions("exact", capacity=limit)
+    else:
+        options, unknown = _C.AllocatorOptions.from_settings(
+            _cuda.allocator_settings(), capacity=limit
+        )
+        tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
+    return Estimate(_C.replay(trace, options, start), target, limit, tuple(tracer.assumptions))
+
+
+def _reason(error: BaseException) -> str:
+    line = line_of(error)
+    if isinstance(error, fake_tensor.UnsupportedOperatorException):
+        return f"{line}: the operator {error.func} has no fake kernel, so its outputs are unknown"
+    return (
+        f"{line}: the result of {getattr(error, 'func', error)} has a shape or value that is not "
+        "known without running it. Use a fixed shape (torch.where instead of a mask), or pass the "
+        "value as an argument"
+    )
+
+
+@contextlib.contextmanager
+def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[None]:
+    """Follow modules and optimizers, and take the choices that torch takes on the target."""
+    types = torch_optimizer._foreach_supported_types
+    hooks = [
+        torch_optimizer.register_optimizer_step_pre_hook(tracer.before_step),
+        torch_optimizer.register_optimizer_step_post_hook(tracer.after_step),
+    ]
+    types.append(FakeTensor)
+    elsewhere = (
+        _cuda.choices(moves, tracer.log.empty_cache)
+        if target.type == "cuda"
+        else contextlib.nullcontext()
+    )
+    try:
+        with tracer.modules, elsewhere, _not_packed(tracer), _always_stepping():
+            yield
+    finally:
+        types.remove(FakeTensor)
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _always_stepping() -> Iterator[None]:
+    """A gradient scaler looks at values before a step; and compiled functions run as they are."""
+
+    def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    with (
+        mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _not_packed(tracer: Tracer) -> Iterator[None]:
+    """Transformers looks for packed sequences in the values of positions, which are not known."""
+    masking = sys.modules.get("transformers.masking_utils")
+    if not hasattr(masking, "find_packed_sequence_indices"):
+        yield
+        return
+
+    def none(*_: object, **__: object) -> None:
+        tracer.assumptions["sequences are not packed (transformers)"] = None
+
+    with mock.patch.object(masking, "find_packed_sequence_indices", none):
+        yield
+
+
+def _tensors_on(found: Reachable, kind: str) -> Iterator[bool]:
+    for module in found.modules:
+        yield from (t.device.type == kind for t in (*module.parameters(), *module.buffers()))
+    yield from (tensor.device.type == kind for tensor in found.tensors)
+
+
+def _target(device: DeviceLike) -> torch.device:
+    if device is None:
+        return default_device()
+    target = torch.device(device)
+    if target.type not in ("cpu", "cuda"):
+        raise ValueError(f'device must be "cpu" or "cuda", got {device!r}')
+    return torch.device("cuda", target.index or 0) if target.type == "cuda" else target
+
+
+def _capacity(capacity: int | str | None, target: torch.device) -> int | None:
+    if capacity is not None:
+        return _C.parse_bytes(capacity, None)
+    try:
+        return _C.memory_stats(target).limit
+    except (ValueError, RuntimeError):  # not there
+        return None

@@ -1,0 +1,78 @@
+"""What a traced call allocates and releases, in order."""
+
+from __future__ import annotations
+
+from brim import _C
+
+Kind = _C.MemoryKind
+
+
+class Allocation:
+    """One storage: its bytes, and what is known about it so far."""
+
+    __slots__ = ("bytes", "kind", "number", "place")
+
+    def __init__(self, size: int, kind: Kind, place: str) -> None:
+        self.bytes = size
+        self.kind = kind
+        self.place = place
+        self.number = -1  # in the trace
+
+
+class Log:
+    """Events of a traced call. What was held before is found out while it runs, so it is apart."""
+
+    def __init__(self) -> None:
+        """Start with nothing held."""
+        self.held: list[Allocation] = []
+        self.events: list[tuple[bool, Allocation | None]] = []  # None: the cache was emptied
+
+    def hold(self, size: int, kind: Kind, place: str) -> Allocation:
+        """Note a storage that existed before the call."""
+        allocation = Allocation(size, kind, place)
+        self.held.append(allocation)
+        return allocation
+
+    def allocate(self, size: int, kind: Kind, place: str) -> Allocation:
+        """Note a new storage."""
+        allocation = Allocation(size, kind, place)
+        self.events.append((True, allocation))
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        """Note that a storage was released."""
+        self.events.append((False, allocation))
+
+    def empty_cache(self) -> None:
+        """Note that free memory went back to the device."""
+        self.events.append((False, None))
+
+    def hold_workspaces(self, most: int) -> None:
+        """Count libraries' workspaces as held before, if they fit what is held by others."""
+        freed = {id(one) for made, one in self.events if not made}
+        kept = [
+            one
+            for made, one in self.events
+            if made and one is not None and one.kind is Kind.workspace and id(one) not in freed
+        ]
+        if sum(one.bytes for one in kept) <= most:
+            moved = {id(one) for one in kept}
+            self.events = [event for event in self.events if id(event[1]) not in moved]
+            self.held += kept
+
+    def trace(self) -> tuple[_C.MemoryTrace, int]:
+        """The events for the C++ core, and the number of the first one of the call."""
+        trace = _C.MemoryTrace()
+        for held in self.held:
+            held.number = trace.allocate(held.bytes, held.kind, trace.place(held.place))
+        start = len(trace)
+        for allocates, allocation in self.events:
+            if allocation is None:
+                trace.empty_cache()
+            elif allocates:
+                allocation.number = trace.allocate(
+                    allocation.bytes, allocation.kind, trace.place(allocation.place)
+                )
+            else:
+                trace.free(allocation.number)
+        return trace, start

@@ -1,0 +1,89 @@
+"""Where in the user's code an allocation is made: file, line and module."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+_OWN = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+
+
+def _is_users(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return not name.startswith(_OWN) and not name.startswith("<")
+
+
+def _text(frame: FrameType, line: int) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+
+
+def current_line() -> str:
+    """The innermost line of code that is neither torch's nor brim's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame):
+        frame = frame.f_back
+    return "" if frame is None else _text(frame, frame.f_lineno)
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost such line of an exception's traceback."""
+    found = ""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        if _is_users(trace.tb_frame):
+            found = _text(trace.tb_frame, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+class ModuleStack:
+    """Which module runs now, followed by torch's global hooks."""
+
+    def __init__(self, on_call: Any) -> None:
+        """Nothing runs. `on_call(module)` is called before each module's forward."""
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._stack: list[torch.nn.Module] = []
+        self._on_call = on_call
+        self._hooks: list[Any] = []
+
+    def name(self, module: torch.nn.Module) -> str:
+        """The path of a module in the outermost one it was found in, else its class."""
+        return self._names.get(module) or type(module).__name__
+
+    def add(self, root: torch.nn.Module) -> None:
+        """Learn the names of a module's parts."""
+        for name, module in root.named_modules():
+            self._names.setdefault(module, name)
+
+    def place(self) -> str:
+        """The line, and the module if one runs."""
+        line = current_line()
+        return f"{line} {self.name(self._stack[-1])}" if self._stack else line
+
+    def __enter__(self) -> ModuleStack:
+        """Follow calls of all modules."""
+        self._hooks = [
+            torch_module.register_module_forward_pre_hook(self._enter),
+            torch_module.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Stop following them."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter(self, module: torch.nn.Module, inputs: object) -> None:
+        self._on_call(module)
+        self._stack.append(module)
+
+    def _leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
+        while self._stack:
+            if self._stack.pop() is module:
+                break

@@ -1,0 +1,93 @@
+"""What `brim.estimate` returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from brim import _C
+
+
+class Estimate:
+    """The memory of a call that was traced, not run. All figures are bytes.
+
+    Attributes:
+        device: whose memory it is.
+        peak: the most that the call holds above what was held before: what `PeakMeter` would show.
+        held_before: held by the call's tensors before: parameters, inputs, existing state.
+        left: what it leaves behind; negative if it releases more than it keeps.
+        reserved: the most that the device's allocator takes from the device in all.
+        by_kind: held at the peak, for each kind of memory, what was held before included.
+        largest: the ten largest allocations held at the peak: `bytes`, `kind` and `place`.
+        fragmentation: share of the reserved bytes that hold no tensor at the peak.
+        capacity: what the allocator may take, or None if that is not known.
+        fits: whether the call stays within the capacity.
+        assumptions: what was assumed, in sentences.
+    """
+
+    def __init__(
+        self,
+        report: _C.TraceReport,
+        device: torch.device,
+        capacity: int | None,
+        assumptions: tuple[str, ...],
+    ) -> None:
+        """Take the figures of the C++ core's report."""
+        self._report = report
+        self.device = device
+        self.capacity = capacity
+        self.assumptions = assumptions
+        self.peak = report.peak
+        self.held_before = report.held_before
+        self.left = report.left
+        self.reserved = report.reserved
+        self.largest = report.largest
+        self.fragmentation = report.fragmentation
+        self.fits = report.fits
+        self.by_kind = {
+            kind.name.replace("_", " "): held for kind, held in report.held.items() if held
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain Python, for JSON."""
+        return {
+            "device": str(self.device),
+            "peak": self.peak,
+            "held_before": self.held_before,
+            "left": self.left,
+            "reserved": self.reserved,
+            "fragmentation": self.fragmentation,
+            "capacity": self.capacity,
+            "fits": self.fits,
+            "by_kind": self.by_kind,
+            "largest": [
+                {"bytes": one.bytes, "kind": one.kind.name, "place": one.place}
+                for one in self.largest
+            ],
+            "assumptions": list(self.assumptions),
+        }
+
+    def __repr__(self) -> str:
+        """Tables for people."""
+        size = _C.format_bytes
+        lines = [
+            f"peak {size(self.peak)} above the {size(self.held_before)} held before, "
+            f"on {self.device}",
+            f"reserved {size(self.reserved)}, {self.fragmentation:.1%} of it unused at the peak",
+        ]
+        if self.capacity is not None:
+            fits = "fits" if self.fits else "does not fit"
+            lines.append(f"{fits} the capacity of {size(self.capacity)}")
+        kinds = sorted(self.by_kind.items(), key=lambda item: -item[1])
+        lines += [
+            "",
+            _C.text_table(["held at the peak", "bytes"], [[k, size(v)] for k, v in kinds], left=1),
+        ]
+        rows = [
+            [one.place, one.kind.name.replace("_", " "), size(one.bytes)] for one in self.largest
+        ]
+        lines += ["", _C.text_table(["largest", "kind", "bytes"], rows, left=2)]
+        if self.assumptions:
+            lines += ["", "assumed:", *(f"- {text}" for text in self.assumptions)]
+        return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""Real tensors that are fake for the duration of a trace, and everything put back afterwards."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+_SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def is_swappable(tensor: torch.Tensor) -> bool:
+    """Whether it is a plain tensor; subclasses are left to torch."""
+    return type(tensor) in _SWAPPABLE and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def uses_cuda() -> bool:
+    """Whether this process has a CUDA context."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+class Swap:
+    """Makes tensors fake in place: every reference to one sees the fake one until `restore`.
+
+    A tensor's Python object stays, so an optimizer's state, closures and lists of parameters remain
+    valid. The real tensor, with its values, its gradient and its version, rests in the meantime
+    behind another Python object, where nothing can change it.
+
+    Args:
+        mode: the mode of the fake tensors.
+        target: the device that the trace is for.
+        moves: whether tensors on the CPU are taken to be on the target.
+    """
+
+    def __init__(self, mode: FakeTensorMode, target: torch.device, moves: bool) -> None:
+        """Remember the random state; nothing is swapped yet."""
+        self._mode = mode
+        self._target = target
+        self._moves = moves
+        self._storages: dict[
+            int, weakref.ref[torch.UntypedStorage]
+        ] = {}  # by the real one's address
+        self._swapped: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._known: set[int] = set()
+        self._random = (torch.get_rng_state(), random.getstate())
+        self._cuda_random = torch.cuda.get_rng_state_all() if uses_cuda() else None
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        """Where a real tensor is taken to be."""
+        if self._moves and tensor.device.type == "cpu" and tensor.dim() > 0:
+            return self._target
+        return tensor.device
+
+    def fake(self, tensor: torch.Tensor) -> FakeTensor:
+        """A new fake tensor for a real one. Tensors that share memory share it as fakes too."""
+        with _disable_current_modes(), torch.no_grad():
+            storage = tensor.untyped_storage()
+            known = self._storages.get(storage._cdata)
+            meta = None if known is None else known()
+            if meta is None:
+                size = storage.nbytes()
+                meta = torch.empty(size, dtype=torch.uint8, device="meta").untyped_storage()
+                self._storages[storage._cdata] = weakref.ref(meta)
+            element = torch.empty(0, dtype=tensor.dtype, device="meta").set_(
+                meta, tensor.storage_offset(), tensor.size(), tensor.stride()
+            )
+            # The value of a scalar, such as a step counter, may be asked for.
+            constant = (
+                tensor.detach().clone()
+                if tensor.dim() == 0 and tensor.device.type == "cpu"
+                else None
+            )
+            made = FakeTensor(self._mode, element, self.device_of(tensor), constant=constant)
+            made.requires_grad_(tensor.requires_grad)
+            if isinstance(tensor, torch.nn.Parameter):
+                made._is_param = True
+            return made
+
+    def swap(self, tensor: torch.Tensor) -> bool:
+        """Make a tensor fake in place; false if it is so already, or cannot be."""
+        if isinstance(tensor, FakeTensor) or not is_swappable(tensor):
+            return False
+        made = self.fake(tensor)
+        grad = tensor.grad if tensor.is_leaf else None
+        if grad is not None:
+            with _disable_current_modes():
+                made.grad = grad if isinstance(grad, FakeTensor) else self.fake(grad)
+        attributes = dict(made.__dict__)
+        kinds = type(made), type(tensor)
+        tensor.__class__, made.__class__ = kinds  # type: ignore[assignment]
+        made.__dict__, tensor.__dict__ = tensor.__dict__, {**tensor.__dict__, **attributes}
+        torch._C._swap_tensor_impl(tensor, made)
+        self._swapped.append((tensor, made, grad))
+        return True
+
+    def keep(self, contents: dict[Any, Any]) -> None:
+        """Put a dict's entries back at the end."""
+        if id(contents) not in self._known:
+            self._known.add(id(contents))
+            self._dicts.append((contents, dict(contents)))
+
+    def keep_object(self, helper: object) -> None:
+        """Put an object's attributes, and the entries of those that are dicts, back at the end."""
+        for value in helper.__dict__.values():
+            if isinstance(value, dict):
+                self.keep(value)
+        self.keep(helper.__dict__)
+
+    def restore(self) -> None:
+        """Put everything back: tensors, dicts and the random state."""
+        for tensor, real, grad in reversed(self._swapped):
+            torch._C._swap_tensor_impl(tensor, real)
+            fake_class, tensor.__class__ = tensor.__class__, real.__class__
+            tensor.__dict__ = real.__dict__
+            real.__class__ = fake_class
+            if tensor.is_leaf and tensor.grad is not grad:
+                tensor.grad = None if isinstance(grad, FakeTensor) else grad
+        self._swapped.clear()
+        for contents, before in reversed(self._dicts):
+            contents.clear()
+            contents.update(before)
+        self._dicts.clear()
+        torch.set_rng_state(self._random[0])
+        random.setstate(self._random[1])
+        if self._cuda_random is not None:
+            torch.cuda.set_rng_state_all(self._cuda_random)

@@ -1,0 +1,365 @@
+"""Follows the storages of fake tensors through a call: forward, backward and optimizer step."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from brim import _C
+from brim.foresee._cpu import reserved_by_onednn_rnn
+from brim.foresee._cuda_kernels import reserved_by_cudnn_rnn
+from brim.foresee._errors import EstimateError
+from brim.foresee._log import Allocation, Kind, Log
+from brim.foresee._places import ModuleStack, current_line
+from brim.foresee._swap import Swap
+from brim.foresee._temporaries import Temporaries
+
+aten = torch.ops.aten
+
+# Real tensors are accumulated in place where nothing else refers to them. For subclasses, which
+# fake tensors are, the engine and some formulas take another tensor instead.
+_IN_PLACE_IN_BACKWARD = {
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
+}
+
+_RESERVES = {
+    aten._cudnn_rnn.default: reserved_by_cudnn_rnn,
+    aten.mkldnn_rnn_layer.default: reserved_by_onednn_rnn,
+}
+
+
+def _tensors(tree: object) -> Iterable[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Whether an operator consists of others: in inference mode it arrives here whole."""
+    key = "CompositeImplicitAutograd"
+    lifts = func is aten.lift_fresh.default
+    return not lifts and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+@functools.cache
+def _references() -> tuple[int, int]:
+    """How often a gradient and its storage count as used where only the engine has it.
+
+    Versions of torch differ in what refers to a tensor while Python sees it, so it is looked up.
+    """
+    found = []
+
+    class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is aten.add.Tensor and torch._C._current_graph_task_id() != -1:
+                storage = args[0].untyped_storage()
+                uses = torch._C._storage_Use_Count(storage._cdata)
+                found.append((args[0]._use_count(), uses))
+            return func(*args, **(kwargs or {}))
+
+    modes = _disable_current_modes(), torch.inference_mode(False), torch.enable_grad()
+    with modes[0], modes[1], modes[2], FakeTensorMode():
+        x = torch.empty(2, requires_grad=True).sin()
+        with Look():  # type: ignore[no-untyped-call]
+            torch.autograd.backward((x.sin() * x.cos()).sum())
+    return found[0] if found else (0, 0)
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operator that runs on fake tensors, and notes each storage once.
+
+    Args:
+        swap: makes real tensors fake that the call touches.
+        target: the device whose memory counts.
+        moves: whether tensors on the CPU count as being on the target.
+        temporaries: what the target's kernels allocate inside.
+    """
+
+    def __init__(
+        self, swap: Swap, target: torch.device, moves: bool, temporaries: Temporaries
+    ) -> None:
+        """Nothing is traced yet."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.log = Log()
+        self.assumptions: dict[str, None] = {}  # in order, each once
+        self.modules = ModuleStack(self.take_module)
+        self._swap = swap
+        self._target = target
+        self._moves = moves
+        self._elsewhere = target.type != "cpu"
+        self._temporaries = temporaries
+        self._live: dict[int, tuple[weakref.ref[Any], Allocation]] = {}  # by address of the storage
+        self._parameters: dict[int, tuple[torch.Tensor, str]] = {}
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._seen_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._unshared = _references()
+        self._backward = -1
+
+    # ---- what exists before the call ----------------------------------------------------------
+
+    def take_module(self, root: torch.nn.Module) -> None:
+        """Make a module's parameters and buffers fake."""
+        if root in self._seen_modules:
+            return
+        self.modules.add(root)
+        for path, module in root.named_modules():
+            if module in self._seen_modules:
+                continue
+            self._seen_modules.add(module)
+            own = module.__dict__
+            for contents in (own, own["_parameters"], own["_buffers"]):
+                self._swap.keep(contents)
+            for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
+                if tensor is not None:
+                    full = f"{path}.{name}" if path else name
+                    self.take(tensor, Kind.parameter, full)
+                    self._parameters.setdefault(id(tensor), (tensor, full))
+            for name, value in own.items():
+                if isinstance(value, torch.Tensor):
+                    self.take(value, Kind.parameter, f"{path}.{name}" if path else name)
+
+    def take_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make an optimizer's parameters and state fake."""
+        if id(optimizer) in self._optimizers:
+            return
+        self._optimizers[id(optimizer)] = optimizer
+        self._swap.keep(optimizer.__dict__)
+        self._swap.keep(optimizer.state)
+        for group in optimizer.param_groups:
+            self._swap.keep(group)
+            for parameter in group["params"]:
+                self.take(parameter, Kind.parameter, "")
+                self._parameters.setdefault(id(parameter), (parameter, ""))
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                self._swap.keep(state)
+            for tensor in _tensors(state):
+                self.take(tensor, Kind.optimizer_state, "")
+
+    def take(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
+        """Make a tensor fake in place, and count it as held before the call."""
+        if not self._swap.swap(tensor):
+            return
+        self._hold(tensor, kind, name)
+        if tensor.is_leaf and tensor.grad is not None:
+            self._hold(tensor.grad, Kind.gradient, name)
+
+    def _hold(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
+        self._hide_device([tensor])
+        storage = tensor.untyped_storage()
+        if not self._counts(tensor) or storage._cdata in self._live:
+            return
+        self._watch(storage, self.log.hold(storage.nbytes(), kind, name))
+
+    # ---- operators ----------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator on fake tensors and note what it allocated."""
+        kwargs = dict(kwargs or {})
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
+        inputs = _tensors((args, kwargs))
+        for tensor in inputs:
+            if not isinstance(tensor, FakeTensor) and func is not aten.lift_fresh.default:
+                self.take(tensor, Kind.input, current_line())
+        if self._elsewhere:
+            self._place_on_target(func, inputs, kwargs)
+        if func is aten._local_scalar_dense.default and args[0].constant is None:
+            return self._unknown_number(args[0])
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._enter_backward(backward)
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if backward != -1 and func in _IN_PLACE_IN_BACKWARD and self._only_user(args[0]):
+            func = _IN_PLACE_IN_BACKWARD[func]
+        sizes = self._sizes(inputs) if func._schema.is_mutable else None
+        if self._elsewhere:
+            _C.show_fake_device([t for t in inputs if isinstance(t, FakeTensor)], True)
+            try:
+                result = self._run(func, args, kwargs)
+            finally:
+                self._hide_device(inputs)
+        else:
+            result = self._run(func, args, kwargs)
+        outputs = [tensor for tensor in _tensors(result) if isinstance(tensor, FakeTensor)]
+        self._hide_device(outputs)
+        self._note(func, args, kwargs, outputs, backward != -1)
+        if sizes is not None:
+            self._note_resized(inputs, sizes)
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if (
+            func is aten._to_copy.default
+            and self._elsewhere
+            and kwargs.get("device") == args[0].device
+            and kwargs.get("dtype") in (None, args[0].dtype)
+            and kwargs.get("memory_format") in (None, torch.preserve_format)
+        ):
+            return aten.detach.default(
+                args[0]
+            )  # C++ sees another device there, so it asks for a copy
+        if func is aten._cudnn_rnn_backward.default:  # has no fake kernel
+            x, weights, hidden, cell = args[0], args[1], args[4], args[5]
+            made = [torch.empty_like(tensor) for tensor in (x, hidden, cell)]
+            return (*made, [torch.empty_like(weight) for weight in weights])
+        result = func(*args, **kwargs)
+        if func in _RESERVES:
+            # Their fake kernels do not know how much the library keeps for backward.
+            space = torch.empty(_RESERVES[func](args), dtype=torch.uint8, device=result[0].device)
+            result = (*result[:3], space, *result[4:])
+        return result
+
+    def _place_on_target(
+        self, func: Any, inputs: Iterable[torch.Tensor], kwargs: dict[str, Any]
+    ) -> None:
+        """C++ formulas ask for the device that they see of fake tensors, which is meta."""
+        device = kwargs.get("device")
+        if device is not None:
+            moves = self._moves and device.type == "cpu"
+            if moves or device.type in ("meta", self._target.type):
+                kwargs["device"] = self._target
+        elif self._moves and not inputs and any(a.name == "device" for a in func._schema.arguments):
+            kwargs["device"] = self._target
+
+    def _unknown_number(self, tensor: torch.Tensor) -> float:
+        line = current_line()
+        if not tensor.dtype.is_floating_point:
+            raise EstimateError(
+                f"{line}: the code depends on a value that is not known without running it "
+                f"(a tensor of {tensor.dtype} as a number or condition). Pass the value as an "
+                "argument, or keep the decision in tensors (torch.where)"
+            )
+        self.assumptions[f"{line}: the value of a tensor is not known; NaN stands for it"] = None
+        return float("nan")
+
+    def _only_user(self, tensor: torch.Tensor) -> bool:
+        """Whether the engine, or the formula that it runs, holds the only reference."""
+        storage = tensor.untyped_storage()
+        entry = self._live.get(storage._cdata)
+        return (
+            not torch.is_grad_enabled()
+            and entry is not None
+            and entry[1].kind is Kind.temporary
+            and tensor._use_count() <= self._unshared[0]  # type: ignore[attr-defined]
+            and torch._C._storage_Use_Count(storage._cdata) <= self._unshared[1]
+        )
+
+    # ---- storages -----------------------------------------------------------------------------
+
+    def _counts(self, tensor: torch.Tensor) -> bool:
+        device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+        return bool(device.type == self._target.type)
+
+    def _hide_device(self, tensors: Any) -> None:
+        if self._elsewhere:
+            _C.show_fake_device(
+                [t for t in tensors if isinstance(t, FakeTensor) and t.fake_device.type != "cpu"],
+                False,
+            )
+
+    def _sizes(self, inputs: Iterable[torch.Tensor]) -> list[int]:
+        return [tensor.untyped_storage().nbytes() for tensor in inputs]
+
+    def _note_resized(self, inputs: Iterable[torch.Tensor], before: list[int]) -> None:
+        for tensor, size in zip(inputs, before, strict=True):
+            storage = tensor.untyped_storage()
+            entry = self._live.get(storage._cdata)
+            if entry is not None and storage.nbytes() != size:
+                self.log.free(entry[1])
+                self._watch(
+                    storage, self.log.allocate(storage.nbytes(), entry[1].kind, entry[1].place)
+                )
+
+    def _note(
+        self, func: Any, args: Any, kwargs: Any, outputs: list[FakeTensor], backward: bool
+    ) -> None:
+        place = ""
+        inside = list(self._temporaries.of(func, args, kwargs, outputs, backward))
+        for i, tensor in enumerate(outputs):
+            storage = tensor.untyped_storage()
+            size = storage.nbytes()
+            if size and storage._cdata not in self._live and self._counts(tensor):
+                place = place or self._place(backward)
+                self._watch(storage, self.log.allocate(size, Kind.temporary, place))
+            for one in inside:
+                if (one.outputs or len(outputs)) == i + 1:
+                    name = f"{func.name().split('::')[-1]} at {place or self._place(backward)}"
+                    allocation = self.log.allocate(one.bytes, Kind.workspace, name)
+                    if not one.stays:
+                        self.log.free(allocation)
+
+    def _place(self, backward: bool) -> str:
+        if not backward:
+            return self.modules.place()
+        node = torch._C._current_autograd_node()
+        return f"{current_line()} {node.name() if node is not None else 'backward'}"
+
+    def _watch(self, storage: torch.UntypedStorage, allocation: Allocation) -> None:
+        address = storage._cdata
+        live, log = self._live, self.log
+
+        def released(_: object) -> None:
+            entry = live.get(address)
+            if entry is not None and entry[1] is allocation:
+                del live[address]
+                log.free(allocation)
+
+        live[address] = (weakref.ref(storage, released), allocation)
+
+    # ---- kinds --------------------------------------------------------------------------------
+
+    def _enter_backward(self, task: int) -> None:
+        self._backward = task
+        if task != -1:
+            for _, allocation in self._live.values():
+                if allocation.kind is Kind.temporary:
+                    allocation.kind = Kind.activation
+        else:
+            self.name_gradients()
+
+    def name_gradients(self) -> None:
+        """Note which storages are gradients by now."""
+        for parameter, name in self._parameters.values():
+            if isinstance(parameter, FakeTensor) and parameter.grad is not None:
+                self._rename(parameter.grad, Kind.gradient, name)
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """The hook that torch calls before every optimizer's step."""
+        self.take_optimizer(optimizer)
+        self.name_gradients()
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """The hook that torch calls after it: what the state consists of is known now."""
+        for parameter, state in optimizer.state.items():
+            name = self._parameters.get(id(parameter), (None, ""))[1]
+            for tensor in _tensors(state):
+                self._rename(tensor, Kind.optimizer_state, name)
+
+    def _rename(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
+        entry = self._live.get(tensor.untyped_storage()._cdata)
+        if entry is not None:
+            entry[1].kind = kind
+            entry[1].place = name or entry[1].place
+
+    def stop(self) -> None:
+        """Forget the storages, so that what is released from now on is not noted."""
+        self._live.clear()

@@ -1,0 +1,561 @@
+"""brim.estimate: peaks without running, against peaks that were measured."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import brim
+
+Step = Callable[[], object]
+New = Callable[[Any], torch.optim.Optimizer]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters)
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, amsgrad=True)
+
+
+def training(
+    model: nn.Module,
+    *inputs: torch.Tensor,
+    optimizer: New = sgd,
+    autocast: bool = False,
+    set_to_none: bool = True,
+    parts: int = 1,
+) -> Step:
+    step = optimizer(model.parameters())
+
+    def run() -> None:
+        step.zero_grad(set_to_none=set_to_none)
+        for _ in range(parts):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = model(*inputs).float().square().mean()
+            loss.backward()
+        step.step()
+
+    return run
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(x + self.norm2(self.conv2(y)))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
+        super().__init__()
+        self.norm, self.heads, self.causal = nn.LayerNorm(width), heads, causal
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.out(y.transpose(1, 2).reshape(b, n, c))
+        out: torch.Tensor = x + self.mlp(x)
+        return out
+
+
+class SwiGlu(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.gate, self.up = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        out: torch.Tensor = x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        return out
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Attention(64, 4) for _ in range(3))
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layers = kind(64, 64, num_layers=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)[0]
+        return out
+
+
+def mlp(width: int = 256) -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(4)))
+
+
+def images() -> torch.Tensor:
+    return torch.randn(8, 16, 32, 32)
+
+
+def tokens() -> torch.Tensor:
+    return torch.randn(4, 64, 64)
+
+
+def language_model() -> Step:
+    model = nn.Sequential(
+        nn.Embedding(1000, 64), Attention(64, 4, causal=True), nn.Linear(64, 1000)
+    )
+    words = torch.randint(1000, (4, 64))
+    optimizer = adam(model.parameters())
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def inference(mode: Callable[[], Any]) -> Step:
+    model = nn.Sequential(Attention(64, 4), nn.Dropout(), Attention(64, 4)).eval()
+    x = tokens()
+
+    def step() -> torch.Tensor:
+        with mode():
+            out: torch.Tensor = model(x)
+            return out
+
+    return step
+
+
+def converted() -> nn.Module:
+    model = nn.Sequential(nn.Linear(256, 256), mlp().requires_grad_(False), nn.Linear(256, 8))
+    assert brim.convert(model).replaced
+    return model
+
+
+MODELS: dict[str, Callable[[], Step]] = {
+    "MLP, SGD": lambda: training(mlp(), torch.randn(512, 256)),
+    "MLP, momentum": lambda: training(mlp(), torch.randn(512, 256), optimizer=momentum),
+    "MLP, Adam": lambda: training(mlp(), torch.randn(512, 256), optimizer=adam),
+    "MLP, AdamW": lambda: training(mlp(), torch.randn(64, 256), optimizer=adamw),
+    "MLP, gradients zeroed": lambda: training(mlp(), torch.randn(64, 256), set_to_none=False),
+    "MLP, gradients accumulated": lambda: training(mlp(), torch.randn(512, 256), parts=3),
+    "MLP, frozen": lambda: training(
+        nn.Sequential(mlp().requires_grad_(False), nn.Linear(256, 8)), torch.randn(512, 256)
+    ),
+    "MLP, autocast": lambda: training(mlp(), torch.randn(512, 256), autocast=True, optimizer=adam),
+    "ResNet-like": lambda: training(nn.Sequential(*(Residual(16) for _ in range(3))), images()),
+    "depthwise": lambda: training(
+        nn.Sequential(nn.Conv2d(16, 16, 7, padding=3, groups=16), nn.GroupNorm(4, 16), nn.GELU()),
+        images(),
+    ),
+    "pooling": lambda: training(
+        nn.Sequential(nn.MaxPool2d(2), nn.Hardswish(), nn.AdaptiveAvgPool2d(4), nn.LeakyReLU()),
+        images().requires_grad_(),
+        optimizer=lambda _: sgd([nn.Parameter(torch.zeros(1))]),
+    ),
+    "LSTM": lambda: training(Recurrent(nn.LSTM), torch.randn(16, 8, 64), optimizer=adam),
+    "GRU": lambda: training(Recurrent(nn.GRU), torch.randn(16, 8, 64)),
+    "TransformerEncoder": lambda: training(
+        nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2, enable_nested_tensor=False
+        ),
+        tokens(),
+        optimizer=adam,
+    ),
+    "ViT-like": lambda: training(
+        nn.Sequential(nn.Conv2d(16, 64, 4, stride=4), nn.Flatten(2), Attention(64, 4)), images()
+    ),
+    "GPT-like": language_model,
+    "Llama-like": lambda: training(
+        nn.Sequential(
+            *(nn.Sequential(Attention(64, 4, causal=True), SwiGlu(64)) for _ in range(2))
+        ),
+        tokens(),
+        optimizer=adam,
+    ),
+    "checkpointing": lambda: training(Checkpointed(False), tokens()),
+    "reentrant checkpointing": lambda: training(
+        Checkpointed(True), torch.randn(4, 256, 64, requires_grad=True)
+    ),
+    "no_grad": lambda: inference(torch.no_grad),
+    "inference mode": lambda: inference(torch.inference_mode),
+    "brim.nn": lambda: training(converted(), torch.randn(512, 256)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_peak_on_the_cpu_is_within_1_percent_of_the_measured_one(name: str) -> None:
+    torch.manual_seed(0)
+    step = MODELS[name]()
+    for call in ("first", "second"):  # with and without an optimizer's state and gradients
+        predicted = brim.estimate(step, device="cpu")
+        with brim.PeakMeter("cpu") as meter:
+            step()
+        assert predicted.peak == pytest.approx(meter.peak, rel=0.01), call
+
+
+def test_two_calls_count_what_the_first_leaves_behind() -> None:
+    step = training(mlp(), torch.randn(64, 256), optimizer=adam)
+    predicted = brim.estimate(step, device="cpu", calls=2)
+    with brim.PeakMeter("cpu") as meter:
+        step()
+        step()
+    assert predicted.peak == pytest.approx(meter.peak, rel=0.01)
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return copy.deepcopy((model.state_dict(), optimizer.state_dict(), gradients))
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_nothing_is_changed(steps_before: int, fails: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout())
+    optimizer = adam(model.parameters())
+    x = torch.randn(4, 8)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        model.eval()
+        torch.manual_seed(1)
+        if fails:
+            raise KeyError("mine")
+
+    for _ in range(steps_before):
+        model(x).sum().backward()
+        optimizer.step()
+    before = state_of(model, optimizer)
+    parameters = [id(p) for p in model.parameters()]
+    versions = [p._version for p in model.parameters()]
+    random, values = torch.get_rng_state(), x.clone()
+    if fails:
+        with pytest.raises(KeyError, match="mine"):
+            brim.estimate(step, device=device, capacity="1GiB")
+    else:
+        brim.estimate(step, device=device, capacity="1GiB")
+    after = state_of(model, optimizer)
+    assert_equal(list(after[0].values()), list(before[0].values()))
+    assert str(after[1]) == str(before[1])
+    assert [g is None for g in after[2]] == [g is None for g in before[2]]
+    assert_equal([g for g in after[2] if g is not None], [g for g in before[2] if g is not None])
+    assert [id(p) for p in model.parameters()] == parameters
+    assert [type(p) for p in model.parameters()] == [nn.Parameter] * len(parameters)
+    assert [p._version for p in model.parameters()] == versions
+    assert model.training
+    assert_equal(torch.get_rng_state(), random)
+    assert type(x) is torch.Tensor
+    assert_equal(x, values)
+    model(x).sum().backward()  # still works
+    optimizer.step()
+
+
+def test_no_memory_is_taken() -> None:
+    layer = nn.Linear(16, 16)
+    with brim.PeakMeter("cpu") as meter:
+        predicted = brim.estimate(lambda: layer(torch.zeros(1 << 20, 16)), device="cpu")
+    assert predicted.peak == pytest.approx(2 * 4 * 16 << 20, rel=1e-4)
+    assert meter.peak < 1 << 20
+
+
+def test_kinds_and_places_name_what_is_held() -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+    x = torch.randn(1024, 256)
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+
+    predicted = brim.estimate(step, device="cpu", calls=2)
+    parameters = sum(p.numel() * 4 for p in model.parameters())
+    assert predicted.by_kind["parameter"] == parameters
+    assert predicted.by_kind["gradient"] == pytest.approx(parameters, rel=0.3)
+    assert predicted.by_kind["optimizer state"] == pytest.approx(2 * parameters, rel=0.01)
+    assert predicted.by_kind["input"] == 1024 * 256 * 4
+    assert sum(predicted.by_kind.values()) == predicted.held_before + predicted.peak
+    assert len(predicted.largest) == 10
+    activations = [one.place for one in predicted.largest if one.kind.name == "activation"]
+    assert activations
+    assert all("test_estimate.py:" in place for place in activations)
+    assert {place.split()[-1] for place in activations} <= {
+        f"{i}.{j}" for i in range(4) for j in "01"
+    }
+    assert json.loads(json.dumps(predicted.to_dict()))["peak"] == predicted.peak
+    assert "optimizer state" in repr(predicted)
+
+
+def test_a_budget_on_the_cpu_decides_whether_it_fits() -> None:
+    def work() -> None:
+        torch.zeros(1 << 20)
+
+    assert brim.estimate(work, device="cpu", capacity="4MiB").fits
+    assert not brim.estimate(work, device="cpu", capacity=(4 << 20) - 1).fits
+
+
+def test_data_dependent_code_is_an_error_that_names_the_line() -> None:
+    def branches(x: torch.Tensor) -> None:
+        if x.sum() > 0:
+            x.mul_(2)
+
+    def masks(x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0]
+
+    line = branches.__code__.co_firstlineno + 1
+    with pytest.raises(brim.EstimateError, match=rf"test_estimate\.py:{line}: .*torch\.where"):
+        brim.estimate(branches, torch.ones(4), device="cpu")
+    line = masks.__code__.co_firstlineno + 1
+    with pytest.raises(brim.EstimateError, match=rf"test_estimate\.py:{line}: .*shape"):
+        brim.estimate(masks, torch.ones(4), device="cpu")
+
+
+def test_the_value_of_a_loss_is_assumed_and_said() -> None:
+    def log(x: torch.Tensor) -> str:
+        return f"{x.sum().item():.3f}"
+
+    line = log.__code__.co_firstlineno + 1
+    predicted = brim.estimate(log, torch.ones(4), device="cpu")
+    assert any(f"test_estimate.py:{line}" in text for text in predicted.assumptions)
+
+
+def test_cuda_need_not_be_there() -> None:
+    model, x = mlp(), torch.randn(512, 256)
+    step = training(model, x, optimizer=adam)
+    predicted = brim.estimate(step, device="cuda", capacity="24GiB", calls=2)
+    assert predicted.fits
+    assert predicted.reserved >= predicted.held_before + predicted.peak
+    assert predicted.reserved % (2 << 20) == 0
+    assert any("CPU are taken to be on cuda" in text for text in predicted.assumptions)
+    assert not brim.estimate(step, device="cuda", capacity="20MiB", calls=2).fits
+
+
+def test_autocast_of_cuda_halves_what_is_kept() -> None:
+    layers = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
+    x = torch.randn(1 << 16, 512)
+
+    def step(enabled: bool) -> None:
+        with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+            y = layers(x)
+        y.sum().backward()
+
+    full = brim.estimate(step, False, device="cuda", capacity="80GiB")
+    half = brim.estimate(step, True, device="cuda", capacity="80GiB")
+    assert half.by_kind["activation"] == pytest.approx(full.by_kind["activation"] / 2, rel=0.15)
+
+
+def test_attention_on_cuda_keeps_no_matrix_of_scores() -> None:
+    def step(q: torch.Tensor) -> None:
+        functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1).sum().backward()
+
+    for dtype in (torch.float32, torch.bfloat16):
+        q = torch.randn(2, 4, 2048, 64, dtype=dtype, requires_grad=True)
+        predicted = brim.estimate(step, q, device="cuda", capacity="80GiB")
+        assert predicted.peak < 12 * q.numel() * 4 < 2 * 4 * 2048 * 2048 * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"fn": 3}, TypeError, "fn must be a function"),
+        ({"device": "mps"}, ValueError, "device must be"),
+        ({"calls": 0}, ValueError, "calls must be"),
+        ({"capacity": "many"}, ValueError, "many"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    fn = arguments.pop("fn", lambda: None)
+    with pytest.raises(error, match=message):
+        brim.estimate(fn, **arguments)
+
+
+def test_schedulers_and_gradient_scalers_take_part_and_stay_as_they_were() -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = torch.amp.GradScaler("cpu")
+    x = torch.randn(64, 256)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(x).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+    before = copy.deepcopy((scheduler.state_dict(), scaler.state_dict(), optimizer.state_dict()))
+    predicted = brim.estimate(step, device="cpu")
+    assert (scheduler.state_dict(), scaler.state_dict(), optimizer.state_dict()) == before
+    with brim.PeakMeter("cpu") as meter:
+        step()
+    assert predicted.peak == pytest.approx(meter.peak, rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+def test_compiled_functions_are_traced_as_they_are_written() -> None:
+    compiled = torch.compile(lambda x: (x * 2).exp())
+    assert brim.estimate(compiled, torch.zeros(1024), device="cpu").peak == 8192
+
+
+# ---- the largest size ----------------------------------------------------------------------------
+
+
+def quadratic(n: int) -> None:
+    torch.zeros(1 << 20)
+    torch.zeros(n, n)
+
+
+def training_with(model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int) -> None:
+    optimizer.zero_grad()
+    model(torch.zeros(batch_size, 256)).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("upper", [None, 100_000])
+@pytest.mark.parametrize("budget", ["8MiB", "64MiB", "1GiB"])
+def test_largest_size_is_verified_and_at_least_97_percent(budget: str, upper: int | None) -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+
+    def step(batch_size: int) -> None:
+        training_with(model, optimizer, batch_size)
+
+    held = brim.memory_stats("cpu").allocated
+
+    def fits(work: Callable[[int], object], size: int) -> bool:
+        found = brim.estimate(work, size, device="cpu")
+        others = max(0, held - found.held_before)
+        return found.held_before + found.peak + others <= brim.parse_bytes(budget)
+
+    for work, name in ((step, "batch_size"), (quadratic, "n")):
+        size = brim.largest_size(work, name, budget, device="cpu", upper=upper)
+        assert fits(work, size)
+        assert size == upper or not fits(work, int(size / 0.97) + 1)
+
+
+def test_largest_size_is_0_where_nothing_fits_and_upper_where_all_does() -> None:
+    assert brim.largest_size(quadratic, "n", "1KiB", device="cpu") == 0
+    assert brim.largest_size(quadratic, "n", "100GiB", device="cpu", upper=7) == 7
+    with pytest.raises(ValueError, match="upper must not be below lower"):
+        brim.largest_size(quadratic, "n", "1GiB", device="cpu", lower=3, upper=2)
+
+
+def test_largest_size_for_a_gpu_that_is_not_there() -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+
+    def step(batch_size: int) -> None:
+        training_with(model, optimizer, batch_size)
+
+    size = brim.largest_size(step, "batch_size", "24GiB", device="cuda")
+    found = brim.estimate(step, size, device="cuda", capacity="24GiB")
+    assert found.fits
+    assert found.reserved > 0.9 * (24 << 30)
+
+
+# ---- maximize(foresee=True) ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", ["96MiB", "300MiB"])
+def test_the_first_call_starts_at_a_size_that_fits(budget: str) -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+
+    @brim.maximize("batch_size", foresee=True, device="cpu")
+    def step(batch_size: int) -> int:
+        training_with(model, optimizer, batch_size)
+        return batch_size
+
+    with brim.budget(budget, device="cpu"):
+        size, attempts = step.record(1 << 20)
+        assert [attempt.fitted for attempt in attempts] == [True]
+        with pytest.raises(torch.OutOfMemoryError):
+            training_with(model, optimizer, int(size / 0.97) + 1)
+        later, attempts = step.record(1 << 20)
+        assert later >= 0.9 * size  # the optimizer's state is held now
+        assert all(attempt.fitted for attempt in attempts)
+
+
+def test_what_cannot_be_foreseen_runs_as_usual_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @brim.maximize("n", foresee=True, device="cpu")
+    def work(x: torch.Tensor, n: int) -> float:
+        return float(x[x > 0][:n].sum())
+
+    with caplog.at_level("INFO", logger="brim"):
+        assert work(torch.ones(4), 3) == 3.0
+    assert "cannot be foreseen" in caplog.text
+    assert "test_estimate.py" in caplog.text
+
+
+def test_foresee_takes_one_name() -> None:
+    with pytest.raises(ValueError, match="foresee takes one name"):
+        brim.maximize("a", "b", foresee=True)
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("autocast", [False, True])
+def test_peak_on_cuda_is_within_3_percent_of_the_measured_one(autocast: bool) -> None:
+    model = nn.Sequential(*(Attention(512, 8, causal=True) for _ in range(4))).cuda()
+    x = torch.randn(16, 512, 512, device="cuda")
+    optimizer = adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+
+    step()  # libraries' workspaces exist from here on
+    predicted = brim.estimate(step, device="cuda")
+    with brim.PeakMeter("cuda") as meter:
+        step()
+    assert predicted.peak == pytest.approx(meter.peak, rel=0.03)
+    assert predicted.fits
