@@ -53,11 +53,13 @@ def strategies() -> Iterator[tuple[str, Callable[[Run], Adaptive]]]:
     yield "halving", lambda run: by_brim(run, strategy="halving")
     yield "bisection", lambda run: by_brim(run, strategy="bisect")
     if torch_max_mem := peer("torch_max_mem"):
-        decorator: Any = torch_max_mem.maximize_memory_utilization(safe_devices=["cpu", "cuda"])
-        yield (
-            "torch_max_mem",
-            lambda run: by_peer(run, lambda f, n: lambda: decorator(f)(batch_size=n)),
-        )
+        decorator: Any = torch_max_mem.maximize_memory_utilization
+
+        def maximized(function: Callable[..., object], size: int) -> Callable[[], object]:
+            theirs = decorator(safe_devices=["cpu", "cuda"])(function)  # one that knows nothing yet
+            return lambda: theirs(batch_size=size)
+
+        yield "torch_max_mem", lambda run: by_peer(run, maximized)
     if accelerate := peer("accelerate.utils"):
         find = accelerate.find_executable_batch_size
         yield "accelerate", lambda run: by_peer(run, lambda f, n: find(f, starting_batch_size=n))
