@@ -26,6 +26,8 @@ constexpr double kNearby = 1.25;
 constexpr double kWorthMoving = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
 
+// A prediction may be off by a step of padded sizes, or by small tensors.
+constexpr double kHeldBack = 1.0 / 200;
 // With a single fit, a smaller step up than this shows too little. Then a smaller size is tried, so
 // much smaller.
 constexpr double kWorthLearning = 1.03;
@@ -149,9 +151,9 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
         return clamp(kLearningShare * best, options_.lower, high);
       }
       // A failure would cost the whole call: what fitted before is not left for the last percent.
-      const bool worth_it = expected->size >= (1 + kWorthMoving) * best;
-      return best_ > 0 && !worth_it ? best_
-                                    : clamp(expected->size, std::max(best_, options_.lower), high);
+      const double size = (1 - kHeldBack) * expected->size;
+      const bool worth_it = size >= (1 + kWorthMoving) * best;
+      return best_ > 0 && !worth_it ? best_ : clamp(size, std::max(best_, options_.lower), high);
     }
     if (best_ == 0 && failure_ != 0) {
       return shrink_choice(high);

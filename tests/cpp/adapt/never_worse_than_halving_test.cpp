@@ -125,7 +125,7 @@ std::vector<Kind> kinds() {
       [](Random& random) {
         return Program{grows(random.real(0.1, 1)), square(random.real(0.1, 1)), grows(0.1)};
       },
-      0.02, 0.1);
+      0.02, 0.15);
   for (const int percent : {25, 50, 75}) {
     add(
         "constant_" + std::to_string(percent) + "_and_square",

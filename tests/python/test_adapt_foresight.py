@@ -1,0 +1,69 @@
+"""The promise of the size search, held on real works: never worse than halving, and near the largest
+size from the third call on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import brim
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from adaptive_works import MIB, WORKS, Run, largest_that_fits
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),
+    # A try that fails in backward leaves gradients, which the works release when they begin.
+    pytest.mark.filterwarnings("ignore:.*did not come back"),
+]
+
+# A size of a few hundred items is known to a third of a percent only, and padded sizes to a step.
+NEAR = {"padded to 64": 0.9}
+
+
+def fits(run: Run, size: int) -> bool:
+    try:
+        run(size)
+    except torch.OutOfMemoryError:
+        return False
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # kernels take scratch memory per thread
+
+
+@pytest.mark.parametrize(
+    ("budget", "firsts"),
+    [
+        pytest.param(64, (1.9, 10), id="64"),
+        pytest.param(64, (1.2, 3.3, 100), id="64, more", marks=pytest.mark.slow),
+        pytest.param(96, (1.2, 1.9, 3.3, 10, 100), id="96", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("name", WORKS)
+def test_never_worse_than_halving_and_near_the_largest(
+    name: str, budget: int, firsts: tuple[float, ...], held: int
+) -> None:
+    run = WORKS[name](torch.device("cpu"))
+    run(1)
+    near = NEAR.get(name, 0.97)
+    with brim.budget(brim.memory_stats("cpu").allocated + budget * MIB, device="cpu"):
+        largest = largest_that_fits(run, 10**6, fits)
+        assert largest > 0
+        for first in (max(int(largest * times), largest + 1) for times in firsts):
+            halving = brim.maximize("n", strategy="halving")(lambda n: run(n)).record(first)[1]
+            ours = brim.maximize("n")(lambda n: run(n))
+            calls = [ours.record(first)[1] for _ in range(5)]
+            told = [[(a.size, a.fitted) for a in call] for call in calls]
+            where = f"{first} of {largest}: {told}, halving {[a.size for a in halving]}"
+            assert len(calls[0]) <= len(halving) + 1, where
+            assert calls[0][-1].size >= halving[-1].size, where
+            assert all(len(call) == 1 for call in calls[1:]), where
+            # One item may be more than three percent.
+            assert all(call[0].size >= min(near * largest, largest - 1) for call in calls[2:]), where
