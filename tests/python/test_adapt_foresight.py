@@ -66,4 +66,6 @@ def test_never_worse_than_halving_and_near_the_largest(
             assert calls[0][-1].size >= halving[-1].size, where
             assert all(len(call) == 1 for call in calls[1:]), where
             # One item may be more than three percent.
-            assert all(call[0].size >= min(near * largest, largest - 1) for call in calls[2:]), where
+            assert all(call[0].size >= min(near * largest, largest - 1) for call in calls[2:]), (
+                where
+            )

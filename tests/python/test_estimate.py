@@ -500,6 +500,31 @@ def test_schedulers_and_gradient_scalers_take_part_and_stay_as_they_were() -> No
     assert predicted.peak == pytest.approx(meter.peak, rel=0.01)
 
 
+def test_an_optimizer_within_backward_is_followed() -> None:
+    model = mlp()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
+    calls = []
+
+    def update(parameter: torch.Tensor) -> None:
+        calls.append(parameter)
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    hooks = [p.register_post_accumulate_grad_hook(update) for p in model.parameters()]
+    x = torch.randn(64, 256)
+
+    def step() -> None:
+        model(x).sum().backward()
+
+    predicted = brim.estimate(step, device="cpu")
+    assert len(calls) == len(hooks)
+    assert all(not optimizer.state for optimizer in optimizers.values())
+    with brim.PeakMeter("cpu") as meter:
+        step()
+    assert len(calls) == 2 * len(hooks)
+    assert predicted.peak == pytest.approx(meter.peak, rel=0.01)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
 def test_compiled_functions_are_traced_as_they_are_written() -> None:
     compiled = torch.compile(lambda x: (x * 2).exp())

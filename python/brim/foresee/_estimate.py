@@ -57,8 +57,8 @@ def estimate(
         *args: its arguments.
         device: the device whose memory counts; it need not exist. If the call uses no tensor on it,
             tensors on the CPU are taken to be there.
-        capacity: what the device's allocator may take, as bytes or text such as `"24GiB"`; by
-            default what the device has, if it is there.
+        capacity: what the call may take in all, what it holds before included, as bytes or text
+            such as `"24GiB"`; by default what is free, if the device is there.
         calls: how many calls to trace in a row. With 2, a training step also counts what its first
             call leaves behind, such as an optimizer's state.
         **kwargs: its keyword arguments.
@@ -94,7 +94,7 @@ def _estimate(
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise ValueError(f"calls must be an int of at least 1, got {calls!r}")
     target = _target(device)
-    limit = _capacity(capacity, target)
+    limit = None if capacity is None else _C.parse_bytes(capacity, None)
     found = Reachable(fn, args, kwargs)
     moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
@@ -130,6 +130,8 @@ def _estimate(
     if moves:
         tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
     tracer.assumptions.update(dict.fromkeys(temporaries.assumptions))
+    if limit is None:
+        limit = _free_for(sum(allocation.bytes for allocation in tracer.log.held), target)
     if target.type == "cpu":
         options = _C.AllocatorOptions("exact", capacity=limit)
     else:
@@ -218,10 +220,9 @@ def _target(device: DeviceLike) -> torch.device:
     return torch.device("cuda", target.index or 0) if target.type == "cuda" else target
 
 
-def _capacity(capacity: int | str | None, target: torch.device) -> int | None:
-    if capacity is not None:
-        return _C.parse_bytes(capacity, None)
+def _free_for(held: int, target: torch.device) -> int | None:
+    """What a call that holds so much may hold in all, if the device is there."""
     try:
-        return _C.memory_stats(target).limit
+        return held + _C.memory_stats(target).free
     except (ValueError, RuntimeError):  # not there
         return None

@@ -90,6 +90,12 @@ class Swap:
         if grad is not None:
             with _disable_current_modes():
                 made.grad = grad if isinstance(grad, FakeTensor) else self.fake(grad)
+        if tensor.requires_grad:
+            for hook in list((tensor._backward_hooks or {}).values()):
+                made.register_hook(hook)
+        if tensor.is_leaf and tensor.requires_grad:
+            for hook in list((tensor._post_accumulate_grad_hooks or {}).values()):
+                made.register_post_accumulate_grad_hook(hook)
         attributes = dict(made.__dict__)
         kinds = type(made), type(tensor)
         tensor.__class__, made.__class__ = kinds  # type: ignore[assignment]
