@@ -92,10 +92,10 @@ class Swap:
                 made.grad = grad if isinstance(grad, FakeTensor) else self.fake(grad)
         if tensor.requires_grad:
             for hook in list((tensor._backward_hooks or {}).values()):
-                made.register_hook(hook)
+                made.register_hook(hook)  # type: ignore[no-untyped-call]
         if tensor.is_leaf and tensor.requires_grad:
             for hook in list((tensor._post_accumulate_grad_hooks or {}).values()):
-                made.register_post_accumulate_grad_hook(hook)
+                made.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         attributes = dict(made.__dict__)
         kinds = type(made), type(tensor)
         tensor.__class__, made.__class__ = kinds  # type: ignore[assignment]
