@@ -56,7 +56,9 @@ def _operation(operation: Callable[[torch.Tensor], object], *shape: int) -> Make
 
 
 def _training(
-    model: Callable[[], nn.Module], *shape: int, optimizer: type[torch.optim.Optimizer] | None = None
+    model: Callable[[], nn.Module],
+    *shape: int,
+    optimizer: type[torch.optim.Optimizer] | None = None,
 ) -> Make:
     def make(device: torch.device) -> Run:
         torch.manual_seed(0)
@@ -144,4 +146,3 @@ def largest_that_fits(run: Run, most: int, fits: Callable[[Run, int], bool]) -> 
         middle = (low + high) // 2
         low, high = (middle, high) if fits(run, middle) else (low, middle)
     return low
-

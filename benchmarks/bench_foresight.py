@@ -1,9 +1,9 @@
-"""How near to the largest size adaptive calls come, and how often they fail, over many kinds of work.
+"""How near to the largest size adaptive calls come, and how often they fail, over kinds of work.
 
-brim beside halving, bisection, torch_max_mem and accelerate. Each cell: failed attempts of the first
-call, and the size that it used as a share of the largest that fits; of brim also the worst share from
-the third call on and the failures after the first call. All first sizes (1.2 to 100 times the largest)
-of a work are one row: the mean of failures and the smallest share.
+brim beside halving, bisection, torch_max_mem and accelerate. Each cell: failed attempts of the
+first call, and the size that it used as a share of the largest that fits; of brim also the worst
+share from the third call on, and the failures after the first call. A row takes all first sizes
+(1.2 to 100 times the largest) together: the mean of the failures and the smallest share.
 
     ./dev bench foresight
 """
@@ -34,7 +34,9 @@ def by_brim(run: Run, **options: Any) -> Adaptive:
     return lambda first: [attempt.size for attempt in adaptive.record(first)[1]]
 
 
-def by_peer(run: Run, make: Callable[[Callable[..., object], int], Callable[[], object]]) -> Adaptive:
+def by_peer(
+    run: Run, make: Callable[[Callable[..., object], int], Callable[[], object]]
+) -> Adaptive:
     def call(first: int) -> list[int]:
         sizes: list[int] = []
 
@@ -117,7 +119,9 @@ def main() -> None:
     brim.install_cpu_allocator()
     devices = [("cpu", 64)] + [("cuda", 512)] * torch.cuda.is_available()
     for device, budget in devices:
-        print(f"Failed attempts of the first call and the size used, on {device} under {budget} MiB")
+        print(
+            f"Failed attempts of the first call and the size used, on {device} under {budget} MiB"
+        )
         for row in rows(torch.device(device), budget):
             print("  " + row[0].ljust(24) + "".join(cell.rjust(14) for cell in row[1:]), flush=True)
 

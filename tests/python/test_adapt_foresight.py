@@ -1,5 +1,7 @@
-"""The promise of the size search, held on real works: never worse than halving, and near the largest
-size from the third call on."""
+"""The promise of the size search, held on real works.
+
+Never worse than halving, and near the largest size from the third call on.
+"""
 
 from __future__ import annotations
 
