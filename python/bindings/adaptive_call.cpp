@@ -6,7 +6,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <optional>
@@ -20,6 +19,7 @@
 #include "interpreter.h"
 #include "numbers.h"
 #include "python_error.h"
+#include "tensor_argument.h"
 
 namespace brim::python {
 namespace {
@@ -53,8 +53,7 @@ class ChangedArguments {
     values_.append(original.values, original.values + receivers_);
     values_.append(front, nullptr);
     values_.append(original.values + receivers_, original.values + original.count());
-    names_ = original.names == nullptr ? py::tuple()
-                                       : py::reinterpret_borrow<py::object>(original.names);
+    names_ = py::reinterpret_borrow<py::object>(original.names);  // perhaps null
   }
 
   void set_front(std::size_t i, PyObject* value) { values_[1 + receivers_ + i] = value; }
@@ -65,7 +64,8 @@ class ChangedArguments {
 
   /// Appends a keyword argument; returns its index for `set`.
   Py_ssize_t add_keyword(const py::object& name) {
-    names_ = names_ + py::make_tuple(name);
+    const py::object added = py::make_tuple(name);
+    names_ = names_ ? names_ + added : added;
     values_.push_back(nullptr);
     return static_cast<Py_ssize_t>(values_.size() - 2 - front_);
   }
@@ -82,7 +82,7 @@ class ChangedArguments {
   std::size_t front_;
   std::size_t positional_;
   c10::SmallVector<PyObject*, 16> values_;
-  py::object names_;
+  py::object names_;  // a tuple, or null
 };
 
 /// A progress bar, where one is wanted; closed whatever happens.
@@ -172,7 +172,8 @@ std::function<void(const Attempt&)> with_log(const AdaptiveConfig& config) {
   };
 }
 
-/// How often tensors among the arguments had been written to before an attempt.
+/// How often tensors among the arguments had been written to before an attempt. On the path of a
+/// call that fits.
 class ArgumentVersions {
  public:
   void take(const CallArguments& arguments) {
@@ -180,9 +181,8 @@ class ArgumentVersions {
     const Py_ssize_t count = arguments.count();
     for (Py_ssize_t place = 0; place < count; ++place) {
       PyObject* const value = arguments.values[place];
-      if (PyLong_CheckExact(
-              value)) {  // on the path of a call that fits, most of the rest are sizes
-        continue;
+      if (PyLong_CheckExact(value) || value == Py_None) {
+        continue;  // faster than to find that its type does not derive from torch.Tensor
       }
       if (const at::Tensor* tensor = tensor_in(value)) {
         versions_.push_back({place, version_of(*tensor)});
@@ -249,7 +249,6 @@ class Call {
   /// Whether an attempt fitted, as the driver wants to know it. `run` returns a new reference.
   template <class Run>
   std::optional<detail::Failure> attempt(const Run& run) {
-    versions_.take(arguments_);
     result_ = steal(run());
     if (result_) {
       return std::nullopt;
@@ -336,6 +335,7 @@ class Call {
 
   void until_it_fits(std::span<const std::int64_t> maxima, bool counts_items,
                      detail::TryValues attempt) {
+    versions_.take(arguments_);
     const auto all = [this]() -> const AdaptOptions& { return all_options(); };
     detail::maximize({.maxima = maxima,
                       .quanta = config_.quanta,
@@ -404,6 +404,7 @@ class Call {
       if (!progress) {
         progress.emplace(config_, end - start);
       }
+      versions_.take(arguments_);  // parts that fitted may have written to them
       auto failure = part(py::int_(from), py::int_(to));
       if (!failure) {
         release(std::move(result_));  // it must not live beside the next part

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <brim/adapt/options.h>
 #include <brim/adapt/scalar_arguments.h>
 #include <brim/adapt/size_memory.h>
@@ -98,9 +97,6 @@ struct CallArguments {
   /// The argument or its default, borrowed; null where there is neither.
   PyObject* get(const ArgumentSlot& slot) const;
 };
-
-/// The tensor that a Python object is; null where it is something else.
-const at::Tensor* tensor_in(PyObject* value);
 
 /// Whether an argument is a tensor on an accelerator.
 bool has_accelerator_tensor(const CallArguments& arguments);

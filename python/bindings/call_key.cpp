@@ -2,7 +2,6 @@
 #include <brim/adapt/call_key.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/Dtype.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <optional>
@@ -10,6 +9,7 @@
 
 #include "adaptive_config.h"
 #include "interpreter.h"
+#include "tensor_argument.h"
 
 namespace brim::python {
 namespace py = pybind11;
@@ -32,11 +32,6 @@ void add_text(CallKey& key, PyObject* text) {
     length = PyBytes_GET_SIZE(encoded.ptr());
   }
   key.add(std::string_view(bytes, static_cast<std::size_t>(length)));
-}
-
-/// THPVariable_Check asks Python's isinstance, which takes longer than all the rest of a call.
-bool is_tensor(PyObject* value) {
-  return PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
 }
 
 /// A number that may be of any length.
@@ -338,10 +333,6 @@ Py_ssize_t CallArguments::find(const ArgumentSlot& slot) const {
 PyObject* CallArguments::get(const ArgumentSlot& slot) const {
   const Py_ssize_t at = find(slot);
   return at >= 0 ? values[at] : slot.otherwise.ptr();
-}
-
-const at::Tensor* tensor_in(PyObject* value) {
-  return is_tensor(value) ? &THPVariable_Unpack(value) : nullptr;
 }
 
 bool has_accelerator_tensor(const CallArguments& arguments) {

@@ -58,11 +58,12 @@ bool accelerator_initialized() {
   }
 }
 
-c10::DeviceType default_device_type() {
+c10::DeviceType detail::find_default_device_type() {
   static const c10::DeviceType type = [] {
     const auto accelerator = at::accelerator::getAccelerator(false);
     return accelerator && device_count(*accelerator) > 0 ? *accelerator : c10::DeviceType::CPU;
   }();
+  only_cpu.store(type == c10::DeviceType::CPU, std::memory_order_relaxed);
   return lost_to_fork(type) ? c10::DeviceType::CPU : type;
 }
 

@@ -5,6 +5,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 
@@ -75,8 +76,18 @@ c10::DeviceIndex device_count(c10::DeviceType type);
 /// Whether torch has begun to use an accelerator in this process, or in the one it was forked from.
 bool accelerator_initialized();
 
+namespace detail {
+inline constinit std::atomic<bool> only_cpu{false};  // this machine has no accelerator
+c10::DeviceType find_default_device_type();
+}  // namespace detail
+
 /// The kind of default_device(), determined once: asking torch takes longer than a whole call.
-c10::DeviceType default_device_type();
+inline c10::DeviceType default_device_type() {
+  // Without the guard of a static: its acquire waits, on Arm, for the lock that the last call gave
+  // back.
+  return detail::only_cpu.load(std::memory_order_relaxed) ? c10::DeviceType::CPU
+                                                          : detail::find_default_device_type();
+}
 
 /// Whether accelerators of this kind cannot be used here, because this process was forked from one
 /// that used them. Work on the CPU must not ask for them then.

@@ -85,7 +85,7 @@ CpuAllocator::CpuAllocator() { hold_during_fork(gates_mutex_, &CpuAllocator::in_
 void CpuAllocator::in_forked_child() {
   CpuAllocator& self = instance();
   ++self.process_;
-  self.allocated_.store(0);
+  allocated_.store(0);
   self.peak_.store(0);
   forget_host_limit_after_fork();
 }
@@ -100,7 +100,7 @@ void CpuAllocator::install() {
   // Priority 0 as torch's own: a higher one could never be replaced again by the user.
   static const bool once = [this] {
     c10::SetCPUAllocator(this, 0);
-    installed_.store(true, std::memory_order_release);
+    installed_.store(true);
     return true;
   }();
   (void)once;
@@ -109,13 +109,10 @@ void CpuAllocator::install() {
               "torch gives a higher priority or which was set after brim's");
 }
 
-bool CpuAllocator::try_install() noexcept {
-  if (installed()) [[likely]] {
-    return true;
-  }
-  static const bool possible = [this] {
+bool CpuAllocator::install_if_possible() noexcept {
+  static const bool possible = [] {
     try {
-      install();
+      instance().install();
       return true;
     } catch (const c10::Error&) {
       return false;

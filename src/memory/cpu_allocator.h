@@ -47,10 +47,10 @@ class CpuAllocator final : public c10::Allocator {
   /// Makes this torch's CPU allocator from now on. Tensors that exist already stay with the old
   /// one, uncounted.
   void install();
-  bool installed() const { return installed_.load(std::memory_order_acquire); }
+  static bool installed() { return installed_.load(std::memory_order_relaxed); }
 
   /// Installs it unless something is in the way, which it asks once. Whether it is installed.
-  bool try_install() noexcept;
+  static bool try_install() noexcept { return installed() || install_if_possible(); }
 
   /// @throws c10::OutOfMemoryError over the limit, at a gate's refusal, or when the system has no
   /// more.
@@ -58,7 +58,7 @@ class CpuAllocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* dest, const void* src, std::size_t count) const override;
 
-  std::int64_t allocated() const { return allocated_.load(std::memory_order_relaxed); }
+  static std::int64_t allocated() { return allocated_.load(std::memory_order_relaxed); }
   std::int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
 
   /// Reads the peak and starts a new one at the bytes held now. No peak is lost to a concurrent
@@ -74,6 +74,7 @@ class CpuAllocator final : public c10::Allocator {
  private:
   CpuAllocator();
 
+  static bool install_if_possible() noexcept;
   static void free_block(void* data);
   static void in_forked_child();
   void reserve(std::int64_t bytes);
@@ -81,8 +82,10 @@ class CpuAllocator final : public c10::Allocator {
   void raise_peak(std::int64_t candidate);
   bool admitted(std::size_t bytes);
 
-  std::atomic<bool> installed_{false};
-  std::atomic<std::int64_t> allocated_{0};
+  // Static, and read without ordering: each adaptive call asks for them.
+  static inline constinit std::atomic<bool> installed_{false};
+  static inline constinit std::atomic<std::int64_t> allocated_{0};
+
   std::atomic<std::int64_t> peak_{0};
   std::atomic<std::int64_t> limit_{kUnlimited};
   std::size_t process_ = 0;  // tells this process' blocks from those that it inherited

@@ -6,12 +6,23 @@
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <utility>
 
 #include "fork.h"
 #include "memory/cpu_allocator.h"
 #include "memory/host_room.h"
 
 namespace brim {
+
+/// In bytes that all tensors hold.
+struct detail::ThreadHostLimit::Limits {
+  std::int64_t limit;        // of blocks that fit what the C library kept
+  std::int64_t large_limit;  // of others, which it takes from the system
+  std::int64_t kept_until;   // what it kept is used up
+  std::int64_t available;    // at first
+  bool trimmed = false;
+};
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -113,38 +124,34 @@ class HostReading {
   std::int64_t other_ = 0;      // of the resident set: no tensors and nothing kept for them
 };
 
-/// The limit of one thread, in bytes that all tensors hold.
-struct ThreadLimit {
-  int open = 0;
-  bool asked = false;    // in this attempt
-  bool trimmed = false;  // likewise
-  std::int64_t unasked_until = 0;
-  // Once asked:
-  std::int64_t limit = 0;        // of blocks that fit what the C library kept
-  std::int64_t large_limit = 0;  // of others, which it takes from the system
-  std::int64_t kept_until = 0;   // what it kept is used up
-  std::int64_t available = 0;    // at first
-};
+using detail::ThreadHostLimit;
+using Limits = ThreadHostLimit::Limits;
 
-constinit thread_local ThreadLimit this_thread;
+// Small, with the rest on the heap: glibc has some eighty bytes for fast access to all thread-local
+// variables of this library beside torch's. If they were larger, each access would take 4 ns more,
+// and a call that fits has three.
+constinit thread_local ThreadHostLimit this_thread;
 
-void begin(ThreadLimit& own) noexcept {
-  own.asked = own.trimmed = false;
+void begin(ThreadHostLimit& own) noexcept {
+  if (own.limits != nullptr) {
+    delete std::exchange(own.limits, nullptr);
+  }
   constexpr std::int64_t kSmall = std::int64_t{1} << 20;
-  own.unasked_until = CpuAllocator::instance().allocated() + kSmall;
+  own.unasked_until = CpuAllocator::allocated() + kSmall;
 }
 
 /// What the machine has now, for a request of this thread.
-std::int64_t ask(ThreadLimit& own, std::int64_t allocated) {
-  if (!own.asked) {
+std::int64_t ask(ThreadHostLimit& thread, std::int64_t allocated) {
+  if (thread.limits == nullptr) {
     const auto room = HostReading::last().recent(allocated, true);
-    own.asked = true;
-    own.available = room.available;
-    own.kept_until = allocated + room.kept;
-    own.limit = own.kept_until + room_within(room.available);
-    own.large_limit = allocated + room_within(room.available);
+    const std::int64_t kept_until = allocated + room.kept;
+    thread.limits = new Limits{.limit = kept_until + room_within(room.available),
+                               .large_limit = allocated + room_within(room.available),
+                               .kept_until = kept_until,
+                               .available = room.available};
     return room.available;
   }
+  Limits& own = *thread.limits;
   // Never raised during an attempt: the system does not count pages that were allocated and not
   // yet written to, so a later reading would promise them twice.
   const std::int64_t available = HostReading::last().now(allocated).available;
@@ -179,11 +186,12 @@ std::int64_t recent_host_room(std::int64_t allocated) {
 }
 
 std::optional<std::int64_t> refused_by_host(std::int64_t bytes, std::int64_t allocated) {
-  ThreadLimit& own = this_thread;
-  if (own.open == 0 || bytes <= own.unasked_until - allocated) [[likely]] {
+  ThreadHostLimit& thread = this_thread;
+  if (thread.open == 0 || bytes <= thread.unasked_until - allocated) [[likely]] {
     return std::nullopt;
   }
-  const std::int64_t available = ask(own, allocated);
+  const std::int64_t available = ask(thread, allocated);
+  Limits& own = *thread.limits;
   constexpr std::int64_t kLarge = std::int64_t{4} << 20;
   const std::int64_t& limit = bytes < kLarge ? own.limit : own.large_limit;
   if (bytes > limit - allocated && !own.trimmed) {
@@ -196,23 +204,17 @@ std::optional<std::int64_t> refused_by_host(std::int64_t bytes, std::int64_t all
     return limit;
   }
   HostReading::last().note_held(allocated + bytes);
-  own.unasked_until = std::min(limit, allocated + bytes + unasked(available));
+  thread.unasked_until = std::min(limit, allocated + bytes + unasked(available));
   return std::nullopt;
 }
 
 void forget_host_limit_after_fork() { begin(this_thread); }
 
-HostLimit::HostLimit(State state)
-    : open_(state == State::open && CpuAllocator::instance().try_install()) {
-  if (open_) {
-    ++this_thread.open;
-    begin(this_thread);
-  }
-}
-
-HostLimit::~HostLimit() {
-  if (open_) {
-    --this_thread.open;
+HostLimit::HostLimit(State state) {
+  if (state == State::open && CpuAllocator::try_install()) {
+    own_ = &this_thread;
+    ++own_->open;
+    begin(*own_);
   }
 }
 

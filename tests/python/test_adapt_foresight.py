@@ -43,8 +43,8 @@ def _one_thread() -> None:
 @pytest.mark.parametrize(
     ("budget", "firsts"),
     [
-        pytest.param(64, (1.9, 10), id="64"),
-        pytest.param(64, (1.2, 3.3, 100), id="64, more", marks=pytest.mark.slow),
+        pytest.param(64, (10,), id="64"),
+        pytest.param(64, (1.2, 1.9, 3.3, 100), id="64, more", marks=pytest.mark.slow),
         pytest.param(96, (1.2, 1.9, 3.3, 10, 100), id="96", marks=pytest.mark.slow),
     ],
 )

@@ -2,9 +2,22 @@
 
 #include <brim/export.h>
 
-#include <utility>
+#include <cstdint>
 
 namespace brim {
+namespace detail {
+
+/// The open limits of one thread.
+struct ThreadHostLimit {
+  /// Worked out in an attempt that has asked the machine.
+  struct Limits;
+
+  int open = 0;                    ///< how many there are
+  std::int64_t unasked_until = 0;  ///< bytes that all tensors hold
+  Limits* limits = nullptr;        ///< owned; null as long as this attempt has not asked
+};
+
+}  // namespace detail
 
 /// While one is open on a thread, CPU tensors that this thread allocates must fit what the machine,
 /// its cgroups and RLIMIT_AS have left; an allocation that does not throws c10::OutOfMemoryError.
@@ -23,18 +36,19 @@ class BRIM_API HostLimit {
   enum class State : bool { closed, open };
 
   explicit HostLimit(State state);
-  ~HostLimit();
-  HostLimit(HostLimit&& other) noexcept : open_(std::exchange(other.open_, false)) {}
-  HostLimit& operator=(HostLimit&& other) noexcept {
-    std::swap(open_, other.open_);
-    return *this;
+  ~HostLimit() {
+    if (own_ != nullptr && --own_->open == 0 && own_->limits != nullptr) {
+      begin_attempt();
+    }
   }
+  HostLimit(const HostLimit&) = delete;
+  HostLimit& operator=(const HostLimit&) = delete;
 
   /// Asks the machine again: what was held has been released, or others have taken memory.
   static void begin_attempt() noexcept;
 
  private:
-  bool open_ = false;
+  detail::ThreadHostLimit* own_ = nullptr;  // of this thread; null where this one is closed
 };
 
 }  // namespace brim

@@ -52,8 +52,7 @@ void AttemptMonitor::begin() {
   // Work on CPU tensors is not told apart from work on an accelerator until it has run, so both are
   // watched where both can be.
   const c10::Device device = checkpoint_.device();
-  const bool host_too =
-      !options_.device && !device.is_cpu() && CpuAllocator::instance().installed();
+  const bool host_too = !options_.device && !device.is_cpu() && CpuAllocator::installed();
   if (host_too) {
     meter_.emplace(std::vector<c10::Device>{device, c10::DeviceType::CPU});
   } else {

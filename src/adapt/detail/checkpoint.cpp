@@ -4,18 +4,9 @@
 #include "memory/backend.h"
 
 namespace brim {
-namespace {
-
-bool limits_host(const AdaptOptions& options) {
-  const c10::DeviceType kind = options.device ? options.device->type() : default_device_type();
-  return options.host_limit && kind == c10::DeviceType::CPU;
-}
-
-}  // namespace
 
 Checkpoint::Checkpoint(const AdaptOptions& options, Detail detail)
-    : host_limit_(limits_host(options) ? HostLimit::State::open : HostLimit::State::closed),
-      cpu_held_(CpuAllocator::instance().allocated()) {
+    : cpu_held_(CpuAllocator::allocated()) {
   if (options.device) {
     device_ = resolve_device(*options.device);
   } else if (detail == Detail::all) {

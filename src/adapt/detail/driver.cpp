@@ -215,6 +215,7 @@ void range(std::int64_t start, std::int64_t end, std::int64_t initial, const Ada
   const std::int64_t lower = std::min(options.lower, upper);
   const bool timed = options.objective == Objective::throughput;
   Recollection known = recall(options);
+  std::optional<RunningCall> running(std::in_place, options);
   AttemptMonitor monitor(options, Checkpoint(options));
   SizeSearch search = make_search(upper, options, known, monitor.checkpoint().device());
   std::optional<Attempt> learned;  // the last fit that was
@@ -231,6 +232,7 @@ void range(std::int64_t start, std::int64_t end, std::int64_t initial, const Ada
     } else {
       saved.reset();
       saved = save_state(options);
+      running.emplace(options);  // threads that wait for memory learn that a part has ended
       monitor.renew(Checkpoint(options));
     }
     monitor.begin();

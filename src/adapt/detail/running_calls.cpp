@@ -1,6 +1,6 @@
 #include "adapt/detail/running_calls.h"
 
-#include <brim/adapt/detail/checkpoint.h>
+#include <brim/adapt/detail/running_call.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -22,8 +22,7 @@ namespace {
 /// The calls of one thread.
 struct ThreadCalls {
   const pthread_t thread = pthread_self();
-  RunningCall::Count begun{0};
-  RunningCall::Count ended{0};
+  RunningCall::Counts counts;
   std::atomic<bool> waiting{false};
 };
 
@@ -47,7 +46,7 @@ ThreadCalls& this_thread() {
       AllThreads& all = all_threads();
       const std::lock_guard lock(all.mutex);
       std::erase(all.threads, &calls);
-      all.ended += calls.ended.load();
+      all.ended += calls.counts.ended.load();
     }
   };
   thread_local Registered registered;
@@ -90,8 +89,9 @@ Others others() {
   result.ended = all.ended;
   for (const ThreadCalls* thread : all.threads) {
     if (thread != own) {
-      result.ended += thread->ended.load();
-      if (thread->begun.load() != thread->ended.load() && !thread->waiting.load()) {
+      const RunningCall::Counts& counts = thread->counts;
+      result.ended += counts.ended.load();
+      if (counts.begun.load() != counts.ended.load() && !thread->waiting.load()) {
         ++result.running;
         result.nanoseconds += cpu_nanoseconds(thread->thread);
       }
@@ -100,12 +100,17 @@ Others others() {
   return result;
 }
 
+bool limits_host(const AdaptOptions& options) {
+  const c10::DeviceType kind = options.device ? options.device->type() : default_device_type();
+  return options.host_limit && kind == c10::DeviceType::CPU;
+}
+
 }  // namespace
 
-RunningCall::RunningCall() {
-  ThreadCalls& calls = this_thread();
-  increment(calls.begun);
-  ended_ = &calls.ended;
+RunningCall::RunningCall(const AdaptOptions& options)
+    : counts_(this_thread().counts),
+      host_limit_(limits_host(options) ? HostLimit::State::open : HostLimit::State::closed) {
+  increment(counts_.begun);
 }
 
 bool another_call_runs() { return others().running > 0; }

@@ -6,7 +6,6 @@
 
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "tensors.h"
 
@@ -49,14 +48,16 @@ TEST(HostLimit, HoldsWhileItIsOpenAndOnItsThreadOnly) {
   EXPECT_FALSE(host_refuses());
 }
 
-TEST(HostLimit, NestsAndMoves) {
-  HostLimit outer(HostLimit::State::open);
+TEST(HostLimit, Nests) {
   {
-    HostLimit inner(HostLimit::State::open);
-    outer = std::move(inner);  // as a call in parts does for each of them
+    const HostLimit outer(HostLimit::State::open);
+    {
+      const HostLimit inner(HostLimit::State::open);
+      const HostLimit closed(HostLimit::State::closed);
+      EXPECT_TRUE(host_refuses());
+    }
+    EXPECT_TRUE(host_refuses()) << "the outer one is open still";
   }
-  EXPECT_TRUE(host_refuses());
-  outer = HostLimit(HostLimit::State::closed);
   EXPECT_FALSE(host_refuses());
 }
 

@@ -3,45 +3,12 @@
 #include <brim/adapt/detail/random_state.h>
 #include <brim/adapt/options.h>
 #include <brim/export.h>
-#include <brim/memory/host_limit.h>
 #include <c10/core/Device.h>
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
-#include <utility>
 
 namespace brim {
-
-/// Tells other threads, as long as it lives, that an adaptive call runs on this one: a thread that
-/// runs out of memory waits for the others before giving up. Belongs to its thread.
-class RunningCall {
- public:
-  /// How many there have been on a thread. Only that thread writes, so that a call that fits pays
-  /// for no lock and for no cache line that others write to.
-  using Count = std::atomic<std::uint64_t>;
-
-  RunningCall();
-  ~RunningCall() {
-    if (ended_ != nullptr) {
-      increment(*ended_);
-    }
-  }
-  RunningCall(RunningCall&& other) noexcept : ended_(std::exchange(other.ended_, nullptr)) {}
-  RunningCall& operator=(RunningCall&& other) noexcept {
-    std::swap(ended_, other.ended_);
-    return *this;
-  }
-
- private:
-  /// Relaxed, since a release delays the next call by 8 ns on Arm. Who sees that a call has ended
-  /// tries again microseconds later, when the memory that it gave back is seen too.
-  static void increment(Count& count) {
-    count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  }
-
-  Count* ended_;  // of this thread
-};
 
 /// The state before an attempt: how much memory was in use, and the random state. Cheap, because it
 /// is taken on the path of a call that fits.
@@ -64,9 +31,7 @@ class BRIM_API Checkpoint {
   void restore_random_state() const;
 
  private:
-  RunningCall running_;
   mutable std::optional<c10::Device> device_;
-  HostLimit host_limit_;
   std::int64_t cpu_held_;
   std::optional<std::int64_t> device_held_;  // of an accelerator
   std::optional<RandomState> random_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <brim/adapt/detail/checkpoint.h>
+#include <brim/adapt/detail/running_call.h>
 #include <brim/adapt/options.h>
 #include <brim/adapt/size_memory.h>
 #include <brim/export.h>
@@ -74,6 +75,7 @@ BRIM_API void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint
 ///     c10::OutOfMemoryError with a summary if it does not fit even at the floor.
 template <class Try>
 [[gnu::always_inline]] inline void maximize(const MaximizeCall& call, const Try& attempt) {
+  const RunningCall running(call.options);
   const bool unwatched = may_run_unwatched(call.options);
   Checkpoint checkpoint(call.options, unwatched && !call.options.device && !call.on_accelerator
                                           ? Checkpoint::Detail::cheap
