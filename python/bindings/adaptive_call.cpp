@@ -491,7 +491,7 @@ PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
 PyObject* adaptive_forget(const AdaptiveConfig& config, const CallArguments& arguments) noexcept {
   return called_by_python([&] {
     if (config.memory && config.per_call_site) {
-      config.memory->clear();
+      config.memory->forget_all();
     } else if (config.memory) {
       const bool cut =
           config.kind == AdaptKind::chunked && arguments.positional > arguments.receivers;

@@ -32,8 +32,8 @@ class FunctionMemory : public SizeMemory {
  public:
   using SizeMemory::SizeMemory;
 
-  void clear() {
-    SizeMemory::clear();
+  void forget_all() {
+    clear();
     scalars_.clear();
   }
   ScalarArguments& scalars() { return scalars_; }

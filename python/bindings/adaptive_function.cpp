@@ -99,7 +99,7 @@ PyObject* clear_sizes(PyObject* self, PyObject* /*unused*/) {
   }
   return called_by_python([&] {
     if (function->config->memory) {
-      function->config->memory->clear();
+      function->config->memory->forget_all();
     }
     return py::none().release().ptr();
   });

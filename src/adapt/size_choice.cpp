@@ -28,6 +28,8 @@ constexpr double kWorthMovingLate = 1.0 / 8;
 
 // A prediction may be off by a step of padded sizes, or by small tensors.
 constexpr double kHeldBack = 1.0 / 200;
+// Where a failure contradicts the model, a fit this close to it is not left.
+constexpr double kNearFailure = 0.92;
 // With a single fit, a smaller step up than this shows too little. Then a smaller size is tried, so
 // much smaller.
 constexpr double kWorthLearning = 1.03;
@@ -152,6 +154,10 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
       }
       // A failure would cost the whole call: what fitted before is not left for the last percent.
       const double size = (1 - kHeldBack) * expected->size;
+      if (best_ > 0 && failure_ != 0 && size >= static_cast<double>(failure_)) {
+        // The model does not see why that failed: fragments, or a need in steps.
+        return best >= kNearFailure * static_cast<double>(failure_) ? best_ : middle(high);
+      }
       const bool worth_it = size >= (1 + kWorthMoving) * best;
       return best_ > 0 && !worth_it ? best_ : clamp(size, std::max(best_, options_.lower), high);
     }
@@ -196,7 +202,7 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
   }
   // What fitted earlier is the surer choice, unless halving would end higher.
   if (fits_ == 0) {
-    return std::max(best_, shrink_choice(high));
+    return best_ >= failure_ / 2 ? best_ : std::max(best_, shrink_choice(high));
   }
   // A guess at or below the best is answered by the step above it, which either fails, and the
   // search is over, or shows that there is more.

@@ -85,7 +85,7 @@ CpuAllocator::CpuAllocator() { hold_during_fork(gates_mutex_, &CpuAllocator::in_
 void CpuAllocator::in_forked_child() {
   CpuAllocator& self = instance();
   ++self.process_;
-  allocated_.store(0);
+  bytes_held.store(0);
   self.peak_.store(0);
   forget_host_limit_after_fork();
 }
@@ -100,7 +100,7 @@ void CpuAllocator::install() {
   // Priority 0 as torch's own: a higher one could never be replaced again by the user.
   static const bool once = [this] {
     c10::SetCPUAllocator(this, 0);
-    installed_.store(true);
+    in_use.store(true);
     return true;
   }();
   (void)once;
@@ -162,13 +162,13 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
 void CpuAllocator::reserve(std::int64_t bytes) {
   // Compare and swap, not add and take back: an allocation that fails must never make a concurrent
   // one fail too.
-  std::int64_t held = allocated_.load(std::memory_order_relaxed);
+  std::int64_t held = bytes_held.load(std::memory_order_relaxed);
   do {
     const std::int64_t allowed = limit();
     if (bytes > allowed - held) {
       throw_out_of_memory(bytes, held, " of " + with_exact(allowed) + " allowed by the budget");
     }
-  } while (!allocated_.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
+  } while (!bytes_held.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
   raise_peak(held + bytes);
 }
 

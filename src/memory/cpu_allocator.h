@@ -47,7 +47,7 @@ class CpuAllocator final : public c10::Allocator {
   /// Makes this torch's CPU allocator from now on. Tensors that exist already stay with the old
   /// one, uncounted.
   void install();
-  static bool installed() { return installed_.load(std::memory_order_relaxed); }
+  static bool installed() { return in_use.load(std::memory_order_relaxed); }
 
   /// Installs it unless something is in the way, which it asks once. Whether it is installed.
   static bool try_install() noexcept { return installed() || install_if_possible(); }
@@ -58,7 +58,7 @@ class CpuAllocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* dest, const void* src, std::size_t count) const override;
 
-  static std::int64_t allocated() { return allocated_.load(std::memory_order_relaxed); }
+  static std::int64_t allocated() { return bytes_held.load(std::memory_order_relaxed); }
   std::int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
 
   /// Reads the peak and starts a new one at the bytes held now. No peak is lost to a concurrent
@@ -78,13 +78,13 @@ class CpuAllocator final : public c10::Allocator {
   static void free_block(void* data);
   static void in_forked_child();
   void reserve(std::int64_t bytes);
-  void release(std::int64_t bytes) { allocated_.fetch_sub(bytes, std::memory_order_relaxed); }
+  void release(std::int64_t bytes) { bytes_held.fetch_sub(bytes, std::memory_order_relaxed); }
   void raise_peak(std::int64_t candidate);
   bool admitted(std::size_t bytes);
 
   // Static, and read without ordering: each adaptive call asks for them.
-  static inline constinit std::atomic<bool> installed_{false};
-  static inline constinit std::atomic<std::int64_t> allocated_{0};
+  static inline constinit std::atomic<bool> in_use{false};
+  static inline constinit std::atomic<std::int64_t> bytes_held{0};
 
   std::atomic<std::int64_t> peak_{0};
   std::atomic<std::int64_t> limit_{kUnlimited};

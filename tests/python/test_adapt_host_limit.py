@@ -62,6 +62,10 @@ def run(code: str, group: pathlib.Path | None = None, expected: int = 0) -> None
         text=True,
         timeout=120,
         preexec_fn=join,
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+        },  # calls on an accelerator have no such limit
     )
     assert done.returncode == expected, done.stderr
 
@@ -176,7 +180,7 @@ def test_the_address_space_limit_counts() -> None:
 def test_the_limit_holds_inside_the_call_only() -> None:
     available = brim.memory_stats("cpu").free
 
-    @brim.batch(1)
+    @brim.batch(1, device="cpu")
     def too_much(size: int) -> None:
         torch.empty(available * 2, dtype=torch.uint8)
 

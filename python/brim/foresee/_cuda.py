@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -94,10 +95,13 @@ def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         stack.callback(library._destroy)
-        autocast.register(library)
-        for key in ("AutogradCUDA", "CUDA"):
-            for name, kernel in _KERNELS.items():
-                library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():
+            # Up to torch 2.12 it warns although the override is allowed.
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            autocast.register(library)
+            for key in ("AutogradCUDA", "CUDA"):
+                for name, kernel in _KERNELS.items():
+                    library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
         for place, replacement in (
             ("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
             ("torch.cuda.is_bf16_supported", lambda *_, **__: True),

@@ -295,8 +295,8 @@ void scatter_typed(const at::Tensor& grad, const at::Tensor& offsets, at::Tensor
           const Int start = ((id * g.in[1] + ih) * g.in[2] - g.padding[2]) * channels;
           const auto add_row = [&](auto checks) {
             const auto add = [&](Int place, Int output) {
-              const auto at = static_cast<std::uint64_t>(place + steps[places[output]]);
-              if (!checks || at < static_cast<std::uint64_t>(size)) {
+              const Int at = place + steps[places[output]];
+              if (!checks || (at >= 0 && at < size)) {
                 sums[at] += from[output];
               }
             };
