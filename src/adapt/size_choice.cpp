@@ -28,6 +28,10 @@ constexpr double kWorthMovingLate = 1.0 / 8;
 
 // A prediction may be off by a step of padded sizes, or by small tensors.
 constexpr double kHeldBack = 1.0 / 200;
+// What CUDA's allocator takes from the device at once for tensors below 10 MiB: as much may be out
+// of reach at the end. Of little memory, no more than this share.
+constexpr double kSegment = 20.0 * (1 << 20);
+constexpr double kLargestSegmentShare = 1.0 / 16;
 // Where a failure contradicts the model, a fit this close to it is not left.
 constexpr double kNearFailure = 0.92;
 // With a single fit, a smaller step up than this shows too little. Then a smaller size is tried, so
@@ -88,7 +92,10 @@ std::optional<SizeSearch::Prediction> SizeSearch::predicted(double margin) const
   }
   const auto used = static_cast<double>(*fit->need());
   const bool probing = options_.start == Start::probe;
-  bytes -= margin * (options_.packs && !probing && used < bytes ? bytes - used : bytes);
+  const bool packs = options_.packs && !probing;
+  const double coarse =
+      options_.packs || probing ? 0.0 : std::min(kSegment, kLargestSegmentShare * bytes);
+  bytes -= std::max(margin * (packs && used < bytes ? bytes - used : bytes), coarse);
   const auto [size, confirmed] = growth.largest_within(bytes, !probing);
   if (confirmed || !probing) {
     return Prediction{size, confirmed};
