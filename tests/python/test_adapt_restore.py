@@ -341,6 +341,18 @@ def test_the_copies_are_released_with_the_call(held: int) -> None:
     assert brim.memory_stats("cpu").allocated == before
 
 
+def test_the_copies_are_not_memory_that_later_calls_may_use(held: int) -> None:
+    state = torch.zeros(8 * MIB, dtype=torch.uint8)
+
+    @brim.maximize("size", device="cpu", restore=state)
+    def kept(size: int) -> None:
+        _ = [torch.empty(size * 1024, dtype=torch.uint8) for _ in range(5)]
+
+    with brim.budget(held + 48 * MIB, device="cpu"):
+        calls = [kept.record(100_000)[1] for _ in range(6)]
+    assert all(len(call) == 1 for call in calls[1:]), calls
+
+
 def test_a_function_that_restores_itself_can_be_collected() -> None:
     class Owner(nn.Module):
         pass

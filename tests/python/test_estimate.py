@@ -292,6 +292,18 @@ def assert_equal(one: Any, other: Any) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+def test_a_layer_that_the_function_replaces_is_put_back() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    layer = model[0]
+
+    def replaces(size: int) -> torch.Tensor:
+        model[0] = nn.Linear(4, 4)
+        return model(torch.randn(size, 4))  # type: ignore[no-any-return]
+
+    brim.estimate(replaces, 8, device="cpu")
+    assert model[0] is layer
+
+
 @pytest.mark.parametrize("steps_before", [0, 1])
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

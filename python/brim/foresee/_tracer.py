@@ -119,7 +119,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             self._seen_modules.add(module)
             own = module.__dict__
-            for contents in (own, own["_parameters"], own["_buffers"]):
+            for contents in (own, own["_parameters"], own["_buffers"], own["_modules"]):
                 self._swap.keep(contents)
             for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
                 if tensor is not None:

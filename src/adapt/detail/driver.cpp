@@ -139,13 +139,13 @@ void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint,
                       std::optional<Failure>&& failure, TryValues attempt) {
   const AdaptOptions& options = call.all_options ? call.all_options() : call.options;
   check_options(options);
-  // A first attempt was made at the maxima. What other calls have learned since would say that it
-  // had been at their size.
-  Recollection known = failure ? Recollection{} : recall(options);
-  const auto saved = save_state(options);
+  const auto saved = save_state(options);  // first: the copies count as memory that is not free
   if (saved) {
     checkpoint = Checkpoint(options);  // the copies are not the attempt's
   }
+  // A first attempt was made at the maxima. What other calls have learned since would say that it
+  // had been at their size.
+  Recollection known = failure ? Recollection{} : recall(options);
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   for (bool repeats = false;; repeats = true) {
