@@ -10,6 +10,7 @@ namespace {
 constexpr std::size_t kTerms = NeedBound::kTerms;
 constexpr std::size_t kColumns = kTerms + 1;  // the last one is the right-hand side
 constexpr double kZero = 1e-12;               // for values that are at most about 1
+constexpr std::size_t kMostSteps = 500;       // usually it takes about ten
 using Row = std::array<double, kColumns>;
 
 /// Exchanges a variable in the basis (the row's) with one outside it (the column's).
@@ -102,6 +103,14 @@ double NeedBound::at(const Terms& terms) const {
     const std::size_t column = entering(table.back(), step);
     if (column == kTerms) {
       return table.back().back() * scale;
+    }
+    if (step == kMostSteps) {
+      // Rounding can make it cycle all the same. Every variable is at most 1, in these units.
+      double bound = table.back().back();
+      for (std::size_t j = 0; j < kTerms; ++j) {
+        bound += std::max(-table.back()[j], 0.0);
+      }
+      return bound * scale;
     }
     std::size_t leaving = rows;
     double least = kInfinity;
