@@ -17,8 +17,8 @@ hypothesis.settings.load_profile("brim")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # What its many traces leave to the garbage collector changes the bytes in use during later tests,
-    # and those that know them to the byte fail. So it comes last.
+    # What its many traces leave behind changes the bytes in use during later tests, and those that
+    # know them to the byte fail. So it comes last.
     items.sort(key=lambda item: item.path.name == "test_estimate.py")
     if torch.cuda.is_available():
         return
