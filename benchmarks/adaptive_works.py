@@ -87,8 +87,8 @@ def _mlp() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(6)))
 
 
-def _large_mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+def _wide_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32768), nn.ReLU())  # 8 MiB of gradients
 
 
 def _cnn() -> nn.Module:
@@ -148,12 +148,11 @@ WORKS: dict[str, Make] = {
             model, *shape, optimizer=torch.optim.Adam, keep_gradients=True
         )
         for name, model, shape in (
-            ("MLP", _mlp, (256,)),
+            ("MLP", _wide_mlp, (64,)),
             ("CNN", _cnn, (3, 32, 32)),
             ("transformer", _encoder, (32, 64)),
         )
     },
-    "zero_grad first, large MLP": _training(_large_mlp, 1024, keep_gradients=True),
 }
 
 

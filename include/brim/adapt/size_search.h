@@ -30,7 +30,8 @@ struct SizeSearchOptions {
   std::int64_t quantum = 1;  ///< sizes above it are its multiples, sizes up to it are all allowed
   double margin = 0.015;     ///< share of the bytes that a prediction leaves free, [0, 0.5]
   /// Whether all free bytes can be used, as on the CPU: then the margin is a share of those that
-  /// the largest fit left free. Else as much as CUDA's allocator takes at once stays free too.
+  /// the largest fit left free. Else at least as much stays free as CUDA's allocator takes at once,
+  /// and more for work that left gaps (`Attempt::unused`).
   bool packs = true;
   /// Bytes an attempt may use now. Only remembered attempts need it: one that is recorded has its
   /// own.

@@ -44,6 +44,29 @@ TEST(AttemptRecord, FiguresAreExact) {
   EXPECT_FALSE(fitted.repeats);
 }
 
+TEST(AttemptRecord, WhatATryFreesOfTheLastCallIsItsOwn) {
+  at::Tensor gradients = tensor_of(200'000);
+  const std::int64_t others = held_now() - 200'000;
+  const Budget budget(others + 1'000'000, at::kCPU);
+  std::vector<Attempt> attempts;
+  for (int call = 0; call < 2; ++call) {
+    batch(100,
+          [&](std::int64_t size) {
+            gradients.reset();
+            const at::Tensor growing = tensor_of(10'000 * size);
+            gradients = tensor_of(200'000);
+          },
+          {.strategy = Strategy::halving, .attempts = &attempts});
+  }
+  ASSERT_EQ(sizes_of(attempts), (std::vector<std::int64_t>{100, 50, 100, 50}));
+  for (const Attempt& attempt : attempts) {
+    EXPECT_EQ(attempt.need(), attempt.fitted() ? 700'000 : 1'200'000);
+    EXPECT_EQ(attempt.held, others);
+    EXPECT_EQ(attempt.available, 1'000'000);
+    EXPECT_EQ(attempt.freed, attempt.fitted() ? 0 : 200'000) << "a failure left none to free";
+  }
+}
+
 TEST(AttemptRecord, PeakIsOfTheTryNotOfWhatWasHeldBefore) {
   const at::Tensor older = tensor_of(5 * kMiB);
   const std::int64_t before = held_now();

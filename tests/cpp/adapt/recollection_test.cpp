@@ -45,6 +45,30 @@ TEST(Recollection, ALimitOfTheSameKindOfCallStays) {
   }
 }
 
+TEST(Recollection, MemoryThatEachCallFreesFirstCountsAsAvailable) {
+  SizeMemory memory;
+  at::Tensor gradients;
+  at::Tensor state;
+  const Budget budget = room_for(64 * kMiB);
+  constexpr std::int64_t kLargest = (64 - 8 - 16) * 16;  // beside the gradients and the state
+  for (int call = 0; call < 6; ++call) {
+    std::vector<Attempt> attempts;
+    batch(8192,
+          [&](std::int64_t size) {
+            gradients.reset();
+            {
+              const at::Tensor first = tensor_of(size * kMiB / 32);
+              const at::Tensor second = tensor_of(size * kMiB / 32);
+              gradients = tensor_of(8 * kMiB);
+            }
+            state = state.defined() ? state : tensor_of(16 * kMiB);
+          },
+          {.memory = &memory, .key = 1, .attempts = &attempts});
+    EXPECT_EQ(call > 0 ? failures_of(attempts) : 0, 0) << "in call " << call;
+    EXPECT_GE(call > 1 ? attempts.back().size() : kLargest, kLargest * 97 / 100) << "call " << call;
+  }
+}
+
 TEST(Recollection, AQuadraticNeedIsNotTakenForALightCall) {
   SizeMemory memory;
   const Budget budget = room_for(64 * kMiB);
