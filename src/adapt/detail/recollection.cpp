@@ -66,13 +66,6 @@ void drop_refuted(std::vector<Attempt>& attempts, std::int64_t available) {
   attempts = std::move(kept);
 }
 
-/// The newest fit; null if there is none.
-const Attempt* last_fit(std::span<const Attempt> attempts) {
-  const auto newest = std::find_if(attempts.rbegin(), attempts.rend(),
-                                   [](const Attempt& attempt) { return attempt.fitted(); });
-  return newest == attempts.rend() ? nullptr : &*newest;
-}
-
 }  // namespace
 
 bool Recollection::moves_to(std::span<const std::int64_t> values) const {
@@ -129,6 +122,9 @@ Recollection recall(const AdaptOptions& options) {
     *result.available += std::clamp<std::int64_t>(room.allocated - last->held, 0, last->freed);
   }
   drop_refuted(result.attempts, *result.available);
+  if (!device.is_cpu()) {
+    raise_to_level_of_last_fit(result.attempts);
+  }
   return result;
 }
 

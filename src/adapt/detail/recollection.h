@@ -4,7 +4,9 @@
 #include <brim/adapt/size_memory.h>
 #include <c10/core/Device.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -33,6 +35,27 @@ struct Recollection {
   /// Whether that device can use all of its free bytes: the CPU has no blocks that do not fit.
   [[nodiscard]] bool packs(c10::Device otherwise) const;
 };
+
+/// The newest fit; null if there is none.
+inline const Attempt* last_fit(std::span<const Attempt> attempts) {
+  const auto newest =
+      std::find_if(attempts.rbegin(), attempts.rend(), std::mem_fn(&Attempt::fitted));
+  return newest == attempts.rend() ? nullptr : &*newest;
+}
+
+/// An accelerator does not tell what a call freed when it began. If more was in use before the last
+/// call than before an earlier one, that may be gradients which the earlier left and the last one
+/// freed. Counted from the higher level the earlier one then needed less, and the need grows faster
+/// than it seems. So assume it for smaller sizes.
+inline void raise_to_level_of_last_fit(std::vector<Attempt>& attempts) {
+  const Attempt* last = last_fit(attempts);
+  for (Attempt& attempt : attempts) {
+    if (attempt.fitted() && attempt.peak && attempt.held < last->held &&
+        attempt.values.size() == 1 && attempt.size() < last->size()) {
+      attempt.peak = std::max<std::int64_t>(*attempt.peak - (last->held - attempt.held), 0);
+    }
+  }
+}
 
 Recollection recall(const AdaptOptions& options);
 

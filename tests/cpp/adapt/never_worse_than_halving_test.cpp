@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "adapt/detail/attempt_monitor.h"
+#include "adapt/detail/recollection.h"
 #include "adapt/memory_simulation.h"
 #include "adapt/simulated_works.h"
 
@@ -145,7 +146,7 @@ std::vector<Kind> kinds() {
               .state = 0.016,
               .workspace = workspace,
               .gradients_live = Life::replaced}),
-        {0, 0.05}, {0.1, 0.4});
+        {0, 0.05}, {0.05, 0.9});
   }
   add("floor",
       [](Random& random) {
@@ -166,10 +167,14 @@ Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& memory) {
   if (!memory.empty()) {
     options.available = work.available(memory);
   }
+  std::vector<Attempt> known = memory;
+  if (!options.packs) {
+    detail::raise_to_level_of_last_fit(known);
+  }
   SizeSearch search(options);
-  search.remember(memory);
-  const auto last = std::find_if(memory.rbegin(), memory.rend(), std::mem_fn(&Attempt::fitted));
-  std::int64_t cached = last == memory.rend() ? search.next() : last->size();
+  search.remember(known);
+  const Attempt* last = detail::last_fit(known);
+  std::int64_t cached = last == nullptr ? search.next() : last->size();
   std::optional<Attempt> needed_release;
   for (Call result;; ++result.failures) {
     bool released = needed_release.has_value();

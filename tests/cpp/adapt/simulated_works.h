@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "adapt/detail/recollection.h"
 #include "adapt/memory_simulation.h"
 
 namespace brim::simulation {
@@ -220,8 +221,8 @@ class Work {
   [[nodiscard]] std::int64_t available(const std::vector<Attempt>& known) const {
     const std::int64_t allocated = device_.now().allocated;
     const std::int64_t free = capacity() - allocated;
-    const auto last = std::find_if(known.rbegin(), known.rend(), std::mem_fn(&Attempt::fitted));
-    return last == known.rend()
+    const Attempt* last = detail::last_fit(known);
+    return last == nullptr
                ? free
                : free + std::clamp<std::int64_t>(allocated - last->held, 0, last->freed);
   }
