@@ -32,7 +32,6 @@ enum class Life : std::uint8_t {
 struct Step {
   double constant = 0, linear = 0, square = 0;
   double padding = 1;  // sizes are rounded up to multiples of it
-  bool to_power_of_two = false;
   Life life = Life::call;
   std::ptrdiff_t free = -1;  // releases what that step allocated, and allocates nothing
 };
@@ -250,9 +249,7 @@ class Work {
   }
 
   [[nodiscard]] std::int64_t bytes_of(const Step& step, double size) const {
-    double padded = std::ceil(size / step.padding) * step.padding;
-    padded = step.to_power_of_two ? std::exp2(std::ceil(std::log2(padded))) : padded;
-    const double x = padded / unit_;
+    const double x = std::ceil(size / step.padding) * step.padding / unit_;
     const double bytes = step.constant * static_cast<double>(capacity()) +
                          scale_ * (step.linear * x + step.square * x * x);
     constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
