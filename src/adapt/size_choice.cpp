@@ -97,7 +97,7 @@ double SizeSearch::held_back(double bytes, double used, double margin) const {
     return static_cast<double>(attempt.unused) >
            kHasGaps * static_cast<double>(attempt.need().value_or(0));
   });
-  return std::max(std::max(margin, gaps ? kShareOfGaps : 0.0) * bytes,
+  return std::max((gaps ? kShareOfGaps : options_.margin) * bytes,
                   std::min(kSegment, kLargestSegmentShare * bytes));
 }
 

@@ -124,11 +124,12 @@ void SizeSearch::add(const Attempt& attempt, bool remembered) {
 bool SizeSearch::bounds(const Attempt& attempt) const noexcept {
   const std::int64_t bytes = attempt.need().value_or(-1);
   const bool comparable = attempt.available && available_ >= 0;
-  // An attempt without bytes (a kernel's size limit, memory of another device) counts until clearly
-  // more or less memory is available.
-  const double tolerance = bytes < 0 ? kClearly : 1.0;
   const auto now = static_cast<double>(available_);
   const auto then = static_cast<double>(attempt.available.value_or(0));
+  // An attempt without bytes (a kernel's size limit, memory of another device), or a failure that
+  // had all the bytes but not in one piece, counts until clearly more or less memory is available.
+  const bool explained = bytes >= 0 && (attempt.fitted() || static_cast<double>(bytes) > then);
+  const double tolerance = explained ? 1.0 : kClearly;
   if (attempt.fitted()) {
     const bool no_less = comparable ? now * tolerance >= then : bytes < 0;
     // With a known need, slightly less than then is fine as long as it is enough.

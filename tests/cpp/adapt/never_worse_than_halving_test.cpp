@@ -49,7 +49,7 @@ struct Kind {
 constexpr Allowed kFewBlocks{0, 0.2};
 constexpr Allowed kManyBlocks{0.05, 0.35};
 // What stays free is much of what is left to grow into.
-constexpr Allowed kLittleGrows{0, 0.9};
+constexpr Allowed kLittleGrows{0, 0.97};
 // Gaps between the blocks: it runs out of memory at 72 to 99 % of the bytes.
 constexpr Allowed kGaps{0.25, 0.3};
 // What outlives a call lies between the blocks of the next, and what it frees is not seen.
