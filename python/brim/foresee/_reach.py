@@ -60,7 +60,7 @@ def _inside(found: Any) -> Iterator[Any]:
     elif isinstance(found, types.MethodType):
         yield from (found.__self__, found.__func__)
     elif isinstance(found, types.FunctionType):
-        if not found.__module__.startswith(_FOREIGN):
+        if not (found.__module__ or "").startswith(_FOREIGN):
             yield from _of_function(found)
     elif isinstance(found, Mapping):
         yield from found.values()
