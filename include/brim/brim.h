@@ -8,6 +8,7 @@
 #include <brim/adapt/adapt.h>
 #include <brim/adapt/saved_state.h>
 #include <brim/adapt/size_memory.h>
+#include <brim/batching/balance.h>
 #include <brim/batching/batch_fill.h>
 #include <brim/batching/batches.h>
 #include <brim/batching/batching.h>

@@ -18,6 +18,7 @@ from brim.data.base import BatchSamplerBase, Plan
 from brim.data.bucket import BucketBatchSampler, Buckets, create_buckets, least_padding_boundaries
 from brim.data.ordered import SizeAwareBatchSampler, size_aware_batching
 from brim.data.packed import PackedBatchSampler
+from brim.data.parts import balance, flops
 
 __all__ = [
     "BatchSamplerBase",
@@ -27,7 +28,9 @@ __all__ = [
     "Plan",
     "PlanReport",
     "SizeAwareBatchSampler",
+    "balance",
     "create_buckets",
+    "flops",
     "least_padding_boundaries",
     "size_aware_batching",
 ]

@@ -127,6 +127,9 @@ class BucketBatchSampler(BatchSamplerBase):
         sizes = (self._columns, self._limits.costs, self._limits.maxima)
         return _C.bucket_batching(*buckets, *sizes, self._drop_last, self.shuffle, self._oversize)
 
+    def _drops_nothing(self) -> dict[str, bool]:
+        return {} if self._drop_last else super()._drops_nothing()
+
     def _settings(self) -> dict[str, Any]:
         return {
             **super()._settings(),
