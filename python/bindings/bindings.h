@@ -18,6 +18,7 @@ void register_buckets(py::module_& m);
 void register_fake_tensor(py::module_& m);
 void register_fit(py::module_& m);
 void register_memory(py::module_& m);
+void register_microbatches(py::module_& m);
 void register_nn(py::module_& m);
 void register_predict(py::module_& m);
 void register_testing(py::module_& m);

@@ -18,11 +18,13 @@ from typing_extensions import Unpack
 from brim._arguments import flag, positive, whole
 from brim._C import AdaptiveFunction, Attempt, SizeMemory
 from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
+from brim.adapt._microbatches import Microbatches
 from brim.adapt._options import Options, inside, make, name_of, remembered, slot_of, slots_of
 
 __all__ = [
     "AdaptiveFunction",
     "Attempt",
+    "Microbatches",
     "Options",
     "SizeMemory",
     "batch",
