@@ -16,6 +16,7 @@
 #include <brim/batching/batching.h>
 #include <brim/batching/buckets.h>
 #include <brim/batching/cost.h>
+#include <brim/batching/look_ahead.h>
 #include <brim/batching/plan.h>
 #include <brim/batching/sample_sizes.h>
 #include <brim/batching/sample_stream.h>

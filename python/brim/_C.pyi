@@ -375,6 +375,29 @@ class SampleBatching:
         self, seed: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
     ) -> PlanReport: ...
 
+class LookAheadStream:
+    def __init__(
+        self,
+        samples: Iterable[Any],
+        sizeof: Callable[[Any], Any],
+        costs: Sequence[str | MemoryModel],
+        maxima: Sequence[float],
+        lookahead: int,
+        boundaries: Sequence[float],
+        shuffle: bool,
+        seed: int,
+        oversize: str,
+        rank: int,
+        world_size: int,
+    ) -> None: ...
+    def __iter__(self) -> LookAheadStream: ...
+    def __next__(self) -> list[Any]: ...
+    def skip(self) -> bool: ...
+    def seek(self, cursor: _Ints, segments: Sequence[_Ints]) -> None: ...
+    def position(self, batches: int) -> dict[str, Any]: ...
+    read: Final[int]
+    left_out: Final[dict[str, torch.Tensor]]
+
 class SampleStream:
     def __init__(
         self,

@@ -19,6 +19,7 @@ from brim.data.bucket import BucketBatchSampler, Buckets, create_buckets, least_
 from brim.data.ordered import SizeAwareBatchSampler, size_aware_batching
 from brim.data.packed import PackedBatchSampler
 from brim.data.parts import balance, flops
+from brim.data.streams import StreamBatches, bucket_stream, pack_stream
 
 __all__ = [
     "BatchSamplerBase",
@@ -28,9 +29,12 @@ __all__ = [
     "Plan",
     "PlanReport",
     "SizeAwareBatchSampler",
+    "StreamBatches",
     "balance",
+    "bucket_stream",
     "create_buckets",
     "flops",
     "least_padding_boundaries",
+    "pack_stream",
     "size_aware_batching",
 ]

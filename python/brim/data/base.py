@@ -71,6 +71,37 @@ def left_out_message(indices: torch.Tensor | Sequence[int], samples: int, reason
     return f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}"
 
 
+def check_state(state: object, keys: set[str]) -> None:
+    """Check that a state has these keys.
+
+    Raises:
+        TypeError: if it is no mapping.
+        ValueError: if it lacks one.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be what state_dict() returned, got {state!r:.100}")
+    missing = keys - state.keys()
+    if missing:
+        raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
+
+
+def check_same_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Check that a state is of the same samples and settings as these.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    here, there = {**own, **own["settings"]}, {**state, **state["settings"]}
+    for key in ("format", "sampler", "samples", *own["settings"]):
+        # A sampler without a length has -1 samples until it has been read.
+        unknown = key == "samples" and -1 in (there[key], here[key])
+        if there.get(key) != here[key] and not unknown:
+            raise ValueError(
+                f"state is of another run: its {key} is {there.get(key)!r}, here it is "
+                f"{here[key]!r}"
+            )
+
+
 def _repeated(batches: Iterator[Batch], times: int) -> Iterator[Batch]:
     """Each batch as often as there are processes, of which accelerate gives each one."""
     for batch in batches:
@@ -371,15 +402,11 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             ValueError: if the state is of another sampler, other samples, or other settings that
                 batches depend on.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state must be what state_dict() returned, got {state!r:.100}")
-        missing = {*self._description(0), "finished", "cursor", "segments"} - state.keys()
-        if missing:
-            raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
+        check_state(state, {*self._description(0), "finished", "cursor", "segments"})
         previous = self.epoch
         self._enter(whole("epoch", state["epoch"], 0))
         try:  # opened at once, so that a wrong state changes nothing
-            self._check_same_run(state)
+            check_same_run(state, self._description(0))
             seed = whole("seed", state["seed"], 0, below=2**64)
             cursor = [whole("cursor", word, 0) for word in state["cursor"]]
             start = Start(seed, cursor, list(state["segments"]))
@@ -394,15 +421,3 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self._opened = []
         self._resumed = None if resumed is None else (resumed, self._ranks.now())
         self._start = None if resumed is None else start
-
-    def _check_same_run(self, state: Mapping[str, Any]) -> None:
-        own = self._description(0)
-        here, there = {**own, **own["settings"]}, {**state, **state["settings"]}
-        for key in ("format", "sampler", "samples", *own["settings"]):
-            # A sampler without a length has -1 samples until it has been read.
-            unknown = key == "samples" and -1 in (there[key], here[key])
-            if there.get(key) != here[key] and not unknown:
-                raise ValueError(
-                    f"state is of another run: its {key} is {there.get(key)!r}, here it is "
-                    f"{here[key]!r}"
-                )

@@ -28,10 +28,10 @@ def balance(costs: Sizes, parts: int, equal_count: bool = False) -> list[list[in
         The indices of the items in each part, ascending.
 
     Example:
-        >>> balance([8, 7, 6, 5, 4], 2)
-        [[0, 1], [2, 3, 4]]
+        >>> balance([8, 7, 5, 4], 2)
+        [[0, 3], [1, 2]]
         >>> balance([9, 1, 1, 1], 2, equal_count=True)
-        [[0, 1], [2, 3]]
+        [[0, 3], [1, 2]]
     """
     column = one_column("costs", costs).double()
     offsets, indices = _C.balance(column, parts, flag("equal_count", equal_count))

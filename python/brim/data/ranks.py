@@ -77,10 +77,12 @@ def shared_by_accelerate(source: RankSource) -> bool:
             continue
         owner: Any = frame.f_locals.get("self")
         kind = type(owner).__name__
-        if kind == "DataLoaderDispatcher" and source.now().world_size > 1:
+        cuts = kind in ("DataLoaderDispatcher", "IterableDatasetShard")
+        if cuts and source.now().world_size > 1:
             raise ValueError(
                 "accelerate would join the batches of all processes and cut them anew, which no "
-                "budget allows for: set dispatch_batches=False in its DataLoaderConfiguration"
+                "budget allows for: set dispatch_batches=False in its DataLoaderConfiguration; do "
+                "not pass the loader of a stream to prepare()"
             )
         if kind == "BatchSamplerShard":
             theirs = Ranks(owner.process_index, owner.num_processes)
