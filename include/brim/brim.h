@@ -6,6 +6,7 @@
 
 // IWYU pragma: begin_exports
 #include <brim/adapt/adapt.h>
+#include <brim/adapt/agreement.h>
 #include <brim/adapt/saved_state.h>
 #include <brim/adapt/size_memory.h>
 #include <brim/batching/batch_fill.h>
