@@ -101,6 +101,26 @@ class SizeMemory:
     @staticmethod
     def default_directory() -> Path: ...
 
+class RankError(RuntimeError):
+    """Another rank failed or is gone, or the ranks do different things."""
+
+class GroupChannel:
+    """Messages between the ranks of a torch.distributed group."""
+
+    def __init__(self, messages: Any, store: Any, program: Any) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+
+class Agreement:
+    """How the adaptive calls of one function agree on their size with other ranks."""
+
+    def __init__(
+        self, channel: GroupChannel, function: str, per_rank: bool, settled: bool, inside: bool
+    ) -> None: ...
+
 class AdaptiveFunction(Generic[_P, _R]):
     """A function that adapts its sizes when called; made by the decorators of `brim.adapt`."""
 

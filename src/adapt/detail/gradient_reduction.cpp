@@ -34,6 +34,7 @@ void GradientReduction::plan() {
   }
   TORCH_CHECK_VALUE(!trained.empty(), "no parameter of the model needs a gradient");
   const c10::Device device = trained.front().device();
+  trained_.clear();  // planned anew next time if this fails
   groups_.clear();
   std::int64_t longest = 0;
   for (const at::Tensor& parameter : trained) {
