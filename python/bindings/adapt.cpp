@@ -112,6 +112,8 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
        [&](const py::object& slots) { config->restore_arguments = slots_argument(slots); });
   read_into("restores_chunk", config->restores_chunk);
   read_into("argument_names", config->argument_names);
+  read_into("ranks", config->ranks);
+  read_into("maxima_may_differ", config->maxima_may_differ);
   read_into("observer", config->observer);
   if (config->observer) {
     options.observer = [config = config.get()](const Attempt& attempt) {

@@ -77,6 +77,10 @@ struct AdaptiveConfig {
   std::vector<std::string> argument_names;              // by position, for messages
   mutable std::atomic<bool> warned_of_changes = false;  // that a failed attempt left
 
+  // ranks
+  pybind11::object ranks;          // () -> the Agreement with other ranks, or None; null: none
+  bool maxima_may_differ = false;  // between ranks
+
   pybind11::object observer;  // told of every attempt; null: nobody
   std::string log_name;       // what the log calls the function
 };

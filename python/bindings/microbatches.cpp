@@ -1,8 +1,11 @@
 #include <brim/adapt/detail/batch_pass.h>
+#include <brim/adapt/detail/gradient_reduction.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "bindings.h"
 #include "interpreter.h"
@@ -80,6 +83,17 @@ void register_microbatches(py::module_& m) {
       .def("finish", &detail::BatchPass::finish)
       .def("undo", &detail::BatchPass::undo)
       .def_property_readonly("count", &detail::BatchPass::count);
+  py::class_<detail::GradientReduction>(m, "GradientReduction")
+      .def(py::init([](const std::string& reduction, const py::list& parameters) {
+        return std::make_unique<detail::GradientReduction>(reduction_argument(reduction),
+                                                           tensors_argument(parameters));
+      }))
+      .def("prepare", [](detail::GradientReduction& self, const py::object& loss,
+                         double count) { self.prepare(THPVariable_Unpack(loss.ptr()), count); })
+      .def("run", [](detail::GradientReduction& self, const py::object& sum) {
+        return to_python(
+            self.run([&](const at::Tensor& tensor) { release(invoke(sum, to_python(tensor))); }));
+      });
 }
 
 }  // namespace brim::python
