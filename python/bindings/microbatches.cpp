@@ -43,7 +43,7 @@ Reduction reduction_argument(const std::string& name) {
   return name == "mean" ? Reduction::mean : Reduction::sum;
 }
 
-std::vector<at::Tensor> tensors_argument(const py::list& given) {
+std::vector<at::Tensor> tensors_argument(const py::sequence& given) {
   std::vector<at::Tensor> tensors;
   for (const py::handle tensor : given) {
     tensors.push_back(THPVariable_Unpack(tensor.ptr()));
@@ -75,7 +75,7 @@ py::object run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
 
 void register_microbatches(py::module_& m) {
   py::class_<detail::BatchPass>(m, "BatchPass")
-      .def(py::init([](const std::string& reduction, const py::list& hidden) {
+      .def(py::init([](const std::string& reduction, const py::sequence& hidden) {
         return std::make_unique<detail::BatchPass>(reduction_argument(reduction),
                                                    tensors_argument(hidden));
       }))
@@ -84,7 +84,7 @@ void register_microbatches(py::module_& m) {
       .def("undo", &detail::BatchPass::undo)
       .def_property_readonly("count", &detail::BatchPass::count);
   py::class_<detail::GradientReduction>(m, "GradientReduction")
-      .def(py::init([](const std::string& reduction, const py::list& parameters) {
+      .def(py::init([](const std::string& reduction, const py::sequence& parameters) {
         return std::make_unique<detail::GradientReduction>(reduction_argument(reduction),
                                                            tensors_argument(parameters));
       }))

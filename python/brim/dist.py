@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import ProcessGroupGloo
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from brim._arguments import flag
 from brim._C import Agreement, GroupChannel, RankError
@@ -46,9 +46,9 @@ def _channel(group: Any) -> GroupChannel:
     """The side channel of a group, made when it is first needed: on all of its ranks at once."""
     channel = _channels.get(group)
     if channel is None:
-        store = dist.PrefixStore("brim", group.get_group_store())
+        store = PrefixStore("brim", group.get_group_store())
         messages = ProcessGroupGloo(
-            dist.PrefixStore("gloo", store), group.rank(), group.size(), _timeout(group)
+            PrefixStore("gloo", store), group.rank(), group.size(), _timeout(group)
         )
         channel = _channels[group] = GroupChannel(messages, store, group)
     return channel
@@ -117,3 +117,8 @@ class RankSetting:
             self._group = group
             self._agreement = None if group is None else Agreement(_channel(group), *self._how)
         return self._agreement
+
+    @property
+    def group(self) -> Any:
+        """The process group as of the last call; None where this process is the only one."""
+        return self._group

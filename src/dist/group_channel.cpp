@@ -219,7 +219,7 @@ std::vector<std::string> GroupChannel::texts(const std::string& own) {
 }
 
 void GroupChannel::lost(const std::string& why) {
-  constexpr auto kPatience = std::chrono::seconds(5);
+  constexpr auto kPatience = std::chrono::seconds(3);
   std::vector<std::int64_t> gone;
   if (!called_off()) {
     waiting([&] {
@@ -234,9 +234,9 @@ void GroupChannel::lost(const std::string& why) {
     });
   }
   close();
-  const std::string who =
-      gone.empty() ? std::string("a rank") : c10::str("rank ", c10::Join(", ", gone));
-  throw RankError(c10::str(who, " was killed, has ended, or did not answer in time (", why, ")"));
+  throw RankError(c10::str("the connection to another rank is lost, or it did not answer in time",
+                           gone.empty() ? "" : "; nothing was heard of rank ",
+                           c10::Join(", ", gone), " since (", why, ")"));
 }
 
 void GroupChannel::watch(bool on) {

@@ -372,6 +372,34 @@ def test_sizes_are_kept_across_processes_for_the_same_loss(tmp_path: Any) -> Non
     assert other.record(torch.ones(40))[1][0].size == 40
 
 
+@pytest.mark.cuda
+def test_on_cuda() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 2048), nn.Dropout(0.0), nn.GELU(), nn.Linear(2048, 8))
+    model = model.cuda().double()
+    x, y = torch.rand(8192, 256).cuda().double(), torch.randint(0, 8, (8192,)).cuda()
+
+    def loss_fn(part: Any) -> Any:
+        return cross_entropy(model(part[0]), part[1]), torch.tensor(len(part[1])).cuda()
+
+    loss = loss_fn((x, y))[0]
+    expected = whole(model, loss)
+    step = brim.Microbatches(loss_fn, model=model)
+    torch.cuda.empty_cache()
+    with brim.budget(torch.cuda.memory_reserved() + 200 * MIB, "cuda"):
+        for _ in range(3):
+            model.zero_grad()
+            found, attempts = step.record((x, y))
+            assert attempts[-1].fitted
+            assert 16 < step.size < 8192
+            assert found.allclose(loss)
+            for parameter, gradient in zip(model.parameters(), expected, strict=True):
+                assert gradient is not None
+                assert parameter.grad is not None
+                assert parameter.grad.allclose(gradient, 1e-9, 1e-12)
+    assert len(attempts) == 1
+
+
 # ---- batches -------------------------------------------------------------------------------------
 
 Pair = namedtuple("Pair", "x y")

@@ -4,8 +4,10 @@
 #include <brim/adapt/adapt.h>
 #include <brim/adapt/call_key.h>
 #include <brim/adapt/detail/batch_pass.h>
+#include <brim/adapt/detail/gradient_reduction.h>
 #include <brim/adapt/options.h>
 #include <brim/adapt/part_loss.h>
+#include <brim/adapt/saved_state.h>
 #include <brim/adapt/size_memory.h>
 #include <c10/util/Exception.h>
 
@@ -14,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <utility>
+#include <vector>
 
 namespace brim {
 
@@ -23,6 +26,12 @@ struct MicrobatchOptions {
   std::int64_t dim = 0;   ///< of a tensor, along which it is cut
   /// How the size is found. Sizes are remembered by the Microbatches itself if `memory` is null.
   AdaptOptions adapt{};
+
+  /// With `adapt.ranks`: the model's parameters, and what replaces a tensor by its sum over all
+  /// ranks (an all-reduce). Gradients and loss are then those of all ranks' batches together. If
+  /// these differ in length, `size` must be given.
+  std::vector<at::Tensor> parameters{};
+  std::function<void(const at::Tensor&)> sum_over_ranks{};
 };
 
 /// Trains on batches in parts that fit, with the gradients of the whole batch.
@@ -47,8 +56,13 @@ template <class LossFunction>
 class Microbatches {
  public:
   explicit Microbatches(LossFunction loss_fn, MicrobatchOptions options = {})
-      : loss_fn_(std::move(loss_fn)), options_(std::move(options)), pass_(options_.reduction) {
+      : loss_fn_(std::move(loss_fn)),
+        options_(std::move(options)),
+        pass_(options_.reduction, options_.parameters),
+        over_ranks_(options_.reduction, options_.parameters) {
     TORCH_CHECK_VALUE(options_.size >= 0, "size must be 0 or more, got ", options_.size);
+    TORCH_CHECK_VALUE(!reduces() || options_.sum_over_ranks,
+                      "sum_over_ranks must be given for parts on several ranks");
     if (options_.adapt.memory == nullptr) {
       options_.adapt.memory = &sizes_;
     }
@@ -97,28 +111,50 @@ class Microbatches {
     TORCH_CHECK_VALUE(items >= 1, "the batch must have 1 item or more, got ", items);
     AdaptOptions adapt = options_.adapt;
     adapt.key = key;
-    const std::int64_t largest = options_.size == 0 ? items : std::min(options_.size, items);
+    if (reduces()) {  // an attempt that fitted here is undone if it failed elsewhere
+      adapt.restore = [&](SavedState& state) {
+        if (options_.adapt.restore) {
+          options_.adapt.restore(state);
+        }
+        state.add([&] { pass_.undo(); });
+      };
+    }
     const auto forward = [&](std::int64_t begin, std::int64_t end) -> PartLoss {
       return part(begin, end);
     };
     const auto backward = [](const at::Tensor& loss, const at::Tensor& weight) {
       loss.backward(weight);
     };
-    const at::Tensor loss = batch(
-        largest,
+    at::Tensor loss = batch(
+        largest_part(items),
         [&](std::int64_t size) {
           size_ = size;
-          return pass_.run(items, size, forward, backward);
+          at::Tensor own = pass_.run(items, size, forward, backward);
+          if (reduces()) {
+            over_ranks_.prepare(own, pass_.count());
+          }
+          return own;
         },
         adapt);
+    if (reduces()) {
+      loss = over_ranks_.run(options_.sum_over_ranks);
+    }
     pass_.finish();
     return loss;
+  }
+
+  [[nodiscard]] bool reduces() const noexcept { return options_.adapt.ranks != nullptr; }
+
+  /// On several ranks the same on each, whatever the length of its batch.
+  [[nodiscard]] std::int64_t largest_part(std::int64_t items) const noexcept {
+    return options_.size == 0 ? items : reduces() ? options_.size : std::min(options_.size, items);
   }
 
   LossFunction loss_fn_;
   SizeMemory sizes_;
   MicrobatchOptions options_;
   detail::BatchPass pass_;
+  detail::GradientReduction over_ranks_;
   std::int64_t size_ = 0;
 };
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
 from brim import _C
@@ -14,7 +16,7 @@ from brim._arguments import positive, whole
 from brim._C import Attempt
 from brim.adapt import _parts
 from brim.adapt._identity import structure
-from brim.adapt._options import Options, identity, inside, make, name_of
+from brim.adapt._options import Options, identity, inside, make, name_of, rank_setting
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
 
@@ -38,7 +40,8 @@ class Microbatches:
             the batch's items but over something else (tokens that are no padding), it returns
             `(loss, count)`.
         model: checked for layers that see the whole batch, as BatchNorm in training. Also needed
-            for reentrant checkpoints, which hide parameters from the loss's graph.
+            for reentrant checkpoints, which hide parameters from the loss's graph, and with
+            `ranks`.
         reduction: `"mean"` or `"sum"`: what `loss_fn` does over the items of a part.
         size: the longest part, tried first; the whole batch if None.
         dim: the dimension of the batch's tensors along which its items are.
@@ -50,7 +53,9 @@ class Microbatches:
         allow: classes of layers that see the whole batch and are used all the same. Their buffers
             are put back after an attempt that ran out of memory.
         q: prefer multiples of this.
-        **options: see `Options`.
+        **options: see `Options`. With `ranks`, the gradients and the loss are those of the batches
+            of all ranks together, as if one process had run them; DDP's own reduction is not used.
+            With `collectives="inside"` the model reduces its gradients itself (FSDP).
 
     Raises:
         ValueError: if a layer sees the whole batch, or the members of a batch differ in length.
@@ -89,29 +94,40 @@ class Microbatches:
         self._most = None if size is None else positive("size", size)
         self._split, self._length = _splitting(split, length, whole("dim", dim, -(2**63)))
         self._scale = None if scaler is None else scaler.scale
-        self._items = self._size = 0
+        self._items = self._longest = self._size = 0
         layers = [] if model is None else [m for m in model.modules() if isinstance(m, _BatchNorm)]
         self._refused = [layer for layer in layers if not isinstance(layer, allow)]
-        allowed = [b for layer in layers if isinstance(layer, allow) for b in layer.buffers()]
-        if allowed:
-            mine = options.get("restore")
-            options["restore"] = [*allowed, *([] if mine is None else [mine])]  # type: ignore[list-item]
         self._model = model
-        self._pass = _C.BatchPass(reduction, [] if model is None else list(model.parameters()))
-        site = "" if not options.get("persist") else self._identity()
+        parameters = [] if model is None else list(model.parameters())
+        self._pass = _C.BatchPass(reduction, parameters)
+        self._ranks = rank_setting(options, f"Microbatches {name_of(loss_fn)}")
+        self._reduction: _C.GradientReduction | None = None
+        if self._ranks is not None and options.get("collectives", "between") == "between":
+            if model is None:
+                raise ValueError("ranks needs model=, whose gradients are reduced over the ranks")
+            self._reduction = _C.GradientReduction(reduction, parameters)
+        mine = options.get("restore")
+        restore: list[Any] = [] if mine is None else [mine]
+        restore += [b for layer in layers if isinstance(layer, allow) for b in layer.buffers()]
+        if self._ranks is not None:  # an attempt that fitted is undone if it failed elsewhere
+            restore.append((lambda: None, lambda _: self._pass.undo()))
+        if restore:
+            options["restore"] = restore
         slots: dict[str, tuple[str, int]] = {"batch": ("batch", 0), "size": ("size", 1)}
         self._adaptive = make(
             "maximize",
             self._attempt,
             options,
+            ranks_of=lambda *_: self._ranks,
             slots=slots,
-            site=site,
+            site=self._identity() if options.get("persist") else "",
             name="part size",
             log_name=name_of(loss_fn),
             parameters=[slots["size"]],
             quanta=[positive("q", q)],
             groups=[[0]],
             cut_dim=dim,
+            maxima_may_differ=True,
         )
 
     def __call__(self, batch: Any) -> torch.Tensor:
@@ -124,13 +140,11 @@ class Microbatches:
             torch.OutOfMemoryError: if a part does not fit even at the floor. The gradients are then
                 as before, and so they are after any other exception.
         """
-        loss: torch.Tensor = self._run(self._adaptive, batch)
-        return loss
+        return self._run(batch, record=False)[0]
 
     def record(self, batch: Any) -> tuple[torch.Tensor, list[Attempt]]:
         """The same, with the attempts that it took."""
-        result: tuple[torch.Tensor, list[Attempt]] = self._run(self._adaptive.record, batch)
-        return result
+        return self._run(batch, record=True)
 
     @property
     def size(self) -> int:
@@ -141,16 +155,25 @@ class Microbatches:
         """Forget what was learned about sizes."""
         self._adaptive.clear()
 
-    def _run(self, adaptive: Callable[..., Any], batch: Any) -> Any:
+    def _run(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, list[Attempt]]:
         self._refuse_whole_batch()
+        self._refuse_waiting()
         self._items = whole("the length of the batch", self._length(batch), 1)
-        most = self._items if self._most is None else min(self._most, self._items)
+        self._longest = max(self._longest, self._items)
+        # On several ranks the same on each, though some may have shorter batches now.
+        upper = self._items if self._ranks is None else self._longest
+        most = upper if self._most is None else min(self._most, upper)
         try:
-            result = adaptive(batch, most)
+            if record:
+                loss, attempts = self._adaptive.record(batch, most)
+            else:
+                loss, attempts = self._adaptive(batch, most), []
+            if self._reduces():
+                loss = self._reduction.run(self._sum_over_ranks)  # type: ignore[union-attr]
             self._pass.finish()
         finally:
             self._pass.undo()
-        return result
+        return loss, attempts
 
     def _attempt(self, batch: Any, size: int) -> torch.Tensor:
         self._size = size
@@ -160,7 +183,35 @@ class Microbatches:
                 return batch
             return self._split(batch, start, stop)
 
-        return self._pass.run(self._items, size, self._loss_fn, part, self._scale)
+        with self._no_sync():
+            loss = self._pass.run(self._items, size, self._loss_fn, part, self._scale)
+        if self._reduces():
+            self._reduction.prepare(loss, self._pass.count)  # type: ignore[union-attr]
+        return loss
+
+    def _reduces(self) -> bool:
+        """Whether there are other ranks, and this reduces the gradients over them."""
+        return self._reduction is not None and self._ranks.group is not None
+
+    def _sum_over_ranks(self, tensor: torch.Tensor) -> None:
+        torch.distributed.all_reduce(tensor, group=self._ranks.group)
+
+    def _no_sync(self) -> AbstractContextManager[None]:
+        """Parts run without collectives, so that no rank waits for one that fails."""
+        if self._reduction is None or not isinstance(self._model, DistributedDataParallel):
+            return nullcontext()
+        self._model.require_forward_param_sync = False  # else its first forward waits
+        return self._model.no_sync()
+
+    def _refuse_waiting(self) -> None:
+        if self._ranks is not None or not isinstance(self._model, DistributedDataParallel):
+            return
+        group: Any = self._model.process_group
+        if group.size() > 1:
+            raise ValueError(
+                "model is a DistributedDataParallel, whose ranks wait for each other in every "
+                "part: pass ranks=True"
+            )
 
     def _refuse_whole_batch(self) -> None:
         seeing = [m for m in self._refused if m.training or not m.track_running_stats]

@@ -16,6 +16,13 @@ namespace {
 
 constexpr std::int64_t kOne = 1;
 
+/// The share of memory that a prediction leaves free. Where a failure is final on all ranks it is
+/// large: collectives that overlap with the work make its need vary.
+double margin(const AdaptOptions& options, const Recollection& known, c10::Device device) {
+  constexpr double kInside = 0.25;
+  return cannot_repeat(options) ? kInside : known.margin(device);
+}
+
 /// The searches know no torch and throw std::invalid_argument: here it becomes a ValueError.
 template <class Search, class Options>
 Search checked(const Options& options) {
@@ -38,7 +45,7 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
   ParameterSearchOptions search{.strategy = options.strategy,
                                 .start = cannot_repeat(options) ? Start::probe : Start::at_upper,
                                 .groups = {call.groups.begin(), call.groups.end()},
-                                .margin = known.margin(device),
+                                .margin = margin(options, known, device),
                                 .packs = known.packs(device),
                                 .available = known.available,
                                 .revisit_floor = options.exact_halving};
@@ -73,7 +80,7 @@ SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Re
                                                       .upper = upper,
                                                       .lower = std::min(options.lower, upper),
                                                       .quantum = options.quantum,
-                                                      .margin = known.margin(device),
+                                                      .margin = margin(options, known, device),
                                                       .packs = known.packs(device),
                                                       .available = known.available});
   result.remember(known.attempts);

@@ -10,10 +10,16 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <array>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "adapt/calls.h"
+#include "adapt/thread_ranks.h"
 
 namespace brim {
 namespace {
@@ -66,6 +72,7 @@ class MicrobatchesTest : public ::testing::Test {
 
   Model model;
   Data data;
+  std::array<std::int64_t, 2> rounds{};  // of sums, by rank
 };
 
 TEST_F(MicrobatchesTest, MeanOverUnevenParts) {
@@ -228,6 +235,66 @@ TEST_F(MicrobatchesTest, WrongInputIsAnErrorThatSaysWhat) {
         Microbatches{[&](std::int64_t, std::int64_t) { return squares(data.x, data.y).mean(); }}(0);
       }).find("1 item"),
       std::string::npos);
+}
+
+/// Two ranks, of which the second runs out of memory in its second part: both repeat, and have the
+/// gradients of both batches.
+TEST_F(MicrobatchesTest, RanksHaveTheGradientsOfAllTheirBatches) {
+  const at::Tensor gradients = expected(squares(data.x, data.y).mean());
+  const at::Tensor whole = squares(data.x, data.y).mean().detach();
+  ThreadRanks ranks(2);
+  std::mutex mutex;
+  std::map<std::int64_t, std::vector<at::Tensor>> given;  // by round, in the order of the ranks
+  std::vector<Model> models(2);
+  std::vector<at::Tensor> losses(2);
+  std::vector<std::int64_t> sizes(2);
+  for (Model& own : models) {
+    for (std::size_t i = 0; i < own.weights.size(); ++i) {
+      own.weights[i].set_data(model.weights[i].detach().clone());
+    }
+  }
+  const auto errors = ranks.run([&](std::int64_t rank) {
+    const auto i = static_cast<std::size_t>(rank);
+    const auto channel = std::make_shared<ThreadChannel>(ranks, rank);
+    Agreement agreement(channel);
+    const auto sum = [&](const at::Tensor& tensor) {  // every rank adds up the same, in one order
+      std::vector<std::int64_t> arrived{0};
+      const std::int64_t round = rounds[i]++;
+      {
+        const std::lock_guard lock(mutex);
+        given[round].resize(2);
+        given[round][i] = tensor.clone();
+      }
+      channel->least(arrived);
+      const std::lock_guard lock(mutex);
+      tensor.copy_(given[round][0] + given[round][1]);
+    };
+    int parts = 0;
+    Microbatches step(
+        [&](const at::Tensor& x, const at::Tensor& y) {
+          if (rank == 1 && ++parts == 2) {
+            throw_out_of_memory();
+          }
+          return (models[i](x) - y).square().mean();
+        },
+        {.size = 2,
+         .adapt = {.ranks = &agreement},
+         .parameters = models[i].weights,
+         .sum_over_ranks = sum});
+    const std::int64_t begin = rank == 0 ? 0 : 6;  // 6 items and 4
+    const std::int64_t count = rank == 0 ? 6 : 4;
+    losses[i] = step(data.x.narrow(0, begin, count), data.y.narrow(0, begin, count));
+    sizes[i] = step.size();
+  });
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (errors[i]) {
+      std::rethrow_exception(errors[i]);
+    }
+    EXPECT_EQ(sizes[i], 1);
+    EXPECT_TRUE(losses[i].allclose(whole));
+    EXPECT_TRUE(models[i].gradients().allclose(gradients, 1e-12));
+  }
+  EXPECT_TRUE(models[0].gradients().equal(models[1].gradients()));
 }
 
 TEST(WholeBatch, BatchNormInTrainingIsRefused) {
