@@ -55,6 +55,8 @@ struct AdaptiveConfig {
   std::vector<std::int64_t> quanta;
   std::vector<std::vector<std::size_t>> groups;
   std::optional<ArgumentSlot> infer;  // its length is the maximum where none is passed
+  pybind11::object
+      foresee;  // (key, size, function, args, kwargs) -> the size to start from, or null
 
   // batch, range, chunked
   std::int64_t initial = 0;
