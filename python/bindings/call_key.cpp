@@ -163,7 +163,8 @@ bool add_setting(CallKey& key, PyObject* value, int depth = 0) {
 /// of objects, and the structure of modules. What keeps changing is left out.
 class Settings {
  public:
-  explicit Settings(ScalarArguments& history) : history_(history) {}
+  /// @param history null: all settings count.
+  explicit Settings(ScalarArguments* history) : history_(history) {}
 
   /// @param argument a hash of its name or place.
   void add(std::uint64_t argument, PyObject* value) {
@@ -184,7 +185,7 @@ class Settings {
 
  private:
   void note(std::uint64_t argument, std::uint64_t value) {
-    if (history_.counts(argument, value)) {
+    if (history_ == nullptr || history_->counts(argument, value)) {
       CallKey one(argument);
       one.add(value);
       sum_ = sum_.value_or(0) + one.value();
@@ -234,7 +235,7 @@ class Settings {
     }
   }
 
-  ScalarArguments& history_;
+  ScalarArguments* history_;
   std::optional<std::uint64_t> sum_;
 };
 
@@ -249,7 +250,7 @@ bool is_size(const AdaptiveConfig& config, const CallArguments& arguments, Py_ss
 
 std::optional<std::uint64_t> settings_of(const AdaptiveConfig& config,
                                          const CallArguments& arguments) {
-  Settings settings(config.memory->scalars());
+  Settings settings(config.memory ? &config.memory->scalars() : nullptr);
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     if (is_size(config, arguments, i)) {
       continue;

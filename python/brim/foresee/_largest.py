@@ -76,13 +76,14 @@ def largest_size(
         nonlocal outside
         while True:
             assumed = outside
-            capacity = max(limit - assumed, 0)
+            capacity = max(limit - assumed, 1)
             found = estimate(
                 fn, *args, device=target, capacity=capacity, calls=calls, **{name: size}, **kwargs
             )
             outside = max(outside, others - found.held_before)
             if outside == assumed:
-                return found.held_before + found.peak + outside, found.fits
+                held = found.held_before + found.peak + outside
+                return held, found.fits and held <= limit
 
     return _search(trace, limit, lower, most, most if upper is not None else lower)
 
