@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -95,12 +96,19 @@ def branches(positive):
 """
 
 
-def test_estimate_prints_the_peak_and_whether_it_fits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def step_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "step_of_a_test.py"
     file.write_text(STEP_FILE)
-    command = ["estimate", f"{file}:step", "--device", "cuda"]
+    # So that the file and its tensors do not outlive the test.
+    monkeypatch.setitem(sys.modules, file.stem, ModuleType(file.stem))
+    return file
+
+
+def test_estimate_prints_the_peak_and_whether_it_fits(
+    step_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["estimate", f"{step_file}:step", "--device", "cuda"]
     assert main([*command, "--capacity", "1GiB"]) == 0
     assert "fits the capacity of 1.00 GiB" in capsys.readouterr().out
     assert main([*command, "--capacity", "1MiB", "--json"]) == 1
@@ -109,8 +117,6 @@ def test_estimate_prints_the_peak_and_whether_it_fits(
     assert figures["device"] == "cuda:0"
 
 
-def test_estimate_says_which_line_cannot_be_traced(tmp_path: Path) -> None:
-    file = tmp_path / "branches_of_a_test.py"
-    file.write_text(STEP_FILE)
-    with pytest.raises(SystemExit, match=r"branches_of_a_test\.py:13: "):
-        main(["estimate", f"{file}:branches", "True", "--device", "cpu"])
+def test_estimate_says_which_line_cannot_be_traced(step_file: Path) -> None:
+    with pytest.raises(SystemExit, match=r"step_of_a_test\.py:13: "):
+        main(["estimate", f"{step_file}:branches", "True", "--device", "cpu"])

@@ -7,6 +7,7 @@ import gc
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -19,8 +20,8 @@ from torch.optim import optimizer as torch_optimizer
 from brim import _C
 from brim.foresee import _cuda
 from brim.foresee._cpu import CpuTemporaries
-from brim.foresee._errors import EstimateError
-from brim.foresee._log import Kind
+from brim.foresee._errors import EstimateError, LeftBehindError
+from brim.foresee._log import Allocation, Kind
 from brim.foresee._places import line_of
 from brim.foresee._reach import Reachable
 from brim.foresee._report import Estimate
@@ -53,9 +54,9 @@ def estimate(
     """Predict the peak memory of `fn(*args, **kwargs)` without running it.
 
     The function runs on fake tensors: no memory is taken and no kernel runs. Parameters, buffers,
-    gradients, optimizer state and random state are the same afterwards, also if it fails. What the
-    function does to other Python objects stays done. Other threads must not use the same modules
-    meanwhile.
+    gradients, optimizer state, random state and the Python objects that the function changes are
+    the same afterwards, also if it fails; attributes of classes, iterators and files are not. Other
+    threads must not use the same objects meanwhile.
 
     Args:
         fn: what to estimate, such as a training step.
@@ -72,8 +73,8 @@ def estimate(
         The peak above what is held now, and what it consists of; see `Estimate`.
 
     Raises:
-        EstimateError: if the code depends on values of tensors, or an operator has no fake kernel;
-            names the line.
+        EstimateError: if the code depends on values of tensors, or an operator has no fake kernel,
+            or a tensor of the trace is left where it cannot be removed; names the line.
 
     Example:
         >>> import brim, torch
@@ -114,7 +115,9 @@ def _estimate(
         for optimizer in found.optimizers:
             tracer.take_optimizer(optimizer)
         for helper in found.helpers:
-            swap.keep_object(helper)
+            swap.keep(helper)
+        for thing, own in found.state:
+            swap.keep(thing, own)
         for tensor in found.tensors:
             tracer.take(tensor, Kind.input, "")
         with mode, _followed(tracer, target, moves), tracer:
@@ -134,8 +137,9 @@ def _estimate(
             f"{line_of(error)}: cannot be traced with fake tensors: {text}"
         ) from error
     finally:
-        tracer.stop()
+        live = tracer.stop()
         swap.restore()
+    _check_that_none_is_left(live)
     if target.type == "cuda" and uses_cuda():
         known = sum(allocation.bytes for allocation in tracer.log.held)
         tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - known)
@@ -156,6 +160,18 @@ def _estimate(
         )
         tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
     return Estimate(_C.replay(trace, options, start), target, limit, tuple(tracer.assumptions))
+
+
+def _check_that_none_is_left(live: list[tuple[weakref.ref[Any], Allocation]]) -> None:
+    if any(storage() is not None for storage, _ in live):
+        gc.collect()
+    places = {one.place: None for storage, one in live if storage() is not None}
+    if places:
+        raise LeftBehindError(
+            "tensors of the trace, which have no values, are left in something that brim cannot "
+            "put back (an attribute of a class, an object of C++, an iterator). Remove them "
+            f"before real calls. They were made at {', '.join(places)}"
+        )
 
 
 def _reason(error: BaseException) -> str:

@@ -365,6 +365,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             entry[1].kind = kind
             entry[1].place = name or entry[1].place
 
-    def stop(self) -> None:
-        """Forget the storages, so that what is released from now on is not noted."""
+    def stop(self) -> list[tuple[weakref.ref[Any], Allocation]]:
+        """Forget everything: what is released from now on is not noted. Returns what is left."""
+        live = list(self._live.values())
         self._live.clear()
+        self._parameters.clear()
+        self._optimizers.clear()
+        return live
