@@ -1,6 +1,7 @@
 #include "adaptive_call.h"
 
 #include <brim/adapt/adapt.h>
+#include <brim/adapt/agreement.h>
 #include <brim/adapt/saved_state.h>
 #include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
@@ -142,6 +143,10 @@ class Call {
     if (config_.memory && config_.key_arguments) {
       keys_ = call_keys(config_, arguments_, std::nullopt);
     }
+    if (config_.ranks) {
+      const py::object agreement = invoke(config_.ranks);
+      ranks_ = agreement.is_none() ? nullptr : agreement.cast<std::shared_ptr<Agreement>>();
+    }
     switch (config_.kind) {
       case AdaptKind::maximize:
         maximize();
@@ -235,6 +240,7 @@ class Call {
       warnings_.emplace();
       options_ = config_.options;
       options_->attempts = attempts_;
+      options_->ranks = ranks_.get();
       options_->observer = with_log(config_);
       if (config_.memory) {
         const CallKeys keys = keys_ ? *keys_ : call_keys(config_, arguments_, skip_dim);
@@ -274,11 +280,18 @@ class Call {
     detail::maximize({.maxima = maxima,
                       .quanta = config_.quanta,
                       .groups = config_.groups,
-                      .options = attempts_ == nullptr ? config_.options : all_options(),
+                      .options = attempts_ == nullptr && !ranks_ ? config_.options : all_options(),
                       .all_options = all,
+                      .maxima_may_differ = config_.maxima_may_differ,
                       .counts_items = counts_items,
                       .on_accelerator = !only_cpu() && has_accelerator_tensor(arguments_)},
-                     attempt);
+                     [&](std::span<const std::int64_t> values) -> std::optional<detail::Failure> {
+                       if (values.empty()) [[unlikely]] {
+                         release(std::move(result_));
+                         return std::nullopt;
+                       }
+                       return attempt(values);
+                     });
   }
 
   void maximize() {
@@ -413,6 +426,7 @@ class Call {
   std::vector<Attempt>* attempts_;
   std::optional<CallKeys> keys_;
   ArgumentVersions versions_;
+  std::shared_ptr<Agreement> ranks_;   // null: alone
   const SavedState* saved_ = nullptr;  // of the driver, which made it before the attempt
   std::optional<CoreWarnings> warnings_;
   std::optional<AdaptOptions> options_;

@@ -245,8 +245,9 @@ int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
   if (config.infer) {
     Py_VISIT(config.infer->otherwise.ptr());
   }
-  for (const py::object* object : {&config.foresee, &config.progress, &config.hasher,
-                                   &config.observer, &config.recipe, &config.restore}) {
+  for (const py::object* object :
+       {&config.foresee, &config.progress, &config.hasher, &config.observer, &config.recipe,
+        &config.restore, &config.ranks}) {
     Py_VISIT(object->ptr());
   }
   return 0;

@@ -85,12 +85,6 @@ struct Arguments {
   }
 };
 
-batching::Oversize oversize_argument(const std::string& oversize) {
-  TORCH_CHECK_VALUE(oversize == "leave_out" || oversize == "error",
-                    "oversize must be \"leave_out\" or \"error\", got \"", oversize, "\"");
-  return oversize == "error" ? batching::Oversize::error : batching::Oversize::leave_out;
-}
-
 batching::Order order_of(const std::optional<at::Tensor>& indices, bool shuffle) {
   batching::Order order{.indices = std::nullopt, .shuffle = shuffle};
   if (indices) {
@@ -170,22 +164,6 @@ SharedBatching bucketed(const py::object& bucket_sizes, std::vector<double> boun
   });
 }
 
-batching::Position position_argument(const py::object& cursor, const py::object& segments) {
-  batching::Position position;
-  for (const py::handle word : cursor) {
-    position.cursor.push_back(integer_argument("cursor", py::reinterpret_borrow<py::object>(word)));
-  }
-  for (const py::handle entry : segments) {
-    TORCH_CHECK_VALUE(py::isinstance<py::sequence>(entry) && py::len(entry) == 3,
-                      "a segment of a position has 3 numbers, got ", text_of(py::repr(entry)));
-    const auto segment = py::reinterpret_borrow<py::sequence>(entry);
-    position.segments.push_back({integer_argument("world_size", segment[0]),
-                                 integer_argument("step_offset", segment[1]),
-                                 integer_argument("done", segment[2])});
-  }
-  return position;
-}
-
 /// A stream for counting and for plans; at the position if there is one.
 batching::BatchStream stream_of(const SampleBatching& batching, std::uint64_t seed,
                                 batching::Ranks ranks, const batching::Position& position) {
@@ -194,24 +172,6 @@ batching::BatchStream stream_of(const SampleBatching& batching, std::uint64_t se
     stream.seek(position);
   }
   return stream;
-}
-
-py::dict left_out_of(const std::vector<batching::LeftOut>& left_out) {
-  py::dict result;
-  for (const auto reason :
-       {batching::LeftOutReason::over_budget, batching::LeftOutReason::outside_buckets,
-        batching::LeftOutReason::dropped_last, batching::LeftOutReason::too_few_for_ranks}) {
-    std::vector<std::int64_t> indices;
-    for (const batching::LeftOut& sample : left_out) {
-      if (sample.reason == reason) {
-        indices.push_back(sample.index);
-      }
-    }
-    if (!indices.empty()) {
-      result[batching::to_string(reason)] = to_tensor(std::move(indices));
-    }
-  }
-  return result;
 }
 
 py::tuple plan(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
@@ -251,6 +211,55 @@ std::vector<Limit> limits_argument(const py::list& costs, const py::list& maxima
   result.reserve(costs.size());
   for (std::size_t i = 0; i < costs.size(); ++i) {
     result.push_back(limit_argument(costs[i], maxima[i]));
+  }
+  return result;
+}
+
+batching::Oversize oversize_argument(const std::string& oversize) {
+  TORCH_CHECK_VALUE(oversize == "leave_out" || oversize == "error",
+                    "oversize must be \"leave_out\" or \"error\", got \"", oversize, "\"");
+  return oversize == "error" ? batching::Oversize::error : batching::Oversize::leave_out;
+}
+
+batching::Position position_argument(const py::object& cursor, const py::object& segments) {
+  batching::Position position;
+  for (const py::handle word : cursor) {
+    position.cursor.push_back(integer_argument("cursor", py::reinterpret_borrow<py::object>(word)));
+  }
+  for (const py::handle entry : segments) {
+    TORCH_CHECK_VALUE(py::isinstance<py::sequence>(entry) && py::len(entry) == 3,
+                      "a segment of a position has 3 numbers, got ", text_of(py::repr(entry)));
+    const auto segment = py::reinterpret_borrow<py::sequence>(entry);
+    position.segments.push_back({integer_argument("world_size", segment[0]),
+                                 integer_argument("step_offset", segment[1]),
+                                 integer_argument("done", segment[2])});
+  }
+  return position;
+}
+
+void write_position(const batching::Position& position, py::dict& state) {
+  state["cursor"] = position.cursor;
+  py::list segments;
+  for (const auto& [world_size, step_offset, done] : position.segments) {
+    segments.append(std::vector<std::int64_t>{world_size, step_offset, done});
+  }
+  state["segments"] = std::move(segments);
+}
+
+py::dict left_out_of(const std::vector<batching::LeftOut>& left_out) {
+  py::dict result;
+  for (const auto reason :
+       {batching::LeftOutReason::over_budget, batching::LeftOutReason::outside_buckets,
+        batching::LeftOutReason::dropped_last, batching::LeftOutReason::too_few_for_ranks}) {
+    std::vector<std::int64_t> indices;
+    for (const batching::LeftOut& sample : left_out) {
+      if (sample.reason == reason) {
+        indices.push_back(sample.index);
+      }
+    }
+    if (!indices.empty()) {
+      result[batching::to_string(reason)] = to_tensor(std::move(indices));
+    }
   }
   return result;
 }
@@ -321,6 +330,7 @@ void register_batching(py::module_& m) {
   m.def("epoch_seed", &batching::epoch_seed, py::arg("seed"), py::arg("epoch"));
   m.attr("BatchIterator") = batch_iterator_type();
   register_sample_stream(m);
+  register_look_ahead(m);
 }
 
 }  // namespace brim::python

@@ -61,6 +61,12 @@ class SampleTable {
     return shuffle_ ? Permutation(static_cast<std::uint64_t>(size()), seed) : Permutation();
   }
 
+  /// All samples are there.
+  static void look_ahead(std::int64_t /*samples*/) {}
+  [[nodiscard]] bool has(std::int64_t sample) const {
+    return sample >= 0 && std::cmp_less(sample, columns_[0].sizes.size());
+  }
+
   /// The indices of samples first, first + 1, … of the epoch with this permutation.
   void read(const Permutation& permutation, std::int64_t first, std::span<std::int64_t> out) const {
     if (shuffle_) {

@@ -16,14 +16,27 @@ import torch
 from typing_extensions import Unpack
 
 from brim._arguments import flag, positive, whole
-from brim._C import AdaptiveFunction, Attempt, SizeMemory
+from brim._C import AdaptiveFunction, Attempt, RankError, SizeMemory
 from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
-from brim.adapt._options import Options, inside, make, name_of, remembered, slot_of, slots_of
+from brim.adapt._microbatches import Microbatches
+from brim.adapt._options import (
+    RANK_OPTIONS,
+    Options,
+    inside,
+    make,
+    name_of,
+    rank_setting,
+    remembered,
+    slot_of,
+    slots_of,
+)
 
 __all__ = [
     "AdaptiveFunction",
     "Attempt",
+    "Microbatches",
     "Options",
+    "RankError",
     "SizeMemory",
     "batch",
     "chunked",
@@ -153,6 +166,7 @@ def maximize(
             quanta=quanta,
             groups=group_indices,
             infer=None if infer is None else slot_of(function, slots, "infer", infer),
+            maxima_may_differ=infer is not None or foresee,
             foresee=_first_size(flat[0], options) if foresee else None,
         )
         return adaptive
@@ -272,6 +286,11 @@ def _run_memory(
     return remembered(Options(**dict(options)), salt)  # type: ignore[typeddict-item]
 
 
+@functools.lru_cache(1024)
+def _run_ranks(owner: object, options: tuple[tuple[str, Any], ...], name: str) -> Any:
+    return rank_setting(Options(**dict(options)), name)  # type: ignore[typeddict-item]
+
+
 def _once(
     kind: str,
     function: Callable[..., Any],
@@ -291,13 +310,17 @@ def _once(
     inner = function.func if isinstance(function, functools.partial) else function
     code = getattr(inner, "__code__", None) or name_of(inner)
 
-    def memory_of(options: Options, salt: int) -> SizeMemory | None:
-        asked = tuple(
-            (k, v) for k, v in options.items() if k in ("persist", "capacity", "remember")
-        )
-        return _run_memory((kind, site, None if salt else code), asked, salt)
+    def asked(options: Options, *names: str) -> tuple[tuple[str, Any], ...]:
+        return tuple((name, value) for name, value in options.items() if name in names)
 
-    specific |= {"memory_of": memory_of, "site": site}
+    def memory_of(options: Options, salt: int) -> SizeMemory | None:
+        chosen = asked(options, "persist", "capacity", "remember")
+        return _run_memory((kind, site, None if salt else code), chosen, salt)
+
+    def ranks_of(options: Options, name: str) -> Any:
+        return _run_ranks((kind, site, code), asked(options, "ranks", *RANK_OPTIONS), name)
+
+    specific |= {"memory_of": memory_of, "ranks_of": ranks_of, "site": site}
     return _sized(kind, initial, q, options, **specific)(function)
 
 

@@ -15,6 +15,7 @@ from brim import _C
 from brim._arguments import whole
 from brim.data.base import Batch, SamplerOptions, Start, left_out_message, warn
 from brim.data.fit import FittedBatchSampler
+from brim.data.ranks import RankSource
 from brim.data.sizes import (
     Budget,
     Cost,
@@ -104,8 +105,8 @@ class SizeAwareBatchSampler(FittedBatchSampler):
     Args:
         sampler: the order of the samples: `range(n)`, a `SequentialSampler`, indices as a tensor,
             array or list, or any sampler or iterable of indices. The last is read anew for each
-            epoch. The epoch is passed on to it, also by `load_state_dict`, if it has `set_epoch`;
-            otherwise its owner must restore its order.
+            epoch, and must give all ranks the same order. The epoch is passed on to it, also by
+            `load_state_dict`, if it has `set_epoch`; otherwise its owner must restore its order.
         sizeof: the sizes by index, as a tensor, an array or a list, which is kept and not copied;
             or a callable or mapping from index to size. It is asked as batches are needed. `len`,
             `plan`, `report`, `shuffle`, `as_tensors` and several ranks need all sizes at once.
@@ -129,11 +130,19 @@ class SizeAwareBatchSampler(FittedBatchSampler):
         if isinstance(sampler, (str, bytes)) or not isinstance(sampler, Iterable):
             raise TypeError(f"sampler must be a sampler or an iterable of indices, got {sampler!r}")
         if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+            if self._ranks.given and self.world_size > 1:
+                raise ValueError(
+                    "sampler is a DistributedSampler, whose samples would be shared out again by "
+                    f"world_size={self.world_size}: give all indices, such as range(n)"
+                )
+            self._ranks = RankSource(0, 1)
             warn(
                 "sampler is a DistributedSampler: each rank fills batches of its own samples, so "
                 "ranks get different numbers of batches, and a rank with more waits for the "
-                "others. Give all indices, such as range(n), with rank= and world_size="
+                "others. Give all indices, such as range(n): batches are shared out"
             )
+        # Whether ranks would draw different orders.
+        self._drawn_apart = getattr(sampler, "generator", self) is None
         self._given: Iterable[int] = sampler
         self.sizeof = sizeof
         self._function = size_function(sizeof)
@@ -195,6 +204,11 @@ class SizeAwareBatchSampler(FittedBatchSampler):
     def _order(self) -> torch.Tensor | None:
         """The indices of the coming epoch; None if they are 0, 1, 2 and so on."""
         if self._foreign and self._indices is None:
+            if self._drawn_apart and self.world_size > 1:
+                raise ValueError(
+                    f"sampler is a {type(self._given).__name__} without a generator, which gives "
+                    f"each of {self.world_size} ranks another order: use range(n) and shuffle=True"
+                )
             self._indices = index_tensor("sampler", self._given)
             self._given_epoch = getattr(self._given, "epoch", None)  # it may count by itself
         return self._indices

@@ -263,3 +263,11 @@ def check_oversize(oversize: object) -> str:
     if oversize not in ("leave_out", "error"):
         raise ValueError(f'oversize must be "leave_out" or "error", got {oversize!r:.100}')
     return str(oversize)
+
+
+def sorted_boundaries(given: object) -> torch.Tensor:
+    """Boundaries of buckets, as the argument `bucket_boundaries` gives them."""
+    boundaries = one_column("bucket_boundaries", given)
+    if boundaries.dtype == torch.int64 and not torch.equal(boundaries.double().long(), boundaries):
+        raise ValueError("bucket_boundaries must not exceed 2**53")
+    return boundaries.double().sort().values  # NaN last, for the core to refuse

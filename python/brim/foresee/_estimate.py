@@ -106,7 +106,8 @@ def _estimate(
     swap = Swap(mode, target, moves)
     temporaries = CpuTemporaries() if target.type == "cpu" else _cuda.Temporaries(target)
     tracer = Tracer(swap, target, moves, temporaries)
-    gc.collect()  # releases what would be released at some time within the trace
+    # Releases what would be released at some time within the trace, and counts as free then.
+    gc.collect(2 if limit is None else 1)
     try:
         for module in found.modules:
             tracer.take_module(module)
@@ -138,6 +139,9 @@ def _estimate(
     if moves:
         tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
     tracer.assumptions.update(dict.fromkeys(temporaries.assumptions))
+    for func, count in tracer.unknown.items():
+        text = f"temporaries of {func} are not known: {count} call{'s' if count > 1 else ''}"
+        tracer.assumptions[text] = None
     if limit is None:
         limit = _free_for(sum(allocation.bytes for allocation in tracer.log.held), target)
     if target.type == "cpu":
@@ -188,7 +192,13 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
         else contextlib.nullcontext()
     )
     try:
-        with tracer.modules, elsewhere, _not_packed(tracer), _always_stepping():
+        with (
+            tracer.modules,
+            tracer.in_place.following(),
+            elsewhere,
+            _not_packed(tracer),
+            _always_stepping(),
+        ):
             yield
     finally:
         types.remove(FakeTensor)
