@@ -54,7 +54,10 @@ struct AdaptiveConfig {
   std::vector<ArgumentSlot> parameters;
   std::vector<std::int64_t> quanta;
   std::vector<std::vector<std::size_t>> groups;
-  std::optional<ArgumentSlot> infer;  // its length is the maximum where none is passed
+  std::optional<ArgumentSlot> infer;    // its length is the maximum where none is passed
+  std::optional<std::int64_t> cut_dim;  // the first argument is a batch, cut along this dimension
+  // (key, size, function, args, kwargs) -> the size to start from; or null
+  pybind11::object foresee;
 
   // batch, range, chunked
   std::int64_t initial = 0;

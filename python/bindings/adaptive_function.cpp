@@ -98,9 +98,7 @@ PyObject* clear_sizes(PyObject* self, PyObject* /*unused*/) {
     return nullptr;
   }
   return called_by_python([&] {
-    if (function->config->memory) {
-      function->config->memory->forget_all();
-    }
+    forget_all(*function->config);
     return py::none().release().ptr();
   });
 }
@@ -247,8 +245,9 @@ int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
   if (config.infer) {
     Py_VISIT(config.infer->otherwise.ptr());
   }
-  for (const py::object* object : {&config.progress, &config.hasher, &config.observer,
-                                   &config.recipe, &config.restore, &config.ranks}) {
+  for (const py::object* object :
+       {&config.foresee, &config.progress, &config.hasher, &config.observer, &config.recipe,
+        &config.restore, &config.ranks}) {
     Py_VISIT(object->ptr());
   }
   return 0;

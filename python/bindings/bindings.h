@@ -19,6 +19,7 @@ void register_dist(py::module_& m);
 void register_fake_tensor(py::module_& m);
 void register_fit(py::module_& m);
 void register_memory(py::module_& m);
+void register_microbatches(py::module_& m);
 void register_nn(py::module_& m);
 void register_predict(py::module_& m);
 void register_testing(py::module_& m);

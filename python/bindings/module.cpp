@@ -72,6 +72,7 @@ PYBIND11_MODULE(_C, m) {
   brim::python::register_predict(m);
   brim::python::register_allocator_model(m);
   brim::python::register_adapt(m);
+  brim::python::register_microbatches(m);
   brim::python::register_batching(m);
   brim::python::register_buckets(m);
   brim::python::register_dist(m);

@@ -117,3 +117,8 @@ class RankSetting:
             self._group = group
             self._agreement = None if group is None else Agreement(_channel(group), *self._how)
         return self._agreement
+
+    @property
+    def group(self) -> Any:
+        """The process group as of the last call; None where this process is the only one."""
+        return self._group

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import torch
 from typing_extensions import Unpack
@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 from brim._arguments import flag, positive, whole
 from brim._C import AdaptiveFunction, Attempt, RankError, SizeMemory
 from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
+from brim.adapt._microbatches import Microbatches
 from brim.adapt._options import (
     RANK_OPTIONS,
     Options,
@@ -33,6 +34,7 @@ from brim.adapt._options import (
 __all__ = [
     "AdaptiveFunction",
     "Attempt",
+    "Microbatches",
     "Options",
     "RankError",
     "SizeMemory",
@@ -63,6 +65,12 @@ def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: s
                 f"{name} is positional-only in {name_of(function)} and may be left out: brim could "
                 "not pass it on. Remove the default (and infer=), or the `/`"
             )
+
+
+def _first_size(name: str, options: Options) -> Callable[..., int]:
+    from brim.foresee import FirstSize  # imports parts of torch that few need
+
+    return FirstSize(name, options.get("lower", 1), options.get("device"))
 
 
 @overload
@@ -159,15 +167,8 @@ def maximize(
             groups=group_indices,
             infer=None if infer is None else slot_of(function, slots, "infer", infer),
             maxima_may_differ=infer is not None or foresee,
+            foresee=_first_size(flat[0], options) if foresee else None,
         )
-        if foresee:
-            from brim.foresee import Foreseeing  # imports parts of torch that few need
-
-            lower, device = options.get("lower", 1), options.get("device")
-            foreseen: AdaptiveFunction[P, R] = cast(
-                Any, Foreseeing(adaptive, function, flat[0], infer, lower, device)
-            )
-            return foreseen
         return adaptive
 
     return decorate
