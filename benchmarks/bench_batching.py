@@ -294,6 +294,36 @@ def resume(sizes: torch.Tensor, bionemo: Any) -> None:
         )
 
 
+# ---- balance -------------------------------------------------------------------------------------
+
+
+def balanced(sizes: torch.Tensor) -> None:
+    print("balance(): lists of indices, items per second")
+    for kind, costs in {"lengths": sizes, "real costs": data.flops(sizes).sqrt()}.items():
+        for items, parts, equal in itertools.product(
+            (1024, 16384, MILLION), (8, 64), (False, True)
+        ):
+            some = costs[:items]
+            repeats = max(1, 65536 // items)
+
+            def run(
+                some: torch.Tensor = some,
+                parts: int = parts,
+                equal: bool = equal,
+                repeats: int = repeats,
+            ) -> None:
+                for _ in range(repeats):
+                    data.balance(some, parts, equal)
+
+            loads = [float(some[part].sum()) for part in data.balance(some, parts, equal)]
+            row(
+                f"{items:,} {kind} in {parts} parts{', equal counts' if equal else ''}",
+                rate(items * repeats, cpu_median(run, 3)),
+                f"imbalance {max(loads) / (sum(loads) / parts) - 1:.0e}",
+                "target ≥ 10 M/s",
+            )
+
+
 def main() -> None:
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
@@ -305,6 +335,7 @@ def main() -> None:
     bucket_epoch(sizes, bionemo)
     size_aware_epoch(sizes, bionemo)
     packed_epoch(sizes)
+    balanced(sizes)
     sizes = protein_sizes(10 * MILLION)
     bucket_epoch(sizes, None)
     size_aware_epoch(sizes, None)

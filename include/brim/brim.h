@@ -1,18 +1,23 @@
 #pragma once
 
-/// Everything in brim but the layers as modules (brim/nn/modules.h) and RestoredOptimizer
-/// (brim/adapt/restore_optimizer.h), which need torch::nn's and torch::optim's headers. A program
-/// that uses one part compiles faster with that part's header alone.
+/// Everything in brim but the layers as modules (brim/nn/modules.h), RestoredOptimizer
+/// (brim/adapt/restore_optimizer.h) and refuse_whole_batch (brim/adapt/whole_batch.h), which need
+/// torch::nn's and torch::optim's headers. A program that uses one part compiles faster with that
+/// part's header alone.
 
 // IWYU pragma: begin_exports
 #include <brim/adapt/adapt.h>
+#include <brim/adapt/agreement.h>
+#include <brim/adapt/microbatches.h>
 #include <brim/adapt/saved_state.h>
 #include <brim/adapt/size_memory.h>
+#include <brim/batching/balance.h>
 #include <brim/batching/batch_fill.h>
 #include <brim/batching/batches.h>
 #include <brim/batching/batching.h>
 #include <brim/batching/buckets.h>
 #include <brim/batching/cost.h>
+#include <brim/batching/look_ahead.h>
 #include <brim/batching/plan.h>
 #include <brim/batching/sample_sizes.h>
 #include <brim/batching/sample_stream.h>

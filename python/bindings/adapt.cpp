@@ -94,6 +94,8 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   options.quantum = config->quanta.empty() ? 1 : config->quanta.front();
   read_into("groups", config->groups);
   read("infer", [&](const py::object& slot) { config->infer = slot_argument(slot); });
+  read("cut_dim", [&](const py::object& dim) { config->cut_dim = dim.cast<std::int64_t>(); });
+  read_into("foresee", config->foresee);
   read_into("initial", config->initial);
   read_into("dim", config->dim);
   read_into("progress", config->progress);
@@ -111,6 +113,8 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
        [&](const py::object& slots) { config->restore_arguments = slots_argument(slots); });
   read_into("restores_chunk", config->restores_chunk);
   read_into("argument_names", config->argument_names);
+  read_into("ranks", config->ranks);
+  read_into("maxima_may_differ", config->maxima_may_differ);
   read_into("observer", config->observer);
   if (config->observer) {
     options.observer = [config = config.get()](const Attempt& attempt) {

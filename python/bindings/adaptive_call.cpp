@@ -1,6 +1,7 @@
 #include "adaptive_call.h"
 
 #include <brim/adapt/adapt.h>
+#include <brim/adapt/agreement.h>
 #include <brim/adapt/saved_state.h>
 #include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
@@ -14,7 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "argument_versions.h"
 #include "bindings.h"
+#include "changed_arguments.h"
 #include "core_warnings.h"
 #include "interpreter.h"
 #include "numbers.h"
@@ -40,50 +43,6 @@ std::int64_t size_argument(const ArgumentSlot& slot, PyObject* value) {
   TORCH_CHECK_VALUE(size >= 1, name, " must ", kMust, ", got ", size);
   return size;
 }
-
-/// Arguments with some values replaced or added, ready for another vectorcall.
-class ChangedArguments {
- public:
-  /// @param front how many values are added ahead of the others, behind the instance of a method.
-  ChangedArguments(const CallArguments& original, std::size_t front)
-      : receivers_(static_cast<std::size_t>(original.receivers)),
-        front_(front),
-        positional_(static_cast<std::size_t>(original.positional) + front) {
-    values_.resize(1, nullptr);  // one slot ahead of the arguments, which a callee may borrow
-    values_.append(original.values, original.values + receivers_);
-    values_.append(front, nullptr);
-    values_.append(original.values + receivers_, original.values + original.count());
-    names_ = py::reinterpret_borrow<py::object>(original.names);  // perhaps null
-  }
-
-  void set_front(std::size_t i, PyObject* value) { values_[1 + receivers_ + i] = value; }
-  /// Another value for an original one that is no receiver.
-  void set(Py_ssize_t original_index, PyObject* value) {
-    values_[1 + front_ + static_cast<std::size_t>(original_index)] = value;
-  }
-
-  /// Appends a keyword argument; returns its index for `set`.
-  Py_ssize_t add_keyword(const py::object& name) {
-    const py::object added = py::make_tuple(name);
-    names_ = names_ ? names_ + added : added;
-    values_.push_back(nullptr);
-    return static_cast<Py_ssize_t>(values_.size() - 2 - front_);
-  }
-
-  PyObject* call(PyObject* function) const {
-    return entering_python([&] {
-      return PyObject_Vectorcall(function, values_.data() + 1,
-                                 positional_ | PY_VECTORCALL_ARGUMENTS_OFFSET, names_.ptr());
-    });
-  }
-
- private:
-  std::size_t receivers_;
-  std::size_t front_;
-  std::size_t positional_;
-  c10::SmallVector<PyObject*, 16> values_;
-  py::object names_;  // a tuple, or null
-};
 
 /// A progress bar, where one is wanted; closed whatever happens.
 class Progress {
@@ -172,49 +131,6 @@ std::function<void(const Attempt&)> with_log(const AdaptiveConfig& config) {
   };
 }
 
-/// How often tensors among the arguments had been written to before an attempt. On the path of a
-/// call that fits.
-class ArgumentVersions {
- public:
-  void take(const CallArguments& arguments) {
-    versions_.clear();
-    const Py_ssize_t count = arguments.count();
-    for (Py_ssize_t place = 0; place < count; ++place) {
-      PyObject* const value = arguments.values[place];
-      if (PyLong_CheckExact(value) || value == Py_None) {
-        continue;  // faster than to find that its type does not derive from torch.Tensor
-      }
-      if (const at::Tensor* tensor = tensor_in(value)) {
-        versions_.push_back({place, version_of(*tensor)});
-      }
-    }
-  }
-
-  /// Calls `then(place, tensor)` for each argument that was written to since.
-  template <class Then>
-  void changed(const CallArguments& arguments, const Then& then) const {
-    for (const auto& [place, version] : versions_) {
-      const at::Tensor& tensor = *tensor_in(arguments.values[place]);
-      if (version_of(tensor) != version) {
-        then(place, tensor);
-      }
-    }
-  }
-
- private:
-  static std::uint32_t version_of(const at::Tensor& tensor) {
-    return tensor.is_inference()
-               ? 0
-               : tensor.unsafeGetTensorImpl()->version_counter().current_version();
-  }
-
-  struct Version {
-    Py_ssize_t place;
-    std::uint32_t number;
-  };
-  c10::SmallVector<Version, 4> versions_;
-};
-
 /// One call of an adaptive function, between the core's driver and the interpreter.
 class Call {
  public:
@@ -226,6 +142,10 @@ class Call {
     // Ahead of the work: a call that ran out of memory is too late to find that it has no key.
     if (config_.memory && config_.key_arguments) {
       keys_ = call_keys(config_, arguments_, std::nullopt);
+    }
+    if (config_.ranks) {
+      const py::object agreement = invoke(config_.ranks);
+      ranks_ = agreement.is_none() ? nullptr : agreement.cast<std::shared_ptr<Agreement>>();
     }
     switch (config_.kind) {
       case AdaptKind::maximize:
@@ -320,6 +240,7 @@ class Call {
       warnings_.emplace();
       options_ = config_.options;
       options_->attempts = attempts_;
+      options_->ranks = ranks_.get();
       options_->observer = with_log(config_);
       if (config_.memory) {
         const CallKeys keys = keys_ ? *keys_ : call_keys(config_, arguments_, skip_dim);
@@ -333,6 +254,25 @@ class Call {
     return *options_;
   }
 
+  /// The size to start from, at most this one.
+  std::int64_t foreseen(std::int64_t size) {
+    if (!keys_) {
+      keys_ = call_keys(config_, arguments_, std::nullopt);
+    }
+    py::list positional;  // NOLINT(misc-const-correctness): both are filled below
+    py::dict named;       // NOLINT(misc-const-correctness)
+    for (Py_ssize_t i = 0; i < arguments_.count(); ++i) {
+      const py::handle value = arguments_.values[i];
+      if (i < arguments_.positional) {
+        positional.append(value);
+      } else {
+        named[PyTuple_GET_ITEM(arguments_.names, i - arguments_.positional)] = value;
+      }
+    }
+    return invoke(config_.foresee, keys_->key, size, py::handle(function_), positional, named)
+        .cast<std::int64_t>();
+  }
+
   void until_it_fits(std::span<const std::int64_t> maxima, bool counts_items,
                      detail::TryValues attempt) {
     versions_.take(arguments_);
@@ -340,11 +280,18 @@ class Call {
     detail::maximize({.maxima = maxima,
                       .quanta = config_.quanta,
                       .groups = config_.groups,
-                      .options = attempts_ == nullptr ? config_.options : all_options(),
+                      .options = attempts_ == nullptr && !ranks_ ? config_.options : all_options(),
                       .all_options = all,
+                      .maxima_may_differ = config_.maxima_may_differ,
                       .counts_items = counts_items,
                       .on_accelerator = !only_cpu() && has_accelerator_tensor(arguments_)},
-                     attempt);
+                     [&](std::span<const std::int64_t> values) -> std::optional<detail::Failure> {
+                       if (values.empty()) [[unlikely]] {
+                         release(std::move(result_));
+                         return std::nullopt;
+                       }
+                       return attempt(values);
+                     });
   }
 
   void maximize() {
@@ -359,6 +306,10 @@ class Call {
       places.push_back(place);
       maxima.push_back(given ? size_argument(slot, value)
                              : inferred_maximum(config_, slot, arguments_));
+    }
+    if (config_.foresee) {
+      const std::int64_t asked = std::exchange(maxima.front(), foreseen(maxima.front()));
+      as_passed = as_passed && maxima.front() == asked;
     }
     std::optional<ChangedArguments> changed;  // made when needed: a call that fits needs none
     until_it_fits(maxima, false, [&](std::span<const std::int64_t> values) {
@@ -475,6 +426,7 @@ class Call {
   std::vector<Attempt>* attempts_;
   std::optional<CallKeys> keys_;
   ArgumentVersions versions_;
+  std::shared_ptr<Agreement> ranks_;   // null: alone
   const SavedState* saved_ = nullptr;  // of the driver, which made it before the attempt
   std::optional<CoreWarnings> warnings_;
   std::optional<AdaptOptions> options_;
@@ -488,18 +440,32 @@ PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
   return called_by_python([&] { return Call(config, function, arguments, attempts).run(); });
 }
 
+void forget_all(const AdaptiveConfig& config) {
+  if (config.memory) {
+    config.memory->forget_all();
+  }
+  if (config.foresee) {
+    release(invoke(attribute(config.foresee, "clear")));
+  }
+}
+
 PyObject* adaptive_forget(const AdaptiveConfig& config, const CallArguments& arguments) noexcept {
   return called_by_python([&] {
-    if (config.memory && config.per_call_site) {
-      config.memory->forget_all();
-    } else if (config.memory) {
+    if (config.per_call_site) {
+      forget_all(config);
+    } else if (config.memory || config.foresee) {
       const bool cut =
           config.kind == AdaptKind::chunked && arguments.positional > arguments.receivers;
       const CallKeys keys = call_keys(
           config, arguments, cut ? std::optional(chunk_dim(config, arguments)) : std::nullopt);
-      config.memory->forget(keys.key);
-      if (keys.wider) {
-        config.memory->forget(*keys.wider);
+      if (config.memory) {
+        config.memory->forget(keys.key);
+        if (keys.wider) {
+          config.memory->forget(*keys.wider);
+        }
+      }
+      if (config.foresee) {
+        release(invoke(attribute(config.foresee, "forget"), keys.key));
       }
     }
     return py::none().release().ptr();

@@ -54,7 +54,10 @@ struct AdaptiveConfig {
   std::vector<ArgumentSlot> parameters;
   std::vector<std::int64_t> quanta;
   std::vector<std::vector<std::size_t>> groups;
-  std::optional<ArgumentSlot> infer;  // its length is the maximum where none is passed
+  std::optional<ArgumentSlot> infer;    // its length is the maximum where none is passed
+  std::optional<std::int64_t> cut_dim;  // the first argument is a batch, cut along this dimension
+  // (key, size, function, args, kwargs) -> the size to start from; or null
+  pybind11::object foresee;
 
   // batch, range, chunked
   std::int64_t initial = 0;
@@ -75,6 +78,10 @@ struct AdaptiveConfig {
   bool restores_chunk = false;                          // chunked: the chunk is put back
   std::vector<std::string> argument_names;              // by position, for messages
   mutable std::atomic<bool> warned_of_changes = false;  // that a failed attempt left
+
+  // ranks
+  pybind11::object ranks;          // () -> the Agreement with other ranks, or None; null: none
+  bool maxima_may_differ = false;  // between ranks
 
   pybind11::object observer;  // told of every attempt; null: nobody
   std::string log_name;       // what the log calls the function

@@ -98,9 +98,7 @@ PyObject* clear_sizes(PyObject* self, PyObject* /*unused*/) {
     return nullptr;
   }
   return called_by_python([&] {
-    if (function->config->memory) {
-      function->config->memory->forget_all();
-    }
+    forget_all(*function->config);
     return py::none().release().ptr();
   });
 }
@@ -248,7 +246,8 @@ int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
     Py_VISIT(config.infer->otherwise.ptr());
   }
   for (const py::object* object :
-       {&config.progress, &config.hasher, &config.observer, &config.recipe, &config.restore}) {
+       {&config.foresee, &config.progress, &config.hasher, &config.observer, &config.recipe,
+        &config.restore, &config.ranks}) {
     Py_VISIT(object->ptr());
   }
   return 0;

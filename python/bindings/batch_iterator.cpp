@@ -143,12 +143,7 @@ PyObject* state_dict(PyObject* self, PyObject* const* values, Py_ssize_t count, 
   const batching::Position position = checked([&] { return state.stream.position(batches); });
   py::dict result(state.description.attr("copy")());
   result["finished"] = state.finished && batches == state.stream.given();
-  result["cursor"] = position.cursor;
-  py::list segments;
-  for (const auto& [world_size, step_offset, done] : position.segments) {
-    segments.append(std::vector<std::int64_t>{world_size, step_offset, done});
-  }
-  result["segments"] = std::move(segments);
+  write_position(position, result);
   return result.release().ptr();
   END_HANDLE_TH_ERRORS
 }

@@ -1,6 +1,8 @@
+#include <brim/batching/balance.h>
 #include <brim/batching/buckets.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -48,6 +50,26 @@ py::tuple group_by_bucket(const py::object& sizes, const py::object& boundaries)
   return py::make_tuple(to_tensor(std::move(result.indices)), to_tensor(std::move(result.offsets)));
 }
 
+py::tuple balance(const py::object& costs, const py::object& parts, bool equal_count) {
+  const at::Tensor tensor = numbers_argument("costs", costs);
+  TORCH_CHECK_VALUE(tensor.scalar_type() == at::kDouble, "costs must be a float64 tensor, got ",
+                    tensor.scalar_type());
+  const std::int64_t count = integer_argument("parts", parts);
+  batching::Batches result =
+      without_gil([&] { return batching::balance(values_of<double>(tensor), count, equal_count); });
+  return py::make_tuple(to_tensor(std::move(result.offsets)), to_tensor(std::move(result.indices)));
+}
+
+py::object flops(const py::object& lengths, double linear, double squared) {
+  return with_values(numbers_argument("lengths", lengths), [&](auto values) {
+    std::vector<double> result(values.size());
+    std::transform(values.begin(), values.end(), result.begin(), [&](auto length) {
+      return batching::flops(static_cast<double>(length), linear, squared);
+    });
+    return to_tensor(std::move(result));
+  });
+}
+
 }  // namespace
 
 void register_buckets(py::module_& m) {
@@ -55,6 +77,8 @@ void register_buckets(py::module_& m) {
         py::arg("min_bucket_count"));
   m.def("least_padding_boundaries", &least_padding_boundaries, py::arg("sizes"),
         py::arg("buckets"));
+  m.def("balance", &balance, py::arg("costs"), py::arg("parts"), py::arg("equal_count"));
+  m.def("flops", &flops, py::arg("lengths"), py::arg("linear"), py::arg("squared"));
   m.def("group_by_bucket", &group_by_bucket, py::arg("sizes"), py::arg("boundaries"));
 }
 

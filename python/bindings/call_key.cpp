@@ -73,6 +73,35 @@ void add_tensors(CallKey& key, PyObject* value, std::int64_t skip_dim = CallKey:
   }
 }
 
+/// Adds the tensors of a batch of which parts are taken, without their length along `dim`. With
+/// `lengths` false no length counts: batches of longer sentences are of one kind with others.
+void add_batch(CallKey& key, PyObject* value, std::int64_t dim, bool lengths, int depth = 0) {
+  constexpr int kDeepest = 4;
+  constexpr Py_ssize_t kMostMembers = 16;  // more are samples
+  if (const at::Tensor* tensor = tensor_in(value)) {
+    if (lengths) {
+      add_tensor(key, value, dim < 0 ? dim + tensor->dim() : dim);
+    } else {
+      key.add(static_cast<int>(tensor->scalar_type()));
+      key.add(static_cast<int>(tensor->device().type()));
+      key.add(tensor->dim());
+    }
+  } else if (depth < kDeepest && (PyList_Check(value) || PyTuple_Check(value))) {
+    const Py_ssize_t count = std::min(PySequence_Fast_GET_SIZE(value), kMostMembers);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      add_batch(key, PySequence_Fast_GET_ITEM(value, i), dim, lengths, depth + 1);
+    }
+  } else if (depth < kDeepest && PyDict_Check(value)) {
+    PyObject* item = nullptr;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(value, &at, nullptr, &item) != 0) {
+      add_batch(key, item, dim, lengths, depth + 1);
+    }
+  } else {
+    key.add(std::string_view(Py_TYPE(value)->tp_name));
+  }
+}
+
 // More than this is data, not a setting.
 constexpr Py_ssize_t kMostItems = 16;
 constexpr Py_ssize_t kLongestText = 64;
@@ -134,7 +163,8 @@ bool add_setting(CallKey& key, PyObject* value, int depth = 0) {
 /// of objects, and the structure of modules. What keeps changing is left out.
 class Settings {
  public:
-  explicit Settings(ScalarArguments& history) : history_(history) {}
+  /// @param history null: all settings count.
+  explicit Settings(ScalarArguments* history) : history_(history) {}
 
   /// @param argument a hash of its name or place.
   void add(std::uint64_t argument, PyObject* value) {
@@ -155,7 +185,7 @@ class Settings {
 
  private:
   void note(std::uint64_t argument, std::uint64_t value) {
-    if (history_.counts(argument, value)) {
+    if (history_ == nullptr || history_->counts(argument, value)) {
       CallKey one(argument);
       one.add(value);
       sum_ = sum_.value_or(0) + one.value();
@@ -205,7 +235,7 @@ class Settings {
     }
   }
 
-  ScalarArguments& history_;
+  ScalarArguments* history_;
   std::optional<std::uint64_t> sum_;
 };
 
@@ -220,7 +250,7 @@ bool is_size(const AdaptiveConfig& config, const CallArguments& arguments, Py_ss
 
 std::optional<std::uint64_t> settings_of(const AdaptiveConfig& config,
                                          const CallArguments& arguments) {
-  Settings settings(config.memory->scalars());
+  Settings settings(config.memory ? &config.memory->scalars() : nullptr);
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     if (is_size(config, arguments, i)) {
       continue;
@@ -357,6 +387,11 @@ CallKeys call_keys(const AdaptiveConfig& config, const CallArguments& arguments,
     for (const ArgumentSlot& slot : *config.key_arguments) {
       add_value(key, arguments.get(slot), slot.name);
     }
+  } else if (config.cut_dim) {
+    CallKey wider = key;
+    add_batch(key, arguments.values[0], *config.cut_dim, true);
+    add_batch(wider, arguments.values[0], *config.cut_dim, false);
+    return {key.value(), wider.value()};
   } else {
     const Py_ssize_t first = arguments.receivers;
     for (Py_ssize_t i = first; i < arguments.positional; ++i) {

@@ -1,7 +1,6 @@
 #include <brim/runtime.h>
 #include <brim/version.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <stdexcept>
 #include <string>
@@ -27,7 +26,7 @@ void translate(std::exception_ptr error) {
   } catch (const std::invalid_argument& wrong) {
     PyErr_SetString(PyExc_ValueError, wrong.what());
   } catch (...) {
-    torch::translate_exception_to_python(error);
+    brim::python::set_python_error(error);
   }
 }
 
@@ -67,13 +66,16 @@ PYBIND11_MODULE(_C, m) {
   m.attr("__version__") = brim::version();
   m.attr("built_with_torch") = brim::built_with_torch();
   brim::python::install_python_classifier();
+  brim::python::register_rank_error(m);
   brim::set_waiter(&wait_without_gil);
   brim::python::register_memory(m);
   brim::python::register_predict(m);
   brim::python::register_allocator_model(m);
   brim::python::register_adapt(m);
+  brim::python::register_microbatches(m);
   brim::python::register_batching(m);
   brim::python::register_buckets(m);
+  brim::python::register_dist(m);
   brim::python::register_fake_tensor(m);
   brim::python::register_fit(m);
   brim::python::register_nn(m);

@@ -1,6 +1,8 @@
 #include "python_error.h"
 
+#include <brim/adapt/agreement.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -13,6 +15,9 @@ namespace brim::python {
 namespace py = pybind11;
 
 namespace {
+
+/// A RuntimeError. Held for the life of the process, on purpose.
+py::handle rank_error;
 
 /// Types of torch's that have no exported C++ name. Held for the life of the process, on purpose.
 struct TorchErrors {
@@ -89,7 +94,8 @@ OomCause classify_python(py::handle exception) {
                                                    : OomCause{};
   }
   // Subclasses of RuntimeError that blame the program, not its memory.
-  if (is_a(exception, PyExc_NotImplementedError) || is_a(exception, PyExc_RecursionError)) {
+  if (is_a(exception, PyExc_NotImplementedError) || is_a(exception, PyExc_RecursionError) ||
+      is_a(exception, rank_error)) {
     return {};
   }
   return is_a(exception, PyExc_RuntimeError) ? from_text(exception, OomKind::none) : OomCause{};
@@ -112,6 +118,26 @@ detail::Failure release_pending_error() {
 
 void throw_out_of_memory(const detail::Failure& failure) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, failure.message);
+}
+
+void register_rank_error(py::module_& m) {
+  rank_error =
+      new_reference(PyErr_NewExceptionWithDoc(
+                        "brim.RankError",
+                        "Another rank failed or is gone, or the ranks do different things.",
+                        PyExc_RuntimeError, nullptr))
+          .release();
+  m.attr("RankError") = rank_error;
+}
+
+void set_python_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const RankError& other) {
+    PyErr_SetString(rank_error.ptr(), other.what());
+  } catch (...) {
+    torch::translate_exception_to_python(error);
+  }
 }
 
 void install_python_classifier() {

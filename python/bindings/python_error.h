@@ -3,7 +3,6 @@
 #include <brim/adapt/detail/driver.h>
 #include <brim/memory/out_of_memory.h>
 #include <pybind11/pybind11.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <exception>
 #include <string>
@@ -28,6 +27,12 @@ detail::Failure release_pending_error();
 /// Raises what is left of a Python exception as c10::OutOfMemoryError.
 [[noreturn]] void throw_out_of_memory(const detail::Failure& failure);
 
+/// Makes `brim.RankError`, which a RankError of the core becomes.
+void register_rank_error(pybind11::module_& m);
+
+/// Makes the Python exception that torch makes of a C++ one, or brim's own.
+void set_python_error(const std::exception_ptr& error);
+
 /// Calls into Python from C++. Out of memory there arrives here as c10::OutOfMemoryError, after the
 /// Python exception and with it the frames and tensors of the failed attempt have been released;
 /// every other exception passes untouched. The caller holds the GIL.
@@ -49,7 +54,7 @@ PyObject* called_by_python(const Body& body) noexcept {
   try {
     return entering_python(body);
   } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
+    set_python_error(std::current_exception());
     return nullptr;
   }
 }

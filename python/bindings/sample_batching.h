@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace brim::python {
@@ -18,10 +19,22 @@ struct SampleBatching {
 };
 
 /// Budgets from what Python code writes, equally many of both: the names of costs ("sum", "count",
-/// "padded", "padded_squared") or memory models, and numbers.
+/// "padded", "padded_squared"), memory models or functions, and numbers.
 /// @throws c10::ValueError / c10::TypeError naming the argument.
 std::vector<batching::Limit> limits_argument(const pybind11::list& costs,
                                              const pybind11::list& maxima);
+
+/// "leave_out", "error", "alone" or "truncate". @throws c10::ValueError for others.
+batching::Oversize oversize_argument(const std::string& oversize);
+
+/// A position of a BatchStream as state_dict() writes it.
+batching::Position position_argument(const pybind11::object& cursor,
+                                     const pybind11::object& segments);
+/// And back: `cursor` and `segments` of a state.
+void write_position(const batching::Position& position, pybind11::dict& state);
+
+/// Indices by reason.
+pybind11::dict left_out_of(const std::vector<batching::LeftOut>& left_out);
 
 struct IteratorOptions {
   std::uint64_t seed = 0;
@@ -38,5 +51,6 @@ pybind11::object make_batch_iterator(std::shared_ptr<SampleBatching> batching,
 pybind11::object batch_iterator_type();
 
 void register_sample_stream(pybind11::module_& m);
+void register_look_ahead(pybind11::module_& m);
 
 }  // namespace brim::python

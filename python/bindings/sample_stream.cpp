@@ -11,6 +11,7 @@
 #include "bindings.h"
 #include "numbers.h"
 #include "sample_batching.h"
+#include "sample_reader.h"
 #include "tensors.h"
 
 namespace brim::python {
@@ -19,75 +20,25 @@ namespace {
 class SampleStream {
  public:
   SampleStream(const py::iterable& samples, py::object sizeof_sample, const py::list& costs,
-               const py::list& maxima, bool refuse_oversize, std::int64_t skip)
-      : samples_(py::iter(samples)),
-        sizeof_(std::move(sizeof_sample)),
-        stream_(
-            [this] { return read(); },
-            [this](const py::object& sample, std::span<double> sizes) { measure(sample, sizes); },
-            limits_argument(costs, within_exact(maxima)),
-            refuse_oversize ? batching::Oversize::error : batching::Oversize::leave_out, skip) {}
+               const py::list& maxima, std::size_t measured, const std::string& oversize,
+               std::int64_t skip)
+      : reader_(samples, std::move(sizeof_sample), measured),
+        stream_([this] { return reader_.read(); },
+                [this](const py::object& sample, std::span<double> sizes) {
+                  reader_.measure(sample, sizes, stream_.samples_read() - 1);
+                },
+                limits_argument(costs, SampleReader::within_exact(maxima)),
+                oversize_argument(oversize), skip) {}
   SampleStream(const SampleStream&) = delete;
   SampleStream& operator=(const SampleStream&) = delete;
 
   /// The next batch. As with a generator, an error is the end.
-  std::vector<py::object> next() {
-    auto batch = stream_.next();
-    if (!batch) {
-      PyErr_SetNone(PyExc_StopIteration);
-      throw py::error_already_set();
-    }
-    return std::move(*batch);
-  }
+  std::vector<py::object> next() { return SampleReader::batch_or_stop(stream_.next()); }
 
   const batching::SampleStream<py::object>& core() const { return stream_; }
 
  private:
-  // Sizes are added up in double precision, which tells ints below 2^53 from the next.
-  static py::list within_exact(const py::list& maxima) {
-    py::list result;
-    const py::int_ most((std::int64_t{1} << 53) - 1);
-    for (const py::handle maximum : maxima) {
-      const bool beyond = PyLong_Check(maximum.ptr()) && maximum > most;
-      result.append(beyond ? py::object(most) : py::reinterpret_borrow<py::object>(maximum));
-    }
-    return result;
-  }
-
-  std::optional<py::object> read() {
-    auto sample = py::reinterpret_steal<py::object>(PyIter_Next(samples_.ptr()));
-    if (!sample && PyErr_Occurred() != nullptr) {
-      throw py::error_already_set();
-    }
-    return sample ? std::optional(std::move(sample)) : std::nullopt;
-  }
-
-  void measure(const py::object& sample, std::span<double> sizes) const {
-    const auto size =
-        py::reinterpret_steal<py::object>(PyObject_CallOneArg(sizeof_.ptr(), sample.ptr()));
-    if (!size) {
-      throw py::error_already_set();
-    }
-    const NumberPlace at{"sizes", "sample", stream_.samples_read() - 1};
-    if (sizes.size() == 1 && !PyTuple_Check(size.ptr()) && !PyList_Check(size.ptr())) {
-      sizes[0] = size_number(size.ptr(), at);
-      return;
-    }
-    const auto several =
-        py::reinterpret_steal<py::object>(PySequence_Fast(size.ptr(), "not a sequence"));
-    PyErr_Clear();
-    TORCH_CHECK_VALUE(
-        several && PySequence_Fast_GET_SIZE(several.ptr()) == static_cast<Py_ssize_t>(sizes.size()),
-        "sizeof must give ", sizes.size(), " sizes, one for each max_total_size, got ",
-        text_of(py::repr(size)), " for sample ", at.index);
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      sizes[i] =
-          size_number(PySequence_Fast_GET_ITEM(several.ptr(), static_cast<Py_ssize_t>(i)), at);
-    }
-  }
-
-  py::iterator samples_;
-  py::object sizeof_;
+  SampleReader reader_;
   batching::SampleStream<py::object> stream_;
 };
 
@@ -133,10 +84,10 @@ py::object indices_tensor(const py::iterable& indices) {
 
 void register_sample_stream(py::module_& m) {
   py::class_<SampleStream>(m, "SampleStream")
-      .def(py::init<const py::iterable&, py::object, const py::list&, const py::list&, bool,
-                    std::int64_t>(),
+      .def(py::init<const py::iterable&, py::object, const py::list&, const py::list&, std::size_t,
+                    const std::string&, std::int64_t>(),
            py::arg("samples"), py::arg("sizeof"), py::arg("costs"), py::arg("maxima"),
-           py::arg("refuse_oversize"), py::arg("skip"))
+           py::arg("measured"), py::arg("oversize"), py::arg("skip"))
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", &SampleStream::next)
       .def_property_readonly("read",
@@ -152,6 +103,17 @@ void register_sample_stream(py::module_& m) {
       "check_limits",
       [](const py::list& costs, const py::list& maxima) { limits_argument(costs, maxima); },
       py::arg("costs"), py::arg("maxima"));
+  m.def(
+      "largest_sizes",
+      [](const py::list& costs, const py::list& maxima, bool whole) {
+        py::list result;
+        for (const batching::Limit& limit : limits_argument(costs, maxima)) {
+          result.append(whole ? py::object(py::int_(limit.largest_whole_size()))
+                              : py::object(py::float_(limit.largest_real_size())));
+        }
+        return result;
+      },
+      py::arg("costs"), py::arg("maxima"), py::arg("whole"));
   m.def("sizes_tensor", &sizes_tensor, py::arg("sizes"), py::arg("name") = "sizes");
   m.def("indices_tensor", &indices_tensor, py::arg("indices"));
 }

@@ -193,7 +193,8 @@ std::optional<std::int64_t> ParameterSearch::scale_of(const Group& group,
   return each(std::equal_to<>(), scale) ? std::optional(scale) : std::nullopt;
 }
 
-bool ParameterSearch::remember(const Attempt& attempt) {
+template <class Take>
+bool ParameterSearch::place(const Attempt& attempt, const Take& take) {
   const std::vector<std::int64_t>& values = attempt.values;
   if (values.size() != parameters_.size()) {
     throw std::invalid_argument("values has " + std::to_string(values.size()) +
@@ -223,10 +224,26 @@ bool ParameterSearch::remember(const Attempt& attempt) {
     const Range range = same(groups_[g], *scale);
     Attempt scaled = attempt;
     scaled.values = {attempt.fitted() ? range.last : range.first};
-    groups_[g].search.remember(scaled);
+    take(g, scaled);
     taken = true;
   }
+  return taken;
+}
+
+bool ParameterSearch::remember(const Attempt& attempt) {
+  const bool taken = place(
+      attempt, [&](std::size_t g, const Attempt& scaled) { groups_[g].search.remember(scaled); });
   current_ = attempts_ == 0 ? 0 : current_;
+  advance();
+  return taken;
+}
+
+bool ParameterSearch::record_elsewhere(const Attempt& attempt) {
+  ++attempts_;
+  const bool taken = place(attempt, [&](std::size_t g, const Attempt& scaled) {
+    groups_[g].search.record(scaled);
+    current_ = attempt.fitted() ? current_ : std::max(current_, g);
+  });
   advance();
   return taken;
 }

@@ -8,17 +8,11 @@
 #include <utility>
 
 #include "batching/bin_packing.h"
-#include "batching/permutation.h"
+#include "batching/packed_source.h"
 #include "batching/sample_table.h"
 
 namespace brim::batching {
 namespace {
-
-using detail::Mixing;
-using detail::SampleTable;
-
-// A batch emptier than this waits for the next window, whose samples may fill it.
-constexpr double kFullEnough = 0.999;
 
 // Shares of the samples, in order of preference, that a shuffled epoch leaves to best fit; and how
 // many times the batches of best fit alone are acceptable for that.
@@ -26,186 +20,25 @@ constexpr double kShares[] = {0.0625, 0.125, 0.25, 0.375, 0.5};
 constexpr double kMoreBatches = 1.002;
 constexpr std::int64_t kTrialSamples = 10'000;
 
-// The last samples are left to best fit; a seed of 0 would mean that nothing is random.
-Mixing mixing_of(std::size_t samples, double best_fit, std::uint64_t seed) {
-  const auto left = static_cast<std::size_t>(static_cast<double>(samples) * best_fit);
-  return {samples - left, seed | 1};
-}
-
-/// Window after window. The emptiest batch of a window is held back: its samples are packed again
-/// with the next window. They and the place are the whole state.
-template <class T>
-class PackedSource : public BatchSource {
- public:
-  PackedSource(const SampleTable<T>& table, std::int64_t window, double best_fit,
-               std::uint64_t seed)
-      : table_(table),
-        permutation_(table.permutation(seed)),
-        seed_(seed),
-        window_(window),
-        best_fit_(best_fit),
-        packing_(table.columns()) {}
-
-  bool fill(Batches& block, std::int64_t /*world_size*/) override {
-    while (true) {
-      const std::int64_t unread = table_.size() - position_;
-      // The last window takes a remainder that is too small for a window of its own.
-      const std::int64_t count = unread - window_ < window_ / 2 ? unread : window_;
-      const bool last = count == unread;
-      read(count);
-      table_.gather(samples_, sizes_);
-      merge_carried();
-      packing_.pack(sizes_, mixing());
-      const std::size_t bins = packing_.bins();
-      const std::size_t emptiest = last ? bins : emptiest_bin();
-      if (bins > 1 || last) {
-        give(block, emptiest);
-        return !last;
-      }
-      // One batch holds more than a window: try again with the next window added.
-      carried_ = samples_;
-    }
-  }
-
-  [[nodiscard]] std::int64_t rest() const override {
-    return table_.size() - position_ + static_cast<std::int64_t>(carried_.size());
-  }
-
-  [[nodiscard]] Cursor cursor() const override {
-    Cursor words{position_};
-    words.insert(words.end(), carried_.begin(), carried_.end());
-    return words;
-  }
-
-  void seek(const Cursor& cursor) override {
-    const auto samples = static_cast<std::int64_t>(table_.columns()[0].sizes.size());
-    detail::check_argument(
-        !cursor.empty() && cursor[0] >= 0 && cursor[0] <= table_.size() &&
-            std::all_of(cursor.begin() + 1, cursor.end(),
-                        [&](std::int64_t sample) { return sample >= 0 && sample < samples; }),
-        "the position is not one of these packed samples");
-    position_ = cursor[0];
-    carried_.assign(cursor.begin() + 1, cursor.end());
-  }
-
- private:
-  [[nodiscard]] Mixing mixing() const {
-    return table_.shuffled()
-               ? mixing_of(samples_.size() - merged_, best_fit_, of_window(0x9E3779B9U))
-               : Mixing();
-  }
-
-  // A seed for one random choice in this window.
-  [[nodiscard]] std::uint64_t of_window(std::uint64_t purpose) const {
-    return detail::mix(seed_ ^ purpose, static_cast<std::uint64_t>(position_));
-  }
-
-  void read(std::int64_t count) {
-    samples_.resize(carried_.size() + static_cast<std::size_t>(count));
-    std::copy(carried_.begin(), carried_.end(), samples_.begin());
-    table_.read(permutation_, position_, std::span(samples_).subspan(carried_.size()));
-    carried_count_ = carried_.size();
-    carried_.clear();
-    position_ += count;
-  }
-
-  // Carried samples are packed as one, so that they stay together in a batch that this window
-  // completes. Not for real sizes, whose sum depends on the order.
-  void merge_carried() {
-    merged_ = 0;
-    const Columns<T>& columns = table_.columns();
-    if (std::is_same_v<T, double> || carried_count_ < 2 || columns.size() > 1 ||
-        columns[0].limit.cost().kind() != Cost::Kind::sum) {
-      return;
-    }
-    merged_ = carried_count_ - 1;
-    const auto end = sizes_.begin() + static_cast<std::ptrdiff_t>(carried_count_);
-    *(end - 1) = std::accumulate(sizes_.begin(), end, T{0});
-    sizes_.erase(sizes_.begin(), end - 1);
-  }
-
-  // The bin to hold back, or the number of bins if all are full. No sample is held back twice, so
-  // each comes with its window or with the next.
-  [[nodiscard]] std::size_t emptiest_bin() const {
-    const std::vector<double>& loads = packing_.loads();
-    std::size_t emptiest = loads.size();
-    double least = kFullEnough;
-    for (std::size_t bin = 0; bin < loads.size(); ++bin) {
-      if (loads[bin] < least && !holds_carried(bin)) {
-        least = loads[bin];
-        emptiest = bin;
-      }
-    }
-    return emptiest;
-  }
-
-  // Carried samples are the first that were read.
-  [[nodiscard]] bool holds_carried(std::size_t bin) const {
-    const auto members = packing_.members(bin);
-    return std::any_of(members.begin(), members.end(),
-                       [&](std::uint32_t member) { return member + merged_ < carried_count_; });
-  }
-
-  void give(Batches& block, std::size_t held_back) {
-    const std::size_t bins = packing_.bins();
-    const detail::Permutation order(table_.shuffled() ? bins : 0, of_window(0x2545F491U));
-    order_.resize(bins);
-    if (table_.shuffled()) {
-      order.read(0, std::span(order_));
-    } else {
-      std::iota(order_.begin(), order_.end(), 0U);
-    }
-    for (const std::uint32_t bin : order_) {
-      const bool give_away = bin != held_back;
-      std::vector<std::int64_t>& to = give_away ? block.indices : carried_;
-      const auto members = packing_.members(bin);
-      const std::size_t begin = to.size();
-      to.resize(begin + members.size());
-      std::int64_t* out = to.data() + begin;
-      bool holds_merged = false;
-      for (const std::uint32_t member : members) {
-        *out++ = samples_[member + merged_];
-        holds_merged |= member == 0;
-      }
-      if (holds_merged) {  // the last of the merged samples is there already
-        to.insert(to.end(), samples_.begin(),
-                  samples_.begin() + static_cast<std::ptrdiff_t>(merged_));
-      }
-      if (give_away) {
-        block.close(packing_.loads()[bin]);
-      }
-    }
-  }
-
-  const SampleTable<T>& table_;
-  detail::Permutation permutation_;
-  std::uint64_t seed_;
-  std::int64_t window_;
-  double best_fit_;
-  std::int64_t position_ = 0;
-  std::vector<std::int64_t> carried_;
-  std::size_t carried_count_ = 0;  // COUNT of carried samples, the first of samples_
-  std::size_t merged_ = 0;         // COUNT of those without a size of their own in sizes_
-  std::vector<std::int64_t> samples_;
-  std::vector<T> sizes_;
-  std::vector<std::uint32_t> order_;
-  detail::BinPacking<T> packing_;
-};
-
 template <class T>
 class PackedBatching : public detail::TableBatching<T> {
  public:
   PackedBatching(Columns<T> columns, const Order& order, const PackOptions& options)
       : detail::TableBatching<T>(std::move(columns), order, options.oversize),
-        window_(options.window.value_or(std::max<std::int64_t>(this->table().size(), 1))) {
+        window_(options.window.value_or(std::max<std::int64_t>(this->table().size(), 1))),
+        batch_multiple_(detail::multiple_argument(options.batch_multiple)) {
     detail::check_argument(window_ > 0, "window must be positive, got ", window_);
+    detail::check_argument(
+        batch_multiple_ == 1 || detail::BinPacking<T>(this->table().columns()).padded(),
+        "batch_multiple needs a cost that depends on the longest sample or on the count alone");
     if (this->table().shuffled()) {
       best_fit_ = smallest_share();
     }
   }
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
-    return std::make_unique<PackedSource<T>>(this->table(), window_, best_fit_, seed);
+    return std::make_unique<detail::PackedSource<T, const detail::SampleTable<T>>>(
+        this->table(), window_, best_fit_, seed, batch_multiple_);
   }
 
  private:
@@ -221,9 +54,16 @@ class PackedBatching : public detail::TableBatching<T> {
     std::vector<std::int64_t> samples(static_cast<std::size_t>(count));
     table.read(table.permutation(0), 0, samples);
     std::vector<T> sizes;
+    const auto over = [&](std::int64_t sample) {
+      table.gather({&sample, 1}, sizes);
+      return !detail::MultiFill<T>(table.columns()).fits_alone(sizes.data());
+    };
+    if (table.has_oversize()) {
+      std::erase_if(samples, over);
+    }
     table.gather(samples, sizes);
     const auto bins = [&](double share) {
-      packing.pack(sizes, mixing_of(samples.size(), share, 1));
+      packing.pack(sizes, detail::mixing_of(samples.size(), share, 1));
       return static_cast<double>(packing.bins());
     };
     const double most = bins(1.0) * kMoreBatches;
@@ -233,6 +73,7 @@ class PackedBatching : public detail::TableBatching<T> {
   }
 
   std::int64_t window_;
+  std::size_t batch_multiple_;
   double best_fit_ = 1.0;  // the share of samples left to it
 };
 

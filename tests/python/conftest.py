@@ -17,9 +17,6 @@ hypothesis.settings.load_profile("brim")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # What a trace leaves behind changes the bytes in use during later tests, and those that know
-    # them to the byte fail. So estimates come last.
-    items.sort(key=lambda item: "estimate" in item.nodeid or "doctest" in item.nodeid)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -6,9 +6,11 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 import brim
 
@@ -209,3 +211,81 @@ def test_a_library_without_workspace_is_tried_again_at_the_same_size() -> None:
 
     work()
     assert sizes == [8, 8]
+
+
+# ---- foresee=True --------------------------------------------------------------------------------
+
+Work = Callable[[int], object]
+
+
+def training(model: nn.Module, shape: tuple[int, ...]) -> Work:
+    model.cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(size: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(size, *shape, device="cuda")).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def mlp_step() -> Work:
+    layers = (nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 2048), nn.GELU())
+    return training(nn.Sequential(*layers, nn.Linear(2048, 10)), (512,))
+
+
+def cnn_step() -> Work:
+    def block(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+        return nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()
+
+    layers = (*block(3, 32), *block(32, 64), nn.MaxPool2d(2), *block(64, 128))
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+    return training(nn.Sequential(*layers, *head), (3, 64, 64))
+
+
+def attention() -> Work:
+    project = nn.Linear(256, 3 * 256, device="cuda")
+
+    @torch.no_grad()
+    def infer(size: int) -> torch.Tensor:
+        x = torch.randn(size, 256, 256, device="cuda")
+        query, key, value = project(x).view(size, 256, 3, 8, 32).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(query, key, value)
+
+    return infer
+
+
+def nearest() -> Work:
+    x, y = torch.rand(32768, 64, device="cuda"), torch.rand(65536, 64, device="cuda")
+    return lambda size: knn(x, y, size)
+
+
+@pytest.mark.parametrize("make", [mlp_step, cnn_step, attention, nearest])
+def test_the_first_call_that_is_foreseen_fits_and_is_near_the_largest(
+    make: Callable[[], Work],
+) -> None:
+    torch.manual_seed(0)
+    work, upper = make(), 1 << 20
+    work(8)  # workspaces of the libraries and the optimizer's state are there from here on
+    gc.collect()
+    brim.release_cached("cuda")
+
+    def fits(size: int) -> bool:
+        try:
+            work(size)
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            brim.release_cached("cuda")
+        return True
+
+    foreseen = brim.maximize("size", foresee=True)(lambda size: (work(size), size)[1])
+    with brim.budget(brim.memory_stats("cuda").allocated + BUDGET, device="cuda"):
+        size, attempts = foreseen.record(upper)
+        assert [attempt.fitted for attempt in attempts] == [True]
+        assert size < upper, "the budget is too large for this test"
+        for _ in range(3):
+            _, attempts = foreseen.record(upper)
+            assert all(attempt.fitted for attempt in attempts)
+        assert not fits(int(size / 0.97) + 1)

@@ -44,11 +44,18 @@ template <class Function>
   using Values = std::span<const std::int64_t>;
   using Result = std::decay_t<std::invoke_result_t<const Function&, Values>>;
   if constexpr (std::is_void_v<Result>) {
-    maximize(call, [&](Values values) { return attempt([&] { function(values); }); });
+    maximize(call, [&](Values values) {
+      return values.empty() ? std::nullopt : attempt([&] { function(values); });
+    });
   } else {
     std::optional<Result> result;
-    maximize(call,
-             [&](Values values) { return attempt([&] { result.emplace(function(values)); }); });
+    maximize(call, [&](Values values) -> std::optional<Failure> {
+      if (values.empty()) [[unlikely]] {
+        result.reset();
+        return std::nullopt;
+      }
+      return attempt([&] { result.emplace(function(values)); });
+    });
     return Result(*std::move(result));
   }
 }

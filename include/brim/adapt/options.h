@@ -12,6 +12,7 @@
 
 namespace brim {
 
+class Agreement;
 class SavedState;
 class SizeMemory;
 
@@ -52,6 +53,9 @@ struct AdaptOptions {
   std::uint64_t key = 0;         ///< which kind of call this is in `memory`; see call_key
   /// A wider kind of call, where a call looks as long as nothing is known of its own.
   std::optional<std::uint64_t> wider_key{};
+
+  /// How this call agrees on its size with the other ranks of a job; not owned; null: it is alone.
+  Agreement* ranks = nullptr;
 
   std::vector<Attempt>* attempts = nullptr;        ///< where to append each attempt; not owned
   std::function<void(const Attempt&)> observer{};  ///< told of each attempt after it ended

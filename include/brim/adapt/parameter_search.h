@@ -75,6 +75,11 @@ class BRIM_API ParameterSearch {
   /// Takes in what happened at `next()`. `attempt.values` is not read.
   void record(Attempt attempt);
 
+  /// Takes in what happened at `attempt.values`, which another search with these parameters has
+  /// chosen (that of another rank). After a failure `next()` is below.
+  /// @return whether a search with these groups visits such values; else it is ignored.
+  bool record_elsewhere(const Attempt& attempt);
+
   [[nodiscard]] bool finished() const noexcept { return groups_[current_].search.finished(); }
 
   /// The largest values known to fit, in the order of lowering.
@@ -106,6 +111,10 @@ class BRIM_API ParameterSearch {
   [[nodiscard]] std::vector<std::int64_t> values_at(std::size_t current, std::int64_t scale) const;
   [[nodiscard]] std::optional<std::int64_t> scale_of(const Group& group,
                                                      std::span<const std::int64_t> values) const;
+  // Calls `take(index of a group, the attempt at a scale of it)` for the groups that visit its
+  // values.
+  template <class Take>
+  bool place(const Attempt& attempt, const Take& take);
   // The current group failed at its floor, and there is another.
   [[nodiscard]] bool exhausted() const;
   void advance();

@@ -10,20 +10,33 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import torch
 from typing_extensions import Unpack
 
 from brim._arguments import flag, positive, whole
-from brim._C import AdaptiveFunction, Attempt, SizeMemory
+from brim._C import AdaptiveFunction, Attempt, RankError, SizeMemory
 from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
-from brim.adapt._options import Options, inside, make, name_of, remembered, slot_of, slots_of
+from brim.adapt._microbatches import Microbatches
+from brim.adapt._options import (
+    RANK_OPTIONS,
+    Options,
+    inside,
+    make,
+    name_of,
+    rank_setting,
+    remembered,
+    slot_of,
+    slots_of,
+)
 
 __all__ = [
     "AdaptiveFunction",
     "Attempt",
+    "Microbatches",
     "Options",
+    "RankError",
     "SizeMemory",
     "batch",
     "chunked",
@@ -52,6 +65,12 @@ def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: s
                 f"{name} is positional-only in {name_of(function)} and may be left out: brim could "
                 "not pass it on. Remove the default (and infer=), or the `/`"
             )
+
+
+def _first_size(name: str, options: Options) -> Callable[..., int]:
+    from brim.foresee import FirstSize  # imports parts of torch that few need
+
+    return FirstSize(name, options.get("lower", 1), options.get("device"))
 
 
 @overload
@@ -147,15 +166,9 @@ def maximize(
             quanta=quanta,
             groups=group_indices,
             infer=None if infer is None else slot_of(function, slots, "infer", infer),
+            maxima_may_differ=infer is not None or foresee,
+            foresee=_first_size(flat[0], options) if foresee else None,
         )
-        if foresee:
-            from brim.foresee import Foreseeing  # imports parts of torch that few need
-
-            lower, device = options.get("lower", 1), options.get("device")
-            foreseen: AdaptiveFunction[P, R] = cast(
-                Any, Foreseeing(adaptive, function, flat[0], infer, lower, device)
-            )
-            return foreseen
         return adaptive
 
     return decorate
@@ -273,6 +286,11 @@ def _run_memory(
     return remembered(Options(**dict(options)), salt)  # type: ignore[typeddict-item]
 
 
+@functools.lru_cache(1024)
+def _run_ranks(owner: object, options: tuple[tuple[str, Any], ...], name: str) -> Any:
+    return rank_setting(Options(**dict(options)), name)  # type: ignore[typeddict-item]
+
+
 def _once(
     kind: str,
     function: Callable[..., Any],
@@ -292,13 +310,17 @@ def _once(
     inner = function.func if isinstance(function, functools.partial) else function
     code = getattr(inner, "__code__", None) or name_of(inner)
 
-    def memory_of(options: Options, salt: int) -> SizeMemory | None:
-        asked = tuple(
-            (k, v) for k, v in options.items() if k in ("persist", "capacity", "remember")
-        )
-        return _run_memory((kind, site, None if salt else code), asked, salt)
+    def asked(options: Options, *names: str) -> tuple[tuple[str, Any], ...]:
+        return tuple((name, value) for name, value in options.items() if name in names)
 
-    specific |= {"memory_of": memory_of, "site": site}
+    def memory_of(options: Options, salt: int) -> SizeMemory | None:
+        chosen = asked(options, "persist", "capacity", "remember")
+        return _run_memory((kind, site, None if salt else code), chosen, salt)
+
+    def ranks_of(options: Options, name: str) -> Any:
+        return _run_ranks((kind, site, code), asked(options, "ranks", *RANK_OPTIONS), name)
+
+    specific |= {"memory_of": memory_of, "ranks_of": ranks_of, "site": site}
     return _sized(kind, initial, q, options, **specific)(function)
 
 

@@ -52,6 +52,16 @@ class Options(TypedDict, total=False):
             or a list of them. What is there is copied ahead of each call.
         host_limit: for calls on the CPU: refuse an attempt what the machine and its cgroups do not
             have (default), so that it shrinks where the system would kill the process.
+        ranks: agree on the size with the other ranks of a torch.distributed job: True for the
+            default process group, or a group. All ranks make the same calls and use the same size,
+            the least that fits on each. The work itself must contain no collective, unless
+            `collectives` says so. Without a process group it has no effect.
+        per_rank: with `ranks`, each rank keeps its own size; all learn whether all succeeded.
+        sync: with `ranks`, `"always"` (default) for one exchange of messages per call,
+            `"settled"` for one in 64 calls once the size stays the same.
+        collectives: with `ranks`, where the work has collectives: `"between"` calls (default), or
+            `"inside"` (FSDP, tensor parallel): then sizes start small and grow only as far as is
+            known to fit on every rank, and running out of memory is final on all of them.
         observer: called with each `Attempt` after it ended.
     """
 
@@ -67,6 +77,10 @@ class Options(TypedDict, total=False):
     restore_random_state: bool
     restore: Restorable | Iterable[Restorable] | None
     host_limit: bool
+    ranks: Any
+    per_rank: bool
+    sync: Literal["always", "settled"]
+    collectives: Literal["between", "inside"]
     observer: Callable[[Attempt], object] | None
 
 
@@ -290,6 +304,22 @@ def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
     return adaptive.__qualname__
 
 
+RANK_OPTIONS = ("per_rank", "sync", "collectives")
+
+
+def rank_setting(given: Options, function: str) -> Any:
+    """How the function agrees with other ranks; None where it does not."""
+    ranks = given.get("ranks", False)
+    chosen = {name: given[name] for name in RANK_OPTIONS if name in given}  # type: ignore[literal-required]
+    if ranks is False or ranks is None:
+        if chosen:
+            raise ValueError(f"{', '.join(chosen)} needs ranks=True or a process group")
+        return None
+    from brim.dist import RankSetting  # only jobs of several processes need torch.distributed
+
+    return RankSetting(ranks, function, **chosen)
+
+
 _NAMES = {"batch": "batch size", "range": "step", "chunked": "step"}
 
 
@@ -299,6 +329,7 @@ def make(
     given: Options,
     *,
     memory_of: Callable[[Options, int], SizeMemory | None] = remembered,
+    ranks_of: Callable[[Options, str], Any] = rank_setting,
     slots: Mapping[str, Slot] | None = None,
     site: str = "",
     **specific: Any,
@@ -345,6 +376,7 @@ def make(
             "per_call_site": given.get("remember") == "call_site" and not site,
             "log_name": name_of(function),
             **given,
+            "ranks": ranks_of(given, f"{kind} {name_of(function)}"),
             "keys": _key_slots(function, slots, given),
             **_restored(kind, function, slots, given),
             "argument_names": [slot[0] for slot in slots.values() if slot[1] >= 0],

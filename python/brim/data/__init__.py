@@ -18,6 +18,8 @@ from brim.data.base import BatchSamplerBase, Plan
 from brim.data.bucket import BucketBatchSampler, Buckets, create_buckets, least_padding_boundaries
 from brim.data.ordered import SizeAwareBatchSampler, size_aware_batching
 from brim.data.packed import PackedBatchSampler
+from brim.data.parts import balance, flops
+from brim.data.streams import StreamBatches, bucket_stream, pack_stream
 
 __all__ = [
     "BatchSamplerBase",
@@ -27,7 +29,12 @@ __all__ = [
     "Plan",
     "PlanReport",
     "SizeAwareBatchSampler",
+    "StreamBatches",
+    "balance",
+    "bucket_stream",
     "create_buckets",
+    "flops",
     "least_padding_boundaries",
+    "pack_stream",
     "size_aware_batching",
 ]

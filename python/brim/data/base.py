@@ -6,8 +6,7 @@ import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from traceback import walk_stack
+from itertools import repeat
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils.data import Sampler
 
 from brim import _C
 from brim._arguments import flag, whole
+from brim.data.ranks import Ranks, RankSource, SamplerType, shared_by_accelerate
 from brim.data.sizes import Budget, Cost, Limits, check_oversize
 
 Batch = list[int]
@@ -27,8 +27,10 @@ class SamplerOptions(TypedDict, total=False):
     shuffle: bool
     seed: int | None
     generator: torch.Generator | None
-    rank: int
-    world_size: int
+    rank: int | None
+    world_size: int | None
+    max_batch_size: int | None
+    batch_multiple: int
     oversize: str
     as_tensors: bool
 
@@ -71,17 +73,44 @@ def left_out_message(indices: torch.Tensor | Sequence[int], samples: int, reason
     return f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}"
 
 
-def _shared_out_by_accelerate() -> bool:
-    """Whether the caller is a part of accelerate that gives each process a share of the batches."""
-    return any(
-        frame.f_globals.get("__name__") == "accelerate.data_loader"
-        and type(frame.f_locals.get("self")).__name__
-        in ("BatchSamplerShard", "DataLoaderDispatcher")
-        for frame, _ in islice(walk_stack(sys._getframe(2)), 16)
-    )
+def check_state(state: object, keys: set[str]) -> None:
+    """Check that a state has these keys.
+
+    Raises:
+        TypeError: if it is no mapping.
+        ValueError: if it lacks one.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be what state_dict() returned, got {state!r:.100}")
+    missing = keys - state.keys()
+    if missing:
+        raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
 
 
-class BatchSamplerBase(Sampler[Batch]):
+def check_same_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Check that a state is of the same samples and settings as these.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    here, there = {**own, **own["settings"]}, {**state, **state["settings"]}
+    for key in ("format", "sampler", "samples", *own["settings"]):
+        # A sampler without a length has -1 samples until it has been read.
+        unknown = key == "samples" and -1 in (there[key], here[key])
+        if there.get(key) != here[key] and not unknown:
+            raise ValueError(
+                f"state is of another run: its {key} is {there.get(key)!r}, here it is "
+                f"{here[key]!r}"
+            )
+
+
+def _repeated(batches: Iterator[Batch], times: int) -> Iterator[Batch]:
+    """Each batch as often as there are processes, of which accelerate gives each one."""
+    for batch in batches:
+        yield from repeat(batch, times)
+
+
+class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
     """Iterates over the batches of a C++ batching; resumes, shards and reports.
 
     For `batch_sampler=` of a DataLoader. Iterations that run at the same time are independent. A
@@ -92,15 +121,24 @@ class BatchSamplerBase(Sampler[Batch]):
         max_total_size: the budget of a batch. A list or tuple sets several budgets; sizes then have
             one column for each (or are tuples).
         cost: what a batch costs: `"sum"` of the sizes, `"padded"` (n × longest),
-            `"padded_squared"` (n × longest²), `"count"`, or a fitted `MemoryModel` with a budget
-            in bytes. Several budgets share one cost or take a list of costs.
+            `"padded_squared"` (n × longest²), `"count"`, a fitted `MemoryModel` with a budget in
+            bytes, or a function of n and the longest size that does not fall with either. Several
+            budgets share one cost or take a list of costs.
         shuffle: whether to take the samples in random order.
-        seed: determines the order together with the epoch. Required to shuffle over several ranks.
-        generator: draws a seed for each epoch instead; torch's default generator if both are None.
-        rank: the rank of this process.
-        world_size: how many ranks share the samples. All get the same number of batches.
+        seed: determines the order together with the epoch.
+        generator: draws a seed for each epoch instead; not for several ranks, which must shuffle
+            alike. If both are None, torch's default generator draws; several ranks use the seed 0,
+            and each iteration is the next epoch.
+        rank: the rank of this process; by default the one that Lightning or accelerate names, else
+            that of torch.distributed's process group, else 0.
+        world_size: how many ranks share the samples; by default as for `rank`, else 1. All get the
+            same number of batches.
+        max_batch_size: the most samples in a batch, beside the budget.
+        batch_multiple: batches have a multiple of this many samples, unless fewer fit the budget or
+            are left. Not for a `PackedBatchSampler` under a sum.
         oversize: what to do with a sample that exceeds the budget by itself: `"leave_out"` (with
-            a warning, and counted in `report()`) or `"error"`.
+            a warning, and counted in `report()`), `"error"`, `"alone"` (a batch of its own, over
+            the budget) or `"truncate"`: it counts as `largest_size`, to which the program cuts it.
         as_tensors: yield batches as int64 tensors, which is faster than lists.
     """
 
@@ -117,8 +155,10 @@ class BatchSamplerBase(Sampler[Batch]):
         shuffle: bool = False,
         seed: int | None = None,
         generator: torch.Generator | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        max_batch_size: int | None = None,
+        batch_multiple: int = 1,
         oversize: str = "leave_out",
         as_tensors: bool = False,
     ) -> None:
@@ -130,40 +170,60 @@ class BatchSamplerBase(Sampler[Batch]):
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {generator!r:.100}")
         self.shuffle = flag("shuffle", shuffle)
-        self._counts_epochs = False
-        if seed is None and generator is None and self._default_seed is not None:
-            seed, self._counts_epochs = self._default_seed, True
+        # Whether nothing was given to shuffle by.
+        self._seed_is_default = seed is None and generator is None
+        seed = self._default_seed if self._seed_is_default else seed
         self._seed = None if seed is None else whole("seed", seed, 0)
         self.generator = generator
-        self.world_size = whole("world_size", world_size, 1)
-        self.rank = whole("rank", rank, 0)
-        if self.rank >= self.world_size:
-            raise ValueError(
-                f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank}"
-            )
-        if self.shuffle and self._seed is None and self.world_size > 1:
-            raise ValueError("seed must be given when world_size > 1: ranks must shuffle equally")
+        self._ranks = RankSource(rank, world_size)
+        self._fixed_seed()
         self.as_tensors = flag("as_tensors", as_tensors)
         self._oversize = check_oversize(oversize)
         self.max_total_size = max_total_size
+        self.max_batch_size = max_batch_size
+        self.batch_multiple = whole("batch_multiple", batch_multiple, 1, 2**31)
         budgets = self._budget_required or max_total_size is not None
-        self._limits = Limits.read(cost, max_total_size) if budgets else Limits()
+        self._limits = Limits.read(cost, max_total_size, max_batch_size) if budgets else Limits()
         self.epoch = 0
         # The seed drawn for the coming epoch, and the generator it was drawn from.
         self._drawn: tuple[int, torch.Generator | None] | None = None
         self._start: Start | None = None  # a loaded position
-        self._resumed: Iterator[Any] | None = None  # an iterator from there
+        # An iterator from there, and the ranks that it is for.
+        self._resumed: tuple[Iterator[Any], Ranks] | None = None
         self._latest: Any = None
         self._opened: list[Opened] = []  # of the coming epoch
         self._running: Opened | None = None  # the last that has begun
         self._counted: tuple[object, int] | None = None
-        self._told_of_accelerate = False
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what C++ made. It is made again when needed."""
         self._settle()
         made = ("_batching", "_resumed", "_latest", "_counted", "_running")
         return {**self.__dict__, **dict.fromkeys(made), "_opened": []}
+
+    @property
+    def largest_size(self) -> Any:
+        """The largest size of a sample that fits the budget; one for each if there are several."""
+        maxima = self._limits.maxima
+        whole_sizes = all(isinstance(maximum, int) for maximum in maxima)
+        sizes = _C.largest_sizes(self._limits.costs, maxima, whole_sizes)[: self._limits.measured]
+        return sizes if self._limits.several else sizes[0]
+
+    # ---- ranks ------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """The rank that batches are for."""
+        return self._ranks.now().rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks share the samples."""
+        return self._ranks.now().world_size
+
+    def _drops_nothing(self) -> dict[str, bool]:
+        """Tells Lightning, which asks before it predicts, that all samples are in batches."""
+        return {"drop_last": False}
 
     # ---- epochs ----------------------------------------------------------------------------
 
@@ -215,11 +275,24 @@ class BatchSamplerBase(Sampler[Batch]):
         ours = 2 + (self._latest is self._running.iterator)  # the tuple's and the argument's
         return self._running if sys.getrefcount(self._running.iterator) > ours else None
 
+    def _fixed_seed(self) -> int | None:
+        """The seed that decides all epochs, if there is one."""
+        if self._seed is not None or not self.shuffle or self.world_size == 1:
+            return self._seed
+        if not self._seed_is_default:
+            raise ValueError("seed must be given when world_size > 1: ranks must shuffle equally")
+        return 0
+
+    @property
+    def _counts_epochs(self) -> bool:
+        return self._seed_is_default and self._fixed_seed() is not None
+
     def _coming_seed(self) -> int:
         if not self.shuffle:
             return 0
-        if self._seed is not None:
-            return _C.epoch_seed(self._seed, self.epoch)
+        seed = self._fixed_seed()
+        if seed is not None:
+            return _C.epoch_seed(seed, self.epoch)
         # accelerate replaces the generator by one that its processes share.
         if self._drawn is None or self._drawn[1] is not self.generator:
             drawn = torch.empty((), dtype=torch.int64, device="cpu")
@@ -248,24 +321,21 @@ class BatchSamplerBase(Sampler[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches as lists of indices, or as tensors with `as_tensors=True`."""
-        if self.world_size > 1 and not self._told_of_accelerate and _shared_out_by_accelerate():
-            self._told_of_accelerate = True
-            warn(
-                "accelerate shares batches out among its processes, and these are already those of "
-                f"rank {self.rank} of {self.world_size} alone: most samples are in no batch. Leave "
-                "rank= and world_size= out, or do not pass the loader to prepare()"
-            )
+        shared = shared_by_accelerate(self._ranks)
         start = self._coming()
-        iterator, self._resumed = self._resumed or self._open(start), None
+        iterator, resumed = None, self._resumed
+        if resumed is not None and resumed[1] == self._ranks.now():
+            iterator = resumed[0]
+        iterator, self._resumed = iterator or self._open(start), None
         self._latest = iterator
         # Opening may have made the batching, which has positions of its own.
         start = start if self._batching is None else self._coming()
         self._opened.append(Opened(iterator, self._batching, start))
-        return iterator
+        return _repeated(iterator, self.world_size) if shared else iterator
 
     def _here(self, start: Start) -> tuple[int, int, int, list[int], list[list[int]]]:
         """The arguments for this rank's part of the iteration from `start` on."""
-        return start.seed, self.rank, self.world_size, start.cursor, start.segments
+        return start.seed, *self._ranks.now(), start.cursor, start.segments
 
     def _open(self, start: Start) -> Iterator[Batch]:
         batches: Any = self._ready().iterate(
@@ -278,6 +348,7 @@ class BatchSamplerBase(Sampler[Batch]):
 
         An iteration is running for as long as a loop or a DataLoader holds its iterator.
         """
+        times = self.world_size if shared_by_accelerate(self._ranks) else 1
         self._settle()
         running = self._in_use()
         if running is not None and running.batching is not None:
@@ -286,10 +357,10 @@ class BatchSamplerBase(Sampler[Batch]):
             batching = self._ready()
             start = self._coming()
         # The batching itself, not its id, which the next one may get.
-        key = (start.seed, tuple(start.cursor), str(start.segments), batching)
+        key = (start.seed, tuple(start.cursor), str(start.segments), batching, self._ranks.now())
         if self._counted is None or self._counted[0] != key:
             self._counted = (key, batching.count(*self._here(start)))
-        return self._counted[1]
+        return self._counted[1] * times
 
     def plan(self) -> Plan:
         """All batches of the next iteration on this rank, as two tensors."""
@@ -319,7 +390,12 @@ class BatchSamplerBase(Sampler[Batch]):
 
     def _settings(self) -> dict[str, Any]:
         """What the batches depend on beside samples and ranks. A position is valid for these."""
-        return {"shuffle": self.shuffle, **self._limits.settings()}
+        return {
+            "shuffle": self.shuffle,
+            "batch_multiple": self.batch_multiple,
+            "oversize": "leave_out" if self._oversize == "error" else self._oversize,
+            **self._limits.settings(),
+        }
 
     def _sample_count(self) -> int:
         return self._ready().samples
@@ -350,15 +426,11 @@ class BatchSamplerBase(Sampler[Batch]):
             ValueError: if the state is of another sampler, other samples, or other settings that
                 batches depend on.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state must be what state_dict() returned, got {state!r:.100}")
-        missing = {*self._description(0), "finished", "cursor", "segments"} - state.keys()
-        if missing:
-            raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
+        check_state(state, {*self._description(0), "finished", "cursor", "segments"})
         previous = self.epoch
         self._enter(whole("epoch", state["epoch"], 0))
         try:  # opened at once, so that a wrong state changes nothing
-            self._check_same_run(state)
+            check_same_run(state, self._description(0))
             seed = whole("seed", state["seed"], 0, below=2**64)
             cursor = [whole("cursor", word, 0) for word in state["cursor"]]
             start = Start(seed, cursor, list(state["segments"]))
@@ -371,17 +443,5 @@ class BatchSamplerBase(Sampler[Batch]):
             self.epoch += 1
         self._drawn = self._latest = self._running = None
         self._opened = []
-        self._resumed = resumed
+        self._resumed = None if resumed is None else (resumed, self._ranks.now())
         self._start = None if resumed is None else start
-
-    def _check_same_run(self, state: Mapping[str, Any]) -> None:
-        own = self._description(0)
-        here, there = {**own, **own["settings"]}, {**state, **state["settings"]}
-        for key in ("format", "sampler", "samples", *own["settings"]):
-            # A sampler without a length has -1 samples until it has been read.
-            unknown = key == "samples" and -1 in (there[key], here[key])
-            if there.get(key) != here[key] and not unknown:
-                raise ValueError(
-                    f"state is of another run: its {key} is {there.get(key)!r}, here it is "
-                    f"{here[key]!r}"
-                )

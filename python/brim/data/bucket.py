@@ -11,7 +11,15 @@ from typing_extensions import Unpack
 from brim import _C
 from brim._arguments import flag, whole
 from brim.data.base import BatchSamplerBase, SamplerOptions
-from brim.data.sizes import Budget, Sizes, has_columns, is_array, one_column, size_column
+from brim.data.sizes import (
+    Budget,
+    Sizes,
+    has_columns,
+    is_array,
+    one_column,
+    size_column,
+    sorted_boundaries,
+)
 
 
 class Buckets(NamedTuple):
@@ -102,6 +110,11 @@ class BucketBatchSampler(BatchSamplerBase):
         options.setdefault("shuffle", True)
         options.setdefault("cost", "padded")
         super().__init__(max_total_size, **options)
+        if max_total_size is None and self.max_batch_size is not None:
+            raise ValueError(
+                f"max_batch_size={self.max_batch_size} goes with max_total_size; without a budget, "
+                "batch_size is the number of samples in a batch"
+            )
         limits = self._limits
         if limits.several and has_columns(sizes):
             columns = limits.columns(sizes)
@@ -109,7 +122,7 @@ class BucketBatchSampler(BatchSamplerBase):
         else:
             self.sizes = size_column("sizes", sizes)
             columns = [self.sizes] * len(limits.costs)
-        self.bucket_boundaries = _sorted_boundaries(bucket_boundaries)
+        self.bucket_boundaries = sorted_boundaries(bucket_boundaries)
         self.num_buckets = len(self.bucket_boundaries) - 1
         self._batch_sizes = _batch_sizes(batch_size, self.num_buckets)
         self._drop_last = flag("drop_last", drop_last)
@@ -125,7 +138,12 @@ class BucketBatchSampler(BatchSamplerBase):
     def _make(self) -> _C.SampleBatching:
         buckets = (self.sizes, self.bucket_boundaries.tolist(), self._batch_sizes)
         sizes = (self._columns, self._limits.costs, self._limits.maxima)
-        return _C.bucket_batching(*buckets, *sizes, self._drop_last, self.shuffle, self._oversize)
+        return _C.bucket_batching(
+            *buckets, *sizes, self._drop_last, self.shuffle, self._oversize, self.batch_multiple
+        )
+
+    def _drops_nothing(self) -> dict[str, bool]:
+        return {} if self._drop_last else super()._drops_nothing()
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -134,13 +152,6 @@ class BucketBatchSampler(BatchSamplerBase):
             "batch_size": self._batch_sizes,
             "drop_last": self._drop_last,
         }
-
-
-def _sorted_boundaries(given: object) -> torch.Tensor:
-    boundaries = one_column("bucket_boundaries", given)
-    if boundaries.dtype == torch.int64 and not torch.equal(boundaries.double().long(), boundaries):
-        raise ValueError("bucket_boundaries must not exceed 2**53")
-    return boundaries.double().sort().values  # NaN last, for the core to refuse
 
 
 def _batch_sizes(batch_size: Any, buckets: int) -> list[int]:

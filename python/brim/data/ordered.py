@@ -15,6 +15,7 @@ from brim import _C
 from brim._arguments import whole
 from brim.data.base import Batch, SamplerOptions, Start, left_out_message, warn
 from brim.data.fit import FittedBatchSampler
+from brim.data.ranks import RankSource
 from brim.data.sizes import (
     Budget,
     Cost,
@@ -39,6 +40,7 @@ def size_aware_batching(
     warn_logger: _Logger | None = None,
     *,
     cost: Cost | Sequence[Cost] = "sum",
+    max_batch_size: int | None = None,
     oversize: str = "leave_out",
 ) -> Iterator[Any]:
     """Batch the samples of an iterable, in order and without looking ahead.
@@ -54,6 +56,7 @@ def size_aware_batching(
         info_logger: called at the end with how much was batched.
         warn_logger: called at the end with how much was left out; `warnings.warn` if None.
         cost: what a batch costs; see `BatchSamplerBase`.
+        max_batch_size: the most samples in a batch, beside the budget.
         oversize: what to do with a sample that exceeds the budget by itself; see
             `BatchSamplerBase`. Samples left out are reported at the end.
 
@@ -67,7 +70,7 @@ def size_aware_batching(
         >>> list(size_aware_batching(["a", "bcd", "ef", "ghij"], len, 5))
         [['a', 'bcd'], ['ef'], ['ghij']]
     """
-    limits = Limits.read(cost, max_total_size)
+    limits = Limits.read(cost, max_total_size, max_batch_size)
     function = size_function(sizeof)
     if function is None:
         raise TypeError(f"sizeof must be a callable or a mapping here, got {sizeof!r:.100}")
@@ -90,7 +93,8 @@ def size_aware_batching(
 def _stream(
     samples: Iterable[Any], sizeof: Callable[[Any], Any], limits: Limits, oversize: str, skip: int
 ) -> _C.SampleStream:
-    return _C.SampleStream(samples, sizeof, limits.costs, limits.maxima, oversize == "error", skip)
+    budgets = (limits.costs, limits.maxima, limits.measured)
+    return _C.SampleStream(samples, sizeof, *budgets, oversize, skip)
 
 
 def _tell_of_left_out(stream: _C.SampleStream, logger: _Logger) -> None:
@@ -104,8 +108,8 @@ class SizeAwareBatchSampler(FittedBatchSampler):
     Args:
         sampler: the order of the samples: `range(n)`, a `SequentialSampler`, indices as a tensor,
             array or list, or any sampler or iterable of indices. The last is read anew for each
-            epoch. The epoch is passed on to it, also by `load_state_dict`, if it has `set_epoch`;
-            otherwise its owner must restore its order.
+            epoch, and must give all ranks the same order. The epoch is passed on to it, also by
+            `load_state_dict`, if it has `set_epoch`; otherwise its owner must restore its order.
         sizeof: the sizes by index, as a tensor, an array or a list, which is kept and not copied;
             or a callable or mapping from index to size. It is asked as batches are needed. `len`,
             `plan`, `report`, `shuffle`, `as_tensors` and several ranks need all sizes at once.
@@ -129,11 +133,19 @@ class SizeAwareBatchSampler(FittedBatchSampler):
         if isinstance(sampler, (str, bytes)) or not isinstance(sampler, Iterable):
             raise TypeError(f"sampler must be a sampler or an iterable of indices, got {sampler!r}")
         if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+            if self._ranks.given and self.world_size > 1:
+                raise ValueError(
+                    "sampler is a DistributedSampler, whose samples would be shared out again by "
+                    f"world_size={self.world_size}: give all indices, such as range(n)"
+                )
+            self._ranks = RankSource(0, 1)
             warn(
                 "sampler is a DistributedSampler: each rank fills batches of its own samples, so "
                 "ranks get different numbers of batches, and a rank with more waits for the "
-                "others. Give all indices, such as range(n), with rank= and world_size="
+                "others. Give all indices, such as range(n): batches are shared out"
             )
+        # Whether ranks would draw different orders.
+        self._drawn_apart = getattr(sampler, "generator", self) is None
         self._given: Iterable[int] = sampler
         self.sizeof = sizeof
         self._function = size_function(sizeof)
@@ -180,7 +192,9 @@ class SizeAwareBatchSampler(FittedBatchSampler):
                 )
             indices = torch.arange(self._count)
         sizes = (columns, self._limits.costs, self._limits.maxima)
-        return _C.ordered_batching(*sizes, indices, self.shuffle, self._oversize)
+        return _C.ordered_batching(
+            *sizes, indices, self.shuffle, self._oversize, self.batch_multiple
+        )
 
     def _ready(self) -> _C.SampleBatching:
         self._settle()
@@ -195,6 +209,11 @@ class SizeAwareBatchSampler(FittedBatchSampler):
     def _order(self) -> torch.Tensor | None:
         """The indices of the coming epoch; None if they are 0, 1, 2 and so on."""
         if self._foreign and self._indices is None:
+            if self._drawn_apart and self.world_size > 1:
+                raise ValueError(
+                    f"sampler is a {type(self._given).__name__} without a generator, which gives "
+                    f"each of {self.world_size} ranks another order: use range(n) and shuffle=True"
+                )
             self._indices = index_tensor("sampler", self._given)
             self._given_epoch = getattr(self._given, "epoch", None)  # it may count by itself
         return self._indices
@@ -229,7 +248,9 @@ class SizeAwareBatchSampler(FittedBatchSampler):
     def _streams(self) -> bool:
         """Whether batches are made as they are needed, without asking for all sizes first."""
         asks = self._function is not None or (self._foreign and not isinstance(self._given, Sized))
-        needs_all = self.world_size > 1 or self.shuffle or self.as_tensors
+        needs_all = (
+            self.world_size > 1 or self.shuffle or self.as_tensors or self.batch_multiple > 1
+        )
         return asks and self._batching is None and not needs_all
 
     def __len__(self) -> int:
@@ -281,7 +302,7 @@ class _Streaming:
                     f"sampler's index must be from 0 to {len(columns[0]) - 1}, the samples that "
                     f"have a size, got {place}"
                 )
-            return [column[place].item() for column in columns]
+            return [column[place].item() for column in columns[: owner._limits.measured]]
 
         self._lock = threading.Lock()
         self._stream = _stream(

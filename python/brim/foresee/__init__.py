@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from brim.foresee._errors import EstimateError
 from brim.foresee._estimate import estimate
-from brim.foresee._first_size import Foreseeing as Foreseeing
+from brim.foresee._first_size import FirstSize as FirstSize
 from brim.foresee._largest import largest_size
 from brim.foresee._report import Estimate
 

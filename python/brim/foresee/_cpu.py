@@ -1,107 +1,259 @@
-"""What the CPU's kernels allocate inside: a table by operator, with the reason of each entry."""
+"""What torch's own kernels allocate inside on the CPU: general rules, and a table by operator.
+
+Matrix products, convolutions and recurrent layers call libraries: see `_cpu_libraries.py`.
+"""
 
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from brim.foresee._temporaries import Temporary
+from brim.foresee._cpu_convolutions import Convolutions, is_channels_last
+from brim.foresee._cpu_libraries import Libraries
+from brim.foresee._known import KnownOperators
+from brim.foresee._temporaries import Temporary, bytes_of
 
 aten = torch.ops.aten
-_Backend: Any = torch._C._ConvBackend  # type: ignore[attr-defined]
+
+# Operators that copy inputs which are not contiguous.
+_COPYING_ALL = """
+_adaptive_avg_pool2d _cdist_backward _cdist_forward _log_softmax _log_softmax_backward_data _softmax
+_softmax_backward_data _upsample_nearest_exact2d_backward adaptive_max_pool2d avg_pool2d avg_pool3d
+bucketize channel_shuffle col2im embedding_dense_backward im2col index_select log_sigmoid_forward
+max_pool2d_with_indices max_pool3d_with_indices max_unpool2d native_layer_norm
+native_layer_norm_backward nll_loss2d_forward nll_loss_forward pixel_shuffle pixel_unshuffle
+reflection_pad1d reflection_pad2d replication_pad2d searchsorted upsample_bilinear2d_backward
+upsample_nearest2d_backward
+"""
+_COPYING_GRADIENTS = """
+_adaptive_avg_pool2d_backward adaptive_max_pool2d_backward avg_pool2d_backward avg_pool3d_backward
+max_pool2d_with_indices_backward max_pool3d_with_indices_backward nll_loss2d_backward
+reflection_pad1d_backward reflection_pad2d_backward replication_pad2d_backward
+"""
+_COPYING: dict[str, tuple[str, ...]] = {  # and the arguments that they do not copy
+    **dict.fromkeys(_COPYING_ALL.split(), ()),
+    **dict.fromkeys(_COPYING_GRADIENTS.split(), ("self",)),
+    "embedding": ("weight",),
+    "grid_sampler_2d_backward": ("input", "grid"),
+}
+# Operators that cast their input if the result has another type.
+_CASTING = {"sum", "mean", "prod", "cumsum", "cumprod"}
+_TRANSPOSING_BUFFER = 60 * 60  # elements
+_MOST_VECTORIZED = 128  # height and width of an image together
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it is contiguous, or so with channels last."""
+    return tensor.is_contiguous() or is_channels_last(tensor)
+
+
+def _copied(tensor: torch.Tensor) -> int:
+    """What a contiguous copy takes; nothing if the tensor is contiguous."""
+    return 0 if _is_dense(tensor) else bytes_of(tensor) + _transposing(tensor)
+
+
+def _transposing(tensor: torch.Tensor) -> int:
+    """The buffer with which torch copies a transposed matrix."""
+    large = tensor.numel() >= _TRANSPOSING_BUFFER
+    if tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0)) and large:
+        return _TRANSPOSING_BUFFER * tensor.element_size()
+    return 0
 
 
 class CpuTemporaries:
-    """Nothing beyond outputs for most operators; those that differ are listed.
-
-    Workspaces of oneDNN were measured on aarch64, where torch allocates them; on x86_64 oneDNN
-    takes its own, which no figure of brim counts.
-    """
+    """Nothing beyond outputs for most operators; those that differ are listed."""
 
     def __init__(self) -> None:
         """Make the table."""
-        self.assumptions: tuple[str, ...] = ()
-        self._onednn = platform.machine() == "aarch64"
-        attention_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        self._table: dict[Any, Callable[..., Any]] = {
-            aten.convolution.default: self._convolution,
-            aten.convolution_backward.default: self._convolution_backward,
-            aten.mse_loss.default: self._mean_loss,
-            aten.native_batch_norm_backward.default: self._first,
-            aten.addmm.default: self._weight,
-            aten.mkldnn_rnn_layer.default: self._rnn,
-            aten.mkldnn_rnn_layer_backward.default: self._rnn_backward,
-            aten._scaled_dot_product_flash_attention_for_cpu.default: self._attention,
-            attention_backward: self._attention_backward,
+        self._libraries = Libraries()
+        convolutions = Convolutions()
+        self.assumptions = convolutions.assumptions
+        rules: dict[Any, Callable[..., Any]] = {
+            aten.mse_loss: self._reduced_loss,
+            aten.smooth_l1_loss: self._reduced_loss,
+            aten.huber_loss: self._reduced_loss,
+            aten.native_batch_norm_backward: self._batch_norm_backward,
+            aten.native_layer_norm_backward: self._layer_norm_backward,
+            aten.native_group_norm_backward: self._group_norm_backward,
+            aten._scaled_dot_product_flash_attention_for_cpu: self._attention,
+            aten._scaled_dot_product_flash_attention_for_cpu_backward: self._attention_backward,
+            aten.upsample_nearest2d: self._upsample,
+            aten.upsample_bilinear2d: self._upsample,
+            aten._upsample_nearest_exact2d: self._upsample,
+            aten._upsample_bilinear2d_aa: self._upsample_antialias,
+            aten._upsample_bilinear2d_aa_backward: self._upsample_antialias_backward,
+            aten.upsample_bicubic2d_backward: self._bicubic_backward,
+            aten.im2col: self._unfold,
+            aten.kthvalue: self._values_and_indices,
+            aten.median: self._median,
+            aten.multinomial: lambda args, outputs: bytes_of(args[0]) + bytes_of(outputs[0]) // 2,
+            aten.histc: lambda args, outputs: 3 * bytes_of(outputs[0]),
+            aten.masked_fill: self._clone,
+            aten.clone: self._clone,
+            aten.copy_: lambda args, outputs: _transposing(args[1]),
+            aten.max: lambda args, outputs: _copied(args[0]) if len(args) == 1 else 0,
+            aten.scatter_reduce: self._scatter_reduce,
+            aten._embedding_bag: lambda args, outputs: 7 * args[1].numel(),
+            aten._embedding_bag_backward: lambda args, outputs: 24 * args[1].numel(),
+            aten.linalg_matrix_exp: self._matrix_exp,
+            aten.linalg_qr: lambda args, outputs: 2 * bytes_of(args[0]),
+            aten.linalg_inv_ex: lambda args, outputs: bytes_of(args[0]),
+            aten._linalg_svd: lambda args, outputs: bytes_of(args[0]),
+            aten._linalg_eigh: lambda args, outputs: 9 * args[0].size(-1) ** 2,
+            **self._libraries.rules,
+            aten.convolution: convolutions.forward,
+            aten.convolution_backward: convolutions.backward,
         }
+        self._table = {
+            getattr(packet, overload): rule
+            for packet, rule in rules.items()
+            for overload in packet.overloads()
+        }
+        self.known = KnownOperators("cpu", self._table)
 
     def of(
         self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
     ) -> Iterable[Temporary]:
         """What one call of an operator takes."""
+        if not outputs:
+            return ()
+        size = _generally(func, args, kwargs, outputs)
         rule = self._table.get(func)
-        size = 0 if rule is None or not outputs else rule(args, outputs)
-        return (Temporary(size),) if size > 0 else ()
+        if rule is not None:
+            size += rule(args, outputs)
+        return (Temporary(int(size)),) if size > 0 else ()
 
-    # The losses of single elements, before their mean.
-    def _mean_loss(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return _bytes(args[0]) if outputs[0].dim() == 0 else 0
+    # The losses of single elements.
+    def _reduced_loss(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return bytes_of(args[0]) if outputs[0].dim() == 0 else 0
 
     # The gradient centred, before it is scaled.
-    def _first(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return _bytes(args[0]) if self._onednn else 0
+    def _batch_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return bytes_of(args[0]) if _is_dense(args[0]) else 0
 
-    # oneDNN's layout of the weight.
-    def _weight(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return _bytes(args[2]) if self._onednn else 0
+    # Sums of each thread for weight and bias.
+    def _layer_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return 8 * torch.get_num_threads() * math.prod(args[2]) if len(outputs) > 1 else 0
 
-    # Scores, maxima, sums and outputs of one block, for each thread.
+    # Two sums for each sample and channel.
+    def _group_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return 8 * args[5] * args[6]
+
+    # Scores, maxima, sums and outputs of one block, for each thread; halves are multiplied as such.
     def _attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        rows, columns = _block(args[0], args[1])
-        return 4 * torch.get_num_threads() * rows * (columns + 2 + args[0].size(-1))
+        query, key, value = args[:3]
+        rows, columns = _block(query, key)
+        width, threads = query.size(-1), torch.get_num_threads()
+        size = 4 * threads * rows * (columns + 2 + width)
+        if query.element_size() == 2:
+            size += 2 * threads * rows * (columns + width)
+            size += sum(map(self._libraries.packed_for_attention, (key, value)))
+        return size
 
+    # Scores and their gradients; the output's gradient is copied if it is not contiguous.
     def _attention_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        rows, columns = _block(args[1], args[2])
-        return 4 * torch.get_num_threads() * 2 * rows * columns
+        grad, query, key = args[:3]
+        rows, columns = _block(query, key)
+        threads = torch.get_num_threads()
+        size = 4 * threads * 2 * rows * columns
+        if query.element_size() == 2:
+            size += 2 * threads * rows * (3 * columns + 2 * query.size(-1))
+            size += self._libraries.packed_for_attention(key)
+        return size + (0 if grad.transpose(1, 2).is_contiguous() else bytes_of(grad))
 
-    # oneDNN's layout of the weights, and the gates of all steps.
-    def _rnn(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return sum(_bytes(weight) for weight in args[1:5]) + int(4.25 * _rnn_outputs(args))
-
-    def _rnn_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return sum(_bytes(weight) for weight in args[1:5]) + int(5.25 * _rnn_outputs(args))
-
-    # Transposed input and weight, later twice the output; without oneDNN the unfolded input.
-    def _convolution(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        x, weight, out = args[0], args[1], outputs[0]
-        backend = _backend(x, weight, args[2], *args[3:])
-        if backend == _Backend.Slow2d:
-            return _unfolded(x, weight, out, args[3]) * x.size(0)
-        if backend != _Backend.Mkldnn or not self._onednn or args[8] > 1:
+    # Small images are resized in the other layout, with channels last.
+    def _upsample(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        x, out = args[0], outputs[0]
+        last = x.is_contiguous(memory_format=torch.channels_last)
+        if last or out.size(-1) + out.size(-2) > _MOST_VECTORIZED:
             return 0
-        return max(_bytes(x) + _bytes(weight), 2 * _bytes(out))
+        return bytes_of(x) + bytes_of(out)
 
-    # Each thread unfolds one sample at a time, and sums up its own part of the weight's gradient.
-    def _convolution_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        grad, x, weight = args[0], args[1], args[2]
-        backend = _backend(x, weight, None, *args[4:])
-        unfolded = _unfolded(x, weight, grad, args[4])
-        if backend == _Backend.Slow2d:
-            return unfolded * x.size(0)
-        if backend != _Backend.Mkldnn or not self._onednn or args[9] > 1:
-            return 0
-        threads = min(torch.get_num_threads(), x.size(0))
-        parts = 4 * _bytes(weight)
-        others = unfolded + parts if unfolded <= 2 * parts else unfolded - 5 * _bytes(weight)
-        return unfolded + parts + (threads - 1) * others
+    # Rows first, then columns.
+    def _upsample_antialias(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return bytes_of(args[0]) // args[0].size(-1) * outputs[0].size(-1)
+
+    def _upsample_antialias_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        contiguous = args[0].is_contiguous()
+        return 0 if contiguous else bytes_of(args[0]) + bytes_of(outputs[0])
+
+    def _bicubic_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return 0 if args[0].is_contiguous() else bytes_of(args[0])
+
+    # Its result is made in the input's size first.
+    def _unfold(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return bytes_of(args[0]) if outputs[0].numel() > args[0].numel() else 0
+
+    def _values_and_indices(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return bytes_of(args[0]) + 8 * args[0].numel()
+
+    # A copy in which the reduced dimension is the last one.
+    def _median(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        x = args[0]
+        if len(args) == 1:
+            return bytes_of(x)
+        moved = x.transpose(args[1], -1)
+        return 0 if moved.is_contiguous() else _copied(moved)
+
+    def _clone(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return _transposing(args[0]) if outputs[0].stride() != args[0].stride() else 0
+
+    # Powers, and what their product takes.
+    def _matrix_exp(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        x = args[0].flatten(0, -3) if args[0].dim() > 3 else args[0]
+        return 10 * bytes_of(x) + self._libraries.product(x, x, outputs[0])
+
+    # Counts of elements, and which are 0.
+    def _scatter_reduce(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        mean = len(args) > 4 and args[4] == "mean"
+        return 2 * bytes_of(outputs[0]) + outputs[0].numel() if mean else 0
+
+
+def _generally(func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> int:
+    """Copies of inputs in another layout or type."""
+    if torch.Tag.pointwise in func.tags:
+        return _promoted(func, args, kwargs, outputs[0])
+    name = func._schema.name.removeprefix("aten::")
+    if name in _COPYING:
+        names = (argument.name for argument in func._schema.arguments)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        left_out = _COPYING[name]
+        read = [
+            t for key, t in given.items() if isinstance(t, torch.Tensor) and key not in left_out
+        ]
+        copies = [t for t in read if not _is_dense(t)]
+        buffer = (
+            0 if name.startswith("native_layer_norm") else max(map(_transposing, copies), default=0)
+        )
+        return sum(map(bytes_of, copies)) + buffer
+    if name in _CASTING and outputs[0].dtype != args[0].dtype:
+        return int(args[0].numel()) * outputs[0].element_size()
+    return 0
+
+
+def _promoted(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> int:
+    """Inputs that are cast to the type in which a pointwise operator works."""
+    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if len({t.dtype for t in (*inputs, out)}) == 1 or func._overloadpacket in _TYPES_DIFFER:
+        return 0
+    common = inputs[0].dtype
+    for one in inputs[1:]:
+        if one.dim() > 0 or one.dtype.is_floating_point > common.is_floating_point:
+            common = torch.promote_types(common, one.dtype)
+    if out.dtype.is_floating_point and not common.is_floating_point:
+        common = out.dtype
+    size = sum(common.itemsize * t.numel() for t in inputs if t.dtype != common)
+    if func._schema.is_mutable and out.dtype != common:
+        size += common.itemsize * out.numel()
+    return size
+
+
+# Their inputs have different types by intent.
+_TYPES_DIFFER = {aten.where, aten.masked_fill, aten.masked_fill_, aten.clone, aten._to_copy}
 
 
 def _block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
@@ -109,37 +261,3 @@ def _block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
     length = query.size(-2)
     rows = 256 if length >= 768 else 64 if length >= 192 else 32
     return min(rows, length), min(512, key.size(-2))
-
-
-def _rnn_outputs(args: Any) -> int:
-    """Bytes of an LSTM layer's outputs in all steps."""
-    x, hidden = args[0], args[5]
-    return int(x.size(0) * x.size(1) * hidden.size(-1) * x.element_size())
-
-
-def reserved_by_onednn_rnn(args: Any) -> int:
-    """What oneDNN's LSTM keeps for backward, found by measuring eight shapes (within 2 %)."""
-    x, hidden = args[0], args[5]
-    if not args[15]:  # not training
-        return 0
-    per_step = x.size(1) * x.element_size()
-    widest = max(x.size(2), hidden.size(-1))
-    steps = x.size(0) * (9 * hidden.size(-1) + 6.25 * widest)
-    return int(per_step * (steps + 10 * hidden.size(-1)))
-
-
-def _unfolded(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, stride: Any) -> int:
-    """Bytes of one sample unfolded; a 1x1 convolution needs none."""
-    taps = math.prod(weight.shape[2:])
-    if taps == 1 and all(step == 1 for step in stride):
-        return 0
-    return weight.size(1) * taps * math.prod(out.shape[2:]) * x.element_size()
-
-
-def _backend(
-    x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, *rest: Any
-) -> Any:
-    transposed, output_padding, groups = rest[:3]
-    return torch._C._select_conv_backend(
-        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, None
-    )

@@ -44,6 +44,7 @@ class Temporaries:
         self._workspace = _workspace_setting(_HOPPER_WORKSPACE if hopper else _OTHER_WORKSPACE)
         self._workspaces: set[bool] = set()
         self._kernels = Kernels(multiprocessors)
+        self.known = self._kernels.known
         self._multiprocessors = multiprocessors
         self._has_dropout_state = False  # cuDNN's random state, which torch keeps
 
@@ -128,14 +129,9 @@ def lstm(
     hx: Sequence[torch.Tensor],
     params: Sequence[torch.Tensor],
     has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One operator of cuDNN for all layers and steps."""
-    options = (num_layers, dropout, train, bidirectional, batch_first)
     return _cudnn_rnn(_LSTM, x, hx[0], hx[1], params, has_biases, *options)
 
 
@@ -144,14 +140,9 @@ def gru(
     hx: torch.Tensor,
     params: Sequence[torch.Tensor],
     has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same of gated recurrent units."""
-    options = (num_layers, dropout, train, bidirectional, batch_first)
     return _cudnn_rnn(_GRU, x, hx, None, params, has_biases, *options)[:2]
 
 
@@ -199,10 +190,16 @@ def attention(
     fused = query.dim() == 4 and width == value.size(-1) and width % 8 == 0
     kept: Sequence[torch.Tensor]
     learned = attn_mask is not None and attn_mask.requires_grad  # cuDNN's has no gradient of it
-    if half and fused and width <= 128 and not learned:
+    # No fused kernel reads rows with gaps between their elements.
+    fused &= all(t.stride(-1) == 1 for t in (query, key, value, attn_mask) if t is not None)
+    if half and fused and width <= 128 and not learned and _cudnn_drops(dropout_p):
         bias = _float_mask(attn_mask, query)
         rest = (gradient, dropout_p, is_causal, False)
         kept = aten._scaled_dot_product_cudnn_attention(query, key, value, bias, *rest, scale=scale)
+    elif half and fused and width <= 256 and attn_mask is None:
+        kept = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )
     elif grouped or not fused or query.dtype == torch.float64:
         kept = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -215,6 +212,11 @@ def attention(
             query, key, value, bias, gradient, dropout_p, is_causal, scale=scale
         )
     return kept[0]
+
+
+def _cudnn_drops(probability: float) -> bool:
+    """Whether torch takes cuDNN's attention for it: from 2.13 on only for sixteenths."""
+    return torch.__version__ < "2.13" or float(16 * probability).is_integer()
 
 
 def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:

@@ -12,15 +12,12 @@ from typing import Any
 
 import torch
 
-from brim.foresee._temporaries import Temporary
+from brim.foresee._known import KnownOperators
+from brim.foresee._temporaries import Temporary, bytes_of
 
 aten = torch.ops.aten
 
 _MOST_PARTIAL_GRADIENTS = 9 << 20  # bytes of one convolution's weight
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _up(a: int, b: int) -> int:
@@ -68,7 +65,12 @@ class Kernels:
             aten.native_layer_norm.default: self._layer_norm,
             aten.native_layer_norm_backward.default: self._layer_norm_backward,
             aten._softmax_backward_data.default: self._softmax_backward,
-            aten._safe_softmax.default: self._safe_softmax,
+            aten.amax.default: self._reduction,
+            aten.amin.default: self._reduction,
+            aten.all.dim: self._reduction,
+            aten.any.dim: self._reduction,
+            aten.mse_loss.default: self._reduced_loss,
+            aten.smooth_l1_loss.default: self._reduced_loss,
             aten.upsample_nearest2d_backward.default: self._copy_of_first,
             aten._cudnn_rnn.default: self._rnn,
             aten._cudnn_rnn_backward.default: self._rnn,
@@ -76,6 +78,7 @@ class Kernels:
             aten._scaled_dot_product_flash_attention_backward.default: self._cudnn_attention,
             efficient_attention: self._efficient_attention,
         }
+        self.known = KnownOperators("cuda", self._table)
 
     def of(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> Iterator[Temporary]:
         """What one call of an operator takes beyond its outputs, until it is done."""
@@ -141,13 +144,13 @@ class Kernels:
     def _convolution(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x, weight, out = args[0], args[1], outputs[0]
         if x.is_contiguous(memory_format=torch.channels_last) and x.dim() == 4:
-            padded = _up(x.size(1), 8) * 8 * _bytes(x) // x.size(1) if x.size(1) <= 4 else 0
-            return padded + _bytes(weight)
+            padded = _up(x.size(1), 8) * 8 * bytes_of(x) // x.size(1) if x.size(1) <= 4 else 0
+            return padded + bytes_of(weight)
         if args[8] > 1 or weight.size(0) < 32:
             return 0  # a kernel of torch, or one that needs none
         if math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in args[3]):
             return 0
-        return _bytes(x) + _bytes(out) + _bytes(weight)
+        return bytes_of(x) + bytes_of(out) + bytes_of(weight)
 
     # A workspace for each gradient, one after the other; the bias's is a sum.
     def _convolution_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
@@ -166,45 +169,46 @@ class Kernels:
         single = 4 * weight.numel()
         if groups > 1:
             spread = x.dtype == torch.float32 and math.prod(x.shape[2:]) >= 784
-            return 0, 8 * _bytes(x) if spread and not x.is_contiguous() else 0
+            return 0, 8 * bytes_of(x) if spread and not x.is_contiguous() else 0
         if x.is_contiguous(memory_format=torch.channels_last) and x.size(1) > 4:
             return 0, single
         if weight.size(0) < 32:
             return 0, 0
         # The sum over samples and places is cut into parts, each with a float32 gradient.
         parts = min(15 if x.dtype == torch.float32 else 4, _MOST_PARTIAL_GRADIENTS // single)
-        of_input = _bytes(grad) + _bytes(x) + _bytes(weight)
-        of_weight = _bytes(grad) + _bytes(x) + parts * single
+        of_input = bytes_of(grad) + bytes_of(x) + bytes_of(weight)
+        of_weight = bytes_of(grad) + bytes_of(x) + parts * single
         if math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in stride):
             of_input = 0
             if math.prod(x.shape[2:]) >= 784:
                 of_weight = x.size(0) * single  # gradients of single samples
         return of_input, of_weight
 
-    # Rows of the gradient in the order of their indices, as float32, and sorted indices.
+    # Sorted indices, and float32 sums over at most 10 rows that have the same index.
     def _embedding_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        grad, indices = args[0], args[1]
-        copied = 0 if grad.is_contiguous() else _bytes(grad)
-        return 4 * grad.numel() + 400 * indices.numel() + copied
+        grad, indices, rows = args[0], args[1], args[2]
+        copied = 0 if grad.is_contiguous() else bytes_of(grad)
+        sums = min(indices.numel(), rows) + indices.numel() // 10
+        return 4 * sums * grad.size(-1) + 56 * indices.numel() + copied
 
     def _layer_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return 0 if args[0].is_contiguous() else _bytes(args[0])
+        return 0 if args[0].is_contiguous() else bytes_of(args[0])
 
     # Sums over rows for the weight's and the bias's gradient, in parts.
     def _layer_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        copied = sum(_bytes(t) for t in args[:2] if not t.is_contiguous())
+        copied = sum(bytes_of(t) for t in args[:2] if not t.is_contiguous())
         return copied + 8 * 128 * math.prod(args[2])
 
     # The gradient times the output.
     def _softmax_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return _bytes(outputs[0])
+        return bytes_of(outputs[0])
 
-    # Which elements are -inf.
-    def _safe_softmax(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return outputs[0].numel()
+    # The losses of single elements.
+    def _reduced_loss(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return bytes_of(args[0]) if outputs[0].dim() == 0 else 0
 
     def _copy_of_first(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return 0 if args[0].is_contiguous() else _bytes(args[0])
+        return 0 if args[0].is_contiguous() else bytes_of(args[0])
 
     def _rnn(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return _rnn_parts(args)[0]
@@ -215,12 +219,12 @@ class Kernels:
         rows = query.numel() // query.size(-1)
         extra = 4 * query.numel() + 4 * rows
         if key.size(1) != query.size(1):  # gradients of keys and values for every query head
-            extra += 2 * _bytes(key) * (query.size(1) // key.size(1))
+            extra += 2 * bytes_of(key) * (query.size(1) // key.size(1))
         return extra
 
     # Keys' gradients in float32, padded; the output's gradient is copied if it is not contiguous.
     def _efficient_attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         grad, query = args[0], args[1]
         batch, heads, length, width = query.shape
-        copied = 0 if grad.transpose(1, 2).is_contiguous() else _bytes(grad)
+        copied = 0 if grad.transpose(1, 2).is_contiguous() else bytes_of(grad)
         return copied + 4 * batch * heads * (_up(length, 64) * 64 * width + 2 * length)

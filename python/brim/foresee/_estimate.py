@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -16,10 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as torch_optimizer
 
 from brim import _C
+from brim._arguments import runs_in_parts
 from brim.foresee import _cuda
 from brim.foresee._cpu import CpuTemporaries
-from brim.foresee._errors import EstimateError
-from brim.foresee._log import Kind
+from brim.foresee._errors import EstimateError, LeftBehindError
+from brim.foresee._log import Allocation, Kind
 from brim.foresee._places import line_of
 from brim.foresee._reach import Reachable
 from brim.foresee._report import Estimate
@@ -36,6 +39,10 @@ _NOT_TRACEABLE = (
 )
 
 
+# Errors of torch that real tensors do not raise.
+_NEEDS_VALUES = re.compile(r"[Ff]ake|\bmeta\b|subclass|swap|NVIDIA driver|primary context|data_ptr")
+
+
 def estimate(
     fn: Callable[..., Any],
     /,
@@ -48,9 +55,9 @@ def estimate(
     """Predict the peak memory of `fn(*args, **kwargs)` without running it.
 
     The function runs on fake tensors: no memory is taken and no kernel runs. Parameters, buffers,
-    gradients, optimizer state and random state are the same afterwards, also if it fails. What the
-    function does to other Python objects stays done. Other threads must not use the same modules
-    meanwhile.
+    gradients, optimizer state, random state and the Python objects that the function changes are
+    the same afterwards, also if it fails; attributes of classes, iterators and files are not. Other
+    threads must not use the same objects meanwhile.
 
     Args:
         fn: what to estimate, such as a training step.
@@ -67,8 +74,8 @@ def estimate(
         The peak above what is held now, and what it consists of; see `Estimate`.
 
     Raises:
-        EstimateError: if the code depends on values of tensors, or an operator has no fake kernel;
-            names the line.
+        EstimateError: if the code depends on values of tensors, or an operator has no fake kernel,
+            or a tensor of the trace is left where it cannot be removed; names the line.
 
     Example:
         >>> import brim, torch
@@ -93,22 +100,28 @@ def _estimate(
         raise TypeError(f"fn must be a function, got {fn!r}")
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise ValueError(f"calls must be an int of at least 1, got {calls!r}")
+    kind = runs_in_parts(fn)
+    if kind:
+        raise TypeError(f"fn is {kind} function: it runs after the call has returned, got {fn!r}")
     target = _target(device)
-    limit = None if capacity is None else _C.parse_bytes(capacity, None)
+    limit = None if capacity is None else bytes_of("capacity", capacity, target)
     found = Reachable(fn, args, kwargs)
     moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     swap = Swap(mode, target, moves)
     temporaries = CpuTemporaries() if target.type == "cpu" else _cuda.Temporaries(target)
     tracer = Tracer(swap, target, moves, temporaries)
-    gc.collect()  # releases what would be released at some time within the trace
+    # Releases what would be released at some time within the trace, and counts as free then.
+    gc.collect(2 if limit is None else 1)
     try:
         for module in found.modules:
             tracer.take_module(module)
         for optimizer in found.optimizers:
             tracer.take_optimizer(optimizer)
         for helper in found.helpers:
-            swap.keep_object(helper)
+            swap.keep(helper)
+        for thing, own in found.state:
+            swap.keep(thing, own)
         for tensor in found.tensors:
             tracer.take(tensor, Kind.input, "")
         with mode, _followed(tracer, target, moves), tracer:
@@ -120,9 +133,17 @@ def _estimate(
         raise
     except _NOT_TRACEABLE as error:
         raise EstimateError(_reason(error)) from error
+    except (NotImplementedError, RuntimeError) as error:
+        if not _NEEDS_VALUES.search(str(error)):
+            raise
+        text = str(error).splitlines()[0]
+        raise EstimateError(
+            f"{line_of(error)}: cannot be traced with fake tensors: {text}"
+        ) from error
     finally:
-        tracer.stop()
+        live = tracer.stop()
         swap.restore()
+    _check_that_none_is_left(live)
     if target.type == "cuda" and uses_cuda():
         known = sum(allocation.bytes for allocation in tracer.log.held)
         tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - known)
@@ -130,6 +151,9 @@ def _estimate(
     if moves:
         tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
     tracer.assumptions.update(dict.fromkeys(temporaries.assumptions))
+    for func, count in tracer.unknown.items():
+        text = f"temporaries of {func} are not known: {count} call{'s' if count > 1 else ''}"
+        tracer.assumptions[text] = None
     if limit is None:
         limit = _free_for(sum(allocation.bytes for allocation in tracer.log.held), target)
     if target.type == "cpu":
@@ -140,6 +164,18 @@ def _estimate(
         )
         tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
     return Estimate(_C.replay(trace, options, start), target, limit, tuple(tracer.assumptions))
+
+
+def _check_that_none_is_left(live: list[tuple[weakref.ref[Any], Allocation]]) -> None:
+    if any(storage() is not None for storage, _ in live):
+        gc.collect()
+    places = {one.place: None for storage, one in live if storage() is not None}
+    if places:
+        raise LeftBehindError(
+            "tensors of the trace, which have no values, are left in something that brim cannot "
+            "put back (an attribute of a class, an object of C++, an iterator). Remove them "
+            f"before real calls. They were made at {', '.join(places)}"
+        )
 
 
 def _reason(error: BaseException) -> str:
@@ -168,7 +204,13 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
         else contextlib.nullcontext()
     )
     try:
-        with tracer.modules, elsewhere, _not_packed(tracer), _always_stepping():
+        with (
+            tracer.modules,
+            tracer.in_place.following(),
+            elsewhere,
+            _not_packed(tracer),
+            _always_stepping(),
+        ):
             yield
     finally:
         types.remove(FakeTensor)
@@ -176,15 +218,20 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
             hook.remove()
 
 
+def _none(_: object) -> list[Any]:
+    return []
+
+
 @contextlib.contextmanager
 def _always_stepping() -> Iterator[None]:
-    """A gradient scaler looks at values before a step; and compiled functions run as they are."""
+    """Steps run although their values are not known, and compiled functions as they are."""
 
     def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
     with (
         mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step),
+        mock.patch("weakref.getweakrefs", _none),  # lets modules move and change their type
         torch.compiler.set_stance("force_eager"),
     ):
         yield
@@ -218,6 +265,19 @@ def _target(device: DeviceLike) -> torch.device:
     if target.type not in ("cpu", "cuda"):
         raise ValueError(f'device must be "cpu" or "cuda", got {device!r}')
     return torch.device("cuda", target.index or 0) if target.type == "cuda" else target
+
+
+def bytes_of(name: str, amount: int | str, target: torch.device) -> int:
+    """An argument in bytes, or as a share of what the device has."""
+    try:
+        limit = _C.memory_stats(target).limit
+    except (ValueError, RuntimeError):  # not there
+        if isinstance(amount, str) and amount.strip().endswith("%"):
+            raise ValueError(
+                f"{name} must be bytes, such as 24GiB: {target} is not there, got {amount!r}"
+            ) from None
+        limit = None
+    return _C.parse_bytes(amount, limit)
 
 
 def _free_for(held: int, target: torch.device) -> int | None:

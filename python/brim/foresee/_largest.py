@@ -9,13 +9,14 @@ import torch
 
 from brim import _C
 from brim._arguments import positive
-from brim.foresee._estimate import _target, estimate
+from brim.foresee._estimate import _target, bytes_of, estimate
 from brim.memory import DeviceLike
 from brim.predict import MemoryModel
 
 _MOST_TRACES = 12
 _MOST_GROWTH = 64  # from one trace to the next
-_FULL = 0.995  # of the budget: another trace would gain too little
+_MOST_SHRINKING = 16  # the same, downwards
+_FULL = 0.995  # of the budget, or of the largest size: another trace would gain too little
 
 
 def largest_size(
@@ -68,60 +69,73 @@ def largest_size(
         raise ValueError(f"upper must not be below lower ({lower}), got {upper}")
     target = _target(device)
     limit, others = _limits(budget, target)
+    outside = 0  # what the call does not use, and so does not see
 
-    def need(size: int) -> int:
-        found = estimate(
-            fn, *args, device=target, capacity=limit, calls=calls, **{name: size}, **kwargs
-        )
-        outside = max(0, others - found.held_before)
-        return (
-            found.reserved + outside
-            if target.type == "cuda"
-            else (found.held_before + found.peak + outside)
-        )
+    def trace(size: int) -> tuple[int, bool]:
+        """Bytes held at the peak, and whether they fit."""
+        nonlocal outside
+        while True:
+            assumed = outside
+            capacity = max(limit - assumed, 1)
+            found = estimate(
+                fn, *args, device=target, capacity=capacity, calls=calls, **{name: size}, **kwargs
+            )
+            outside = max(outside, others - found.held_before)
+            if outside == assumed:
+                held = found.held_before + found.peak + outside
+                return held, found.fits and held <= limit
 
-    return _search(need, limit, lower, most, most if upper is not None else lower)
+    return _search(trace, limit, lower, most, most if upper is not None else lower)
 
 
 def _limits(budget: int | str, target: torch.device) -> tuple[int, int]:
     """Bytes that may be held, and that are held now."""
+    limit = bytes_of("budget", budget, target)
     try:
-        stats = _C.memory_stats(target)
+        return limit, _C.memory_stats(target).allocated
     except (ValueError, RuntimeError):  # a device that is not there
-        return _C.parse_bytes(budget, None), 0
-    return _C.parse_bytes(budget, stats.limit), stats.allocated
+        return limit, 0
 
 
-def _search(need: Callable[[int], int], limit: int, lower: int, most: int, first: int) -> int:
-    """The largest size found within the limit; each candidate comes from a model of the others."""
-    needs: dict[int, int] = {}
+def _search(
+    trace: Callable[[int], tuple[int, bool]], limit: int, lower: int, most: int, first: int
+) -> int:
+    """The largest size that was found to fit; each candidate follows from the others."""
+    held: dict[int, int] = {}
+    low, high, misses = lower - 1, most + 1, 0
     candidate = first
     while True:
-        needs[candidate] = need(candidate)
-        fitting = [size for size, held in needs.items() if held <= limit]
-        failing = [size for size, held in needs.items() if held > limit]
-        low, high = max(fitting, default=lower - 1), min(failing, default=most + 1)
-        if high - low <= 1 or low == most:
-            break
-        if fitting and (needs[low] >= _FULL * limit or len(needs) >= _MOST_TRACES):
-            break
-        candidate = _next(needs, limit, low, high, lower)
-    return max(low, 0) if low >= lower else 0
+        held[candidate], fits = trace(candidate)
+        low, high = (candidate, high) if fits else (low, candidate)
+        misses = 0 if fits else misses + 1
+        full = low >= lower and (
+            held[low] >= _FULL * limit or low >= _FULL * (high - 1) or len(held) >= _MOST_TRACES
+        )
+        if high - low <= 1 or full:
+            return low if low >= lower else 0
+        candidate = _next(held, limit, low, high, lower, misses)
 
 
-def _next(needs: dict[int, int], limit: int, low: int, high: int, lower: int) -> int:
-    """The largest size between that the model expects to fit."""
-    if len(needs) == 1:
-        only = next(iter(needs))
-        guess = only * limit // max(needs[only], 1) // 2 if high == only else 8 * only
-    elif len(needs) >= _MOST_TRACES and low < lower:
-        guess = lower  # the last hope
+def _next(held: dict[int, int], limit: int, low: int, high: int, lower: int, misses: int) -> int:
+    """A size between, the largest that is expected to fit."""
+    any_fits = low >= lower
+    if len(held) == 1:
+        only = next(iter(held))
+        guess = 8 * only if any_fits else only * limit // max(held[only], 1) // 2
+    elif not any_fits and len(held) >= _MOST_TRACES:
+        return lower  # the last hope
+    elif any_fits and high in held and (misses > 1 or held[high] <= limit):
+        guess = (low + high) // 2  # also where free memory lies in pieces that are too small
+    elif any_fits and misses:  # the model was wrong, so only its neighbours count
+        guess = low + (high - low) * (limit - held[low]) // (held[high] - held[low])
     else:
-        model = MemoryModel().fit(list(needs), [max(held, 1) for held in needs.values()])
+        model = MemoryModel().fit(list(held), [max(each, 1) for each in held.values()])
         guess, above = low, high
         while above - guess > 1:
             middle = (guess + above) // 2
             guess, above = (middle, above) if model.peak(middle) <= limit else (guess, middle)
-    if low >= lower and max(needs) == low:
+    if not any_fits:
+        guess = max(guess, high // _MOST_SHRINKING)  # beyond all data, a size changes nothing
+    elif max(held) == low:
         guess = min(guess, _MOST_GROWTH * low)  # what does not matter at small sizes may beyond
     return max(low + 1, min(guess, high - 1))

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
+import sysconfig
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from brim.foresee._kept import names_in, slots_of
+
 _MOST_OBJECTS = 20_000
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype)
 _HELPERS = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
 _FOREIGN = ("torch", "builtins", "numpy", "typing", "collections", "logging", "threading")
+_LIBRARIES = tuple({os.path.join(folder, "") for folder in sysconfig.get_paths().values()})
 
 
 class Reachable:
@@ -23,6 +31,8 @@ class Reachable:
         optimizers: with their state.
         tensors: that are not in those.
         helpers: schedulers and gradient scalers.
+        state: functions, containers and other objects, each with whether it is the user's own: not
+            of a library, nor reached through one.
     """
 
     def __init__(
@@ -33,9 +43,10 @@ class Reachable:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.tensors: list[torch.Tensor] = []
         self.helpers: list[Any] = []
+        self.state: list[tuple[Any, bool]] = []
         seen: set[int] = set()
-        queue: list[Any] = [fn, *args, *kwargs.values()]
-        for found in queue:  # grows while it is read
+        queue: list[tuple[Any, bool]] = [(each, True) for each in (fn, *args, *kwargs.values())]
+        for found, own in queue:  # grows while it is read
             if isinstance(found, _ATOMS) or id(found) in seen:
                 continue
             if len(seen) >= _MOST_OBJECTS:
@@ -45,13 +56,43 @@ class Reachable:
                 self.tensors.append(found)
             elif isinstance(found, torch.nn.Module):
                 self.modules.append(found)
+                queue.extend((each, own) for each in _kept_by(found))
             elif isinstance(found, torch.optim.Optimizer):
                 self.optimizers.append(found)
             elif isinstance(found, _HELPERS):
                 self.helpers.append(found)
-                queue.extend(found.__dict__.values())
-            else:
-                queue.extend(_inside(found))
+                queue.extend((each, own) for each in found.__dict__.values())
+            elif not _is_foreign(found):
+                own = own and not _is_of_library(found)
+                self.state.append((found, own))
+                queue.extend((each, own) for each in _inside(found))
+
+
+def _is_foreign(found: Any) -> bool:
+    """Whether it holds nothing of the user's."""
+    if isinstance(found, (functools.partial, types.MethodType, Mapping, *_CONTAINERS)):
+        return False
+    if isinstance(found, (types.FunctionType, functools._lru_cache_wrapper)):
+        return (found.__module__ or "").startswith(_FOREIGN)
+    return type(found).__module__.startswith(_FOREIGN)
+
+
+def _is_of_library(found: Any) -> bool:
+    """Whether its code belongs to Python or to an installed package."""
+    if isinstance(found, (functools.partial, types.MethodType, Mapping, *_CONTAINERS)):
+        return False
+    code = found if isinstance(found, types.FunctionType) else type(found)
+    file = getattr(sys.modules.get(code.__module__ or ""), "__file__", None)
+    return file is not None and file.startswith(_LIBRARIES)
+
+
+def _kept_by(module: torch.nn.Module) -> Iterator[Any]:
+    """What the parts of a module hold besides parameters, buffers and each other, such as hooks."""
+    for part in module.modules():
+        for name, value in part.__dict__.items():
+            empty = isinstance(value, (dict, *_CONTAINERS)) and not value
+            if name not in ("_parameters", "_buffers", "_modules") and not empty:
+                yield value
 
 
 def _inside(found: Any) -> Iterator[Any]:
@@ -60,14 +101,16 @@ def _inside(found: Any) -> Iterator[Any]:
     elif isinstance(found, types.MethodType):
         yield from (found.__self__, found.__func__)
     elif isinstance(found, types.FunctionType):
-        if not found.__module__.startswith(_FOREIGN):
-            yield from _of_function(found)
+        yield from _of_function(found)
+    elif isinstance(found, functools._lru_cache_wrapper):
+        yield found.__wrapped__
     elif isinstance(found, Mapping):
         yield from found.values()
-    elif isinstance(found, (list, tuple, set, frozenset)):
+    elif isinstance(found, _CONTAINERS):
         yield from found
-    elif not type(found).__module__.startswith(_FOREIGN):
+    else:
         yield from getattr(found, "__dict__", {}).values()
+        yield from (value for _, value in slots_of(found))
         call = getattr(type(found), "__call__", None)  # noqa: B004  the function itself
         if isinstance(call, types.FunctionType):
             yield call
@@ -81,13 +124,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
             continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    if "__wrapped__" in function.__dict__:
-        yield function.__dict__["__wrapped__"]
-    codes = [function.__code__]
-    for code in codes:  # grows while it is read
-        codes.extend(
-            constant for constant in code.co_consts if isinstance(constant, types.CodeType)
-        )
-        for name in code.co_names:
-            if name in function.__globals__:
-                yield function.__globals__[name]
+    yield from function.__dict__.values()
+    for name in names_in(function.__code__):
+        if name in function.__globals__:
+            yield function.__globals__[name]

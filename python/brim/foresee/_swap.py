@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import weakref
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
+
+from brim.foresee._kept import Kept
 
 _SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -37,7 +37,7 @@ class Swap:
     """
 
     def __init__(self, mode: FakeTensorMode, target: torch.device, moves: bool) -> None:
-        """Remember the random state; nothing is swapped yet."""
+        """Nothing is swapped yet."""
         self._mode = mode
         self._target = target
         self._moves = moves
@@ -45,10 +45,8 @@ class Swap:
             int, weakref.ref[torch.UntypedStorage]
         ] = {}  # by the real one's address
         self._swapped: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
-        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._known: set[int] = set()
-        self._random = (torch.get_rng_state(), random.getstate())
-        self._cuda_random = torch.cuda.get_rng_state_all() if uses_cuda() else None
+        self._kept = Kept()
+        self.keep = self._kept.keep
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a real tensor is taken to be."""
@@ -104,21 +102,8 @@ class Swap:
         self._swapped.append((tensor, made, grad))
         return True
 
-    def keep(self, contents: dict[Any, Any]) -> None:
-        """Put a dict's entries back at the end."""
-        if id(contents) not in self._known:
-            self._known.add(id(contents))
-            self._dicts.append((contents, dict(contents)))
-
-    def keep_object(self, helper: object) -> None:
-        """Put an object's attributes, and the entries of those that are dicts, back at the end."""
-        for value in helper.__dict__.values():
-            if isinstance(value, dict):
-                self.keep(value)
-        self.keep(helper.__dict__)
-
     def restore(self) -> None:
-        """Put everything back: tensors, dicts and the random state."""
+        """Put everything back: tensors, Python's state and the random state."""
         for tensor, real, grad in reversed(self._swapped):
             torch._C._swap_tensor_impl(tensor, real)
             fake_class, tensor.__class__ = tensor.__class__, real.__class__
@@ -127,11 +112,4 @@ class Swap:
             if tensor.is_leaf and tensor.grad is not grad:
                 tensor.grad = None if isinstance(grad, FakeTensor) else grad
         self._swapped.clear()
-        for contents, before in reversed(self._dicts):
-            contents.clear()
-            contents.update(before)
-        self._dicts.clear()
-        torch.set_rng_state(self._random[0])
-        random.setstate(self._random[1])
-        if self._cuda_random is not None:
-            torch.cuda.set_rng_state_all(self._cuda_random)
+        self._kept.restore()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from brim import _C
-from brim.foresee._cpu import reserved_by_onednn_rnn
+from brim.foresee._backward import InPlace
+from brim.foresee._cpu_libraries import reserved_by_onednn_rnn
 from brim.foresee._cuda_kernels import reserved_by_cudnn_rnn
 from brim.foresee._errors import EstimateError
 from brim.foresee._log import Allocation, Kind, Log
@@ -23,19 +25,32 @@ from brim.foresee._temporaries import Temporaries
 
 aten = torch.ops.aten
 
-# Real tensors are accumulated in place where nothing else refers to them. For subclasses, which
-# fake tensors are, the engine and some formulas take another tensor instead.
-_IN_PLACE_IN_BACKWARD = {
-    aten.add.Tensor: aten.add_.Tensor,
-    aten.scatter_add.default: aten.scatter_add_.default,
-    aten.index_put.default: aten.index_put_.default,
-    aten.scatter.src: aten.scatter_.src,
-    aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
-}
-
 _RESERVES = {
     aten._cudnn_rnn.default: reserved_by_cudnn_rnn,
     aten.mkldnn_rnn_layer.default: reserved_by_onednn_rnn,
+}
+
+# Their results stay in the memory of something larger that was calculated before.
+_IN_LARGER_MEMORY = {
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.binary_cross_entropy.default,
+    aten.col2im.default,
+}
+
+# Operators of which torch's kernel consists of others: those are traced.
+_TRACED_INSIDE = {
+    aten._euclidean_dist.default,
+    aten._safe_softmax.default,
+    aten.affine_grid_generator.default,
+    aten.binary_cross_entropy_with_logits.default,
+    aten.linalg_pinv.atol_rtol_tensor,
+    aten.logsumexp.default,
+    aten.logsumexp.out,
+    aten.soft_margin_loss.default,
+    aten.soft_margin_loss.out,
+    aten.soft_margin_loss_backward.default,
+    aten.soft_margin_loss_backward.grad_input,
 }
 
 
@@ -45,36 +60,21 @@ def _tensors(tree: object) -> Iterable[torch.Tensor]:
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Whether an operator consists of others: in inference mode it arrives here whole."""
-    key = "CompositeImplicitAutograd"
+    """Whether an operator consists of others: without autograd it arrives here whole."""
+    has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
     lifts = func is aten.lift_fresh.default
-    return not lifts and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and not lifts
 
 
 @functools.cache
-def _references() -> tuple[int, int]:
-    """How often a gradient and its storage count as used where only the engine has it.
-
-    Versions of torch differ in what refers to a tensor while Python sees it, so it is looked up.
-    """
-    found = []
-
-    class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func is aten.add.Tensor and torch._C._current_graph_task_id() != -1:
-                storage = args[0].untyped_storage()
-                uses = torch._C._storage_Use_Count(storage._cdata)
-                found.append((args[0]._use_count(), uses))
-            return func(*args, **(kwargs or {}))
-
-    modes = _disable_current_modes(), torch.inference_mode(False), torch.enable_grad()
-    with modes[0], modes[1], modes[2], FakeTensorMode():
-        x = torch.empty(2, requires_grad=True).sin()
-        with Look():  # type: ignore[no-untyped-call]
-            torch.autograd.backward((x.sin() * x.cos()).sum())
-    return found[0] if found else (0, 0)
+def _inside(func: Any) -> Any:
+    """The key of a kernel that consists of other operators, if those are to be traced."""
+    for name in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"):
+        if func in _TRACED_INSIDE and torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), name
+        ):
+            return getattr(torch._C.DispatchKey, name)
+    return None
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -104,7 +104,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._parameters: dict[int, tuple[torch.Tensor, str]] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._seen_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._unshared = _references()
+        self.in_place = InPlace()
+        self.unknown: Counter[Any] = Counter()  # operators whose temporaries are not known
         self._backward = -1
 
     # ---- what exists before the call ----------------------------------------------------------
@@ -183,13 +184,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
             self._enter_backward(backward)
-        if torch.is_inference_mode_enabled() and _is_composite(func):
+        if _is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if backward != -1 and func in _IN_PLACE_IN_BACKWARD and self._can_write(*args[:2]):
-            func = _IN_PLACE_IN_BACKWARD[func]
+        inside = _inside(func)
+        if inside is not None:
+            with self:
+                return func._op_dk(inside, *args, **kwargs)
+        if backward != -1:
+            func = self.in_place.variant(func, args, self._is_temporary(args))
         sizes = self._sizes(inputs) if func._schema.is_mutable else None
         if self._elsewhere:
             _C.show_fake_device([t for t in inputs if isinstance(t, FakeTensor)], True)
@@ -226,6 +231,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Their fake kernels do not know how much the library keeps for backward.
             space = torch.empty(_RESERVES[func](args), dtype=torch.uint8, device=result[0].device)
             result = (*result[:3], space, *result[4:])
+        elif func in _IN_LARGER_MEMORY and args[0].numel() > result.numel():
+            larger = torch.empty_like(args[0], memory_format=torch.contiguous_format)
+            result = larger.as_strided(result.shape, result.stride())
         return result
 
     def _place_on_target(
@@ -251,21 +259,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.assumptions[f"{line}: the value of a tensor is not known; NaN stands for it"] = None
         return float("nan")
 
-    def _can_write(self, tensor: torch.Tensor, other: Any) -> bool:
-        """Whether the engine, or the formula that it runs, may write the result over an operand."""
-        grad = isinstance(other, torch.Tensor) and other.is_floating_point()
-        if grad and (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
+    def _is_temporary(self, args: Any) -> bool:
+        if not args or not isinstance(args[0], torch.Tensor):
             return False
-        storage = tensor.untyped_storage()
-        entry = self._live.get(storage._cdata)
-        return (
-            not torch.is_grad_enabled()
-            and entry is not None
-            and entry[1].kind is Kind.temporary
-            and tensor.numel() * tensor.element_size() == storage.nbytes()  # not expanded
-            and tensor._use_count() <= self._unshared[0]  # type: ignore[attr-defined]
-            and torch._C._storage_Use_Count(storage._cdata) <= self._unshared[1]
-        )
+        entry = self._live.get(args[0].untyped_storage()._cdata)
+        return entry is not None and entry[1].kind is Kind.temporary
 
     # ---- storages -----------------------------------------------------------------------------
 
@@ -298,12 +296,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         place = ""
         inside = list(self._temporaries.of(func, args, kwargs, outputs, backward))
+        if func not in self._temporaries.known and outputs:
+            self.unknown[func] += 1
         for i, tensor in enumerate(outputs):
             storage = tensor.untyped_storage()
             size = storage.nbytes()
             if size and storage._cdata not in self._live and self._counts(tensor):
                 place = place or self._place(backward)
                 self._watch(storage, self.log.allocate(size, Kind.temporary, place))
+                self.in_place.allocated(func, storage)
             for one in inside:
                 if (one.outputs or len(outputs)) == i + 1:
                     name = f"{func.name().split('::')[-1]} at {place or self._place(backward)}"
@@ -364,6 +365,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             entry[1].kind = kind
             entry[1].place = name or entry[1].place
 
-    def stop(self) -> None:
-        """Forget the storages, so that what is released from now on is not noted."""
+    def stop(self) -> list[tuple[weakref.ref[Any], Allocation]]:
+        """Forget everything: what is released from now on is not noted. Returns what is left."""
+        live = list(self._live.values())
         self._live.clear()
+        self._parameters.clear()
+        self._optimizers.clear()
+        return live

@@ -35,7 +35,8 @@ BRIM_API Failure make_failure(const OomCause& cause, std::string text);
 BRIM_API Failure release_error(std::exception_ptr error);
 
 /// Calls the function with these values. Empty where it fitted. Errors that are not about memory
-/// are thrown.
+/// are thrown. Without values: releases the result of the last attempt, which another rank's
+/// failure undoes.
 using TryValues = c10::function_ref<std::optional<Failure>(std::span<const std::int64_t>)>;
 /// The same for a part [begin, end) of a range.
 using TryPart = c10::function_ref<std::optional<Failure>(std::int64_t, std::int64_t)>;
@@ -49,8 +50,9 @@ struct MaximizeCall {
   /// The options with what takes time to make (a key, observers): asked for after a first attempt
   /// that failed. Null: `options` has everything.
   c10::function_ref<const AdaptOptions&()> all_options{};
-  bool counts_items = false;    ///< for Objective::throughput: items per second, not calls
-  bool on_accelerator = false;  ///< the arguments are on one: worth asking what it holds
+  bool maxima_may_differ = false;  ///< on different ranks: they are lengths of arguments
+  bool counts_items = false;       ///< for Objective::throughput: items per second, not calls
+  bool on_accelerator = false;     ///< the arguments are on one: worth asking what it holds
 };
 
 /// Whether a first attempt can go straight to the function: nothing is known that would change the
@@ -58,7 +60,7 @@ struct MaximizeCall {
 /// which names them.
 inline bool may_run_unwatched(const AdaptOptions& options) noexcept {
   return options.objective == Objective::memory && options.attempts == nullptr &&
-         !options.observer && !options.restore &&
+         !options.observer && !options.restore && options.ranks == nullptr &&
          (options.memory == nullptr || !options.memory->may_know_something()) &&
          options.lower >= 1 && options.quantum >= 1;
 }

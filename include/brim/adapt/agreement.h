@@ -1,0 +1,122 @@
+#pragma once
+
+#include <brim/export.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace brim {
+
+/// Another rank of the job failed or is gone, or the ranks do not do the same. Says which rank, at
+/// which size and why.
+///
+/// Not a std::runtime_error, whose text would be searched for words about memory.
+class BRIM_API RankError : public std::exception {
+ public:
+  explicit RankError(std::string text) : text_(std::move(text)) {}
+  ~RankError() override;
+  [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  std::string text_;
+};
+
+/// Carries small messages between the ranks of a job, beside its collectives. `brim/dist` has one
+/// for torch.distributed. Of one channel, one exchange runs at a time.
+class BRIM_API RankChannel {
+ public:
+  static constexpr std::size_t kLongestText = 1000;
+
+  RankChannel() = default;
+  RankChannel(const RankChannel&) = delete;
+  RankChannel& operator=(const RankChannel&) = delete;
+  virtual ~RankChannel();
+
+  [[nodiscard]] virtual std::int64_t rank() const = 0;
+  [[nodiscard]] virtual std::int64_t ranks() const = 0;
+
+  /// Replaces each number by the least that any rank passed. Blocks until every rank has called it,
+  /// with as many numbers. @throws RankError if a rank is gone or the time is over.
+  virtual void least(std::span<std::int64_t> numbers) = 0;
+
+  /// The text of every rank, by rank, cut to kLongestText. Blocks as `least` does.
+  virtual std::vector<std::string> texts(const std::string& own) = 0;
+
+  /// Around work with collectives inside: while on, this rank notices that another calls it off.
+  virtual void watch(bool on) = 0;
+
+  /// For such work, where the other ranks may wait for this one in a collective of the program:
+  /// tells them why it ended, and makes them stop waiting as far as that is possible. The channel
+  /// cannot be used afterwards.
+  virtual void call_off(const std::string& reason) noexcept = 0;
+
+  /// Whether a rank has called the work off: which, and why.
+  virtual std::optional<std::pair<std::int64_t, std::string>> called_off() noexcept = 0;
+
+  /// Set while a call of this channel runs: calls cannot be nested.
+  std::atomic<bool> in_use{false};
+};
+
+/// When ranks that have settled on a size exchange messages.
+enum class Sync : std::uint8_t {
+  always,   ///< once in every call
+  settled,  ///< in every 64th call; in between each rank acts alone
+};
+
+/// Where the work has its collectives.
+enum class Collectives : std::uint8_t {
+  between,  ///< between two calls, none inside: a failure is repaired on all ranks
+  inside,   ///< inside of the work: sizes start small and grow as far as is known to fit on every
+            ///< rank, and a failure ends the call on every rank
+};
+
+struct AgreementOptions {
+  bool per_rank = false;  ///< each rank keeps its own size; all learn whether all have fitted
+  Sync sync = Sync::always;
+  Collectives collectives = Collectives::between;
+};
+
+/// How the adaptive calls of one function agree among ranks: AdaptOptions::ranks. All ranks make
+/// the same calls in the same order, and end each of them with the same size, or all with an error.
+///
+/// Keeps between calls which sizes the ranks agreed on. Used by one thread at a time.
+class BRIM_API Agreement {
+ public:
+  /// @param function what it is called, to tell that all ranks call the same.
+  /// @throws c10::ValueError for options that exclude each other.
+  explicit Agreement(std::shared_ptr<RankChannel> channel, const AgreementOptions& options = {},
+                     std::string function = "");
+
+  [[nodiscard]] const AgreementOptions& options() const noexcept { return options_; }
+  [[nodiscard]] RankChannel& channel() const noexcept { return *channel_; }
+  [[nodiscard]] const std::string& function() const noexcept { return function_; }
+
+  /// Whether the call that begins now makes no exchange, by Sync::settled. Counts the call.
+  bool skips_a_call() noexcept;
+  /// Tells how the exchanges of a call went: whether every rank used the size that it was expected
+  /// to use, and wants to use it again. All ranks pass the same.
+  void count_exchange(bool calm) noexcept { calm_calls_ = calm ? calm_calls_ + 1 : 0; }
+
+  /// The values that the ranks agreed on for the next call of this kind; empty: none yet.
+  [[nodiscard]] std::vector<std::int64_t> agreed(std::uint64_t key) const;
+  void agree(std::uint64_t key, std::vector<std::int64_t> values);
+
+ private:
+  std::shared_ptr<RankChannel> channel_;
+  AgreementOptions options_;
+  std::string function_;
+  std::unordered_map<std::uint64_t, std::vector<std::int64_t>> agreed_;
+  int calm_calls_ = 0;  // in a row
+  int skipped_ = 0;     // calls since the last exchange
+};
+
+}  // namespace brim

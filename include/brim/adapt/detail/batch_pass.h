@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <brim/adapt/part_loss.h>
+#include <brim/export.h>
+#include <c10/util/FunctionRef.h>
+
+#include <cstdint>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace brim::detail {
+
+/// A forward and backward pass over a batch in parts, which leaves in `.grad` what the whole batch
+/// would have left.
+///
+/// Each leaf of the loss starts the pass without a gradient. One that was there is put aside, as it
+/// is, until the pass is finished or undone: so undoing costs nothing, needs no copy, and is exact.
+/// The leaves are found in the loss's graph; those that it does not show (a reentrant checkpoint
+/// makes its graph in backward) must be named.
+///
+///     pass.run(…)     after out of memory: again, with a smaller size
+///     pass.finish()   adds what was put aside
+///
+/// Belongs to one thread at a time.
+class BRIM_API BatchPass {
+ public:
+  using Forward = c10::function_ref<PartLoss(std::int64_t begin, std::int64_t end)>;
+  /// Calls backward on the loss. @param weight the gradient to start with; undefined: 1.
+  using Backward = c10::function_ref<void(const at::Tensor& loss, const at::Tensor& weight)>;
+
+  /// @param hidden leaves that the graph may not show.
+  explicit BatchPass(Reduction reduction, std::vector<at::Tensor> hidden = {})
+      : reduction_(reduction), hidden_(std::move(hidden)) {}
+  ~BatchPass() { undo(); }
+  BatchPass(const BatchPass&) = delete;
+  BatchPass& operator=(const BatchPass&) = delete;
+
+  /// Runs the parts of `items` items, each of `size` but for the last. Undoes a pass that was not
+  /// finished first. If it throws, the gradients are as before.
+  /// @return the loss of the whole batch, without a graph.
+  at::Tensor run(std::int64_t items, std::int64_t size, Forward forward, Backward backward);
+
+  /// Adds the gradients that were put aside. Allocates nothing unless one of them is sparse.
+  void finish();
+
+  /// Leaves the gradients as they were before the pass. Nothing to do after `finish`.
+  void undo() noexcept;
+
+  /// COUNT of what the last loss is the mean of: items, or what the parts counted.
+  [[nodiscard]] double count() const noexcept { return count_; }
+
+ private:
+  struct Leaf {
+    at::Tensor tensor;
+    at::Tensor before;  // its gradient; undefined where there was none
+  };
+
+  at::Tensor run_parts(std::int64_t items, std::int64_t size, Forward forward, Backward backward);
+  void put_aside(const at::Tensor& leaf);
+  void put_aside_leaves_of(const at::Tensor& loss);
+  void scale_gradients(double factor);
+
+  Reduction reduction_;
+  std::vector<at::Tensor> hidden_;
+  std::vector<Leaf> leaves_;
+  std::unordered_set<const c10::TensorImpl*> known_;
+  double count_ = 0;
+};
+
+}  // namespace brim::detail

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <brim/adapt/part_loss.h>
+#include <brim/export.h>
+#include <c10/util/FunctionRef.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace brim::detail {
+
+/// Makes the gradients that each rank of a job has of its batch those of all batches together: a
+/// mean is weighted by what each rank counted, a sum is summed.
+///
+/// In two steps, so that no rank runs out of memory while others wait for it in a collective:
+/// `prepare` allocates all that is needed, and belongs into the attempt on which the ranks agree;
+/// `run` follows when all have succeeded, and allocates nothing on the CPU. Small gradients travel
+/// together in buckets, large ones as they are. The collectives follow from the parameters alone,
+/// so they are the same on every rank, whichever parameters its batch has reached.
+class BRIM_API GradientReduction {
+ public:
+  /// Replaces a tensor by its sum over all ranks.
+  using Sum = c10::function_ref<void(const at::Tensor&)>;
+
+  /// @param parameters the same on all ranks, in the same order.
+  GradientReduction(Reduction reduction, std::vector<at::Tensor> parameters)
+      : reduction_(reduction), parameters_(std::move(parameters)) {}
+
+  /// Takes the gradients as they are. One that this rank lacks becomes zeros.
+  /// @param loss of this rank's batch. @param count of what it is the mean of.
+  void prepare(const at::Tensor& loss, double count);
+
+  /// @return the loss of all ranks' batches. Gradients that no rank has are none again.
+  at::Tensor run(Sum sum);
+
+ private:
+  /// Gradients that travel together, all of one type.
+  struct Group {
+    bool alone;         // one large gradient, which needs no bucket
+    at::Tensor factor;  // one element
+    std::vector<at::Tensor> parameters{};
+    std::int64_t bytes = 0;
+  };
+
+  void plan();
+  void reduce(const Group& group, Sum sum);
+
+  Reduction reduction_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> trained_;  // of the parameters, when it was planned
+  std::vector<Group> groups_;
+  at::Tensor bucket_;   // bytes, for one group at a time
+  at::Tensor numbers_;  // on the CPU: the count, the loss, and for each parameter if it has one
+  at::Tensor numbers_there_;  // on the parameters' device
+  at::Tensor loss_;
+  double count_ = 0;
+};
+
+}  // namespace brim::detail

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <brim/batching/batches.h>
+#include <brim/export.h>
+
+#include <cstdint>
+#include <span>
+
+namespace brim::batching {
+
+/// Divides items into parts of nearly equal cost: samples among microbatches, or batches among
+/// ranks. Each part is a batch of the result, its indices ascending, its load the sum of its costs.
+///
+/// The costliest part costs no more than with the better of two methods: each item to the part that
+/// costs least, the costliest item first (LPT), and the largest differencing method (Karmarkar and
+/// Karp). Differencing runs on all items only if neither LPT nor differencing of the last items
+/// comes within a billionth of what no division can be below. The same on every machine.
+///
+/// @param equal_count the numbers of items in two parts differ by one at most.
+/// @throws std::invalid_argument if `parts` is not from 1 to 2^24, or a cost is negative, NaN or
+///     infinite, naming its index, or there are 2^31 costs or more.
+///
+/// @code
+/// const Batches parts = balance(costs, 8);
+/// for (std::size_t p = 0; p < parts.count(); ++p) { run(parts[p]); }
+/// @endcode
+[[nodiscard]] BRIM_API Batches balance(std::span<const double> costs, std::int64_t parts,
+                                       bool equal_count = false);
+
+/// The work of a transformer on a sequence, up to a factor: linear · length + squared · length².
+/// The default is the ratio for a hidden size of 4096: 6 · 4096 to 1.
+[[nodiscard]] constexpr double flops(double length, double linear = 24576.0, double squared = 1.0) {
+  return length * (linear + squared * length);
+}
+
+}  // namespace brim::batching

@@ -1,0 +1,161 @@
+#pragma once
+
+#include <brim/batching/batching.h>
+#include <brim/batching/stream.h>
+#include <brim/export.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace brim::batching {
+
+struct LookAheadOptions {
+  /// COUNT of samples that are packed together, as PackOptions::window. Up to twice as many are
+  /// held. For buckets, the most that wait for their batch to fill.
+  std::int64_t samples = 10'000;
+  /// Batches of samples of like size, if there are boundaries; see BucketOptions. The first size
+  /// decides. A sample outside is left out.
+  std::vector<double> boundaries = {};
+  /// Packed batches of one look-ahead in random order.
+  bool shuffle = false;
+  std::uint64_t seed = 0;
+  Oversize oversize = Oversize::leave_out;
+};
+
+/// The part of a LookAheadStream that needs no samples, only their sizes.
+class BRIM_API LookAheadCore {
+ public:
+  /// Reads the next sample and writes its sizes, unless they are not asked for (an empty span).
+  /// Returns false at the end.
+  using ReadSizes = std::function<bool(std::span<double>)>;
+
+  LookAheadCore(ReadSizes read, std::vector<Limit> limits, const LookAheadOptions& options,
+                Ranks ranks);
+  ~LookAheadCore();
+  LookAheadCore(LookAheadCore&&) noexcept;
+  LookAheadCore& operator=(LookAheadCore&&) = delete;
+
+  /// The numbers of the samples in this rank's next batch; empty at the end.
+  [[nodiscard]] std::optional<std::span<const std::int64_t>> next();
+  /// No sample with a lower number comes into a batch any more.
+  [[nodiscard]] std::int64_t first_needed() const;
+
+  [[nodiscard]] Position position(std::int64_t batches) const;
+  void seek(const Position& position);
+  [[nodiscard]] std::int64_t given() const;
+  [[nodiscard]] std::int64_t samples_read() const;
+  [[nodiscard]] std::vector<LeftOut> left_out() const;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+/// Packed or bucketed batches of samples that are read one by one, for data without a length or an
+/// end: a bounded number of samples is read ahead. Packed batches are those of packed_batching with
+/// a window of as many samples, for sizes that are real numbers.
+///
+///     brim::batching::LookAheadStream<Document> stream(
+///         [&] { return file.next(); },  // a std::optional<Document>, empty at the end
+///         [](const Document& document, std::span<double> sizes) { sizes[0] = document.tokens(); },
+///         {{brim::batching::Cost::sum(), 16384.0}}, {.samples = 4096}, {.rank = 2, .world_size =
+///         8});
+///     while (auto batch = stream.next()) { train(*batch); }
+///
+/// All ranks read the same samples, and each gets its own batches, as those of a BatchStream. If a
+/// rank has several loaders, each may take every n-th batch: skip() passes over one.
+///
+/// For one thread.
+template <class Sample>
+class LookAheadStream {
+ public:
+  using Read = std::function<std::optional<Sample>()>;
+  /// Writes the sizes of a sample, one per limit.
+  using SizesOf = std::function<void(const Sample&, std::span<double>)>;
+
+  /// @throws std::invalid_argument if there is no limit, or an option is not allowed.
+  LookAheadStream(Read read, SizesOf sizes_of, std::vector<Limit> limits,
+                  const LookAheadOptions& options = {}, Ranks ranks = {})
+      : read_(std::move(read)),
+        sizes_of_(std::move(sizes_of)),
+        core_([this](std::span<double> sizes) { return read_sizes(sizes); }, std::move(limits),
+              options, ranks) {}
+  LookAheadStream(const LookAheadStream&) = delete;
+  LookAheadStream& operator=(const LookAheadStream&) = delete;
+
+  /// This rank's next batch, empty at the end.
+  /// @throws std::invalid_argument for a sample that exceeds the budget by itself with
+  ///     Oversize::error; what the functions throw.
+  [[nodiscard]] std::optional<std::vector<Sample>> next() {
+    const auto numbers = core_.next();
+    if (!numbers) {
+      samples_.clear();
+      return std::nullopt;
+    }
+    std::vector<Sample> batch;
+    batch.reserve(numbers->size());
+    for (const std::int64_t number : *numbers) {
+      batch.push_back(*std::exchange(samples_[static_cast<std::size_t>(number - first_)], {}));
+    }
+    forget();
+    return batch;
+  }
+
+  /// Passes over this rank's next batch. Returns whether there was one.
+  bool skip() {
+    const bool more = core_.next().has_value();
+    forget();
+    return more;
+  }
+
+  /// COUNT of this rank's batches so far, those passed over included.
+  [[nodiscard]] std::int64_t given() const { return core_.given(); }
+  /// The position after `batches` of them.
+  [[nodiscard]] Position position(std::int64_t batches) const { return core_.position(batches); }
+  /// Resumes where another stream of the same samples and options stood, with any number of ranks.
+  /// Reads and drops the samples before. Only before the first batch.
+  /// @throws std::invalid_argument if the position is not one of such a stream.
+  void seek(const Position& position) { core_.seek(position); }
+
+  /// COUNT of samples read.
+  [[nodiscard]] std::int64_t samples_read() const { return core_.samples_read(); }
+  /// Samples that are in no batch of any rank, by their number.
+  [[nodiscard]] std::vector<LeftOut> left_out() const { return core_.left_out(); }
+
+ private:
+  bool read_sizes(std::span<double> sizes) {
+    std::optional<Sample> sample = read_();
+    if (!sample) {
+      return false;
+    }
+    if (!sizes.empty()) {
+      sizes_of_(*sample, sizes);
+      samples_.push_back(std::move(sample));
+    } else if (samples_.empty()) {
+      ++first_;
+    } else {
+      samples_.emplace_back();
+    }
+    return true;
+  }
+
+  void forget() {
+    for (const std::int64_t needed = core_.first_needed(); first_ < needed; ++first_) {
+      samples_.pop_front();
+    }
+  }
+
+  Read read_;
+  SizesOf sizes_of_;
+  LookAheadCore core_;
+  std::deque<std::optional<Sample>> samples_;  // from number first_ on
+  std::int64_t first_ = 0;
+};
+
+}  // namespace brim::batching

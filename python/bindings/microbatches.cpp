@@ -1,0 +1,99 @@
+#include <brim/adapt/detail/batch_pass.h>
+#include <brim/adapt/detail/gradient_reduction.h>
+#include <c10/util/Exception.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bindings.h"
+#include "interpreter.h"
+#include "tensor_argument.h"
+#include "tensors.h"
+
+namespace brim::python {
+namespace {
+
+double count_argument(const py::object& value) {
+  const double count = entering_python([&] { return PyFloat_AsDouble(value.ptr()); });
+  if (count == -1.0 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    TORCH_CHECK_TYPE(false, "the count that loss_fn returns must be a number, got ",
+                     text_of(py::repr(value)));
+  }
+  return count;
+}
+
+/// What `loss_fn` returned: a loss or (loss, count).
+PartLoss part_loss(const py::object& result) {
+  if (const at::Tensor* loss = tensor_in(result.ptr())) {
+    return *loss;
+  }
+  const bool pair = PyTuple_Check(result.ptr()) && PyTuple_GET_SIZE(result.ptr()) == 2;
+  const at::Tensor* loss = pair ? tensor_in(PyTuple_GET_ITEM(result.ptr(), 0)) : nullptr;
+  TORCH_CHECK_TYPE(loss != nullptr, "loss_fn must return a tensor or (tensor, count), got ",
+                   text_of(py::repr(py::type::of(result))));
+  return {*loss, count_argument(result.cast<py::tuple>()[1])};
+}
+
+Reduction reduction_argument(const std::string& name) {
+  TORCH_CHECK_VALUE(name == "mean" || name == "sum",
+                    "reduction must be \"mean\" or \"sum\", got \"", name, "\"");
+  return name == "mean" ? Reduction::mean : Reduction::sum;
+}
+
+std::vector<at::Tensor> tensors_argument(const py::sequence& given) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle tensor : given) {
+    tensors.push_back(THPVariable_Unpack(tensor.ptr()));
+  }
+  return tensors;
+}
+
+/// @param cut (start, stop) -> a part
+/// @param scale a loss -> the loss to call backward on; None: itself
+py::object run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
+               const py::object& loss_fn, const py::object& cut, const py::object& scale) {
+  return to_python(pass.run(
+      items, size,
+      [&](std::int64_t begin, std::int64_t end) {
+        py::object part = invoke(cut, begin, end);
+        const py::object result = invoke(loss_fn, part);
+        release(std::move(part));
+        return part_loss(result);
+      },
+      [&](const at::Tensor& loss, const at::Tensor& weight) {
+        const py::object own = to_python(loss);
+        const py::object scaled = scale.is_none() ? own : invoke(scale, own);
+        release(invoke(attribute(scaled, "backward"),
+                       weight.defined() ? to_python(weight) : py::none()));
+      }));
+}
+
+}  // namespace
+
+void register_microbatches(py::module_& m) {
+  py::class_<detail::BatchPass>(m, "BatchPass")
+      .def(py::init([](const std::string& reduction, const py::sequence& hidden) {
+        return std::make_unique<detail::BatchPass>(reduction_argument(reduction),
+                                                   tensors_argument(hidden));
+      }))
+      .def("run", &run)
+      .def("finish", &detail::BatchPass::finish)
+      .def("undo", &detail::BatchPass::undo)
+      .def_property_readonly("count", &detail::BatchPass::count);
+  py::class_<detail::GradientReduction>(m, "GradientReduction")
+      .def(py::init([](const std::string& reduction, const py::sequence& parameters) {
+        return std::make_unique<detail::GradientReduction>(reduction_argument(reduction),
+                                                           tensors_argument(parameters));
+      }))
+      .def("prepare", [](detail::GradientReduction& self, const py::object& loss,
+                         double count) { self.prepare(THPVariable_Unpack(loss.ptr()), count); })
+      .def("run", [](detail::GradientReduction& self, const py::object& sum) {
+        return to_python(
+            self.run([&](const at::Tensor& tensor) { release(invoke(sum, to_python(tensor))); }));
+      });
+}
+
+}  // namespace brim::python

@@ -1,0 +1,124 @@
+"""Agreement among the ranks of a torch.distributed job: what `ranks=` of the adaptive calls means.
+
+The protocol and its messages are in the C++ core; here the process group is found. See
+docs/ranks.md.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
+
+from brim._arguments import flag
+from brim._C import Agreement, GroupChannel, RankError
+
+__all__ = ["RankError", "RankSetting"]
+
+# The channels in use, by group. They end before the interpreter does: gloo has threads.
+_channels: weakref.WeakKeyDictionary[Any, GroupChannel] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _close_channels() -> None:
+    for channel in _channels.values():
+        channel.close()
+
+
+def _timeout(group: Any) -> timedelta:
+    """How long the group's own collectives wait for a slow rank."""
+    for kind in ("cpu", "cuda", "xpu"):
+        try:
+            timeout = group._get_backend(torch.device(kind)).options._timeout
+        except (RuntimeError, AttributeError):  # the group has no backend for such a device
+            continue
+        if isinstance(timeout, timedelta):
+            return timeout
+    return timedelta(minutes=30)  # torch.distributed's default
+
+
+def _channel(group: Any) -> GroupChannel:
+    """The side channel of a group, made when it is first needed: on all of its ranks at once."""
+    channel = _channels.get(group)
+    if channel is None:
+        store = PrefixStore("brim", group.get_group_store())
+        messages = ProcessGroupGloo(
+            PrefixStore("gloo", store), group.rank(), group.size(), _timeout(group)
+        )
+        channel = _channels[group] = GroupChannel(messages, store, group)
+    return channel
+
+
+def _group(ranks: Any) -> Any:
+    """The process group that `ranks` names, or None where this process is the only one."""
+    if ranks is True:
+        if not dist.is_available() or not dist.is_initialized():
+            return None
+        ranks = dist.group.WORLD
+    return None if ranks.size() == 1 else ranks
+
+
+class RankSetting:
+    """What the options about ranks of one function ask for.
+
+    Called ahead of every call, because a function is often decorated before the process group is
+    there.
+
+    Args:
+        ranks: True for the default group, or a process group.
+        function: its name, to tell that all ranks call the same.
+        per_rank: each rank keeps its own size.
+        sync: `"always"` or `"settled"`.
+        collectives: `"between"` or `"inside"`.
+
+    Raises:
+        TypeError: if `ranks` is neither a bool nor a process group.
+        ValueError: for other words than these, or options that exclude each other.
+    """
+
+    def __init__(
+        self,
+        ranks: Any,
+        function: str = "",
+        *,
+        per_rank: bool = False,
+        sync: Literal["always", "settled"] = "always",
+        collectives: Literal["between", "inside"] = "between",
+    ) -> None:
+        """Only checks; the group may not be there yet."""
+        if ranks is not True and not isinstance(ranks, dist.ProcessGroup):
+            raise TypeError(f"ranks must be a bool or a process group, got {ranks!r:.100}")
+        if sync not in ("always", "settled"):
+            raise ValueError(f"sync must be 'always' or 'settled', got {sync!r}")
+        if collectives not in ("between", "inside"):
+            raise ValueError(f"collectives must be 'between' or 'inside', got {collectives!r}")
+        flag("per_rank", per_rank)
+        inside = collectives == "inside"
+        if inside and (per_rank or sync == "settled"):
+            wrong = "per_rank=True" if per_rank else "sync='settled'"
+            raise ValueError(
+                f"collectives='inside' and {wrong} exclude each other: a rank that changes its "
+                "size alone would leave the others waiting"
+            )
+        self._ranks = ranks
+        self._how = (function, per_rank, sync == "settled", inside)
+        self._group: Any = None
+        self._agreement: Agreement | None = None
+
+    def __call__(self) -> Agreement | None:
+        """The agreement with the other ranks; None where there are none."""
+        group = _group(self._ranks)
+        if group is not self._group:
+            self._group = group
+            self._agreement = None if group is None else Agreement(_channel(group), *self._how)
+        return self._agreement
+
+    @property
+    def group(self) -> Any:
+        """The process group as of the last call; None where this process is the only one."""
+        return self._group

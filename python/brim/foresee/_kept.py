@@ -1,0 +1,155 @@
+"""Python state as it was before a trace: what containers, objects, closures and globals hold."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import operator
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+_MISSING = object()
+
+
+def slots_of(thing: object) -> Iterator[tuple[types.MemberDescriptorType, Any]]:
+    """The attributes of an object that are not in its `__dict__`, each with its value."""
+    for base in type(thing).__mro__:
+        for member in vars(base).values():
+            if isinstance(member, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not set
+                    yield member, member.__get__(thing)
+
+
+class Kept:
+    """Puts back what Python objects referred to, in place: a trace leaves tensors without values.
+
+    Objects of C and C++ and attributes of classes are not covered, except for torch's generators
+    and those of `random` and numpy.
+    """
+
+    def __init__(self) -> None:
+        """Remember the random state; nothing else is kept yet."""
+        self._put_back: list[Callable[[], object]] = []
+        self._known: dict[int, object] = {}  # by address, and alive so that addresses stay theirs
+        self._put_back.append(functools.partial(torch.set_rng_state, torch.get_rng_state()))
+        self._put_back.append(functools.partial(random.setstate, random.getstate()))
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            states = torch.cuda.get_rng_state_all()
+            self._put_back.append(functools.partial(torch.cuda.set_rng_state_all, states))
+        if "numpy" in sys.modules:
+            numpy_random = sys.modules["numpy"].random
+            self._put_back.append(
+                functools.partial(numpy_random.set_state, numpy_random.get_state())
+            )
+
+    def keep(self, thing: Any, own: bool = True) -> None:
+        """Put back what a container, an object, a closure or a cache holds now.
+
+        Args:
+            thing: what holds it.
+            own: false for what a library has to itself, and perhaps uses in other threads: it is
+                put back only if a tensor without values is left in it.
+        """
+        if id(thing) in self._known:
+            return
+        self._known[id(thing)] = thing
+        if isinstance(thing, dict):
+            self._contents(thing, dict(thing), own)
+        elif isinstance(thing, (list, set, deque)):
+            self._contents(thing, list(thing), own)
+        elif isinstance(thing, types.FunctionType):
+            if own:
+                self._function(thing)
+        elif isinstance(thing, functools._lru_cache_wrapper):
+            misses = thing.cache_info().misses
+            self._put_back.append(
+                lambda: None if thing.cache_info().misses == misses else thing.cache_clear()
+            )
+        else:
+            if isinstance(getattr(thing, "__dict__", None), dict):
+                self.keep(thing.__dict__, own)
+            for member, value in slots_of(thing):
+                self._put_back.append(functools.partial(_set_slot, member, thing, value, own))
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for put_back in reversed(self._put_back):
+            put_back()
+        self._put_back.clear()
+        self._known.clear()
+
+    def _contents(self, container: Any, before: Any, own: bool) -> None:
+        entries = isinstance(container, dict)
+
+        def put_back() -> None:
+            now = container.values() if entries else container
+            if not own and not any(isinstance(each, FakeTensor) for each in now):
+                return
+            then = before.values() if entries else before
+            if (
+                len(now) != len(then)
+                or any(map(operator.is_not, now, then))
+                or (entries and any(map(operator.is_not, container, before)))
+            ):
+                container.clear()
+                (container.extend if hasattr(container, "extend") else container.update)(before)
+
+        self._put_back.append(put_back)
+
+    def _function(self, function: types.FunctionType) -> None:
+        self.keep(function.__dict__)
+        for cell in function.__closure__ or ():
+            if id(cell) not in self._known:
+                self._known[id(cell)] = cell
+                self._put_back.append(functools.partial(_set_cell, cell, _inside(cell)))
+        own = function.__globals__
+        for name in names_in(function.__code__):
+            before = own.get(name, _MISSING)
+            self._put_back.append(functools.partial(_set_global, own, name, before))
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """Names that code and the functions within it use."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(itertools.chain(code.co_names, *map(names_in, inner)))
+
+
+def _inside(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _MISSING
+
+
+def _set_cell(cell: types.CellType, before: Any) -> None:
+    if _inside(cell) is before:
+        return
+    if before is _MISSING:
+        del cell.cell_contents
+    else:
+        cell.cell_contents = before
+
+
+def _set_slot(member: types.MemberDescriptorType, thing: object, before: Any, own: bool) -> None:
+    with contextlib.suppress(AttributeError):  # it was deleted
+        now = member.__get__(thing)
+        if now is before or not (own or isinstance(now, FakeTensor)):
+            return
+    member.__set__(thing, before)
+
+
+def _set_global(own: dict[str, Any], name: str, before: Any) -> None:
+    if own.get(name, _MISSING) is before:
+        return
+    if before is _MISSING:
+        del own[name]
+    else:
+        own[name] = before

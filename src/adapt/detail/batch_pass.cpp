@@ -1,0 +1,220 @@
+#include <ATen/OpMathType.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/mul.h>
+#include <brim/adapt/detail/batch_pass.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <utility>
+
+namespace brim::detail {
+namespace {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Node;
+
+/// Not `tensor.grad()`, which warns of tensors that are no leaves.
+at::Tensor& gradient_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->mutable_grad();
+}
+
+/// How much each part counts, and the weighted sum of their losses.
+///
+/// Where the parts count for themselves, the total is known only after the last one. Until then a
+/// part is weighted by its count in units of the first one's, not by the count itself: gradients in
+/// half precision would overflow.
+class WeightedLoss {
+ public:
+  WeightedLoss(Reduction reduction, std::int64_t items)
+      : reduction_(reduction), items_(static_cast<double>(items)) {}
+
+  /// The weight of a part; empty where it does not count.
+  std::optional<double> add(const PartLoss& part, std::int64_t items) {
+    check(part);
+    const double count = part.count.value_or(static_cast<double>(items));
+    count_ += count;
+    options_ = part.value.options().requires_grad(false);
+    if (part.count && unit_ == 0) {
+      unit_ = count;
+    }
+    if (count == 0) {
+      return std::nullopt;  // a mean over nothing is NaN
+    }
+    const double weight = part.count                     ? count / unit_
+                          : reduction_ == Reduction::sum ? 1.0
+                                                         : count / items_;
+    const at::Tensor value = part.value.detach().to(at::toOpMathType(part.value.scalar_type()));
+    if (!sum_.defined()) {
+      sum_ = weight == 1.0 ? value : at::mul(value, weight);
+    } else {
+      sum_ = at::add(sum_, value, weight);
+    }
+    return weight;
+  }
+
+  /// By which the gradients of the weighted parts are multiplied in the end.
+  [[nodiscard]] double factor() const { return counts_.value_or(false) ? unit_ / count_ : 1.0; }
+
+  [[nodiscard]] double count() const { return count_; }
+
+  [[nodiscard]] at::Tensor total() const {
+    if (!sum_.defined()) {
+      return at::full({}, std::numeric_limits<double>::quiet_NaN(), options_);
+    }
+    return (factor() == 1.0 ? sum_ : at::mul(sum_, factor())).to(options_.dtype());
+  }
+
+ private:
+  void check(const PartLoss& part) {
+    TORCH_CHECK_VALUE(part.value.defined() && part.value.numel() == 1,
+                      "the loss of a part must have one element, got ",
+                      part.value.defined() ? c10::str("shape ", part.value.sizes()) : "none");
+    TORCH_CHECK_VALUE(part.value.requires_grad(),
+                      "the loss of a part does not depend on anything that needs a gradient");
+    TORCH_CHECK_VALUE(!counts_ || *counts_ == part.count.has_value(),
+                      "the loss function returned a count for some parts only");
+    counts_ = part.count.has_value();
+    if (part.count) {
+      TORCH_CHECK_VALUE(reduction_ == Reduction::mean,
+                        "the loss function returned a count, which is for reduction \"mean\"");
+      TORCH_CHECK_VALUE(std::isfinite(*part.count) && *part.count >= 0,
+                        "the count of a part must be 0 or more, got ", *part.count);
+    }
+  }
+
+  Reduction reduction_;
+  double items_;
+  double count_ = 0;
+  double unit_ = 0;             // of counts: the first that is not 0
+  std::optional<bool> counts_;  // whether parts count for themselves; empty before the first
+  at::Tensor sum_;
+  at::TensorOptions options_;  // of the parts' losses
+};
+
+}  // namespace
+
+at::Tensor BatchPass::run(std::int64_t items, std::int64_t size, Forward forward,
+                          Backward backward) {
+  TORCH_CHECK_VALUE(items >= 1, "the batch must have 1 item or more, got ", items);
+  TORCH_CHECK_VALUE(size >= 1, "the size of a part must be 1 or more, got ", size);
+  undo();
+  try {
+    return run_parts(items, size, forward, backward);
+  } catch (...) {
+    undo();  // ahead of whoever looks at how much memory came back
+    throw;
+  }
+}
+
+at::Tensor BatchPass::run_parts(std::int64_t items, std::int64_t size, Forward forward,
+                                Backward backward) {
+  for (const at::Tensor& leaf : hidden_) {
+    if (leaf.requires_grad()) {
+      put_aside(leaf);
+    }
+  }
+  WeightedLoss loss(reduction_, items);
+  for (std::int64_t begin = 0; begin < items;) {
+    const std::int64_t count = std::min(size, items - begin);
+    const PartLoss part = forward(begin, begin + count);
+    begin += count;
+    if (const std::optional<double> weight = loss.add(part, count)) {
+      put_aside_leaves_of(part.value);
+      backward(part.value, *weight == 1.0 ? at::Tensor() : at::full_like(part.value, *weight));
+    }
+  }
+  if (loss.factor() != 1.0 && loss.count() > 0) {
+    scale_gradients(loss.factor());
+  }
+  count_ = loss.count();
+  return loss.total();
+}
+
+void BatchPass::put_aside(const at::Tensor& leaf) {
+  if (known_.insert(leaf.unsafeGetTensorImpl()).second) {
+    leaves_.push_back({leaf, std::exchange(gradient_of(leaf), at::Tensor())});
+  }
+}
+
+void BatchPass::put_aside_leaves_of(const at::Tensor& loss) {
+  if (!loss.grad_fn()) {
+    put_aside(loss);  // a parameter itself
+    return;
+  }
+  std::vector<Node*> open{&*loss.grad_fn()};
+  std::unordered_set<const Node*> seen;
+  while (!open.empty()) {
+    Node* const node = open.back();
+    open.pop_back();
+    if (node->num_outputs() == 0) {
+      if (const auto* end = dynamic_cast<const AccumulateGrad*>(node)) {
+        put_aside(end->variable);
+      }
+      continue;
+    }
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      if (edge.function && seen.insert(&*edge.function).second) {
+        open.push_back(&*edge.function);
+      }
+    }
+  }
+}
+
+void BatchPass::scale_gradients(double factor) {
+  std::vector<at::Tensor> gradients;
+  for (const Leaf& leaf : leaves_) {
+    if (const at::Tensor& gradient = gradient_of(leaf.tensor); gradient.defined()) {
+      gradients.push_back(gradient);
+    }
+  }
+  if (!gradients.empty()) {
+    const at::NoGradGuard no_grad;
+    at::_foreach_mul_(gradients, factor);
+  }
+}
+
+void BatchPass::finish() {
+  const at::NoGradGuard no_grad;
+  // What may run out of memory comes first, while everything can still be undone.
+  std::vector<at::Tensor> sums(leaves_.size());
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    const Leaf& leaf = leaves_[i];
+    const at::Tensor& gradient = gradient_of(leaf.tensor);
+    if (leaf.before.defined() && gradient.defined() && leaf.before.is_sparse()) {
+      sums[i] = at::add(gradient, leaf.before);
+    }
+  }
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    Leaf& leaf = leaves_[i];
+    at::Tensor& gradient = gradient_of(leaf.tensor);
+    if (sums[i].defined()) {
+      gradient = sums[i];
+    } else if (leaf.before.defined()) {
+      if (gradient.defined()) {
+        leaf.before.add_(gradient);
+      }
+      gradient = std::move(leaf.before);
+    }
+  }
+  leaves_.clear();
+  known_.clear();
+}
+
+void BatchPass::undo() noexcept {
+  for (Leaf& leaf : leaves_) {
+    gradient_of(leaf.tensor) = std::move(leaf.before);
+  }
+  leaves_.clear();
+  known_.clear();
+}
+
+}  // namespace brim::detail

@@ -1,0 +1,142 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <brim/adapt/detail/gradient_reduction.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+#include <utility>
+
+namespace brim::detail {
+namespace {
+
+constexpr std::int64_t kBucketBytes = std::int64_t{25} << 20;  // as DDP's
+
+at::Tensor& gradient_of(const at::Tensor& parameter) {
+  return parameter.unsafeGetTensorImpl()->mutable_grad();
+}
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+}
+
+}  // namespace
+
+void GradientReduction::plan() {
+  std::vector<at::Tensor> trained;
+  std::copy_if(parameters_.begin(), parameters_.end(), std::back_inserter(trained),
+               [](const at::Tensor& parameter) { return parameter.requires_grad(); });
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+  if (!trained.empty() && std::ranges::equal(trained, trained_, same)) {
+    return;
+  }
+  TORCH_CHECK_VALUE(!trained.empty(), "no parameter of the model needs a gradient");
+  const c10::Device device = trained.front().device();
+  trained_.clear();  // planned anew next time if this fails
+  groups_.clear();
+  std::int64_t longest = 0;
+  for (const at::Tensor& parameter : trained) {
+    TORCH_CHECK_VALUE(parameter.device() == device,
+                      "with ranks the model must be on one device, got parameters on ", device,
+                      " and ", parameter.device());
+    const std::int64_t bytes = bytes_of(parameter);
+    const bool alone = parameter.is_contiguous() && bytes >= kBucketBytes;
+    const bool joins = !alone && !groups_.empty() && !groups_.back().alone &&
+                       groups_.back().factor.scalar_type() == parameter.scalar_type() &&
+                       groups_.back().bytes + bytes <= kBucketBytes;
+    if (!joins) {
+      const at::TensorOptions options = parameter.options().requires_grad(false);
+      groups_.push_back({.alone = alone, .factor = at::empty({}, options)});
+    }
+    groups_.back().parameters.push_back(parameter);
+    groups_.back().bytes += bytes;
+    longest = std::max(longest, alone ? 0 : groups_.back().bytes);
+  }
+  bucket_ = at::empty({longest}, trained.front().options().dtype(at::kByte).requires_grad(false));
+  numbers_ = at::empty({static_cast<std::int64_t>(trained.size()) + 2}, at::kDouble);
+  numbers_there_ = device.is_cpu() ? numbers_ : at::empty_like(numbers_, device);
+  trained_ = std::move(trained);
+}
+
+void GradientReduction::prepare(const at::Tensor& loss, double count) {
+  const at::NoGradGuard no_grad;
+  plan();
+  count_ = count;
+  loss_ = at::empty_like(loss);
+  const std::span number(numbers_.mutable_data_ptr<double>(), trained_.size() + 2);
+  number[0] = count;
+  number[1] = count == 0                      ? 0.0
+              : reduction_ == Reduction::mean ? loss.item<double>() * count
+                                              : loss.item<double>();
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    at::Tensor& gradient = gradient_of(trained_[i]);
+    number[2 + i] = gradient.defined() ? 1.0 : 0.0;
+    if (!gradient.defined()) {
+      gradient = at::zeros_like(trained_[i]);
+    }
+    TORCH_CHECK_VALUE(gradient.layout() == at::kStrided,
+                      "gradients must be dense to be reduced over ranks, got ", gradient.layout());
+  }
+  for (const Group& group : groups_) {
+    if (group.alone) {
+      at::Tensor& gradient = gradient_of(group.parameters.front());
+      gradient = gradient.contiguous();
+    }
+  }
+}
+
+at::Tensor GradientReduction::run(Sum sum) {
+  const at::NoGradGuard no_grad;
+  if (!numbers_there_.is_same(numbers_)) {
+    numbers_there_.copy_(numbers_);
+  }
+  sum(numbers_there_);
+  if (!numbers_there_.is_same(numbers_)) {
+    numbers_.copy_(numbers_there_);
+  }
+  const auto* number = numbers_.const_data_ptr<double>();
+  const bool mean = reduction_ == Reduction::mean;
+  const double total = number[0];
+  loss_.fill_(mean ? number[1] / total : number[1]);
+  for (const Group& group : groups_) {
+    group.factor.fill_(mean && total > 0 ? count_ / total : 1.0);
+    reduce(group, sum);
+  }
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    if (number[2 + i] == 0) {
+      gradient_of(trained_[i]) = at::Tensor();
+    }
+  }
+  return loss_;
+}
+
+void GradientReduction::reduce(const Group& group, Sum sum) {
+  if (group.alone) {
+    const at::Tensor& gradient = gradient_of(group.parameters.front());
+    gradient.mul_(group.factor);
+    sum(gradient);
+    return;
+  }
+  const at::Tensor bucket = bucket_.narrow(0, 0, group.bytes).view(group.factor.scalar_type());
+  std::int64_t length = 0;
+  const auto in_bucket = [&](const at::Tensor& gradient) {
+    const std::int64_t begin = std::exchange(length, length + gradient.numel());
+    return bucket.narrow(0, begin, gradient.numel()).view(gradient.sizes());
+  };
+  for (const at::Tensor& parameter : group.parameters) {
+    const at::Tensor& gradient = gradient_of(parameter);
+    in_bucket(gradient).copy_(gradient);
+  }
+  bucket.mul_(group.factor);
+  sum(bucket);
+  length = 0;
+  for (const at::Tensor& parameter : group.parameters) {
+    const at::Tensor& gradient = gradient_of(parameter);
+    gradient.copy_(in_bucket(gradient));
+  }
+}
+
+}  // namespace brim::detail

@@ -1,0 +1,167 @@
+#include "adapt/detail/meeting.h"
+
+#include <brim/adapt/call_key.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+namespace brim::detail {
+namespace {
+
+// Every exchange has the same length, so that ranks in different calls can tell each other.
+constexpr std::size_t kMostValues = 8;
+constexpr std::size_t kFailed = 0;   // the rank, or the number of ranks where it did not
+constexpr std::size_t kCall = 1;     // identifies the call
+constexpr std::size_t kNotCall = 2;  // the bits inverted: the least of these shows the greatest
+constexpr std::size_t kDone = 3;
+constexpr std::size_t kNext = 4;
+constexpr std::size_t kNotNext = kNext + kMostValues;
+constexpr std::size_t kLater = kNotNext + kMostValues;
+using Numbers = std::array<std::int64_t, kLater + kMostValues>;
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& known) {
+    return known.what_without_backtrace();
+  } catch (const std::exception& other) {
+    return other.what();
+  } catch (...) {
+    return "an exception of an unknown type";
+  }
+}
+
+void throw_if_called_off(RankChannel& channel) {
+  if (const auto other = channel.called_off()) {
+    throw RankError(c10::str("rank ", other->first, " failed with ", other->second));
+  }
+}
+
+}  // namespace
+
+Meeting::Meeting(const AdaptOptions& options, const std::string& what)
+    : options_(options),
+      agreement_(*options.ranks),
+      channel_(options.ranks->channel()),
+      what_(c10::str(options.ranks->function(), ": ", options.name, " ", what)),
+      silent_(options.ranks->skips_a_call()) {
+  TORCH_CHECK(!channel_.in_use.exchange(true),
+              "an adaptive call with ranks runs inside of another one, or beside it in another "
+              "thread: the ranks could not tell their messages apart");
+  if (inside()) {
+    channel_.watch(true);
+  }
+}
+
+Meeting::~Meeting() {
+  if (inside()) {
+    channel_.watch(false);
+  }
+  channel_.in_use = false;
+}
+
+std::string Meeting::sizes_text() const {
+  return trying_.empty() ? "" : c10::str(options_.name, " = ", c10::Join(", ", trying_), ": ");
+}
+
+Meeting::Answer Meeting::exchange(const Message& message) {
+  const bool per_rank = agreement_.options().per_rank;
+  const std::size_t count = message.next.size();
+  TORCH_CHECK_VALUE(count <= kMostValues, "ranks can agree on ", kMostValues,
+                    " sizes at most, got ", count);
+  const auto& later = message.later.empty() ? message.next : message.later;
+  Answer answer{.done = message.done,
+                .same = true,
+                .next = {message.next.begin(), message.next.end()},
+                .later = {later.begin(), later.end()}};
+  if (silent_ || (per_rank && !message.done)) {
+    return answer;
+  }
+  CallKey key;
+  key.add(what_);
+  const auto call = static_cast<std::int64_t>(key.value());
+  Numbers numbers{};
+  numbers[kFailed] = channel_.ranks();
+  numbers[kCall] = call;
+  numbers[kNotCall] = ~call;
+  numbers[kDone] = message.done ? 1 : 0;
+  for (std::size_t i = 0; i < count && !per_rank; ++i) {
+    numbers[kNext + i] = message.next[i];
+    numbers[kNotNext + i] = ~message.next[i];
+    numbers[kLater + i] = later[i];
+  }
+  try {
+    channel_.least(numbers);
+  } catch (const RankError&) {
+    throw_if_called_off(channel_);
+    throw;
+  }
+  if (numbers[kFailed] < channel_.ranks()) {
+    throw_failures();
+  }
+  if (numbers[kCall] != call || numbers[kNotCall] != ~call) {
+    throw_differences();
+  }
+  answer.done = numbers[kDone] == 1;
+  for (std::size_t i = 0; i < count && !per_rank; ++i) {
+    answer.next[i] = numbers[kNext + i];
+    answer.later[i] = numbers[kLater + i];
+    answer.same = answer.same && numbers[kNext + i] == ~numbers[kNotNext + i];
+  }
+  return answer;
+}
+
+void Meeting::end(const Answer& last, bool as_agreed) {
+  // Alone, a rank lowers its size where it must and never raises it.
+  agreement_.agree(options_.key, silent_ ? last.next : last.later);
+  if (!silent_) {
+    agreement_.count_exchange(as_agreed && last.next == last.later);
+  }
+}
+
+void Meeting::tell_others(const std::exception_ptr& error) {
+  const std::string own = sizes_text() + text_of(error);
+  if (inside()) {
+    // Where another rank failed first, this error is what came of it.
+    throw_if_called_off(channel_);
+    channel_.call_off(own);
+    return;
+  }
+  if (silent_) {
+    return;
+  }
+  Numbers numbers{};
+  numbers[kFailed] = channel_.rank();
+  try {
+    channel_.least(numbers);
+    channel_.texts(own);
+  } catch (const RankError&) {
+    // This rank has an error of its own, which says more.
+  }
+}
+
+void Meeting::throw_failures() {
+  const std::vector<std::string> texts = channel_.texts("");
+  std::string all;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty()) {
+      all += c10::str(all.empty() ? "" : "\n", "rank ", rank, " failed with ", texts[rank]);
+    }
+  }
+  throw RankError(all);
+}
+
+void Meeting::throw_differences() {
+  const std::vector<std::string> texts = channel_.texts(what_);
+  std::string all = "the ranks make different calls:";
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    all += c10::str("\n  rank ", rank, ": ", texts[rank]);
+  }
+  throw RankError(all);
+}
+
+}  // namespace brim::detail

@@ -1,0 +1,139 @@
+#include "adapt/detail/searching.h"
+
+#include <brim/adapt/agreement.h>
+#include <brim/adapt/detail/throughput.h>
+#include <brim/memory/release.h>
+#include <brim/memory/stats.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+namespace brim::detail {
+namespace {
+
+constexpr std::int64_t kOne = 1;
+
+/// The share of memory that a prediction leaves free. Where a failure is final on all ranks it is
+/// large: collectives that overlap with the work make its need vary.
+double margin(const AdaptOptions& options, const Recollection& known, c10::Device device) {
+  constexpr double kInside = 0.25;
+  return cannot_repeat(options) ? kInside : known.margin(device);
+}
+
+/// The searches know no torch and throw std::invalid_argument: here it becomes a ValueError.
+template <class Search, class Options>
+Search checked(const Options& options) {
+  try {
+    return Search(options);
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+}  // namespace
+
+void check_options(const AdaptOptions& options) {
+  TORCH_CHECK_VALUE(options.lower >= 1, "lower must be 1 or more, got ", options.lower);
+  TORCH_CHECK_VALUE(options.quantum >= 1, "quantum must be 1 or more, got ", options.quantum);
+}
+
+ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& options,
+                            const Recollection& known, c10::Device device) {
+  ParameterSearchOptions search{.strategy = options.strategy,
+                                .start = cannot_repeat(options) ? Start::probe : Start::at_upper,
+                                .groups = {call.groups.begin(), call.groups.end()},
+                                .margin = margin(options, known, device),
+                                .packs = known.packs(device),
+                                .available = known.available,
+                                .revisit_floor = options.exact_halving};
+  for (std::size_t i = 0; i < call.maxima.size(); ++i) {
+    const std::int64_t maximum = call.maxima[i];
+    const std::int64_t quantum = call.quanta[i];
+    search.parameters.push_back({.maximum = maximum,
+                                 .quantum = quantum == 0 ? options.quantum : quantum,
+                                 .lower = std::min(options.lower, std::max(maximum, kOne))});
+  }
+  auto result = checked<ParameterSearch>(search);
+  for (const Attempt& attempt : known.attempts) {
+    if (attempt.values.size() == search.parameters.size()) {
+      result.remember(attempt);
+    }
+  }
+  if (options.objective == Objective::throughput && search.parameters.size() == 1) {
+    Parameter& only = search.parameters.front();
+    const std::int64_t largest = result.next().front();
+    only.maximum = throughput_choice(known.attempts, largest, only.lower, only.quantum);
+    if (only.maximum < largest) {
+      return checked<ParameterSearch>(search);
+    }
+  }
+  return result;
+}
+
+SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Recollection& known,
+                       c10::Device device) {
+  auto result = checked<SizeSearch>(SizeSearchOptions{.strategy = options.strategy,
+                                                      .start = Start::probe,
+                                                      .upper = upper,
+                                                      .lower = std::min(options.lower, upper),
+                                                      .quantum = options.quantum,
+                                                      .margin = margin(options, known, device),
+                                                      .packs = known.packs(device),
+                                                      .available = known.available});
+  result.remember(known.attempts);
+  return result;
+}
+
+void learn(const AdaptOptions& options, const Recollection& known, const Attempt& attempt) {
+  if (options.memory == nullptr) {
+    return;
+  }
+  options.memory->learn(options.key, attempt);
+  if (options.wider_key && (known.is_wider || !attempt.fitted())) {
+    options.memory->learn(*options.wider_key, attempt);
+  }
+}
+
+std::unique_ptr<SavedState> save_state(const AdaptOptions& options) {
+  if (!options.restore) {
+    return nullptr;
+  }
+  const auto save = [&] {
+    auto state = std::make_unique<SavedState>();
+    options.restore(*state);
+    return state;
+  };
+  std::exception_ptr error;
+  try {
+    return save();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  release_error(std::move(error));
+  if (options.collect_garbage) {
+    options.collect_garbage();
+  }
+  release_cached(options.device ? *options.device : default_device());
+  return save();
+}
+
+double rate(const AdaptOptions& options, const Attempt& attempt, bool counts_items) {
+  const bool timed = options.objective == Objective::throughput && attempt.seconds > 0;
+  const double done = counts_items ? static_cast<double>(attempt.size()) : 1.0;
+  return timed ? done / attempt.seconds : 0.0;
+}
+
+bool cannot_repeat(const AdaptOptions& options) {
+  return options.ranks != nullptr && options.ranks->options().collectives == Collectives::inside;
+}
+
+void give_up_inside(const Failure& failure) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, failure.message,
+                   "\nThe work has collectives inside, in which other ranks may wait for this one: "
+                   "it cannot be repeated with a smaller size.");
+}
+
+}  // namespace brim::detail

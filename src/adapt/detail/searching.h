@@ -1,0 +1,41 @@
+#pragma once
+
+#include <brim/adapt/detail/driver.h>
+#include <brim/adapt/options.h>
+#include <brim/adapt/parameter_search.h>
+#include <brim/adapt/saved_state.h>
+#include <brim/adapt/size_search.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "adapt/detail/recollection.h"
+
+/// What the loops of `maximize` and `range` share.
+namespace brim::detail {
+
+/// @throws c10::ValueError naming the option that is wrong.
+void check_options(const AdaptOptions& options);
+
+ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& options,
+                            const Recollection& known, c10::Device device);
+SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Recollection& known,
+                       c10::Device device);
+
+/// Calls of a wider kind learn from the first call of a new kind and from failures.
+void learn(const AdaptOptions& options, const Recollection& known, const Attempt& attempt);
+
+/// Saves what the options name. If there is no memory for the copies, garbage and caches make room
+/// once. Null where nothing is named.
+std::unique_ptr<SavedState> save_state(const AdaptOptions& options);
+
+/// For Objective::throughput: items or calls per second; 0 else.
+double rate(const AdaptOptions& options, const Attempt& attempt, bool counts_items);
+
+/// Whether the work has collectives inside, in which other ranks may wait for one that failed.
+bool cannot_repeat(const AdaptOptions& options);
+
+/// After a failure in such work. @throws c10::OutOfMemoryError with what it was about.
+[[noreturn]] void give_up_inside(const Failure& failure);
+
+}  // namespace brim::detail

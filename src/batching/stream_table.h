@@ -1,0 +1,171 @@
+#pragma once
+
+#include <brim/batching/look_ahead.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "batching/batch_fill.h"
+#include "batching/permutation.h"
+#include "check_argument.h"
+
+namespace brim::batching::detail {
+
+/// The sizes of samples that are read as they are needed; numbered from 0 on in the order they
+/// come. Those that exceed the budget have a number, but no place among the samples to be batched.
+class StreamTable {
+ public:
+  StreamTable(std::vector<Limit> limits, const LookAheadOptions& options,
+              LookAheadCore::ReadSizes read)
+      : read_(std::move(read)),
+        oversize_(options.oversize),
+        shuffle_(options.shuffle),
+        boundaries_(options.boundaries),
+        row_(limits.size()) {
+    for (Limit& limit : limits) {
+      columns_.push_back({{}, std::move(limit)});
+      if (oversize_ == Oversize::truncate) {
+        largest_.push_back(columns_.back().limit.largest_real_size());
+      }
+    }
+    alone_.emplace(columns_);
+  }
+
+  /// look_ahead reads this COUNT of samples in addition.
+  void widen_margin(std::int64_t samples) { margin_ = std::max(margin_, samples); }
+
+  /// Reads until there are this many samples to be batched, or no more.
+  void look_ahead(std::int64_t samples) {
+    while (!ended_ && size() < samples + margin_) {
+      ended_ = !read_row();
+      if (!ended_) {
+        take_row();
+      }
+    }
+  }
+
+  [[nodiscard]] const Columns<double>& columns() const { return columns_; }
+  [[nodiscard]] bool shuffled() const { return shuffle_; }
+  [[nodiscard]] bool has_oversize() const { return oversize_ == Oversize::alone; }
+  [[nodiscard]] static Permutation permutation(std::uint64_t /*seed*/) { return {}; }
+  /// COUNT of samples to be batched that were read so far.
+  [[nodiscard]] std::int64_t size() const {
+    return first_place_ + static_cast<std::int64_t>(places_.size());
+  }
+  [[nodiscard]] bool has(std::int64_t sample) const {
+    return sample >= first_sample_ && sample < samples_read_;
+  }
+  /// The number of the sample at a place; of the next to be read if it is at the end.
+  [[nodiscard]] std::int64_t sample_at(std::int64_t place) const {
+    return place == size() ? samples_read_
+                           : places_[static_cast<std::size_t>(place - first_place_)];
+  }
+  [[nodiscard]] std::span<const double> sizes_of(std::int64_t sample) const {
+    return std::span(sizes_[static_cast<std::size_t>(sample - first_sample_)]);
+  }
+
+  void read(const Permutation& /*none*/, std::int64_t first, std::span<std::int64_t> out) const {
+    std::copy_n(places_.begin() + (first - first_place_), out.size(), out.begin());
+  }
+  void gather(std::span<const std::int64_t> samples, std::vector<double>& sizes) const {
+    sizes.clear();
+    for (const std::int64_t sample : samples) {
+      const auto own = sizes_of(sample);
+      sizes.insert(sizes.end(), own.begin(), own.end());
+    }
+  }
+
+  /// Forgets the samples with lower numbers, and places before that of the first to be kept.
+  void forget_before(std::int64_t sample, std::int64_t place) {
+    for (; first_sample_ < sample; ++first_sample_) {
+      sizes_.pop_front();
+    }
+    for (; first_place_ < place; ++first_place_) {
+      places_.pop_front();
+    }
+  }
+
+  /// Begins anew before the first sample is read: reads up to `sample`, which gets `place`. Of
+  /// those before, only `held` are measured and kept.
+  void skip_to(std::int64_t sample, std::int64_t place, std::span<const std::int64_t> held) {
+    std::vector<std::int64_t> wanted(held.begin(), held.end());
+    std::sort(wanted.begin(), wanted.end());
+    first_sample_ = wanted.empty() ? sample : std::min(sample, wanted.front());
+    first_place_ = place;
+    auto next = wanted.begin();
+    for (; samples_read_ < sample; ++samples_read_) {
+      const bool keep = next != wanted.end() && *next == samples_read_;
+      check_argument(keep ? read_row() : read_({}),
+                     "the state is of other samples: it stands at sample ", sample,
+                     ", and there are only ", samples_read_);
+      if (samples_read_ >= first_sample_) {
+        sizes_.push_back(keep ? row_ : std::vector<double>());
+      }
+      next += keep ? 1 : 0;
+    }
+  }
+
+  [[nodiscard]] std::int64_t samples_read() const { return samples_read_; }
+  [[nodiscard]] const std::vector<LeftOut>& left_out() const { return left_out_; }
+
+ private:
+  bool read_row() {
+    const bool more = read_(row_);
+    for (std::size_t c = 0; more && c < largest_.size(); ++c) {
+      row_[c] = std::min(row_[c], largest_[c]);
+    }
+    return more;
+  }
+
+  void take_row() {
+    const std::int64_t sample = samples_read_++;
+    sizes_.push_back(row_);
+    const bool inside =
+        boundaries_.empty() || (row_[0] >= boundaries_.front() && row_[0] < boundaries_.back());
+    if (oversize_ != Oversize::alone && !alone_->fits_alone(row_.data())) {
+      refuse_if_asked(sample);
+      left_out_.push_back({sample, LeftOutReason::over_budget});
+    } else if (!inside) {
+      left_out_.push_back({sample, LeftOutReason::outside_buckets});
+    } else {
+      places_.push_back(sample);
+    }
+  }
+
+  void refuse_if_asked(std::int64_t sample) const {
+    if (oversize_ == Oversize::error) {
+      std::ostringstream sizes;
+      for (const double size : row_) {
+        sizes << " " << size;
+      }
+      check_argument(false, "sample ", sample, " exceeds the budget by itself: its size is",
+                     sizes.str());
+    }
+  }
+
+  LookAheadCore::ReadSizes read_;
+  Oversize oversize_;
+  bool shuffle_;
+  std::vector<double> boundaries_;  // of buckets, if there are any
+  std::int64_t margin_ = 0;
+  std::vector<double> row_;      // of the last sample
+  std::vector<double> largest_;  // sizes, if larger ones are truncated
+  Columns<double> columns_;      // without sizes
+  std::optional<MultiFill<double>> alone_;
+  std::deque<std::vector<double>> sizes_;  // from sample first_sample_ on
+  std::deque<std::int64_t> places_;        // samples to be batched, from first_place_ on
+  std::int64_t first_sample_ = 0;
+  std::int64_t first_place_ = 0;
+  std::int64_t samples_read_ = 0;
+  std::vector<LeftOut> left_out_;
+  bool ended_ = false;
+};
+
+}  // namespace brim::batching::detail

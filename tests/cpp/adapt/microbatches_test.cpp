@@ -1,0 +1,313 @@
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/zeros.h>
+#include <brim/adapt/microbatches.h>
+#include <brim/adapt/whole_batch.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <array>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "adapt/calls.h"
+#include "adapt/thread_ranks.h"
+
+namespace brim {
+namespace {
+
+using namespace tests;
+
+/// Two layers with dropout between them, one weight frozen.
+struct Model {
+  std::vector<at::Tensor> weights{weight({8, 4}), weight({8}), weight({1, 8})};
+  double dropout = 0.0;
+
+  explicit Model(double p = 0.0) : dropout(p) { weights[1].set_requires_grad(false); }
+
+  static at::Tensor weight(at::IntArrayRef shape) {
+    return (at::rand(shape, at::kDouble) - 0.5).requires_grad_(true);
+  }
+  at::Tensor operator()(const at::Tensor& x) const {
+    const at::Tensor hidden = at::linear(x, weights[0], weights[1]).tanh();
+    return at::linear(at::dropout(hidden, dropout, true), weights[2]).squeeze(-1);
+  }
+  at::Tensor gradients() const {
+    return at::cat({weights[0].grad().flatten(), weights[2].grad().flatten()});
+  }
+  void zero() {
+    for (at::Tensor& each : weights) {
+      each.mutable_grad() = at::Tensor();
+    }
+  }
+};
+
+struct Data {
+  at::Tensor x = at::rand({10, 4}, at::kDouble);
+  at::Tensor y = at::rand({10}, at::kDouble);
+};
+
+class MicrobatchesTest : public ::testing::Test {
+ protected:
+  MicrobatchesTest() { at::manual_seed(1); }
+
+  at::Tensor squares(const at::Tensor& x, const at::Tensor& y) const {
+    return (model(x) - y).square();
+  }
+  /// What one backward over everything leaves.
+  at::Tensor expected(const at::Tensor& loss) {
+    loss.backward();
+    const at::Tensor gradients = model.gradients().clone();
+    model.zero();
+    return gradients;
+  }
+
+  Model model;
+  Data data;
+  std::array<std::int64_t, 2> rounds{};  // of sums, by rank
+};
+
+TEST_F(MicrobatchesTest, MeanOverUnevenParts) {
+  const at::Tensor whole = squares(data.x, data.y).mean();
+  const at::Tensor gradients = expected(whole);
+  for (const std::int64_t size : {1, 3, 9, 10, 50}) {
+    Microbatches step(
+        [&](const at::Tensor& x, const at::Tensor& y) { return squares(x, y).mean(); },
+        {.size = size});
+    EXPECT_TRUE(step(data.x, data.y).allclose(whole));
+    EXPECT_TRUE(model.gradients().allclose(gradients, 1e-12)) << size;
+    EXPECT_EQ(step.size(), std::min<std::int64_t>(size, 10));
+    model.zero();
+  }
+}
+
+TEST_F(MicrobatchesTest, SumOverParts) {
+  const at::Tensor whole = squares(data.x, data.y).sum();
+  const at::Tensor gradients = expected(whole);
+  Microbatches step([&](const at::Tensor& x, const at::Tensor& y) { return squares(x, y).sum(); },
+                    {.reduction = Reduction::sum, .size = 3});
+  EXPECT_TRUE(step(data.x, data.y).allclose(whole));
+  EXPECT_TRUE(model.gradients().allclose(gradients, 1e-12));
+}
+
+TEST_F(MicrobatchesTest, PartsThatCountForThemselvesOneOfThemNothing) {
+  at::Tensor counts = at::ones({10}, at::kDouble);
+  counts.narrow(0, 0, 4).zero_();  // the first part counts nothing
+  counts.narrow(0, 5, 2).zero_();
+  const at::Tensor whole = (squares(data.x, data.y) * counts).sum() / counts.sum();
+  const at::Tensor gradients = expected(whole);
+  Microbatches step(
+      [&](std::int64_t begin, std::int64_t end) {
+        const auto part = [&](const at::Tensor& t) { return t.narrow(0, begin, end - begin); };
+        const at::Tensor sum = (squares(part(data.x), part(data.y)) * part(counts)).sum();
+        return PartLoss(sum / part(counts).sum(), part(counts).sum().item<double>());
+      },
+      {.size = 3});
+  EXPECT_TRUE(step(10).allclose(whole));
+  EXPECT_TRUE(model.gradients().allclose(gradients, 1e-12));
+}
+
+TEST_F(MicrobatchesTest, GradientsThatWereThereKeepTheirTensorAndAreAddedTo) {
+  const at::Tensor gradients = expected(squares(data.x, data.y).mean());
+  const at::Tensor before = at::ones({8, 4}, at::kDouble);
+  model.weights[0].mutable_grad() = before;
+  Microbatches step([&](const at::Tensor& x, const at::Tensor& y) { return squares(x, y).mean(); },
+                    {.size = 4});
+  step(data.x, data.y);
+  EXPECT_TRUE(model.weights[0].grad().is_same(before));
+  EXPECT_TRUE((before - 1).flatten().allclose(gradients.narrow(0, 0, 32), 1e-12));
+  EXPECT_FALSE(model.weights[1].grad().defined());
+}
+
+TEST_F(MicrobatchesTest, AnotherErrorLeavesTheGradientsAsTheyWere) {
+  const at::Tensor before = at::ones({8, 4}, at::kDouble);
+  model.weights[0].mutable_grad() = before;
+  int parts = 0;
+  Microbatches step(
+      [&](const at::Tensor& x, const at::Tensor& y) {
+        TORCH_CHECK_VALUE(++parts < 3, "not this one");
+        return squares(x, y).mean();
+      },
+      {.size = 4});
+  EXPECT_THROW(step(data.x, data.y), c10::ValueError);
+  EXPECT_TRUE(model.weights[0].grad().is_same(before));
+  EXPECT_TRUE(before.equal(at::ones({8, 4}, at::kDouble)));
+  EXPECT_FALSE(model.weights[2].grad().defined());
+}
+
+/// What a step leaves that fails at each allocation in turn is what a step leaves that has the
+/// smaller size from the start: random numbers, too.
+TEST_F(MicrobatchesTest, ExactAfterAFailureAnywhere) {
+  install_cpu_allocator();
+  for (const bool accumulates : {false, true}) {
+    const auto gradients_of = [&](std::int64_t size, std::int64_t at, std::int64_t& used,
+                                  std::int64_t& allocations) {
+      at::manual_seed(7);
+      const Model own(0.3);
+      if (accumulates) {
+        own.weights[0].mutable_grad() = at::ones({8, 4}, at::kDouble);
+      }
+      Microbatches step(
+          [&](const at::Tensor& x, const at::Tensor& y) { return (own(x) - y).square().mean(); },
+          {.size = size});
+      at::manual_seed(8);
+      at::Tensor loss;
+      {
+        const testing::OomInjector injector(at);
+        loss = step(data.x, data.y);
+        allocations = injector.allocations();
+      }
+      used = step.size();
+      return at::cat({own.gradients(), loss.reshape({1})});
+    };
+    std::int64_t used = 0;
+    std::int64_t allocations = 0;
+    std::int64_t ignored = 0;
+    gradients_of(4, kNever, used, allocations);
+    ASSERT_GT(allocations, 20);
+    for (std::int64_t at = 1; at <= allocations; ++at) {
+      const at::Tensor result = gradients_of(4, at, used, ignored);
+      ASSERT_LT(used, 4) << at;
+      std::int64_t same = 0;
+      ASSERT_TRUE(result.equal(gradients_of(used, kNever, same, ignored))) << at;
+    }
+  }
+}
+
+TEST_F(MicrobatchesTest, TheSizeIsRememberedForBatchesOfAnotherLength) {
+  install_cpu_allocator();
+  const at::Tensor w = at::ones({1}, at::kFloat).requires_grad_(true);
+  Microbatches step([&](const at::Tensor& x) {
+    const at::Tensor held = tensor_of(x.size(0) * 1024);
+    return (x * w).mean();
+  });
+  const auto budget = room_for(600 << 10);
+  step(at::ones({1000}));
+  EXPECT_LT(step.size(), 600);
+  EXPECT_GT(step.size(), 250);
+  std::int64_t allocations = 0;
+  {
+    const testing::OomInjector counter(kNever);
+    step(at::ones({900}));
+    allocations = counter.failures();
+  }
+  EXPECT_EQ(allocations, 0);
+  EXPECT_LT(step.size(), 600);
+}
+
+TEST_F(MicrobatchesTest, WrongInputIsAnErrorThatSaysWhat) {
+  const auto loss = [&](const at::Tensor& x, const at::Tensor& y) { return squares(x, y); };
+  const auto message = [](const auto& work) -> std::string {
+    try {
+      work();
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "";
+  };
+  EXPECT_NE(message([&] { Microbatches{loss}(data.x, data.y); }).find("one element"),
+            std::string::npos);
+  EXPECT_NE(
+      message([&] { Microbatches{loss}(data.x, data.y.narrow(0, 0, 3)); }).find("same length"),
+      std::string::npos);
+  EXPECT_NE(message([&] { Microbatches{loss, {.size = -1}}; }).find("size must be"),
+            std::string::npos);
+  EXPECT_NE(message([&] {
+              Microbatches{[&](const at::Tensor& x) { return x.sum(); }}(data.x);
+            }).find("gradient"),
+            std::string::npos);
+  EXPECT_NE(message([&] {
+              Microbatches{[&](const at::Tensor& x, const at::Tensor& y) {
+                return PartLoss(squares(x, y).mean(), -1);
+              }}(data.x, data.y);
+            }).find("0 or more"),
+            std::string::npos);
+  EXPECT_NE(
+      message([&] {
+        Microbatches{[&](std::int64_t, std::int64_t) { return squares(data.x, data.y).mean(); }}(0);
+      }).find("1 item"),
+      std::string::npos);
+}
+
+/// Two ranks, of which the second runs out of memory in its second part: both repeat, and have the
+/// gradients of both batches.
+TEST_F(MicrobatchesTest, RanksHaveTheGradientsOfAllTheirBatches) {
+  const at::Tensor gradients = expected(squares(data.x, data.y).mean());
+  const at::Tensor whole = squares(data.x, data.y).mean().detach();
+  ThreadRanks ranks(2);
+  std::mutex mutex;
+  std::map<std::int64_t, std::vector<at::Tensor>> given;  // by round, in the order of the ranks
+  std::vector<Model> models(2);
+  std::vector<at::Tensor> losses(2);
+  std::vector<std::int64_t> sizes(2);
+  for (Model& own : models) {
+    for (std::size_t i = 0; i < own.weights.size(); ++i) {
+      own.weights[i].set_data(model.weights[i].detach().clone());
+    }
+  }
+  const auto errors = ranks.run([&](std::int64_t rank) {
+    const auto i = static_cast<std::size_t>(rank);
+    const auto channel = std::make_shared<ThreadChannel>(ranks, rank);
+    Agreement agreement(channel);
+    const auto sum = [&](const at::Tensor& tensor) {  // every rank adds up the same, in one order
+      std::vector<std::int64_t> arrived{0};
+      const std::int64_t round = rounds[i]++;
+      {
+        const std::lock_guard lock(mutex);
+        given[round].resize(2);
+        given[round][i] = tensor.clone();
+      }
+      channel->least(arrived);
+      const std::lock_guard lock(mutex);
+      tensor.copy_(given[round][0] + given[round][1]);
+    };
+    int parts = 0;
+    Microbatches step(
+        [&](const at::Tensor& x, const at::Tensor& y) {
+          if (rank == 1 && ++parts == 2) {
+            throw_out_of_memory();
+          }
+          return (models[i](x) - y).square().mean();
+        },
+        {.size = 2,
+         .adapt = {.ranks = &agreement},
+         .parameters = models[i].weights,
+         .sum_over_ranks = sum});
+    const std::int64_t begin = rank == 0 ? 0 : 6;  // 6 items and 4
+    const std::int64_t count = rank == 0 ? 6 : 4;
+    losses[i] = step(data.x.narrow(0, begin, count), data.y.narrow(0, begin, count));
+    sizes[i] = step.size();
+  });
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (errors[i]) {
+      std::rethrow_exception(errors[i]);
+    }
+    EXPECT_EQ(sizes[i], 1);
+    EXPECT_TRUE(losses[i].allclose(whole));
+    EXPECT_TRUE(models[i].gradients().allclose(gradients, 1e-12));
+  }
+  EXPECT_TRUE(models[0].gradients().equal(models[1].gradients()));
+}
+
+TEST(WholeBatch, BatchNormInTrainingIsRefused) {
+  torch::nn::Sequential model(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
+  try {
+    refuse_whole_batch(*model);
+    FAIL();
+  } catch (const c10::ValueError& error) {
+    EXPECT_NE(std::string(error.what_without_backtrace()).find("1 normalises"), std::string::npos);
+  }
+  model->eval();
+  refuse_whole_batch(*model);
+}
+
+}  // namespace
+}  // namespace brim

@@ -1,0 +1,209 @@
+#include <brim/batching/look_ahead.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+#include "batching/reference.h"
+
+namespace brim::batching {
+namespace {
+
+using namespace reference;
+using Stream = LookAheadStream<std::int64_t>;
+
+/// Samples are their own numbers.
+struct Data {
+  Doubles sizes;
+  std::int64_t next = 0;
+
+  std::unique_ptr<Stream> stream(std::vector<Limit> limits, const LookAheadOptions& options,
+                                 Ranks ranks = {}) {
+    next = 0;
+    return std::make_unique<Stream>(
+        [this]() -> std::optional<std::int64_t> {
+          return std::cmp_less(next, sizes.size()) ? std::optional(next++) : std::nullopt;
+        },
+        [this](std::int64_t sample, std::span<double> out) {
+          out[0] = sizes[static_cast<std::size_t>(sample)];
+        },
+        std::move(limits), options, ranks);
+  }
+};
+
+std::vector<Limit> budget(Cost cost, double maximum) { return {Limit(std::move(cost), maximum)}; }
+
+Lists rest_of(Stream& stream) {
+  Lists result;
+  while (auto batch = stream.next()) {
+    result.push_back(*batch);
+  }
+  return result;
+}
+
+Doubles random_sizes(Random& random, std::int64_t count) {
+  Doubles sizes(static_cast<std::size_t>(count));
+  for (double& size : sizes) {
+    size = static_cast<double>(any_int(random, 1, 30));
+  }
+  return sizes;
+}
+
+Ints sorted_samples(const Lists& batches) {
+  Ints samples;
+  for (const Ints& batch : batches) {
+    samples.insert(samples.end(), batch.begin(), batch.end());
+  }
+  std::sort(samples.begin(), samples.end());
+  return samples;
+}
+
+Ints all_of(std::size_t count) {
+  Ints all(count);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+TEST(LookAheadStream, PacksAsTheWindowedPacker) {
+  Random random(1);
+  for (int round = 0; round < 60; ++round) {
+    const std::int64_t samples = any_int(random, 0, 300);
+    const std::int64_t window = any_int(random, 1, 120);
+    Data data{random_sizes(random, samples)};
+    for (const Cost& cost : {Cost::sum(), Cost::padded()}) {
+      const Limit limit(cost, static_cast<double>(any_int(random, 20, 80)));
+      const auto packed =
+          packed_batching(Columns<double>{{data.sizes, limit}}, {}, {.window = window});
+      BatchStream expected(*packed, 0);
+      Lists batches;
+      while (auto batch = expected.next()) {
+        batches.emplace_back(batch->begin(), batch->end());
+      }
+      const auto stream = data.stream({limit}, {.samples = window});
+      EXPECT_EQ(rest_of(*stream), batches);
+      EXPECT_EQ(stream->left_out(), packed->left_out());
+    }
+  }
+}
+
+TEST(LookAheadStream, ResumesWithAnyNumberOfRanksAndLosesNothing) {
+  Random random(2);
+  for (int round = 0; round < 150; ++round) {
+    Data data{random_sizes(random, any_int(random, 0, 400))};
+    LookAheadOptions options{.samples = any_int(random, 1, 90), .shuffle = round % 3 == 0};
+    if (round % 2 == 0) {
+      options.boundaries = {0, 8, 17, 28};
+    }
+    const auto limits = budget(round % 4 < 2 ? Cost::sum() : Cost::padded(),
+                               static_cast<double>(any_int(random, 30, 90)));
+    Lists done;
+    Position position;
+    const std::int64_t before = any_int(random, 1, 4);
+    const std::int64_t steps = any_int(random, 0, 12);
+    for (std::int64_t rank = 0; rank < before; ++rank) {
+      const auto stream = data.stream(limits, options, {rank, before});
+      std::optional<Ints> batch;
+      while (stream->given() < steps && (batch = stream->next())) {
+        done.push_back(*batch);
+      }
+      const Position here = stream->position(stream->given());
+      EXPECT_TRUE(rank == 0 || here == position) << "the same on every rank";
+      position = here;
+    }
+    Ints lost;
+    const std::int64_t after = any_int(random, 1, 4);
+    for (std::int64_t rank = 0; rank < after; ++rank) {
+      const auto stream = data.stream(limits, options, {rank, after});
+      stream->seek(position);
+      const Lists rest = rest_of(*stream);
+      done.insert(done.end(), rest.begin(), rest.end());
+      lost.clear();
+      for (const LeftOut& sample : stream->left_out()) {
+        if (sample.reason == LeftOutReason::too_few_for_ranks) {
+          lost.push_back(sample.index);
+        }
+      }
+      EXPECT_LT(std::ssize(lost), after);
+    }
+    for (std::size_t i = 0; i < data.sizes.size(); ++i) {
+      if (!options.boundaries.empty() && data.sizes[i] >= options.boundaries.back()) {
+        lost.push_back(static_cast<std::int64_t>(i));
+      }
+    }
+    done.push_back(lost);
+    EXPECT_EQ(sorted_samples(done), all_of(data.sizes.size())) << "round " << round;
+  }
+}
+
+TEST(LookAheadStream, BucketsKeepBoundariesAndTheirLookAhead) {
+  Random random(3);
+  for (int round = 0; round < 40; ++round) {
+    Data data{random_sizes(random, 500)};
+    const std::int64_t most = any_int(random, 1, 60);
+    const auto stream =
+        data.stream(budget(Cost::padded(), 100), {.samples = most, .boundaries = {0, 10, 20, 31}});
+    Lists batches;
+    while (auto batch = stream->next()) {
+      std::set<int> buckets;
+      for (const std::int64_t sample : *batch) {
+        buckets.insert(
+            std::min(static_cast<int>(data.sizes[static_cast<std::size_t>(sample)]) / 10, 2));
+      }
+      EXPECT_EQ(buckets.size(), 1U);
+      batches.push_back(*batch);
+    }
+    EXPECT_EQ(sorted_samples(batches), all_of(500));
+  }
+}
+
+TEST(LookAheadStream, ReadsNoFurtherThanItLooksAhead) {
+  Data data{Doubles(100'000, 1.0)};
+  for (const bool buckets : {false, true}) {
+    LookAheadOptions options{.samples = 100};
+    if (buckets) {
+      options.boundaries = {0, 2};
+    }
+    const auto stream = data.stream(budget(Cost::sum(), 10), options);
+    std::int64_t given = 0;
+    for (int batch = 0; batch < 200; ++batch) {
+      given += static_cast<std::int64_t>(stream->next()->size());
+      EXPECT_LE(stream->samples_read(), given + (buckets ? 1000 : 200));
+    }
+  }
+}
+
+TEST(LookAheadStream, SkippedBatchesAreThoseOfOtherLoaders) {
+  Random random(4);
+  Data data{random_sizes(random, 300)};
+  const LookAheadOptions options{.samples = 50};
+  const auto whole = data.stream(budget(Cost::sum(), 60), options);
+  const Lists expected = rest_of(*whole);
+  const auto odd = data.stream(budget(Cost::sum(), 60), options);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (i % 2 == 0) {
+      EXPECT_TRUE(odd->skip());
+    } else {
+      EXPECT_EQ(odd->next(), expected[i]);
+    }
+  }
+  EXPECT_FALSE(odd->skip());
+}
+
+TEST(LookAheadStream, WrongArgumentsAreNamed) {
+  Data data{{5, 50}};
+  EXPECT_THROW(data.stream({}, {}), std::invalid_argument);
+  EXPECT_THROW(data.stream(budget(Cost::sum(), 10), {.samples = 0}), std::invalid_argument);
+  EXPECT_THROW(data.stream(budget(Cost::sum(), 10), {.boundaries = {3}}), std::invalid_argument);
+  const auto strict = data.stream(budget(Cost::sum(), 10), {.oversize = Oversize::error});
+  EXPECT_THROW((void)strict->next(), std::invalid_argument);
+  const auto short_data = data.stream(budget(Cost::sum(), 10), {});
+  EXPECT_THROW(short_data->seek({{7, 7}, {}}), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace brim::batching

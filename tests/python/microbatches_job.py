@@ -1,0 +1,244 @@
+"""One rank of a job that test_microbatches_ranks.py starts.
+
+Run as `microbatches_job.py FOLDER`: calls all cases and writes what they returned to
+FOLDER/RANK.json. They share one job, because starting one takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+import brim
+
+CASES: dict[str, Callable[[int], Any]] = {}
+
+
+def case(function: Callable[[int], Any]) -> Callable[[int], Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    """With layers that only some batches reach, and one that none does."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.last, self.unused = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(2, 2)
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("one", torch.ones(1))  # DDP sends buffers in forward
+        self.double()
+
+    def forward(self, x: torch.Tensor, expert: int = 0) -> torch.Tensor:
+        hidden = self.experts[expert](self.first(x).tanh())
+        return self.last(self.dropout(hidden)).squeeze(1)  # type: ignore[no-any-return]
+
+
+def net(dropout: float = 0.0) -> Net:
+    torch.manual_seed(0)
+    return Net(dropout)
+
+
+def batch_of(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ranks have batches of different lengths."""
+    generator = torch.Generator().manual_seed(10 + rank)
+    n = 10 - 3 * rank
+    x = torch.rand(n, 4, generator=generator, dtype=torch.float64)
+    return x, torch.rand(n, generator=generator, dtype=torch.float64)
+
+
+def batches() -> tuple[torch.Tensor, torch.Tensor]:
+    """Those of all ranks."""
+    parts = [batch_of(rank) for rank in range(dist.get_world_size())]
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def gradients(model: nn.Module) -> list[list[float] | None]:
+    return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
+
+
+def result(model: nn.Module, loss: torch.Tensor) -> dict[str, Any]:
+    return {"loss": loss.item(), "gradients": gradients(model)}
+
+
+def expected(loss_fn: Callable[[Net], torch.Tensor]) -> dict[str, Any]:
+    model = net()
+    loss = loss_fn(model)
+    loss.backward()
+    return result(model, loss)
+
+
+@case
+def mean(rank: int) -> Any:
+    """The mean over all items, not the mean of the ranks' means; with DDP and without."""
+    found = []
+    for wrap in (lambda model: model, DistributedDataParallel):
+        model = wrap(net())
+        step = brim.Microbatches(
+            lambda part, model=model: mse_loss(model(part[0]), part[1]),
+            model=model,
+            ranks=True,
+            size=4,
+        )
+        found.append(result(model, step(batch_of(rank))))
+    return found, expected(lambda model: mse_loss(model(batches()[0]), batches()[1]))
+
+
+@case
+def sum_twice(rank: int) -> Any:
+    """Gradients that were reduced before are added to, and not reduced again."""
+    model = net()
+    step = brim.Microbatches(
+        lambda part: mse_loss(model(part[0]), part[1], reduction="sum"),
+        model=model,
+        ranks=True,
+        size=3,
+        reduction="sum",
+    )
+    step(batch_of(rank))
+    loss = step(batch_of(rank)) * 2
+    x, y = batches()
+    return [result(model, loss)], expected(lambda model: 2 * mse_loss(model(x), y, reduction="sum"))
+
+
+@case
+def counts(rank: int) -> Any:
+    """Each rank reaches a layer of its own, and weighs by what it counts."""
+    model = net()
+
+    def loss_fn(part: Any) -> Any:
+        return mse_loss(model(part[0], rank), part[1]), 2 * len(part[0]) - rank
+
+    step = brim.Microbatches(loss_fn, model=model, ranks=True)
+
+    def whole(model: Net) -> torch.Tensor:
+        weights = [2 * len(batch_of(i)[0]) - i for i in range(2)]
+        losses = [mse_loss(model(batch_of(i)[0], i), batch_of(i)[1]) for i in range(2)]
+        total = sum(w * loss for w, loss in zip(weights, losses, strict=True))
+        return total / sum(weights)  # type: ignore[return-value, operator]
+
+    return [result(model, step(batch_of(rank)))], expected(whole)
+
+
+@case
+def failures(rank: int) -> Any:
+    """Rank 1 runs out of memory at each of its allocations in turn, under DDP."""
+
+    def run(size: int, at: int) -> tuple[Any, int, int]:
+        inner = net(dropout=0.3)
+        inner.last.weight.grad = torch.ones_like(inner.last.weight)
+        model = DistributedDataParallel(inner)
+        step = brim.Microbatches(
+            lambda part: mse_loss(model(part[0]), part[1]), model=model, ranks=True, size=size
+        )
+        torch.manual_seed(rank)
+        batch = batch_of(rank)
+        with brim.testing.inject_oom(at=at if rank == 1 else 2**40) as injector:
+            loss = step(batch)
+        return result(model, loss), step.size, injector.allocations
+
+    without = {size: run(size, 2**40)[0] for size in (4, 3, 2, 1)}
+    # All ranks make as many calls.
+    allocations = torch.tensor([run(4, 2**40)[2] if rank == 1 else 0])
+    if rank == 0:
+        run(4, 2**40)
+    dist.all_reduce(allocations)
+    wrong, sizes = [], []
+    for at in range(1, int(allocations) + 1):
+        found, size, _ = run(4, at)
+        sizes.append(size)
+        if found != without[size]:
+            wrong.append(at)
+    return {"wrong": wrong, "sizes": sizes}
+
+
+@case
+def budgets(rank: int) -> Any:
+    """Rank 1 has half of the memory: the same size on both, or each its own."""
+    brim.install_cpu_allocator()
+    found = []
+    for per_rank in (False, True):
+        w = nn.Linear(1024, 64).double()
+        torch.nn.init.ones_(w.weight)
+        step = brim.Microbatches(
+            lambda part, w=w: w(part).square().mean(), model=w, ranks=True, per_rank=per_rank
+        )
+        room = (8 if rank == 0 else 4) * 2**20
+        x = torch.ones(4096, 1, dtype=torch.float64).expand(4096, 1024)
+        sizes = []
+        with brim.budget(brim.memory_stats("cpu").allocated + room, "cpu"):
+            for _ in range(3):
+                w.zero_grad()
+                step(x)
+                sizes.append(step.size)
+        assert w.weight.grad is not None
+        found.append({"sizes": sizes, "gradient": w.weight.grad[0, 0].item()})
+    return found
+
+
+@case
+def fully_sharded(rank: int) -> Any:
+    """FSDP2 reduces its gradients itself, part by part."""
+    from torch.distributed.fsdp import fully_shard
+
+    def layers() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+    model = layers()
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    x = torch.rand(2, 8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    step = brim.Microbatches(
+        lambda part: model(part).square().mean(),
+        model=model,
+        ranks=True,
+        collectives="inside",
+        size=3,
+    )
+    for _ in range(2):  # the gradients of both add up
+        step(x[rank])
+    plain = layers()
+    (2 * plain(x.flatten(0, 1)).square().mean()).backward()
+    found = [p.grad.full_tensor().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
+    return found, gradients(plain)
+
+
+@case
+def error_on_one_rank(rank: int) -> Any:
+    model = net()
+    model.last.weight.grad = torch.ones_like(model.last.weight)
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        if rank == 1 and len(part[0]) < 4:
+            raise KeyError("mine")
+        return mse_loss(model(part[0]), part[1])
+
+    step = brim.Microbatches(loss_fn, model=model, ranks=True, size=4)
+    try:
+        step(batch_of(rank))
+    except Exception as error:
+        return type(error).__name__, gradients(model)
+    return "none", []
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank = dist.get_rank()
+    results = {name: function(rank) for name, function in CASES.items()}
+    (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

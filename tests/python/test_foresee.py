@@ -1,0 +1,218 @@
+"""`maximize(..., foresee=True)`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import brim
+from brim.foresee import _first_size
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The sizes up to which was searched, one for each search, with as much memory each time."""
+    found: list[int] = []
+    largest_size = _first_size.largest_size
+
+    def counted(*args: Any, **kwargs: Any) -> int:
+        found.append(kwargs["upper"])
+        return largest_size(*args, **kwargs)
+
+    monkeypatch.setattr(_first_size, "largest_size", counted)
+    with brim.budget("64MiB", device="cpu"):
+        yield found
+
+
+@brim.maximize("n", foresee=True, device="cpu")
+def doubled(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x[:n] * 2
+
+
+class Worker:
+    def __init__(self, width: int) -> None:
+        self.x = torch.ones(1024, width)
+        self.rate = 0.5
+
+    @brim.maximize("n", foresee=True, device="cpu")
+    def double(self, n: int) -> torch.Tensor:
+        return self.x[:n] * 2
+
+    @brim.maximize("n", foresee=True, device="cpu")
+    @classmethod
+    def ones(cls, n: int) -> torch.Tensor:
+        return torch.ones(n)
+
+
+def test_is_an_adaptive_function_like_others(searches: list[int]) -> None:
+    assert isinstance(doubled, brim.AdaptiveFunction)
+    assert doubled.__name__ == "doubled"
+    assert copy.deepcopy(doubled) is doubled
+    assert pickle.loads(pickle.dumps(doubled)) is doubled
+    doubled.clear()
+    for _ in range(2):
+        assert len(doubled(torch.ones(8), 4)) == 4
+    assert len(searches) == 1
+    doubled.forget(torch.ones(8), 4)
+    assert len(doubled(torch.ones(8), 4)) == 4
+    assert len(searches) == 2
+    assert len(functools.partial(doubled, n=4)(torch.ones(8))) == 4
+
+
+def test_methods_record_and_share_what_is_known(searches: list[int]) -> None:
+    Worker.double.clear()
+    for worker in (Worker(4), Worker(4)):
+        result, attempts = worker.double.record(100)
+        assert len(result) == 100
+        assert [attempt.size for attempt in attempts] == [100]
+    assert len(pickle.loads(pickle.dumps(worker.double))(10)) == 10
+    assert len(Worker.double(worker, n=100)) == 100
+    assert len(searches) == 2  # by place and by keyword
+    assert len(Worker.ones(5)) == len(Worker.ones.record(5)[0]) == 5
+
+
+@pytest.mark.parametrize("remember", ["global", "none"])
+def test_is_traced_once_where_only_numbers_with_a_fraction_or_long_lists_differ(
+    searches: list[int], remember: Any
+) -> None:
+    @brim.maximize("n", foresee=True, device="cpu", remember=remember)
+    def work(rate: float, data: list[float], n: int) -> torch.Tensor:
+        return torch.ones(n) * rate + data[0]
+
+    for i in range(20):
+        work(0.1 * i, [float(i)] * 100, 10)
+    assert len(searches) == 1
+
+
+def test_gives_up_after_eight_kinds_of_call(
+    searches: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    @brim.maximize("n", foresee=True, device="cpu")
+    def work(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x[:n] * 2
+
+    with caplog.at_level("INFO", logger="brim"):
+        for width in range(1, 13):
+            work(torch.ones(width), 10)
+    assert len(searches) == 8
+    assert caplog.text.count("called in more than 8 ways") == 1
+
+
+def test_searches_again_only_so_often_where_memory_changes(searches: list[int]) -> None:
+    @brim.maximize("n", foresee=True, device="cpu")
+    def work(n: int) -> torch.Tensor:
+        return torch.ones(n)
+
+    for memory in range(1, 13):  # fits from 5 on
+        with brim.budget(memory * 2**20, device="cpu"):
+            work(2**20)
+    assert len(searches) == 5
+    for memory in range(12, 0, -1):
+        with brim.budget(memory * 2**20, device="cpu"):
+            work(2**18)
+    assert len(searches) == 8
+
+
+class State:
+    """Everything that a step may keep outside of modules and optimizers."""
+
+    __slots__ = ("__dict__", "average")
+
+    def __init__(self) -> None:
+        self.average = torch.zeros(())
+        self.steps = 0
+        self.losses: list[Any] = [1.5]
+        self.best: dict[str, Any] = {"loss": None}
+        self.last: deque[Any] = deque([2], maxlen=4)
+        self.seen: set[int] = set()
+
+
+steps_in_all = 0
+
+
+@functools.lru_cache
+def mask(n: int) -> torch.Tensor:
+    return torch.ones(n)
+
+
+def test_state_outside_of_modules_is_as_without_foresight() -> None:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda *_: hooked.append(len(hooked)))
+    hooked: list[int] = []
+
+    def run(foresee: bool) -> tuple[Any, ...]:
+        global steps_in_all
+        steps_in_all = 0
+        hooked.clear()
+        mask.cache_clear()
+        torch.manual_seed(0)
+        state, calls, newest = State(), 0, None
+
+        @brim.maximize("n", foresee=foresee, device="cpu")
+        def step(state: State, n: int) -> None:
+            global steps_in_all
+            nonlocal calls, newest
+            steps_in_all += 1
+            calls += 1
+            with torch.no_grad():
+                loss = (layer(torch.randn(n, 4)).sum(1) * mask(n)).sum()
+            newest = loss
+            state.average = 0.9 * state.average + 0.1 * loss
+            state.steps += 1
+            state.losses.append(loss)
+            state.best["loss"] = loss
+            state.last.append(loss)
+            state.seen.add(state.steps)
+
+        step(state, 10)
+        step(state, 10)
+        plain = (steps_in_all, calls, state.steps, len(state.losses), state.seen, list(hooked))
+        tensors = (newest, state.average, *state.losses, state.best["loss"], *state.last, mask(10))
+        assert not any(isinstance(each, torch._subclasses.FakeTensor) for each in tensors)
+        return (*plain, [float(each.sum()) if torch.is_tensor(each) else each for each in tensors])
+
+    assert run(foresee=True) == run(foresee=False)
+    mask.cache_clear()
+
+
+class Keeper:
+    kept: Any = None
+
+
+def test_what_cannot_be_put_back_is_named_and_ends_foresight(
+    searches: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    @brim.maximize("n", foresee=True, device="cpu")
+    def work(n: int) -> int:
+        Keeper.kept = torch.ones(n)
+        return n
+
+    try:
+        assert work(10) == 10
+        assert work(20) == 20
+        assert type(Keeper.kept) is torch.Tensor
+        assert "test_foresee.py" in caplog.text
+        assert len(searches) == 1
+        with pytest.raises(brim.EstimateError, match="left in something"):
+            brim.estimate(work.__wrapped__, 10, device="cpu")
+    finally:
+        Keeper.kept = None
+
+
+def test_a_foreseen_function_within_another_is_not_traced_by_itself(searches: list[int]) -> None:
+    inner = brim.maximize("n", foresee=True, device="cpu")(lambda n: torch.ones(n))
+
+    @brim.maximize("n", foresee=True, device="cpu")
+    def outer(n: int) -> torch.Tensor:
+        return torch.ones(n) + inner(n)
+
+    assert len(outer(10)) == 10
+    assert len(searches) == 2  # outer's, then inner's own in the real call

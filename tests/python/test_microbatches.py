@@ -1,0 +1,598 @@
+"""Microbatches leave the gradients of the whole batch, whatever fails on the way."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+
+import brim
+
+MIB = 2**20
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def close(model: nn.Module, expected: list[torch.Tensor | None]) -> bool:
+    return all(
+        (a is None and b is None) or (a is not None and b is not None and a.allclose(b, 1e-12))
+        for a, b in zip(gradients(model), expected, strict=True)
+    )
+
+
+def same(a: list[torch.Tensor | None], b: list[torch.Tensor | None]) -> bool:
+    return all(
+        (x is None and y is None) or (x is not None and y is not None and x.equal(y))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+class Net(nn.Module):
+    """With dropout, a shared weight, a frozen one and one that is not used."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.shared, self.unused = nn.Linear(8, 8), nn.Linear(2, 2)
+        self.dropout = nn.Dropout(dropout)
+        self.first.bias.requires_grad_(False)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(self.shared(self.first(x).tanh()))
+        return self.last(self.shared(x)).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.rand(10, 6).double(), torch.rand(10).double()
+
+
+def whole(model: nn.Module, loss: torch.Tensor) -> list[torch.Tensor | None]:
+    loss.backward()
+    found = gradients(model)
+    model.zero_grad()
+    return found
+
+
+# ---- what the whole batch would have left --------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 9, 10, 11, None])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_and_loss_are_those_of_the_whole_batch(
+    net: Net, data: Any, reduction: Any, size: int | None
+) -> None:
+    def loss_fn(part: Any) -> torch.Tensor:
+        x, y = part
+        return mse_loss(net(x), y, reduction=reduction)
+
+    loss = loss_fn(data)
+    expected = whole(net, loss)
+    step = brim.Microbatches(loss_fn, model=net, reduction=reduction, size=size)
+    found = step(data)
+    assert not found.requires_grad
+    assert found.allclose(loss, 1e-12)
+    assert close(net, expected)
+    assert step.size == min(size or 10, 10)
+    if step.size == 10:
+        assert same(gradients(net), expected)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 4, 6])
+def test_a_loss_that_counts_for_itself(net: Net, as_tensor: bool, size: int) -> None:
+    labels = torch.randint(0, 8, (6, 5))
+    labels[0] = labels[1, 2:] = -100  # the first part has nothing to learn, the second little
+    x = torch.rand(6, 5, 6).double()
+
+    def logits(x: torch.Tensor) -> torch.Tensor:
+        return net.last(net.shared(net.first(x)))  # type: ignore[no-any-return]
+
+    def loss_fn(part: dict[str, torch.Tensor]) -> Any:
+        count = (part["labels"] != -100).sum()
+        loss = cross_entropy(logits(part["x"]).flatten(0, 1), part["labels"].flatten())
+        return loss, count if as_tensor else int(count)
+
+    batch = {"x": x, "labels": labels}
+    loss = loss_fn(batch)[0]
+    expected = whole(net, loss)
+    net.first.weight.grad = before = torch.ones_like(net.first.weight)
+    found = brim.Microbatches(loss_fn, model=net, size=size)(batch)
+    assert found.allclose(loss, 1e-12)
+    assert net.first.weight.grad is before
+    before.sub_(1)
+    assert all(
+        e is None or (p.grad is not None and p.grad.allclose(e, 1e-9, 1e-12))
+        for p, e in zip(net.parameters(), expected, strict=True)
+    )
+
+
+def test_nothing_that_counts_leaves_nothing(net: Net, data: Any) -> None:
+    step = brim.Microbatches(lambda part: (net(part[0]).mean() * torch.nan, 0), size=3)
+    assert step(data).isnan()
+    assert gradients(net) == [None] * len(list(net.parameters()))
+
+
+def test_counts_do_not_overflow_half_precision() -> None:
+    w = torch.ones(4, dtype=torch.float16, requires_grad=True)
+    x = torch.ones(8, 4, dtype=torch.float16)
+    step = brim.Microbatches(lambda part: ((part * w).sum() / len(part), 50_000), size=2)
+    loss = step(x)
+    assert loss.dtype == torch.float16
+    assert w.grad is not None
+    assert w.grad.equal(torch.ones_like(w))
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_gradients_of_several_batches_add_up(net: Net, data: Any, zeros: bool) -> None:
+    def loss_fn(part: Any) -> torch.Tensor:
+        return mse_loss(net(part[0]), part[1])
+
+    other = (data[0][:7] + 1, data[1][:7])
+    expected = whole(net, loss_fn(data) + loss_fn(other))
+    if zeros:
+        loss_fn(data).backward()
+        net.zero_grad(set_to_none=False)
+    held = net.last.weight.grad
+    step = brim.Microbatches(loss_fn, size=3)
+    step(data)
+    first = net.last.weight.grad
+    assert held is None or first is held
+    step(other)
+    assert net.last.weight.grad is first
+    assert close(net, expected)
+
+
+def test_a_scaler_scales_the_gradients_and_not_the_loss(net: Net, data: Any) -> None:
+    def loss_fn(part: Any) -> torch.Tensor:
+        return mse_loss(net(part[0]), part[1])
+
+    loss = loss_fn(data)
+    expected = [None if g is None else g * 64 for g in whole(net, loss)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=64)
+    found = brim.Microbatches(loss_fn, scaler=scaler, size=3)(data)
+    assert found.allclose(loss, 1e-12)
+    assert close(net, expected)
+    scaler.unscale_(torch.optim.SGD(net.parameters(), lr=1))
+    assert close(net, [None if g is None else g / 64 for g in expected])
+
+
+def test_parameters_that_only_some_parts_reach() -> None:
+    experts = [nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(3)]
+    experts[2].grad = before = torch.ones(3, dtype=torch.float64)
+    choice = torch.tensor([0, 0, 0, 1, 1, 1])
+    x = torch.rand(6, 3).double()
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        return torch.stack(
+            [(experts[int(i)] * row).sum() for row, i in zip(*part, strict=True)]
+        ).mean()
+
+    brim.Microbatches(loss_fn, size=3)((x, choice))
+    for i in (0, 1):
+        grad = experts[i].grad
+        assert grad is not None
+        assert grad.allclose(x[3 * i : 3 * i + 3].sum(0) / 6)
+    assert experts[2].grad is before
+    assert before.equal(torch.ones(3, dtype=torch.float64))
+
+
+def test_sparse_gradients() -> None:
+    table = nn.Embedding(10, 3, sparse=True, dtype=torch.float64)
+    words = torch.tensor([[1, 2], [1, 3], [9, 9]])
+    step = brim.Microbatches(lambda part: (table(part) ** 2).mean(), size=2)
+    for times in (1, 2):
+        step(words)
+        assert table.weight.grad is not None
+        found = table.weight.grad.to_dense()
+        expected = torch.autograd.grad((table(words) ** 2).mean(), table.weight)[0].to_dense()
+        assert found.allclose(times * expected)
+
+
+def test_a_gradient_of_the_batch_itself() -> None:
+    x = torch.rand(5, 2, dtype=torch.float64, requires_grad=True)
+    brim.Microbatches(lambda part: (part**2).mean(), size=2)(x)
+    assert x.grad is not None
+    assert x.grad.allclose(2 * x / 10)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(net: Net, data: Any, reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        hidden = net.first(part[0].requires_grad_(False)).tanh()
+        hidden = checkpoint(net.shared, hidden, use_reentrant=reentrant)
+        return mse_loss(net.last(hidden).mean(1), part[1])
+
+    expected = whole(net, loss_fn(data))
+    assert net.shared.weight.grad is None
+    net.shared.weight.grad = before = torch.ones_like(net.shared.weight)
+    with brim.testing.inject_oom(at=25):
+        brim.Microbatches(loss_fn, model=net, size=3)(data)
+    before.sub_(1)
+    assert close(net, expected)
+
+
+# ---- failures ------------------------------------------------------------------------------------
+
+
+class Step:
+    """A step with dropout, and what it leaves."""
+
+    def __init__(self, kind: str, size: int) -> None:
+        torch.manual_seed(3)
+        self.net = Net(dropout=0.4)
+        self.x, self.y = torch.rand(12, 6).double(), torch.rand(12).double()
+        if kind == "accumulating":
+            self.net.last.weight.grad = torch.rand(8, 8).double()
+        if kind == "norm":
+            self.net.dropout = nn.Sequential(self.net.dropout, nn.BatchNorm1d(8).double())  # type: ignore[assignment]
+        self.kind = kind
+        self.step = brim.Microbatches(
+            self.loss, model=self.net, size=size, allow=nn.BatchNorm1d, lower=2
+        )
+
+    def loss(self, part: Any) -> Any:
+        loss = mse_loss(self.net(part[0]), part[1])
+        return (loss, float(part[0][:, 0].sum())) if self.kind == "counting" else loss
+
+    def run(self, fails_at: int = 2**40) -> tuple[list[torch.Tensor | None], int]:
+        torch.manual_seed(4)
+        with brim.testing.inject_oom(at=fails_at) as injector:
+            loss = self.step((self.x, self.y))
+        assert injector.failures == (fails_at < 2**40)
+        self.allocations = injector.allocations
+        left = [loss, *gradients(self.net), *(b.clone() for b in self.net.buffers())]
+        return [*left, torch.rand(1)], self.step.size
+
+
+@pytest.mark.parametrize("kind", ["plain", "accumulating", "counting", "norm"])
+def test_exact_after_a_failure_at_each_allocation(kind: str) -> None:
+    expected = {size: Step(kind, size).run()[0] for size in (2, 3, 4, 5)}
+    without_failure = Step(kind, 5)
+    without_failure.run()
+    assert without_failure.allocations > 40
+    sizes = set()
+    for at in range(1, without_failure.allocations + 1):
+        found, size = Step(kind, 5).run(fails_at=at)
+        sizes.add(size)
+        assert same(found, expected[size]), at
+    assert sizes & {2, 3, 4}
+
+
+def test_at_the_floor_the_gradients_are_as_before(net: Net, data: Any) -> None:
+    net.last.weight.grad = before = torch.ones_like(net.last.weight)
+    step = brim.Microbatches(lambda part: mse_loss(net(part[0]), part[1]), lower=4)
+    with (
+        brim.testing.inject_oom(at=30, count=10**6),
+        pytest.raises(torch.OutOfMemoryError, match="part size = 4"),
+    ):
+        step(data)
+    assert net.last.weight.grad is before
+    assert before.equal(torch.ones_like(before))
+    assert net.first.weight.grad is None
+
+
+def test_another_exception_passes_and_leaves_nothing(net: Net, data: Any) -> None:
+    calls = 0
+    error = KeyError("mine")
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise error
+        return mse_loss(net(part[0]), part[1])
+
+    with pytest.raises(KeyError) as caught:
+        brim.Microbatches(loss_fn, size=3)(data)
+    assert caught.value is error
+    assert gradients(net) == [None] * len(list(net.parameters()))
+
+
+def test_the_size_is_worked_out_and_remembered() -> None:
+    w = torch.ones(256 * 1024 // 4, requires_grad=True)  # 256 KiB
+
+    def loss_fn(part: torch.Tensor) -> torch.Tensor:
+        return (w * part[:, None]).square().mean()
+
+    step = brim.Microbatches(loss_fn, device="cpu")
+    with brim.budget(brim.memory_stats("cpu").allocated + 30 * MIB, "cpu"):
+        _, first = step.record(torch.ones(512))
+        assert 1 <= sum(not a.fitted for a in first) <= 5
+        assert w.grad is not None
+        once = w.grad.clone()
+        w.grad = None
+        for items in (512, 300, 200):
+            _, attempts = step.record(torch.ones(items))
+            assert [a.fitted for a in attempts] == [True]
+            assert w.grad is not None
+            assert torch.allclose(w.grad, once)
+            w.grad = None
+        assert step.size >= 20
+    step.clear()
+    assert step(torch.ones(4)) == 1
+
+
+def test_gradients_are_not_copied_while_nothing_fails() -> None:
+    weights = [torch.ones(MIB, requires_grad=True) for _ in range(8)]  # 4 MiB each
+
+    def loss_fn(part: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(w[: len(part)] * part).sum() for w in weights]).sum()
+
+    def by_hand() -> None:
+        for part in x.split(4):
+            loss_fn(part).backward()
+
+    x = torch.ones(16)
+    peaks = []
+    for work in (by_hand, lambda: brim.Microbatches(loss_fn, reduction="sum", size=4)(x)):
+        for weight in weights:
+            weight.grad = None
+        with brim.PeakMeter("cpu") as meter:
+            work()
+        peaks.append(meter.peak)
+    assert peaks[1] <= peaks[0] + 64 * 1024
+
+
+def test_sizes_are_kept_across_processes_for_the_same_loss(tmp_path: Any) -> None:
+    w = torch.ones(1, requires_grad=True)
+
+    def loss_fn(part: torch.Tensor) -> torch.Tensor:
+        if len(part) > 6:
+            raise torch.OutOfMemoryError("CPU out of memory.")
+        return (part * w).mean()
+
+    brim.Microbatches(loss_fn, persist=tmp_path)(torch.ones(40))
+    brim.SizeMemory.flush()
+    _, attempts = brim.Microbatches(loss_fn, persist=tmp_path).record(torch.ones(40))
+    assert attempts[0].size < 40
+    other = brim.Microbatches(lambda part: loss_fn(part) * 2, persist=tmp_path)
+    assert other.record(torch.ones(40))[1][0].size == 40
+
+
+@pytest.mark.cuda
+def test_on_cuda() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 2048), nn.Dropout(0.0), nn.GELU(), nn.Linear(2048, 8))
+    model = model.cuda().double()
+    x, y = torch.rand(8192, 256).cuda().double(), torch.randint(0, 8, (8192,)).cuda()
+
+    def loss_fn(part: Any) -> Any:
+        return cross_entropy(model(part[0]), part[1]), torch.tensor(len(part[1])).cuda()
+
+    loss = loss_fn((x, y))[0]
+    expected = whole(model, loss)
+    step = brim.Microbatches(loss_fn, model=model)
+    torch.cuda.empty_cache()
+    with brim.budget(torch.cuda.memory_reserved() + 200 * MIB, "cuda"):
+        for _ in range(3):
+            model.zero_grad()
+            found, attempts = step.record((x, y))
+            assert attempts[-1].fitted
+            assert 16 < step.size < 8192
+            assert found.allclose(loss)
+            for parameter, gradient in zip(model.parameters(), expected, strict=True):
+                assert gradient is not None
+                assert parameter.grad is not None
+                assert parameter.grad.allclose(gradient, 1e-9, 1e-12)
+    assert len(attempts) == 1
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass
+class Sample:
+    x: torch.Tensor
+    name: str = "set"
+
+
+X = torch.arange(5.0)
+NUMPY_X = X.numpy() if hasattr(X, "numpy") else None
+BATCHES: dict[str, tuple[Any, Callable[[Any], torch.Tensor]]] = {
+    "tensor": (X, lambda b: b),
+    "tuple": ((X, 7), lambda b: b[0]),
+    "list of a data loader": ([X, X], lambda b: b[1]),
+    "namedtuple": (Pair(X, None), lambda b: b.x),
+    "dict": ({"x": X, "kind": "text"}, lambda b: b["x"]),
+    "ordered dict": (OrderedDict(x=X), lambda b: b["x"]),
+    "user dict": (UserDict(x=X), lambda b: b["x"]),
+    "nested": ({"a": [(X, {"b": X})], "scale": torch.tensor(2.0)}, lambda b: b["a"][0][1]["b"]),
+    "dataclass": (Sample(X), lambda b: b.x),
+    "labels as a list": ({"x": X, "y": [0, 1, 2, 3, 4]}, lambda b: torch.tensor(b["y"]).float()),
+    "texts as a tuple": ((X, ("a", "b", "c", "d", "e")), lambda b: b[0][: len(b[1])]),
+    "numpy": ((X, NUMPY_X), lambda b: torch.from_numpy(b[1])),
+    "packed": (
+        pack_sequence([X[i : i + 1 + i % 2] for i in range(4)] + [X[4:]], enforce_sorted=False),
+        lambda b: pad_packed_sequence(b)[0][0],
+    ),
+    "nested tensor": (
+        torch.nested.nested_tensor([X[i : i + 1] for i in range(5)], layout=torch.jagged),
+        lambda b: b.values(),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", BATCHES)
+def test_kinds_of_batches(kind: str) -> None:
+    batch, x_of = BATCHES[kind]
+    seen = []
+    w = torch.ones(1, requires_grad=True)
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        assert type(part) is type(batch)
+        seen.append(x_of(part).clone())
+        return (w * x_of(part)).mean()
+
+    loss = brim.Microbatches(loss_fn, size=2)(batch)
+    assert [len(x) for x in seen] == [2, 2, 1]
+    assert torch.cat(seen).equal(X)
+    assert loss == 2
+    assert w.grad == 2
+
+
+def test_batches_along_another_dimension() -> None:
+    w = torch.ones(3, requires_grad=True)
+    x = torch.rand(3, 5)
+    for dim in (1, -1):
+        w.grad = None
+        brim.Microbatches(lambda p: (w[:, None] * p).sum(0).mean(), size=2, dim=dim)(x)
+        assert w.grad is not None
+        assert w.grad.allclose(x.mean(1))
+
+
+def test_samples_and_other_batches() -> None:
+    w = torch.ones(1, requires_grad=True)
+    samples = [torch.full((n + 1,), float(n)) for n in range(5)]
+
+    def loss_fn(part: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([(w * sample).mean() for sample in part]).mean()
+
+    assert brim.Microbatches(loss_fn, split="slice", size=2)(samples) == 2
+
+    class Graphs:
+        def __init__(self, samples: list[torch.Tensor]) -> None:
+            self.samples = samples
+
+    assert w.grad == 2
+    step = brim.Microbatches(
+        lambda graphs: loss_fn(graphs.samples),
+        split=lambda graphs, start, stop: Graphs(graphs.samples[start:stop]),
+        length=lambda graphs: len(graphs.samples),
+        size=2,
+    )
+    assert step(Graphs(samples)) == 2
+    assert w.grad == 4
+
+
+# ---- layers that see the whole batch -------------------------------------------------------------
+
+
+def test_layers_that_see_the_whole_batch_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.BatchNorm1d(3)), nn.LayerNorm(3))
+
+    def loss_fn(part: torch.Tensor) -> torch.Tensor:
+        return model(part).mean()  # type: ignore[no-any-return]
+
+    step = brim.Microbatches(loss_fn, model=model)
+    with pytest.raises(ValueError, match=r"1\.0 \(BatchNorm1d\)"):
+        step(torch.rand(4, 3))
+    model.eval()
+    step(torch.rand(4, 3))
+    model.train()
+    with pytest.raises(ValueError, match="allow=BatchNorm1d"):
+        step(torch.rand(4, 3))
+    brim.Microbatches(loss_fn, model=model, allow=nn.BatchNorm1d)(torch.rand(4, 3))
+    alone = nn.BatchNorm1d(3, track_running_stats=False).eval()
+    with pytest.raises(ValueError, match=r"model \(BatchNorm1d\)"):
+        brim.Microbatches(lambda part: alone(part).mean(), model=alone)(torch.rand(4, 3))
+
+
+# ---- wrong input ---------------------------------------------------------------------------------
+
+
+def mean(part: Any) -> torch.Tensor:
+    return torch.ones((), requires_grad=True).mean()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"loss_fn": 3}, TypeError, "callable"),
+        ({"model": 3}, TypeError, "model must be"),
+        ({"reduction": "max"}, ValueError, "reduction must be 'mean' or 'sum', got 'max'"),
+        ({"size": 0}, ValueError, "size must be at least 1"),
+        ({"dim": 0.5}, TypeError, "dim must be an int"),
+        ({"split": 3}, TypeError, "split must be callable"),
+        ({"length": len}, ValueError, "pass split= too"),
+        ({"scaler": 3}, TypeError, "scaler must have"),
+        ({"colour": 3}, TypeError, "unknown option.*colour"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: Any, match: str) -> None:
+    with pytest.raises(error, match=match):
+        brim.Microbatches(**{"loss_fn": mean, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "match"),
+    [
+        ((torch.ones(3), torch.ones(4)), ValueError, r"batch\[0\] 3, batch\[1\] 4"),
+        ({"x": torch.ones(3), "y": [1, 2]}, ValueError, r"batch\['x'\] 3, batch\['y'\] 2"),
+        (torch.ones(()), ValueError, "nothing that could be cut"),
+        (torch.ones(0, 3), ValueError, "length of the batch must be at least 1"),
+        (object(), TypeError, "batch is a object.*split="),
+        ((torch.ones(3), {"a": object()}), TypeError, r"batch\[1\]\['a'\] is a object"),
+        (torch.eye(3).to_sparse(), TypeError, "sparse"),
+        ([], ValueError, "nothing"),
+    ],
+)
+def test_wrong_batches(batch: Any, error: Any, match: str) -> None:
+    with pytest.raises(error, match=match):
+        brim.Microbatches(mean)(batch)
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "match"),
+    [
+        (3.0, TypeError, "must return a tensor or"),
+        ((torch.ones((), requires_grad=True), "many"), TypeError, "must be a number, got 'many'"),
+        ((torch.ones((), requires_grad=True), -1), ValueError, "0 or more, got -1"),
+        ((torch.ones((), requires_grad=True), float("nan")), ValueError, "0 or more"),
+        (torch.ones(2, requires_grad=True), ValueError, r"one element, got shape \[2\]"),
+        (torch.ones(()), ValueError, "does not depend on anything that needs a gradient"),
+    ],
+)
+def test_wrong_losses(loss: Any, error: Any, match: str) -> None:
+    with pytest.raises(error, match=match):
+        brim.Microbatches(lambda part: loss)(torch.ones(3))
+
+
+def test_counts_for_some_parts_only_or_with_a_sum() -> None:
+    w = torch.ones(1, requires_grad=True)
+
+    def loss_fn(part: torch.Tensor) -> Any:
+        return (w * part).sum() if part[0] == 2 else ((w * part).sum(), 1)
+
+    with pytest.raises(ValueError, match="some parts only"):
+        brim.Microbatches(loss_fn, size=2)(torch.arange(6))
+    with pytest.raises(ValueError, match='reduction "mean"'):
+        brim.Microbatches(loss_fn, size=2, reduction="sum")(torch.arange(6))
+
+
+def test_it_lets_go_of_the_model_and_can_be_collected(net: Net, data: Any) -> None:
+    def run_and_forget() -> weakref.ref[nn.Module]:
+        model = copy.deepcopy(net)
+        loss = lambda part: mse_loss(model(part[0]), part[1])  # noqa: E731
+        model.step = brim.Microbatches(loss, model=model, size=4)  # type: ignore[assignment]
+        model.step(data)
+        return weakref.ref(model)
+
+    gone = run_and_forget()
+    gc.collect()
+    assert gone() is None

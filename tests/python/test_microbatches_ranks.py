@@ -1,0 +1,99 @@
+"""Microbatches on several ranks: real processes, with gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import brim
+
+JOB = Path(__file__).parent / "microbatches_job.py"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two ranks returned, by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(JOB), str(folder)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def close(found: Any, expected: Any) -> bool:
+    if found is None or expected is None:
+        return found is expected
+    if isinstance(found, dict):
+        return found.keys() == expected.keys() and all(close(found[k], expected[k]) for k in found)
+    if isinstance(found, list):
+        return len(found) == len(expected) and all(map(close, found, expected))
+    return bool(abs(found - expected) <= 1e-12 * max(1, abs(expected)))
+
+
+@pytest.mark.parametrize("case", ["mean", "sum_twice", "counts"])
+def test_gradients_of_all_ranks_together(job: Any, case: str) -> None:
+    found, expected = job[0][case]
+    assert None in expected["gradients"]  # and stays None where no rank has one
+    assert found == job[1][case][0]  # to the bit
+    for each in found:
+        assert close(each, expected)
+
+
+def test_exact_after_a_failure_at_each_allocation_of_one_rank(job: Any) -> None:
+    for rank in job:
+        assert rank["failures"]["wrong"] == []
+    sizes = job[0]["failures"]["sizes"]
+    assert sizes == job[1]["failures"]["sizes"]
+    assert len(sizes) > 40
+    assert set(sizes) <= {1, 2, 3, 4}
+    assert set(sizes) & {1, 2, 3}
+
+
+def test_ranks_with_different_memory(job: Any) -> None:
+    (same, own), (same_there, own_there) = (rank["budgets"] for rank in job)
+    assert same["sizes"] == same_there["sizes"]
+    assert own["sizes"][-1] > own_there["sizes"][-1]
+    expected = same["gradient"]
+    assert same_there["gradient"] == expected
+    assert own["gradient"] == own_there["gradient"]
+    assert own["gradient"] == pytest.approx(expected)
+
+
+def test_a_model_that_reduces_its_gradients_itself(job: Any) -> None:
+    for rank in job:
+        found, expected = rank["fully_sharded"]
+        assert close(found, expected)
+
+
+def test_an_error_on_one_rank_leaves_nothing_on_any(job: Any) -> None:
+    (here, left_here), (there, left_there) = (rank["error_on_one_rank"] for rank in job)
+    assert (here, there) == ("RankError", "KeyError")
+    assert left_here == left_there
+    assert [g for g in left_here if g] == [[1.0] * 8]
+
+
+def test_a_model_is_needed() -> None:
+    with pytest.raises(ValueError, match="ranks needs model="):
+        brim.Microbatches(lambda part: part.mean(), ranks=True)
+
+
+def test_alone_it_is_as_without_ranks() -> None:
+    model = nn.Linear(3, 1)
+    x = torch.rand(5, 3)
+    found = []
+    for ranks in (True, None):
+        model.zero_grad()
+        step = brim.Microbatches(lambda part: model(part).mean(), model=model, ranks=ranks, size=2)
+        step(x)
+        assert model.weight.grad is not None
+        found.append(model.weight.grad)
+    assert found[0].equal(found[1])

@@ -1,0 +1,279 @@
+"""Ranks agree: real processes, started by torchrun, on gloo and with budgets of CPU memory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import brim
+from brim.dist import RankSetting
+
+if not dist.is_gloo_available():
+    pytest.skip("needs gloo", allow_module_level=True)
+
+JOB = Path(__file__).with_name("rank_job.py")
+QUICK = [
+    *("half_budget", "per_rank", "every_kind", "settled", "slow_rank", "a_group", "fully_sharded"),
+    *("error_on_one_rank", "does_not_fit", "different_sizes", "different_functions"),
+    *("failure_in_each_place", "random_schedules"),
+]
+
+Results = list[dict[str, Any]]
+
+
+def torchrun(folder: Path, ranks: int, cases: list[str], *options: str, **env: str) -> Results:
+    """What the cases returned on each rank."""
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={ranks}", *options, str(JOB), str(folder), *cases),
+        ],
+        check=True,
+        timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+    )
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def without_torchrun(folder: Path, ranks: int, case: str) -> list[tuple[int, Any]]:
+    """Exit status and result of each rank, where torchrun would end all when one ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(JOB), str(folder), case],
+            env=os.environ
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+            | {"RANK": str(rank), "WORLD_SIZE": str(ranks)},
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        status = [process.wait(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    results = []
+    for rank, code in enumerate(status):
+        file = folder / f"{rank}.json"
+        results.append((code, json.loads(file.read_text()) if file.exists() else None))
+    return results
+
+
+def shared(factory: pytest.TempPathFactory, ranks: int) -> Results:
+    """One job for all tests, also where pytest-xdist runs them in several processes."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"ranks_{ranks}"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            torchrun(folder, ranks, QUICK)
+            (folder / "done").touch()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return shared(tmp_path_factory, request.param)
+
+
+def same(results: Results, case: str) -> Any:
+    """What all ranks returned, which must be the same."""
+    first = results[0][case]
+    assert all(result[case] == first for result in results)
+    return first
+
+
+def test_all_ranks_use_the_size_that_fits_on_the_one_with_half_the_budget(results: Results) -> None:
+    sizes = same(results, "half_budget")
+    assert all(90 <= size <= 100 for size in sizes)
+
+
+def test_per_rank_sizes_are_each_ranks_own(results: Results) -> None:
+    assert all(90 <= size <= 100 for size in results[-1]["per_rank"])
+    assert all(180 <= size <= 200 for size in results[0]["per_rank"])
+
+
+def test_every_kind_of_call_agrees_and_does_each_part_once(results: Results) -> None:
+    for result in results:
+        assert result["every_kind"]["out"] == [2.0]  # once by range, once by chunked
+        assert result["every_kind"]["batch"] == results[0]["every_kind"]["batch"] <= 25
+        for kind, steps in result["every_kind"]["steps"].items():
+            ours = results[0]["every_kind"]["steps"][kind]
+            whole = slice(None) if kind == "maximize" else slice(-1)  # the last part is shorter
+            assert steps[whole] == ours[whole]
+
+
+def test_with_settled_a_rank_is_alone_until_the_next_exchange(results: Results) -> None:
+    other, failing = results[1]["settled"], results[0]["settled"]
+    assert failing[:20] == other[:20] == [64] * 20
+    assert max(failing[20:]) <= 40
+    assert other[30] == 64
+    assert other[-1] == failing[-1]
+
+
+def test_an_error_on_one_rank_reaches_all_and_they_can_go_on(results: Results) -> None:
+    *others, last = [result["error_on_one_rank"] for result in results]
+    assert last == [["KeyError", "'no such sample'"], 64]
+    for (kind, text), after in others:
+        assert kind == "RankError"
+        start = f"rank {len(results) - 1} failed with batch size = 64: KeyError: 'no such sample'"
+        assert text.startswith(start)
+        assert after == 64
+
+
+def test_where_it_does_not_fit_on_one_rank_all_end(results: Results) -> None:
+    assert results[0]["does_not_fit"][0] == "OutOfMemoryError"
+    for result in results[1:]:
+        kind, text = result["does_not_fit"]
+        assert kind == "RankError"
+        assert text.startswith("rank 0 failed with batch size = 1: CPU out of memory.")
+
+
+def test_different_calls_are_an_error_that_shows_them(results: Results) -> None:
+    kind, text = same(results, "different_sizes")
+    assert kind == "RankError"
+    assert "rank 0: batch" in text
+    assert "batch size from 64 down" in text
+    assert "batch size from 65 down" in text
+    kind, text = same(results, "different_functions")
+    assert kind == "RankError"
+    assert "locals>.one" in text
+    assert "locals>.two" in text
+
+
+def test_a_slow_rank_is_waited_for(results: Results) -> None:
+    assert same(results, "slow_rank") == 64
+
+
+def test_a_group_agrees_by_itself(results: Results) -> None:
+    sizes = [result["a_group"] for result in results]
+    assert 10 <= sizes[0] <= 20
+    assert sizes == [sizes[0], sizes[0], *[0] * (len(results) - 2)]
+
+
+def test_with_fsdp_sizes_grow_to_the_least_that_fits_without_a_failure(results: Results) -> None:
+    sizes = same(results, "fully_sharded")
+    assert sizes == sorted(sizes)
+    assert sizes[0] <= 16
+    assert 300 <= sizes[-1] < 512
+
+
+@pytest.mark.parametrize("place", ["forward", "backward", "reduction", "update"])
+def test_a_failure_on_one_rank_changes_nothing(results: Results, place: str) -> None:
+    outcome = same(results, "failure_in_each_place")
+    assert outcome[place] == outcome["none"]
+    shrunk = place in ("forward", "backward")
+    assert (min(outcome[place + "_sizes"]) < 12) == shrunk
+
+
+def test_fifty_random_schedules_of_failures_change_nothing(results: Results) -> None:
+    outcome = same(results, "random_schedules")
+    failed = 0
+    for parameters, sizes in outcome["results"]:
+        assert parameters == outcome["expected"]
+        failed += min(sizes) < 12
+    assert failed > 20
+    assert max(result["random_schedules_seconds"] for result in results) < 120
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_killed_rank_is_named_on_all_others(tmp_path: Path, ranks: int) -> None:
+    results = without_torchrun(tmp_path, ranks, "killed_rank")
+    assert results.pop(1)[0] == -signal.SIGKILL
+    for code, result in results:
+        assert code == 0
+        kind, text = result["killed_rank"]
+        assert kind == "RankError"
+        assert "nothing was heard of rank 1 since" in text
+        assert result["killed_rank_seconds"] < 30
+
+
+def test_a_failure_inside_of_a_collective_step_is_named_on_all_ranks(tmp_path: Path) -> None:
+    for rank, (code, result) in enumerate(without_torchrun(tmp_path, 2, "failure_inside")):
+        assert code == 0
+        kind, text = result["failure_inside"]
+        assert kind == ("OutOfMemoryError" if rank == 1 else "RankError")
+        assert text.startswith("" if rank == 1 else "rank 1 failed with batch size = ")
+        assert "CPU out of memory" in text
+        assert result["failure_inside_seconds"] < 30
+
+
+@pytest.mark.slow
+def test_after_a_restart_by_torchrun_sizes_are_known(tmp_path: Path) -> None:
+    sizes = str(tmp_path / "sizes")
+    results = torchrun(tmp_path, 2, ["restarted"], "--max-restarts=1", SIZES=sizes)
+    sizes_used, attempts = zip(*(result["restarted"] for result in results), strict=True)
+    assert sizes_used[0] == sizes_used[1]
+    assert min(sizes_used[0]) >= 90
+    assert all(all(fitted) for fitted in attempts)
+
+
+def test_without_a_process_group_ranks_have_no_effect() -> None:
+    @brim.batch(64, ranks=True)
+    def step(size: int) -> int:
+        return size
+
+    assert step() == 64
+    assert brim.run_batch(64, lambda size: size, ranks=True, per_rank=True) == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"ranks": 1}, TypeError, "ranks must be a bool or a process group, got 1"),
+        ({"ranks": True, "sync": "never"}, ValueError, "sync must be 'always' or 'settled'"),
+        ({"ranks": True, "per_rank": 1}, TypeError, "per_rank must be True or False"),
+        ({"ranks": True, "collectives": "no"}, ValueError, "collectives must be 'between' or"),
+        ({"per_rank": True}, ValueError, "per_rank needs ranks=True"),
+        (
+            {"ranks": True, "per_rank": True, "collectives": "inside"},
+            ValueError,
+            "collectives='inside' and per_rank=True exclude each other",
+        ),
+        (
+            {"ranks": True, "sync": "settled", "collectives": "inside"},
+            ValueError,
+            "collectives='inside' and sync='settled' exclude each other",
+        ),
+    ],
+)
+def test_wrong_options_are_named(options: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        brim.batch(64, **options)(lambda size: size)
+
+
+def test_a_rank_error_is_not_taken_for_a_lack_of_memory() -> None:
+    calls = []
+
+    def step(size: int) -> None:
+        calls.append(size)
+        raise brim.RankError("rank 1 failed with batch size = 4: CUDA out of memory.")
+
+    with pytest.raises(brim.RankError):
+        brim.run_batch(64, step)
+    assert calls == [64]
+
+
+@pytest.mark.cuda
+def test_nccl_with_one_rank(tmp_path: Path) -> None:
+    """One rank has nobody to agree with: calls are as without `ranks`, and cost no exchange."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        assert RankSetting(True)() is None
+        assert brim.run_batch(64, lambda size: size, ranks=True) == 64
+    finally:
+        dist.destroy_process_group()
