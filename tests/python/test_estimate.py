@@ -578,6 +578,16 @@ def test_largest_size_is_0_where_nothing_fits_and_upper_where_all_does() -> None
         brim.largest_size(quadratic, "n", "1GiB", device="cpu", lower=3, upper=2)
 
 
+def test_largest_size_of_what_does_not_grow_is_an_error_or_upper() -> None:
+    def work(n: int) -> None:
+        for _ in range(n):
+            torch.zeros(16)
+
+    with pytest.raises(brim.EstimateError, match=r"work does not depend on n .*Give upper"):
+        brim.largest_size(work, "n", "1GiB", device="cpu")
+    assert brim.largest_size(work, "n", "1GiB", device="cpu", upper=9) == 9
+
+
 def test_largest_size_for_a_gpu_that_is_not_there() -> None:
     model = mlp()
     optimizer = adam(model.parameters())

@@ -97,6 +97,20 @@ def layer(new: Callable[[], nn.Module]) -> Work:
     return run
 
 
+def inference(new: Callable[[], nn.Module], *more: torch.Tensor) -> Work:
+    module = new().eval()
+
+    def run(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return module(x, *more)
+
+    return run
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(64, 4, 512, batch_first=True)
+
+
 def assigned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     out = a.clone()
     out[:, 64:128] = b
@@ -391,8 +405,11 @@ LAYERS: dict[str, Case] = {
         spread,
     ),
     "attention, bfloat16": (half(F.scaled_dot_product_attention), heads, heads, heads),
-    "TransformerEncoderLayer": (
-        layer(lambda: nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)),
+    "encoder": (layer(encoder), sized(4, 64, 64)),
+    "encoder, inference": (inference(encoder), sized(4, 64, 64)),
+    "encoder, inference of short sequences": (inference(encoder), sized(32, 8, 64)),
+    "encoder, inference with a mask": (
+        inference(encoder, torch.ones(64, 64).triu(1).bool()),
         sized(4, 64, 64),
     ),
     "LSTM": (layer(lambda: nn.LSTM(64, 64)), sized(16, 8, 64)),
