@@ -180,6 +180,7 @@ def test_state_outside_of_modules_is_as_without_foresight() -> None:
         return (*plain, [float(each.sum()) if torch.is_tensor(each) else each for each in tensors])
 
     assert run(foresee=True) == run(foresee=False)
+    mask.cache_clear()
 
 
 class Keeper:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from brim.cli import audit, demo, estimate, info, probe
+from brim.cli.arguments import files_may_be_loaded, in_one_line
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status.
+    """Run one command and return the exit status: 0, 1 if the work does not fit, 2 for errors.
 
     Args:
         arguments: the words after `brim`; None for those of the process.
@@ -24,6 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = commands.add_parser(module.__name__.rpartition(".")[2], help=module.HELP)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    chosen = parser.parse_args(arguments)
-    status: int = chosen.run(chosen)
+    with files_may_be_loaded():
+        try:
+            chosen = parser.parse_args(arguments)
+        except SystemExit as said:  # --help, or a wrong word
+            return int(said.code or 0)
+        try:
+            status: int = chosen.run(chosen)
+        except Exception as error:
+            print(f"brim {chosen.command}: {in_one_line(error)}", file=sys.stderr)
+            return 2
     return status

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +40,62 @@ def function(text: str) -> Callable[..., Any]:
     if not source or not name:
         raise argparse.ArgumentTypeError(f"must be module:function or file.py:function, got {text}")
     try:
-        module = _load(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-        found = getattr(module, name)
-    except (ImportError, AttributeError, OSError) as error:
-        raise argparse.ArgumentTypeError(f"{text} was not found: {error}") from error
+        module = _load(Path(source)) if source.endswith(".py") else _import(source)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, FileNotFoundError) or (
+            isinstance(error, ModuleNotFoundError) and f"{source}.".startswith(f"{error.name}.")
+        )
+        reason = (
+            f"was not found: {error}" if missing else f"could not be loaded: {in_one_line(error)}"
+        )
+        raise argparse.ArgumentTypeError(f"{source} {reason}") from error
+    if not hasattr(module, name):
+        raise argparse.ArgumentTypeError(f"{name} was not found in {source}")
+    found = getattr(module, name)
     if not callable(found):
-        raise argparse.ArgumentTypeError(f"{text} is not a function, but {found!r}")
+        raise argparse.ArgumentTypeError(f"{text} is not a function but a {type(found).__name__}")
     result: Callable[..., Any] = found
     return result
 
 
+_NAME = "__brim_file__"  # as `__main__` is of a program: it hides no other module
+
+
+@contextlib.contextmanager
+def files_may_be_loaded() -> Iterator[None]:
+    """Forget at the end what was loaded from a file, and where its neighbours were found."""
+    path = sys.path.copy()
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        sys.modules.pop(_NAME, None)
+
+
 def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    sys.path.insert(0, str(path.resolve().parent))  # it may import files next to it
+    spec = importlib.util.spec_from_file_location(_NAME, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[_NAME] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _import(name: str) -> Any:
+    sys.path.insert(0, "")  # the working directory, as `python -m` does
+    return importlib.import_module(name)
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an error says; one that was raised in the user's code also by its kind and place."""
+    from brim.foresee._places import line_of  # imports parts of torch that few need
+
+    text = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):
+        return f"{Path(error.filename or '').name}:{error.lineno}: {error.msg}"
+    line = "" if isinstance(error, brim.EstimateError) else line_of(error)
+    return f"{line}: {type(error).__name__}: {text}" if line else text or type(error).__name__

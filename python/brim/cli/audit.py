@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import sys
 from typing import Any
 
 import torch
@@ -63,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Make the model and its inputs, freeze parameters, measure and print."""
     model = arguments.factory()
     if not isinstance(model, torch.nn.Module):
-        sys.exit(f"brim audit: the factory must return a torch.nn.Module, got {model!r}")
+        raise TypeError(f"the factory must return a torch.nn.Module, got {model!r}")
     device = arguments.device or brim.default_device()
     model = model.to(device)
     if arguments.eval:
@@ -86,7 +85,7 @@ def _freeze(model: torch.nn.Module, frozen: list[str], trained: list[str]) -> No
     names = [name for name, _ in model.named_parameters()]
     for pattern in (*frozen, *trained):
         if not fnmatch.filter(names, pattern):
-            sys.exit(f"brim audit: the pattern {pattern!r} matches no parameter of the model")
+            raise ValueError(f"the pattern {pattern!r} matches no parameter of the model")
     for name, parameter in model.named_parameters():
         trains = not trained or any(fnmatch.fnmatchcase(name, pattern) for pattern in trained)
         if not trains or any(fnmatch.fnmatchcase(name, pattern) for pattern in frozen):

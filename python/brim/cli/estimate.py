@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import sys
 from typing import Any
 
 import torch
@@ -49,23 +48,24 @@ def _literal(text: str) -> Any:
 
 
 def _device(text: str) -> torch.device:
+    """A device that need not exist."""
     try:
-        return torch.device(text)
-    except RuntimeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        found = torch.device(text)
+    except RuntimeError:
+        found = torch.device("meta")
+    if found.type not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"must be cpu or cuda, got {text}")
+    return found
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Trace, print, and return 1 if it does not fit."""
-    try:
-        found = brim.estimate(
-            arguments.function,
-            *arguments.values,
-            device=arguments.device,
-            capacity=arguments.capacity,
-            calls=arguments.calls,
-        )
-    except (ValueError, brim.EstimateError) as error:
-        sys.exit(f"brim estimate: {error}")
+    found = brim.estimate(
+        arguments.function,
+        *arguments.values,
+        device=arguments.device,
+        capacity=arguments.capacity,
+        calls=arguments.calls,
+    )
     print(json.dumps(found.to_dict(), indent=2) if arguments.json else found)
     return 0 if found.fits else 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from typing import Any
 
 import brim
@@ -64,12 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     sizes: list[Any] = arguments.sizes
     if arguments.lengths is not None:
         sizes = [(n, length) for n in sizes for length in arguments.lengths]
-    try:
-        model = brim.MemoryModel.probe(
-            arguments.function, sizes, device, budget=arguments.budget, probes=arguments.probes
-        )
-    except ValueError as error:
-        sys.exit(f"brim probe: {error}")
+    model = brim.MemoryModel.probe(
+        arguments.function, sizes, device, budget=arguments.budget, probes=arguments.probes
+    )
     head = ["size", "measured", "predicted", "error"]
     print_table(head, (_row(model, sample) for sample in model.samples))
     print(f"\n{model}\n")

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as torch_optimizer
 
 from brim import _C
+from brim._arguments import runs_in_parts
 from brim.foresee import _cuda
 from brim.foresee._cpu import CpuTemporaries
 from brim.foresee._errors import EstimateError, LeftBehindError
@@ -99,8 +100,11 @@ def _estimate(
         raise TypeError(f"fn must be a function, got {fn!r}")
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise ValueError(f"calls must be an int of at least 1, got {calls!r}")
+    kind = runs_in_parts(fn)
+    if kind:
+        raise TypeError(f"fn is {kind} function: it runs after the call has returned, got {fn!r}")
     target = _target(device)
-    limit = None if capacity is None else _C.parse_bytes(capacity, None)
+    limit = None if capacity is None else bytes_of("capacity", capacity, target)
     found = Reachable(fn, args, kwargs)
     moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
@@ -261,6 +265,19 @@ def _target(device: DeviceLike) -> torch.device:
     if target.type not in ("cpu", "cuda"):
         raise ValueError(f'device must be "cpu" or "cuda", got {device!r}')
     return torch.device("cuda", target.index or 0) if target.type == "cuda" else target
+
+
+def bytes_of(name: str, amount: int | str, target: torch.device) -> int:
+    """An argument in bytes, or as a share of what the device has."""
+    try:
+        limit = _C.memory_stats(target).limit
+    except (ValueError, RuntimeError):  # not there
+        if isinstance(amount, str) and amount.strip().endswith("%"):
+            raise ValueError(
+                f"{name} must be bytes, such as 24GiB: {target} is not there, got {amount!r}"
+            ) from None
+        limit = None
+    return _C.parse_bytes(amount, limit)
 
 
 def _free_for(held: int, target: torch.device) -> int | None:

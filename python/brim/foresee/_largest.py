@@ -10,7 +10,7 @@ import torch
 from brim import _C
 from brim._arguments import positive
 from brim.foresee._errors import EstimateError
-from brim.foresee._estimate import _target, estimate
+from brim.foresee._estimate import _target, bytes_of, estimate
 from brim.memory import DeviceLike
 from brim.predict import MemoryModel
 
@@ -101,11 +101,11 @@ def largest_size(
 
 def _limits(budget: int | str, target: torch.device) -> tuple[int, int]:
     """Bytes that may be held, and that are held now."""
+    limit = bytes_of("budget", budget, target)
     try:
-        stats = _C.memory_stats(target)
+        return limit, _C.memory_stats(target).allocated
     except (ValueError, RuntimeError):  # a device that is not there
-        return _C.parse_bytes(budget, None), 0
-    return _C.parse_bytes(budget, stats.limit), stats.allocated
+        return limit, 0
 
 
 def _search(
