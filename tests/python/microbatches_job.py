@@ -37,6 +37,7 @@ class Net(nn.Module):
         self.first, self.last, self.unused = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(2, 2)
         self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
         self.dropout = nn.Dropout(dropout)
+        self.register_buffer("one", torch.ones(1))  # DDP sends buffers in forward
         self.double()
 
     def forward(self, x: torch.Tensor, expert: int = 0) -> torch.Tensor:
@@ -132,11 +133,12 @@ def counts(rank: int) -> Any:
 
 @case
 def failures(rank: int) -> Any:
-    """Rank 1 runs out of memory at each of its allocations in turn."""
+    """Rank 1 runs out of memory at each of its allocations in turn, under DDP."""
 
     def run(size: int, at: int) -> tuple[Any, int, int]:
-        model = net(dropout=0.3)
-        model.last.weight.grad = torch.ones_like(model.last.weight)
+        inner = net(dropout=0.3)
+        inner.last.weight.grad = torch.ones_like(inner.last.weight)
+        model = DistributedDataParallel(inner)
         step = brim.Microbatches(
             lambda part: mse_loss(model(part[0]), part[1]), model=model, ranks=True, size=size
         )

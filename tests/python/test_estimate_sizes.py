@@ -76,6 +76,27 @@ def test_largest_size_for_a_gpu_that_is_not_there() -> None:
     assert found.reserved > 0.9 * (24 << 30)
 
 
+def test_largest_size_where_sizes_beyond_all_data_need_the_same(held: int) -> None:
+    x = torch.zeros(4096, 64)
+
+    def repeated(n: int) -> None:
+        for part in x.split(n):
+            part.repeat(1, 64)
+
+    budget = held + x.nbytes + (16 << 20)
+    size = brim.largest_size(repeated, "n", budget, device="cpu", upper=1 << 20)
+    assert 0.97 * 1024 < size <= 1024
+
+
+def test_largest_size_counts_on_the_cache_being_released() -> None:
+    def growing(n: int) -> None:
+        for times in (1, 2, 3, 4):  # none of the cached blocks is large enough for the next
+            torch.empty(times * n, dtype=torch.uint8)
+
+    size = brim.largest_size(growing, "n", "1GiB", device="cuda", upper=1 << 30)
+    assert 0.97 * (1 << 28) < size <= 1 << 28
+
+
 # ---- maximize(foresee=True) ----------------------------------------------------------------------
 
 

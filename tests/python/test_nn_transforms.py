@@ -221,9 +221,6 @@ def test_compile_with_one_graph(case: Case, frozen: bool) -> None:
 
 
 @pytest.mark.usefixtures("_compiler")
-@pytest.mark.xfail(
-    torch.__version__ < "2.12", reason="torch 2.11's compiler gets torch's own operators"
-)
 @pytest.mark.parametrize("inplace", [False, True], ids=["", "inplace"])
 def test_compile_gets_brims_operator_only_where_it_keeps_less(inplace: bool) -> None:
     net = nn.Sequential(brim.nn.Hardsigmoid(inplace), brim.nn.ReLU(inplace), brim.nn.SiLU(inplace))

@@ -16,7 +16,7 @@ import torch.nn.functional
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from brim import _C
 
@@ -69,7 +69,8 @@ def elsewhere(name: str, *args: Any) -> Any:
     if args[0] is None:  # the dispatcher would take it for an undefined tensor
         check_tensors(name, None)
     compiling = is_compiling()
-    leaves = is_exporting() if compiling else _jit.is_tracing()
+    # The flag itself: up to torch 2.11, is_exporting() is true whenever torch.compile traces.
+    leaves = torch.compiler._is_exporting_flag if compiling else _jit.is_tracing()
     is_torchs = leaves or (compiling and name.removesuffix("_") not in _IN_GRAPHS)
     try:
         if is_torchs or any(map(_is_foreign, args)):
