@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -97,6 +97,20 @@ def layer(new: Callable[[], nn.Module]) -> Work:
     return run
 
 
+def inference(new: Callable[[], nn.Module], *more: torch.Tensor) -> Work:
+    module = new().eval()
+
+    def run(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return module(x, *more)
+
+    return run
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(64, 4, 512, batch_first=True)
+
+
 def assigned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     out = a.clone()
     out[:, 64:128] = b
@@ -143,7 +157,6 @@ POINTWISE: dict[str, Case] = {
     "prelu": (F.prelu, image, sized(16)),
     "nan_to_num": (torch.nan_to_num, matrix),
     "to bfloat16": (lambda a: a.bfloat16(), matrix),
-    "to float64": (lambda a: a.double(), matrix),
 }
 
 REDUCTIONS: dict[str, Case] = {
@@ -157,7 +170,6 @@ REDUCTIONS: dict[str, Case] = {
     "sum of bools": (lambda a: (a > 0).sum(1), matrix),
     "sum in float64": (lambda a: a.detach().sum(0, dtype=torch.float64), matrix),
     "norm": (lambda a: a.norm(dim=1), matrix),
-    "norm of all": (torch.norm, matrix),
     "max with indices": (lambda a: torch.max(a, 1), matrix),
     "topk": (lambda a: a.topk(32, 1), matrix),
     "kthvalue": (lambda a: a.kthvalue(8, 1), matrix),
@@ -166,7 +178,6 @@ REDUCTIONS: dict[str, Case] = {
     "normalize": (F.normalize, matrix),
     "cosine_similarity": (F.cosine_similarity, matrix, matrix),
     "pairwise_distance": (F.pairwise_distance, matrix, matrix),
-    "diff": (torch.diff, matrix),
 }
 
 MATRICES: dict[str, Case] = {
@@ -187,7 +198,6 @@ MATRICES: dict[str, Case] = {
     "broadcast matmul": (torch.matmul, left, sized(128, 64)),
     "four dimensions": (lambda a, b: a.transpose(1, 2) @ b.permute(0, 2, 3, 1), spread, spread),
     "matrix and vector": (torch.mv, matrix, vector),
-    "outer": (torch.outer, vector, vector),
     "baddbmm": (torch.baddbmm, sized(8, 64, 64), left, right),
     "einsum, batched": (lambda a, b: torch.einsum("bij,bjk->bik", a, b), left, right),
     "einsum, heads": (lambda a, b: torch.einsum("bihd,bjhd->bhij", a, b), spread, spread),
@@ -242,7 +252,6 @@ INDEXING: dict[str, Case] = {
     "index_fill": (lambda a, i: a.index_fill(0, i, 1.0), matrix, picks(64)),
     "embedding": (F.embedding, picks(512), matrix),
     "embedding_bag": (F.embedding_bag, picks(64, 16), matrix),
-    "one_hot": (lambda i: F.one_hot(i, 256).float(), picks(256)),
     "cat": (lambda a, b: torch.cat([a, b], 1), matrix, matrix),
     "stack": (lambda a, b: torch.stack([a, b], -1), matrix, matrix),
     "split": (lambda a: [part * 2 for part in a.split(64, 1)], matrix),
@@ -250,7 +259,6 @@ INDEXING: dict[str, Case] = {
     "expand": (lambda a: a[:, None].expand(256, 4, 256).contiguous(), matrix),
     "permute": (lambda a: a.permute(2, 0, 1).reshape(64, -1), sized(32, 64, 32)),
     "contiguous": (lambda a: a.contiguous(), transposed),
-    "flip": (lambda a: a.flip(1), matrix),
     "roll": (along("roll", 3, 1), matrix),
     "tril": (torch.tril, matrix),
     "diag_embed": (torch.diag_embed, sized(4, 128)),
@@ -391,15 +399,17 @@ LAYERS: dict[str, Case] = {
         spread,
     ),
     "attention, bfloat16": (half(F.scaled_dot_product_attention), heads, heads, heads),
-    "TransformerEncoderLayer": (
-        layer(lambda: nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)),
+    "encoder": (layer(encoder), sized(4, 64, 64)),
+    "encoder, inference": (inference(encoder), sized(4, 64, 64)),
+    "encoder, inference of short sequences": (inference(encoder), sized(32, 8, 64)),
+    "encoder, inference with a mask": (
+        inference(encoder, torch.ones(64, 64).triu(1).bool()),
         sized(4, 64, 64),
     ),
     "LSTM": (layer(lambda: nn.LSTM(64, 64)), sized(16, 8, 64)),
     "GRU": (layer(lambda: nn.GRU(64, 64)), sized(16, 8, 64)),
     "RNN": (layer(lambda: nn.RNN(64, 64)), sized(16, 8, 64)),
     "LSTMCell": (layer(lambda: nn.LSTMCell(64, 64)), sized(128, 64)),
-    "GRUCell": (layer(lambda: nn.GRUCell(64, 64)), sized(128, 64)),
     "autocast linear": (cast(F.linear), matrix, matrix, vector),
     "autocast batched matmul": (cast(torch.matmul), left, right),
     "autocast conv2d": (cast(conv(padding=1)), image, weight3),
@@ -445,6 +455,16 @@ def step_of(fn: Work, *makers: Callable[[], torch.Tensor]) -> Callable[[], None]
     return step
 
 
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    """Buffers of single threads are not small beside these tensors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_two_threads")
 @pytest.mark.parametrize("group", GROUPS)
 def test_peaks_of_operators_are_as_measured(group: str) -> None:
     wrong = {}

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from brim.foresee._cpu_convolutions import Convolutions, is_channels_last
 from brim.foresee._cpu_libraries import Libraries
 from brim.foresee._known import KnownOperators
-from brim.foresee._temporaries import Temporary, bytes_of
+from brim.foresee._temporaries import Temporary, bytes_of, of_attention, of_encoder_layer
 
 aten = torch.ops.aten
 
@@ -103,6 +103,8 @@ class CpuTemporaries:
             aten.linalg_qr: lambda args, outputs: 2 * bytes_of(args[0]),
             aten.linalg_inv_ex: lambda args, outputs: bytes_of(args[0]),
             aten._linalg_svd: lambda args, outputs: bytes_of(args[0]),
+            aten._transformer_encoder_layer_fwd: self._encoder_layer,
+            aten._native_multi_head_attention: self._multihead_attention,
             aten._linalg_eigh: lambda args, outputs: 9 * args[0].size(-1) ** 2,
             **self._libraries.rules,
             aten.convolution: convolutions.forward,
@@ -164,6 +166,14 @@ class CpuTemporaries:
             size += 2 * threads * rows * (3 * columns + 2 * query.size(-1))
             size += self._libraries.packed_for_attention(key)
         return size + (0 if grad.transpose(1, 2).is_contiguous() else bytes_of(grad))
+
+    def _encoder_layer(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        x, weight = args[0].flatten(0, -2), args[16]
+        wide = x.new_empty(x.size(0), weight.size(1))
+        return of_encoder_layer(args, True, self._libraries.product(wide, weight.mT, x))
+
+    def _multihead_attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return of_attention(args[0], args[4], True, args[9] if len(args) > 9 else None)
 
     # Small images are resized in the other layout, with channels last.
     def _upsample(self, args: Any, outputs: list[torch.Tensor]) -> Any:

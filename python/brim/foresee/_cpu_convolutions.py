@@ -17,6 +17,7 @@ from brim.foresee._temporaries import bytes_of
 _Backend: Any = torch._C._ConvBackend  # type: ignore[attr-defined]
 _ARM_PANELS = 2_200_000  # of unfolded samples that are multiplied at once
 _X86_BLOCKS = 6 << 10  # for each thread
+_X86_HALVES = 60 << 10  # the same of bfloat16
 
 
 class _Call(NamedTuple):
@@ -159,11 +160,15 @@ def _arm_backward(call: _Call, of_input: bool) -> int:
 
 def _x86_forward(call: _Call) -> int:
     """Channels go in blocks: input, weight and output so, later the output in both layouts."""
-    weight, out = bytes_of(call.weight), bytes_of(call.out)
+    x, weight, out = bytes_of(call.x), bytes_of(call.weight), bytes_of(call.out)
+    half = call.x.element_size() == 2 and call.groups == 1
+    threads = torch.get_num_threads() * (_X86_HALVES if half else _X86_BLOCKS)
     if is_channels_last(call.x):
-        return 2 * weight + _X86_BLOCKS * torch.get_num_threads()
-    if call.transposed or (call.x.element_size() == 2 and call.groups == 1):
+        return 2 * weight + threads
+    if call.transposed:
         return 2 * out
+    if half:
+        return max(2 * out, x + threads)
     blocked = _blocked(call.out)
     return max(_blocked(call.x) + blocked + weight, blocked + out) - out
 
@@ -171,8 +176,12 @@ def _x86_forward(call: _Call) -> int:
 def _x86_backward(call: _Call) -> int:
     """Input and gradient in blocks, and the weight's gradient in parts."""
     parts = 3 * bytes_of(call.weight) // 2
+    if call.x.element_size() == 2 and call.groups == 1:
+        parts = 11 * bytes_of(call.weight) + 2 * _X86_HALVES * torch.get_num_threads()
+    elif is_channels_last(call.x):
+        parts *= 2
     if is_channels_last(call.x):
-        return 2 * parts
+        return parts
     return _blocked(call.out) + _blocked(call.x) + parts
 
 

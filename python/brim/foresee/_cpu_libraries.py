@@ -20,8 +20,8 @@ aten = torch.ops.aten
 _LEAST_PRODUCT = 16**3  # rows x inner x columns: below, halves are multiplied without oneDNN
 _LEAST_SIDE = 8  # of float32 matrices on aarch64
 _ARM_BLOCKS = 20 << 10  # of bfloat16 matrices
-_X86_BLOCKS = 37 << 10  # the same, for each thread
-_X86_MOST_TRANSPOSED = 168 << 10  # of a transposed matrix, for each thread
+_X86_BLOCKS = 37 << 10  # the same, for each thread and 256 inner elements
+_X86_MOST_TRANSPOSED = 256 << 10  # of a transposed matrix, for each thread
 
 
 def _by_rows(m: torch.Tensor) -> bool:
@@ -98,8 +98,10 @@ class Libraries:
     def _x86_halves(self, a: torch.Tensor) -> int:
         if a.size(-2) * a.size(-1) <= _LEAST_PRODUCT // 16:
             return 0
-        transposed = 0 if _by_rows(a) else min(bytes_of(a), _X86_MOST_TRANSPOSED)
-        return torch.get_num_threads() * (_X86_BLOCKS + transposed)
+        threads = torch.get_num_threads()
+        part = min(bytes_of(a) // max(1, threads // 4), _X86_MOST_TRANSPOSED)
+        blocks = _X86_BLOCKS * max(256, a.size(-1)) // 256
+        return threads * (blocks + (0 if _by_rows(a) else part))
 
     def _vector(self, matrix: torch.Tensor) -> int:
         readable = _by_rows(matrix) or (_by_columns(matrix) and not self._arm)

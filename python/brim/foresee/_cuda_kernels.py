@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from brim.foresee._known import KnownOperators
-from brim.foresee._temporaries import Temporary, bytes_of
+from brim.foresee._temporaries import Temporary, bytes_of, of_attention, of_encoder_layer
 
 aten = torch.ops.aten
 
@@ -77,6 +77,8 @@ class Kernels:
             aten._scaled_dot_product_cudnn_attention_backward.default: self._cudnn_attention,
             aten._scaled_dot_product_flash_attention_backward.default: self._cudnn_attention,
             efficient_attention: self._efficient_attention,
+            aten._transformer_encoder_layer_fwd.default: self._encoder_layer,
+            aten._native_multi_head_attention.default: self._multihead_attention,
         }
         self.known = KnownOperators("cuda", self._table)
 
@@ -228,3 +230,10 @@ class Kernels:
         batch, heads, length, width = query.shape
         copied = 0 if grad.transpose(1, 2).is_contiguous() else bytes_of(grad)
         return copied + 4 * batch * heads * (_up(length, 64) * 64 * width + 2 * length)
+
+    # A fused kernel, if there is no mask.
+    def _encoder_layer(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return of_encoder_layer(args, False)
+
+    def _multihead_attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        return of_attention(args[0], args[4], False, args[9] if len(args) > 9 else None)

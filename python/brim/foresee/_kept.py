@@ -143,7 +143,8 @@ def _set_slot(member: types.MemberDescriptorType, thing: object, before: Any, ow
         now = member.__get__(thing)
         if now is before or not (own or isinstance(now, FakeTensor)):
             return
-    member.__set__(thing, before)
+    with contextlib.suppress(AttributeError):  # C's members may be read-only, and new at each look
+        member.__set__(thing, before)
 
 
 def _set_global(own: dict[str, Any], name: str, before: Any) -> None:

@@ -17,15 +17,15 @@ _NOTHING = """
 alias arange as_strided bernoulli cat clone constant_pad_nd copy detach elu_backward embedding empty
 empty_like empty_strided expand eye fill full full_like _fused_adam _fused_adamw _fused_sgd gather
 glu glu_backward hardshrink_backward hardsigmoid_backward hardswish hardswish_backward
-hardtanh_backward huber_loss_backward is_same_size leaky_relu_backward lift_fresh linspace
-_local_scalar_dense log_sigmoid_backward max_pool2d_with_indices max_pool2d_with_indices_backward
-mean mish_backward mse_loss_backward new_empty new_empty_strided new_full new_ones new_zeros
-nll_loss_backward nll_loss_forward normal ones ones_like permute rand rand_like randint randint_like
-randn randn_like random randperm repeat _reshape_alias _reshape_copy resize _resize_output
-scalar_tensor select select_backward set slice slice_backward smooth_l1_loss_backward
-softplus_backward softshrink_backward split split_with_sizes squeeze stack sum t threshold_backward
-_to_copy transpose tril triu unbind uniform _unsafe_view unsqueeze view where zero zeros zeros_like
-zeros_out
+hardtanh_backward huber_loss_backward is_same_size leaky_relu leaky_relu_backward lift_fresh
+linspace _local_scalar_dense log_sigmoid_backward max_pool2d_with_indices
+max_pool2d_with_indices_backward mean mish_backward mse_loss_backward new_empty new_empty_strided
+new_full new_ones new_zeros nll_loss_backward nll_loss_forward normal ones ones_like permute rand
+rand_like randint randint_like randn randn_like random randperm repeat _reshape_alias _reshape_copy
+resize _resize_output scalar_tensor select select_backward set slice slice_backward
+smooth_l1_loss_backward softplus_backward softshrink_backward split split_with_sizes squeeze stack
+sum t threshold_backward _to_copy transpose tril triu unbind uniform _unsafe_view unsqueeze view
+where zero zeros zeros_like zeros_out
 """
 
 # Nothing on the CPU, beyond copies of inputs that are not contiguous (see `_cpu.py`).

@@ -9,6 +9,7 @@ import torch
 
 from brim import _C
 from brim._arguments import positive
+from brim.foresee._errors import EstimateError
 from brim.foresee._estimate import _target, bytes_of, estimate
 from brim.memory import DeviceLike
 from brim.predict import MemoryModel
@@ -16,6 +17,7 @@ from brim.predict import MemoryModel
 _MOST_TRACES = 12
 _MOST_GROWTH = 64  # from one trace to the next
 _MOST_SHRINKING = 16  # the same, downwards
+_NO_GROWTH = 2**15  # times the least size: if that needs the same, memory does not grow
 _FULL = 0.995  # of the budget, or of the largest size: another trace would gain too little
 
 
@@ -53,7 +55,8 @@ def largest_size(
         The size; 0 if even `lower` does not fit.
 
     Raises:
-        EstimateError: if the function cannot be traced.
+        EstimateError: if the function cannot be traced, or if its memory does not depend on the
+            size and no `upper` is given.
         ValueError: if `lower`, `upper` or `budget` is wrong.
 
     Example:
@@ -70,6 +73,7 @@ def largest_size(
     target = _target(device)
     limit, others = _limits(budget, target)
     outside = 0  # what the call does not use, and so does not see
+    seen: dict[int, int] = {}
 
     def trace(size: int) -> tuple[int, bool]:
         """Bytes held at the peak, and whether they fit."""
@@ -82,8 +86,15 @@ def largest_size(
             )
             outside = max(outside, others - found.held_before)
             if outside == assumed:
-                held = found.held_before + found.peak + outside
-                return held, found.fits and held <= limit
+                break
+        held = found.held_before + found.peak + outside
+        seen[size] = held
+        if upper is None and size >= _NO_GROWTH * lower and len(set(seen.values())) == 1:
+            raise EstimateError(
+                f"the memory of {getattr(fn, '__name__', fn)} does not depend on {name} (from "
+                f"{min(seen)} to {max(seen)}), so no size is the largest. Give upper"
+            )
+        return held, found.fits and held <= limit
 
     return _search(trace, limit, lower, most, most if upper is not None else lower)
 

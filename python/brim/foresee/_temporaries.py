@@ -21,6 +21,29 @@ def bytes_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def of_encoder_layer(args: Any, keeps_scores: bool, of_product: int = 0) -> int:
+    """What `aten._transformer_encoder_layer_fwd` takes: attention, then the layers after it.
+
+    Args:
+        args: its arguments.
+        keeps_scores: whether attention makes the whole matrix.
+        of_product: what the product with the last weight takes.
+    """
+    x, heads, weight, mask = args[0], args[2], args[14], args[18] if len(args) > 18 else None
+    wide: int = bytes_of(x) // x.size(-1) * weight.size(0)
+    attention = of_attention(x, heads, keeps_scores, mask) + (bytes_of(x) if args[8] else 0)
+    return max(attention, wide + bytes_of(x) + of_product)
+
+
+def of_attention(x: torch.Tensor, heads: int, keeps_scores: bool, mask: Any) -> int:
+    """What `aten._native_multi_head_attention` takes: queries, keys, values, and the scores."""
+    scores = x.size(0) * heads * x.size(1) ** 2
+    size = 3 * bytes_of(x)
+    if mask is not None:  # for each score, and with another copy of the scores
+        return size - bytes_of(x) + scores * (2 * x.element_size() + 1)
+    return size + (scores * x.element_size() if keeps_scores else 0)
+
+
 class Temporaries(Protocol):
     """A table of such allocations on one kind of device."""
 

@@ -1,0 +1,138 @@
+"""Sizes foreseen: brim.largest_size, and maximize(foresee=True)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import brim
+
+from .test_estimate import adam, mlp
+
+
+def quadratic(n: int) -> None:
+    torch.zeros(1 << 20)
+    torch.zeros(n, n)
+
+
+def training_with(model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int) -> None:
+    optimizer.zero_grad()
+    model(torch.zeros(batch_size, 256)).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("upper", [None, 100_000])
+@pytest.mark.parametrize("budget", ["8MiB", "64MiB", "1GiB"])
+def test_largest_size_is_verified_and_at_least_97_percent(budget: str, upper: int | None) -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+
+    def step(batch_size: int) -> None:
+        training_with(model, optimizer, batch_size)
+
+    held = brim.memory_stats("cpu").allocated
+
+    def fits(work: Callable[[int], object], size: int) -> bool:
+        found = brim.estimate(work, size, device="cpu")
+        others = max(0, held - found.held_before)
+        return found.held_before + found.peak + others <= brim.parse_bytes(budget)
+
+    for work, name in ((step, "batch_size"), (quadratic, "n")):
+        size = brim.largest_size(work, name, budget, device="cpu", upper=upper)
+        assert fits(work, size)
+        assert size == upper or not fits(work, int(size / 0.97) + 1)
+
+
+def test_largest_size_is_0_where_nothing_fits_and_upper_where_all_does() -> None:
+    assert brim.largest_size(quadratic, "n", "1KiB", device="cpu") == 0
+    assert brim.largest_size(quadratic, "n", "100GiB", device="cpu", upper=7) == 7
+    with pytest.raises(ValueError, match="upper must not be below lower"):
+        brim.largest_size(quadratic, "n", "1GiB", device="cpu", lower=3, upper=2)
+
+
+def test_largest_size_of_what_does_not_grow_is_an_error_or_upper() -> None:
+    def work(n: int) -> None:
+        for _ in range(n):
+            torch.zeros(16)
+
+    with pytest.raises(brim.EstimateError, match=r"work does not depend on n .*Give upper"):
+        brim.largest_size(work, "n", "1GiB", device="cpu")
+    assert brim.largest_size(work, "n", "1GiB", device="cpu", upper=9) == 9
+
+
+def test_largest_size_for_a_gpu_that_is_not_there() -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+
+    def step(batch_size: int) -> None:
+        training_with(model, optimizer, batch_size)
+
+    size = brim.largest_size(step, "batch_size", "24GiB", device="cuda")
+    found = brim.estimate(step, size, device="cuda", capacity="24GiB")
+    assert found.fits
+    assert found.reserved > 0.9 * (24 << 30)
+
+
+def test_largest_size_where_sizes_beyond_all_data_need_the_same(held: int) -> None:
+    x = torch.zeros(4096, 64)
+
+    def repeated(n: int) -> None:
+        for part in x.split(n):
+            part.repeat(1, 64)
+
+    budget = held + x.nbytes + (16 << 20)
+    size = brim.largest_size(repeated, "n", budget, device="cpu", upper=1 << 20)
+    assert 0.97 * 1024 < size <= 1024
+
+
+def test_largest_size_counts_on_the_cache_being_released() -> None:
+    def growing(n: int) -> None:
+        for times in (1, 2, 3, 4):  # none of the cached blocks is large enough for the next
+            torch.empty(times * n, dtype=torch.uint8)
+
+    size = brim.largest_size(growing, "n", "1GiB", device="cuda", upper=1 << 30)
+    assert 0.97 * (1 << 28) < size <= 1 << 28
+
+
+# ---- maximize(foresee=True) ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", ["96MiB", "300MiB"])
+def test_the_first_call_starts_at_a_size_that_fits(budget: str) -> None:
+    model = mlp()
+    optimizer = adam(model.parameters())
+
+    @brim.maximize("batch_size", foresee=True, device="cpu")
+    def step(batch_size: int) -> int:
+        training_with(model, optimizer, batch_size)
+        return batch_size
+
+    with brim.budget(budget, device="cpu"):
+        size, attempts = step.record(1 << 20)
+        assert [attempt.fitted for attempt in attempts] == [True]
+        with pytest.raises(torch.OutOfMemoryError):
+            training_with(model, optimizer, int(size / 0.97) + 1)
+        later, attempts = step.record(1 << 20)
+        assert later >= size
+        assert all(attempt.fitted for attempt in attempts)
+
+
+def test_what_cannot_be_foreseen_runs_as_usual_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @brim.maximize("n", foresee=True, device="cpu")
+    def work(x: torch.Tensor, n: int) -> float:
+        return float(x[x > 0][:n].sum())
+
+    with caplog.at_level("INFO", logger="brim"):
+        assert work(torch.ones(4), 3) == 3.0
+    assert "cannot be foreseen" in caplog.text
+    assert "test_estimate_sizes.py" in caplog.text
+
+
+def test_foresee_takes_one_name() -> None:
+    with pytest.raises(ValueError, match="foresee takes one name"):
+        brim.maximize("a", "b", foresee=True)
