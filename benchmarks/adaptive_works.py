@@ -59,19 +59,23 @@ def _training(
     model: Callable[[], nn.Module],
     *shape: int,
     optimizer: type[torch.optim.Optimizer] | None = None,
+    keep_gradients: bool = False,
 ) -> Make:
+    """A training step. With `keep_gradients` the next one frees them when it begins."""
+
     def make(device: torch.device) -> Run:
         torch.manual_seed(0)
         net = model().to(device)
         steps = optimizer(net.parameters(), lr=1e-4) if optimizer else None  # type: ignore[call-arg]
 
         def run(size: int) -> None:
-            net.zero_grad()  # a try that failed may have left gradients
+            net.zero_grad()  # also what a try that failed has left
             out = net(torch.rand(size, *shape, device=device))
             (out[0] if isinstance(out, tuple) else out).sum().backward()
             if steps:
                 steps.step()
-            net.zero_grad()
+            if not keep_gradients:
+                net.zero_grad()
 
         run(1)  # the optimizer's state
         return run
@@ -81,6 +85,10 @@ def _training(
 
 def _mlp() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(6)))
+
+
+def _large_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
 
 
 def _cnn() -> nn.Module:
@@ -135,6 +143,17 @@ WORKS: dict[str, Make] = {
     "training, CNN": _training(_cnn, 3, 32, 32),
     "training, LSTM": _training(lambda: nn.LSTM(64, 64, 2, batch_first=True), 16, 64),
     "training, transformer": _training(_encoder, 32, 64),
+    **{
+        f"zero_grad first, {name}": _training(
+            model, *shape, optimizer=torch.optim.Adam, keep_gradients=True
+        )
+        for name, model, shape in (
+            ("MLP", _mlp, (256,)),
+            ("CNN", _cnn, (3, 32, 32)),
+            ("transformer", _encoder, (32, 64)),
+        )
+    },
+    "zero_grad first, large MLP": _training(_large_mlp, 1024, keep_gradients=True),
 }
 
 

@@ -1,5 +1,6 @@
 // A training step that fits whatever memory there is, with the gradients of the whole batch.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/rand.h>

@@ -5,6 +5,7 @@
 #include <brim/predict/memory_model.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 
 #include "bindings.h"
 #include "interpreter.h"
+#include "numbers.h"
 #include "sample_batching.h"
 #include "tensors.h"
 
@@ -127,17 +129,19 @@ SharedBatching in_order(const py::list& sizes, const py::list& costs, const py::
 }
 
 SharedBatching ordered(const py::list& sizes, const py::list& costs, const py::list& maxima,
-                       const py::object& indices, bool shuffle, const std::string& oversize) {
+                       const py::object& indices, bool shuffle, const std::string& oversize,
+                       std::int64_t batch_multiple) {
   const batching::Oversize what = oversize_argument(oversize);
   return in_order(sizes, costs, maxima, indices, shuffle, [&](AnyColumns columns, auto order) {
-    return batching::ordered_batching(std::move(columns), order, what);
+    return batching::ordered_batching(std::move(columns), order, what, batch_multiple);
   });
 }
 
 SharedBatching packed(const py::list& sizes, const py::list& costs, const py::list& maxima,
                       const py::object& indices, bool shuffle, std::optional<std::int64_t> window,
-                      const std::string& oversize) {
-  const batching::PackOptions options{.window = window, .oversize = oversize_argument(oversize)};
+                      const std::string& oversize, std::int64_t batch_multiple) {
+  const batching::PackOptions options{
+      .window = window, .oversize = oversize_argument(oversize), .batch_multiple = batch_multiple};
   return in_order(sizes, costs, maxima, indices, shuffle, [&](AnyColumns columns, auto order) {
     return batching::packed_batching(std::move(columns), order, options);
   });
@@ -146,7 +150,7 @@ SharedBatching packed(const py::list& sizes, const py::list& costs, const py::li
 SharedBatching bucketed(const py::object& bucket_sizes, std::vector<double> boundaries,
                         std::vector<std::int64_t> batch_sizes, const py::list& sizes,
                         const py::list& costs, const py::list& maxima, bool drop_last, bool shuffle,
-                        const std::string& oversize) {
+                        const std::string& oversize, std::int64_t batch_multiple) {
   Arguments arguments(sizes, costs, maxima);
   const at::Tensor deciding = column_argument("sizes", bucket_sizes);
   AnyColumns columns = arguments.columns(deciding);
@@ -154,7 +158,8 @@ SharedBatching bucketed(const py::object& bucket_sizes, std::vector<double> boun
                                   .batch_sizes = std::move(batch_sizes),
                                   .drop_last = drop_last,
                                   .shuffle = shuffle,
-                                  .oversize = oversize_argument(oversize)};
+                                  .oversize = oversize_argument(oversize),
+                                  .batch_multiple = batch_multiple};
   return make_batching(std::move(arguments), deciding, [&] {
     return deciding.is_floating_point()
                ? batching::bucket_batching(sizes_of<double>(deciding), std::move(columns),
@@ -189,19 +194,39 @@ py::tuple plan(const SampleBatching& batching, std::uint64_t seed, std::int64_t 
                         to_tensor(std::move(batches.indices)));
 }
 
-/// A budget from what Python code writes: the name of a cost or a memory model, and a number.
+/// What a Python function says that n samples padded to the longest cost. Batches are made without
+/// the GIL.
+Cost python_cost(const py::object& function) {
+  const auto release_with_gil = [](py::object* last) {
+    const py::gil_scoped_acquire gil;
+    delete last;
+  };
+  const std::shared_ptr<py::object> kept(new py::object(function), release_with_gil);
+  return Cost::priced([kept](std::int64_t count, double longest) {
+    const py::gil_scoped_acquire gil;
+    const bool whole = longest == std::floor(longest) && longest < 0x1p53;
+    const py::object size = whole ? py::object(py::int_(static_cast<std::int64_t>(longest)))
+                                  : py::object(py::float_(longest));
+    return real_number(invoke(*kept, count, size).ptr(), {"what cost returns"});
+  });
+}
+
+/// A budget from what Python code writes: the name of a cost, a function or a memory model, and a
+/// number.
 Limit limit_argument(const py::object& cost, const py::object& maximum) {
   const bool named = py::isinstance<py::str>(cost);
-  TORCH_CHECK_TYPE(named || py::isinstance<MemoryModel>(cost), "cost must be ", Cost::names(),
-                   " or a fitted MemoryModel, got ", text_of(py::repr(cost)));
+  const bool model = py::isinstance<MemoryModel>(cost);
+  TORCH_CHECK_TYPE(named || model || PyCallable_Check(cost.ptr()) != 0, "cost must be ",
+                   Cost::names(), ", a fitted MemoryModel or a function of the number of samples ",
+                   "and the longest, got ", text_of(py::repr(cost)));
   TORCH_CHECK_TYPE(PyNumber_Check(maximum.ptr()) != 0 && !PyComplex_Check(maximum.ptr()) &&
                        !py::isinstance<py::bool_>(maximum),
                    "max_total_size must be a positive number, got ", text_of(py::repr(maximum)));
-  const Cost kind = named ? Cost::named(text_of(cost)) : Cost::sum();
+  const Cost kind = named ? Cost::named(text_of(cost)) : model ? Cost::sum() : python_cost(cost);
   const Limit limit = PyIndex_Check(maximum.ptr()) != 0
                           ? Limit(kind, integer_argument("max_total_size", maximum))
                           : Limit(kind, py::float_(maximum).cast<double>());
-  return named ? limit : model_limit(cost.cast<const MemoryModel&>(), limit.whole());
+  return model ? model_limit(cost.cast<const MemoryModel&>(), limit.whole()) : limit;
 }
 
 }  // namespace
@@ -216,9 +241,16 @@ std::vector<Limit> limits_argument(const py::list& costs, const py::list& maxima
 }
 
 batching::Oversize oversize_argument(const std::string& oversize) {
-  TORCH_CHECK_VALUE(oversize == "leave_out" || oversize == "error",
-                    "oversize must be \"leave_out\" or \"error\", got \"", oversize, "\"");
-  return oversize == "error" ? batching::Oversize::error : batching::Oversize::leave_out;
+  using batching::Oversize;
+  for (const auto& [name, what] :
+       {std::pair("leave_out", Oversize::leave_out), std::pair("error", Oversize::error),
+        std::pair("alone", Oversize::alone), std::pair("truncate", Oversize::truncate)}) {
+    if (oversize == name) {
+      return what;
+    }
+  }
+  TORCH_CHECK_VALUE(false, "oversize must be \"leave_out\", \"error\", \"alone\" or \"truncate\", ",
+                    "got \"", oversize, "\"");
 }
 
 batching::Position position_argument(const py::object& cursor, const py::object& segments) {
@@ -321,12 +353,13 @@ void register_batching(py::module_& m) {
           py::arg("seed"), py::arg("world_size"), py::arg("cursor"), py::arg("segments"));
 
   m.def("ordered_batching", &ordered, py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
-        py::arg("indices"), py::arg("shuffle"), py::arg("oversize"));
+        py::arg("indices"), py::arg("shuffle"), py::arg("oversize"), py::arg("batch_multiple"));
   m.def("packed_batching", &packed, py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
-        py::arg("indices"), py::arg("shuffle"), py::arg("window"), py::arg("oversize"));
+        py::arg("indices"), py::arg("shuffle"), py::arg("window"), py::arg("oversize"),
+        py::arg("batch_multiple"));
   m.def("bucket_batching", &bucketed, py::arg("bucket_sizes"), py::arg("boundaries"),
         py::arg("batch_sizes"), py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
-        py::arg("drop_last"), py::arg("shuffle"), py::arg("oversize"));
+        py::arg("drop_last"), py::arg("shuffle"), py::arg("oversize"), py::arg("batch_multiple"));
   m.def("epoch_seed", &batching::epoch_seed, py::arg("seed"), py::arg("epoch"));
   m.attr("BatchIterator") = batch_iterator_type();
   register_sample_stream(m);

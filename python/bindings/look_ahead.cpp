@@ -16,9 +16,9 @@ namespace {
 class LookAheadStream {
  public:
   LookAheadStream(const py::iterable& samples, py::object sizeof_sample, const py::list& costs,
-                  const py::list& maxima, const batching::LookAheadOptions& options,
-                  batching::Ranks ranks)
-      : reader_(samples, std::move(sizeof_sample)),
+                  const py::list& maxima, std::size_t measured,
+                  const batching::LookAheadOptions& options, batching::Ranks ranks)
+      : reader_(samples, std::move(sizeof_sample), measured),
         stream_([this] { return reader_.read(); },
                 [this](const py::object& sample, std::span<double> sizes) {
                   reader_.measure(sample, sizes, stream_.samples_read());
@@ -37,8 +37,9 @@ class LookAheadStream {
 
 std::unique_ptr<LookAheadStream> make(const py::iterable& samples, py::object sizeof_sample,
                                       const py::list& costs, const py::list& maxima,
-                                      std::int64_t lookahead, std::vector<double> boundaries,
-                                      bool shuffle, std::uint64_t seed, const std::string& oversize,
+                                      std::size_t measured, std::int64_t lookahead,
+                                      std::vector<double> boundaries, bool shuffle,
+                                      std::uint64_t seed, const std::string& oversize,
                                       std::int64_t rank, std::int64_t world_size) {
   const batching::LookAheadOptions options{.samples = lookahead,
                                            .boundaries = std::move(boundaries),
@@ -46,7 +47,7 @@ std::unique_ptr<LookAheadStream> make(const py::iterable& samples, py::object si
                                            .seed = seed,
                                            .oversize = oversize_argument(oversize)};
   return std::make_unique<LookAheadStream>(samples, std::move(sizeof_sample), costs, maxima,
-                                           options, batching::Ranks{rank, world_size});
+                                           measured, options, batching::Ranks{rank, world_size});
 }
 
 }  // namespace
@@ -54,8 +55,9 @@ std::unique_ptr<LookAheadStream> make(const py::iterable& samples, py::object si
 void register_look_ahead(py::module_& m) {
   py::class_<LookAheadStream>(m, "LookAheadStream")
       .def(py::init(&make), py::arg("samples"), py::arg("sizeof"), py::arg("costs"),
-           py::arg("maxima"), py::arg("lookahead"), py::arg("boundaries"), py::arg("shuffle"),
-           py::arg("seed"), py::arg("oversize"), py::arg("rank"), py::arg("world_size"))
+           py::arg("maxima"), py::arg("measured"), py::arg("lookahead"), py::arg("boundaries"),
+           py::arg("shuffle"), py::arg("seed"), py::arg("oversize"), py::arg("rank"),
+           py::arg("world_size"))
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", &LookAheadStream::next)
       .def("skip", [](LookAheadStream& self) { return self.core().skip(); })

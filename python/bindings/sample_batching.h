@@ -19,12 +19,12 @@ struct SampleBatching {
 };
 
 /// Budgets from what Python code writes, equally many of both: the names of costs ("sum", "count",
-/// "padded", "padded_squared") or memory models, and numbers.
+/// "padded", "padded_squared"), memory models or functions, and numbers.
 /// @throws c10::ValueError / c10::TypeError naming the argument.
 std::vector<batching::Limit> limits_argument(const pybind11::list& costs,
                                              const pybind11::list& maxima);
 
-/// "leave_out" or "error". @throws c10::ValueError for others.
+/// "leave_out", "error", "alone" or "truncate". @throws c10::ValueError for others.
 batching::Oversize oversize_argument(const std::string& oversize);
 
 /// A position of a BatchStream as state_dict() writes it.

@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -17,8 +19,11 @@ namespace brim::python {
 /// Reads samples from a Python iterable and asks a Python function for their sizes.
 class SampleReader {
  public:
-  SampleReader(const pybind11::iterable& samples, pybind11::object sizeof_sample)
-      : samples_(pybind11::iter(samples)), sizeof_(std::move(sizeof_sample)) {}
+  /// @param measured COUNT of sizes that the function gives. Further ones, of limits that do not
+  ///     depend on a size, are 0.
+  SampleReader(const pybind11::iterable& samples, pybind11::object sizeof_sample,
+               std::size_t measured)
+      : samples_(pybind11::iter(samples)), sizeof_(std::move(sizeof_sample)), measured_(measured) {}
 
   /// Sizes are added up in double precision, which tells ints below 2^53 from the next.
   static pybind11::list within_exact(const pybind11::list& maxima) {
@@ -51,7 +56,9 @@ class SampleReader {
   }
 
   /// @param number of the sample, for errors.
-  void measure(const pybind11::object& sample, std::span<double> sizes, std::int64_t number) const {
+  void measure(const pybind11::object& sample, std::span<double> all, std::int64_t number) const {
+    std::fill(all.begin(), all.end(), 0.0);
+    const std::span<double> sizes = all.first(measured_);
     const auto size = pybind11::reinterpret_steal<pybind11::object>(
         PyObject_CallOneArg(sizeof_.ptr(), sample.ptr()));
     if (!size) {
@@ -78,6 +85,7 @@ class SampleReader {
  private:
   pybind11::iterator samples_;
   pybind11::object sizeof_;
+  std::size_t measured_;
 };
 
 }  // namespace brim::python

@@ -20,15 +20,15 @@ namespace {
 class SampleStream {
  public:
   SampleStream(const py::iterable& samples, py::object sizeof_sample, const py::list& costs,
-               const py::list& maxima, bool refuse_oversize, std::int64_t skip)
-      : reader_(samples, std::move(sizeof_sample)),
+               const py::list& maxima, std::size_t measured, const std::string& oversize,
+               std::int64_t skip)
+      : reader_(samples, std::move(sizeof_sample), measured),
         stream_([this] { return reader_.read(); },
                 [this](const py::object& sample, std::span<double> sizes) {
                   reader_.measure(sample, sizes, stream_.samples_read() - 1);
                 },
                 limits_argument(costs, SampleReader::within_exact(maxima)),
-                refuse_oversize ? batching::Oversize::error : batching::Oversize::leave_out, skip) {
-  }
+                oversize_argument(oversize), skip) {}
   SampleStream(const SampleStream&) = delete;
   SampleStream& operator=(const SampleStream&) = delete;
 
@@ -84,10 +84,10 @@ py::object indices_tensor(const py::iterable& indices) {
 
 void register_sample_stream(py::module_& m) {
   py::class_<SampleStream>(m, "SampleStream")
-      .def(py::init<const py::iterable&, py::object, const py::list&, const py::list&, bool,
-                    std::int64_t>(),
+      .def(py::init<const py::iterable&, py::object, const py::list&, const py::list&, std::size_t,
+                    const std::string&, std::int64_t>(),
            py::arg("samples"), py::arg("sizeof"), py::arg("costs"), py::arg("maxima"),
-           py::arg("refuse_oversize"), py::arg("skip"))
+           py::arg("measured"), py::arg("oversize"), py::arg("skip"))
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", &SampleStream::next)
       .def_property_readonly("read",
@@ -103,6 +103,17 @@ void register_sample_stream(py::module_& m) {
       "check_limits",
       [](const py::list& costs, const py::list& maxima) { limits_argument(costs, maxima); },
       py::arg("costs"), py::arg("maxima"));
+  m.def(
+      "largest_sizes",
+      [](const py::list& costs, const py::list& maxima, bool whole) {
+        py::list result;
+        for (const batching::Limit& limit : limits_argument(costs, maxima)) {
+          result.append(whole ? py::object(py::int_(limit.largest_whole_size()))
+                              : py::object(py::float_(limit.largest_real_size())));
+        }
+        return result;
+      },
+      py::arg("costs"), py::arg("maxima"), py::arg("whole"));
   m.def("sizes_tensor", &sizes_tensor, py::arg("sizes"), py::arg("name") = "sizes");
   m.def("indices_tensor", &indices_tensor, py::arg("indices"));
 }

@@ -405,8 +405,9 @@ class LookAheadStream:
         self,
         samples: Iterable[Any],
         sizeof: Callable[[Any], Any],
-        costs: Sequence[str | MemoryModel],
-        maxima: Sequence[float],
+        costs: list[Any],
+        maxima: list[Any],
+        measured: int,
         lookahead: int,
         boundaries: Sequence[float],
         shuffle: bool,
@@ -430,7 +431,8 @@ class SampleStream:
         sizeof: Callable[[Any], Any],
         costs: list[Any],
         maxima: list[Any],
-        refuse_oversize: bool,
+        measured: int,
+        oversize: str,
         skip: int,
     ) -> None: ...
     def __iter__(self) -> SampleStream: ...
@@ -448,6 +450,7 @@ def ordered_batching(
     indices: Tensor | None,
     shuffle: bool,
     oversize: str,
+    batch_multiple: int,
 ) -> SampleBatching: ...
 def packed_batching(
     sizes: list[Tensor],
@@ -457,6 +460,7 @@ def packed_batching(
     shuffle: bool,
     window: int | None,
     oversize: str,
+    batch_multiple: int,
 ) -> SampleBatching: ...
 def bucket_batching(
     bucket_sizes: Tensor,
@@ -468,9 +472,11 @@ def bucket_batching(
     drop_last: bool,
     shuffle: bool,
     oversize: str,
+    batch_multiple: int,
 ) -> SampleBatching: ...
 def epoch_seed(seed: int, epoch: int) -> int: ...
 def check_limits(costs: list[Any], maxima: list[Any]) -> None: ...
+def largest_sizes(costs: list[Any], maxima: list[Any], whole: bool) -> list[Any]: ...
 def sizes_tensor(sizes: Sequence[Any], name: str = "sizes") -> Tensor: ...
 def indices_tensor(indices: Iterable[int]) -> Tensor: ...
 def make_adaptive(

@@ -32,7 +32,11 @@ constexpr double kHeldBack = 1.0 / 200;
 // of reach at the end. Of little memory, no more than this share.
 constexpr double kSegment = 20.0 * (1 << 20);
 constexpr double kLargestSegmentShare = 1.0 / 16;
-// Where a failure contradicts the model, a fit this close to it is not left.
+// Work whose gaps took more than this share of its need has blocks that do not fit into each other.
+// In a model of CUDA's allocator such work ran out of memory at 86 to 99 % of the bytes.
+constexpr double kHasGaps = 0.03;
+constexpr double kShareOfGaps = 0.08;
+// A failure that the bytes do not explain is not approached any closer than this.
 constexpr double kNearFailure = 0.92;
 // With a single fit, a smaller step up than this shows too little. Then a smaller size is tried, so
 // much smaller.
@@ -45,8 +49,6 @@ constexpr double kSmallMargin = 1.0 / 4;
 
 // A calculated size this close to one that halving tries is not worth a failure of its own.
 constexpr double kBetterThanHalving = 1.02;
-
-bool shows_need(const Attempt& attempt) { return attempt.fitted() && attempt.need(); }
 
 }  // namespace
 
@@ -83,19 +85,31 @@ double SizeSearch::usable() const noexcept {
   return bytes;
 }
 
-std::optional<SizeSearch::Prediction> SizeSearch::predicted(double margin) const {
-  const Growth growth(known_);
+/// What a prediction leaves free of `bytes`.
+double SizeSearch::held_back(double bytes, double used, double margin) const {
+  if (options_.start == Start::probe) {
+    return margin * bytes;
+  }
+  if (options_.packs) {
+    return margin * (used < bytes ? bytes - used : bytes);
+  }
+  const bool gaps = std::ranges::any_of(known_, [](const Attempt& attempt) {
+    return static_cast<double>(attempt.unused) >
+           kHasGaps * static_cast<double>(attempt.need().value_or(0));
+  });
+  return std::max(std::max(margin, gaps ? kShareOfGaps : 0.0) * bytes,
+                  std::min(kSegment, kLargestSegmentShare * bytes));
+}
+
+std::optional<SizeSearch::Prediction> SizeSearch::predicted(const Growth& growth,
+                                                            double margin) const {
   const Attempt* fit = growth.largest_fit();
   double bytes = usable();
   if (fit == nullptr || bytes < 0) {
     return std::nullopt;
   }
-  const auto used = static_cast<double>(*fit->need());
+  bytes -= held_back(bytes, static_cast<double>(*fit->need()), margin);
   const bool probing = options_.start == Start::probe;
-  const bool packs = options_.packs && !probing;
-  const double coarse =
-      options_.packs || probing ? 0.0 : std::min(kSegment, kLargestSegmentShare * bytes);
-  bytes -= std::max(margin * (packs && used < bytes ? bytes - used : bytes), coarse);
   const auto [size, confirmed] = growth.largest_within(bytes, !probing);
   if (confirmed || !probing) {
     return Prediction{size, confirmed};
@@ -106,6 +120,14 @@ std::optional<SizeSearch::Prediction> SizeSearch::predicted(double margin) const
   const bool early = growth.fits() < 3 && best_ > 0 && failure_ == 0;
   const double least = early ? static_cast<double>(lattice(options_).above(best_)) : 0.0;
   return Prediction{std::max(std::min(size, most), least), false};
+}
+
+/// Whether the smallest failure had all the bytes that it asked for, but not in one piece.
+bool SizeSearch::failed_with_room() const {
+  return std::ranges::any_of(known_, [&](const Attempt& attempt) {
+    return !attempt.fitted() && attempt.size() == failure_ && attempt.need() &&
+           *attempt.need() <= available_;
+  });
 }
 
 std::int64_t SizeSearch::clamp(double size, std::int64_t low, std::int64_t high) const noexcept {
@@ -146,9 +168,9 @@ std::int64_t SizeSearch::hint() const noexcept {
 
 std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   if (options_.strategy == Strategy::predictive) {
-    const auto expected = predicted(options_.margin * kSmallMargin);
-    const bool one_fit = std::ranges::count_if(known_, shows_need) == 1;
-    const bool guess = one_fit && expected && !expected->confirmed;
+    const Growth growth(known_);
+    const auto expected = predicted(growth, options_.margin * kSmallMargin);
+    const bool guess = growth.fits() == 1 && expected && !expected->confirmed;
     // A single fit that nothing has failed beside says little about far larger sizes.
     if (expected && !(guess && std::ranges::all_of(known_, &Attempt::fitted))) {
       const auto best = static_cast<double>(best_);
@@ -156,15 +178,15 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
       // that out upwards, a slightly smaller size does, without a failure; unless failures show
       // that there is nothing to gain.
       if (guess && expected->size < kWorthLearning * best &&
-          Growth(known_).ceiling(usable()) > kWorthLearning * best) {
+          growth.ceiling(usable()) > kWorthLearning * best) {
         return clamp(kLearningShare * best, options_.lower, high);
       }
-      // A failure would cost the whole call: what fitted before is not left for the last percent.
-      const double size = (1 - kHeldBack) * expected->size;
-      if (best_ > 0 && failure_ != 0 && size >= static_cast<double>(failure_)) {
-        // The model does not see why that failed: fragments, or a need in steps.
-        return best >= kNearFailure * static_cast<double>(failure_) ? best_ : middle(high);
+      double size = (1 - kHeldBack) * expected->size;
+      if (failure_ != 0 && (size >= static_cast<double>(failure_) || failed_with_room())) {
+        // The model does not see why that failed: gaps, or a need in steps.
+        size = std::min(size, kNearFailure * static_cast<double>(failure_));
       }
+      // A failure would cost the whole call: what fitted before is not left for the last percent.
       const bool worth_it = size >= (1 + kWorthMoving) * best;
       return best_ > 0 && !worth_it ? best_ : clamp(size, std::max(best_, options_.lower), high);
     }
@@ -213,14 +235,15 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
   }
   // A guess at or below the best is answered by the step above it, which either fails, and the
   // search is over, or shows that there is more.
-  const auto guess = predicted(0.0);
+  const auto guess = predicted(Growth(known_), 0.0);
   return guess ? clamp(guess->size, lattice(options_).above(best_), high) : middle(high);
 }
 
 std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
-  auto expected = predicted(options_.margin);
+  const Growth growth(known_);
+  auto expected = predicted(growth, options_.margin);
   if (expected && best_ > 0 && expected->size <= kNearby * static_cast<double>(best_)) {
-    expected = predicted(options_.margin * kSmallMargin);
+    expected = predicted(growth, options_.margin * kSmallMargin);
   }
   const bool blind = !expected;
   if (best_ == 0 && failed_here_) {

@@ -1,5 +1,6 @@
 #include <brim/batching/batch_fill.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -13,6 +14,8 @@ using brim::detail::check_argument;
 struct BatchFill::Parts {
   Columns<double> columns;  // the fill refers to their limits
   detail::MultiFill<double> fill;
+
+  std::vector<double> largest = {};  // sizes that fit an empty batch, once asked for
 
   explicit Parts(Columns<double> of) : columns(std::move(of)), fill(columns) {}
 
@@ -50,6 +53,16 @@ bool BatchFill::fits(std::span<const double> sizes) const {
 }
 
 void BatchFill::add(std::span<const double> sizes) { parts_->fill.add(parts_->check(sizes)); }
+
+void BatchFill::truncate(std::span<double> sizes) const {
+  std::vector<double>& largest = parts_->largest;
+  for (std::size_t i = largest.size(); i < parts_->columns.size(); ++i) {
+    largest.push_back(parts_->columns[i].limit.largest_real_size());
+  }
+  (void)parts_->check(sizes);
+  std::transform(sizes.begin(), sizes.end(), largest.begin(), sizes.begin(),
+                 [](double size, double most) { return std::min(size, most); });
+}
 
 void BatchFill::clear() { parts_->fill.clear(); }
 

@@ -147,6 +147,21 @@ template <class T>
   return with_fill<T>(limit, [&](const auto& fill) { return fill.fits_alone(size); });
 }
 
+/// The largest size of a sample that fits by itself.
+template <class T>
+[[nodiscard]] T largest_fitting_size(const Limit& limit) {
+  if constexpr (std::is_same_v<T, double>) {
+    return limit.largest_real_size();
+  } else {
+    return limit.largest_whole_size();
+  }
+}
+
+/// How many samples a batch takes of `count` that fit.
+[[nodiscard]] inline std::size_t whole_multiple(std::size_t count, std::size_t multiple) {
+  return count < multiple ? count : count - count % multiple;
+}
+
 /// How full a batch is under several budgets at once.
 template <class T>
 class MultiFill {

@@ -31,8 +31,9 @@ template <class T>
 class BinPacking {
  public:
   /// Keeps a reference to `columns`.
-  explicit BinPacking(const Columns<T>& columns)
+  explicit BinPacking(const Columns<T>& columns, std::size_t batch_multiple = 1)
       : columns_(columns),
+        multiple_(static_cast<std::uint32_t>(batch_multiple)),
         // Batches limited by their number of samples alone are packed to save padding.
         padded_((columns.size() == 1 && columns[0].limit.cost().kind() == Cost::Kind::count) ||
                 std::any_of(columns.begin(), columns.end(), depends_on_longest)) {}
@@ -143,6 +144,13 @@ class BinPacking {
       while (end < most && (end == begin || fill.fits(size_of(from[end])))) {
         fill.add(size_of(from[end++]));
       }
+      const auto taken = begin + static_cast<std::uint32_t>(whole_multiple(end - begin, multiple_));
+      if (taken < end) {
+        fill.clear();
+        for (end = begin; end < taken; ++end) {
+          fill.add(size_of(from[end]));
+        }
+      }
       return end;
     };
     const auto close = [&](std::uint32_t end) {
@@ -172,7 +180,7 @@ class BinPacking {
     std::uint32_t begin = 0;
     if (shift) {
       const auto most = 1 + static_cast<std::uint32_t>(below(mix(~seed, 0), first));
-      begin = close(take(own_members_, 0, most));
+      begin = close(take(own_members_, 0, (most + multiple_ - 1) / multiple_ * multiple_));
     }
     while (begin < count) {
       const std::uint32_t end = take(own_members_, begin, count);
@@ -248,6 +256,7 @@ class BinPacking {
   }
 
   const Columns<T>& columns_;
+  std::uint32_t multiple_;  // that the COUNT of samples in a padded batch is of
   bool padded_;
   BestFitPacker<T> best_fit_;
   DescendingSort sort_;

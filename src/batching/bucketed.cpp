@@ -140,6 +140,14 @@ class BucketSource : public BatchSource {
         }
         // If all that was looked at fits, there may be more.
         if (taken < ahead || reader.look_ahead(2 * taken) == ahead) {
+          const std::size_t whole =
+              detail::whole_multiple(taken, static_cast<std::size_t>(options_.batch_multiple));
+          if (whole < taken) {
+            fill.clear();
+            for (taken = 0; taken < whole; ++taken) {
+              fill.add(at(sizes, taken));
+            }
+          }
           load = fill.load();
           return taken;
         }
@@ -217,6 +225,9 @@ class BucketBatching : public detail::TableBatching<T> {
       columns.push_back({sizes, Limit(Cost::count(), kNoLimit)});
     }
     check_argument(!columns.empty(), "buckets need batch_size or max_total_size");
+    check_argument(
+        detail::multiple_argument(options.batch_multiple) == 1 || options.batch_sizes.empty(),
+        "buckets take either batch_size or batch_multiple, not both");
     check_argument(!options.drop_last || !options.batch_sizes.empty(),
                    "drop_last needs batch_size: under max_total_size no batch has a size to reach");
     check_argument(columns[0].sizes.size() == sizes.size(),

@@ -1,12 +1,17 @@
 #include <brim/batching/cost.h>
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <memory>
 #include <sstream>
 #include <utility>
+#include <vector>
 
+#include "batching/batch_fill.h"
 #include "check_argument.h"
 
 namespace brim::batching {
@@ -26,6 +31,20 @@ constexpr const char* kNotPositive = "max_total_size must be a positive, finite 
 std::int64_t whole_part(double maximum) {
   return maximum >= 0x1p63 ? std::numeric_limits<std::int64_t>::max()
                            : static_cast<std::int64_t>(std::floor(maximum));
+}
+
+// More than fit any budget that holds; the search for a count ends there.
+constexpr std::int64_t kMostSamples = std::int64_t{1} << 40;
+
+/// The largest number below 2^63 that fits, where all below it do.
+template <class Fits>
+std::uint64_t largest_fitting(const Fits& fits) {
+  check_argument(fits(0), "no sample fits max_total_size, of whatever size");
+  std::uint64_t largest = 0;
+  for (std::uint64_t bit = std::uint64_t{1} << 62; bit > 0; bit >>= 1) {
+    largest += fits(largest + bit) ? bit : 0;
+  }
+  return largest;
 }
 
 }  // namespace
@@ -55,6 +74,56 @@ Cost Cost::custom(LargestCount largest_count, Price price) {
   return cost;
 }
 
+Cost Cost::priced(Price price) {
+  check_argument(static_cast<bool>(price), "a cost needs a price");
+  const auto checked = [price](std::int64_t count, double longest) {
+    const double cost = price(count, longest);
+    check_argument(cost >= 0 && std::isfinite(cost),
+                   "cost must give finite numbers that are not negative, got ", cost, " for ",
+                   count, " samples of size ", longest);
+    return cost;
+  };
+  const auto largest_count = [checked](double longest, double budget) {
+    std::int64_t fits = 0;
+    std::int64_t too_many = 1;
+    while (too_many < kMostSamples && checked(too_many, longest) <= budget) {
+      fits = too_many;
+      too_many *= 2;
+    }
+    while (too_many - fits > 1) {
+      const std::int64_t middle = fits + (too_many - fits) / 2;
+      (checked(middle, longest) <= budget ? fits : too_many) = middle;
+    }
+    return fits;
+  };
+  return custom(remembered(largest_count), checked);
+}
+
+Cost::LargestCount remembered(Cost::LargestCount largest_count) {
+  // An entry is the answer plus 1; 0 means not asked yet.
+  struct Answers {
+    std::atomic<double> budget = 0.0;  // 0 if none was asked for
+    std::vector<std::atomic<std::int64_t>> counts =
+        std::vector<std::atomic<std::int64_t>>(std::size_t{1} << 16);
+  };
+  return [answers = std::make_shared<Answers>(), ask = std::move(largest_count)](double longest,
+                                                                                 double budget) {
+    double first = 0.0;
+    const bool same = answers->budget.compare_exchange_strong(first, budget) || first == budget;
+    if (!same || longest >= static_cast<double>(answers->counts.size()) ||
+        longest != std::floor(longest)) {
+      return ask(longest, budget);
+    }
+    std::atomic<std::int64_t>& entry = answers->counts[static_cast<std::size_t>(longest)];
+    std::int64_t answer = entry.load(std::memory_order_relaxed);
+    if (answer == 0) {
+      answer = ask(longest, budget) + 1;
+      entry.store(answer, std::memory_order_relaxed);
+    }
+    return answer - 1;
+  };
+}
+
 Limit::Limit(Cost cost, std::int64_t maximum)
     : cost_(std::move(cost)), whole_(maximum), real_(static_cast<double>(maximum)) {
   check_argument(maximum > 0, kNotPositive, maximum);
@@ -67,6 +136,20 @@ Limit::Limit(Cost cost, std::int64_t maximum)
 Limit::Limit(Cost cost, double maximum) : cost_(std::move(cost)), whole_(0), real_(maximum) {
   check_argument(maximum > 0 && std::isfinite(maximum), kNotPositive, maximum);
   whole_ = whole_part(maximum);
+}
+
+std::int64_t Limit::largest_whole_size() const {
+  return static_cast<std::int64_t>(largest_fitting([&](std::uint64_t size) {
+    return detail::fits_alone(*this, static_cast<std::int64_t>(size));
+  }));
+}
+
+// Doubles that are not negative are in the order of their bits.
+double Limit::largest_real_size() const {
+  return std::bit_cast<double>(largest_fitting([&](std::uint64_t bits) {
+    const auto size = std::bit_cast<double>(bits);
+    return std::isfinite(size) && detail::fits_alone(*this, size);
+  }));
 }
 
 }  // namespace brim::batching

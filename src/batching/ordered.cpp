@@ -21,8 +21,8 @@ constexpr std::int64_t kLargestChunk = 16384;
 template <class T>
 class OrderedSource : public BatchSource {
  public:
-  OrderedSource(const SampleTable<T>& table, std::uint64_t seed)
-      : table_(table), permutation_(table.permutation(seed)) {}
+  OrderedSource(const SampleTable<T>& table, std::uint64_t seed, std::size_t batch_multiple)
+      : table_(table), permutation_(table.permutation(seed)), multiple_(batch_multiple) {}
 
   bool fill(Batches& block, std::int64_t /*world_size*/) override {
     const std::size_t before = block.count();
@@ -72,6 +72,17 @@ class OrderedSource : public BatchSource {
   std::int64_t batch(Batches& block, bool last) {
     return detail::with_fill(table_.columns(), [&, sizes = sizes_](auto fill, auto at) {
       std::size_t begin = 0;
+      // Returns how many of the samples up to `end` the batch takes; the fill is then of those.
+      const auto trim = [&](std::size_t end) {
+        const std::size_t taken = begin + detail::whole_multiple(end - begin, multiple_);
+        if (taken < end) {
+          fill.clear();
+          for (std::size_t i = begin; i < taken; ++i) {
+            fill.add(at(sizes, i));
+          }
+        }
+        return taken;
+      };
       const auto close = [&](std::size_t end) {
         block.indices.insert(block.indices.end(),
                              samples_.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -83,13 +94,18 @@ class OrderedSource : public BatchSource {
       for (std::size_t i = 0; i < count; ++i) {
         const auto size = at(sizes, i);
         if (i > begin && !fill.fits(size)) {
+          i = trim(i);
           close(i);
           fill.clear();
         }
-        fill.add(size);
+        fill.add(at(sizes, i));
       }
-      if (last && begin < count) {
-        close(count);
+      while (last && begin < count) {
+        close(trim(count));
+        fill.clear();
+        for (std::size_t i = begin; i < count; ++i) {
+          fill.add(at(sizes, i));
+        }
       }
       return static_cast<std::int64_t>(begin);
     });
@@ -102,25 +118,33 @@ class OrderedSource : public BatchSource {
   std::vector<std::int64_t> samples_;
   std::vector<T> gathered_;
   const T* sizes_ = nullptr;  // of samples_
+  std::size_t multiple_;      // that the COUNT of samples in a batch is of
 };
 
 template <class T>
 class OrderedBatching : public detail::TableBatching<T> {
  public:
-  using detail::TableBatching<T>::TableBatching;
+  OrderedBatching(Columns<T> columns, const Order& order, Oversize oversize,
+                  std::int64_t batch_multiple)
+      : detail::TableBatching<T>(std::move(columns), order, oversize),
+        batch_multiple_(detail::multiple_argument(batch_multiple)) {}
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
-    return std::make_unique<OrderedSource<T>>(this->table(), seed);
+    return std::make_unique<OrderedSource<T>>(this->table(), seed, batch_multiple_);
   }
+
+ private:
+  std::size_t batch_multiple_;
 };
 
 }  // namespace
 
-std::shared_ptr<const Batching> ordered_batching(AnyColumns columns, Order order,
-                                                 Oversize oversize) {
+std::shared_ptr<const Batching> ordered_batching(AnyColumns columns, Order order, Oversize oversize,
+                                                 std::int64_t batch_multiple) {
   return std::visit(
       [&]<class T>(Columns<T>& some) -> std::shared_ptr<const Batching> {
-        return std::make_shared<OrderedBatching<T>>(std::move(some), order, oversize);
+        return std::make_shared<OrderedBatching<T>>(std::move(some), order, oversize,
+                                                    batch_multiple);
       },
       columns);
 }

@@ -25,8 +25,12 @@ class PackedBatching : public detail::TableBatching<T> {
  public:
   PackedBatching(Columns<T> columns, const Order& order, const PackOptions& options)
       : detail::TableBatching<T>(std::move(columns), order, options.oversize),
-        window_(options.window.value_or(std::max<std::int64_t>(this->table().size(), 1))) {
+        window_(options.window.value_or(std::max<std::int64_t>(this->table().size(), 1))),
+        batch_multiple_(detail::multiple_argument(options.batch_multiple)) {
     detail::check_argument(window_ > 0, "window must be positive, got ", window_);
+    detail::check_argument(
+        batch_multiple_ == 1 || detail::BinPacking<T>(this->table().columns()).padded(),
+        "batch_multiple needs a cost that depends on the longest sample or on the count alone");
     if (this->table().shuffled()) {
       best_fit_ = smallest_share();
     }
@@ -34,7 +38,7 @@ class PackedBatching : public detail::TableBatching<T> {
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
     return std::make_unique<detail::PackedSource<T, const detail::SampleTable<T>>>(
-        this->table(), window_, best_fit_, seed);
+        this->table(), window_, best_fit_, seed, batch_multiple_);
   }
 
  private:
@@ -50,6 +54,13 @@ class PackedBatching : public detail::TableBatching<T> {
     std::vector<std::int64_t> samples(static_cast<std::size_t>(count));
     table.read(table.permutation(0), 0, samples);
     std::vector<T> sizes;
+    const auto over = [&](std::int64_t sample) {
+      table.gather({&sample, 1}, sizes);
+      return !detail::MultiFill<T>(table.columns()).fits_alone(sizes.data());
+    };
+    if (table.has_oversize()) {
+      std::erase_if(samples, over);
+    }
     table.gather(samples, sizes);
     const auto bins = [&](double share) {
       packing.pack(sizes, detail::mixing_of(samples.size(), share, 1));
@@ -62,6 +73,7 @@ class PackedBatching : public detail::TableBatching<T> {
   }
 
   std::int64_t window_;
+  std::size_t batch_multiple_;
   double best_fit_ = 1.0;  // the share of samples left to it
 };
 

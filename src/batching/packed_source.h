@@ -34,13 +34,14 @@ inline Mixing mixing_of(std::size_t samples, double best_fit, std::uint64_t seed
 template <class T, class Table>
 class PackedSource : public BatchSource {
  public:
-  PackedSource(Table& table, std::int64_t window, double best_fit, std::uint64_t seed)
+  PackedSource(Table& table, std::int64_t window, double best_fit, std::uint64_t seed,
+               std::size_t batch_multiple = 1)
       : table_(table),
         permutation_(table.permutation(seed)),
         seed_(seed),
         window_(window),
         best_fit_(best_fit),
-        packing_(table.columns()) {}
+        packing_(table.columns(), batch_multiple) {}
 
   bool fill(Batches& block, std::int64_t /*world_size*/) override {
     while (true) {
@@ -50,6 +51,9 @@ class PackedSource : public BatchSource {
       const std::int64_t count = unread - window_ < window_ / 2 ? unread : window_;
       const bool last = count == unread;
       read(count);
+      if (table_.has_oversize()) {
+        give_oversize(block);
+      }
       table_.gather(samples_, sizes_);
       merge_carried();
       packing_.pack(sizes_, mixing());
@@ -102,6 +106,25 @@ class PackedSource : public BatchSource {
     carried_count_ = carried_.size();
     carried_.clear();
     position_ += count;
+  }
+
+  // The packing takes only what fits. Each sample that does not has a batch of its own.
+  void give_oversize(Batches& block) {
+    MultiFill<T> fill(table_.columns());
+    const auto fits = [&](std::int64_t sample) {
+      table_.gather({&sample, 1}, sizes_);
+      return fill.fits_alone(sizes_.data());
+    };
+    const auto fresh = samples_.begin() + static_cast<std::ptrdiff_t>(carried_count_);
+    const auto over = std::stable_partition(fresh, samples_.end(), fits);
+    for (auto sample = over; sample != samples_.end(); ++sample) {
+      table_.gather({&*sample, 1}, sizes_);
+      fill.clear();
+      fill.add(sizes_.data());
+      block.indices.push_back(*sample);
+      block.close(fill.load());
+    }
+    samples_.erase(over, samples_.end());
   }
 
   // Carried samples are packed as one, so that they stay together in a batch that this window

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -29,6 +30,12 @@ using brim::detail::check_argument;
 template <class T>
 void check_lengths(const Columns<T>& columns);
 
+[[nodiscard]] inline std::size_t multiple_argument(std::int64_t batch_multiple) {
+  check_argument(batch_multiple >= 1 && batch_multiple < std::int64_t{1} << 31,
+                 "batch_multiple must be from 1 to 2^31 - 1, got ", batch_multiple);
+  return static_cast<std::size_t>(batch_multiple);
+}
+
 /// Checked sizes, and the samples among them that fit a budget, in the order asked for.
 template <class T>
 class SampleTable {
@@ -44,7 +51,12 @@ class SampleTable {
     given_ = indices_ ? static_cast<std::int64_t>(indices_->size())
                       : static_cast<std::int64_t>(columns_[0].sizes.size());
     if (!all_fit) {
-      keep_what_fits(oversize);
+      alone_ = oversize == Oversize::alone;
+      if (oversize == Oversize::truncate) {
+        truncate();
+      } else if (!alone_) {
+        keep_what_fits(oversize);
+      }
     }
   }
 
@@ -56,6 +68,8 @@ class SampleTable {
   }
   [[nodiscard]] const std::vector<LeftOut>& left_out() const { return left_out_; }
   [[nodiscard]] bool shuffled() const { return shuffle_; }
+  /// Whether samples may exceed the budget by themselves; each is then in a batch of its own.
+  [[nodiscard]] bool has_oversize() const { return alone_; }
 
   [[nodiscard]] Permutation permutation(std::uint64_t seed) const {
     return shuffle_ ? Permutation(static_cast<std::uint64_t>(size()), seed) : Permutation();
@@ -152,6 +166,18 @@ class SampleTable {
     }
   }
 
+  void truncate() {
+    for (Column<T>& column : columns_) {
+      const T largest = largest_fitting_size<T>(column.limit);
+      std::vector<T>& own = truncated_.emplace_back(column.sizes.size());
+      column.sizes.visit([&](auto stored) {
+        std::transform(stored.begin(), stored.end(), own.begin(),
+                       [=](auto size) { return std::min(static_cast<T>(size), largest); });
+      });
+      column.sizes = own;
+    }
+  }
+
   void keep_what_fits(Oversize oversize) {
     kept_.reserve(static_cast<std::size_t>(given_));
     for (std::int64_t i = 0; i < given_; ++i) {
@@ -178,6 +204,8 @@ class SampleTable {
   std::optional<std::span<const std::int64_t>> indices_;
   bool shuffle_;
   std::int64_t given_ = 0;
+  bool alone_ = false;
+  std::deque<std::vector<T>> truncated_;  // sizes of columns, if some are truncated
   std::vector<std::int64_t> kept_;
   std::vector<LeftOut> left_out_;
 };

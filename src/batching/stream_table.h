@@ -31,6 +31,9 @@ class StreamTable {
         row_(limits.size()) {
     for (Limit& limit : limits) {
       columns_.push_back({{}, std::move(limit)});
+      if (oversize_ == Oversize::truncate) {
+        largest_.push_back(columns_.back().limit.largest_real_size());
+      }
     }
     alone_.emplace(columns_);
   }
@@ -41,7 +44,7 @@ class StreamTable {
   /// Reads until there are this many samples to be batched, or no more.
   void look_ahead(std::int64_t samples) {
     while (!ended_ && size() < samples + margin_) {
-      ended_ = !read_(row_);
+      ended_ = !read_row();
       if (!ended_) {
         take_row();
       }
@@ -50,7 +53,7 @@ class StreamTable {
 
   [[nodiscard]] const Columns<double>& columns() const { return columns_; }
   [[nodiscard]] bool shuffled() const { return shuffle_; }
-  [[nodiscard]] bool ended() const { return ended_; }
+  [[nodiscard]] bool has_oversize() const { return oversize_ == Oversize::alone; }
   [[nodiscard]] static Permutation permutation(std::uint64_t /*seed*/) { return {}; }
   /// COUNT of samples to be batched that were read so far.
   [[nodiscard]] std::int64_t size() const {
@@ -99,7 +102,7 @@ class StreamTable {
     auto next = wanted.begin();
     for (; samples_read_ < sample; ++samples_read_) {
       const bool keep = next != wanted.end() && *next == samples_read_;
-      check_argument(read_(keep ? std::span(row_) : std::span<double>()),
+      check_argument(keep ? read_row() : read_({}),
                      "the state is of other samples: it stands at sample ", sample,
                      ", and there are only ", samples_read_);
       if (samples_read_ >= first_sample_) {
@@ -113,12 +116,20 @@ class StreamTable {
   [[nodiscard]] const std::vector<LeftOut>& left_out() const { return left_out_; }
 
  private:
+  bool read_row() {
+    const bool more = read_(row_);
+    for (std::size_t c = 0; more && c < largest_.size(); ++c) {
+      row_[c] = std::min(row_[c], largest_[c]);
+    }
+    return more;
+  }
+
   void take_row() {
     const std::int64_t sample = samples_read_++;
     sizes_.push_back(row_);
     const bool inside =
         boundaries_.empty() || (row_[0] >= boundaries_.front() && row_[0] < boundaries_.back());
-    if (!alone_->fits_alone(row_.data())) {
+    if (oversize_ != Oversize::alone && !alone_->fits_alone(row_.data())) {
       refuse_if_asked(sample);
       left_out_.push_back({sample, LeftOutReason::over_budget});
     } else if (!inside) {
@@ -144,8 +155,9 @@ class StreamTable {
   bool shuffle_;
   std::vector<double> boundaries_;  // of buckets, if there are any
   std::int64_t margin_ = 0;
-  std::vector<double> row_;  // of the last sample
-  Columns<double> columns_;  // without sizes
+  std::vector<double> row_;      // of the last sample
+  std::vector<double> largest_;  // sizes, if larger ones are truncated
+  Columns<double> columns_;      // without sizes
   std::optional<MultiFill<double>> alone_;
   std::deque<std::vector<double>> sizes_;  // from sample first_sample_ on
   std::deque<std::int64_t> places_;        // samples to be batched, from first_place_ on

@@ -58,15 +58,23 @@ CalledOff read_called_off(c10d::Store& store) {
 
 }  // namespace
 
+struct GroupChannel::Program {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+
+  /// Ends its collectives, where its backend can.
+  void abort() const {
+    if (const auto there = group.lock()) {
+      there->abort();
+    }
+  }
+};
+
 /// Looks into the store now and then while work with collectives inside runs. Has a connection of
 /// its own, and remembers what it read: the store may end with the rank that called the work off.
 class GroupChannel::Watcher {
  public:
-  Watcher(c10d::Store& store, c10::intrusive_ptr<c10d::ProcessGroup> program, std::int64_t rank)
-      : store_(store.clone()),
-        program_(std::move(program)),
-        rank_(rank),
-        thread_([this] { run(); }) {}
+  Watcher(c10d::Store& store, const Program& program, std::int64_t rank)
+      : store_(store.clone()), program_(program), rank_(rank), thread_([this] { run(); }) {}
   ~Watcher() {
     {
       const std::lock_guard lock(mutex_);
@@ -123,9 +131,7 @@ class GroupChannel::Watcher {
       }
       if (!own) {
         store_->set(c10::str("seen/", rank_), "1");
-        if (program_) {
-          program_->abort();
-        }
+        program_.abort();
       }
     } catch (const std::exception&) {
       // The process that had the store is gone, which ends this job anyway.
@@ -134,7 +140,7 @@ class GroupChannel::Watcher {
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<c10d::ProcessGroup> program_;
+  const Program& program_;
   std::int64_t rank_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -146,20 +152,24 @@ class GroupChannel::Watcher {
 
 GroupChannel::GroupChannel(c10::intrusive_ptr<c10d::Backend> messages,
                            c10::intrusive_ptr<c10d::Store> store,
-                           c10::intrusive_ptr<c10d::ProcessGroup> program)
+                           const c10::intrusive_ptr<c10d::ProcessGroup>& program)
     : rank_(messages->getRank()),
       ranks_(messages->getSize()),
       messages_(std::move(messages)),
       store_(std::move(store)),
-      program_(std::move(program)) {}
+      program_(new Program{c10::weak_intrusive_ptr<c10d::ProcessGroup>(program)}) {}
 
-GroupChannel::~GroupChannel() = default;
+GroupChannel::~GroupChannel() { close(); }
 
 void GroupChannel::close() noexcept {
-  waiting([&] {
-    watcher_.reset();
-    messages_.reset();  // joins its threads
-  });
+  try {
+    waiting([&] {
+      watcher_.reset();
+      messages_.reset();  // joins its threads
+    });
+  } catch (...) {
+    // Ctrl-C while it waited: the connections are closed all the same.
+  }
 }
 
 std::int64_t GroupChannel::rank() const { return rank_; }
@@ -241,7 +251,7 @@ void GroupChannel::lost(const std::string& why) {
 
 void GroupChannel::watch(bool on) {
   if (!watcher_ && on && messages_) {
-    watcher_ = std::make_unique<Watcher>(*store_, program_, rank_);
+    watcher_ = std::make_unique<Watcher>(*store_, *program_, rank_);
   }
   if (watcher_) {
     watcher_->set(on);
@@ -255,9 +265,7 @@ void GroupChannel::call_off(const std::string& reason) noexcept {
     waiting([&] {
       store_->compareSet(kCalledOff, "", c10::str(rank_, " ", reason));
       missing(*store_, "seen/", rank_, ranks_, kPatience);
-      if (program_) {
-        program_->abort();
-      }
+      program_->abort();
     });
   } catch (const std::exception&) {
     // The other ranks notice that this one ends.

@@ -46,7 +46,7 @@ MemoryStats AcceleratorBackend::stats(c10::Device device) {
 
 PeakReading AcceleratorBackend::peak(c10::Device device) {
   const auto allocated = device_stats(device).allocated_bytes[kAggregate];
-  return {allocated.peak, allocated.current};
+  return {allocated.peak, allocated.current, allocated.current};
 }
 
 PeakReading AcceleratorBackend::take_peak(c10::Device device) {

@@ -33,11 +33,11 @@ class DeviceBackend {
   struct Room {
     std::int64_t allocated = 0;
     std::int64_t free = 0;
+    std::int64_t reserved = 0;  ///< taken by a caching allocator, 0 where there is none
   };
   virtual Room headroom(c10::Device device) {
     const MemoryStats now = stats(device);
-    // What lies between live blocks serves small requests only.
-    return {now.allocated, now.free > now.inactive_split ? now.free - now.inactive_split : 0};
+    return {now.allocated, now.free, now.reserved};
   }
 
   /// Bytes that the device has for this process when no budget is set.

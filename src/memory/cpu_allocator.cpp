@@ -87,6 +87,7 @@ void CpuAllocator::in_forked_child() {
   ++self.process_;
   bytes_held.store(0);
   self.peak_.store(0);
+  self.low_.store(0);
   forget_host_limit_after_fork();
 }
 
@@ -179,13 +180,22 @@ void CpuAllocator::raise_peak(std::int64_t candidate) {
   }
 }
 
+void CpuAllocator::lower_low(std::int64_t candidate) {
+  std::int64_t low = low_.load(std::memory_order_relaxed);
+  while (candidate < low &&
+         !low_.compare_exchange_weak(low, candidate, std::memory_order_relaxed)) {
+  }
+}
+
 PeakReading CpuAllocator::take_peak() {
   const std::int64_t now = allocated();
   const std::int64_t peak = peak_.exchange(now, std::memory_order_relaxed);
-  // An allocation between the two lines above has its peak in `peak`; if it is still held, it
-  // counts from here too.
+  const std::int64_t low = low_.exchange(now, std::memory_order_relaxed);
+  // An allocation between the lines above has its peak in `peak`; if it is still held, it counts
+  // from here too. Likewise what was freed.
   raise_peak(allocated());
-  return {std::max(peak, now), now};
+  lower_low(allocated());
+  return {std::max(peak, now), now, std::min(low, now)};
 }
 
 void CpuAllocator::free_block(void* data) {

@@ -3,6 +3,7 @@
 #include <brim/export.h>
 #include <c10/core/Allocator.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -21,10 +22,11 @@ class AllocationGate {
   ~AllocationGate() = default;
 };
 
-/// The most bytes held since the last reset, and the bytes held now.
+/// The most and the least bytes held since the last reset, and the bytes held now.
 struct PeakReading {
   std::int64_t peak = 0;
   std::int64_t current = 0;
+  std::int64_t low = 0;  ///< `current` where the allocator does not keep it
 };
 
 /// torch's CPU allocator with a count of every byte, a limit, and gates.
@@ -59,7 +61,12 @@ class CpuAllocator final : public c10::Allocator {
   void copy_data(void* dest, const void* src, std::size_t count) const override;
 
   static std::int64_t allocated() { return bytes_held.load(std::memory_order_relaxed); }
-  std::int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
+  /// An allocation in progress on another thread is in the count a moment before it is in the peak.
+  PeakReading peak() const {
+    const std::int64_t now = allocated();
+    return {std::max(peak_.load(std::memory_order_relaxed), now), now,
+            std::min(low_.load(std::memory_order_relaxed), now)};
+  }
 
   /// Reads the peak and starts a new one at the bytes held now. No peak is lost to a concurrent
   /// allocation: it is either in the sample or in the peak that follows.
@@ -78,8 +85,11 @@ class CpuAllocator final : public c10::Allocator {
   static void free_block(void* data);
   static void in_forked_child();
   void reserve(std::int64_t bytes);
-  void release(std::int64_t bytes) { bytes_held.fetch_sub(bytes, std::memory_order_relaxed); }
+  void release(std::int64_t bytes) {
+    lower_low(bytes_held.fetch_sub(bytes, std::memory_order_relaxed) - bytes);
+  }
   void raise_peak(std::int64_t candidate);
+  void lower_low(std::int64_t candidate);
   bool admitted(std::size_t bytes);
 
   // Static, and read without ordering: each adaptive call asks for them.
@@ -87,6 +97,7 @@ class CpuAllocator final : public c10::Allocator {
   static inline constinit std::atomic<std::int64_t> bytes_held{0};
 
   std::atomic<std::int64_t> peak_{0};
+  std::atomic<std::int64_t> low_{0};
   std::atomic<std::int64_t> limit_{kUnlimited};
   std::size_t process_ = 0;  // tells this process' blocks from those that it inherited
 

@@ -16,7 +16,7 @@ class CpuBackend final : public DeviceBackend {
     const CpuAllocator& allocator = CpuAllocator::instance();
     MemoryStats stats;
     stats.allocated = allocator.allocated();
-    stats.peak = allocator.peak();
+    stats.peak = allocator.peak().peak;
     stats.reserved = host.resident;
     stats.limit = std::min(host.limit(), allocator.limit());
     const std::int64_t left_of_budget =
@@ -31,16 +31,10 @@ class CpuBackend final : public DeviceBackend {
     const CpuAllocator& allocator = CpuAllocator::instance();
     const std::int64_t allocated = allocator.allocated();
     const std::int64_t left_of_budget = std::max<std::int64_t>(allocator.limit() - allocated, 0);
-    return {allocated, std::min(recent_host_room(allocated), left_of_budget)};
+    return {.allocated = allocated, .free = std::min(recent_host_room(allocated), left_of_budget)};
   }
 
-  PeakReading peak(c10::Device /*device*/) override {
-    // An allocation in progress on another thread is in the count a moment before it is in the
-    // peak.
-    const CpuAllocator& allocator = CpuAllocator::instance();
-    const std::int64_t now = allocator.allocated();
-    return {std::max(allocator.peak(), now), now};
-  }
+  PeakReading peak(c10::Device /*device*/) override { return CpuAllocator::instance().peak(); }
 
   PeakReading take_peak(c10::Device /*device*/) override {
     return CpuAllocator::instance().take_peak();

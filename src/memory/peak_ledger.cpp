@@ -24,7 +24,7 @@ void in_forked_child() {
   Ledger& book = ledger();
   for (PeakEntry* entry : book.open) {
     if (entry->device.is_cpu()) {
-      entry->start = entry->highest = entry->end = 0;
+      entry->start = entry->highest = entry->lowest = entry->end = 0;
     }
   }
   book.highest.erase(c10::Device(c10::DeviceType::CPU));
@@ -39,12 +39,17 @@ Ledger& ledger() {
   return *instance;
 }
 
+void add(PeakEntry& entry, const PeakReading& sample) {
+  entry.highest = std::max(entry.highest, sample.peak);
+  entry.lowest = std::min(entry.lowest, sample.low);
+}
+
 /// Resets the allocator's peak and credits it to every open entry. The caller holds the lock.
 PeakReading fold(Ledger& book, c10::Device device) {
   const PeakReading sample = backend_for(device).take_peak(device);
   for (PeakEntry* entry : book.open) {
     if (entry->device == device) {
-      entry->highest = std::max(entry->highest, sample.peak);
+      add(*entry, sample);
     }
   }
   auto& highest = book.highest[device];
@@ -59,7 +64,7 @@ void open(PeakEntry& entry) {
   Ledger& book = ledger();
   const std::lock_guard lock(book.mutex);
   const PeakReading sample = fold(book, entry.device);
-  entry.start = entry.highest = entry.end = sample.current;
+  entry.start = entry.highest = entry.lowest = entry.end = sample.current;
   book.open.push_back(&entry);
 }
 
@@ -69,7 +74,7 @@ void close(PeakEntry& entry) noexcept {
   std::erase(book.open, &entry);
   try {
     const PeakReading sample = backend_for(entry.device).peak(entry.device);
-    entry.highest = std::max(entry.highest, sample.peak);
+    add(entry, sample);
     entry.end = sample.current;
   } catch (...) {
     // The device is in an error state that has been reported elsewhere; the last known figures
@@ -82,7 +87,7 @@ PeakEntry read(const PeakEntry& entry) {
   const std::lock_guard lock(book.mutex);
   const PeakReading sample = backend_for(entry.device).peak(entry.device);
   PeakEntry now = entry;
-  now.highest = std::max(entry.highest, sample.peak);
+  add(now, sample);
   now.end = sample.current;
   return now;
 }

@@ -11,6 +11,7 @@ struct PeakEntry {
   c10::Device device = c10::DeviceType::CPU;
   std::int64_t start = 0;    ///< held when the meter was opened
   std::int64_t highest = 0;  ///< the most held since then
+  std::int64_t lowest = 0;   ///< the least held since then
   std::int64_t end = 0;      ///< held when it was closed
 };
 

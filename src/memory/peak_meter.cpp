@@ -75,6 +75,11 @@ std::int64_t PeakMeter::left(std::optional<c10::Device> device) const {
   return read.end - read.start;
 }
 
+std::int64_t PeakMeter::freed(std::optional<c10::Device> device) const {
+  const PeakEntry read = now(device);
+  return read.start - read.lowest;
+}
+
 std::vector<c10::Device> PeakMeter::devices() const {
   std::vector<c10::Device> devices;
   devices.reserve(count_);

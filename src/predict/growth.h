@@ -43,7 +43,7 @@ class Growth {
     double guess;  ///< the largest size that fits if one tensor makes up the need; 0: unlikely
   };
 
-  /// From the failure at `size` and the next larger one. Empty if the bytes of that failure are
+  /// From the failure at `size` and those at larger sizes. Empty if the bytes of that failure are
   /// missing or do not explain it.
   ///
   /// A failure's bytes are a lower bound of the need. They are the need itself only where one

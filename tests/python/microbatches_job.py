@@ -37,6 +37,7 @@ class Net(nn.Module):
         self.first, self.last, self.unused = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(2, 2)
         self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
         self.dropout = nn.Dropout(dropout)
+        self.register_buffer("one", torch.ones(1))  # DDP sends buffers in forward
         self.double()
 
     def forward(self, x: torch.Tensor, expert: int = 0) -> torch.Tensor:
@@ -132,17 +133,19 @@ def counts(rank: int) -> Any:
 
 @case
 def failures(rank: int) -> Any:
-    """Rank 1 runs out of memory at each of its allocations in turn."""
+    """Rank 1 runs out of memory at each of its allocations in turn, under DDP."""
 
     def run(size: int, at: int) -> tuple[Any, int, int]:
-        model = net(dropout=0.3)
-        model.last.weight.grad = torch.ones_like(model.last.weight)
+        inner = net(dropout=0.3)
+        inner.last.weight.grad = torch.ones_like(inner.last.weight)
+        model = DistributedDataParallel(inner)
         step = brim.Microbatches(
             lambda part: mse_loss(model(part[0]), part[1]), model=model, ranks=True, size=size
         )
         torch.manual_seed(rank)
+        batch = batch_of(rank)
         with brim.testing.inject_oom(at=at if rank == 1 else 2**40) as injector:
-            loss = step(batch_of(rank))
+            loss = step(batch)
         return result(model, loss), step.size, injector.allocations
 
     without = {size: run(size, 2**40)[0] for size in (4, 3, 2, 1)}
@@ -182,6 +185,33 @@ def budgets(rank: int) -> Any:
         assert w.weight.grad is not None
         found.append({"sizes": sizes, "gradient": w.weight.grad[0, 0].item()})
     return found
+
+
+@case
+def fully_sharded(rank: int) -> Any:
+    """FSDP2 reduces its gradients itself, part by part."""
+    from torch.distributed.fsdp import fully_shard
+
+    def layers() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+    model = layers()
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    x = torch.rand(2, 8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    step = brim.Microbatches(
+        lambda part: model(part).square().mean(),
+        model=model,
+        ranks=True,
+        collectives="inside",
+        size=3,
+    )
+    for _ in range(2):  # the gradients of both add up
+        step(x[rank])
+    plain = layers()
+    (2 * plain(x.flatten(0, 1)).square().mean()).backward()
+    found = [p.grad.full_tensor().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
+    return found, gradients(plain)
 
 
 @case

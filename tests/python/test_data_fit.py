@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import math
 import random
 import statistics
@@ -508,3 +509,57 @@ def test_no_batch_of_a_random_network_is_over_the_budget() -> None:
 @pytest.mark.slow
 def test_no_batch_of_500_random_networks_is_over_the_budget() -> None:
     check_all(network_outcomes(range(500)))
+
+
+# ---------------------------------------------------------------- a job that is restarted
+
+
+@pytest.mark.parametrize("cost", ["padded", "sum"])
+@pytest.mark.parametrize("sampler", [SizeAwareBatchSampler, PackedBatchSampler])
+def test_a_restarted_job_goes_on_with_the_model_of_its_state(
+    sampler: Any, cost: str, held: int
+) -> None:
+    def fit(work: Any, **options: Any) -> Any:
+        options = {"cost": cost, "shuffle": True, "seed": 1, **options}
+        return sampler.fit(DATA, work, LENGTHS, held + 2**20, "cpu", **options)
+
+    class More(Work):
+        """Needs a little more, so that its model is another."""
+
+        def __call__(self, batch: Any) -> None:
+            kept = torch.zeros(10_000)
+            super().__call__(batch)
+            del kept
+
+    stopped = fit(Work())
+    running = iter(stopped)
+    done = [next(running) for _ in range(3)]
+    state = json.loads(json.dumps(stopped.state_dict()))
+    rest = list(running)
+
+    restarted = fit(More())
+    assert restarted.model.state_dict() != stopped.model.state_dict()
+    restarted.load_state_dict(state)
+    assert restarted.max_total_size == stopped.max_total_size
+    assert list(restarted) == rest
+
+    unmeasured = fit(None, state=state)  # the work is not called
+    assert unmeasured.model.state_dict() == stopped.model.state_dict()
+    assert list(unmeasured) == rest
+    shares = [fit(None, state=state, rank=rank, world_size=3) for rank in range(3)]
+    given = itertools.chain(done, *shares)
+    assert sorted(itertools.chain.from_iterable(given)) == list(range(300))
+
+
+def test_a_state_of_another_fit_is_refused(held: int) -> None:
+    made = PackedBatchSampler.fit(DATA, Work(), LENGTHS, held + 2**20, "cpu")
+    state = made.state_dict()
+    other = PackedBatchSampler.fit(DATA, Work(), LENGTHS, held + 2**21, "cpu")
+    maximum = other.max_total_size
+    with pytest.raises(ValueError, match=r"its budget is .*, here it is"):
+        other.load_state_dict(state)
+    with pytest.raises(ValueError, match="its window is 10000, here it is 7"):
+        PackedBatchSampler.fit(DATA, Work(), LENGTHS, held + 2**20, "cpu", window=7, state=state)
+    with pytest.raises(ValueError, match=r"lacks \['fitted'\]"):
+        other.load_state_dict(PackedBatchSampler(LENGTHS, 100).state_dict())
+    assert other.max_total_size == maximum

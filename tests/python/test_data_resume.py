@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from brim.data import BucketBatchSampler, SizeAwareBatchSampler, size_aware_batching
+from brim.data import (
+    BucketBatchSampler,
+    PackedBatchSampler,
+    SizeAwareBatchSampler,
+    size_aware_batching,
+)
 
 
 def test_report_after_loading_is_of_what_is_left_and_names_what_ranks_cannot_share() -> None:
@@ -66,3 +72,45 @@ def test_batch_sizes_may_be_an_array() -> None:
 def test_a_numpy_function_is_a_callable_and_no_array() -> None:
     numpy = pytest.importorskip("numpy")
     assert list(SizeAwareBatchSampler(range(3), numpy.size, 2)) == [[0, 1], [2]]
+
+
+SIZES = [(13 * i) % 29 + 1 for i in range(1000)]
+ELASTIC: dict[str, Callable[..., Any]] = {
+    "ordered": lambda **o: SizeAwareBatchSampler(range(1000), SIZES, 60, **o),
+    "ordered, shuffled": lambda **o: SizeAwareBatchSampler(
+        range(1000), SIZES, 60, shuffle=True, seed=2, **o
+    ),
+    "packed": lambda **o: PackedBatchSampler(SIZES, 60, window=100, **o),
+    "packed, shuffled": lambda **o: PackedBatchSampler(SIZES, 60, window=100, shuffle=True, **o),
+    "packed, padded": lambda **o: PackedBatchSampler(
+        SIZES, 90, window=100, shuffle=True, cost="padded", **o
+    ),
+    "bucket": lambda **o: BucketBatchSampler(SIZES, [0, 8, 16, 30], max_total_size=90, seed=2, **o),
+    "bucket, counts": lambda **o: BucketBatchSampler(
+        SIZES, [0, 8, 16, 30], batch_size=[8, 4, 2], seed=2, **o
+    ),
+}
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (4, 3), (4, 2, 3), (3, 4, 1)], ids=str)
+@pytest.mark.parametrize("kind", ELASTIC)
+def test_restarts_with_other_world_sizes_lose_and_repeat_nothing(
+    kind: str, sizes: tuple[int, ...]
+) -> None:
+    make = ELASTIC[kind]
+    for steps in (0, 1, 7, 24):
+        used: list[int] = []
+        state = None
+        for phase, world_size in enumerate(sizes):
+            states = []
+            for rank in range(world_size):
+                sampler = make(rank=rank, world_size=world_size)
+                if state is not None:
+                    sampler.load_state_dict(state)
+                last = phase == len(sizes) - 1
+                for batch in itertools.islice(sampler, None if last else steps):
+                    used += batch
+                states.append(sampler.state_dict())
+            assert all(other == states[0] for other in states)
+            state = states[0]
+        assert sorted(used) == list(range(1000))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -258,20 +257,15 @@ MODELS: dict[str, Callable[[], Step]] = {
 }
 
 
-# What oneDNN takes for these is known on aarch64 only.
-ONEDNN = {"ResNet-like", "depthwise", "ViT-like", "LSTM", "GRU"}
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_peak_on_the_cpu_is_within_1_percent_of_the_measured_one(name: str) -> None:
     torch.manual_seed(0)
     step = MODELS[name]()
-    share = 0.25 if name in ONEDNN and platform.machine() != "aarch64" else 0.01
     for call in ("first", "second"):  # with and without an optimizer's state and gradients
         predicted = brim.estimate(step, device="cpu")
         with brim.PeakMeter("cpu") as meter:
             step()
-        assert predicted.peak == pytest.approx(meter.peak, rel=share), call
+        assert predicted.peak == pytest.approx(meter.peak, rel=0.01), call
 
 
 def test_two_calls_count_what_the_first_leaves_behind() -> None:
@@ -392,22 +386,6 @@ def test_a_budget_on_the_cpu_decides_whether_it_fits() -> None:
     assert not brim.estimate(work, device="cpu", capacity=(4 << 20) - 1).fits
 
 
-def test_data_dependent_code_is_an_error_that_names_the_line() -> None:
-    def branches(x: torch.Tensor) -> None:
-        if x.sum() > 0:
-            x.mul_(2)
-
-    def masks(x: torch.Tensor) -> torch.Tensor:
-        return x[x > 0]
-
-    line = branches.__code__.co_firstlineno + 1
-    with pytest.raises(brim.EstimateError, match=rf"test_estimate\.py:{line}: .*torch\.where"):
-        brim.estimate(branches, torch.ones(4), device="cpu")
-    line = masks.__code__.co_firstlineno + 1
-    with pytest.raises(brim.EstimateError, match=rf"test_estimate\.py:{line}: .*shape"):
-        brim.estimate(masks, torch.ones(4), device="cpu")
-
-
 def test_the_value_of_a_loss_is_assumed_and_said() -> None:
     def log(x: torch.Tensor) -> str:
         return f"{x.sum().item():.3f}"
@@ -463,6 +441,18 @@ def test_attention_with_a_learned_bias_can_be_traced_for_cuda(dtype: torch.dtype
     for mask in (bias, bias > 0):
         found = brim.estimate(step, mask, device="cuda", capacity="1GiB")
         assert found.peak > 3 * q.numel() * q.element_size()
+
+
+def test_attention_with_gaps_in_its_mask_keeps_the_scores_on_cuda() -> None:
+    q = torch.randn(2, 4, 512, 64, requires_grad=True)
+
+    def step(mask: torch.Tensor) -> None:
+        functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum().backward()
+
+    dense, gaps = torch.zeros(1, 4, 512, 512), torch.zeros(512, 512, 4).permute(2, 0, 1)[None]
+    found = [brim.estimate(step, mask, device="cuda", capacity="1GiB") for mask in (dense, gaps)]
+    scores = 2 * 4 * 512 * 512 * 4
+    assert found[0].by_kind.get("activation", 0) < scores < found[1].by_kind["activation"]
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

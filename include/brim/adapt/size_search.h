@@ -11,6 +11,9 @@
 #include <vector>
 
 namespace brim {
+namespace detail {
+class Growth;
+}
 
 /// Where a predictive search begins when it remembers nothing.
 enum class Start : std::uint8_t {
@@ -106,7 +109,10 @@ class BRIM_API SizeSearch {
     double size;
     bool confirmed;
   };
-  [[nodiscard]] std::optional<Prediction> predicted(double margin) const;
+  [[nodiscard]] double held_back(double bytes, double used, double margin) const;
+  [[nodiscard]] std::optional<Prediction> predicted(const detail::Growth& growth,
+                                                    double margin) const;
+  [[nodiscard]] bool failed_with_room() const;
   [[nodiscard]] std::int64_t first_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;

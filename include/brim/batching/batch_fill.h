@@ -33,6 +33,8 @@ class BRIM_API BatchFill {
   /// Whether the sample fits this batch.
   [[nodiscard]] bool fits(std::span<const double> sizes) const;
   void add(std::span<const double> sizes);
+  /// Lowers sizes to the largest that fit an empty batch.
+  void truncate(std::span<double> sizes) const;
   /// Starts another batch.
   void clear();
   /// Cost as a share of the budget; of the fullest if there are several.

@@ -76,6 +76,9 @@ class BRIM_API Batching {
 enum class Oversize : std::uint8_t {
   leave_out,  ///< it is in no batch, and reported
   error,      ///< std::invalid_argument naming its index, when the Batching is made
+  alone,      ///< it is in a batch of its own, which exceeds the budget
+  truncate,   ///< it counts as the largest size that fits (largest_size), to which the caller cuts
+              ///< it
 };
 
 /// Which samples to batch, and in which order.
@@ -87,9 +90,12 @@ struct BRIM_API Order {
 };
 
 /// Batches of samples that follow each other: a batch is closed when the next sample does not fit.
+/// @param batch_multiple batches have a multiple of this many samples, unless fewer fit the budget
+///     or are left. Batches that are split for ranks, in the last step, may have other numbers.
 /// @throws std::invalid_argument as check_sizes; if an index in `order` does not exist.
 [[nodiscard]] BRIM_API std::shared_ptr<const Batching> ordered_batching(
-    AnyColumns columns, Order order = {}, Oversize oversize = Oversize::leave_out);
+    AnyColumns columns, Order order = {}, Oversize oversize = Oversize::leave_out,
+    std::int64_t batch_multiple = 1);
 
 struct PackOptions {
   /// COUNT of samples that are packed together (more if one batch holds more). A sample is in a
@@ -98,6 +104,8 @@ struct PackOptions {
   /// only after all of it has been packed.
   std::optional<std::int64_t> window = 10'000;
   Oversize oversize = Oversize::leave_out;
+  /// See ordered_batching. Only if a cost depends on the longest sample or the count alone.
+  std::int64_t batch_multiple = 1;
 };
 
 /// Batches filled as well as possible: the longest sample first, each into the fullest batch that
@@ -122,6 +130,8 @@ struct BucketOptions {
   /// after bucket, in order.
   bool shuffle = true;
   Oversize oversize = Oversize::leave_out;
+  /// See ordered_batching. Only without `batch_sizes`.
+  std::int64_t batch_multiple = 1;
 };
 
 /// Batches of samples of like size. `sizes` decide the bucket; `columns`, which may be empty with

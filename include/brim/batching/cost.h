@@ -41,6 +41,8 @@ class BRIM_API Cost {
   /// predicts (see model_limit). The functions must depend on nothing else, because batches are
   /// built again when a run is resumed. `largest_count` must not rise with `longest`.
   static Cost custom(LargestCount largest_count, Price price);
+  /// The same, with a search for the largest count. `price` must not fall with either argument.
+  static Cost priced(Price price);
 
   [[nodiscard]] Kind kind() const { return kind_; }
   [[nodiscard]] const LargestCount& largest_count() const { return largest_count_; }
@@ -54,6 +56,10 @@ class BRIM_API Cost {
   Price price_;
 };
 
+/// Remembers the answers for whole lengths below 2^16 and the budget that is asked for first:
+/// batches ask about the same lengths again and again. Safe to call from several threads.
+[[nodiscard]] BRIM_API Cost::LargestCount remembered(Cost::LargestCount largest_count);
+
 /// A budget: no batch's cost may exceed `maximum`.
 class BRIM_API Limit {
  public:
@@ -66,6 +72,11 @@ class BRIM_API Limit {
   /// For whole sizes, whose costs are whole: the fraction is dropped.
   [[nodiscard]] std::int64_t whole() const { return whole_; }
   [[nodiscard]] double real() const { return real_; }
+
+  /// The largest size of a sample that fits by itself: whole, or real.
+  /// @throws std::invalid_argument if none does.
+  [[nodiscard]] std::int64_t largest_whole_size() const;
+  [[nodiscard]] double largest_real_size() const;
 
  private:
   Cost cost_;

@@ -69,10 +69,14 @@ class SampleStream {
     while (std::optional<Sample> sample = read_()) {
       const std::int64_t place = samples_read_++;
       sizes_of_(*sample, sizes_);
-      if (fill_.fits(sizes_)) {
+      if (oversize_ == Oversize::truncate) {
+        fill_.truncate(sizes_);
+      }
+      const bool alone = oversize_ == Oversize::alone;
+      if (fill_.fits(sizes_) || (batch.empty() && alone)) {
         fill_.add(sizes_);
         batch.push_back(std::move(*sample));
-      } else if (!fill_.fits_alone(sizes_)) {
+      } else if (!alone && !fill_.fits_alone(sizes_)) {
         leave_out(place);
       } else {
         pending_ = std::move(sample);

@@ -38,7 +38,7 @@ class BRIM_API GroupChannel final : public RankChannel {
   /// @param program the group whose collectives are aborted when a rank calls the work off; may be
   ///     null. NCCL's can be aborted; gloo's end when the process that failed ends.
   GroupChannel(c10::intrusive_ptr<c10d::Backend> messages, c10::intrusive_ptr<c10d::Store> store,
-               c10::intrusive_ptr<c10d::ProcessGroup> program);
+               const c10::intrusive_ptr<c10d::ProcessGroup>& program);
   ~GroupChannel() override;
 
   /// Ends the connections; later exchanges fail. Before the process ends, whose threads must not
@@ -55,6 +55,7 @@ class BRIM_API GroupChannel final : public RankChannel {
 
  private:
   class Watcher;
+  struct Program;
 
   template <class Start>
   void exchange(const Start& start);
@@ -64,7 +65,8 @@ class BRIM_API GroupChannel final : public RankChannel {
   std::int64_t ranks_;
   c10::intrusive_ptr<c10d::Backend> messages_;  // null once a rank was lost
   c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<c10d::ProcessGroup> program_;
+  // Not owned: to destroy a group while holding Python's GIL may wait for a thread that wants it.
+  std::unique_ptr<Program> program_;
   std::unique_ptr<Watcher> watcher_{};
 };
 

@@ -55,6 +55,10 @@ class BRIM_API PeakMeter {
   /// older tensors.
   std::int64_t left(std::optional<c10::Device> device = std::nullopt) const;
 
+  /// Most bytes held at once below start(): what the work freed of older tensors, even where it
+  /// made new ones later. On an accelerator only as much of it as left() shows.
+  std::int64_t freed(std::optional<c10::Device> device = std::nullopt) const;
+
   std::vector<c10::Device> devices() const;
 
  private:

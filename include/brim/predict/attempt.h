@@ -17,9 +17,11 @@ struct Attempt {
   std::vector<std::int64_t> values{};  ///< the size, or the value of each parameter
   OomKind outcome = OomKind::none;     ///< none: it fitted
   std::optional<std::int64_t> peak{};  ///< bytes above `held` at most; of a failure: when it failed
-  std::optional<std::int64_t> requested{};    ///< bytes asked for when it failed
-  std::int64_t held = 0;                      ///< bytes in use before
-  std::optional<std::int64_t> available{};    ///< bytes that it could use
+  std::optional<std::int64_t> requested{};  ///< bytes asked for when it failed
+  std::int64_t held = 0;                    ///< bytes in use before, less those that it freed
+  std::int64_t freed = 0;  ///< bytes in use before that it freed: gradients of the step before
+  std::optional<std::int64_t> available{};  ///< bytes that it could use
+  std::int64_t unused = 0;  ///< of a fit: bytes that the allocator kept beyond the peak, in gaps
   c10::Device device = c10::DeviceType::CPU;  ///< where the bytes were measured
   double seconds = 0.0;     ///< 0 where it was not timed, or ran in another process
   double rate = 0.0;        ///< of a fit: items (or calls) per second; 0 where not measured

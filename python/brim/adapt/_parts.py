@@ -19,11 +19,13 @@ _SETTINGS = (str, bytes, bool, int, float, complex, type(None), torch.dtype, tor
 
 def _is_array(value: object) -> bool:
     """A tensor or a NumPy array."""
-    return hasattr(value, "shape") and hasattr(value, "ndim") and hasattr(value, "__getitem__")
+    return isinstance(value, torch.Tensor) or (
+        hasattr(value, "shape") and hasattr(value, "ndim") and hasattr(value, "__getitem__")
+    )
 
 
-def _is_setting(value: object) -> bool:
-    return isinstance(value, _SETTINGS) or (_is_array(value) and value.ndim == 0)  # type: ignore[attr-defined]
+def _is_setting(value: Any) -> bool:
+    return isinstance(value, _SETTINGS) or (_is_array(value) and value.ndim == 0)
 
 
 def _is_dataclass(value: object) -> bool:

@@ -29,6 +29,8 @@ class SamplerOptions(TypedDict, total=False):
     generator: torch.Generator | None
     rank: int | None
     world_size: int | None
+    max_batch_size: int | None
+    batch_multiple: int
     oversize: str
     as_tensors: bool
 
@@ -119,8 +121,9 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         max_total_size: the budget of a batch. A list or tuple sets several budgets; sizes then have
             one column for each (or are tuples).
         cost: what a batch costs: `"sum"` of the sizes, `"padded"` (n × longest),
-            `"padded_squared"` (n × longest²), `"count"`, or a fitted `MemoryModel` with a budget
-            in bytes. Several budgets share one cost or take a list of costs.
+            `"padded_squared"` (n × longest²), `"count"`, a fitted `MemoryModel` with a budget in
+            bytes, or a function of n and the longest size that does not fall with either. Several
+            budgets share one cost or take a list of costs.
         shuffle: whether to take the samples in random order.
         seed: determines the order together with the epoch.
         generator: draws a seed for each epoch instead; not for several ranks, which must shuffle
@@ -130,8 +133,12 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             that of torch.distributed's process group, else 0.
         world_size: how many ranks share the samples; by default as for `rank`, else 1. All get the
             same number of batches.
+        max_batch_size: the most samples in a batch, beside the budget.
+        batch_multiple: batches have a multiple of this many samples, unless fewer fit the budget or
+            are left. Not for a `PackedBatchSampler` under a sum.
         oversize: what to do with a sample that exceeds the budget by itself: `"leave_out"` (with
-            a warning, and counted in `report()`) or `"error"`.
+            a warning, and counted in `report()`), `"error"`, `"alone"` (a batch of its own, over
+            the budget) or `"truncate"`: it counts as `largest_size`, to which the program cuts it.
         as_tensors: yield batches as int64 tensors, which is faster than lists.
     """
 
@@ -150,6 +157,8 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         generator: torch.Generator | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        max_batch_size: int | None = None,
+        batch_multiple: int = 1,
         oversize: str = "leave_out",
         as_tensors: bool = False,
     ) -> None:
@@ -171,8 +180,10 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self.as_tensors = flag("as_tensors", as_tensors)
         self._oversize = check_oversize(oversize)
         self.max_total_size = max_total_size
+        self.max_batch_size = max_batch_size
+        self.batch_multiple = whole("batch_multiple", batch_multiple, 1, 2**31)
         budgets = self._budget_required or max_total_size is not None
-        self._limits = Limits.read(cost, max_total_size) if budgets else Limits()
+        self._limits = Limits.read(cost, max_total_size, max_batch_size) if budgets else Limits()
         self.epoch = 0
         # The seed drawn for the coming epoch, and the generator it was drawn from.
         self._drawn: tuple[int, torch.Generator | None] | None = None
@@ -189,6 +200,14 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self._settle()
         made = ("_batching", "_resumed", "_latest", "_counted", "_running")
         return {**self.__dict__, **dict.fromkeys(made), "_opened": []}
+
+    @property
+    def largest_size(self) -> Any:
+        """The largest size of a sample that fits the budget; one for each if there are several."""
+        maxima = self._limits.maxima
+        whole_sizes = all(isinstance(maximum, int) for maximum in maxima)
+        sizes = _C.largest_sizes(self._limits.costs, maxima, whole_sizes)[: self._limits.measured]
+        return sizes if self._limits.several else sizes[0]
 
     # ---- ranks ------------------------------------------------------------------------------
 
@@ -371,7 +390,12 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
 
     def _settings(self) -> dict[str, Any]:
         """What the batches depend on beside samples and ranks. A position is valid for these."""
-        return {"shuffle": self.shuffle, **self._limits.settings()}
+        return {
+            "shuffle": self.shuffle,
+            "batch_multiple": self.batch_multiple,
+            "oversize": "leave_out" if self._oversize == "error" else self._oversize,
+            **self._limits.settings(),
+        }
 
     def _sample_count(self) -> int:
         return self._ready().samples

@@ -110,6 +110,11 @@ class BucketBatchSampler(BatchSamplerBase):
         options.setdefault("shuffle", True)
         options.setdefault("cost", "padded")
         super().__init__(max_total_size, **options)
+        if max_total_size is None and self.max_batch_size is not None:
+            raise ValueError(
+                f"max_batch_size={self.max_batch_size} goes with max_total_size; without a budget, "
+                "batch_size is the number of samples in a batch"
+            )
         limits = self._limits
         if limits.several and has_columns(sizes):
             columns = limits.columns(sizes)
@@ -133,7 +138,9 @@ class BucketBatchSampler(BatchSamplerBase):
     def _make(self) -> _C.SampleBatching:
         buckets = (self.sizes, self.bucket_boundaries.tolist(), self._batch_sizes)
         sizes = (self._columns, self._limits.costs, self._limits.maxima)
-        return _C.bucket_batching(*buckets, *sizes, self._drop_last, self.shuffle, self._oversize)
+        return _C.bucket_batching(
+            *buckets, *sizes, self._drop_last, self.shuffle, self._oversize, self.batch_multiple
+        )
 
     def _drops_nothing(self) -> dict[str, bool]:
         return {} if self._drop_last else super()._drops_nothing()

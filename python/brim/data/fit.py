@@ -5,24 +5,40 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from typing_extensions import Self
 
 from brim import _C
-from brim.data.base import BatchSamplerBase, warn
-from brim.data.sizes import Sizes, index_tensor, one_column, size_function
+from brim.data.base import BatchSamplerBase, check_state, warn
+from brim.data.sizes import Limits, Sizes, index_tensor, one_column, size_function
 from brim.predict import MemoryModel
 
 # From this error on, a sampler warns that sizes say little about memory.
 _UNPREDICTABLE = 0.25
 
 
+class _Fitted(NamedTuple):
+    """What `fit` found; a part of a sampler's state, as plain values."""
+
+    budget: int
+    cost: str
+    max_total_size: int
+    model: dict[str, Any] | None
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> _Fitted:
+        """Read the part of a state that `fit` found."""
+        check_state(state, {"fitted"})
+        return cls(*(state["fitted"][name] for name in cls._fields))
+
+
 class FittedBatchSampler(BatchSamplerBase):
     """A batch sampler that `fit` can make from a budget in bytes."""
 
     model: _C.MemoryModel | None = None
+    _fitted: _Fitted | None = None
 
     @classmethod
     @abstractmethod
@@ -43,6 +59,7 @@ class FittedBatchSampler(BatchSamplerBase):
         cost: str = "padded",
         collate_fn: Callable[[list[Any]], Any] | None = None,
         probes: int = 7,
+        state: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Self:
         """Measure how much memory the work needs, and make a sampler that stays under a budget.
@@ -62,6 +79,8 @@ class FittedBatchSampler(BatchSamplerBase):
             collate_fn: makes a batch of a list of samples.
             probes: how many batches are measured first, spread over all sizes (padded only). More
                 follow near the budget, and from the sampler itself.
+            state: a `state_dict()` of an earlier sampler that `fit` made with this budget and cost.
+                Nothing is measured then: the sampler has its memory model, and resumes there.
             **options: keywords of the sampler; for `SizeAwareBatchSampler` also `sampler`, the
                 order of the samples.
 
@@ -97,6 +116,13 @@ class FittedBatchSampler(BatchSamplerBase):
             work(samples if collate_fn is None else collate_fn(samples))
 
         trial(torch.ones_like(sizes), len(sizes), "sum")  # wrong options fail before measuring
+        if state is not None:
+            fitted = _Fitted.of_state(state)
+            made = cls._of_sizes(sizes, fitted.max_total_size, {**options}, trial=False)
+            made._fitted = fitted._replace(budget=limit, cost=cost)
+            made.load_state_dict(state)
+            made._tell_of_left_out()
+            return made
         maximum, found, error = _C.fit_batching(
             sizes.contiguous(), run, batching, cost == "padded", limit, device, probes
         )
@@ -114,7 +140,53 @@ class FittedBatchSampler(BatchSamplerBase):
         chosen = model if cost == "padded" else "sum"
         made = cls._of_sizes(sizes, maximum, {**options, "cost": chosen}, trial=False)
         made.model = model
+        plain = None if model is None else model.state_dict()
+        made._fitted = _Fitted(limit, cost, maximum, plain)
         return made
+
+    def _description(self, seed: int) -> dict[str, Any]:
+        described = super()._description(seed)
+        if self._fitted is not None:
+            described["fitted"] = self._fitted._asdict()
+        return described
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration resume where the state was taken.
+
+        A sampler that `fit` made takes over the memory model that the state was made with, so that
+        a restarted job, which has measured other bytes, goes on with the same batches.
+
+        Raises:
+            ValueError: if the state is of another sampler, other samples, or other settings that
+                batches depend on; the budget of `fit` is one.
+        """
+        if self._fitted is None:
+            return super().load_state_dict(state)
+        theirs = _Fitted.of_state(state)
+        for name in ("budget", "cost"):
+            here, there = getattr(self._fitted, name), getattr(theirs, name)
+            if here != there:
+                raise ValueError(
+                    f"state is of another run: its {name} is {there!r}, here it is {here!r}"
+                )
+        before = {**self.__dict__}
+        try:
+            self._take_over(theirs)
+            super().load_state_dict(state)
+        except Exception:
+            self.__dict__.update(before)
+            raise
+
+    def _take_over(self, fitted: _Fitted) -> None:
+        model = None
+        if fitted.model is not None:
+            model = MemoryModel()
+            model.load_state_dict(fitted.model)
+        self._fitted, self.model = fitted, model
+        self.max_total_size = fitted.max_total_size
+        cost = model if fitted.cost == "padded" and model is not None else "sum"
+        self._limits = Limits.read(cost, fitted.max_total_size, self.max_batch_size)
+        self._batching = None
 
 
 def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:

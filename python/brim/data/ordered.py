@@ -40,6 +40,7 @@ def size_aware_batching(
     warn_logger: _Logger | None = None,
     *,
     cost: Cost | Sequence[Cost] = "sum",
+    max_batch_size: int | None = None,
     oversize: str = "leave_out",
 ) -> Iterator[Any]:
     """Batch the samples of an iterable, in order and without looking ahead.
@@ -55,6 +56,7 @@ def size_aware_batching(
         info_logger: called at the end with how much was batched.
         warn_logger: called at the end with how much was left out; `warnings.warn` if None.
         cost: what a batch costs; see `BatchSamplerBase`.
+        max_batch_size: the most samples in a batch, beside the budget.
         oversize: what to do with a sample that exceeds the budget by itself; see
             `BatchSamplerBase`. Samples left out are reported at the end.
 
@@ -68,7 +70,7 @@ def size_aware_batching(
         >>> list(size_aware_batching(["a", "bcd", "ef", "ghij"], len, 5))
         [['a', 'bcd'], ['ef'], ['ghij']]
     """
-    limits = Limits.read(cost, max_total_size)
+    limits = Limits.read(cost, max_total_size, max_batch_size)
     function = size_function(sizeof)
     if function is None:
         raise TypeError(f"sizeof must be a callable or a mapping here, got {sizeof!r:.100}")
@@ -91,7 +93,8 @@ def size_aware_batching(
 def _stream(
     samples: Iterable[Any], sizeof: Callable[[Any], Any], limits: Limits, oversize: str, skip: int
 ) -> _C.SampleStream:
-    return _C.SampleStream(samples, sizeof, limits.costs, limits.maxima, oversize == "error", skip)
+    budgets = (limits.costs, limits.maxima, limits.measured)
+    return _C.SampleStream(samples, sizeof, *budgets, oversize, skip)
 
 
 def _tell_of_left_out(stream: _C.SampleStream, logger: _Logger) -> None:
@@ -189,7 +192,9 @@ class SizeAwareBatchSampler(FittedBatchSampler):
                 )
             indices = torch.arange(self._count)
         sizes = (columns, self._limits.costs, self._limits.maxima)
-        return _C.ordered_batching(*sizes, indices, self.shuffle, self._oversize)
+        return _C.ordered_batching(
+            *sizes, indices, self.shuffle, self._oversize, self.batch_multiple
+        )
 
     def _ready(self) -> _C.SampleBatching:
         self._settle()
@@ -243,7 +248,9 @@ class SizeAwareBatchSampler(FittedBatchSampler):
     def _streams(self) -> bool:
         """Whether batches are made as they are needed, without asking for all sizes first."""
         asks = self._function is not None or (self._foreign and not isinstance(self._given, Sized))
-        needs_all = self.world_size > 1 or self.shuffle or self.as_tensors
+        needs_all = (
+            self.world_size > 1 or self.shuffle or self.as_tensors or self.batch_multiple > 1
+        )
         return asks and self._batching is None and not needs_all
 
     def __len__(self) -> int:
@@ -295,7 +302,7 @@ class _Streaming:
                     f"sampler's index must be from 0 to {len(columns[0]) - 1}, the samples that "
                     f"have a size, got {place}"
                 )
-            return [column[place].item() for column in columns]
+            return [column[place].item() for column in columns[: owner._limits.measured]]
 
         self._lock = threading.Lock()
         self._stream = _stream(

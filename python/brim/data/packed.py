@@ -29,7 +29,8 @@ class PackedBatchSampler(FittedBatchSampler):
         window: how many samples are packed together. A sample comes with its window or with the
             next. None packs all at once, which fills slightly better but delays the first batch and
             resuming.
-        indices: the samples to batch; all if None.
+        indices: the samples to batch; all if None. A function of the epoch gives other samples in
+            each, such as draws with weights; it must give all ranks the same.
         **options: the keywords of all samplers; see `BatchSamplerBase`.
 
     Example:
@@ -46,25 +47,42 @@ class PackedBatchSampler(FittedBatchSampler):
         max_total_size: Budget,
         *,
         window: int | None = 10_000,
-        indices: Iterable[int] | None = None,
+        indices: Iterable[int] | Callable[[int], Iterable[int]] | None = None,
         **options: Unpack[SamplerOptions],
     ) -> None:
         super().__init__(max_total_size, **options)
         self.sizes = sizes
         self.window = None if window is None else whole("window", window, 1)
-        self._order = None if indices is None else index_tensor("indices", indices)
+        self._draw = indices if callable(indices) else None
+        self._order = None
+        if indices is not None and not callable(indices):
+            self._order = index_tensor("indices", indices)
         function = size_function(sizes)
         if function is None:
             self._columns = self._limits.columns(sizes)
         elif self._order is None:
-            raise ValueError("sizes is a callable: indices must say which samples there are")
+            raise ValueError(
+                "sizes is a callable: indices must say which samples there are, as an iterable"
+            )
         else:
             self._columns = self._limits.columns_of(function, self._order)
         self._tell_of_left_out()
 
     def _make(self) -> _C.SampleBatching:
+        order = self._order
+        if self._draw is not None:
+            order = index_tensor("indices", self._draw(self.epoch))
         sizes = (self._columns, self._limits.costs, self._limits.maxima)
-        return _C.packed_batching(*sizes, self._order, self.shuffle, self.window, self._oversize)
+        options = (self.window, self._oversize, self.batch_multiple)
+        return _C.packed_batching(*sizes, order, self.shuffle, *options)
+
+    def _enter(self, epoch: int) -> None:
+        super()._enter(epoch)
+        self._batching = self._batching if self._draw is None else None
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._batching = self._batching if self._draw is None else None
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "window": self.window}

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from brim import _C
+from brim._arguments import whole
 
 if TYPE_CHECKING:
     import numpy as np
 
 Real: TypeAlias = int | float
 Sizes: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]"
-Cost: TypeAlias = "str | _C.MemoryModel"
+Cost: TypeAlias = "str | _C.MemoryModel | Callable[[int, Any], Any]"
 Budget: TypeAlias = "Real | str | Sequence[Real | str]"
 
 
@@ -144,10 +145,13 @@ class Limits:
     costs: list[Any] = field(default_factory=list)
     maxima: list[Any] = field(default_factory=list)
     several: bool = False  # whether sizes have one column per budget
+    measured: int = 0  # budgets that sizes are given for; one more may limit the count
 
     @classmethod
-    def read(cls, cost: Cost | Sequence[Cost], maximum: Budget | None) -> Limits:
-        """Check the arguments `cost` and `max_total_size` of a sampler; see `BatchSamplerBase`."""
+    def read(
+        cls, cost: Cost | Sequence[Cost], maximum: Budget | None, max_batch_size: int | None = None
+    ) -> Limits:
+        """Check `cost`, `max_total_size` and `max_batch_size`; see `BatchSamplerBase`."""
         if is_array(maximum):
             maximum = as_tensor("max_total_size", maximum).tolist()
         several = isinstance(maximum, (list, tuple))
@@ -161,8 +165,12 @@ class Limits:
                 "there must be one cost for each budget, or one for all"
             )
         maxima = [_in_bytes(*pair) for pair in zip(costs, maxima, strict=True)]
+        measured = len(costs)
+        if max_batch_size is not None:
+            costs.append("count")
+            maxima.append(whole("max_batch_size", max_batch_size, 1))
         _C.check_limits(costs, maxima)
-        return cls(costs, maxima, several)
+        return cls(costs, maxima, several, measured)
 
     def settings(self) -> dict[str, Any]:
         """Costs and budgets as plain values, to compare with others."""
@@ -170,41 +178,39 @@ class Limits:
             return {}
         return {
             "max_total_size": [m if type(m) is int else float(m) for m in self.maxima],
-            "cost": [
-                c if isinstance(c, str) else f"MemoryModel {zlib.crc32(repr(c._state()).encode())}"
-                for c in self.costs
-            ],
+            "cost": [_cost_name(cost) for cost in self.costs],
         }
 
     def columns(self, sizes: object) -> list[torch.Tensor]:
         """The sizes as one tensor per budget, all of ints or all of floats."""
         sizes = at_once(sizes)
         if not self.several:
-            return [size_column("sizes", sizes)]
+            return [size_column("sizes", sizes)] * len(self.costs)
         if is_array(sizes):
             columns = list(as_tensor("sizes", sizes).unbind(1)) if has_columns(sizes) else []
-            if len(columns) != len(self.maxima):
+            if len(columns) != self.measured:
                 raise ValueError(
-                    f"sizes must have shape (samples, {len(self.maxima)}), one column for each "
+                    f"sizes must have shape (samples, {self.measured}), one column for each "
                     f"budget, got {tuple(sizes.shape)}"  # type: ignore[attr-defined]
                 )
         else:
             columns = self._columns_of_rows(sizes)
         if any(column.is_floating_point() for column in columns):
             columns = [column.double() for column in columns]
-        return [column.contiguous() for column in columns]
+        columns = [column.contiguous() for column in columns]
+        return columns + columns[:1] * (len(self.costs) - self.measured)
 
     def _columns_of_rows(self, sizes: object) -> list[torch.Tensor]:
         if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
             raise TypeError(f"sizes must be an array or a sequence of tuples, got {sizes!r:.100}")
         for index, row in enumerate(sizes):
-            if not isinstance(row, Sized) or isinstance(row, str) or len(row) != len(self.maxima):
+            if not isinstance(row, Sized) or isinstance(row, str) or len(row) != self.measured:
                 raise ValueError(
-                    f"sizes must have {len(self.maxima)} numbers for each sample, one for each "
+                    f"sizes must have {self.measured} numbers for each sample, one for each "
                     f"budget, got {row!r:.100} at index {index}"
                 )
         rows = [tuple(row) for row in sizes]
-        return [_C.sizes_tensor([row[k] for row in rows]) for k in range(len(self.maxima))]
+        return [_C.sizes_tensor([row[k] for row in rows]) for k in range(self.measured)]
 
     def columns_of(self, sizeof: Callable[[int], Any], indices: torch.Tensor) -> list[torch.Tensor]:
         """The sizes that a function gives for these indices, asked once for each; 0 elsewhere."""
@@ -226,10 +232,19 @@ def has_columns(sizes: object) -> bool:
     return isinstance(first, Sized) and getattr(first, "ndim", 1) > 0
 
 
+def _cost_name(cost: Any) -> str:
+    """What tells a cost from others, to compare states of samplers."""
+    if isinstance(cost, str):
+        return cost
+    if isinstance(cost, _C.MemoryModel):
+        return f"MemoryModel {zlib.crc32(repr(cost._state()).encode())}"
+    return f"function {getattr(cost, '__qualname__', type(cost).__qualname__)}"
+
+
 def _in_bytes(cost: object, maximum: object) -> object:
     """`"8GiB"` as a number, if the budget is in bytes; the core checks everything else."""
     if isinstance(maximum, str):
-        if isinstance(cost, str):
+        if not isinstance(cost, _C.MemoryModel):
             raise TypeError(
                 f"max_total_size must be a positive number, got {maximum!r}; "
                 "text is for a budget in bytes, with a memory model as cost"
@@ -260,8 +275,10 @@ def size_function(sizeof: object) -> Callable[[Any], Any] | None:
 
 def check_oversize(oversize: object) -> str:
     """Check the argument `oversize` of a sampler."""
-    if oversize not in ("leave_out", "error"):
-        raise ValueError(f'oversize must be "leave_out" or "error", got {oversize!r:.100}')
+    if oversize not in ("leave_out", "error", "alone", "truncate"):
+        raise ValueError(
+            f'oversize must be "leave_out", "error", "alone" or "truncate", got {oversize!r:.100}'
+        )
     return str(oversize)
 
 

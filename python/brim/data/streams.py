@@ -87,6 +87,7 @@ class StreamBatches(IterableDataset[Any]):
             self._sizeof,
             self._limits.costs,
             self._limits.maxima,
+            self._limits.measured,
             settings["lookahead"],
             settings.get("bucket_boundaries", []),
             settings.get("shuffle", False),
@@ -218,6 +219,7 @@ def pack_stream(
     *,
     sizeof: Callable[[Any], Any] | Mapping[Any, Any] = len,
     cost: Cost | Sequence[Cost] = "sum",
+    max_batch_size: int | None = None,
     lookahead: int = 10_000,
     shuffle: bool = False,
     seed: int = 0,
@@ -238,6 +240,7 @@ def pack_stream(
         sizeof: the size of a sample: a function of it, or a mapping from it. With several budgets
             it gives one size for each.
         cost: what a batch costs; see `BatchSamplerBase`.
+        max_batch_size: the most samples in a batch, beside the budget.
         lookahead: how many samples are packed together. Up to twice as many are held.
         shuffle: give the batches of one look-ahead in random order, not the longest samples first.
         seed: determines that order together with the epoch.
@@ -256,7 +259,7 @@ def pack_stream(
         >>> list(pack_stream(iter(["aaaaaa", "bbbb", "ccccc", "ddd", "eeeeeee"]), 10))
         [['eeeeeee', 'ddd'], ['aaaaaa', 'bbbb'], ['ccccc']]
     """
-    limits = Limits.read(cost, max_total_size)
+    limits = Limits.read(cost, max_total_size, max_batch_size)
     settings = {
         "lookahead": whole("lookahead", lookahead, 1),
         "shuffle": flag("shuffle", shuffle),
@@ -283,6 +286,7 @@ def bucket_stream(
     *,
     sizeof: Callable[[Any], Any] | Mapping[Any, Any] = len,
     cost: Cost | Sequence[Cost] = "padded",
+    max_batch_size: int | None = None,
     lookahead: int = 10_000,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     rank: int | None = None,
@@ -303,6 +307,7 @@ def bucket_stream(
             `cost="count"` it is the number of samples in a batch.
         sizeof: the size of a sample; see `pack_stream`. The first size determines the bucket.
         cost: what a batch costs; see `BatchSamplerBase`.
+        max_batch_size: the most samples in a batch, beside the budget.
         lookahead: how many samples may wait.
         collate_fn: makes a batch of a list of samples; a batch is the list if None.
         rank: the rank of this process; see `BatchSamplerBase`.
@@ -318,7 +323,7 @@ def bucket_stream(
         >>> list(bucket_stream(iter(["a", "bbbb", "cc", "ddddd", "e"]), [0, 3, 10], 6))
         [['bbbb'], ['a', 'cc', 'e'], ['ddddd']]
     """
-    limits = Limits.read(cost, max_total_size)
+    limits = Limits.read(cost, max_total_size, max_batch_size)
     settings = {
         "lookahead": whole("lookahead", lookahead, 1),
         "bucket_boundaries": sorted_boundaries(bucket_boundaries).tolist(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import sys
 import threading
 import weakref
@@ -36,6 +37,10 @@ _NOT_TRACEABLE = (
     fake_tensor.UnsupportedOperatorException,
     fake_tensor.UnsupportedFakeTensorException,
 )
+
+
+# Errors of torch that real tensors do not raise.
+_NEEDS_VALUES = re.compile(r"[Ff]ake|\bmeta\b|subclass|swap|NVIDIA driver|primary context|data_ptr")
 
 
 def estimate(
@@ -128,6 +133,13 @@ def _estimate(
         raise
     except _NOT_TRACEABLE as error:
         raise EstimateError(_reason(error)) from error
+    except (NotImplementedError, RuntimeError) as error:
+        if not _NEEDS_VALUES.search(str(error)):
+            raise
+        text = str(error).splitlines()[0]
+        raise EstimateError(
+            f"{line_of(error)}: cannot be traced with fake tensors: {text}"
+        ) from error
     finally:
         live = tracer.stop()
         swap.restore()
@@ -206,15 +218,20 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
             hook.remove()
 
 
+def _none(_: object) -> list[Any]:
+    return []
+
+
 @contextlib.contextmanager
 def _always_stepping() -> Iterator[None]:
-    """A gradient scaler looks at values before a step; and compiled functions run as they are."""
+    """Steps run although their values are not known, and compiled functions as they are."""
 
     def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
     with (
         mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step),
+        mock.patch("weakref.getweakrefs", _none),  # lets modules move and change their type
         torch.compiler.set_stance("force_eager"),
     ):
         yield

@@ -22,7 +22,7 @@ _local_scalar_dense log_sigmoid_backward max_pool2d_with_indices max_pool2d_with
 mean mish_backward mse_loss_backward new_empty new_empty_strided new_full new_ones new_zeros
 nll_loss_backward nll_loss_forward normal ones ones_like permute rand rand_like randint randint_like
 randn randn_like random randperm repeat _reshape_alias _reshape_copy resize _resize_output
-scalar_tensor select select_backward set_ slice slice_backward smooth_l1_loss_backward
+scalar_tensor select select_backward set slice slice_backward smooth_l1_loss_backward
 softplus_backward softshrink_backward split split_with_sizes squeeze stack sum t threshold_backward
 _to_copy transpose tril triu unbind uniform _unsafe_view unsqueeze view where zero zeros zeros_like
 zeros_out
@@ -80,11 +80,15 @@ class KnownOperators:
         return bool(self._find(func))
 
     def _look_up(self, func: Any) -> bool:
-        name = func._schema.name
+        name = func._schema.name.removesuffix("_")
+        functional = getattr(torch.ops.aten, name.removeprefix("aten::"), func._overloadpacket)
         return (
-            torch.Tag.pointwise in func.tags
+            any(_is_pointwise(packet) for packet in (functional, func._overloadpacket))
             or func.namespace in ("brim", "prim", "profiler")
             or name.startswith("aten::_foreach_")
             or name in self._names
-            or name.removesuffix("_") in self._names
         )
+
+
+def _is_pointwise(packet: Any) -> bool:
+    return any(torch.Tag.pointwise in getattr(packet, one).tags for one in packet.overloads())

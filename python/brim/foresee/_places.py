@@ -12,11 +12,13 @@ import torch
 from torch.nn.modules import module as torch_module
 
 _OWN = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+_PYTHONS = os.path.dirname(os.__file__) + os.sep
 
 
 def _is_users(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return not name.startswith(_OWN) and not name.startswith("<")
+    own = name.startswith((*_OWN, "<"))
+    return not own and (not name.startswith(_PYTHONS) or "site-packages" in name)
 
 
 def _text(frame: FrameType, line: int) -> str:

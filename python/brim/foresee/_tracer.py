@@ -38,7 +38,7 @@ _IN_LARGER_MEMORY = {
     aten.col2im.default,
 }
 
-# Operators of which torch's kernel consists of others on the CPU: those are traced.
+# Operators of which torch's kernel consists of others: those are traced.
 _TRACED_INSIDE = {
     aten._euclidean_dist.default,
     aten._safe_softmax.default,
@@ -189,7 +189,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        inside = None if self._elsewhere else _inside(func)
+        inside = _inside(func)
         if inside is not None:
             with self:
                 return func._op_dk(inside, *args, **kwargs)

@@ -48,10 +48,14 @@ std::string detail::describe(const Attempt& attempt) {
 AttemptMonitor::AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint)
     : options_(options), checkpoint_(std::move(checkpoint)) {}
 
-void AttemptMonitor::begin() {
+void AttemptMonitor::begin(bool new_size) {
+  const c10::Device device = checkpoint_.device();
+  if (new_size && !device.is_cpu()) {
+    release_cached(device);
+    released_ = true;
+  }
   // Work on CPU tensors is not told apart from work on an accelerator until it has run, so both are
   // watched where both can be.
-  const c10::Device device = checkpoint_.device();
   const bool host_too = !options_.device && !device.is_cpu() && CpuAllocator::installed();
   if (host_too) {
     meter_.emplace(std::vector<c10::Device>{device, c10::DeviceType::CPU});
@@ -82,14 +86,18 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
   meter_->close();
   const c10::Device device = tightest_device();
   const auto room = backend_for(device).headroom(device);
-  const std::int64_t held = meter_->start(device);
+  const std::int64_t freed = meter_->freed(device);
+  const std::int64_t held = meter_->start(device) - freed;
+  const std::int64_t peak = meter_->peak(device) + freed;
   const Attempt attempt{.values = {values.begin(), values.end()},
-                        .peak = meter_->peak(device),
+                        .peak = peak,
                         .held = held,
+                        .freed = freed,
                         .available = room.allocated + room.free - held,
+                        .unused = std::max<std::int64_t>(room.reserved - held - peak, 0),
                         .device = device,
                         .seconds = seconds.count(),
-                        .repeats = std::ranges::equal(values, released_for_)};
+                        .repeats = needed_release_.has_value()};
   publish(attempt);
   meter_.reset();
   return attempt;
@@ -110,43 +118,51 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
                   .outcome = cause.kind,
                   .requested = cause.requested,
                   .device = device,
-                  .repeats = std::ranges::equal(values, released_for_)};
+                  .repeats = needed_release_.has_value()};
+  const std::optional<std::int64_t> before = checkpoint_.held(device);
+  std::optional<std::int64_t> start = before;
   if (meter_) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun_;
     attempt.seconds = seconds.count();
     meter_->close();
     const std::vector<c10::Device> watched = meter_->devices();
     if (std::find(watched.begin(), watched.end(), device) != watched.end()) {
-      attempt.peak = meter_->peak(device);
+      start = meter_->start(device);
+      attempt.freed = meter_->freed(device);
+      attempt.peak = meter_->peak(device) + attempt.freed;
     }
     meter_.reset();
   }
-  const std::optional<std::int64_t> before = checkpoint_.held(device);
   if (before) {
     const std::int64_t held_then = cause.in_use.value_or(*before) - *before;
     wait_for_memory(device, std::max(attempt.peak.value_or(0), held_then));
   }
   const auto room = backend_for(device).headroom(device);
-  attempt.held = room.allocated;
-  attempt.available = room.free;
-  if (cause.in_use && !elsewhere) {
-    attempt.peak = std::max<std::int64_t>(*cause.in_use - before.value_or(room.allocated), 0);
-  }
   const std::int64_t limit = room.allocated + room.free;
+  // The least that was in use, as far as it is known.
+  const std::int64_t low = std::min(start.value_or(room.allocated) - attempt.freed, room.allocated);
+  attempt.freed = start.value_or(room.allocated) - low;
+  // What it freed belongs to the work: the next attempt finds it free, or frees what took its
+  // place.
+  attempt.held = std::max(low, room.allocated - attempt.freed);
+  attempt.available = limit - attempt.held;
+  if (cause.in_use && !elsewhere) {
+    attempt.peak = std::max<std::int64_t>(*cause.in_use - low, 0);
+  }
   hopeless_ = cause.kind == OomKind::size_limit ||
               (!elsewhere && cause.requested && *cause.requested > limit);
-  bool try_same_again = false;
-  if (!elsewhere && !device.is_cpu() && !attempt.repeats &&
+  needed_release_.reset();
+  if (!elsewhere && !device.is_cpu() && !released_ &&
       (cause.kind == OomKind::library_workspace ||
        (cause.kind == OomKind::device_memory && should_have_fitted(cause, limit)))) {
     release_cached(device);
     if (!options_.exact_halving) {
-      released_for_ = attempt.values;
-      try_same_again = true;
+      needed_release_ = attempt;
     }
   }
+  released_ = needed_release_.has_value();
   publish(attempt);
-  if (try_same_again) {
+  if (needed_release_) {
     return std::nullopt;
   }
   // Bytes of another device, or of a kernel's size limit, would spoil the model of this one.

@@ -29,12 +29,18 @@ class AttemptMonitor {
   AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint);
 
   /// Where things stand before the next attempt; a call in parts renews it before each part.
-  void renew(Checkpoint checkpoint) { checkpoint_ = std::move(checkpoint); }
+  void renew(Checkpoint checkpoint) {
+    checkpoint_ = std::move(checkpoint);
+    needed_release_.reset();
+    released_ = false;
+  }
   const Checkpoint& checkpoint() const { return checkpoint_; }
 
   /// Starts to measure an attempt. One that was not begun (the first one, on the fast path) has no
   /// time, and its peak comes from what the error says.
-  void begin();
+  /// @param new_size whether an accelerator's cache is released first. It holds blocks cut for
+  ///     another size, between which the new ones may not fit.
+  void begin(bool new_size = false);
 
   Attempt fitted(std::span<const std::int64_t> values);
 
@@ -46,6 +52,10 @@ class AttemptMonitor {
   ///     to be tried again.
   std::optional<Attempt> failed(std::span<const std::int64_t> values,
                                 const detail::Failure& failure);
+
+  /// A failure at the values that fitted last, if these fitted only after a release. The next call
+  /// would fail like that again.
+  const std::optional<Attempt>& needed_release() const { return needed_release_; }
 
   /// At the floor: returns when an adaptive call of another thread has ended and may have given
   /// memory back. It waits for 30 s at most in the whole call.
@@ -67,7 +77,8 @@ class AttemptMonitor {
   std::vector<Attempt> failures_;  // the newest few, for the summary
   std::string last_message_;
   std::optional<c10::Device> failed_on_;
-  std::vector<std::int64_t> released_for_;  // values that were tried again after a release
+  std::optional<Attempt> needed_release_;  // the last failure whose values were to be tried again
+  bool released_ = false;                  // the cache, right before this attempt
   bool warned_ = false;
   bool hopeless_ = false;  // the last failure would happen on an empty device too
   std::optional<std::chrono::steady_clock::time_point> deadline_;  // of waiting for others

@@ -32,13 +32,16 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
-      monitor.begin();
+      monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(search.next()));
       failure = attempt(search.next());
     }
     if (!failure) {
       Attempt fit = monitor.fitted(search.next());
       fit.rate = rate(options, fit, call.counts_items);
       learn(options, known, fit);
+      if (monitor.needed_release()) {
+        learn(options, known, *monitor.needed_release());
+      }
       return;
     }
     if (saved) {

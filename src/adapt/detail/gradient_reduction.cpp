@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <utility>
 
 namespace brim::detail {
@@ -65,16 +66,16 @@ void GradientReduction::prepare(const at::Tensor& loss, double count) {
   plan();
   count_ = count;
   loss_ = at::empty_like(loss);
-  auto* number = numbers_.mutable_data_ptr<double>();
-  *number++ = count;
-  *number++ = count == 0                      ? 0.0
+  const std::span number(numbers_.mutable_data_ptr<double>(), trained_.size() + 2);
+  number[0] = count;
+  number[1] = count == 0                      ? 0.0
               : reduction_ == Reduction::mean ? loss.item<double>() * count
                                               : loss.item<double>();
-  for (const at::Tensor& parameter : trained_) {
-    at::Tensor& gradient = gradient_of(parameter);
-    *number++ = gradient.defined() ? 1.0 : 0.0;
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    at::Tensor& gradient = gradient_of(trained_[i]);
+    number[2 + i] = gradient.defined() ? 1.0 : 0.0;
     if (!gradient.defined()) {
-      gradient = at::zeros_like(parameter);
+      gradient = at::zeros_like(trained_[i]);
     }
     TORCH_CHECK_VALUE(gradient.layout() == at::kStrided,
                       "gradients must be dense to be reduced over ranks, got ", gradient.layout());

@@ -66,7 +66,19 @@ void drop_refuted(std::vector<Attempt>& attempts, std::int64_t available) {
   attempts = std::move(kept);
 }
 
+/// The newest fit; null if there is none.
+const Attempt* last_fit(std::span<const Attempt> attempts) {
+  const auto newest = std::find_if(attempts.rbegin(), attempts.rend(),
+                                   [](const Attempt& attempt) { return attempt.fitted(); });
+  return newest == attempts.rend() ? nullptr : &*newest;
+}
+
 }  // namespace
+
+bool Recollection::moves_to(std::span<const std::int64_t> values) const {
+  const Attempt* last = last_fit(attempts);
+  return last != nullptr && !std::ranges::equal(last->values, values);
+}
 
 void Recollection::drop_foreign_bytes(Attempt& attempt) {
   if (!device) {
@@ -109,7 +121,13 @@ Recollection recall(const AdaptOptions& options) {
   for (Attempt& attempt : result.attempts) {
     result.drop_foreign_bytes(attempt);
   }
-  result.available = backend_for(device).headroom(device).free;
+  const auto room = backend_for(device).headroom(device);
+  result.available = room.free;
+  if (const Attempt* last = last_fit(result.attempts)) {
+    // What the last call freed (the gradients of the step before), this one will free too, as far
+    // as it is there.
+    *result.available += std::clamp<std::int64_t>(room.allocated - last->held, 0, last->freed);
+  }
   drop_refuted(result.attempts, *result.available);
   return result;
 }

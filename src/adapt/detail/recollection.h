@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace brim::detail {
@@ -18,6 +19,9 @@ struct Recollection {
   std::optional<c10::Device> device{};      ///< of the bytes; empty as long as nothing is known
   std::optional<std::int64_t> available{};  ///< bytes that are free there now
   bool is_wider = true;                     ///< nothing is known of this kind of call itself
+
+  /// Whether the last call fitted with other values.
+  [[nodiscard]] bool moves_to(std::span<const std::int64_t> values) const;
 
   /// Removes the attempt's bytes where they are of another device than `device`.
   void drop_foreign_bytes(Attempt& attempt);

@@ -1,121 +1,89 @@
 // The promise of the size search, over many kinds of need: a first call fails at most once more
 // than halving and ends no lower; from the second call on none fails; from the third on at least
-// 97 % of the largest size that fits is used.
+// 97 % of the largest size that fits is used, on CUDA 92 %. What falls short is in the table of
+// kinds.
 
+#include <brim/adapt/size_memory.h>
 #include <brim/adapt/size_search.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "adapt/detail/attempt_monitor.h"
 #include "adapt/memory_simulation.h"
+#include "adapt/simulated_works.h"
 
 namespace brim {
 namespace {
 
 using namespace simulation;
 
-// A program is a sequence of allocations and releases. Growing bytes are in units that are scaled
-// until the program needs all of the available bytes at the largest size, constant ones a share of
-// the available bytes.
-struct Step {
-  double constant = 0, linear = 0, square = 0;
-  double padding = 1;        // sizes are rounded up to multiples of it
-  std::ptrdiff_t free = -1;  // releases what that step allocated, and allocates nothing
+/// What the promise does not cover.
+struct Allowed {
+  double failures = 0;  // per call from the second on
+  double below = 0;     // share of the cases that are below the goal from the third call on
 };
-using Program = std::vector<Step>;
-
-Step grows(double linear) { return {.linear = linear}; }
-Step square(double factor) { return {.square = factor}; }
-Step constant(double share) { return {.constant = share}; }
-
-Program held(int tensors, const std::function<double(int)>& bytes, double share = 0) {
-  Program program;
-  if (share > 0) {
-    program.push_back(constant(share));
-  }
-  for (int i = 0; i < tensors; ++i) {
-    program.push_back(grows(bytes(i)));
-  }
-  return program;
-}
-
-// Each layer needs its input only.
-Program freed(int tensors, Random& random) {
-  Program program;
-  std::vector<std::ptrdiff_t> made;
-  for (int i = 0; i < tensors; ++i) {
-    made.push_back(std::ssize(program));
-    program.push_back(grows(random.real(0.2, 1)));
-    if (i >= 2) {
-      program.push_back({.free = made[made.size() - 3]});
-    }
-  }
-  return program;
-}
-
-// Forward keeps activations, backward releases them and makes gradients, the optimizer's step needs
-// as much as the gradients once more.
-Program training(int layers, double gradients, Random& random) {
-  Program program;
-  std::vector<double> widths(static_cast<std::size_t>(layers));
-  std::vector<std::ptrdiff_t> kept;
-  for (double& width : widths) {
-    width = random.real(0.3, 1);
-    kept.push_back(std::ssize(program));
-    program.push_back(grows(width));
-  }
-  std::ptrdiff_t flowing = std::ssize(program);
-  program.push_back(grows(widths.back()));
-  for (std::size_t i = widths.size() - 1; i > 0; --i) {
-    program.push_back(constant(gradients / layers));
-    const std::ptrdiff_t next = std::ssize(program);
-    program.push_back(grows(widths[i - 1]));
-    program.push_back({.free = flowing});
-    program.push_back({.free = kept[i]});
-    flowing = next;
-  }
-  program.push_back({.free = flowing});
-  program.push_back(constant(gradients));
-  return program;
-}
 
 struct Kind {
   std::string name;
   std::function<Program(Random&)> make;
-  // What the promise does not cover. A need that first stays the same and then grows, one that is
-  // mostly constant and else quadratic, or one in steps looks like another until it has failed.
-  double may_fail = 0;    // share of the calls from the second on
-  double may_lose = 0;    // share of the cases that are below 97 % from the third call on
+  // A need that first stays the same and then grows, one that is mostly constant and else
+  // quadratic, or one in steps looks like another until it has failed.
+  Allowed cpu{};
+  // Also work that leaves gaps between its blocks: nothing that can be measured at a smaller size
+  // tells where it ends, only that it does.
+  Allowed cuda{};
   double smallest = 300;  // largest size that fits, at least
 };
 
+// On CUDA. Of 512 MiB, 20 MiB stay free for blocks that the allocator cuts out of segments.
+constexpr Allowed kFewBlocks{0, 0.2};
+constexpr Allowed kManyBlocks{0.05, 0.35};
+// What stays free is much of what is left to grow into.
+constexpr Allowed kLittleGrows{0, 0.9};
+// Gaps between the blocks: it runs out of memory at 72 to 99 % of the bytes.
+constexpr Allowed kGaps{0.25, 0.3};
+// What outlives a call lies between the blocks of the next, and what it frees is not seen.
+constexpr Allowed kKept{0.3, 0.9};
+
 std::vector<Kind> kinds() {
   std::vector<Kind> all;
-  const auto add = [&](std::string name, std::function<Program(Random&)> make, double may_fail = 0,
-                       double may_lose = 0, double smallest = 300) {
-    all.push_back({std::move(name), std::move(make), may_fail, may_lose, smallest});
+  const auto add = [&](std::string name, std::function<Program(Random&)> make, Allowed cpu = {},
+                       Allowed cuda = {}, double smallest = 300) {
+    all.push_back({std::move(name), std::move(make), cpu, cuda, smallest});
   };
   for (const int k : {1, 2, 3, 4, 5, 7, 10, 20, 35, 50}) {
-    add("equal_" + std::to_string(k), [=](Random&) { return held(k, [](int) { return 1.0; }); });
+    add(
+        "equal_" + std::to_string(k), [=](Random&) { return held(k, [](int) { return 1.0; }); }, {},
+        k < 20 ? kFewBlocks : kManyBlocks);
   }
   for (const int k : {2, 5, 20}) {
-    add("random_" + std::to_string(k),
-        [=](Random& random) { return held(k, [&](int) { return random.real(0.02, 1); }); });
-    add("freed_" + std::to_string(k + 1), [=](Random& random) { return freed(k + 1, random); });
+    add(
+        "random_" + std::to_string(k),
+        [=](Random& random) { return held(k, [&](int) { return random.real(0.02, 1); }); }, {},
+        k < 20 ? kFewBlocks : kManyBlocks);
+    add(
+        "freed_" + std::to_string(k + 1), [=](Random& random) { return freed(k + 1, random); }, {},
+        k < 5 ? kFewBlocks : kGaps);
   }
   add("growing", [](Random&) { return held(8, [](int i) { return std::exp2(i); }); });
   add("shrinking", [](Random&) { return held(8, [](int i) { return std::exp2(-i); }); });
   for (const int percent : {10, 25, 50, 75, 90, 95}) {
     for (const int k : {1, 6}) {
-      add("constant_" + std::to_string(percent) + "_of_" + std::to_string(k), [=](Random& random) {
-        return held(k, [&](int) { return random.real(0.2, 1); }, percent / 100.0);
-      });
+      add(
+          "constant_" + std::to_string(percent) + "_of_" + std::to_string(k),
+          [=](Random& random) {
+            return held(k, [&](int) { return random.real(0.2, 1); }, percent / 100.0);
+          },
+          {}, percent < 75 ? kFewBlocks : kLittleGrows);
     }
   }
   add("square_1", [](Random&) { return Program{square(1)}; });
@@ -125,12 +93,13 @@ std::vector<Kind> kinds() {
       [](Random& random) {
         return Program{grows(random.real(0.1, 1)), square(random.real(0.1, 1)), grows(0.1)};
       },
-      0.02, 0.15);
+      {0.02, 0.15}, kFewBlocks);
   for (const int percent : {25, 50, 75}) {
     add(
         "constant_" + std::to_string(percent) + "_and_square",
         [=](Random&) { return Program{constant(percent / 100.0), square(1), square(1)}; },
-        percent > 50 ? 0.05 : 0, percent > 50 ? 0.3 : 0.05);
+        percent > 50 ? Allowed{0.05, 0.3} : Allowed{0, 0.05},
+        percent > 50 ? kLittleGrows : kFewBlocks);
   }
   for (const int k : {1, 6}) {
     add(
@@ -142,142 +111,156 @@ std::vector<Kind> kinds() {
           }
           return program;
         },
-        0.05, 0.2, 6400);
+        {0.05, 0.2}, kFewBlocks, 6400);
   }
   for (const int layers : {3, 6, 20, 50}) {
-    add("training_" + std::to_string(layers),
-        [=](Random& random) { return training(layers, 0, random); });
-    add(
-        "training_" + std::to_string(layers) + "_gradients",
-        [=](Random& random) { return training(layers, 0.15, random); }, 0.02, 0.1);
-    add(
-        "training_" + std::to_string(layers) + "_large_optimizer_step",
-        [=](Random& random) { return training(layers, 0.45, random); }, 0.25, 0.95);
+    const std::string name = "training_" + std::to_string(layers);
+    const auto with = [=](const Training& options) {
+      return [=](Random& random) { return training(random_widths(layers, random), options); };
+    };
+    add(name, with({}), {}, kGaps);
+    add(name + "_gradients", with({.gradients = 0.15, .temporaries = 0.15}), {0.02, 0.1}, kGaps);
+    add(name + "_large_optimizer_step", with({.gradients = 0.45, .temporaries = 0.45}),
+        {0.25, 0.95}, {0.5, 0.95});
+    // zero_grad() at the start: each call frees the gradients that the last one left.
+    const Life kept = Life::replaced;
+    for (const int percent : {2, 15}) {
+      const double share = percent / 100.0;
+      const std::string start = name + "_zero_grad_first_" + std::to_string(percent);
+      add(start, with({.gradients = share, .gradients_live = kept}), {0.02, 0.1}, kKept);
+      add(start + "_new_adam",
+          with({.gradients = share, .state = 2 * share, .gradients_live = kept}), {0.02, 0.1},
+          kKept);
+    }
   }
-  add(
-      "floor",
+  for (const int percent : {0, 2}) {
+    const double workspace = percent / 100.0;
+    const auto with = [=](const Training& options) {
+      return [=](Random&) { return training(resnet_widths(), options); };
+    };
+    const std::string name = "resnet_workspace_" + std::to_string(percent);
+    add(name, with({.gradients = 0.016, .workspace = workspace}), {}, kManyBlocks);
+    add(name + "_zero_grad_first",
+        with({.gradients = 0.016,
+              .state = 0.016,
+              .workspace = workspace,
+              .gradients_live = Life::replaced}),
+        {0, 0.05}, {0.1, 0.4});
+  }
+  add("floor",
       [](Random& random) {
-        return Program{constant(random.real(0.2, 0.9)), {.free = 0}, grows(1), grows(1)};
+        return Program{constant(random.real(0.2, 0.9)), frees(0), grows(1), grows(1)};
       },
-      0.01, 0.05);
-  add("workspace", [](Random&) { return Program{grows(1), constant(0.3)}; });
+      {0.01, 0.05}, {0.2, 0.7});
+  add("workspace", [](Random&) { return Program{grows(1), constant(0.3)}; }, {}, kFewBlocks);
   return all;
 }
-
-class Work {
- public:
-  Work(Program program, double largest, std::int64_t available)
-      : program_(std::move(program)), available_(available) {
-    double fits = 0;
-    double fails = 1e3 * static_cast<double>(available);
-    unit_ = largest;
-    for (int i = 0; i < 100; ++i) {
-      scale_ = (fits + fails) / 2;
-      (run(static_cast<std::int64_t>(largest)).fitted() ? fits : fails) = scale_;
-    }
-    scale_ = fits;
-  }
-
-  [[nodiscard]] Attempt run(std::int64_t size) const {
-    Attempt attempt{.values = {size}, .peak = 0, .available = available_};
-    std::vector<std::int64_t> live;
-    std::int64_t now = 0;
-    for (const Step& step : program_) {
-      live.push_back(0);
-      if (step.free >= 0) {
-        now -= std::exchange(live[static_cast<std::size_t>(step.free)], 0);
-        continue;
-      }
-      const double x = std::ceil(static_cast<double>(size) / step.padding) * step.padding / unit_;
-      const double bytes = step.constant * static_cast<double>(available_) +
-                           scale_ * (step.linear * x + step.square * x * x);
-      const auto request = static_cast<std::int64_t>(bytes);
-      if (now + request > available_) {
-        attempt.outcome = OomKind::device_memory;
-        attempt.peak = now;
-        attempt.requested = request;
-        return attempt;
-      }
-      live.back() = request;
-      now += request;
-      attempt.peak = std::max(*attempt.peak, now);
-    }
-    return attempt;
-  }
-
-  [[nodiscard]] std::int64_t largest() const {
-    std::int64_t fits = 0;
-    for (std::int64_t fails = 4 * static_cast<std::int64_t>(unit_); fails - fits > 1;) {
-      const std::int64_t middle = fits + (fails - fits) / 2;
-      (run(middle).fitted() ? fits : fails) = middle;
-    }
-    return fits;
-  }
-
-  [[nodiscard]] std::int64_t available() const { return available_; }
-
- private:
-  Program program_;
-  std::int64_t available_;
-  double unit_ = 1;
-  double scale_ = 1;
-};
 
 struct Call {
   int failures = 0;
   std::int64_t size = 0;
 };
 
-Call call(const Work& work, const SizeSearchOptions& options, std::vector<Attempt>& memory) {
+/// A call as the driver makes it.
+Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& memory) {
+  if (!memory.empty()) {
+    options.available = work.available(memory);
+  }
   SizeSearch search(options);
   search.remember(memory);
-  Call result;
-  for (;; ++result.failures) {
-    memory.push_back(work.run(search.next()));
-    search.record(memory.back());
-    if (memory.back().fitted()) {
-      result.size = memory.back().size();
+  const auto last = std::find_if(memory.rbegin(), memory.rend(), std::mem_fn(&Attempt::fitted));
+  std::int64_t cached = last == memory.rend() ? search.next() : last->size();
+  std::optional<Attempt> needed_release;
+  for (Call result;; ++result.failures) {
+    bool released = needed_release.has_value();
+    if (search.next() != cached) {
+      work.empty_cache();
+      released = true;
+    }
+    const Attempt attempt = work.run(search.next());
+    if (attempt.fitted()) {
+      add_attempt(memory, attempt);
+      if (needed_release) {
+        add_attempt(memory, *needed_release);
+      }
+      result.size = attempt.size();
       return result;
     }
-    EXPECT_FALSE(search.finished());
+    needed_release.reset();
+    if (!released &&
+        should_have_fitted({.requested = attempt.requested, .in_use = attempt.held + *attempt.peak},
+                           work.capacity())) {
+      work.empty_cache();
+      needed_release = attempt;
+      continue;
+    }
+    add_attempt(memory, attempt);
+    search.record(attempt);
+    cached = 0;
+    EXPECT_TRUE(!search.finished() || search.best());
   }
+}
+
+struct Device {
+  AllocatorKind kind;
+  SizeSearchOptions options;
+  int cases;
+  std::function<std::int64_t(Random&, int)> bytes;
+  double goal;
+};
+
+void hold_promise(const Kind& kind, const Device& device, const Allowed& allowed) {
+  constexpr int kCalls = 5;
+  Random random(31);
+  int later_failures = 0;
+  int below = 0;
+  for (int i = 0; i < device.cases; ++i) {
+    const auto size = static_cast<double>(random.magnitude(kind.smallest, 1e5));
+    Work work(kind.make(random), size, device.bytes(random, i), device.kind);
+    std::int64_t largest = work.largest();
+    ASSERT_GT(largest, 0);
+    const double times = std::exp(random.real(std::log(1.2), std::log(100)));
+    SizeSearchOptions options = device.options;
+    options.upper = static_cast<std::int64_t>(static_cast<double>(largest) * times);
+    std::vector<Attempt> unused;
+    Work same = work;
+    const Call halving =
+        call(same, {.strategy = Strategy::halving, .upper = options.upper}, unused);
+    std::vector<Attempt> memory;
+    bool far = false;
+    for (int c = 0; c < kCalls; ++c) {
+      const Call ours = call(work, options, memory);
+      if (c == 0) {
+        ASSERT_LE(ours.failures, halving.failures + 1) << options.upper << " of " << largest;
+        ASSERT_GE(ours.size, halving.size) << options.upper << " of " << largest;
+        largest = work.largest();  // what the first call made for good may lie between blocks
+      } else {
+        later_failures += ours.failures;
+      }
+      far |= c >= 2 && share(ours.size, largest) < device.goal;
+    }
+    below += far ? 1 : 0;
+  }
+  EXPECT_LE(later_failures, allowed.failures * device.cases * (kCalls - 1));
+  EXPECT_LE(below, allowed.below * device.cases);
 }
 
 class NeverWorseThanHalving : public testing::TestWithParam<Kind> {};
 
 TEST_P(NeverWorseThanHalving, AndNearTheLargestSizeFromTheThirdCallOn) {
-  constexpr int kCases = 100;
-  constexpr int kCalls = 5;
-  const Kind& kind = GetParam();
-  Random random(31);
-  int later_failures = 0;
-  int below = 0;
-  for (int i = 0; i < kCases; ++i) {
-    const auto size = static_cast<double>(random.magnitude(kind.smallest, 1e5));
-    const std::int64_t available = random.magnitude(1e8, 8e10);
-    const Work work(kind.make(random), size, available);
-    const std::int64_t largest = work.largest();
-    ASSERT_GT(largest, 0);
-    const double times = std::exp(random.real(std::log(1.2), std::log(100)));
-    const auto upper = static_cast<std::int64_t>(static_cast<double>(largest) * times);
-    std::vector<Attempt> unused;
-    const Call halving = call(work, {.strategy = Strategy::halving, .upper = upper}, unused);
-    std::vector<Attempt> memory;
-    bool far = false;
-    for (int c = 0; c < kCalls; ++c) {
-      const Call ours = call(work, {.upper = upper, .packs = true, .available = available}, memory);
-      if (c == 0) {
-        ASSERT_LE(ours.failures, halving.failures + 1) << upper << " of " << largest;
-        ASSERT_GE(ours.size, halving.size) << upper << " of " << largest;
-      } else {
-        later_failures += ours.failures;
-      }
-      far |= c >= 2 && share(ours.size, largest) < 0.97;
-    }
-    below += far ? 1 : 0;
-  }
-  EXPECT_LE(later_failures, kind.may_fail * kCases * (kCalls - 1));
-  EXPECT_LE(below, kind.may_lose * kCases);
+  const auto bytes = [](Random& random, int) { return random.magnitude(1e8, 8e10); };
+  hold_promise(GetParam(), {AllocatorKind::exact, {.packs = true}, 100, bytes, 0.97},
+               GetParam().cpu);
+}
+
+TEST_P(NeverWorseThanHalving, OnCuda) {
+  constexpr std::array<std::int64_t, 4> kHalfGiB{1, 4, 12, 32};
+  const auto bytes = [&](Random&, int i) {
+    return 512 * kMiB * kHalfGiB[static_cast<std::size_t>(i) % 4];
+  };
+  hold_promise(GetParam(),
+               {AllocatorKind::caching, {.margin = 0.02, .packs = false}, 24, bytes, 0.92},
+               GetParam().cuda);
 }
 
 INSTANTIATE_TEST_SUITE_P(SizeSearch, NeverWorseThanHalving, testing::ValuesIn(kinds()),

@@ -67,5 +67,31 @@ TEST(Cost, IsFoundByItsNameAndAnUnknownNameListsAll) {
   EXPECT_EQ(Cost::names(), "\"sum\", \"count\", \"padded\", \"padded_squared\"");
 }
 
+TEST(Cost, PricedFindsTheLargestCount) {
+  const Cost cost = Cost::priced(
+      [](std::int64_t n, double longest) { return 100 + static_cast<double>(n) * longest; });
+  for (int round = 0; round < 2; ++round) {  // asked, and remembered
+    EXPECT_EQ(cost.largest_count()(7, 200), 14);
+    EXPECT_EQ(cost.largest_count()(101, 200), 0);
+    EXPECT_EQ(cost.largest_count()(7, 300), 28);
+    EXPECT_EQ(cost.largest_count()(0.5, 200), 200);
+  }
+  const Cost wrong = Cost::priced([](std::int64_t, double) { return -1.0; });
+  EXPECT_THROW((void)wrong.largest_count()(7, 200), std::invalid_argument);
+  EXPECT_THROW((void)Cost::priced({}), std::invalid_argument);
+}
+
+TEST(Limit, LargestSizesAreTheLastThatFit) {
+  EXPECT_EQ(Limit(Cost::sum(), std::int64_t{10}).largest_whole_size(), 10);
+  EXPECT_EQ(Limit(Cost::padded_squared(), std::int64_t{99}).largest_whole_size(), 9);
+  EXPECT_EQ(Limit(Cost::sum(), 10.5).largest_real_size(), 10.5);
+  EXPECT_EQ(Limit(Cost::padded_squared(), 6.25).largest_real_size(), 2.5);
+  EXPECT_EQ(Limit(Cost::count(), 3.0).largest_whole_size(),
+            std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(Limit(Cost::count(), 3.0).largest_real_size(), std::numeric_limits<double>::max());
+  const Cost fixed = Cost::priced([](std::int64_t, double) { return 100.0; });
+  EXPECT_THROW((void)Limit(fixed, 50.0).largest_real_size(), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace brim::batching

@@ -65,6 +65,10 @@ TEST(PeakMeter, CountsFromWhatWasHeldAtItsOpening) {
   older.reset();
   EXPECT_EQ(meter.left(), 300 - 10'000) << "the work freed an older tensor";
   EXPECT_EQ(meter.peak(), 300);
+  EXPECT_EQ(meter.freed(), 10'000 - 300);
+  older = tensor_of(10'000);
+  EXPECT_EQ(meter.left(), 300);
+  EXPECT_EQ(meter.freed(), 10'000 - 300) << "even where a new one took its place";
 }
 
 TEST(PeakMeter, InnerMeterKeepsOuterPeak) {
@@ -156,6 +160,7 @@ TEST(PeakMeter, RandomPatternsAgreeWithABookkeeper) {
       std::unique_ptr<PeakMeter> meter;
       std::int64_t start;
       std::int64_t highest;
+      std::int64_t lowest;
     };
     std::vector<Open> open;
     std::vector<at::Tensor> tensors;
@@ -163,7 +168,7 @@ TEST(PeakMeter, RandomPatternsAgreeWithABookkeeper) {
     for (int step = 0; step < 300; ++step) {
       switch (random() % 6) {
         case 0:
-          open.push_back({std::make_unique<PeakMeter>(at::kCPU), now, now});
+          open.push_back({std::make_unique<PeakMeter>(at::kCPU), now, now, now});
           break;
         case 1:
           if (!open.empty()) {
@@ -180,6 +185,9 @@ TEST(PeakMeter, RandomPatternsAgreeWithABookkeeper) {
             std::swap(tensors[random() % tensors.size()], tensors.back());
             now -= tensors.back().numel();
             tensors.pop_back();
+            for (Open& meter : open) {
+              meter.lowest = std::min(meter.lowest, now);
+            }
           }
           break;
         default:
@@ -191,6 +199,7 @@ TEST(PeakMeter, RandomPatternsAgreeWithABookkeeper) {
       }
       for (const Open& meter : open) {
         ASSERT_EQ(meter.meter->peak(), meter.highest - meter.start);
+        ASSERT_EQ(meter.meter->freed(), meter.start - meter.lowest);
       }
     }
   }

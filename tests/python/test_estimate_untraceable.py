@@ -1,0 +1,100 @@
+"""brim.estimate where a function moves or casts, and where it cannot be traced."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import brim
+
+
+def line_of(fn: Callable[..., Any], offset: int) -> str:
+    return rf"test_estimate_untraceable\.py:{fn.__code__.co_firstlineno + offset}: "
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.BatchNorm1d(256), nn.Linear(256, 256))
+
+
+CHANGES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "double": lambda model: model.double(),
+    "to(dtype)": lambda model: model.to(torch.float64),
+    "to(the same)": lambda model: model.to("cpu", torch.float32),
+    "requires_grad_": lambda model: model.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_module_that_changes_its_type_is_followed_and_put_back(name: str) -> None:
+    brim.install_cpu_allocator()
+    model, x = network(), torch.randn(512, 256)
+    before = copy.deepcopy(model.state_dict())
+    parameters = list(model.parameters())
+
+    def work() -> None:
+        changed = CHANGES[name](model)
+        changed(x.to(next(changed.parameters()).dtype))
+
+    predicted = brim.estimate(work, device="cpu")
+    assert [type(p) for p in model.parameters()] == [nn.Parameter] * len(parameters)
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+    with brim.PeakMeter("cpu") as meter:
+        work()
+    assert predicted.peak == pytest.approx(meter.peak, rel=0.01)
+
+
+def test_modules_that_move_to_the_device_count_there() -> None:
+    model, x = network(), torch.randn(512, 256)
+
+    def work() -> torch.Tensor:
+        out: torch.Tensor = model.cuda()(x.to("cuda"))
+        return out
+
+    predicted = brim.estimate(work, device="cuda", capacity="1GiB")
+    assert predicted.held_before > 4 * 2 * 256 * 256
+    assert all(p.device.type == "cpu" for p in model.parameters())
+
+
+def branches(x: torch.Tensor) -> None:
+    if x.sum() > 0:
+        x.mul_(2)
+
+
+def masks(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+
+def counts(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(int(x.argmax()))
+
+
+def leaves_torch(x: torch.Tensor) -> Any:
+    return (x * 2).numpy()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (branches, r"torch\.where"),
+        (masks, "shape"),
+        (counts, "value"),
+        (leaves_torch, "cannot be traced"),
+    ],
+)
+def test_what_needs_values_is_an_error_that_names_the_line(
+    fn: Callable[..., Any], reason: str, device: str
+) -> None:
+    with pytest.raises(brim.EstimateError, match=line_of(fn, 1) + f".*{reason}"):
+        brim.estimate(fn, torch.ones(4), device=device, capacity="1GiB")
+
+
+def test_the_functions_own_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match=r"must have same reduction dim|cannot be multiplied"):
+        brim.estimate(lambda: torch.ones(2, 3) @ torch.ones(2, 3), device="cpu")
