@@ -256,9 +256,7 @@ class Call {
 
   /// The size to start from, at most this one.
   std::int64_t foreseen(std::int64_t size) {
-    if (!keys_) {
-      keys_ = call_keys(config_, arguments_, std::nullopt);
-    }
+    const std::uint64_t key = call_keys(config_, arguments_, std::nullopt, true).key;
     py::list positional;  // NOLINT(misc-const-correctness): both are filled below
     py::dict named;       // NOLINT(misc-const-correctness)
     for (Py_ssize_t i = 0; i < arguments_.count(); ++i) {
@@ -269,7 +267,7 @@ class Call {
         named[PyTuple_GET_ITEM(arguments_.names, i - arguments_.positional)] = value;
       }
     }
-    return invoke(config_.foresee, keys_->key, size, py::handle(function_), positional, named)
+    return invoke(config_.foresee, key, size, py::handle(function_), positional, named)
         .cast<std::int64_t>();
   }
 
@@ -465,7 +463,8 @@ PyObject* adaptive_forget(const AdaptiveConfig& config, const CallArguments& arg
         }
       }
       if (config.foresee) {
-        release(invoke(attribute(config.foresee, "forget"), keys.key));
+        const CallKeys foreseen = call_keys(config, arguments, std::nullopt, true);
+        release(invoke(attribute(config.foresee, "forget"), foreseen.key));
       }
     }
     return py::none().release().ptr();

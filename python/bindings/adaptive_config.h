@@ -118,7 +118,9 @@ struct CallKeys {
 /// and devices of its tensors, which make the wider kind, and by its numbers, texts and objects.
 /// @param skip_dim a dimension of the first argument (after a receiver) whose length does not
 /// matter (chunked), or empty.
+/// @param by_identity objects are told apart by their address, not by what they hold: for what is
+/// not kept for long and too costly to repeat whenever an attribute counts something.
 CallKeys call_keys(const AdaptiveConfig& config, const CallArguments& arguments,
-                   std::optional<std::int64_t> skip_dim);
+                   std::optional<std::int64_t> skip_dim, bool by_identity = false);
 
 }  // namespace brim::python

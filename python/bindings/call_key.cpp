@@ -164,7 +164,9 @@ bool add_setting(CallKey& key, PyObject* value, int depth = 0) {
 class Settings {
  public:
   /// @param history null: all settings count.
-  explicit Settings(ScalarArguments* history) : history_(history) {}
+  /// @param by_identity objects are told apart by their address, not by what they hold.
+  Settings(ScalarArguments* history, bool by_identity)
+      : history_(history), by_identity_(by_identity) {}
 
   /// @param argument a hash of its name or place.
   void add(std::uint64_t argument, PyObject* value) {
@@ -176,7 +178,13 @@ class Settings {
       note(argument, setting.value());
     } else if (!PyFloat_Check(value) && !PyList_Check(value) && !PyTuple_Check(value) &&
                !PyDict_Check(value)) {
-      add_object(argument, value);
+      if (by_identity_) {
+        CallKey address(argument);
+        address.add(std::string_view("address"));
+        note(address.value(), reinterpret_cast<std::uintptr_t>(value));
+      } else {
+        add_object(argument, value);
+      }
     }
   }
 
@@ -236,6 +244,7 @@ class Settings {
   }
 
   ScalarArguments* history_;
+  bool by_identity_;
   std::optional<std::uint64_t> sum_;
 };
 
@@ -249,8 +258,8 @@ bool is_size(const AdaptiveConfig& config, const CallArguments& arguments, Py_ss
 }
 
 std::optional<std::uint64_t> settings_of(const AdaptiveConfig& config,
-                                         const CallArguments& arguments) {
-  Settings settings(config.memory ? &config.memory->scalars() : nullptr);
+                                         const CallArguments& arguments, bool by_identity) {
+  Settings settings(config.memory ? &config.memory->scalars() : nullptr, by_identity);
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     if (is_size(config, arguments, i)) {
       continue;
@@ -376,7 +385,7 @@ bool has_accelerator_tensor(const CallArguments& arguments) {
 }
 
 CallKeys call_keys(const AdaptiveConfig& config, const CallArguments& arguments,
-                   std::optional<std::int64_t> skip_dim) {
+                   std::optional<std::int64_t> skip_dim, bool by_identity) {
   CallKey key(config.salt);
   if (config.per_call_site) {
     add_call_site(key);
@@ -408,7 +417,7 @@ CallKeys call_keys(const AdaptiveConfig& config, const CallArguments& arguments,
       keywords += one.value();
     }
     key.add(keywords);
-    if (const auto settings = settings_of(config, arguments)) {
+    if (const auto settings = settings_of(config, arguments, by_identity)) {
       const std::uint64_t wider = key.value();
       key.add(*settings);
       return {key.value(), wider};

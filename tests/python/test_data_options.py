@@ -94,15 +94,16 @@ def test_a_largest_number_of_samples_beside_several_budgets() -> None:
         assert max(map(len, batches)) == 7
 
 
-def test_a_largest_number_of_samples_in_fit() -> None:
+def test_a_largest_number_of_samples_in_fit(held: int) -> None:
     data = [torch.zeros(size * 256) for size in SIZES]
+    budget = held + sum(sample.nbytes for sample in data) + (8 << 20)
 
     def work(batch: list[torch.Tensor]) -> None:
         longest = max(len(sample) for sample in batch)
         torch.zeros(len(batch), longest).sum()
 
     for kind in (PackedBatchSampler, SizeAwareBatchSampler):
-        sampler: Any = kind.fit(data, work, SIZES, "8MiB", "cpu", max_batch_size=5)
+        sampler: Any = kind.fit(data, work, SIZES, budget, "cpu", max_batch_size=5)
         assert max(map(len, sampler)) == 5
 
 

@@ -17,7 +17,7 @@ from brim.memory import DeviceLike, default_device
 
 _SHARE = 0.99  # of what is there: some kernels take a little that no trace shows
 _CHANGED = 0.02  # of what is there
-_MOST = 8  # kinds of call, and searches for each: a search takes seconds
+_MOST = 16  # searches for a function: each takes seconds
 
 _log = logging.getLogger("brim")
 
@@ -25,15 +25,15 @@ _log = logging.getLogger("brim")
 class _Limit(NamedTuple):
     asked: int
     memory: int  # bytes that could be held then
-    size: int | None  # None if that cannot be told
-    searches: int
+    size: int | None  # 0 if none fits, None if that cannot be told
 
     def is_out_of_date(self, asked: int, memory: int) -> bool:
         """Whether another search may find another size."""
+        if self.size is None:
+            return False
         changed = memory - self.memory
-        all_fitted = self.size is None or self.size >= self.asked
         return asked > self.asked or (
-            abs(changed) > _CHANGED * memory and not (changed > 0 and all_fitted)
+            abs(changed) > _CHANGED * memory and not (changed > 0 and self.size >= self.asked)
         )
 
 
@@ -55,6 +55,7 @@ class FirstSize:
         self._lower = lower
         self._device = device
         self._limits: dict[int, _Limit] = {}  # by kind of call
+        self._searches = 0
         self._given_up = False
 
     def __call__(
@@ -80,20 +81,18 @@ class FirstSize:
         stats = _C.memory_stats(device)
         most = stats.allocated + stats.free
         known = self._limits.get(key)
-        if known is None and len(self._limits) == _MOST:
-            self._give_up(function, f"it was called in more than {_MOST} ways")
-            return size
         if known is None or known.is_out_of_date(size, most):
-            searches = 1 if known is None else known.searches + 1
-            if searches > _MOST:
-                return size  # what was measured since tells enough
+            if self._searches == _MOST:  # what was measured since tells enough
+                self._give_up(function, f"its calls or the memory changed {_MOST} times")
+                return size
+            self._searches += 1
             try:
                 bound = inspect.signature(function).bind(*args, **kwargs)
             except TypeError:  # the call will say so
                 return size
             found = self._largest(function, bound, size, most, device)
-            known = self._limits[key] = _Limit(size, most, found, searches)
-        return size if known.size is None else min(known.size, size)
+            known = self._limits[key] = _Limit(size, most, found)
+        return min(known.size, size) if known.size else size
 
     def forget(self, key: int) -> None:
         """Trace calls of this kind anew."""
@@ -102,6 +101,7 @@ class FirstSize:
     def clear(self) -> None:
         """Trace everything anew."""
         self._limits.clear()
+        self._searches = 0
         self._given_up = False
 
     def _give_up(self, function: Callable[..., Any], reason: object) -> None:
@@ -117,7 +117,7 @@ class FirstSize:
         most: int,
         device: torch.device,
     ) -> int | None:
-        """The largest size up to this one that fits; None if that cannot be told."""
+        """The largest size up to this one that fits, 0 if none does; None if it cannot be told."""
         arguments = bound.arguments  # in the closure, so that the trace finds them
 
         def call(size: int) -> Any:
@@ -137,4 +137,4 @@ class FirstSize:
             _log.info("%s cannot be foreseen: %s", name_of(function), error)
             return None
         _log.info("%s: %s %d is foreseen to fit", name_of(function), self._name, found)
-        return found or None
+        return found

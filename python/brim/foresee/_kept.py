@@ -19,6 +19,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 _MISSING = object()
 
 
+def attributes_of(thing: object) -> dict[str, Any]:
+    """An object's `__dict__`, empty if it has none."""
+    try:
+        found = thing.__dict__
+    except Exception:  # it may be a property
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def slots_of(thing: object) -> Iterator[tuple[types.MemberDescriptorType, Any]]:
     """The attributes of an object that are not in its `__dict__`, each with its value."""
     for base in type(thing).__mro__:
@@ -74,8 +83,7 @@ class Kept:
                 lambda: None if thing.cache_info().misses == misses else thing.cache_clear()
             )
         else:
-            if isinstance(getattr(thing, "__dict__", None), dict):
-                self.keep(thing.__dict__, own)
+            self.keep(attributes_of(thing), own)
             for member, value in slots_of(thing):
                 self._put_back.append(functools.partial(_set_slot, member, thing, value, own))
 

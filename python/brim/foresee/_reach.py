@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import sys
@@ -13,12 +14,13 @@ from typing import Any
 
 import torch
 
-from brim.foresee._kept import names_in, slots_of
+from brim.foresee._kept import attributes_of, names_in, slots_of
 
 _MOST_OBJECTS = 20_000
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype)
 _HELPERS = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
+_PLAIN = (types.SimpleNamespace, argparse.Namespace)
 _FOREIGN = ("torch", "builtins", "numpy", "typing", "collections", "logging", "threading")
 _LIBRARIES = tuple({os.path.join(folder, "") for folder in sysconfig.get_paths().values()})
 
@@ -79,7 +81,7 @@ def _is_foreign(found: Any) -> bool:
 
 def _is_of_library(found: Any) -> bool:
     """Whether its code belongs to Python or to an installed package."""
-    if isinstance(found, (functools.partial, types.MethodType, Mapping, *_CONTAINERS)):
+    if isinstance(found, (functools.partial, types.MethodType, Mapping, *_CONTAINERS, *_PLAIN)):
         return False
     code = found if isinstance(found, types.FunctionType) else type(found)
     file = getattr(sys.modules.get(code.__module__ or ""), "__file__", None)
@@ -109,7 +111,7 @@ def _inside(found: Any) -> Iterator[Any]:
     elif isinstance(found, _CONTAINERS):
         yield from found
     else:
-        yield from getattr(found, "__dict__", {}).values()
+        yield from attributes_of(found).values()
         yield from (value for _, value in slots_of(found))
         call = getattr(type(found), "__call__", None)  # noqa: B004  the function itself
         if isinstance(call, types.FunctionType):

@@ -120,6 +120,8 @@ def _is_foreign(value: object) -> bool:
         >>> [_is_foreign(torch.zeros(1).as_subclass(kind)) for kind in (Named, Own)]
         [False, True]
     """
+    if value is None:  # torch 2.11's compiler cannot look into its type
+        return False
     kind: Any = type(value)
     if kind in _KNOWN or not hasattr(kind, "__torch_function__"):
         return False
