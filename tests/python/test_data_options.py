@@ -101,6 +101,11 @@ def test_a_largest_number_of_samples_in_fit(held: int) -> None:
     for kind in (PackedBatchSampler, SizeAwareBatchSampler):
         sampler: Any = kind.fit(SIZES, work, SIZES, held + 2**23, "cpu", max_batch_size=5)
         assert max(map(len, sampler)) == 5
+    drawn: Any = PackedBatchSampler.fit(
+        SIZES, work, SIZES, held + 2**23, "cpu", indices=lambda epoch: [epoch, epoch + 1]
+    )
+    assert samples_of(drawn) == [0, 1]
+    assert samples_of(drawn) == [1, 2]
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
