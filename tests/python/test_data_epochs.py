@@ -240,7 +240,9 @@ def lightnings_own(loader: Any, epoch: int) -> None:
     data._set_sampler_epoch(loader, epoch)
 
 
-@pytest.mark.parametrize("set_epoch", [set_epoch_as_lightning, lightnings_own])
+@pytest.mark.parametrize(
+    "set_epoch", [set_epoch_as_lightning, pytest.param(lightnings_own, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_lightning_tells_the_epoch(kind: str, set_epoch: Callable[[Any, int], None]) -> None:
     loader = DataLoader(range(90), batch_sampler=MAKERS[kind](seed=1), collate_fn=list)

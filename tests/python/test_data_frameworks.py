@@ -116,6 +116,7 @@ def test_orders_that_ranks_would_not_share_are_refused() -> None:
 # ---------------------------------------------------------------- Lightning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["lightning.fabric.utilities.data", "lightning.pytorch"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_lightning_gets_the_same_sampler_back(kind: str, package: str) -> None:
@@ -137,6 +138,7 @@ def test_lightning_gets_the_same_sampler_back(kind: str, package: str) -> None:
     assert samples_of(shares) == list(range(97))
 
 
+@pytest.mark.slow
 def test_lightning_predicts_with_all_samples_or_warns() -> None:
     pytest.importorskip("lightning.pytorch")
     from lightning.pytorch.trainer.states import RunningStage

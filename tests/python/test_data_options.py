@@ -95,16 +95,17 @@ def test_a_largest_number_of_samples_beside_several_budgets() -> None:
 
 
 def test_a_largest_number_of_samples_in_fit(held: int) -> None:
-    data = [torch.zeros(size * 256) for size in SIZES]
-    budget = held + sum(sample.nbytes for sample in data) + (8 << 20)
-
-    def work(batch: list[torch.Tensor]) -> None:
-        longest = max(len(sample) for sample in batch)
-        torch.zeros(len(batch), longest).sum()
+    def work(batch: list[int]) -> None:
+        torch.zeros(len(batch), max(batch), 256).sum()
 
     for kind in (PackedBatchSampler, SizeAwareBatchSampler):
-        sampler: Any = kind.fit(data, work, SIZES, budget, "cpu", max_batch_size=5)
+        sampler: Any = kind.fit(SIZES, work, SIZES, held + 2**23, "cpu", max_batch_size=5)
         assert max(map(len, sampler)) == 5
+    drawn: Any = PackedBatchSampler.fit(
+        SIZES, work, SIZES, held + 2**23, "cpu", indices=lambda epoch: [epoch, epoch + 1]
+    )
+    assert samples_of(drawn) == [0, 1]
+    assert samples_of(drawn) == [1, 2]
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)

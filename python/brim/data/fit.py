@@ -98,8 +98,9 @@ class FittedBatchSampler(BatchSamplerBase):
             raise ValueError("dataset is empty: there is nothing to measure")
         sizes = _all_sizes(dataset, sizeof)
         limit = _C.parse_bytes(budget, _C.memory_stats(device).limit)
-        if options.get("indices") is not None:  # read several times
-            options["indices"] = index_tensor("indices", options["indices"])
+        given = options.get("indices")
+        if given is not None and not callable(given):  # read several times
+            options["indices"] = index_tensor("indices", given)
 
         def trial(sizes: torch.Tensor, maximum: int, cost: Any, **changes: Any) -> BatchSamplerBase:
             with warnings.catch_warnings():
