@@ -383,8 +383,13 @@ def nccl(rank: int, world: int) -> Any:
 def main() -> None:
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     torch.set_num_threads(1)
-    backend = "nccl" if names == ["nccl"] else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    backend, where = "nccl" if names == ["nccl"] else "gloo", {}
+    if attempt := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        # torchrun's store still has the addresses of the run before, which gloo would try.
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.PrefixStore(f"attempt_{attempt}", dist.TCPStore(address, port))
+        where = {"store": store, "rank": int(os.environ["RANK"]), "world_size": 2}
+    dist.init_process_group(backend, timeout=timedelta(seconds=60), **where)
     rank, world = dist.get_rank(), dist.get_world_size()
     results = {}
     for name in names:
