@@ -1,4 +1,4 @@
-"""Microbatches beside a hand-written loop.
+"""Microbatches beside a hand-written loop, and what it costs that ranks agree.
 
 ./dev bench dist
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import rank_agreement
 import torch
 from harness import medians, milliseconds, row
 from torch import nn
@@ -74,6 +75,7 @@ def main() -> None:
     print("A training step of 256 items in 4 parts of 64")
     microbatches("MLP", mlp, (64,), 301)
     microbatches("CNN", cnn, (3, 32, 32), 31)
+    rank_agreement.start()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 import brim
 
@@ -18,35 +17,24 @@ def train() -> None:
     """What each rank runs."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    torch.manual_seed(0)
-    model = DistributedDataParallel(
-        torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(1 + rank)
-    data = torch.rand(1024, 64)
+    torch.manual_seed(0)  # the same model everywhere
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.rand(1024, 64, generator=torch.Generator().manual_seed(rank))
 
-    @brim.batch(1024, ranks=True, restore=model)
-    def gradients(batch_size: int) -> float:
-        total = 0.0
-        with model.no_sync():  # no collective inside: nobody waits for a rank that fails
-            for part in data.split(batch_size):
-                loss = (model(part) - part.sum(1, keepdim=True)).square().sum() / len(data)
-                loss.backward()
-                total += loss.item()
-        return total
+    def loss_fn(part: torch.Tensor) -> torch.Tensor:
+        return (model(part) - part.mean(1, keepdim=True)).square().mean()
 
+    # Parts without a collective, agreement, then the gradients of both ranks' batches together.
+    step = brim.Microbatches(loss_fn, model=model, ranks=True)
     brim.install_cpu_allocator()
     with brim.budget("3MiB" if rank == 0 else "1.5MiB", device="cpu"):
-        for step in range(5):
-            loss, attempts = gradients.record()
-            for parameter in model.parameters():  # every rank is here, with all of its gradients
-                dist.all_reduce(parameter.grad)
-                parameter.grad.div_(dist.get_world_size())
+        for number in range(5):
+            optimizer.zero_grad()
+            loss, attempts = step.record(data)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
             tried = [f"{a.size}{'' if a.fitted else ' (out of memory)'}" for a in attempts]
-            print(f"rank {rank}, step {step}: {', '.join(tried)}; loss {loss:.2f}", flush=True)
+            print(f"rank {rank}, step {number}: {', '.join(tried)}; loss {loss:.4f}", flush=True)
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -134,7 +135,12 @@ void set_python_error(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const RankError& other) {
-    PyErr_SetString(rank_error.ptr(), other.what());
+    // A text of another rank may be cut in the middle of a character.
+    const auto text = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+        other.what(), static_cast<Py_ssize_t>(std::strlen(other.what())), "replace"));
+    if (text) {
+      PyErr_SetObject(rank_error.ptr(), text.ptr());
+    }
   } catch (...) {
     torch::translate_exception_to_python(error);
   }

@@ -175,15 +175,18 @@ void GroupChannel::close() noexcept {
 std::int64_t GroupChannel::rank() const { return rank_; }
 std::int64_t GroupChannel::ranks() const { return ranks_; }
 
-template <class Start>
-void GroupChannel::exchange(const Start& start) {
+/// Its memory is the caller's: a reduction of it allocates no tensor memory.
+void GroupChannel::reduce(const at::Tensor& tensor, bool to_least) {
   if (!messages_) {
     throw RankError("an earlier call of these ranks has failed: they cannot agree any more");
   }
+  std::vector<at::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = to_least ? c10d::ReduceOp::MIN : c10d::ReduceOp::MAX;
   std::string error;
   waiting([&] {
     try {
-      start(*messages_)->wait();
+      messages_->allreduce(tensors, options)->wait();
     } catch (const c10::Error& failure) {
       error = failure.what_without_backtrace();
     } catch (const std::exception& failure) {
@@ -196,36 +199,23 @@ void GroupChannel::exchange(const Start& start) {
 }
 
 void GroupChannel::least(std::span<std::int64_t> numbers) {
-  exchange([&](c10d::Backend& messages) {
-    // Its memory is the caller's: nothing is allocated.
-    std::vector<at::Tensor> tensors{
-        at::from_blob(numbers.data(), {std::ssize(numbers)}, at::TensorOptions(at::kLong))};
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::MIN;
-    return messages.allreduce(tensors, options);
-  });
+  reduce(at::from_blob(numbers.data(), {std::ssize(numbers)}, at::TensorOptions(at::kLong)), true);
 }
 
 std::vector<std::string> GroupChannel::texts(const std::string& own) {
-  const auto length = static_cast<std::int64_t>(kLongestText);
-  std::vector<std::string> all(static_cast<std::size_t>(ranks_), std::string(kLongestText, '\0'));
-  std::string padded = own;
-  padded.resize(kLongestText, '\0');
-  exchange([&](c10d::Backend& messages) {
-    const auto tensor_of = [&](std::string& text) {
-      return at::from_blob(text.data(), {length}, at::TensorOptions(at::kByte));
-    };
-    std::vector<std::vector<at::Tensor>> outputs(1);
-    for (std::string& text : all) {
-      outputs[0].push_back(tensor_of(text));
-    }
-    std::vector<at::Tensor> inputs{tensor_of(padded)};
-    return messages.allgather(outputs, inputs);
-  });
-  for (std::string& text : all) {
-    text.resize(std::min(text.find('\0'), text.size()));
+  // Each rank fills its place in zeros.
+  std::string all(static_cast<std::size_t>(ranks_) * kLongestText, '\0');
+  const auto place = [&](std::int64_t rank) {
+    return static_cast<std::size_t>(rank) * kLongestText;
+  };
+  own.copy(all.data() + place(rank_), kLongestText);
+  reduce(at::from_blob(all.data(), {std::ssize(all)}, at::TensorOptions(at::kByte)), false);
+  std::vector<std::string> texts;
+  for (std::int64_t rank = 0; rank < ranks_; ++rank) {
+    const std::string text = all.substr(place(rank), kLongestText);
+    texts.push_back(text.substr(0, text.find('\0')));
   }
-  return all;
+  return texts;
 }
 
 void GroupChannel::lost(const std::string& why) {
@@ -275,13 +265,16 @@ void GroupChannel::call_off(const std::string& reason) noexcept {
 
 CalledOff GroupChannel::called_off() noexcept {
   try {
-    if (auto found = watcher_ ? watcher_->found() : std::nullopt) {
-      return found;
+    if (!called_off_ && watcher_) {
+      called_off_ = watcher_->found();
     }
-    return read_called_off(*store_);
+    if (!called_off_) {
+      called_off_ = read_called_off(*store_);
+    }
   } catch (const std::exception&) {
-    return std::nullopt;
+    // The process that had the store is gone.
   }
+  return called_off_;
 }
 
 }  // namespace brim

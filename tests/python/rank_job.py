@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import brim
+import brim.dist
 from brim.testing import inject_oom
 
 CASES: dict[str, Callable[[int, int], Any]] = {}
@@ -135,9 +136,10 @@ def error_on_one_rank(rank: int, world: int) -> Any:
     @brim.batch(64, ranks=True)
     def step(size: int, fail: bool) -> int:
         if fail and rank == world - 1:
-            raise KeyError("no such sample")
+            raise KeyError("no such sample " + long)
         return size
 
+    long = "…" * 1000  # longer than a message, which must not be cut inside of a character
     return [error_of(lambda: step(True)), step(False)]
 
 
@@ -356,10 +358,38 @@ def restarted(rank: int, world: int) -> Any:
     return [sizes, attempts] if not first else time.sleep(30)  # until torchrun ends it
 
 
+@case
+def nccl(rank: int, world: int) -> Any:
+    """One rank, which exchanges messages with itself, beside NCCL's collectives on its GPU."""
+    brim.dist._group = lambda ranks: dist.group.WORLD  # also of one rank
+
+    @brim.batch(64, ranks=True)
+    def between(size: int) -> int:
+        if size > 20:
+            out_of_memory()
+        return size
+
+    @brim.batch(640, ranks=True, collectives="inside")
+    def inside(size: int, fail: bool) -> int:
+        x = torch.ones(size, device="cuda")
+        dist.all_reduce(x)
+        if fail:
+            out_of_memory()
+        return int(x.sum())
+
+    return [between(), [inside(False) for _ in range(3)], error_of(lambda: inside(True))]
+
+
 def main() -> None:
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    backend, where = "nccl" if names == ["nccl"] else "gloo", {}
+    if attempt := int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        # torchrun's store still has the addresses of the run before, which gloo would try.
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.PrefixStore(f"attempt_{attempt}", dist.TCPStore(address, port))
+        where = {"store": store, "rank": int(os.environ["RANK"]), "world_size": 2}
+    dist.init_process_group(backend, timeout=timedelta(seconds=60), **where)
     rank, world = dist.get_rank(), dist.get_world_size()
     results = {}
     for name in names:
@@ -367,6 +397,7 @@ def main() -> None:
         results[name] = CASES[name](rank, world)
         results[name + "_seconds"] = time.monotonic() - begun
         (folder / f"{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@
 #include <utility>
 #include <vector>
 
+namespace at {
+class Tensor;
+}
 namespace c10d {
 class Backend;
 class ProcessGroup;
@@ -57,8 +60,7 @@ class BRIM_API GroupChannel final : public RankChannel {
   class Watcher;
   struct Program;
 
-  template <class Start>
-  void exchange(const Start& start);
+  void reduce(const at::Tensor& tensor, bool to_least);
   [[noreturn]] void lost(const std::string& why);
 
   std::int64_t rank_;
@@ -68,6 +70,7 @@ class BRIM_API GroupChannel final : public RankChannel {
   // Not owned: to destroy a group while holding Python's GIL may wait for a thread that wants it.
   std::unique_ptr<Program> program_;
   std::unique_ptr<Watcher> watcher_{};
+  std::optional<std::pair<std::int64_t, std::string>> called_off_{};
 };
 
 }  // namespace brim

@@ -104,16 +104,20 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
   };
   for (bool first = true;; first = false) {
     while (!fit) {
-      if (std::exchange(repeats, true)) {
+      meeting.trying(values);
+      if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
-      meeting.trying(values);
-      monitor.begin();
+      monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(values));
+      repeats = true;
       const std::optional<Failure> failure = attempt(values);
       if (!failure) {
         fit = monitor.fitted(values);
         fit->rate = rate(options, *fit, call.counts_items);
         learn(options, known, *fit);
+        if (monitor.needed_release()) {
+          learn(options, known, *monitor.needed_release());
+        }
         later = next_time(call, options, *fit);
         break;
       }
