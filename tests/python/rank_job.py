@@ -304,12 +304,12 @@ def fully_sharded(rank: int, world: int) -> Any:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
     fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (world,)))
 
-    @brim.batch(512, ranks=True, collectives="inside", restore=model)
+    @brim.batch(2048, ranks=True, collectives="inside", restore=model)
     def step(size: int) -> int:
         model(torch.ones(size, 64)).sum().backward()
         return size
 
-    with room_for(600_000 if rank == 0 else 1_200_000):
+    with room_for(2_400_000 if rank == 0 else 4_800_000):
         return [step() for _ in range(8)]
 
 
