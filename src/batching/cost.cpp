@@ -76,7 +76,7 @@ Cost Cost::custom(LargestCount largest_count, Price price) {
 
 Cost Cost::priced(Price price) {
   check_argument(static_cast<bool>(price), "a cost needs a price");
-  const auto checked = [price](std::int64_t count, double longest) {
+  const auto checked = [price = std::move(price)](std::int64_t count, double longest) {
     const double cost = price(count, longest);
     check_argument(cost >= 0 && std::isfinite(cost),
                    "cost must give finite numbers that are not negative, got ", cost, " for ",
