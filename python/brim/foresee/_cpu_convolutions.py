@@ -142,9 +142,10 @@ def _arm_forward(call: _Call) -> int:
     """Input and weight in oneDNN's layout, later the output in both layouts."""
     x, weight, out = bytes_of(call.x), bytes_of(call.weight), bytes_of(call.out)
     last, threads = is_channels_last(call.x), torch.get_num_threads()
-    if call.x.dim() == 5 and last and not call.transposed:
+    half, volume = call.x.dtype == torch.bfloat16, call.x.dim() == 5
+    if volume and last and not call.transposed:
         return 2 * weight + x // call.x.size(0) + call.unfolded_slice()
-    if not last and (call.x.dim() == 5 or (call.transposed and call.groups > 1)):
+    if not (last or half) and (volume or (call.transposed and call.groups > 1)):
         return max(out, threads * call.unfolded_slice())
     if call.transposed:
         return 2 * weight if last else 2 * out
@@ -153,7 +154,7 @@ def _arm_forward(call: _Call) -> int:
         if last:
             part = x // call.x.size(0) // call.groups + call.unfolded() // 8
             return x // 4 if depthwise else 2 * weight + threads * part
-        if depthwise or call.x.dtype == torch.bfloat16:
+        if depthwise or half:
             return 2 * out
         return max(out, threads * call.unfolded())
     unfolded = _arm_unfolded(call)
@@ -184,9 +185,11 @@ def _arm_backward(call: _Call, of_input: bool) -> int:
     last = is_channels_last(call.x)
     if call.x.dtype == torch.bfloat16:
         if call.transposed:
-            return 5 * grad
+            return grad if call.x.dim() == 5 or call.groups > 1 else 5 * grad
         if call.groups > 1:
             return x // 3 if last else 2 * x
+        if call.x.dim() == 5:
+            return 2 * grad
         return 3 * weight if last else max(0, grad - weight)
     for_weight = _arm_weight_gradient(call, last)
     if last or not of_input:
