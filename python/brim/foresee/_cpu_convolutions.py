@@ -1,7 +1,10 @@
 """What convolutions take on the CPU: approximations, since oneDNN's choices are not public.
 
-Found by measuring about 60 shapes on aarch64 (oneDNN with Arm's Compute Library, torch 2.13) and on
-x86_64 (AVX-512, torch 2.11). Usual shapes (kernels up to 3x3, one group) are mostly exact.
+Found by measuring about 100 shapes with 1 to 8 threads on aarch64 (oneDNN with Arm's Compute
+Library, torch 2.13), and 60 on x86_64 (AVX-512, torch 2.11). Usual shapes are mostly exact.
+
+Torch has kernels of its own where oneDNN is off: `torch.backends.mkldnn` says so, and torch itself
+switches it off for good when oneDNN once runs out of memory in a matrix product.
 """
 
 from __future__ import annotations
@@ -16,8 +19,13 @@ from brim.foresee._temporaries import bytes_of
 
 _Backend: Any = torch._C._ConvBackend  # type: ignore[attr-defined]
 _ARM_PANELS = 2_200_000  # of unfolded samples that are multiplied at once
+_ARM_LEAST_POSITIONS = 256  # for each thread, if all threads work on one sample
 _X86_BLOCKS = 6 << 10  # for each thread
 _X86_HALVES = 60 << 10  # the same of bfloat16
+# Torch's own kernels unfold all samples in forward, or one at a time.
+_UNFOLDING_ALL = (_Backend.Slow2d, _Backend.Slow3d, _Backend.SlowTranspose2d)
+_UNFOLDING_ONE = (_Backend.SlowDilated2d, _Backend.SlowDilated3d, _Backend.SlowTranspose3d)
+_OWN = (*_UNFOLDING_ALL, *_UNFOLDING_ONE, _Backend.NnpackSpatial)
 
 
 class _Call(NamedTuple):
@@ -41,12 +49,20 @@ class _Call(NamedTuple):
         """Elements of the kernel."""
         return math.prod(self.weight.shape[2:])
 
+    def smaller(self) -> torch.Tensor:
+        """The tensor whose elements are the kernel's positions."""
+        return self.x if self.transposed else self.out
+
     def unfolded(self, channels: int | None = None) -> int:
         """Bytes of one sample unfolded; a 1x1 convolution needs none."""
         if self.taps() == 1 and all(step == 1 for step in self.stride):
             return 0
         rows = (channels or self.weight.size(1)) * self.taps()
-        return rows * math.prod(self.out.shape[2:]) * self.x.element_size()
+        return rows * math.prod(self.smaller().shape[2:]) * self.x.element_size()
+
+    def unfolded_slice(self) -> int:
+        """The same, of one slice if a sample is a volume."""
+        return self.unfolded() // (self.smaller().size(2) if self.x.dim() == 5 else 1)
 
 
 class Convolutions:
@@ -65,20 +81,16 @@ class Convolutions:
         """What `aten.convolution` takes."""
         call = _Call(args[0], args[1], outputs[0], *args[3:9])
         backend = call.backend(args[2])
-        if backend == _Backend.Slow2d:
-            return call.unfolded() * call.x.size(0)
-        if not self._is_onednn(backend, call):
-            return 0
-        return _arm_forward(call) if self._arm else _x86_forward(call)
+        if self._is_onednn(backend, call):
+            return _arm_forward(call) if self._arm else _x86_forward(call)
+        return _own_forward(call, backend) if backend in _OWN else 0
 
     def backward(self, args: Any, outputs: list[torch.Tensor]) -> int:
         """What `aten.convolution_backward` takes."""
         call = _Call(args[1], args[2], args[0], *args[4:10])
         backend = call.backend(None)
-        if backend == _Backend.Slow2d:
-            return call.unfolded() * call.x.size(0)
         if not self._is_onednn(backend, call):
-            return 0
+            return _own_backward(call, backend) if backend in _OWN else 0
         copied = bytes_of(args[0]) if 0 in args[0].stride() else 0  # an expanded gradient
         size = _arm_backward(call, args[10][0]) if self._arm else _x86_backward(call)
         return copied + size
@@ -92,20 +104,59 @@ class Convolutions:
         return found
 
 
+# ---- without oneDNN ---------------------------------------------------------------------------
+
+
+def _own_forward(call: _Call, backend: Any) -> int:
+    """Samples are unfolded; groups are convolved one after the other, then joined."""
+    samples = call.x.size(0) if backend in _UNFOLDING_ALL else int(backend in _UNFOLDING_ONE)
+    size = samples * call.unfolded()
+    if call.groups > 1:
+        size = max(bytes_of(call.out), size + bytes_of(call.x) // call.groups)
+    return size + _own_copy(call, backend)
+
+
+def _own_backward(call: _Call, backend: Any) -> int:
+    """The same of gradients."""
+    x, weight, grad = bytes_of(call.x), bytes_of(call.weight), bytes_of(call.out)
+    samples = call.x.size(0) if backend in _UNFOLDING_ALL and not call.transposed else 1
+    size = samples * call.unfolded()
+    if call.groups > 1:
+        size = max(x + weight, size + (x + grad) // call.groups)
+    return size + _own_copy(call, backend)
+
+
+def _own_copy(call: _Call, backend: Any) -> int:
+    """With channels last, NNPACK copies its input, others the weight."""
+    if not is_channels_last(call.x):
+        return 0
+    if backend == _Backend.NnpackSpatial:
+        return bytes_of(call.x)
+    return bytes_of(call.weight) if call.taps() > 1 else 0
+
+
 # ---- aarch64 ---------------------------------------------------------------------------------
 
 
 def _arm_forward(call: _Call) -> int:
     """Input and weight in oneDNN's layout, later the output in both layouts."""
     x, weight, out = bytes_of(call.x), bytes_of(call.weight), bytes_of(call.out)
-    last = is_channels_last(call.x)
+    last, threads = is_channels_last(call.x), torch.get_num_threads()
+    half, volume = call.x.dtype == torch.bfloat16, call.x.dim() == 5
+    if volume and last and not call.transposed:
+        return 2 * weight + x // call.x.size(0) + call.unfolded_slice()
+    if not (last or half) and (volume or (call.transposed and call.groups > 1)):
+        return max(out, threads * call.unfolded_slice())
     if call.transposed:
         return 2 * weight if last else 2 * out
     if call.groups > 1:
-        if last:
-            return x // 4
         depthwise = call.groups == call.x.size(1)
-        return 2 * out if depthwise or call.x.dtype == torch.bfloat16 else out
+        if last:
+            part = x // call.x.size(0) // call.groups + call.unfolded() // 8
+            return x // 4 if depthwise else 2 * weight + threads * part
+        if depthwise or half:
+            return 2 * out
+        return max(out, threads * call.unfolded())
     unfolded = _arm_unfolded(call)
     if last:
         pointwise = call.taps() == 1 and call.x.dtype == torch.float32
@@ -129,30 +180,41 @@ def _arm_unfolded(call: _Call) -> int:
 
 
 def _arm_backward(call: _Call, of_input: bool) -> int:
-    """Each thread unfolds one sample at a time, and sums up its part of the weight's gradient."""
+    """What the weight's gradient takes, or the input's if that is more."""
     x, weight, grad = bytes_of(call.x), bytes_of(call.weight), bytes_of(call.out)
-    last, half = is_channels_last(call.x), call.x.dtype == torch.bfloat16
-    if call.transposed:
-        if half:
-            return 5 * grad
-        return grad + (4 if call.x.dim() == 4 else 8) * weight + (x if last else 0)
-    if call.groups > 1:
-        return x // 3 if last else (2 if half else 1) * x
-    if half:
+    last = is_channels_last(call.x)
+    if call.x.dtype == torch.bfloat16:
+        if call.transposed:
+            return grad if call.x.dim() == 5 or call.groups > 1 else 5 * grad
+        if call.groups > 1:
+            return x // 3 if last else 2 * x
+        if call.x.dim() == 5:
+            return 2 * grad
         return 3 * weight if last else max(0, grad - weight)
-    if call.x.dim() == 5:
-        return 2 * x
-    unfolded, parts = call.unfolded(), 4 * weight
-    strided = any(step != 1 for step in call.stride)
+    for_weight = _arm_weight_gradient(call, last)
+    if last or not of_input:
+        return for_weight
+    if call.transposed:
+        return max(for_weight, x if call.x.dim() == 5 or call.groups > 1 else grad)
+    # Threads unfold a sample each, or all of them work on one.
+    threads, samples = torch.get_num_threads(), call.x.size(0) * call.groups
+    busy = threads if threads <= samples else 1
+    return max(for_weight, x - weight, busy * call.unfolded_slice() - weight)
+
+
+def _arm_weight_gradient(call: _Call, last: bool) -> int:
+    """Each thread unfolds a sample and sums up its part; on large images all work on one sample."""
+    weight, threads, samples = bytes_of(call.weight), torch.get_num_threads(), call.x.size(0)
+    reordered = weight if last and call.taps() > 1 else 0
+    if last and call.x.dim() == 5:
+        return reordered + call.unfolded()
+    part = call.unfolded_slice() + 4 * weight
     if last:
-        return unfolded + (3 if call.taps() == 1 else 2) * parts + (x if strided else 0)
-    if call.taps() == 1 and not strided:
-        return max(x - weight, 2 * parts)
-    if not of_input:
-        return unfolded + parts
-    threads = min(torch.get_num_threads(), call.x.size(0))
-    others = unfolded + parts if unfolded <= 2 * parts else unfolded - 5 * weight
-    return unfolded + parts + (threads - 1) * others
+        part += bytes_of(call.out if call.transposed else call.x) // (samples * call.groups)
+    positions = math.prod(call.smaller().shape[3 if call.x.dim() == 5 else 2 :])
+    single = samples == 1 and call.groups <= 2
+    shared = single or positions // threads >= _ARM_LEAST_POSITIONS
+    return reordered + part * (1 if shared else threads)
 
 
 # ---- x86_64 ----------------------------------------------------------------------------------

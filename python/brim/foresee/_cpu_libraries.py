@@ -65,6 +65,8 @@ class Libraries:
         unreadable = sum(bytes_of(m) for m in (a, b) if not (_by_rows(m) or _by_columns(m)))
         rows, inner, columns = a.size(-2), a.size(-1), b.size(-1)
         half = a.element_size() == 2
+        if not torch.backends.mkldnn.enabled:
+            return unreadable // batch
         if not self._arm:
             return unreadable // batch + (self._x86_halves(a) if half and a.dim() == 2 else 0)
         single = a.dtype == torch.float32 and min(rows, inner, columns) > _LEAST_SIDE
@@ -104,7 +106,8 @@ class Libraries:
         return threads * (blocks + (0 if _by_rows(a) else part))
 
     def _vector(self, matrix: torch.Tensor) -> int:
-        readable = _by_rows(matrix) or (_by_columns(matrix) and not self._arm)
+        copies = self._arm and torch.backends.mkldnn.enabled
+        readable = _by_rows(matrix) or (_by_columns(matrix) and not copies)
         return 0 if readable else bytes_of(matrix)
 
     # ---- recurrent layers ---------------------------------------------------------------------

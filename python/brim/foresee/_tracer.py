@@ -226,6 +226,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             states = (hidden, hidden if cell is None else cell)
             made = [torch.empty_like(tensor) for tensor in (x, *states)]
             return (*made, [torch.empty_like(weight) for weight in weights])
+        if func is aten._transformer_encoder_layer_fwd.default:  # none before torch 2.12
+            return torch.empty_like(args[0])
         result = func(*args, **kwargs)
         if func in _RESERVES:
             # Their fake kernels do not know how much the library keeps for backward.
