@@ -120,6 +120,7 @@ class Agreement:
     def __init__(
         self, channel: GroupChannel, function: str, per_rank: bool, settled: bool, inside: bool
     ) -> None: ...
+    def refuse_call(self, why: str) -> None: ...
 
 class AdaptiveFunction(Generic[_P, _R]):
     """A function that adapts its sizes when called; made by the decorators of `brim.adapt`."""
