@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,39 @@ def test_the_largest_size_is_what_samples_are_cut_to() -> None:
     assert PackedBatchSampler([0.5], 1.5).largest_size == 1.5
     several = PackedBatchSampler([(1, 2)], [10, 64], cost=["sum", "padded_squared"])
     assert several.largest_size == [10, 8]
+
+
+@pytest.mark.parametrize(
+    "price",
+    [
+        lambda n, longest: n * (3 * longest + longest**2),
+        lambda n, longest: n * math.exp(longest),
+        lambda n, longest: n * 10**longest,
+        lambda n, longest: n * longest if longest < 100 else math.inf,
+    ],
+)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_samples_are_truncated_under_any_function(kind: str, price: Any) -> None:
+    longest_asked = 0
+
+    def asked(n: int, longest: Any) -> Any:
+        nonlocal longest_asked
+        longest_asked = max(longest_asked, longest)
+        return price(n, longest)
+
+    batches = list(MAKERS[kind](45, cost=asked, oversize="truncate"))
+    assert samples_of(batches) == list(range(400))
+    most = max(length for length in range(60) if price(1, length) <= 45)
+    for batch in batches:
+        assert price(len(batch), min(most, max(SIZES[i] for i in batch))) <= 45
+    assert longest_asked <= 64
+
+
+def test_a_cost_may_exceed_what_a_double_holds_exactly() -> None:
+    def price(n: int, longest: int) -> int:
+        return n * longest * 10**18
+
+    assert list(PackedBatchSampler([2, 3, 4], 6e18, cost=price)) == [[2], [1, 0]]
 
 
 @pytest.mark.parametrize("cost", ["sum", "padded"])
@@ -164,7 +198,7 @@ def test_what_a_cost_function_does_wrong_is_told() -> None:
 
     with pytest.raises(KeyError, match="not known"):
         PackedBatchSampler(SIZES, 100, cost=fails)
-    with pytest.raises(ValueError, match=r"cost must give finite numbers.*got -1 for 1 samples"):
+    with pytest.raises(ValueError, match=r"cost must give numbers that are.*got -1 for 1 samples"):
         PackedBatchSampler(SIZES, 100, cost=lambda count, longest: -1)
     with pytest.raises(TypeError, match="what cost returns must be"):
         PackedBatchSampler(SIZES, 100, cost=lambda count, longest: "much")
