@@ -190,11 +190,11 @@ class Differencing {
 
   struct State {
     double difference;
-    std::size_t number;  // decides between equal differences
+    std::size_t number;  // of equal differences, the latest division is the next
     Slots slots;
 
     friend bool operator<(const State& a, const State& b) {
-      return a.difference != b.difference ? a.difference < b.difference : a.number > b.number;
+      return a.difference != b.difference ? a.difference < b.difference : a.number < b.number;
     }
   };
 

@@ -16,8 +16,8 @@ def balance(costs: Sizes, parts: int, equal_count: bool = False) -> list[list[in
 
     The costliest part costs no more than with the better of two methods: the costliest item first,
     each to the part that costs least (LPT), and the largest differencing method (Karmarkar and
-    Karp); or it is within a billionth of a perfect balance. The same everywhere, so that ranks
-    agree without communication.
+    Karp), which merges the latest of the divisions whose differences are equal; or it is within a
+    billionth of a perfect balance. The same everywhere, so that ranks agree without communication.
 
     Args:
         costs: the cost of each item: finite numbers that are not negative.
