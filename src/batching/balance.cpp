@@ -396,7 +396,9 @@ Batches balance(std::span<const double> costs, std::int64_t parts, bool equal_co
     std::vector<double> sorted(costs.size());
     std::transform(order.begin(), order.end(), sorted.begin(),
                    [&](std::uint32_t item) { return costs[item]; });
-    const Division division = Divider(sorted, count, equal_count).best();
+    // One item a part is as good as it gets: the other parts are empty.
+    const std::size_t used = std::min(count, costs.size());
+    const Division division = Divider(sorted, used, equal_count).best();
     for (std::size_t i = 0; i < order.size(); ++i) {
       part_of[order[i]] = division.part[i];
     }

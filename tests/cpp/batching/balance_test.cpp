@@ -240,6 +240,9 @@ TEST(Balance, PartsMayBeEmpty) {
   EXPECT_EQ(balance({}, 3).count(), 3U);
   const Doubles costs{2.0};
   EXPECT_EQ(checked(balance(costs, 3, true), costs, 3, true), 2.0);
+  const Batches division = balance(Doubles{1.0, 2.0}, 1000);
+  EXPECT_EQ(division.count(), 1000U);
+  EXPECT_EQ(division[0].size() + division[1].size(), 2U) << "those beyond the items are empty";
 }
 
 TEST(Balance, WrongArgumentsAreNamed) {
