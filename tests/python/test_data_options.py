@@ -155,6 +155,21 @@ def test_numbers_of_samples_are_multiples(kind: str) -> None:
         BucketBatchSampler(SIZES, [0, 60], batch_size=4, batch_multiple=8)
 
 
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_multiple_of_more_samples_than_a_batch_may_have(kind: str) -> None:
+    with pytest.raises(ValueError, match="a batch may have, 4, got 8"):
+        list(MAKERS[kind](600, cost="padded", max_batch_size=4, batch_multiple=8))
+    with pytest.raises(ValueError, match="a batch may have, 4, got 8"):
+        list(MAKERS[kind](4, cost="count", batch_multiple=8))
+
+
+def test_two_limits_of_the_number_of_samples_pack_like_sizes_in_multiples() -> None:
+    sampler = PackedBatchSampler(SIZES, 40, cost="count", max_batch_size=7, batch_multiple=2)
+    batches = list(sampler)
+    assert [len(batch) for batch in batches] == [6] * 66 + [4]
+    assert [SIZES[i] for batch in batches for i in batch] == sorted(SIZES, reverse=True)
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_function_is_a_cost(kind: str) -> None:
     asked: list[tuple[int, Any]] = []
