@@ -178,19 +178,30 @@ TEST(Balance, IsWithinTheKnownBoundsOfTheOptimum) {
 
 TEST(Balance, IsNoWorseThanTheBetterOfGreedyAndDifferencing) {
   Random random(2);
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 150; ++round) {
     const auto parts = static_cast<std::size_t>(any_int(random, 2, round % 10 == 0 ? 70 : 9));
     const auto items = static_cast<std::size_t>(any_int(random, 1, 300));
-    Doubles costs = random_costs(random, items);
-    if (round % 2 == 0) {  // with many equal differences
-      std::transform(costs.begin(), costs.end(), costs.begin(),
-                     [](double cost) { return std::floor(cost / 5); });
-    }
+    const Doubles costs = random_costs(random, items);
     for (const bool equal_count : {false, true}) {
       const double found = checked(balance(costs, static_cast<std::int64_t>(parts), equal_count),
                                    costs, parts, equal_count);
       EXPECT_LE(found, greedy(costs, parts, equal_count) * (1 + 1e-9));
       EXPECT_LE(found, differencing(costs, parts, equal_count) * (1 + 1e-9));
+    }
+  }
+}
+
+TEST(Balance, OfEqualDifferencesTheLatestIsMergedFirst) {
+  Random random(5);
+  for (int round = 0; round < 2000; ++round) {
+    Doubles costs(static_cast<std::size_t>(any_int(random, 5, 30)));
+    for (double& cost : costs) {
+      cost = static_cast<double>(any_int(random, 0, 10));
+    }
+    const auto parts = static_cast<std::size_t>(any_int(random, 2, 8));
+    for (const bool equal_count : {false, true}) {
+      const Batches division = balance(costs, static_cast<std::int64_t>(parts), equal_count);
+      EXPECT_LE(largest(division.loads), differencing(costs, parts, equal_count));
     }
   }
 }
