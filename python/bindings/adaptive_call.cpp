@@ -139,13 +139,30 @@ class Call {
       : config_(config), function_(function), arguments_(arguments), attempts_(attempts) {}
 
   PyObject* run() {
-    // Ahead of the work: a call that ran out of memory is too late to find that it has no key.
-    if (config_.memory && config_.key_arguments) {
-      keys_ = call_keys(config_, arguments_, std::nullopt);
-    }
     if (config_.ranks) {
       const py::object agreement = invoke(config_.ranks);
       ranks_ = agreement.is_none() ? nullptr : agreement.cast<std::shared_ptr<Agreement>>();
+    }
+    if (!ranks_) {
+      return run_kind();
+    }
+    const std::int64_t calls = ranks_->channel().calls;
+    try {
+      return run_kind();
+    } catch (const std::exception& error) {
+      if (ranks_->channel().calls == calls) {  // ahead of the exchanges, as for a wrong argument
+        const auto* known = dynamic_cast<const c10::Error*>(&error);
+        ranks_->refuse_call(known != nullptr ? known->what_without_backtrace() : error.what());
+      }
+      throw;
+    }
+  }
+
+ private:
+  PyObject* run_kind() {
+    // Ahead of the work: a call that ran out of memory is too late to find that it has no key.
+    if (config_.memory && config_.key_arguments) {
+      keys_ = call_keys(config_, arguments_, std::nullopt);
     }
     switch (config_.kind) {
       case AdaptKind::maximize:
@@ -165,7 +182,6 @@ class Call {
     return warnings_ ? warnings_->deliver(result) : result;
   }
 
- private:
   /// Whether an attempt fitted, as the driver wants to know it. `run` returns a new reference.
   template <class Run>
   std::optional<detail::Failure> attempt(const Run& run) {

@@ -45,7 +45,8 @@ void register_dist(py::module_& m) {
              return std::make_shared<Agreement>(std::move(channel), options, std::move(function));
            }),
            py::arg("channel"), py::arg("function"), py::arg("per_rank"), py::arg("settled"),
-           py::arg("inside"));
+           py::arg("inside"))
+      .def("refuse_call", &Agreement::refuse_call, py::arg("why"));
 }
 
 }  // namespace brim::python

@@ -75,19 +75,30 @@ py::object run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
 
 void register_microbatches(py::module_& m) {
   py::class_<detail::BatchPass>(m, "BatchPass")
-      .def(py::init([](const std::string& reduction, const py::sequence& hidden) {
-        return std::make_unique<detail::BatchPass>(reduction_argument(reduction),
-                                                   tensors_argument(hidden));
+      .def(py::init([](const std::string& reduction) {
+        return std::make_unique<detail::BatchPass>(reduction_argument(reduction));
       }))
       .def("run", &run)
+      .def("name", [](detail::BatchPass& self,
+                      const py::sequence& leaves) { self.name(tensors_argument(leaves)); })
+      .def("not_named",
+           [](const detail::BatchPass& self) {
+             py::list leaves;  // NOLINT(misc-const-correctness): it is filled below
+             for (const at::Tensor& leaf : self.not_named()) {
+               leaves.append(to_python(leaf));
+             }
+             return leaves;
+           })
       .def("finish", &detail::BatchPass::finish)
       .def("undo", &detail::BatchPass::undo)
       .def_property_readonly("count", &detail::BatchPass::count);
   py::class_<detail::GradientReduction>(m, "GradientReduction")
-      .def(py::init([](const std::string& reduction, const py::sequence& parameters) {
+      .def(py::init([](const std::string& reduction) {
         return std::make_unique<detail::GradientReduction>(reduction_argument(reduction),
-                                                           tensors_argument(parameters));
+                                                           std::vector<at::Tensor>());
       }))
+      .def("name", [](detail::GradientReduction& self,
+                      const py::sequence& parameters) { self.name(tensors_argument(parameters)); })
       .def("prepare", [](detail::GradientReduction& self, const py::object& loss,
                          double count) { self.prepare(THPVariable_Unpack(loss.ptr()), count); })
       .def("run", [](detail::GradientReduction& self, const py::object& sum) {

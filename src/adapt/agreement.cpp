@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "adapt/detail/meeting.h"
+
 namespace brim {
 
 RankError::~RankError() = default;
@@ -18,6 +20,13 @@ Agreement::Agreement(std::shared_ptr<RankChannel> channel, const AgreementOption
   TORCH_CHECK_VALUE(!inside || options.sync == Sync::always,
                     "sync=\"settled\" lets a rank change its size alone, which collectives inside "
                     "of the work do not allow");
+}
+
+void Agreement::refuse_call(const std::string& why) {
+  if (!channel_->in_use) {
+    const AdaptOptions options{.ranks = this};
+    detail::Meeting(options, "").tell_others(why);
+  }
 }
 
 bool Agreement::skips_a_call() noexcept {

@@ -234,9 +234,10 @@ void GroupChannel::lost(const std::string& why) {
     });
   }
   close();
+  const std::string who =
+      gone.empty() ? "" : c10::str("; nothing was heard of rank ", c10::Join(", ", gone), " since");
   throw RankError(c10::str("the connection to another rank is lost, or it did not answer in time",
-                           gone.empty() ? "" : "; nothing was heard of rank ",
-                           c10::Join(", ", gone), " since (", why, ")"));
+                           who, " (", why, ")"));
 }
 
 void GroupChannel::watch(bool on) {

@@ -81,9 +81,13 @@ def expected(loss_fn: Callable[[Net], torch.Tensor]) -> dict[str, Any]:
 
 @case
 def mean(rank: int) -> Any:
-    """The mean over all items, not the mean of the ranks' means; with DDP and without."""
+    """The mean over all items, not the mean of the ranks' means; with DDP, in layers, without."""
     found = []
-    for wrap in (lambda model: model, DistributedDataParallel):
+
+    def within(model: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Identity(), DistributedDataParallel(model))
+
+    for wrap in (lambda model: model, DistributedDataParallel, within):
         model = wrap(net())
         step = brim.Microbatches(
             lambda part, model=model: mse_loss(model(part[0]), part[1]),
@@ -230,6 +234,57 @@ def error_on_one_rank(rank: int) -> Any:
     except Exception as error:
         return type(error).__name__, gradients(model)
     return "none", []
+
+
+@case
+def refused(rank: int) -> Any:
+    """Errors ahead of the parts reach all ranks, and the next call is in step again."""
+    model = net()
+    step = brim.Microbatches(
+        lambda part: mse_loss(model(part[0]), part[1]), model=model, ranks=True, size=4
+    )
+    batch = batch_of(rank)
+    empty, unequal = (batch[0][:0], batch[1][:0]), (batch[0], batch[1][1:])
+    errors = []
+    for wrong in (empty, unequal):
+        try:
+            step(wrong if rank == 1 else batch)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return (
+        errors,
+        result(model, step(batch)),
+        expected(lambda model: mse_loss(model(batches()[0]), batches()[1])),
+    )
+
+
+@case
+def model_of_the_step(rank: int) -> Any:
+    """What `loss_fn` uses must be in `model=`, as it is now."""
+    errors = []
+    parallel, other = DistributedDataParallel(net()), nn.Parameter(torch.ones(()).double())
+    losses: list[tuple[nn.Module, Callable[[Any], torch.Tensor]]] = [
+        (parallel.module, lambda part: mse_loss(parallel(part[0]), part[1])),
+        (parallel, lambda part: mse_loss(parallel(part[0]) * other, part[1])),
+    ]
+    for model, loss_fn in losses:
+        try:
+            brim.Microbatches(loss_fn, model=model, ranks=True, size=4)(batch_of(rank))
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    model = net()
+    step = brim.Microbatches(
+        lambda part: mse_loss(model(part[0]), part[1]), model=model, ranks=True, size=4
+    )
+    step(batch_of(rank))
+    model.zero_grad()
+    model.last = nn.Linear(8, 1, dtype=torch.float64)
+    model.load_state_dict(net().state_dict())
+    return (
+        errors,
+        result(model, step(batch_of(rank))),
+        expected(lambda model: mse_loss(model(batches()[0]), batches()[1])),
+    )
 
 
 def main() -> None:

@@ -140,7 +140,15 @@ def error_on_one_rank(rank: int, world: int) -> Any:
         return size
 
     long = "…" * 1000  # longer than a message, which must not be cut inside of a character
-    return [error_of(lambda: step(True)), step(False)]
+
+    def hasher(arguments: Any) -> int:
+        if arguments["fail"] and rank == world - 1:
+            raise ValueError("no key")
+        return 1
+
+    hashed = brim.batch(64, ranks=True, keys="fail", hasher=hasher)(lambda size, fail: size)
+    ahead = error_of(lambda: hashed(fail=True))
+    return [error_of(lambda: step(True)), step(False), ahead, hashed(fail=False)]
 
 
 @case

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import weakref
 from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Callable
@@ -508,6 +509,11 @@ def test_layers_that_see_the_whole_batch_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="allow=BatchNorm1d"):
         step(torch.rand(4, 3))
     brim.Microbatches(loss_fn, model=model, allow=nn.BatchNorm1d)(torch.rand(4, 3))
+    later = nn.Sequential(nn.Linear(3, 3))
+    step = brim.Microbatches(lambda part: later(part).mean(), model=later)
+    later.append(nn.BatchNorm1d(3))
+    with pytest.raises(ValueError, match=r"1 \(BatchNorm1d\)"):
+        step(torch.rand(4, 3))
     alone = nn.BatchNorm1d(3, track_running_stats=False).eval()
     with pytest.raises(ValueError, match=r"model \(BatchNorm1d\)"):
         brim.Microbatches(lambda part: alone(part).mean(), model=alone)(torch.rand(4, 3))
@@ -583,6 +589,36 @@ def test_counts_for_some_parts_only_or_with_a_sum() -> None:
         brim.Microbatches(loss_fn, size=2)(torch.arange(6))
     with pytest.raises(ValueError, match='reduction "mean"'):
         brim.Microbatches(loss_fn, size=2, reduction="sum")(torch.arange(6))
+
+
+def test_it_does_not_run_inside_of_itself_or_beside_itself(net: Net, data: Any) -> None:
+    errors = []
+    nested = True
+
+    def again() -> None:
+        try:
+            step(data)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        if nested:
+            again()
+            thread = threading.Thread(target=again)
+            thread.start()
+            thread.join()
+        return mse_loss(net(part[0]), part[1])
+
+    step = brim.Microbatches(loss_fn, size=1000)
+    step(data)
+    assert len(errors) == 2
+    assert all("inside of its own loss_fn, or in two threads" in error for error in errors)
+    found = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    net.zero_grad()
+    nested = False
+    step(data)
+    expected = [p.grad for p in net.parameters() if p.grad is not None]
+    assert all(map(torch.equal, found, expected))
 
 
 def test_it_lets_go_of_the_model_and_can_be_collected(net: Net, data: Any) -> None:

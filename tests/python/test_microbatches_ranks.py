@@ -81,6 +81,31 @@ def test_an_error_on_one_rank_leaves_nothing_on_any(job: Any) -> None:
     assert [g for g in left_here if g] == [[1.0] * 8]
 
 
+def test_an_error_ahead_of_the_parts_reaches_all_ranks(job: Any) -> None:
+    (here, found, expected), (there, found_there, _) = (rank["refused"] for rank in job)
+    assert [error[:10] for error in there] == ["ValueError"] * 2
+    assert here == [f"RankError: rank 1 failed with {error}" for error in there]
+    assert found == found_there
+    assert close(found, expected)
+
+
+def test_what_the_loss_uses_must_be_in_the_model(job: Any) -> None:
+    (errors, found, expected), (errors_there, found_there, _) = (
+        rank["model_of_the_step"] for rank in job
+    )
+    for around, other in (errors, errors_there):
+        assert "pass the DistributedDataParallel as model=" in around
+        assert "a parameter of shape [] that model= does not have" in other
+    assert found == found_there  # with a layer that was replaced after the first call
+    assert close(found, expected)
+
+
+def test_settled_is_refused() -> None:
+    model = nn.Linear(3, 1)
+    with pytest.raises(ValueError, match="sync='settled' is not for Microbatches"):
+        brim.Microbatches(lambda part: part.mean(), model=model, ranks=True, sync="settled")
+
+
 def test_a_model_is_needed() -> None:
     with pytest.raises(ValueError, match="ranks needs model="):
         brim.Microbatches(lambda part: part.mean(), ranks=True)

@@ -126,8 +126,12 @@ def test_with_settled_a_rank_is_alone_until_the_next_exchange(results: Results) 
 def test_an_error_on_one_rank_reaches_all_and_they_can_go_on(results: Results) -> None:
     *others, last = [result["error_on_one_rank"] for result in results]
     assert last[0][0] == "KeyError"
-    assert last[1] == 64
-    for (kind, text), after in others:
+    assert last[1] == last[3] == 64
+    assert last[2] == ["ValueError", "no key"]  # ahead of the work
+    for (kind, text), after, ahead, after_that in others:
+        assert ahead[0] == "RankError"
+        assert ahead[1].startswith(f"rank {len(results) - 1} failed with ValueError: no key")
+        assert after_that == 64
         assert kind == "RankError"
         start = f"rank {len(results) - 1} failed with batch size = 64: KeyError: 'no such sample …"
         assert text.startswith(start)
@@ -197,7 +201,7 @@ def test_a_killed_rank_is_named_on_all_others(tmp_path: Path, ranks: int) -> Non
         assert code == 0
         kind, text = result["killed_rank"]
         assert kind == "RankError"
-        assert "nothing was heard of rank 1 since" in text
+        assert "did not answer in time; nothing was heard of rank 1 since (" in text
         assert result["killed_rank_seconds"] < 30
 
 

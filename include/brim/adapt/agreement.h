@@ -64,6 +64,8 @@ class BRIM_API RankChannel {
 
   /// Set while a call of this channel runs: calls cannot be nested.
   std::atomic<bool> in_use{false};
+  /// COUNT of the calls of this channel so far.
+  std::int64_t calls = 0;
 };
 
 /// When ranks that have settled on a size exchange messages.
@@ -99,6 +101,11 @@ class BRIM_API Agreement {
   [[nodiscard]] const AgreementOptions& options() const noexcept { return options_; }
   [[nodiscard]] RankChannel& channel() const noexcept { return *channel_; }
   [[nodiscard]] const std::string& function() const noexcept { return function_; }
+
+  /// Takes the place of a call that this rank cannot even begin, as for a wrong argument: the other
+  /// ranks, which begin it, get a RankError with the reason. Without it this rank's next call would
+  /// meet their present one. Nothing to do inside of another call, whose error will tell them.
+  void refuse_call(const std::string& why);
 
   /// Whether the call that begins now makes no exchange, by Sync::settled. Counts the call.
   bool skips_a_call() noexcept;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <brim/adapt/adapt.h>
+#include <brim/adapt/agreement.h>
 #include <brim/adapt/call_key.h>
 #include <brim/adapt/detail/batch_pass.h>
 #include <brim/adapt/detail/gradient_reduction.h>
@@ -63,6 +64,9 @@ class Microbatches {
     TORCH_CHECK_VALUE(options_.size >= 0, "size must be 0 or more, got ", options_.size);
     TORCH_CHECK_VALUE(!reduces() || options_.sum_over_ranks,
                       "sum_over_ranks must be given for parts on several ranks");
+    TORCH_CHECK_VALUE(!reduces() || options_.adapt.ranks->options().sync == Sync::always,
+                      "parts on several ranks need Sync::always: the gradients are reduced in "
+                      "every call, and each rank must know that no other has failed");
     if (options_.adapt.memory == nullptr) {
       options_.adapt.memory = &sizes_;
     }
@@ -75,8 +79,7 @@ class Microbatches {
   template <class... Tensors>
     requires(std::convertible_to<const Tensors&, const at::Tensor&> && ...)
   at::Tensor operator()(const at::Tensor& first, const Tensors&... others) {
-    TORCH_CHECK_VALUE(first.defined(), "the batch has an undefined tensor");
-    const std::int64_t dim = detail::chunk_dim(first.dim(), options_.dim);
+    std::int64_t dim = 0;
     CallKey key(options_.adapt.key);
     const auto check = [&](const at::Tensor& tensor) {
       TORCH_CHECK_VALUE(tensor.dim() > dim && tensor.size(dim) == first.size(dim),
@@ -84,8 +87,12 @@ class Microbatches {
                         ", got shapes ", first.sizes(), " and ", tensor.sizes());
       key.add(tensor, dim);
     };
-    check(first);
-    (check(others), ...);
+    telling_ranks([&] {
+      TORCH_CHECK_VALUE(first.defined(), "the batch has an undefined tensor");
+      dim = detail::chunk_dim(first.dim(), options_.dim);
+      check(first);
+      (check(others), ...);
+    });
     return run(first.size(dim), key.value(), [&](std::int64_t begin, std::int64_t end) {
       const auto part = [&](const at::Tensor& tensor) {
         return tensor.narrow(dim, begin, end - begin);
@@ -108,7 +115,8 @@ class Microbatches {
  private:
   template <class Part>
   at::Tensor run(std::int64_t items, std::uint64_t key, const Part& part) {
-    TORCH_CHECK_VALUE(items >= 1, "the batch must have 1 item or more, got ", items);
+    telling_ranks(
+        [&] { TORCH_CHECK_VALUE(items >= 1, "the batch must have 1 item or more, got ", items); });
     AdaptOptions adapt = options_.adapt;
     adapt.key = key;
     if (reduces()) {  // an attempt that fitted here is undone if it failed elsewhere
@@ -141,6 +149,19 @@ class Microbatches {
     }
     pass_.finish();
     return loss;
+  }
+
+  /// Runs checks of the arguments, whose errors must reach the other ranks too.
+  template <class Checks>
+  void telling_ranks(const Checks& checks) {
+    try {
+      checks();
+    } catch (const c10::Error& error) {
+      if (reduces()) {
+        options_.adapt.ranks->refuse_call(error.what_without_backtrace());
+      }
+      throw;
+    }
   }
 
   [[nodiscard]] bool reduces() const noexcept { return options_.adapt.ranks != nullptr; }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol, TypeAlias
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -19,6 +20,7 @@ from brim.adapt._identity import structure
 from brim.adapt._options import Options, identity, inside, make, name_of, rank_setting
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
+_Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 class Scaler(Protocol):
@@ -58,7 +60,8 @@ class Microbatches:
             With `collectives="inside"` the model reduces its gradients itself (FSDP).
 
     Raises:
-        ValueError: if a layer sees the whole batch, or the members of a batch differ in length.
+        ValueError: if a layer sees the whole batch, the members of a batch differ in length, or,
+            with `ranks`, the loss has gradients for parameters that are not in `model`.
 
     Example:
         >>> import brim, torch
@@ -95,20 +98,24 @@ class Microbatches:
         self._split, self._length = _splitting(split, length, whole("dim", dim, -(2**63)))
         self._scale = None if scaler is None else scaler.scale
         self._items = self._longest = self._size = 0
-        layers = [] if model is None else [m for m in model.modules() if isinstance(m, _BatchNorm)]
-        self._refused = [layer for layer in layers if not isinstance(layer, allow)]
-        self._model = model
-        parameters = [] if model is None else list(model.parameters())
-        self._pass = _C.BatchPass(reduction, parameters)
+        self._model, self._allow = model, allow
+        self._busy = threading.Lock()
+        self._pass = _C.BatchPass(reduction)
         self._ranks = rank_setting(options, f"Microbatches {name_of(loss_fn)}")
         self._reduction: _C.GradientReduction | None = None
         if self._ranks is not None and options.get("collectives", "between") == "between":
             if model is None:
                 raise ValueError("ranks needs model=, whose gradients are reduced over the ranks")
-            self._reduction = _C.GradientReduction(reduction, parameters)
+            if options.get("sync") == "settled":
+                raise ValueError(
+                    "sync='settled' is not for Microbatches: the gradients are reduced in every "
+                    "call, and each rank must know that no other has failed"
+                )
+            self._reduction = _C.GradientReduction(reduction)
         mine = options.get("restore")
         restore: list[Any] = [] if mine is None else [mine]
-        restore += [b for layer in layers if isinstance(layer, allow) for b in layer.buffers()]
+        allowed = [layer for layer in self._modules(_BatchNorm) if isinstance(layer, allow)]
+        restore += [buffer for layer in allowed for buffer in layer.buffers()]
         if self._ranks is not None:  # an attempt that fitted is undone if it failed elsewhere
             restore.append((lambda: None, lambda _: self._pass.undo()))
         if restore:
@@ -156,23 +163,46 @@ class Microbatches:
         self._adaptive.clear()
 
     def _run(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, list[Attempt]]:
-        self._refuse_whole_batch()
-        self._refuse_waiting()
-        self._items = whole("the length of the batch", self._length(batch), 1)
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError(
+                "a Microbatches runs inside of its own loss_fn, or in two threads at once: make "
+                "one for each"
+            )
+        try:
+            self._begin(batch)
+            return self._run_parts(batch, record=record)
+        finally:
+            self._pass.undo()
+            self._busy.release()
+
+    def _begin(self, batch: Any) -> None:
+        """Check the model and the batch, as they are now."""
+        try:
+            self._refuse_whole_batch()
+            self._refuse_waiting()
+            self._items = whole("the length of the batch", self._length(batch), 1)
+        except Exception as error:
+            agreement = None if self._ranks is None else self._ranks()
+            if agreement is not None:  # else the other ranks' present call meets our next one
+                agreement.refuse_call(f"{type(error).__name__}: {error}")
+            raise
         self._longest = max(self._longest, self._items)
+        parameters = [] if self._model is None else list(self._model.parameters())
+        self._pass.name(parameters)
+        if self._reduction is not None:
+            self._reduction.name(parameters)
+
+    def _run_parts(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, list[Attempt]]:
         # On several ranks the same on each, though some may have shorter batches now.
         upper = self._items if self._ranks is None else self._longest
         most = upper if self._most is None else min(self._most, upper)
-        try:
-            if record:
-                loss, attempts = self._adaptive.record(batch, most)
-            else:
-                loss, attempts = self._adaptive(batch, most), []
-            if self._reduces():
-                loss = self._reduction.run(self._sum_over_ranks)  # type: ignore[union-attr]
-            self._pass.finish()
-        finally:
-            self._pass.undo()
+        if record:
+            loss, attempts = self._adaptive.record(batch, most)
+        else:
+            loss, attempts = self._adaptive(batch, most), []
+        if self._reduces():
+            loss = self._reduction.run(self._sum_over_ranks)  # type: ignore[union-attr]
+        self._pass.finish()
         return loss, attempts
 
     def _attempt(self, batch: Any, size: int) -> torch.Tensor:
@@ -183,9 +213,10 @@ class Microbatches:
                 return batch
             return self._split(batch, start, stop)
 
-        with self._no_sync():
+        with self._without_collectives():
             loss = self._pass.run(self._items, size, self._loss_fn, part, self._scale)
         if self._reduces():
+            self._refuse_other_parameters()
             self._reduction.prepare(loss, self._pass.count)  # type: ignore[union-attr]
         return loss
 
@@ -196,25 +227,47 @@ class Microbatches:
     def _sum_over_ranks(self, tensor: torch.Tensor) -> None:
         torch.distributed.all_reduce(tensor, group=self._ranks.group)
 
-    def _no_sync(self) -> AbstractContextManager[None]:
-        """Parts run without collectives, so that no rank waits for one that fails."""
-        if self._reduction is None or not isinstance(self._model, DistributedDataParallel):
-            return nullcontext()
-        self._model.require_forward_param_sync = False  # else its first forward waits
-        return self._model.no_sync()
+    def _modules(self, kind: type[_Module]) -> list[_Module]:
+        modules = () if self._model is None else self._model.modules()
+        return [module for module in modules if isinstance(module, kind)]
+
+    @contextmanager
+    def _without_collectives(self) -> Iterator[None]:
+        """No rank waits in a part for one that fails."""
+        with ExitStack() as stack:
+            if self._reduction is not None and self._model is not None:
+                parallel = self._modules(DistributedDataParallel)
+                for module in parallel:
+                    module.require_forward_param_sync = False  # else its first forward waits
+                    stack.enter_context(module.no_sync())
+                if not parallel:
+                    hook = self._model.register_forward_pre_hook(_refuse_parallel_around)
+                    stack.callback(hook.remove)
+            yield
+
+    def _refuse_other_parameters(self) -> None:
+        for leaf in self._pass.not_named():
+            if isinstance(leaf, torch.nn.Parameter):
+                raise ValueError(
+                    f"loss_fn uses a parameter of shape {list(leaf.shape)} that model= does not "
+                    "have: its gradient would differ between the ranks. Pass a model that has it, "
+                    "as torch.nn.ModuleList([first, second])"
+                )
 
     def _refuse_waiting(self) -> None:
-        if self._ranks is not None or not isinstance(self._model, DistributedDataParallel):
+        if self._ranks is not None:
             return
-        group: Any = self._model.process_group
-        if group.size() > 1:
-            raise ValueError(
-                "model is a DistributedDataParallel, whose ranks wait for each other in every "
-                "part: pass ranks=True"
-            )
+        for module in self._modules(DistributedDataParallel):
+            group: Any = module.process_group
+            if group.size() > 1:
+                raise ValueError(
+                    "model is or has a DistributedDataParallel, whose ranks wait for each other "
+                    "in every part: pass ranks=True"
+                )
 
     def _refuse_whole_batch(self) -> None:
-        seeing = [m for m in self._refused if m.training or not m.track_running_stats]
+        layers = [m for m in self._modules(_BatchNorm) if not isinstance(m, self._allow)]
+        seeing = [m for m in layers if m.training or not m.track_running_stats]
         if not seeing or self._model is None:
             return
         names = {id(module): name for name, module in self._model.named_modules()}
@@ -232,6 +285,16 @@ class Microbatches:
         """What tells this from others in files."""
         model = 0 if self._model is None else structure(self._model)
         return f"{identity('microbatches', self._loss_fn, '')} {model}"
+
+
+def _refuse_parallel_around(model: torch.nn.Module, _: object) -> None:
+    if torch.compiler.is_compiling():
+        return
+    if DistributedDataParallel._active_ddp_module is not None:
+        raise ValueError(
+            "loss_fn calls a DistributedDataParallel, and model= is the module inside of it, so "
+            "that both would reduce the gradients: pass the DistributedDataParallel as model="
+        )
 
 
 def _splitting(split: Any, length: Any, dim: int) -> tuple[_parts.Split, _parts.Length]:

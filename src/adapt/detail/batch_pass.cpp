@@ -117,11 +117,12 @@ at::Tensor BatchPass::run(std::int64_t items, std::int64_t size, Forward forward
 
 at::Tensor BatchPass::run_parts(std::int64_t items, std::int64_t size, Forward forward,
                                 Backward backward) {
-  for (const at::Tensor& leaf : hidden_) {
+  for (const at::Tensor& leaf : named_) {
     if (leaf.requires_grad()) {
       put_aside(leaf);
     }
   }
+  named_leaves_ = leaves_.size();
   WeightedLoss loss(reduction_, items);
   for (std::int64_t begin = 0; begin < items;) {
     const std::int64_t count = std::min(size, items - begin);
@@ -137,6 +138,16 @@ at::Tensor BatchPass::run_parts(std::int64_t items, std::int64_t size, Forward f
   }
   count_ = loss.count();
   return loss.total();
+}
+
+std::vector<at::Tensor> BatchPass::not_named() const {
+  std::vector<at::Tensor> found;
+  for (std::size_t i = named_leaves_; i < leaves_.size(); ++i) {
+    if (gradient_of(leaves_[i].tensor).defined()) {
+      found.push_back(leaves_[i].tensor);
+    }
+  }
+  return found;
 }
 
 void BatchPass::put_aside(const at::Tensor& leaf) {

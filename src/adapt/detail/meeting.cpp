@@ -52,6 +52,7 @@ Meeting::Meeting(const AdaptOptions& options, const std::string& what)
   TORCH_CHECK(!channel_.in_use.exchange(true),
               "an adaptive call with ranks runs inside of another one, or beside it in another "
               "thread: the ranks could not tell their messages apart");
+  ++channel_.calls;
   if (inside()) {
     channel_.watch(true);
   }
@@ -124,7 +125,10 @@ void Meeting::end(const Answer& last, bool as_agreed) {
 }
 
 void Meeting::tell_others(const std::exception_ptr& error) {
-  const std::string own = sizes_text() + text_of(error);
+  tell_others(sizes_text() + text_of(error));
+}
+
+void Meeting::tell_others(const std::string& own) {
   if (inside()) {
     // Where another rank failed first, this error is what came of it.
     throw_if_called_off(channel_);

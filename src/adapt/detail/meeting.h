@@ -59,6 +59,9 @@ class Meeting {
     trying_.assign(values.begin(), values.end());
   }
 
+  /// This rank ends the call with this error.
+  void tell_others(const std::string& own);
+
   /// Runs the call. An error that it throws reaches the other ranks as a RankError.
   template <class Work>
   void run(const Work& work) {

@@ -194,6 +194,35 @@ TEST(Agreement, AnErrorOfOneRankEndsTheCallOnAll) {
   EXPECT_EQ(text_of(errors[2]), text_of(errors[0]));
 }
 
+TEST(Agreement, ACallThatOneRankCannotBeginEndsOnAllAndTheNextIsInStep) {
+  ThreadRanks all(2);
+  std::vector<std::string> refused(2);
+  std::vector<std::vector<int>> calls(2);
+  const auto errors = all.run([&](std::int64_t number) {
+    Rank rank(all, number);
+    const auto at = static_cast<std::size_t>(number);
+    for (int call = 0; call < 3; ++call) {
+      try {
+        if (number == 1 && call == 1) {
+          rank.agreement.refuse_call("a wrong argument");
+          continue;
+        }
+        batch(64, [](std::int64_t /*size*/) {}, rank.options());
+        calls[at].push_back(call);
+      } catch (...) {
+        refused[at] = text_of(std::current_exception());
+      }
+    }
+    batch(4, [&](std::int64_t) { rank.agreement.refuse_call("inside"); }, rank.options());
+  });
+  EXPECT_EQ(text_of(errors[0]), "no error");
+  EXPECT_EQ(text_of(errors[1]), "no error");
+  EXPECT_EQ(refused[0], "RankError: rank 1 failed with a wrong argument");
+  EXPECT_EQ(refused[1], "");
+  EXPECT_EQ(calls[0], (std::vector<int>{0, 2}));
+  EXPECT_EQ(calls[1], (std::vector<int>{0, 2}));
+}
+
 TEST(Agreement, WhereOneRankDoesNotFitAtTheFloorAllEnd) {
   ThreadRanks all(2);
   const auto errors = all.run([&](std::int64_t number) {

@@ -297,6 +297,36 @@ TEST_F(MicrobatchesTest, RanksHaveTheGradientsOfAllTheirBatches) {
   EXPECT_TRUE(models[0].gradients().equal(models[1].gradients()));
 }
 
+TEST_F(MicrobatchesTest, AWrongBatchOnOneRankIsAnErrorOnAll) {
+  ThreadRanks ranks(2);
+  const auto errors = ranks.run([&](std::int64_t rank) {
+    Agreement agreement(std::make_shared<ThreadChannel>(ranks, rank));
+    Microbatches step(
+        [&](const at::Tensor& x, const at::Tensor& y) { return squares(x, y).mean(); },
+        {.size = 2,
+         .adapt = {.ranks = &agreement},
+         .parameters = model.weights,
+         .sum_over_ranks = [](const at::Tensor& /*tensor*/) {}});
+    if (rank == 0) {
+      step(data.x, data.y.narrow(0, 0, 1));
+    } else {
+      EXPECT_THROW(step(data.x, data.y), RankError);
+    }
+  });
+  EXPECT_TRUE(errors[0]);
+  EXPECT_FALSE(errors[1]);
+}
+
+TEST_F(MicrobatchesTest, RanksThatDoNotMeetInEveryCallAreRefused) {
+  ThreadRanks ranks(2);
+  Agreement agreement(std::make_shared<ThreadChannel>(ranks, 0), {.sync = Sync::settled});
+  const auto loss = [&](const at::Tensor& x, const at::Tensor& y) { return squares(x, y).mean(); };
+  const MicrobatchOptions options{.adapt = {.ranks = &agreement},
+                                  .parameters = model.weights,
+                                  .sum_over_ranks = [](const at::Tensor& /*tensor*/) {}};
+  EXPECT_THROW(Microbatches(loss, options), c10::ValueError);
+}
+
 TEST(WholeBatch, BatchNormInTrainingIsRefused) {
   torch::nn::Sequential model(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
   try {

@@ -5,6 +5,7 @@
 #include <brim/export.h>
 #include <c10/util/FunctionRef.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <unordered_set>
 #include <utility>
@@ -30,9 +31,9 @@ class BRIM_API BatchPass {
   /// Calls backward on the loss. @param weight the gradient to start with; undefined: 1.
   using Backward = c10::function_ref<void(const at::Tensor& loss, const at::Tensor& weight)>;
 
-  /// @param hidden leaves that the graph may not show.
-  explicit BatchPass(Reduction reduction, std::vector<at::Tensor> hidden = {})
-      : reduction_(reduction), hidden_(std::move(hidden)) {}
+  /// @param named leaves that the graph may not show.
+  explicit BatchPass(Reduction reduction, std::vector<at::Tensor> named = {})
+      : reduction_(reduction), named_(std::move(named)) {}
   ~BatchPass() { undo(); }
   BatchPass(const BatchPass&) = delete;
   BatchPass& operator=(const BatchPass&) = delete;
@@ -47,6 +48,12 @@ class BRIM_API BatchPass {
 
   /// Leaves the gradients as they were before the pass. Nothing to do after `finish`.
   void undo() noexcept;
+
+  /// Names the leaves anew, for the next pass.
+  void name(std::vector<at::Tensor> leaves) { named_ = std::move(leaves); }
+
+  /// The leaves with a gradient of the pass that were found in the graph only.
+  [[nodiscard]] std::vector<at::Tensor> not_named() const;
 
   /// COUNT of what the last loss is the mean of: items, or what the parts counted.
   [[nodiscard]] double count() const noexcept { return count_; }
@@ -63,8 +70,9 @@ class BRIM_API BatchPass {
   void scale_gradients(double factor);
 
   Reduction reduction_;
-  std::vector<at::Tensor> hidden_;
-  std::vector<Leaf> leaves_;
+  std::vector<at::Tensor> named_;
+  std::vector<Leaf> leaves_;  // the named ones first
+  std::size_t named_leaves_ = 0;
   std::unordered_set<const c10::TensorImpl*> known_;
   double count_ = 0;
 };

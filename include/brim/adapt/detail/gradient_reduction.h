@@ -28,6 +28,9 @@ class BRIM_API GradientReduction {
   GradientReduction(Reduction reduction, std::vector<at::Tensor> parameters)
       : reduction_(reduction), parameters_(std::move(parameters)) {}
 
+  /// Names the parameters anew, ahead of `prepare`.
+  void name(std::vector<at::Tensor> parameters) { parameters_ = std::move(parameters); }
+
   /// Takes the gradients as they are. One that this rank lacks becomes zeros.
   /// @param loss of this rank's batch. @param count of what it is the mean of.
   void prepare(const at::Tensor& loss, double count);
