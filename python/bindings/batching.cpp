@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -194,6 +195,15 @@ py::tuple plan(const SampleBatching& batching, std::uint64_t seed, std::int64_t 
                         to_tensor(std::move(batches.indices)));
 }
 
+/// An int, rounded. @throws pybind11::error_already_set if it exceeds every double.
+double as_double(const py::object& value) {
+  const double result = PyLong_AsDouble(value.ptr());
+  if (PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return result;
+}
+
 /// What a Python function says that n samples padded to the longest cost. Batches are made without
 /// the GIL.
 Cost python_cost(const py::object& function) {
@@ -207,7 +217,16 @@ Cost python_cost(const py::object& function) {
     const bool whole = longest == std::floor(longest) && longest < 0x1p53;
     const py::object size = whole ? py::object(py::int_(static_cast<std::int64_t>(longest)))
                                   : py::object(py::float_(longest));
-    return real_number(invoke(*kept, count, size).ptr(), {"what cost returns"});
+    try {
+      const py::object price = invoke(*kept, count, size);
+      return PyLong_CheckExact(price.ptr()) ? as_double(price)
+                                            : real_number(price.ptr(), {"what cost returns"});
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_OverflowError)) {
+        throw;
+      }
+    }
+    return std::numeric_limits<double>::infinity();  // what no number can hold exceeds the budget
   });
 }
 

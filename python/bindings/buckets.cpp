@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <vector>
 
@@ -63,9 +64,12 @@ py::tuple balance(const py::object& costs, const py::object& parts, bool equal_c
 py::object flops(const py::object& lengths, double linear, double squared) {
   return with_values(numbers_argument("lengths", lengths), [&](auto values) {
     std::vector<double> result(values.size());
-    std::transform(values.begin(), values.end(), result.begin(), [&](auto length) {
-      return batching::flops(static_cast<double>(length), linear, squared);
-    });
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto length = static_cast<double>(values[i]);
+      TORCH_CHECK_VALUE(length >= 0 && std::isfinite(length),
+                        "lengths must be finite and not negative, got ", length, " at index ", i);
+      result[i] = batching::flops(length, linear, squared);
+    }
     return to_tensor(std::move(result));
   });
 }

@@ -190,11 +190,11 @@ class Differencing {
 
   struct State {
     double difference;
-    std::size_t number;  // decides between equal differences
+    std::size_t number;  // of equal differences, the latest division is the next
     Slots slots;
 
     friend bool operator<(const State& a, const State& b) {
-      return a.difference != b.difference ? a.difference < b.difference : a.number > b.number;
+      return a.difference != b.difference ? a.difference < b.difference : a.number < b.number;
     }
   };
 
@@ -396,7 +396,9 @@ Batches balance(std::span<const double> costs, std::int64_t parts, bool equal_co
     std::vector<double> sorted(costs.size());
     std::transform(order.begin(), order.end(), sorted.begin(),
                    [&](std::uint32_t item) { return costs[item]; });
-    const Division division = Divider(sorted, count, equal_count).best();
+    // One item a part is as good as it gets: the other parts are empty.
+    const std::size_t used = std::min(count, costs.size());
+    const Division division = Divider(sorted, used, equal_count).best();
     for (std::size_t i = 0; i < order.size(); ++i) {
       part_of[order[i]] = division.part[i];
     }

@@ -34,9 +34,8 @@ class BinPacking {
   explicit BinPacking(const Columns<T>& columns, std::size_t batch_multiple = 1)
       : columns_(columns),
         multiple_(static_cast<std::uint32_t>(batch_multiple)),
-        // Batches limited by their number of samples alone are packed to save padding.
-        padded_((columns.size() == 1 && columns[0].limit.cost().kind() == Cost::Kind::count) ||
-                std::any_of(columns.begin(), columns.end(), depends_on_longest)) {}
+        counted_(std::all_of(columns.begin(), columns.end(), is_count)),
+        padded_(counted_ || std::any_of(columns.begin(), columns.end(), depends_on_longest)) {}
 
   /// @param sizes one per column, sample after sample; each sample fits by itself.
   /// @param mixing its seed decides all that is random; nothing is for 0.
@@ -96,15 +95,22 @@ class BinPacking {
     std::vector<std::uint32_t> members;
   };
 
+  static bool is_count(const Column<T>& column) {
+    return column.limit.cost().kind() == Cost::Kind::count;
+  }
+
   static bool depends_on_longest(const Column<T>& column) {
     const Cost::Kind kind = column.limit.cost().kind();
     return kind != Cost::Kind::sum && kind != Cost::Kind::count;
   }
 
-  // How much of its fullest budget each sample uses by itself.
+  // How much of its fullest budget each sample uses by itself; its size if only counts are limited.
   [[nodiscard]] std::vector<double> shares(std::span<const T> sizes) const {
     const std::size_t width = columns_.size();
     std::vector<double> result(sizes.size() / width);
+    for (std::size_t i = 0; counted_ && i < result.size(); ++i) {
+      result[i] = static_cast<double>(sizes[i * width]);
+    }
     for (std::size_t c = 0; c < width; ++c) {
       // If one is padded, its padding is what the order can save.
       if (padded_ && !depends_on_longest(columns_[c])) {
@@ -257,6 +263,8 @@ class BinPacking {
 
   const Columns<T>& columns_;
   std::uint32_t multiple_;  // that the COUNT of samples in a padded batch is of
+  // Batches limited by their number of samples alone are packed to save padding.
+  bool counted_;
   bool padded_;
   BestFitPacker<T> best_fit_;
   DescendingSort sort_;

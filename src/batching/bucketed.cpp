@@ -225,9 +225,9 @@ class BucketBatching : public detail::TableBatching<T> {
       columns.push_back({sizes, Limit(Cost::count(), kNoLimit)});
     }
     check_argument(!columns.empty(), "buckets need batch_size or max_total_size");
-    check_argument(
-        detail::multiple_argument(options.batch_multiple) == 1 || options.batch_sizes.empty(),
-        "buckets take either batch_size or batch_multiple, not both");
+    check_argument(detail::multiple_argument(options.batch_multiple, columns) == 1 ||
+                       options.batch_sizes.empty(),
+                   "buckets take either batch_size or batch_multiple, not both");
     check_argument(!options.drop_last || !options.batch_sizes.empty(),
                    "drop_last needs batch_size: under max_total_size no batch has a size to reach");
     check_argument(columns[0].sizes.size() == sizes.size(),

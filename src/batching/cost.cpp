@@ -36,13 +36,21 @@ std::int64_t whole_part(double maximum) {
 // More than fit any budget that holds; the search for a count ends there.
 constexpr std::int64_t kMostSamples = std::int64_t{1} << 40;
 
-/// The largest number below 2^63 that fits, where all below it do.
-template <class Fits>
-std::uint64_t largest_fitting(const Fits& fits) {
+/// The largest number below `end` that fits, where all below it do. The numbers tried first are
+/// `first` and those after it by `next`: a cost is not asked about sizes that no sample has.
+template <class Fits, class Next>
+std::uint64_t largest_fitting(std::uint64_t first, std::uint64_t end, const Next& next,
+                              const Fits& fits) {
   check_argument(fits(0), "no sample fits max_total_size, of whatever size");
   std::uint64_t largest = 0;
-  for (std::uint64_t bit = std::uint64_t{1} << 62; bit > 0; bit >>= 1) {
-    largest += fits(largest + bit) ? bit : 0;
+  std::uint64_t too_large = first;
+  while (too_large < end && fits(too_large)) {
+    largest = too_large;
+    too_large = next(too_large);
+  }
+  while (too_large - largest > 1) {
+    const std::uint64_t middle = largest + (too_large - largest) / 2;
+    (fits(middle) ? largest : too_large) = middle;
   }
   return largest;
 }
@@ -78,8 +86,7 @@ Cost Cost::priced(Price price) {
   check_argument(static_cast<bool>(price), "a cost needs a price");
   const auto checked = [price = std::move(price)](std::int64_t count, double longest) {
     const double cost = price(count, longest);
-    check_argument(cost >= 0 && std::isfinite(cost),
-                   "cost must give finite numbers that are not negative, got ", cost, " for ",
+    check_argument(cost >= 0, "cost must give numbers that are not negative, got ", cost, " for ",
                    count, " samples of size ", longest);
     return cost;
   };
@@ -139,17 +146,21 @@ Limit::Limit(Cost cost, double maximum) : cost_(std::move(cost)), whole_(0), rea
 }
 
 std::int64_t Limit::largest_whole_size() const {
-  return static_cast<std::int64_t>(largest_fitting([&](std::uint64_t size) {
-    return detail::fits_alone(*this, static_cast<std::int64_t>(size));
-  }));
+  return static_cast<std::int64_t>(largest_fitting(
+      1, std::uint64_t{1} << 63, [](std::uint64_t size) { return 2 * size; },
+      [&](std::uint64_t size) {
+        return detail::fits_alone(*this, static_cast<std::int64_t>(size));
+      }));
 }
 
-// Doubles that are not negative are in the order of their bits.
+// Doubles that are not negative are in the order of their bits, of which the 52 lowest are the
+// fraction: one more above them is twice the number.
 double Limit::largest_real_size() const {
-  return std::bit_cast<double>(largest_fitting([&](std::uint64_t bits) {
-    const auto size = std::bit_cast<double>(bits);
-    return std::isfinite(size) && detail::fits_alone(*this, size);
-  }));
+  return std::bit_cast<double>(largest_fitting(
+      std::bit_cast<std::uint64_t>(1.0),
+      std::bit_cast<std::uint64_t>(std::numeric_limits<double>::infinity()),
+      [](std::uint64_t bits) { return bits + (std::uint64_t{1} << 52); },
+      [&](std::uint64_t bits) { return detail::fits_alone(*this, std::bit_cast<double>(bits)); }));
 }
 
 }  // namespace brim::batching

@@ -127,7 +127,7 @@ class OrderedBatching : public detail::TableBatching<T> {
   OrderedBatching(Columns<T> columns, const Order& order, Oversize oversize,
                   std::int64_t batch_multiple)
       : detail::TableBatching<T>(std::move(columns), order, oversize),
-        batch_multiple_(detail::multiple_argument(batch_multiple)) {}
+        batch_multiple_(detail::multiple_argument(batch_multiple, this->table().columns())) {}
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
     return std::make_unique<OrderedSource<T>>(this->table(), seed, batch_multiple_);

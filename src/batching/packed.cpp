@@ -26,7 +26,8 @@ class PackedBatching : public detail::TableBatching<T> {
   PackedBatching(Columns<T> columns, const Order& order, const PackOptions& options)
       : detail::TableBatching<T>(std::move(columns), order, options.oversize),
         window_(options.window.value_or(std::max<std::int64_t>(this->table().size(), 1))),
-        batch_multiple_(detail::multiple_argument(options.batch_multiple)) {
+        batch_multiple_(
+            detail::multiple_argument(options.batch_multiple, this->table().columns())) {
     detail::check_argument(window_ > 0, "window must be positive, got ", window_);
     detail::check_argument(
         batch_multiple_ == 1 || detail::BinPacking<T>(this->table().columns()).padded(),

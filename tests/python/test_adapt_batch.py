@@ -32,6 +32,23 @@ def steady(held: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_onednn_is_on_after_a_failure_if_it_was_before(enabled: bool) -> None:
+    @brim.batch(16, strategy="halving")
+    def function(size: int) -> int:
+        if size > 5:
+            torch._C._set_mkldnn_enabled(False)  # as torch does if oneDNN runs out of memory
+        return check(size, 5)
+
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(enabled)
+    try:
+        assert function() == 4
+        assert torch._C._get_mkldnn_enabled() == enabled
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 def test_the_size_comes_first_and_callers_do_not_pass_it() -> None:
     @brim.batch(16, strategy="halving")
     def function(size: int, text: str, *, flag: bool = False) -> tuple[int, str, bool]:

@@ -55,6 +55,19 @@ def test_flops_balance_what_tokens_do_not() -> None:
     assert imbalance(balance(lengths, 2)) > 0.2
 
 
+def test_parts_beyond_the_items_are_empty() -> None:
+    parts = balance([1, 2], 100_000)
+    assert sorted(parts[:2]) == [[0], [1]]
+    assert parts[2:] == [[]] * 99_998
+    assert balance([], 3) == [[], [], []]
+
+
+@pytest.mark.parametrize("length", [-1, -0.5, float("nan"), float("inf")])
+def test_flops_of_a_wrong_length(length: float) -> None:
+    with pytest.raises(ValueError, match=f"not negative, got {length} at index 1"):
+        flops([1, length])
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

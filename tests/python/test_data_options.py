@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,39 @@ def test_the_largest_size_is_what_samples_are_cut_to() -> None:
     assert several.largest_size == [10, 8]
 
 
+@pytest.mark.parametrize(
+    "price",
+    [
+        lambda n, longest: n * (3 * longest + longest**2),
+        lambda n, longest: n * math.exp(longest),
+        lambda n, longest: n * 10**longest,
+        lambda n, longest: n * longest if longest < 100 else math.inf,
+    ],
+)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_samples_are_truncated_under_any_function(kind: str, price: Any) -> None:
+    longest_asked = 0
+
+    def asked(n: int, longest: Any) -> Any:
+        nonlocal longest_asked
+        longest_asked = max(longest_asked, longest)
+        return price(n, longest)
+
+    batches = list(MAKERS[kind](45, cost=asked, oversize="truncate"))
+    assert samples_of(batches) == list(range(400))
+    most = max(length for length in range(60) if price(1, length) <= 45)
+    for batch in batches:
+        assert price(len(batch), min(most, max(SIZES[i] for i in batch))) <= 45
+    assert longest_asked <= 64
+
+
+def test_a_cost_may_exceed_what_a_double_holds_exactly() -> None:
+    def price(n: int, longest: int) -> int:
+        return n * longest * 10**18
+
+    assert list(PackedBatchSampler([2, 3, 4], 6e18, cost=price)) == [[2], [1, 0]]
+
+
 @pytest.mark.parametrize("cost", ["sum", "padded"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_largest_number_of_samples(kind: str, cost: str) -> None:
@@ -121,6 +155,21 @@ def test_numbers_of_samples_are_multiples(kind: str) -> None:
         BucketBatchSampler(SIZES, [0, 60], batch_size=4, batch_multiple=8)
 
 
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_multiple_of_more_samples_than_a_batch_may_have(kind: str) -> None:
+    with pytest.raises(ValueError, match="a batch may have, 4, got 8"):
+        list(MAKERS[kind](600, cost="padded", max_batch_size=4, batch_multiple=8))
+    with pytest.raises(ValueError, match="a batch may have, 4, got 8"):
+        list(MAKERS[kind](4, cost="count", batch_multiple=8))
+
+
+def test_two_limits_of_the_number_of_samples_pack_like_sizes_in_multiples() -> None:
+    sampler = PackedBatchSampler(SIZES, 40, cost="count", max_batch_size=7, batch_multiple=2)
+    batches = list(sampler)
+    assert [len(batch) for batch in batches] == [6] * 66 + [4]
+    assert [SIZES[i] for batch in batches for i in batch] == sorted(SIZES, reverse=True)
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_function_is_a_cost(kind: str) -> None:
     asked: list[tuple[int, Any]] = []
@@ -164,7 +213,7 @@ def test_what_a_cost_function_does_wrong_is_told() -> None:
 
     with pytest.raises(KeyError, match="not known"):
         PackedBatchSampler(SIZES, 100, cost=fails)
-    with pytest.raises(ValueError, match=r"cost must give finite numbers.*got -1 for 1 samples"):
+    with pytest.raises(ValueError, match=r"cost must give numbers that are.*got -1 for 1 samples"):
         PackedBatchSampler(SIZES, 100, cost=lambda count, longest: -1)
     with pytest.raises(TypeError, match="what cost returns must be"):
         PackedBatchSampler(SIZES, 100, cost=lambda count, longest: "much")

@@ -41,7 +41,8 @@ class BRIM_API Cost {
   /// predicts (see model_limit). The functions must depend on nothing else, because batches are
   /// built again when a run is resumed. `largest_count` must not rise with `longest`.
   static Cost custom(LargestCount largest_count, Price price);
-  /// The same, with a search for the largest count. `price` must not fall with either argument.
+  /// The same, with a search for the largest count. `price` must not fall with either argument; an
+  /// infinite one exceeds every budget.
   static Cost priced(Price price);
 
   [[nodiscard]] Kind kind() const { return kind_; }

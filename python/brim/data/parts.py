@@ -16,8 +16,8 @@ def balance(costs: Sizes, parts: int, equal_count: bool = False) -> list[list[in
 
     The costliest part costs no more than with the better of two methods: the costliest item first,
     each to the part that costs least (LPT), and the largest differencing method (Karmarkar and
-    Karp); or it is within a billionth of a perfect balance. The same everywhere, so that ranks
-    agree without communication.
+    Karp), which merges the latest of the divisions whose differences are equal; or it is within a
+    billionth of a perfect balance. The same everywhere, so that ranks agree without communication.
 
     Args:
         costs: the cost of each item: finite numbers that are not negative.
@@ -36,7 +36,9 @@ def balance(costs: Sizes, parts: int, equal_count: bool = False) -> list[list[in
     column = one_column("costs", costs).double()
     offsets, indices = _C.balance(column, parts, flag("equal_count", equal_count))
     numbers = indices.tolist()
-    return [numbers[begin:end] for begin, end in pairwise(offsets.tolist())]
+    used = min(len(offsets) - 1, len(numbers))  # the parts after these are empty
+    result = [numbers[begin:end] for begin, end in pairwise(offsets[: used + 1].tolist())]
+    return result + [[] for _ in range(len(offsets) - 1 - used)]
 
 
 def flops(lengths: Sizes, linear: float = 24576.0, squared: float = 1.0) -> torch.Tensor:

@@ -107,6 +107,7 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
                                               const detail::Failure& failure) {
   const OomCause& cause = failure.cause;
   last_message_ = failure.message;
+  checkpoint_.restore_onednn();
   // A message may name a device that is not here (a wrapped error, a test): then its figures say
   // nothing of the one that is watched. The host can always be looked at.
   const bool on_host = cause.device && cause.device->is_cpu();

@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <brim/adapt/detail/checkpoint.h>
 #include <brim/memory/stats.h>
 
@@ -6,7 +7,7 @@
 namespace brim {
 
 Checkpoint::Checkpoint(const AdaptOptions& options, Detail detail)
-    : cpu_held_(CpuAllocator::allocated()) {
+    : cpu_held_(CpuAllocator::allocated()), onednn_(at::globalContext().userEnabledMkldnn()) {
   if (options.device) {
     device_ = resolve_device(*options.device);
   } else if (detail == Detail::all) {
@@ -37,6 +38,12 @@ std::optional<std::int64_t> Checkpoint::held(c10::Device device) const {
 void Checkpoint::restore_random_state() const {
   if (random_) {
     random_->restore();
+  }
+}
+
+void Checkpoint::restore_onednn() const {
+  if (onednn_) {
+    at::globalContext().setUserEnabledMkldnn(true);
   }
 }
 

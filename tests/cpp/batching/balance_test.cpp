@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -55,7 +56,8 @@ double greedy(const Doubles& costs, std::size_t parts, bool equal_count) {
   return largest(loads);
 }
 
-/// Largest differencing with all parts of every division, by a search through all of them.
+/// Largest differencing with all parts of every division, by a search through all of them, the
+/// latest first.
 double differencing(const Doubles& costs, std::size_t parts, bool equal_count) {
   const std::size_t together = equal_count ? parts : 1;
   const Doubles sorted = descending(costs);
@@ -68,12 +70,12 @@ double differencing(const Doubles& costs, std::size_t parts, bool equal_count) {
     divisions.push_back(division);
   }
   const auto take = [&] {
-    const auto found = std::max_element(divisions.begin(), divisions.end(),
+    const auto found = std::max_element(divisions.rbegin(), divisions.rend(),
                                         [](const Doubles& a, const Doubles& b) {
                                           return a.front() - a.back() < b.front() - b.back();
                                         });
     Doubles division = *found;
-    divisions.erase(found);
+    divisions.erase(std::next(found).base());
     return division;
   };
   while (divisions.size() > 1) {
@@ -189,6 +191,21 @@ TEST(Balance, IsNoWorseThanTheBetterOfGreedyAndDifferencing) {
   }
 }
 
+TEST(Balance, OfEqualDifferencesTheLatestIsMergedFirst) {
+  Random random(5);
+  for (int round = 0; round < 2000; ++round) {
+    Doubles costs(static_cast<std::size_t>(any_int(random, 5, 30)));
+    for (double& cost : costs) {
+      cost = static_cast<double>(any_int(random, 0, 10));
+    }
+    const auto parts = static_cast<std::size_t>(any_int(random, 2, 8));
+    for (const bool equal_count : {false, true}) {
+      const Batches division = balance(costs, static_cast<std::int64_t>(parts), equal_count);
+      EXPECT_LE(largest(division.loads), differencing(costs, parts, equal_count));
+    }
+  }
+}
+
 TEST(Balance, OfManyWholeCostsIsPerfect) {
   Random random(3);
   Doubles costs(30'000);
@@ -234,6 +251,9 @@ TEST(Balance, PartsMayBeEmpty) {
   EXPECT_EQ(balance({}, 3).count(), 3U);
   const Doubles costs{2.0};
   EXPECT_EQ(checked(balance(costs, 3, true), costs, 3, true), 2.0);
+  const Batches division = balance(Doubles{1.0, 2.0}, 1000);
+  EXPECT_EQ(division.count(), 1000U);
+  EXPECT_EQ(division[0].size() + division[1].size(), 2U) << "those beyond the items are empty";
 }
 
 TEST(Balance, WrongArgumentsAreNamed) {

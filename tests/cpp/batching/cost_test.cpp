@@ -1,6 +1,7 @@
 #include <brim/batching/cost.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -91,6 +92,17 @@ TEST(Limit, LargestSizesAreTheLastThatFit) {
   EXPECT_EQ(Limit(Cost::count(), 3.0).largest_real_size(), std::numeric_limits<double>::max());
   const Cost fixed = Cost::priced([](std::int64_t, double) { return 100.0; });
   EXPECT_THROW((void)Limit(fixed, 50.0).largest_real_size(), std::invalid_argument);
+  EXPECT_EQ(Limit(fixed, 100.0).largest_real_size(), std::numeric_limits<double>::max());
+
+  double longest_asked = 0;
+  const Cost priced = Cost::priced([&](std::int64_t n, double longest) {
+    longest_asked = std::max(longest_asked, longest);
+    return static_cast<double>(n) * std::exp(longest);
+  });
+  EXPECT_EQ(Limit(priced, std::exp(700.5)).largest_whole_size(), 700);  // exp(1024) is infinite
+  EXPECT_NEAR(Limit(priced, std::exp(700.5)).largest_real_size(), 700.5, 1e-9);
+  EXPECT_NEAR(Limit(priced, std::exp(0.3)).largest_real_size(), 0.3, 1e-9);
+  EXPECT_EQ(longest_asked, 1024);
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 
 namespace brim {
 
-/// The state before an attempt: how much memory was in use, and the random state. Cheap, because it
-/// is taken on the path of a call that fits.
+/// The state before an attempt: how much memory was in use, the random state, and whether torch
+/// used oneDNN. Cheap, because it is taken on the path of a call that fits.
 class BRIM_API Checkpoint {
  public:
   /// Whether to read how much memory of an accelerator is in use. That takes microseconds, many
@@ -30,11 +30,16 @@ class BRIM_API Checkpoint {
 
   void restore_random_state() const;
 
+  /// If memory runs out inside a matrix product of oneDNN, torch switches it off for the rest of
+  /// the process, and everything after is slower. After a failed attempt it is on again.
+  void restore_onednn() const;
+
  private:
   mutable std::optional<c10::Device> device_;
   std::int64_t cpu_held_;
   std::optional<std::int64_t> device_held_;  // of an accelerator
   std::optional<RandomState> random_;
+  bool onednn_;
 };
 
 }  // namespace brim
