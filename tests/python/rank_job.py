@@ -57,28 +57,24 @@ def error_of(call: Callable[[], object]) -> list[str]:
     return ["none", ""]
 
 
-@case
-def half_budget(rank: int, world: int) -> Any:
-    """The last rank has half of the memory of the others."""
-
-    @brim.batch(256, ranks=True)
+def sizes_with_half_the_memory_on_the_last_rank(rank: int, world: int, **options: Any) -> Any:
+    @brim.batch(256, ranks=True, **options)
     def step(size: int) -> int:
         tensor_of(1000 * size)
         return size
 
     with room_for(100_000 if rank == world - 1 else 200_000):
         return [step() for _ in range(5)]
+
+
+@case
+def half_budget(rank: int, world: int) -> Any:
+    return sizes_with_half_the_memory_on_the_last_rank(rank, world)
 
 
 @case
 def per_rank(rank: int, world: int) -> Any:
-    @brim.batch(256, ranks=True, per_rank=True)
-    def step(size: int) -> int:
-        tensor_of(1000 * size)
-        return size
-
-    with room_for(100_000 if rank == world - 1 else 200_000):
-        return [step() for _ in range(5)]
+    return sizes_with_half_the_memory_on_the_last_rank(rank, world, per_rank=True)
 
 
 @case

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "adapt/detail/attempt_monitor.h"
@@ -13,6 +14,18 @@ namespace brim::detail {
 namespace {
 
 using Values = Meeting::Values;
+
+/// What the attempt that fitted at these values showed. It is remembered.
+Attempt learn_fit(const MaximizeCall& call, const AdaptOptions& options, const Recollection& known,
+                  AttemptMonitor& monitor, std::span<const std::int64_t> values) {
+  Attempt fit = monitor.fitted(values);
+  fit.rate = rate(options, fit, call.counts_items);
+  learn(options, known, fit);
+  if (monitor.needed_release()) {
+    learn(options, known, *monitor.needed_release());
+  }
+  return fit;
+}
 
 /// The attempts of a call that is alone.
 /// @param failure of a first attempt that was made unwatched.
@@ -36,12 +49,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
       failure = attempt(search.next());
     }
     if (!failure) {
-      Attempt fit = monitor.fitted(search.next());
-      fit.rate = rate(options, fit, call.counts_items);
-      learn(options, known, fit);
-      if (monitor.needed_release()) {
-        learn(options, known, *monitor.needed_release());
-      }
+      learn_fit(call, options, known, monitor, search.next());
       return;
     }
     if (saved) {
@@ -112,12 +120,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       repeats = true;
       const std::optional<Failure> failure = attempt(values);
       if (!failure) {
-        fit = monitor.fitted(values);
-        fit->rate = rate(options, *fit, call.counts_items);
-        learn(options, known, *fit);
-        if (monitor.needed_release()) {
-          learn(options, known, *monitor.needed_release());
-        }
+        fit = learn_fit(call, options, known, monitor, values);
         later = next_time(call, options, *fit);
         break;
       }
