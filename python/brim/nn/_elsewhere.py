@@ -179,7 +179,7 @@ def _torchs(name: str) -> Callable[..., Any]:
     return run
 
 
-_OURS = ("cast_weights", "recompute")  # at the end
+_OURS = ("parameter", "recompute")  # at the end
 
 
 def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:
@@ -216,6 +216,7 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
         input, mean, variance, weight, bias, *rest
     ),
     "conv": _conv,
+    "mul": lambda input, other, *_: torch.mul(input, other),
     "pad": lambda input, padding, mode: _F.pad(input, padding, mode),
     "max_pool": _max_pool,
     "max_pool_with_indices": partial(_max_pool, return_indices=True),

@@ -29,7 +29,7 @@ from brim.nn._elsewhere import check_tensors, ops
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
 
-__all__ = ["batch_norm", "dropout", "group_norm", "layer_norm", "linear", "rms_norm"]
+__all__ = ["batch_norm", "dropout", "group_norm", "layer_norm", "linear", "mul", "rms_norm"]
 __all__ += _activation.__all__
 __all__ += _conv.__all__
 __all__ += _pool.__all__
@@ -69,7 +69,26 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool) -> Tensor:
     """The same; with `recompute`, backward asks the layer before for the input where it can."""
-    return ops().linear(input, weight, bias, False, recompute)
+    return ops().linear(input, weight, bias, None, recompute)
+
+
+# -- Products --------------------------------------------------------------------------------------
+
+
+def mul(input: Tensor, other: Tensor, *, recompute: bool = False) -> Tensor:
+    """As `torch.mul` of two tensors; keeps each only where the other one needs a gradient.
+
+    Args:
+        input: a factor.
+        other: the other factor; the shapes are broadcast.
+        recompute: keep no factor that the layer before can recompute in backward.
+
+    Example:
+        >>> x, scale = torch.randn(2, 3, requires_grad=True), torch.ones(3)
+        >>> mul(x, scale).shape
+        torch.Size([2, 3])
+    """
+    return ops().mul(input, other, recompute)
 
 
 # -- Normalisation ---------------------------------------------------------------------------------
