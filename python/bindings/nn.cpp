@@ -61,8 +61,8 @@ using Operators = Binder<
     Tensor&(Tensor&, double, bool), Tensor(const Tensor&, double, double, bool),
     Tensor&(Tensor&, double, double, bool), Tensor(const Tensor&, std::string_view, bool),
     Tensor(const Tensor&, const Tensor&),
-    // Products
-    Tensor(const Tensor&, const Tensor&, bool),
+    // Sums in place, products
+    Tensor&(Tensor&, const Tensor&), Tensor(const Tensor&, const Tensor&, bool),
     // Dropout
     Tensor(const Tensor&, double), Tensor&(Tensor&, double),
     // Linear, convolutions

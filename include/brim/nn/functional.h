@@ -59,7 +59,11 @@ BRIM_API at::Tensor elu(const at::Tensor& input, double alpha = 1, bool inplace 
 BRIM_API at::Tensor sigmoid(const at::Tensor& input, bool recompute = false);
 BRIM_API at::Tensor tanh(const at::Tensor& input, bool recompute = false);
 
-// -- Products -----------------------------------------------------------------------------------
+// -- Sums and products ---------------------------------------------------------------------------
+
+/// As torch's `add`, with broadcasting; keeps nothing. In backward it can be recomputed from its
+/// operands, also where these are such sums (residual blocks).
+BRIM_API at::Tensor add(const at::Tensor& input, const at::Tensor& other, bool inplace = false);
 
 /// As torch's `mul`, with broadcasting: each factor is kept only where the other one needs a
 /// gradient.

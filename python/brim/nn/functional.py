@@ -29,7 +29,7 @@ from brim.nn._elsewhere import check_tensors, ops
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
 
-__all__ = ["batch_norm", "dropout", "group_norm", "layer_norm", "linear", "mul", "rms_norm"]
+__all__ = ["add", "batch_norm", "dropout", "group_norm", "layer_norm", "linear", "mul", "rms_norm"]
 __all__ += _activation.__all__
 __all__ += _conv.__all__
 __all__ += _pool.__all__
@@ -72,7 +72,17 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool)
     return ops().linear(input, weight, bias, None, recompute)
 
 
-# -- Products --------------------------------------------------------------------------------------
+# -- Sums and products -----------------------------------------------------------------------------
+
+
+def add(input: Tensor, other: Tensor, *, inplace: bool = False) -> Tensor:
+    """As `torch.add` of two tensors; keeps nothing, and can be recomputed from its operands.
+
+    Example:
+        >>> add(torch.ones(2), torch.ones(2))
+        tensor([2., 2.])
+    """
+    return ops().add_(input, other) if inplace else ops().add(input, other)
 
 
 def mul(input: Tensor, other: Tensor, *, recompute: bool = False) -> Tensor:

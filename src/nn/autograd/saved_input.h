@@ -15,6 +15,7 @@ class KeptInput {
     if (recompute && are_few(layers_to_recompute(producer.get(), version_of(input))) &&
         prepare_to_recompute(*producer)) {
       producer_ = producer;
+      strides_ = c10::SymDimVector(input.sym_strides());
       asks_ = true;
       return;
     }
@@ -31,7 +32,7 @@ class KeptInput {
       return saved_.unpack();
     }
     TORCH_CHECK(producer_ != nullptr, torch::autograd::ERR_BACKWARD_TWICE);
-    return nn::recompute(*producer_);
+    return nn::recompute(*producer_, strides_);
   }
 
   void release() {
@@ -44,6 +45,7 @@ class KeptInput {
   SavedVariable saved_;
   // Among the edges of the asking node too, so this makes no circle.
   NodePtr producer_;
+  c10::SymDimVector strides_;  // if it asks
 };
 
 /// `tensor` in the type of the layer's input.
