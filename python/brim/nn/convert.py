@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from brim import _C
 from brim.nn import modules
+from brim.nn.saving import check_recompute
 
 __all__ = ["ConversionReport", "ConvertedLayer", "convert", "restore"]
 
@@ -144,8 +145,7 @@ def convert(
         ['0', '1']
     """
     check_module(model)
-    if recompute not in (None, "cheap"):
-        raise ValueError(f'recompute must be None or "cheap", got {recompute!r}')
+    check_recompute(recompute)
     places = _places(model)
     chosen = places.keys() if only is None else _matching("only", only, places)
     left_out = set() if skip is None else _matching("skip", skip, places)

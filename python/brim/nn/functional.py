@@ -56,19 +56,18 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 # -- Linear ----------------------------------------------------------------------------------------
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, recompute: bool = False
+) -> Tensor:
     """As `torch.nn.functional.linear`; keeps the input only where the weight needs a gradient.
+
+    With `recompute`, not even there if the layer before can recompute it in backward.
 
     Example:
         >>> x, weight = torch.randn(2, 3, requires_grad=True), torch.ones(4, 3)
         >>> linear(x, weight).shape
         torch.Size([2, 4])
     """
-    return _linear(input, weight, bias, False)
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool) -> Tensor:
-    """The same; with `recompute`, backward asks the layer before for the input where it can."""
     return ops().linear(input, weight, bias, False, recompute)
 
 
