@@ -106,10 +106,10 @@ def test_functions_have_a_row() -> None:
 
     audit = brim.audit(Model(), image(**GRADIENT))
     # A module without any inside is a layer itself.
-    assert by_name(audit) == {"Model": (4 * ELEMENTS,) * 3}
+    assert by_name(audit) == {"Model": (4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8)}
 
     figures = by_name(brim.audit(nn.Sequential(nn.Sequential(), Holder()), image(**GRADIENT)))
-    assert figures["(functions)"] == (4 * ELEMENTS,) * 3
+    assert figures["(functions)"] == (4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8)
 
 
 class Holder(nn.Module):

@@ -16,11 +16,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.pooling import _MaxPoolNd
 
+from brim.nn._derived import original_of
 from brim.nn._numbers import each
-from brim.nn.convert import COUNTERPARTS, ORIGINALS, STAND_INS, own_base
+from brim.nn.convert import COUNTERPARTS, ORIGINALS, STAND_INS, own_base, same_work
 from brim.nn.modules.activation import Activation
 
-__all__ = ["Need", "needs_of", "same_work", "with_torchs_work"]
+__all__ = ["Need", "needs_of", "with_torchs_work"]
 
 _StorageWeakRef: Any = reductions.StorageWeakRef  # has no types
 
@@ -141,19 +142,6 @@ def _in_type_of_autocast(tensor: Tensor) -> Need:
 _WORK = ("forward", "_conv_forward")  # what brim's layers override
 
 
-def same_work(kind: type[nn.Module], base: type[nn.Module]) -> bool:
-    """Whether a class computes by the same functions as another.
-
-    Example:
-        >>> class Mine(nn.ReLU): ...
-        >>> class Other(nn.ReLU):
-        ...     def forward(self, x): return x
-        >>> same_work(Mine, nn.ReLU), same_work(Other, nn.ReLU)
-        (True, False)
-    """
-    return all(getattr(kind, name, None) is getattr(base, name, None) for name in _WORK)
-
-
 def with_torchs_work(kind: type[nn.Module]) -> type[nn.Module] | None:
     """This class with the forward of torch.nn; None for an unknown class.
 
@@ -163,6 +151,9 @@ def with_torchs_work(kind: type[nn.Module]) -> type[nn.Module] | None:
         >>> with_torchs_work(Mine).forward is nn.ReLU.forward
         True
     """
+    made_of = original_of(kind)
+    if made_of is not None:
+        return made_of
     own = own_base(kind)
     if own is None or not same_work(kind, own):
         return None

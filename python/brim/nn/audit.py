@@ -11,6 +11,7 @@ import torch
 from brim import _C
 from brim._arguments import whole
 from brim.memory import parse_bytes
+from brim.nn._derived import original_of
 from brim.nn._lower_bound import with_torchs_work
 from brim.nn._saved import FUNCTIONS, Run, measure, with_sizes
 from brim.nn.convert import check_module, convert, own_base
@@ -133,7 +134,7 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
         with paused():
             before = measure(model, inputs, kwargs)
         _set_classes(classes)
-        if not any(own_base(kind) for kind in classes.values()):
+        if not any(own_base(kind) or original_of(kind) for kind in classes.values()):
             convert(model)
         after = measure(model, inputs, kwargs)
     finally:

@@ -82,10 +82,9 @@ class Saving(TorchFunctionMode):
         """Run brim's function in place of torch's where there is one and the types fit."""
         kwargs = kwargs or {}
         instead = self._instead.get(func)
-        if instead is not None and not torch.compiler.is_compiling():
-            if not _is_paused.get() and _fits(args, kwargs):
-                return instead(*args, **kwargs)
-        return func(*args, **kwargs)
+        if instead is None or torch.compiler.is_compiling() or _is_paused.get():
+            return func(*args, **kwargs)
+        return (instead if _fits(args, kwargs) else func)(*args, **kwargs)
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function: each call of it is such a region."""
@@ -216,4 +215,7 @@ def _table(recompute: bool) -> dict[Any, Callable[..., Any]]:
 
 _KEEPING: Mapping[Any, Callable[..., Any]] = _table(recompute=False)
 _RECOMPUTING: Mapping[Any, Callable[..., Any]] = _table(recompute=True)
+FUNCTIONS = frozenset(_KEEPING)
+"""The functions of torch that a region redirects."""
+
 _C.set_saving_mode(Saving)  # brim's own operators need not pass through it
