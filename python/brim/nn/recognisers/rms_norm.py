@@ -78,7 +78,7 @@ def _forward(kind: Kind, options: Options) -> Forward:
         weight = self.weight
         if (input.dtype, weight.dtype) not in known:
             return work(self, input)
-        run: Any = functional.float32_rms_norm  # type: ignore[attr-defined,unused-ignore]
+        run: Any = functional.float32_rms_norm
         return run(input, weight, getattr(self, eps), offset, cast_first)
 
     return forward
