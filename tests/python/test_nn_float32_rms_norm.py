@@ -77,9 +77,7 @@ def test_values_and_gradients_are_those_of_the_handwritten_norm(
             continue
         given = in_layout(x, layout)
         want = run(theirs, given, weight, needs, layout)
-        got = run(
-            lambda a, w: float32_rms_norm(a, w, EPS, **options), given, weight, needs, layout
-        )
+        got = run(lambda a, w: float32_rms_norm(a, w, EPS, **options), given, weight, needs, layout)
         for ours, torchs in zip(got, want, strict=True):
             assert same_bits(ours, torchs), (needs, layout)
         assert got[0].stride() == want[0].stride(), layout

@@ -71,6 +71,102 @@ class TransposedLinear(nn.Module):
         return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size_out)
 
 
+class LlamaNorm(nn.Module):
+    """As Llama, Mistral, Qwen and most others write it."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, width))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        input_dtype = hidden_states.dtype
+        hidden_states = hidden_states.to(torch.float32)
+        variance = hidden_states.pow(2).mean(-1, keepdim=True)
+        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+        return self.weight * hidden_states.to(input_dtype)
+
+
+class GemmaNorm(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.eps = 1e-5
+        self.weight = nn.Parameter(torch.linspace(-0.5, 0.5, width))
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self._norm(x.float())
+        output = output * (1.0 + self.weight.float())
+        return output.type_as(x)
+
+
+class T5Norm(LlamaNorm):
+    """Rounds to the weight's type instead of the input's."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        variance = hidden_states.to(torch.float32).pow(2).mean(-1, keepdim=True)
+        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+        if self.weight.dtype in [torch.float16, torch.bfloat16]:
+            hidden_states = hidden_states.to(self.weight.dtype)
+        return self.weight * hidden_states
+
+
+class PlainNorm(GemmaNorm):
+    """Calculates in the type of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._norm(x) * self.weight
+
+
+class BareNorm(nn.Module):
+    eps: float
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        x32 = x.float()
+        return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)).type_as(x)
+
+
+class MeanNorm(LlamaNorm):
+    """Has the names of an RMSNorm."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        mean = hidden_states.mean(-1, keepdim=True)
+        square = (hidden_states - mean).pow(2).mean(-1, keepdim=True)
+        return self.weight * (hidden_states - mean) * torch.rsqrt(square + self.variance_epsilon)
+
+
+NORMS = [LlamaNorm, GemmaNorm, T5Norm, PlainNorm, BareNorm]
+
+
+class ChannelNorm(nn.LayerNorm):
+    """As the LayerNorm2d of timm and torchvision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)
+        x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
+
+
+class NormAct(nn.GroupNorm):
+    """As timm's GroupNormAct."""
+
+    def __init__(self, groups: int, channels: int) -> None:
+        super().__init__(groups, channels)
+        self.drop, self.act = nn.Identity(), nn.ReLU(inplace=True)
+        self._fast_norm = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+        x = self.drop(x)
+        return self.act(x)
+
+
 class Gate(nn.Module):
     """Calls functions, beside a child."""
 
@@ -87,6 +183,7 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "activation": (Swish, "silu"),
     "activation in an attribute": (ExactGelu, "gelu"),
     "transposed linear": (lambda: TransposedLinear(8, 8), "Linear"),
+    **{kind.__name__: (kind, "RMSNorm") for kind in NORMS},
 }
 
 
@@ -227,6 +324,58 @@ def test_recompute_asks_the_layers_before() -> None:
     assert kept["cheap"] + 64 * 8 * 4 <= kept[None]
     brim.restore(model)
     assert not any("_brim_recompute" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("of_input", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("of_weight", [torch.float32, torch.bfloat16])
+def test_norms_in_all_types(
+    kind: type[nn.Module], of_input: torch.dtype, of_weight: torch.dtype
+) -> None:
+    """Types that brim's operator takes otherwise go to the module's own forward."""
+    x = torch.linspace(-3, 3, 64).reshape(8, 8).to(of_input)
+    module = kind().to(of_weight)
+    expected = run(module, x)
+    brim.convert(module)
+    torch.testing.assert_close(run(module, x), expected)
+
+
+def test_what_only_looks_like_a_norm_is_named() -> None:
+    module = MeanNorm()
+    report = brim.convert(module, functions=False)
+    assert type(module) is MeanNorm
+    assert [each.reason for each in report.kept] == [
+        "it looks like RMSNorm, but its results differ from what brim knows"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [(lambda: ChannelNorm(6), "LayerNorm"), (lambda: NormAct(2, 6), "GroupNorm")],
+)
+def test_normalisation_with_something_around(make: Callable[[], nn.Module], what: str) -> None:
+    module = make()
+    x = torch.linspace(-3, 3, 5 * 6 * 12).cos().reshape(5, 6, 4, 3)
+    expected = run(module, x)
+    report = brim.convert(module)
+    assert [each.recognised for each in report.replaced if not each.name] == [what]
+    close(run(module, x), expected)
+    name = module(x.requires_grad_()).grad_fn.name()
+    assert name.startswith(("brim::", "Permute"))
+
+
+def test_another_way_that_is_switched_on_is_taken() -> None:
+    class Fast(NormAct):
+        def forward(self, x: Tensor) -> Tensor:
+            if self._fast_norm:
+                return x
+            return super().forward(x)
+
+    module = Fast(2, 6)
+    brim.convert(module)
+    module._fast_norm = True
+    x = torch.randn(2, 6, 3, 3)
+    assert torch.equal(module(x), x)
 
 
 # -- Functions -------------------------------------------------------------------------------------

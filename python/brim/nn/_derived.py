@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,11 +25,11 @@ class Recipe(NamedTuple):
 
     Attributes:
         maker: a key of `MAKERS`.
-        options: the rest of the arguments of that function.
+        options: the rest of the arguments of that function; hashable.
     """
 
     maker: str
-    options: tuple[Hashable, ...] = ()
+    options: tuple[Any, ...] = ()
 
 
 MAKERS: dict[str, Callable[..., tuple[tuple[Kind, ...], Mapping[str, Any]]]] = {}

@@ -20,6 +20,8 @@ from brim.nn._derived import MAKERS, Kind, Recipe, derived
 from brim.nn.recognisers._recogniser import Options, Recogniser
 from brim.nn.recognisers.activation import activation
 from brim.nn.recognisers.conv1d import conv1d
+from brim.nn.recognisers.gated_mlp import gated_mlp
+from brim.nn.recognisers.norm import norm
 from brim.nn.recognisers.rms_norm import rms_norm
 
 __all__ = ["Recognised", "recognise"]
@@ -27,6 +29,8 @@ __all__ = ["Recognised", "recognise"]
 RECOGNISERS: Mapping[str, Recogniser] = {
     "activation": activation,
     "conv1d": conv1d,
+    "gated_mlp": gated_mlp,
+    "norm": norm,
     "rms_norm": rms_norm,
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,9 +14,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 from brim.nn._derived import Kind, code_of
 from brim.nn.saving import paused
 
-__all__ = ["Forward", "Options", "Recogniser", "agree", "names_in", "numbers", "small_copy"]
+__all__ = [
+    "Forward",
+    "Options",
+    "Recogniser",
+    "agree",
+    "names_in",
+    "numbers",
+    "saved_bytes",
+    "small_copy",
+]
 
-Options: TypeAlias = "tuple[Hashable, ...]"
+Options: TypeAlias = "tuple[Any, ...]"  # hashable; pickles contain them
 Forward: TypeAlias = "Callable[..., Any]"
 
 
@@ -102,6 +111,21 @@ def agree(
             if not all(_same(mine, other, exact) for mine, other in pairs):
                 return False
     return True
+
+
+def saved_bytes(module: torch.nn.Module, forward: Forward) -> int:
+    """Bytes that a forward of one input keeps for backward."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with _undisturbed(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = forward(module, numbers(64).requires_grad_())
+    del output
+    return sum(kept.values())
 
 
 @contextlib.contextmanager

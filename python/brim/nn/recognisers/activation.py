@@ -1,4 +1,4 @@
-"""Activations written by hand: any module that computes one of brim's functions."""
+"""Activations: any module that computes one of brim's functions of its input alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from brim.nn import functional
+from brim.nn import functional as _functional
 from brim.nn._derived import Kind
 from brim.nn.recognisers._recogniser import (
     Forward,
@@ -18,32 +18,36 @@ from brim.nn.recognisers._recogniser import (
     agree,
     names_in,
     numbers,
+    saved_bytes,
     small_copy,
 )
 
 __all__ = ["activation"]
 
-_FUNCTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("gelu", {}),
-    ("gelu", {"approximate": "tanh"}),
-    ("silu", {}),
-    ("relu", {}),
-    ("sigmoid", {}),
-    ("tanh", {}),
-    ("hardswish", {}),
-    ("hardsigmoid", {}),
-    ("softplus", {}),
-    *((name, {}) for name in ("new_gelu", "quick_gelu", "relu_squared", "fast_gelu")),
+functional: Any = _functional
+_TORCHS = ("gelu", "gelu_tanh", "silu", "relu", "sigmoid", "tanh", "hardswish", "hardsigmoid")
+_WRITTEN_OUT = (
+    "new_gelu",
+    "fast_gelu",
+    "erf_gelu",
+    "quick_gelu",
+    "clipped_gelu",
+    "swish",
+    "mish",
+    "softplus_mish",
+    "sqrt_softplus",
+    "relu_squared",
+    "laplace",
 )
-
+_RERUN = "a function that runs again"
 _WORDS = frozenset(
     re.findall(
         r"\w+",
         """
         torch nn functional F math Tensor input x act activation inplace float to dtype pi sqrt exp
-        pow square mul mul_ add add_ div div_ clamp tanh tanh_ erf sigmoid sigmoid_ relu relu_ relu6
-        gelu silu swish hardtanh hardsigmoid hardswish hard_sigmoid hard_swish softplus
-        precomputed_constant _gelu_python _gelu_tanh_python
+        pow square mul mul_ add add_ div div_ clamp clip min max tanh tanh_ erf sigmoid sigmoid_
+        relu relu_ relu6 gelu silu swish mish hardtanh hardsigmoid hardswish hard_sigmoid hard_swish
+        hard_mish softplus where abs precomputed_constant _gelu_python _gelu_tanh_python
         """,
     )
 )
@@ -51,34 +55,45 @@ _WORDS = frozenset(
 
 
 def _candidates(module: torch.nn.Module) -> Iterator[Options]:
+    """The name of the function, and whether it works in place."""
     kind = type(module)
-    state = (module._parameters, module._buffers, module._modules)
-    helpers = [name for name in names_in(kind, "forward") if name.startswith("_")]
-    if any(state) or not names_in(kind, "forward", *helpers) <= _WORDS:
-        return
-    for name, options in _FUNCTIONS:
-        if hasattr(functional, name):
-            yield name, tuple(options.items()), bool(getattr(module, "inplace", False))
+    used = names_in(kind, "forward")
+    used |= names_in(kind, *(name for name in used if name.startswith("_")))
+    if used and used <= _WORDS and not (module._parameters or module._buffers or module._modules):
+        inplace = bool(getattr(module, "inplace", False))
+        others = (*_WRITTEN_OUT, _RERUN) if hasattr(functional, "activation") else ()
+        for name in (*_TORCHS, *(() if inplace else others)):
+            yield name, inplace
 
 
 def _forward(kind: Kind, options: Options) -> Forward:
-    name: Any
-    given: Any
-    name, given, inplace = options
-    run = getattr(functional, name)
-    fixed = dict(given) | ({"inplace": True} if inplace else {})
+    name, inplace = options
+    work = kind.forward
+    fixed: dict[str, Any] = {"inplace": True} if inplace else {}
+    if name == "gelu_tanh":
+        fixed["approximate"] = "tanh"
+    run: Any = getattr(functional, name.removesuffix("_tanh"), None)
 
     def forward(self: Any, input: Tensor) -> Any:
         return run(input, **fixed, recompute=self._brim_recompute)
 
-    return forward
+    def by_name(self: Any, input: Tensor) -> Any:
+        return functional.activation(input, name, recompute=self._brim_recompute)
+
+    def again(self: Any, input: Tensor) -> Any:
+        return functional.rerun(lambda x: work(self, x), input, recompute=self._brim_recompute)
+
+    return forward if name in _TORCHS else again if name == _RERUN else by_name
 
 
 def _agrees(module: torch.nn.Module, ours: Forward, options: Options) -> bool:
+    copy = small_copy(module)
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     edges = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1e-30, 30.0, -30.0, 200.0, -200.0])
     inputs = [torch.cat([numbers(503), edges.to("cpu")]).to(dtype) for dtype in dtypes]
-    return agree(small_copy(module), ours, inputs)
+    if not agree(copy, ours, inputs):
+        return False
+    return options[0] != _RERUN or saved_bytes(copy, ours) < saved_bytes(copy, type(copy).forward)
 
 
 activation = Recogniser("{0}", _candidates, _forward, _agrees, by_results=True)

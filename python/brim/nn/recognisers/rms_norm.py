@@ -45,15 +45,14 @@ def _candidates(module: torch.nn.Module) -> Iterator[Options]:
     """
     names = names_in(type(module), "forward", "_norm", "norm")
     eps = [name for name in _EPS if isinstance(module.__dict__.get(name), float)]
+    weights = [*module._parameters.items()]
     if (
-        not hasattr(functional, "float32_rms_norm")
-        or len(eps) != 1
-        or [*module._parameters] != ["weight"]
+        len(eps) != 1
+        or [name for name, _ in weights] not in ([], ["weight"])
+        or any(weight is not None and weight.ndim != 1 for _, weight in weights)
         or not {"rsqrt", "mean"} <= names <= _WORDS
-        or module.weight is None
         or module._modules
         or module._buffers
-        or getattr(module.weight, "ndim", 0) != 1
     ):
         return
     for types in (_ALL, _EQUAL, _FLOAT):
@@ -68,27 +67,25 @@ _ALL = (*_EQUAL, *((low, torch.float32) for low in _LOW))
 
 
 def _forward(kind: Kind, options: Options) -> Forward:
-    eps: Any
-    types: Any
     eps, offset, cast_first, types = options
     known = frozenset(types)
     work = kind.forward
 
     def forward(self: Any, input: Tensor) -> Any:
-        weight = self.weight
-        if (input.dtype, weight.dtype) not in known:
+        weight = getattr(self, "weight", None)
+        of_weight = input.dtype if weight is None else weight.dtype
+        if (input.dtype, of_weight) not in known:
             return work(self, input)
-        run: Any = functional.float32_rms_norm
+        run = functional.float32_rms_norm
         return run(input, weight, getattr(self, eps), offset, cast_first)
 
     return forward
 
 
 def _agrees(module: torch.nn.Module, ours: Forward, options: Options) -> bool:
-    types: Any = options[3]
-    for of_input, of_weight in types:
+    for of_input, of_weight in options[3]:
         weight = numbers(64, scale=2.0, dtype=of_weight)
-        copy = small_copy(module, {"weight": weight})
+        copy = small_copy(module, dict.fromkeys(module._parameters, weight))
         scales = torch.tensor([1e-4, 1e-2, 1.0, 30.0], device="cpu").repeat(6)[:, None]
         x = (numbers(24, 64) * scales).to(of_input)
         if not agree(copy, ours, [x, x.reshape(2, 3, 4, 64)], exact=False):
