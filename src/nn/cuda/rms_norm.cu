@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kThreads)
                     const float* __restrict__ rstd, T* __restrict__ grad_in, float* const sums,
                     const bool in_shared, const Factors<P> factors, const bool cast_first,
                     const std::int64_t rows, const unsigned size) {
-  extern __shared__ float shared[];
+  extern __shared__ __align__(16) float shared[];
   float* const part = sums == nullptr ? nullptr : sums + std::int64_t{blockIdx.x} * size;
   float* const own = in_shared ? shared + threadIdx.y * size : part;
   if (part != nullptr) {
@@ -344,7 +344,7 @@ void rms_norm(const RmsRows& rows, const void* in, float eps, void* out, float* 
 std::int64_t parts_of(const RmsRows& rows) {
   // Enough blocks for the largest device, but each with enough to do: a part is written and read.
   constexpr std::int64_t kMost = 512;
-  constexpr std::int64_t kLeast = 32 * 1024;  // elements of a part
+  constexpr std::int64_t kLeast = 8 * 1024;  // elements of a part
   const std::int64_t filled = rows.rows * rows.size / kLeast;
   const std::int64_t parts = filled < kMost ? filled : kMost;
   return parts < 1 ? 1 : parts < rows.rows ? parts : rows.rows;
