@@ -72,6 +72,7 @@ using Operators = Binder<
     Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double),
     Tensor(const Tensor&, std::int64_t, Maybe, Maybe, double),
     Tensor(const Tensor&, IntArrayRef, Maybe, std::optional<double>),
+    Tensor(const Tensor&, Maybe, double, double, bool),
     // Pools
     Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, bool),
     std::tuple<Tensor, Tensor>(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef,

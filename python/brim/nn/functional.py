@@ -29,7 +29,15 @@ from brim.nn._elsewhere import check_tensors, ops
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
 
-__all__ = ["batch_norm", "dropout", "group_norm", "layer_norm", "linear", "rms_norm"]
+__all__ = [
+    "batch_norm",
+    "dropout",
+    "float32_rms_norm",
+    "group_norm",
+    "layer_norm",
+    "linear",
+    "rms_norm",
+]
 __all__ += _activation.__all__
 __all__ += _conv.__all__
 __all__ += _pool.__all__
@@ -127,3 +135,34 @@ def rms_norm(
 ) -> Tensor:
     """As `torch.nn.functional.rms_norm`; keeps the input, once."""
     return ops().rms_norm(input, normalized_shape, weight, eps)
+
+
+def float32_rms_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    offset: float = 0.0,
+    cast_first: bool = True,
+) -> Tensor:
+    """The RMS norm of the last dimension that frameworks write by hand, calculated in float32.
+
+    With `h = input.float()` and `h = h * rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)` the result
+    is `(offset + weight) * h.to(input.dtype)` (Llama, Mistral, Qwen, T5), or without `cast_first`
+    `(h * (offset + weight.float())).to(input.dtype)` (Gemma, whose offset is 1). Keeps the input in
+    its own type and one number per row.
+
+    Args:
+        input: normalised over its last dimension.
+        weight: one number for each of the last dimension's; None for no product.
+        eps: added to the mean square.
+        offset: added to the weight.
+        cast_first: back to the input's type before the product with the weight, or after it.
+
+    Raises:
+        ValueError: if the weight has another shape, or eps is negative.
+
+    Example:
+        >>> float32_rms_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0)
+        tensor([0.8485, 2.2627])
+    """
+    return ops().float32_rms_norm(input, weight, eps, offset, cast_first)
