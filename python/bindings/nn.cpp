@@ -80,12 +80,14 @@ using Operators = Binder<
     Tensor&(Tensor&, double, bool), Tensor(const Tensor&, double, double, bool),
     Tensor&(Tensor&, double, double, bool), Tensor(const Tensor&, std::string_view, bool),
     Tensor(const Tensor&, const Tensor&),
+    // Products
+    Tensor(const Tensor&, const Tensor&, bool),
     // Dropout
     Tensor(const Tensor&, double), Tensor&(Tensor&, double),
     // Linear, convolutions
-    Tensor(const Tensor&, const Tensor&, Maybe, bool, bool),
+    Tensor(const Tensor&, const Tensor&, Maybe, Maybe, bool),
     Tensor(const Tensor&, const Tensor&, Maybe, IntArrayRef, IntArrayRef, IntArrayRef, bool,
-           IntArrayRef, std::int64_t, bool, bool),
+           IntArrayRef, std::int64_t, Maybe, bool),
     // Batch, layer, group and RMS norm
     Tensor(const Tensor&, Maybe, Maybe, Maybe, Maybe, bool, double, double),
     Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double),

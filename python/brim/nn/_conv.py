@@ -73,7 +73,7 @@ def conv(
     else:
         pads = each("padding", padding, dimensions)
     window, more = (steps, pads, gaps), (0,) * dimensions
-    return ops().conv(input, weight, bias, *window, False, more, groups, False, recompute)
+    return ops().conv(input, weight, bias, *window, False, more, groups, None, recompute)
 
 
 def conv_transpose(
@@ -93,7 +93,7 @@ def conv_transpose(
     steps, gaps = each("stride", stride, dimensions), each("dilation", dilation, dimensions)
     pads = each("padding", padding, dimensions)
     window, more = (steps, pads, gaps), each("output_padding", output_padding, dimensions)
-    return ops().conv(input, weight, bias, *window, True, more, groups, False, recompute)
+    return ops().conv(input, weight, bias, *window, True, more, groups, None, recompute)
 
 
 conv1d, conv2d, conv3d = over(1, conv), over(2, conv), over(3, conv)

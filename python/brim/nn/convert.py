@@ -343,7 +343,8 @@ def _members(kind: type[Module], base: type[Module]) -> tuple[tuple[type[Module]
 
 MAKERS["layer"] = _members
 
-_WORK = ("forward", "_conv_forward")  # what brim's layers override
+WORK = ("forward", "_conv_forward")
+"""The methods that brim's layers override."""
 
 
 def same_work(kind: type[Module], base: type[Module]) -> bool:
@@ -356,7 +357,7 @@ def same_work(kind: type[Module], base: type[Module]) -> bool:
         >>> same_work(Mine, torch.nn.ReLU), same_work(Other, torch.nn.ReLU)
         (True, False)
     """
-    return all(getattr(kind, name, None) is getattr(base, name, None) for name in _WORK)
+    return all(getattr(kind, name, None) is getattr(base, name, None) for name in WORK)
 
 
 def _matching(argument: str, choices: Choices, places: Mapping[Module, list[str]]) -> set[Module]:

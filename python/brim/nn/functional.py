@@ -36,6 +36,7 @@ __all__ = [
     "group_norm",
     "layer_norm",
     "linear",
+    "mul",
     "rms_norm",
 ]
 __all__ += _activation.__all__
@@ -76,7 +77,26 @@ def linear(
         >>> linear(x, weight).shape
         torch.Size([2, 4])
     """
-    return ops().linear(input, weight, bias, False, recompute)
+    return ops().linear(input, weight, bias, None, recompute)
+
+
+# -- Products --------------------------------------------------------------------------------------
+
+
+def mul(input: Tensor, other: Tensor, *, recompute: bool = False) -> Tensor:
+    """As `torch.mul` of two tensors; keeps each only where the other one needs a gradient.
+
+    Args:
+        input: a factor.
+        other: the other factor; the shapes are broadcast.
+        recompute: keep no factor that the layer before can recompute in backward.
+
+    Example:
+        >>> x, scale = torch.randn(2, 3, requires_grad=True), torch.ones(3)
+        >>> mul(x, scale).shape
+        torch.Size([2, 3])
+    """
+    return ops().mul(input, other, recompute)
 
 
 # -- Normalisation ---------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ def saving(recompute: str | None = None) -> Saving:
 
     `with brim.saving():` redirects the functions of `torch.nn.functional`, and those of the same
     names in `torch` and `torch.Tensor`, to `brim.nn.functional`: activations, dropout, linear
-    layers, convolutions, normalisation and pooling of plain floating-point tensors. This includes
+    layers, convolutions, normalisation and pooling of plain floating-point tensors, and products of
+    two that need a gradient. This includes
     the layers of `torch.nn`, which call these functions. Nothing else changes, nor do the calls
     inside of larger functions of torch (`F.multi_head_attention_forward`).
 
@@ -157,6 +158,17 @@ def _without(option: str, function: Callable[..., Tensor]) -> Callable[..., Tens
     return run
 
 
+def _product(mul: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The product where torch would keep both factors."""
+
+    def run(input: Tensor, other: Any) -> Tensor:
+        if isinstance(other, Tensor) and other.requires_grad and input.requires_grad:
+            return mul(input, other)
+        return torch.mul(input, other)
+
+    return run
+
+
 def _batch_norm(
     input: Any,
     weight: Any,
@@ -194,6 +206,10 @@ def _table(recompute: bool) -> dict[Any, Callable[..., Any]]:
         inner.adaptive_avg_pool2d: functional.adaptive_avg_pool2d,
         inner.adaptive_avg_pool3d: functional.adaptive_avg_pool3d,
     }
+    product = _product(own.mul)
+    table |= dict.fromkeys((torch.mul, torch.multiply), product)
+    for method in ("mul", "multiply", "__mul__", "__rmul__"):
+        table[getattr(torch.Tensor, method)] = product
     for name in _activation.__all__:
         if not hasattr(torchs, name):
             continue
