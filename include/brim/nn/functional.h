@@ -121,6 +121,21 @@ BRIM_API at::Tensor rms_norm(const at::Tensor& input, at::IntArrayRef normalized
                              const std::optional<at::Tensor>& weight = {},
                              std::optional<double> eps = {});
 
+/// The RMS norm over the last dimension that frameworks write by hand: in float32, whatever the
+/// input's type is. Keeps the input in its own type and one number per row.
+///
+///     h = input.float();  h = h * rsqrt(mean(h * h) + eps);
+///     cast_first:  (offset + weight) * h.to(input.dtype)              Llama, Mistral, Qwen, T5
+///     else:        (h * (offset + weight.float())).to(input.dtype)    Gemma, with offset 1
+///
+/// The result's type follows: with `cast_first`, that of a product of the input's and the weight's.
+/// @param weight nothing: no product
+/// @throws c10::ValueError for a weight of another shape than the input's last dimension, and for
+///         a negative eps.
+BRIM_API at::Tensor float32_rms_norm(const at::Tensor& input,
+                                     const std::optional<at::Tensor>& weight, double eps,
+                                     double offset = 0, bool cast_first = true);
+
 // -- Pooling -----------------------------------------------------------------------------------
 
 /// Pools the last one, two or three dimensions: as many as `kernel_size` has numbers. Keeps one

@@ -209,6 +209,16 @@ def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
     return getattr(_F, f"adaptive_avg_pool{len(output_size)}d")(input, output_size)
 
 
+def _float32_rms_norm(input: Any, weight: Any, eps: float, offset: float, cast_first: bool) -> Any:
+    wide = input.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return wide.to(input.dtype)
+    factors = weight if cast_first else weight.to(torch.float32)
+    factors = factors + offset if offset else factors
+    return factors * wide.to(input.dtype) if cast_first else (wide * factors).to(input.dtype)
+
+
 _TORCHS: Mapping[str, Callable[..., Any]] = {
     **{name: _torchs(name) for name in dir(_C.ops) if hasattr(_F, name.removesuffix("_"))},
     "gelu": lambda input, approximate, *_: _F.gelu(input, approximate=approximate),
@@ -218,6 +228,7 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
     "conv": _conv,
     "add": torch.add,
     "add_": lambda input, other: input.add_(other),
+    "float32_rms_norm": _float32_rms_norm,
     "mul": lambda input, other, *_: torch.mul(input, other),
     "pad": lambda input, padding, mode: _F.pad(input, padding, mode),
     "max_pool": _max_pool,
