@@ -209,6 +209,18 @@ def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
     return getattr(_F, f"adaptive_avg_pool{len(output_size)}d")(input, output_size)
 
 
+def _cross_entropy(input: Any, target: Any, weight: Any, reduction: int, *options: Any) -> Any:
+    ignore_index, label_smoothing, in_float32, *_ = options
+    return _F.cross_entropy(
+        input.float() if in_float32 else input,
+        target,
+        weight,
+        ignore_index=ignore_index,
+        reduction=("none", "mean", "sum")[reduction],
+        label_smoothing=label_smoothing,
+    )
+
+
 _TORCHS: Mapping[str, Callable[..., Any]] = {
     **{name: _torchs(name) for name in dir(_C.ops) if hasattr(_F, name.removesuffix("_"))},
     "gelu": lambda input, approximate, *_: _F.gelu(input, approximate=approximate),
@@ -221,6 +233,7 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
     "max_pool_with_indices": partial(_max_pool, return_indices=True),
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive_avg_pool,
+    "cross_entropy": _cross_entropy,
 }
 
 _IN_GRAPHS = frozenset(
