@@ -61,7 +61,7 @@ def run(function: Any, x: Tensor, weight: Tensor | None, needs: str, layout: str
         leaves += [weight] if "weight" in needs else []
     value = function(x, weight)
     dice = torch.Generator().manual_seed(6)
-    up = torch.randn(value.shape, generator=dice, dtype=torch.float64).to(value.dtype)
+    up = torch.randn(value.shape, generator=dice, dtype=torch.float64).to(value)
     return [value, *torch.autograd.grad(value, leaves, in_layout(up, layout))]
 
 
@@ -77,9 +77,7 @@ def test_values_and_gradients_are_those_of_the_handwritten_norm(
             continue
         given = in_layout(x, layout)
         want = run(theirs, given, weight, needs, layout)
-        got = run(
-            lambda a, w: float32_rms_norm(a, w, EPS, **options), given, weight, needs, layout
-        )
+        got = run(lambda a, w: float32_rms_norm(a, w, EPS, **options), given, weight, needs, layout)
         for ours, torchs in zip(got, want, strict=True):
             assert same_bits(ours, torchs), (needs, layout)
         assert got[0].stride() == want[0].stride(), layout
@@ -154,12 +152,12 @@ class Norm(nn.Module):
         return llama(x, self.weight, self.eps)
 
 
-def block(ours: bool, dtype: torch.dtype) -> nn.Sequential:
+def block(ours: bool, dtype: torch.dtype, recompute: str | None = "cheap") -> nn.Sequential:
     """With brim, the second linear layer asks the norm for its input."""
     torch.manual_seed(8)
     net = nn.Sequential(nn.Linear(SIZE, SIZE), Norm(ours), nn.Linear(SIZE, 4, bias=False)).to(dtype)
     if ours:
-        brim.convert(net, recompute="cheap")
+        brim.convert(net, recompute=recompute)
     return net
 
 
@@ -289,3 +287,85 @@ def test_wrong_arguments() -> None:
         float32_rms_norm(torch.ones(()), None, EPS)
     with pytest.raises(TypeError, match="input must be a Tensor, got None"):
         float32_rms_norm(None, None, EPS)  # type: ignore[arg-type]
+
+
+# -- The kernels for CUDA --------------------------------------------------------------------------
+
+# One row per warp and less, several packs per thread, rows that no pack divides, and rows whose
+# weight's gradient does not fit into shared memory.
+SIZES = [1, 7, 24, 128, 1000, 1024, 4096, 8192, 12288, 13001, 20000]
+
+
+def on_cuda(size: int, rows: int, dtype: torch.dtype, weights: torch.dtype | None) -> list[Any]:
+    dice = torch.Generator("cuda").manual_seed(5)
+    x = torch.randn(rows, size, generator=dice, device="cuda").to(dtype)
+    weight = torch.randn(size, generator=dice, device="cuda")
+    return [x, None if weights is None else weight.to(weights)]
+
+
+def assert_rounding(got: list[Tensor], want: list[Tensor], low: torch.dtype) -> None:
+    for ours, torchs in zip(got, want, strict=True):
+        assert near(ours, torchs, low)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_cuda_rows_of_any_size(size: int, dtype: torch.dtype) -> None:
+    for rows, needs in itertools.product([1, 37, 700], NEEDS):
+        x, weight = on_cuda(size, rows, dtype, dtype)
+        got = run(lambda a, w: float32_rms_norm(a, w, EPS), x, weight, needs, "contiguous")
+        want = run(llama, x, weight, needs, "contiguous")
+        # For a sum over many rows torch rounds each summand.
+        assert_rounding(got, want, dtype)
+        again = run(lambda a, w: float32_rms_norm(a, w, EPS), x, weight, needs, "contiguous")
+        assert all(map(same_bits, again, got))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "weights"), TYPES, ids=str)
+def test_cuda_types_and_layouts(kind: str, dtype: torch.dtype, weights: torch.dtype | None) -> None:
+    theirs, options = KINDS[kind]
+    lows = [each for each in (dtype, weights) if each in (torch.bfloat16, torch.float16)]
+    low = max(lows, key=lambda each: torch.finfo(each).eps, default=torch.float32)
+    for (needs, layout), size in itertools.product(
+        itertools.product(NEEDS, ["contiguous", "sliced"]), [24, 129]
+    ):
+        if weights is None and needs != "input":
+            continue
+        x, weight = on_cuda(size, 15, dtype, weights)
+        given = in_layout(x, layout)
+        want = run(theirs, given, weight, needs, layout)
+        got = run(lambda a, w: float32_rms_norm(a, w, EPS, **options), given, weight, needs, layout)
+        assert_rounding(got, want, low)
+        assert [each.stride() for each in got] == [each.stride() for each in want]
+
+
+@pytest.mark.cuda
+def test_cuda_unaligned_rows_and_no_rows() -> None:
+    x, weight = on_cuda(64, 20, torch.bfloat16, torch.bfloat16)
+    for given, by in ((x.flatten()[1:-63].view(19, 64), weight), (x[:0], weight)):
+        got = run(lambda a, w: float32_rms_norm(a, w, EPS), given, by, "input+weight", "contiguous")
+        assert_rounding(got, run(llama, given, by, "input+weight", "contiguous"), torch.bfloat16)
+    by = torch.randn(65, device="cuda").bfloat16()[1:]
+    got = run(lambda a, w: float32_rms_norm(a, w, EPS), x, by, "input+weight", "contiguous")
+    assert_rounding(got, run(llama, x, by, "input+weight", "contiguous"), torch.bfloat16)
+
+
+@pytest.mark.cuda
+def test_cuda_output_is_recomputed_bit_for_bit() -> None:
+    x = on_cuda(SIZE, 64, torch.bfloat16, None)[0]
+    nets = [block(True, torch.bfloat16, how).cuda() for how in (None, "cheap")]
+    assert all(map(same_bits, *(results(net, x) for net in nets)))
+
+
+@pytest.mark.cuda
+def test_cuda_keeps_its_input_and_one_number_per_row() -> None:
+    x, weight = on_cuda(2048, 1024, torch.bfloat16, torch.float32)
+    x.requires_grad_()
+    weight.requires_grad_()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    value = float32_rms_norm(x.clone(), weight, EPS)
+    assert torch.cuda.memory_allocated() - before == value.nbytes + x.nbytes + 1024 * 4

@@ -59,6 +59,13 @@ BRIM_API at::Tensor elu(const at::Tensor& input, double alpha = 1, bool inplace 
 BRIM_API at::Tensor sigmoid(const at::Tensor& input, bool recompute = false);
 BRIM_API at::Tensor tanh(const at::Tensor& input, bool recompute = false);
 
+// -- Products -----------------------------------------------------------------------------------
+
+/// As torch's `mul`, with broadcasting: each factor is kept only where the other one needs a
+/// gradient.
+/// @param recompute keep no factor that the layer before can recompute in backward
+BRIM_API at::Tensor mul(const at::Tensor& input, const at::Tensor& other, bool recompute = false);
+
 // -- Dropout ------------------------------------------------------------------------------------
 
 /// Keeps one bit per element. Draws the same random numbers as torch's own dropout.

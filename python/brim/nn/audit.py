@@ -14,6 +14,7 @@ from brim import _C
 from brim._arguments import whole
 from brim.memory import parse_bytes
 from brim.nn._audit_text import figures, folded, hint_of
+from brim.nn._derived import original_of
 from brim.nn._saved import Run, measure, with_sizes
 from brim.nn._torchs_work import with_torchs_work
 from brim.nn._values import Place
@@ -156,7 +157,8 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
     """  # noqa: E501
     check_module(model)
     model = with_sizes(model, inputs, kwargs)
-    converted = any(own_base(type(module)) for module in model.modules())
+    kinds = {type(module) for module in model.modules()}
+    converted = any(own_base(kind) or original_of(kind) for kind in kinds)
     with _as_it_was(model):
         for module in model.modules():
             _set_class(module, with_torchs_work(type(module)))

@@ -36,6 +36,7 @@ __all__ = [
     "group_norm",
     "layer_norm",
     "linear",
+    "mul",
     "rms_norm",
 ]
 __all__ += _activation.__all__
@@ -64,20 +65,38 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 # -- Linear ----------------------------------------------------------------------------------------
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, recompute: bool = False
+) -> Tensor:
     """As `torch.nn.functional.linear`; keeps the input only where the weight needs a gradient.
+
+    With `recompute`, not even there if the layer before can recompute it in backward.
 
     Example:
         >>> x, weight = torch.randn(2, 3, requires_grad=True), torch.ones(4, 3)
         >>> linear(x, weight).shape
         torch.Size([2, 4])
     """
-    return _linear(input, weight, bias, False)
+    return ops().linear(input, weight, bias, None, recompute)
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool) -> Tensor:
-    """The same; with `recompute`, backward asks the layer before for the input where it can."""
-    return ops().linear(input, weight, bias, False, recompute)
+# -- Products --------------------------------------------------------------------------------------
+
+
+def mul(input: Tensor, other: Tensor, *, recompute: bool = False) -> Tensor:
+    """As `torch.mul` of two tensors; keeps each only where the other one needs a gradient.
+
+    Args:
+        input: a factor.
+        other: the other factor; the shapes are broadcast.
+        recompute: keep no factor that the layer before can recompute in backward.
+
+    Example:
+        >>> x, scale = torch.randn(2, 3, requires_grad=True), torch.ones(3)
+        >>> mul(x, scale).shape
+        torch.Size([2, 3])
+    """
+    return ops().mul(input, other, recompute)
 
 
 # -- Normalisation ---------------------------------------------------------------------------------

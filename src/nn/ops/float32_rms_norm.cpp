@@ -1,7 +1,10 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <brim/nn/functional.h>
 
 #include "nn/autograd/operator.h"
 #include "nn/autograd/storage_pinning.h"
+#include "nn/ops/bits.h"
 #include "nn/ops/norm_node.h"
 
 // The RMS norm that the frameworks write by hand (LlamaRMSNorm and its like): it calculates in
@@ -37,13 +40,26 @@ TwoTensors forward_anywhere(const at::Tensor& input, const MaybeTensor& weight, 
   return {normal.mul(factors).to(input.scalar_type()), std::move(rstd)};
 }
 
+TwoTensors forward_meta(const at::Tensor& input, const MaybeTensor& weight, double /*eps*/,
+                        double /*offset*/, bool cast_first) {
+  const at::ScalarType type = input.scalar_type();
+  const bool promotes = cast_first && is_given(weight);
+  c10::SymDimVector per_row(input.sym_sizes());
+  per_row.back() = 1;
+  return {at::empty_like(input,
+                         input.options().dtype(
+                             promotes ? at::promoteTypes(type, weight->scalar_type()) : type),
+                         at::MemoryFormat::Contiguous),
+          at::empty_symint(per_row, input.options().dtype(at::kFloat))};
+}
+
 TwoTensors forward_autograd(const at::Tensor& input, const MaybeTensor& weight, double eps,
                             double offset, bool cast_first);
 
 const Operator<forward_anywhere> kForward(
     "float32_rms_norm_forward(Tensor input, Tensor? weight, float eps, float offset, bool "
     "cast_first) -> (Tensor, Tensor)",
-    {.autograd = forward_autograd});
+    {.meta = forward_meta, .autograd = forward_autograd});
 
 // -- Backward: gradients of input and weight, undefined if not asked for --------------------------
 
@@ -68,14 +84,24 @@ TwoTensors backward_anywhere(const at::Tensor& grad, const at::Tensor& input,
     const at::Tensor of_normal = (rounds_first ? scaled.to(type) : scaled).to(at::kFloat);
     const at::Tensor of_variance =
         of_normal.mul(wide).sum(-1, true).mul(-0.5).mul(rstd.pow(3)).div(input.sym_size(-1));
-    std::get<0>(result) = of_normal.mul(rstd).add(of_variance.mul(wide.mul(2))).to(type);
+    std::get<0>(result) = of_normal.mul(rstd).add(of_variance.mul(2).mul(wide)).to(type);
   }
   return result;
 }
 
+TwoTensors backward_meta(const at::Tensor& /*grad*/, const at::Tensor& input,
+                         const at::Tensor& /*rstd*/, const MaybeTensor& weight, double /*offset*/,
+                         bool /*cast_first*/, bool input_grad, bool weight_grad) {
+  const auto like = [](const at::Tensor& tensor) {
+    return at::empty_like(tensor, {}, at::MemoryFormat::Contiguous);
+  };
+  return {input_grad ? like(input) : at::Tensor(), weight_grad ? like(*weight) : at::Tensor()};
+}
+
 const Operator<backward_anywhere> kBackward(
     "float32_rms_norm_backward(Tensor grad, Tensor input, Tensor rstd, Tensor? weight, float "
-    "offset, bool cast_first, bool input_grad, bool weight_grad) -> (Tensor, Tensor)");
+    "offset, bool cast_first, bool input_grad, bool weight_grad) -> (Tensor, Tensor)",
+    {.meta = backward_meta}, {at::Tag::needs_fixed_stride_order});
 
 // -- The layer ------------------------------------------------------------------------------------
 
@@ -90,6 +116,9 @@ struct Float32RmsNorm {
   Normalised run(const at::Tensor& input, const MaybeTensor& weight,
                  const MaybeTensor& /*bias*/) const {
     auto [output, rstd] = kForward(input, weight, eps, offset, cast_first);
+    if (!input.is_cpu()) {  // the kernels give rows one behind the other
+      output = as_elementwise(output, input.sym_strides(), input.sym_strides());
+    }
     // For the weight's gradient alone torch keeps as many numbers as the input has, and none more.
     return {std::move(output), {}, input.requires_grad() ? std::move(rstd) : at::Tensor()};
   }
@@ -102,11 +131,14 @@ struct Float32RmsNorm {
     const at::Tensor rstd = statistics.rstd.defined() && !differentiable
                                 ? statistics.rstd
                                 : rms_rstd(input.to(at::kFloat), {-1}, eps);
-    const auto [input_grad, weight_grad] =
+    auto [input_grad, weight_grad] =
         differentiable
             ? backward_anywhere(grad, input, rstd, weight, offset, cast_first, mask[0], mask[1])
             : kBackward(grad, input, rstd, weight, offset, cast_first, mask[0], mask[1]);
-    return {input_grad, weight_grad, {}};
+    if (mask[0] && !input.is_cpu()) {
+      input_grad = as_elementwise(input_grad, grad.sym_strides(), input.sym_strides());
+    }
+    return {std::move(input_grad), std::move(weight_grad), {}};
   }
 
   static at::Tensor bias_grad(const at::Tensor& /*grad*/, at::ScalarType /*type*/) { return {}; }
@@ -127,24 +159,31 @@ at::Tensor torch_float32_rms_norm(const at::Tensor& input, const MaybeTensor& we
   return std::get<0>(forward_anywhere(input, weight, eps, offset, cast_first));
 }
 
+/// Left to torch: of float64 it keeps float32, which is smaller.
+bool has_float64(const at::Tensor& input, const MaybeTensor& weight) {
+  return input.scalar_type() == at::kDouble ||
+         (is_given(weight) && weight->scalar_type() == at::kDouble);
+}
+
 at::Tensor float32_rms_norm_below(const at::Tensor& input, const MaybeTensor& weight, double eps,
                                   double offset, bool cast_first) {
   check(input, weight, eps);
-  return std::get<0>(kForward(input, weight, eps, offset, cast_first));
+  return has_float64(input, weight)
+             ? torch_float32_rms_norm(input, weight, eps, offset, cast_first)
+             : Float32RmsNorm{eps, offset, cast_first}.run(input, weight, {}).output;
 }
 
 at::Tensor float32_rms_norm_autograd(const at::Tensor& input, const MaybeTensor& weight, double eps,
                                      double offset, bool cast_first) {
   check(input, weight, eps);
-  if (input.scalar_type() == at::kDouble) {
-    // torch keeps it in float32, which is smaller.
+  if (has_float64(input, weight)) {
     return torch_float32_rms_norm(input, weight, eps, offset, cast_first);
   }
   // Of a part of a larger tensor torch keeps a copy too: in float32, or its own product.
   const bool copies = pins_more_than_itself(input) &&
                       (input.requires_grad() ? input.scalar_type() != at::kFloat : trains(weight));
   return run_with_node(Float32RmsNorm{eps, offset, cast_first},
-                       copies ? input.clone(at::MemoryFormat::Contiguous) : input,
+                       copies ? input.clone(at::MemoryFormat::Preserve) : input,
                        is_given(weight) ? weight : MaybeTensor(), {});
 }
 
