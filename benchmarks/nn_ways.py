@@ -46,6 +46,9 @@ def checkpointed(model: nn.Module, blocks: Sequence[str], **options: Any) -> Non
 
 def selective(model: nn.Module, blocks: Sequence[str]) -> None:
     """Run each block again except for its matrix products, convolutions and attention."""
+    for module in model.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False  # must not change what is kept
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
     checkpointed(model, blocks, context_fn=contexts)
 
