@@ -106,8 +106,7 @@ class LinearNode final : public SavingNode, public RunsAgain {
 
   at::Tensor run_again() override {
     const std::lock_guard lock(mutex_);
-    return product(matrix_of(input_.lend()), in_type(weight_.lend(), type_),
-                   in_type(maybe(bias_.lend()), type_));
+    return product(matrix_of(input_.lend()), in_type(weight_.lend(), type_), maybe(bias_.lend()));
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -246,7 +245,7 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
     node->keep_weight(parameter.value_or(weight));
   }
   if (recompute) {
-    node->allow_to_run_again(kept, bias, cast_weights);
+    node->allow_to_run_again(kept, bias, parameter.has_value());
   }
   torch::autograd::set_history(output, node);
   node->set_output(output);
