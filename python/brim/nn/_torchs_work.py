@@ -9,6 +9,7 @@ from brim.nn.convert import ORIGINALS, STAND_INS, WORK, own_base, same_work
 
 __all__ = ["with_torchs_work"]
 
+
 def with_torchs_work(kind: type[nn.Module]) -> type[nn.Module] | None:
     """This class with the forward of torch.nn; None for an unknown class.
 
