@@ -1,4 +1,4 @@
-"""Layers that ask for their input through torch's views and copies, attention, and residual sums."""
+"""Layers that ask for their input through views, copies, attention and residual sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -119,9 +118,7 @@ def test_a_second_derivative_through_views() -> None:
         if recompute:
             brim.convert(net, recompute="cheap")
         leaf = INPUT.double().requires_grad_()
-        (grad,) = torch.autograd.grad(
-            net(leaf).square().sum(), net.last.weight, create_graph=True
-        )
+        (grad,) = torch.autograd.grad(net(leaf).square().sum(), net.last.weight, create_graph=True)
         results.append(torch.autograd.grad(grad.square().sum(), [leaf, *net.norm.parameters()]))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
@@ -158,7 +155,7 @@ class Adapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.heads(x).view(2, 16, 3, 4, 16).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 16, 64)
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 16, 64)
         output: Tensor = self.down(self.dropout(y.float()))
         return output
 
@@ -178,7 +175,11 @@ def test_an_attention_output_that_is_written_to_is_kept_in_float32() -> None:
     class Patched(Adapter):
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = self.heads(x).view(2, 16, 3, 4, 16).permute(2, 0, 3, 1, 4)
-            y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 16, 64)
+            y = (
+                nn.functional.scaled_dot_product_attention(q, k, v)
+                .transpose(1, 2)
+                .reshape(2, 16, 64)
+            )
             y = changed(copy := y.clone(), copy)
             output: Tensor = self.down(self.dropout(y.float()))
             return output

@@ -211,12 +211,6 @@ std::optional<int> layers_of_sum(const torchs::AddBackward0& sum, const TensorVe
 
 }  // namespace
 
-SavingNode* layer_that_made(const at::Tensor& value) {
-  const Node* const node = maker_of(value.grad_fn().get(), version_of(value));
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the tensor's own, which is not const
-  return const_cast<SavingNode*>(dynamic_cast<const SavingNode*>(node));
-}
-
 std::optional<int> layers_to_recompute(const Node* producer, const TensorVersion& value) {
   const Node* const node = behind_views(producer);
   if (node != nullptr && typeid(*node) == typeid(torchs::AddBackward0)) {

@@ -20,10 +20,6 @@ namespace brim::nn {
 /// @param value as the asking layer saw it: if it is not what `node` made, it cannot be recomputed
 [[nodiscard]] std::optional<int> layers_to_recompute(const Node* node, const TensorVersion& value);
 
-/// The layer of brim that made a value, behind views and at most one copy; null if there is none or
-/// somebody wrote to the value on its way.
-[[nodiscard]] SavingNode* layer_that_made(const at::Tensor& value);
-
 /// Whether that is worth it. In a chain of residual blocks every value on the way is held until
 /// backward reaches it: without a limit, a deep network would need more memory than it saves.
 [[nodiscard]] constexpr bool are_few(std::optional<int> layers) { return layers && *layers <= 8; }

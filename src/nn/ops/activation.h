@@ -210,8 +210,7 @@ class ActivationNode final : public SavingNode {
   }
 
   at::Tensor input_again(Node& producer) {
-    return read_strides_.empty() ? nn::recompute(producer)
-                                 : nn::recompute(producer, read_strides_);
+    return read_strides_.empty() ? nn::recompute(producer) : nn::recompute(producer, read_strides_);
   }
 
   /// The kept output, which is held without its place in the graph.
