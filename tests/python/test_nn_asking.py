@@ -144,6 +144,11 @@ def test_views_inside_of_a_checkpoint() -> None:
 # -- Attention keeps its output -------------------------------------------------------------------
 
 
+def attention(x: Tensor) -> Tensor:
+    q, k, v = x.view(2, 16, 3, 4, 16).permute(2, 0, 3, 1, 4)
+    return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 16, 64)
+
+
 class Adapter(nn.Module):
     """As peft's LoRA behind attention: the adapter is float32, the rest bfloat16."""
 
@@ -154,9 +159,7 @@ class Adapter(nn.Module):
         self.dropout, self.down = nn.Dropout(p), nn.Linear(64, 2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x).view(2, 16, 3, 4, 16).permute(2, 0, 3, 1, 4)
-        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 16, 64)
-        output: Tensor = self.down(self.dropout(y.float()))
+        output: Tensor = self.down(self.dropout(attention(self.heads(x)).float()))
         return output
 
 
