@@ -22,16 +22,18 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from brim.nn import _activation, _conv, _pool
+from brim.nn import _activation, _conv, _gated, _pool
 from brim.nn._activation import *  # noqa: F403
 from brim.nn._conv import *  # noqa: F403
 from brim.nn._elsewhere import check_tensors, ops
+from brim.nn._gated import *  # noqa: F403
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
 
 __all__ = ["batch_norm", "dropout", "group_norm", "layer_norm", "linear", "rms_norm"]
 __all__ += _activation.__all__
 __all__ += _conv.__all__
+__all__ += _gated.__all__
 __all__ += _pool.__all__
 
 # -- Dropout ---------------------------------------------------------------------------------------

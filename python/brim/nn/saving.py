@@ -155,7 +155,11 @@ def _table() -> dict[Any, Callable[..., Any]]:
     own: Any = functional
     from_torch: Any = torch
     inner: Any = torch._C._nn
-    table = {getattr(torch.nn.functional, name): getattr(own, name) for name in own.__all__}
+    table = {
+        getattr(torch.nn.functional, name): getattr(own, name)
+        for name in own.__all__
+        if hasattr(torch.nn.functional, name)
+    }
     table |= {
         from_torch.dropout: lambda input, p, train: functional.dropout(input, p, train),
         from_torch.dropout_: lambda input, p, train: functional.dropout(input, p, train, True),
