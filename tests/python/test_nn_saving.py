@@ -138,7 +138,7 @@ def test_arrives_with_the_same_value_and_gradient(name: str) -> None:
 
 def test_the_list_above_has_every_function() -> None:
     called = {name.split()[0].removeprefix("F.") for name in CALLS if name.startswith("F.")}
-    assert set(brim.nn.functional.__all__) <= called
+    assert {name for name in brim.nn.functional.__all__ if hasattr(F, name)} <= called
 
 
 def test_layers_of_torch_arrive_too() -> None:

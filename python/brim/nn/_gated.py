@@ -57,7 +57,7 @@ def gated(gate: Tensor, up: Tensor, activation: str = "silu", *, recompute: bool
     Example:
         >>> gate, up = torch.zeros(2, requires_grad=True), torch.ones(2)
         >>> gated(gate, up, "sigmoid")
-        tensor([0.5000, 0.5000], grad_fn=<brim::gated_backward>)
+        tensor([0.5000, 0.5000], grad_fn=<gated_backward>)
     """
     return ops().gated(gate, up, activation, recompute)
 
