@@ -71,9 +71,9 @@ using Operators = Binder<
            IntArrayRef, std::int64_t, Maybe, bool),
     // Batch, layer, group and RMS norm
     Tensor(const Tensor&, Maybe, Maybe, Maybe, Maybe, bool, double, double),
-    Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double),
-    Tensor(const Tensor&, std::int64_t, Maybe, Maybe, double),
-    Tensor(const Tensor&, IntArrayRef, Maybe, std::optional<double>),
+    Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double, bool),
+    Tensor(const Tensor&, std::int64_t, Maybe, Maybe, double, bool),
+    Tensor(const Tensor&, IntArrayRef, Maybe, std::optional<double>, bool),
     Tensor(const Tensor&, Maybe, double, double, bool),
     // Pools
     Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, bool),

@@ -133,7 +133,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As `torch.nn.functional.layer_norm`; keeps the input where more than the bias needs it."""
-    return ops().layer_norm(input, normalized_shape, weight, bias, eps)
+    return ops().layer_norm(input, normalized_shape, weight, bias, eps, False)
 
 
 def group_norm(
@@ -144,7 +144,7 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As `torch.nn.functional.group_norm`; keeps the input where more than the bias needs it."""
-    return ops().group_norm(input, num_groups, weight, bias, eps)
+    return ops().group_norm(input, num_groups, weight, bias, eps, False)
 
 
 def rms_norm(
@@ -154,7 +154,7 @@ def rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """As `torch.nn.functional.rms_norm`; keeps the input, once."""
-    return ops().rms_norm(input, normalized_shape, weight, eps)
+    return ops().rms_norm(input, normalized_shape, weight, eps, False)
 
 
 def float32_rms_norm(
