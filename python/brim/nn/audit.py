@@ -14,7 +14,7 @@ from brim import _C
 from brim._arguments import whole
 from brim.memory import parse_bytes
 from brim.nn._audit_text import figures, folded, hint_of
-from brim.nn._derived import original_of, recipe_of
+from brim.nn._derived import is_made, original_of, recipe_of
 from brim.nn._saved import Run, measure, with_sizes
 from brim.nn._torchs_work import with_torchs_work
 from brim.nn._values import Place
@@ -158,7 +158,7 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
     check_module(model)
     model = with_sizes(model, inputs, kwargs)
     kinds = {type(module) for module in model.modules()}
-    converted = any(own_base(kind) or original_of(kind) for kind in kinds)
+    converted = any(own_base(kind) or is_made(kind) for kind in kinds)
     with _as_it_was(model):
         for module in model.modules():
             _set_class(module, with_torchs_work(type(module)))

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from brim import _C
 from brim.nn import modules
-from brim.nn._derived import MAKERS, Recipe, derived, original_of
+from brim.nn._derived import MAKERS, Recipe, derived, is_made, original_of
 from brim.nn._functions import with_functions
 from brim.nn.recognisers import recognise
 from brim.nn.saving import check_recompute
@@ -203,9 +203,9 @@ def convert(
         elif is_layer(module):
             kept.append(entry)
         if recompute is not None and change.reason in ("", _ALREADY):
-            for flag in ("recompute", "_brim_recompute"):
-                if hasattr(type(module), flag):
-                    module.__dict__[flag] = True
+            flag = "recompute" if own_base(type(module)) is not None else "_brim_recompute"
+            if hasattr(type(module), flag):
+                module.__dict__[flag] = True
     return ConversionReport(tuple(replaced), tuple(kept), tuple(around))
 
 
@@ -317,7 +317,7 @@ def _change_of(module: Module, functions: bool) -> _Change:
 def _obstacle(module: Module) -> str:
     """Why a module cannot be replaced, whatever it is; empty if it can."""
     kind = type(module)
-    if kind in ORIGINALS or original_of(kind) is not None:
+    if kind in ORIGINALS or is_made(kind):
         return _ALREADY
     if parametrize.is_parametrized(module):
         return "it is parametrized"
