@@ -503,7 +503,11 @@ def fit_batching(
     probes: int,
 ) -> tuple[int, MemoryModel | None, float]: ...
 def fit_weights(
-    features: Tensor, work: Callable[[list[int]], object], budget: int, device: _Device
+    features: Tensor,
+    columns: int,
+    work: Callable[[list[int]], object],
+    budget: int,
+    device: _Device,
 ) -> list[float]: ...
 def combined_sizes(features: Tensor, weights: Sequence[float]) -> list[int]: ...
 def create_buckets(
