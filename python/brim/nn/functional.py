@@ -22,10 +22,11 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from brim.nn import _activation, _conv, _pool
+from brim.nn import _activation, _conv, _loss, _pool
 from brim.nn._activation import *  # noqa: F403
 from brim.nn._conv import *  # noqa: F403
 from brim.nn._elsewhere import check_tensors, ops
+from brim.nn._loss import *  # noqa: F403
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
 
@@ -41,6 +42,7 @@ __all__ = [
 ]
 __all__ += _activation.__all__
 __all__ += _conv.__all__
+__all__ += _loss.__all__
 __all__ += _pool.__all__
 
 # -- Dropout ---------------------------------------------------------------------------------------
@@ -65,19 +67,18 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 # -- Linear ----------------------------------------------------------------------------------------
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, recompute: bool = False
+) -> Tensor:
     """As `torch.nn.functional.linear`; keeps the input only where the weight needs a gradient.
+
+    With `recompute`, not even there if the layer before can recompute it in backward.
 
     Example:
         >>> x, weight = torch.randn(2, 3, requires_grad=True), torch.ones(4, 3)
         >>> linear(x, weight).shape
         torch.Size([2, 4])
     """
-    return _linear(input, weight, bias, False)
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool) -> Tensor:
-    """The same; with `recompute`, backward asks the layer before for the input where it can."""
     return ops().linear(input, weight, bias, None, recompute)
 
 
