@@ -36,10 +36,12 @@
 #include <brim/nn/audit.h>
 #include <brim/nn/convert.h>
 #include <brim/nn/functional.h>
+#include <brim/nn/losses.h>
 #include <brim/nn/subclasses.h>
 #include <brim/predict/allocator_model.h>
 #include <brim/predict/allocator_settings.h>
 #include <brim/predict/collect_peaks.h>
+#include <brim/predict/least_kept.h>
 #include <brim/predict/memory_model.h>
 #include <brim/predict/memory_trace.h>
 #include <brim/predict/polynomial_regression.h>
