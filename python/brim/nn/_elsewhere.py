@@ -179,7 +179,7 @@ def _torchs(name: str) -> Callable[..., Any]:
     return run
 
 
-_OURS = ("cast_weights", "recompute")  # at the end
+_OURS = ("parameter", "recompute")  # at the end
 
 
 def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:
@@ -221,6 +221,28 @@ def _cross_entropy(input: Any, target: Any, weight: Any, reduction: int, *option
     )
 
 
+def _linear_cross_entropy(
+    input: Any, linear_weight: Any, linear_bias: Any, target: Any, weight: Any, *options: Any
+) -> Any:
+    *common, scale, softcap, in_float32, _, _ = options
+    logits = _F.linear(input, linear_weight, linear_bias)
+    if scale != 1.0:
+        logits = logits * scale
+    if softcap:
+        logits = torch.tanh(logits / softcap) * softcap
+    return _cross_entropy(logits, target, weight, *common, in_float32)
+
+
+def _float32_rms_norm(input: Any, weight: Any, eps: float, offset: float, cast_first: bool) -> Any:
+    wide = input.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return wide.to(input.dtype)
+    factors = weight if cast_first else weight.to(torch.float32)
+    factors = factors + offset if offset else factors
+    return factors * wide.to(input.dtype) if cast_first else (wide * factors).to(input.dtype)
+
+
 _TORCHS: Mapping[str, Callable[..., Any]] = {
     **{name: _torchs(name) for name in dir(_C.ops) if hasattr(_F, name.removesuffix("_"))},
     "gelu": lambda input, approximate, *_: _F.gelu(input, approximate=approximate),
@@ -228,12 +250,15 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
         input, mean, variance, weight, bias, *rest
     ),
     "conv": _conv,
+    "float32_rms_norm": _float32_rms_norm,
+    "mul": lambda input, other, *_: torch.mul(input, other),
     "pad": lambda input, padding, mode: _F.pad(input, padding, mode),
     "max_pool": _max_pool,
     "max_pool_with_indices": partial(_max_pool, return_indices=True),
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive_avg_pool,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
 }
 
 _IN_GRAPHS = frozenset(

@@ -106,8 +106,7 @@ class LinearNode final : public SavingNode, public RunsAgain {
 
   at::Tensor run_again() override {
     const std::lock_guard lock(mutex_);
-    return product(matrix_of(input_.lend()), in_type(weight_.lend(), type_),
-                   in_type(maybe(bias_.lend()), type_));
+    return product(matrix_of(input_.lend()), in_type(weight_.lend(), type_), maybe(bias_.lend()));
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -216,22 +215,18 @@ class LinearNode final : public SavingNode, public RunsAgain {
 };
 
 at::Tensor torch_linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                        bool cast_weights, bool /*recompute*/) {
-  if (!cast_weights) {
-    return at::linear(input, weight, bias);
-  }
-  const at::ScalarType type = input.scalar_type();
-  return at::linear(input, in_type(weight, type), in_type(bias, type));
+                        const MaybeTensor& /*parameter*/, bool /*recompute*/) {
+  return at::linear(input, weight, bias);
 }
 
 at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
-                           const MaybeTensor& bias, bool cast_weights, bool recompute) {
+                           const MaybeTensor& bias, const MaybeTensor& parameter, bool recompute) {
   if (!needs_grad(input, weight, bias)) {
     const BelowAutograd below;
-    return torch_linear(input, weight, bias, cast_weights, recompute);
+    return at::linear(input, weight, bias);
   }
   if (!is_plain(input, weight, bias)) {
-    return torch_linear(input, weight, bias, cast_weights, recompute);
+    return at::linear(input, weight, bias);
   }
   // torch copies such an input for the product, and keeps the copy.
   const bool copies =
@@ -241,21 +236,16 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
   node->set_next_edges(torch::autograd::collect_next_edges(kept, weight, bias));
   const at::Tensor output = [&] {
     const BelowAutograd below;
-    if (!cast_weights) {
-      return node->run(input, kept, weight, bias, weight.requires_grad());
-    }
-    const at::ScalarType type = input.scalar_type();
-    return node->run(input, kept, in_type(weight, type), in_type(bias, type),
-                     weight.requires_grad());
+    return node->run(input, kept, weight, bias, weight.requires_grad());
   }();
   if (weight.requires_grad()) {
     node->keep_input(kept, recompute);
   }
   if (input.requires_grad()) {
-    node->keep_weight(weight);
+    node->keep_weight(parameter.value_or(weight));
   }
   if (recompute) {
-    node->allow_to_run_again(kept, bias, cast_weights);
+    node->allow_to_run_again(kept, bias, parameter.has_value());
   }
   torch::autograd::set_history(output, node);
   node->set_output(output);
@@ -263,7 +253,7 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
 }
 
 const LayerOperator<linear_autograd, torch_linear, CastTo::low> kLinear(
-    "linear(Tensor input, Tensor weight, Tensor? bias, bool cast_weights, bool recompute) -> "
+    "linear(Tensor input, Tensor weight, Tensor? bias, Tensor? parameter, bool recompute) -> "
     "Tensor",
     {kInGraphs});
 
@@ -273,7 +263,7 @@ namespace functional {
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                   bool recompute) {
-  return kLinear(input, weight, bias, false, recompute);
+  return kLinear(input, weight, bias, {}, recompute);
 }
 
 }  // namespace functional

@@ -1,0 +1,85 @@
+#pragma once
+
+#include "nn/autograd/node.h"
+#include "nn/autograd/recompute.h"
+#include "nn/autograd/saved_tensor.h"
+
+namespace brim::nn {
+
+/// One of several tensors that a layer's backward may read, and from which the layer's output can
+/// be computed again: kept, or asked of the layer that made it. Used under the lock of its node.
+class Operand {
+ public:
+  explicit Operand(const at::Tensor& tensor)
+      : producer_(tensor.grad_fn()), before_(version_of(tensor)) {}
+
+  /// At forward, if backward reads it.
+  /// @param recompute keep nothing, if the layer before can recompute it
+  void keep(const at::Tensor& tensor, bool recompute) {
+    if (recompute && are_few(before_.with(producer_.get())) &&
+        nn::prepare_to_recompute(*producer_)) {
+      return;
+    }
+    tell_producer_kept(tensor);
+    saved_ = Kept(tensor);
+    is_kept_ = true;
+    is_leaf_ = tensor.is_leaf();
+  }
+
+  /// As SavingNode::layers_to_recompute(), for the layer that reads it.
+  [[nodiscard]] std::optional<int> layers() const {
+    return is_kept_ ? std::optional(1) : before_.with(producer_.get());
+  }
+
+  /// Before lend() is relied on. @param most elements of a weight that are worth a copy
+  [[nodiscard]] bool prepare(const c10::SymInt& most) {
+    if (!is_kept_) {
+      return nn::prepare_to_recompute(*producer_);
+    }
+    return !is_leaf_ || saved_.freeze(most);
+  }
+
+  /// For a layer behind. Held from here on, until take() or the next backward call.
+  [[nodiscard]] at::Tensor lend() {
+    if (is_kept_) {
+      return saved_.lend();
+    }
+    at::Tensor value = again_.get();
+    if (!value.defined()) {
+      TORCH_CHECK(producer_ != nullptr, torch::autograd::ERR_BACKWARD_TWICE);
+      value = nn::recompute(*producer_);
+      again_.set(value);
+    }
+    return value;
+  }
+
+  /// At the end of the node's own backward: what was lent and not taken.
+  void forget() { again_.reset(); }
+
+  /// For the node's own backward. @throws c10::Error after release().
+  [[nodiscard]] at::Tensor take() {
+    if (is_kept_) {
+      return saved_.take();
+    }
+    at::Tensor value = lend();
+    again_.reset();
+    return value;
+  }
+
+  void release() {
+    saved_.release();
+    again_.reset();
+    producer_.reset();
+  }
+
+ private:
+  // Among the edges of the node too, so this makes no circle.
+  NodePtr producer_;
+  LayersBefore before_;
+  bool is_kept_ = false;
+  bool is_leaf_ = false;
+  Kept saved_;
+  ForThisBackward again_;
+};
+
+}  // namespace brim::nn
