@@ -102,7 +102,9 @@ using Operators = Binder<
            std::optional<std::int64_t>),
     Tensor(const Tensor&, IntArrayRef),
     // Losses
-    Tensor(const Tensor&, const Tensor&, Maybe, std::int64_t, std::int64_t, double, bool, bool)>;
+    Tensor(const Tensor&, const Tensor&, Maybe, std::int64_t, std::int64_t, double, bool, bool),
+    Tensor(const Tensor&, const Tensor&, Maybe, const Tensor&, Maybe, std::int64_t, std::int64_t,
+           double, double, double, bool, bool, std::int64_t)>;
 
 bool ask_python(const Tensor& tensor) {
   const py::gil_scoped_acquire locked;

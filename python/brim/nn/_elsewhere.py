@@ -179,7 +179,7 @@ def _torchs(name: str) -> Callable[..., Any]:
     return run
 
 
-_OURS = ("as_float32", "parameter", "recompute")  # at the end
+_OURS = ("parameter", "recompute")  # at the end
 
 
 def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:
@@ -209,16 +209,6 @@ def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
     return getattr(_F, f"adaptive_avg_pool{len(output_size)}d")(input, output_size)
 
 
-def _float32_rms_norm(input: Any, weight: Any, eps: float, offset: float, cast_first: bool) -> Any:
-    wide = input.to(torch.float32)
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    if weight is None:
-        return wide.to(input.dtype)
-    factors = weight if cast_first else weight.to(torch.float32)
-    factors = factors + offset if offset else factors
-    return factors * wide.to(input.dtype) if cast_first else (wide * factors).to(input.dtype)
-
-
 def _cross_entropy(input: Any, target: Any, weight: Any, reduction: int, *options: Any) -> Any:
     ignore_index, label_smoothing, in_float32, *_ = options
     return _F.cross_entropy(
@@ -229,6 +219,28 @@ def _cross_entropy(input: Any, target: Any, weight: Any, reduction: int, *option
         reduction=("none", "mean", "sum")[reduction],
         label_smoothing=label_smoothing,
     )
+
+
+def _linear_cross_entropy(
+    input: Any, linear_weight: Any, linear_bias: Any, target: Any, weight: Any, *options: Any
+) -> Any:
+    *common, scale, softcap, in_float32, _, _ = options
+    logits = _F.linear(input, linear_weight, linear_bias)
+    if scale != 1.0:
+        logits = logits * scale
+    if softcap:
+        logits = torch.tanh(logits / softcap) * softcap
+    return _cross_entropy(logits, target, weight, *common, in_float32)
+
+
+def _float32_rms_norm(input: Any, weight: Any, eps: float, offset: float, cast_first: bool) -> Any:
+    wide = input.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return wide.to(input.dtype)
+    factors = weight if cast_first else weight.to(torch.float32)
+    factors = factors + offset if offset else factors
+    return factors * wide.to(input.dtype) if cast_first else (wide * factors).to(input.dtype)
 
 
 _TORCHS: Mapping[str, Callable[..., Any]] = {
@@ -246,6 +258,7 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive_avg_pool,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
 }
 
 _IN_GRAPHS = frozenset(
