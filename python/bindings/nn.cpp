@@ -100,7 +100,9 @@ using Operators = Binder<
                                bool),
     Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, bool, bool,
            std::optional<std::int64_t>),
-    Tensor(const Tensor&, IntArrayRef)>;
+    Tensor(const Tensor&, IntArrayRef),
+    // Losses
+    Tensor(const Tensor&, const Tensor&, Maybe, std::int64_t, std::int64_t, double, bool, bool)>;
 
 bool ask_python(const Tensor& tensor) {
   const py::gil_scoped_acquire locked;

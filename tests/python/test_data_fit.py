@@ -563,3 +563,97 @@ def test_a_state_of_another_fit_is_refused(held: int) -> None:
     with pytest.raises(ValueError, match=r"lacks \['fitted'\]"):
         other.load_state_dict(PackedBatchSampler(LENGTHS, 100).state_dict())
     assert other.max_total_size == maximum
+
+
+class Graphs:
+    """Nodes and edges, of which samples have very different numbers, and a step over both."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        nodes = torch.randint(3, 60, (300,), generator=generator)
+        self.sizes = torch.stack([nodes, nodes * torch.randint(0, 25, (300,))], 1)
+        torch.manual_seed(0)
+        self.of_node, self.of_edge = torch.nn.Linear(16, 64), torch.nn.Linear(8, 16)
+
+    def step(self, batch: list[int]) -> None:
+        nodes, edges = self.sizes[batch].sum(0).tolist()
+        for layer in (self.of_node, self.of_edge):
+            layer.zero_grad()
+        hidden = self.of_node(torch.ones(nodes, 16)).relu().sum()
+        (hidden + self.of_edge(torch.ones(edges, 8)).relu().sum()).backward()
+
+
+@pytest.mark.parametrize("sampler", [SizeAwareBatchSampler, PackedBatchSampler])
+def test_two_sizes_per_sample_fill_the_budget(sampler: Any, held: int) -> None:
+    graphs, room = Graphs(), 4 * 2**20
+    ways: list[Any] = [
+        graphs.sizes,
+        [tuple(row) for row in graphs.sizes.tolist()],
+        lambda index: graphs.sizes[index].tolist(),
+    ]
+    for sizeof in ways:
+        made = sampler.fit(
+            range(300), graphs.step, sizeof, held + room, "cpu", cost="sum", shuffle=True, seed=1
+        )
+        peaks = []
+        for batch in made:
+            with brim.PeakMeter("cpu") as meter:
+                graphs.step(batch)
+            peaks.append(meter.start + meter.peak - held)
+        assert max(peaks) <= room
+        full = sorted(peaks)[1:] if len(peaks) > 1 else peaks  # the last one may be short
+        assert sum(full) / len(full) >= 0.9 * room
+        # A node takes 16 + 64 + 64 floats and more, an edge 8 + 16 + 16.
+        assert made.weights[0] / made.weights[1] == pytest.approx(3.6, rel=0.15)
+
+
+def test_a_restarted_job_has_the_weights_of_its_state(held: int) -> None:
+    graphs = Graphs()
+
+    def fit(work: Any, **options: Any) -> Any:
+        options = {"cost": "sum", "shuffle": True, "seed": 1, **options}
+        made = PackedBatchSampler.fit(
+            range(300), work, graphs.sizes, held + 2**22, "cpu", **options
+        )
+        assert made.weights is not None
+        return made
+
+    def more(batch: list[int]) -> None:
+        kept = torch.ones(int(graphs.sizes[batch][:, 0].sum()), 64)
+        graphs.step(batch)
+        del kept
+
+    stopped = fit(graphs.step)
+    running = iter(stopped)
+    for _ in range(3):
+        next(running)
+    state = json.loads(json.dumps(stopped.state_dict()))
+    rest = list(running)
+    restarted = fit(more)
+    assert restarted.weights != stopped.weights
+    restarted.load_state_dict(state)
+    assert restarted.weights == stopped.weights
+    assert list(restarted) == rest
+    assert list(fit(None, state=state)) == rest
+    plain = PackedBatchSampler.fit(range(300), graphs.step, [1] * 300, held + 2**22, "cpu")
+    with pytest.raises(ValueError, match="its cost is 'sum', here it is 'padded'"):
+        plain.load_state_dict(state)
+
+
+def test_wrong_sizes_per_sample() -> None:
+    graphs = Graphs()
+
+    def fit(sizes: Any, **options: Any) -> Any:
+        options = {"cost": "sum", **options}
+        return PackedBatchSampler.fit(range(300), graphs.step, sizes, "1GiB", "cpu", **options)
+
+    with pytest.raises(ValueError, match='several sizes per sample need cost="sum"'):
+        fit(graphs.sizes, cost="padded")
+    with pytest.raises(ValueError, match="sizes must not be negative, got -1 at index 7"):
+        fit(graphs.sizes.index_fill(0, torch.tensor([7]), -1))
+    with pytest.raises(ValueError, match="sizes must have 2 numbers for each sample"):
+        fit([(1, 2)] * 299 + [(1,)])
+    wrong = graphs.sizes.double()
+    wrong[3, 1] = float("nan")
+    with pytest.raises(ValueError, match="sizes must be finite, got nan at index 3"):
+        fit(wrong)

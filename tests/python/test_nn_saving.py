@@ -93,6 +93,7 @@ CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
     "F.adaptive_avg_pool1d": (SIGNAL, lambda x: F.adaptive_avg_pool1d(x, 3)),
     "F.adaptive_avg_pool2d": (IMAGE, lambda x: F.adaptive_avg_pool2d(x, (None, 2))),
     "F.adaptive_avg_pool3d": (VOLUME, lambda x: F.adaptive_avg_pool3d(x, (2, 3, 2))),
+    "F.cross_entropy": ((3, 5), lambda x: F.cross_entropy(x, torch.tensor([4, 0, 2]))),
 }  # fmt: skip
 for _name in _activation.__all__:
     CALLS.setdefault(f"F.{_name}", (IMAGE, getattr(F, _name)))

@@ -219,6 +219,18 @@ def _float32_rms_norm(input: Any, weight: Any, eps: float, offset: float, cast_f
     return factors * wide.to(input.dtype) if cast_first else (wide * factors).to(input.dtype)
 
 
+def _cross_entropy(input: Any, target: Any, weight: Any, reduction: int, *options: Any) -> Any:
+    ignore_index, label_smoothing, in_float32, *_ = options
+    return _F.cross_entropy(
+        input.float() if in_float32 else input,
+        target,
+        weight,
+        ignore_index=ignore_index,
+        reduction=("none", "mean", "sum")[reduction],
+        label_smoothing=label_smoothing,
+    )
+
+
 _TORCHS: Mapping[str, Callable[..., Any]] = {
     **{name: _torchs(name) for name in dir(_C.ops) if hasattr(_F, name.removesuffix("_"))},
     "gelu": lambda input, approximate, *_: _F.gelu(input, approximate=approximate),
@@ -233,6 +245,7 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
     "max_pool_with_indices": partial(_max_pool, return_indices=True),
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive_avg_pool,
+    "cross_entropy": _cross_entropy,
 }
 
 _IN_GRAPHS = frozenset(
