@@ -3,6 +3,15 @@
 #include <algorithm>
 
 namespace brim {
+namespace {
+
+/// Characters of UTF-8: all bytes but those that continue one.
+std::size_t length(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char byte) { return (byte & 0xC0) != 0x80; }));
+}
+
+}  // namespace
 
 std::string text_table(const std::vector<std::string>& head,
                        const std::vector<std::vector<std::string>>& rows, std::size_t left,
@@ -10,7 +19,7 @@ std::string text_table(const std::vector<std::string>& head,
   std::vector<std::size_t> widths(head.size());
   const auto widen = [&](const std::vector<std::string>& row) {
     for (std::size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], row[i].size());
+      widths[i] = std::max(widths[i], length(row[i]));
     }
   };
   widen(head);
@@ -26,7 +35,7 @@ std::string text_table(const std::vector<std::string>& head,
   const auto line = [&](const std::vector<std::string>& row) {
     std::string text;
     for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string gap(widths[i] - row[i].size(), ' ');
+      const std::string gap(widths[i] - length(row[i]), ' ');
       text.append(i == 0 ? 0 : 2, ' ');
       text.append(i < left ? row[i] + gap : gap + row[i]);
     }

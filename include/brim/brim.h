@@ -41,6 +41,7 @@
 #include <brim/predict/allocator_model.h>
 #include <brim/predict/allocator_settings.h>
 #include <brim/predict/collect_peaks.h>
+#include <brim/predict/least_kept.h>
 #include <brim/predict/memory_model.h>
 #include <brim/predict/memory_trace.h>
 #include <brim/predict/polynomial_regression.h>

@@ -9,7 +9,7 @@
 namespace brim {
 
 /// Lines of a table as text, with columns as wide as their longest cell. All rows have as many
-/// cells as `head`.
+/// cells as `head`. Text is UTF-8.
 ///
 ///     layer  bytes
 ///     ------------

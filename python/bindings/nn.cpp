@@ -67,17 +67,20 @@ using Operators = Binder<
     // Gated activations
     Tensor(const Tensor&, const Tensor&, std::string_view, bool),
     Tensor(const Tensor&, std::string_view, bool, std::int64_t, bool),
+    // Products
+    Tensor(const Tensor&, const Tensor&, bool),
     // Dropout
     Tensor(const Tensor&, double), Tensor&(Tensor&, double),
     // Linear, convolutions
-    Tensor(const Tensor&, const Tensor&, Maybe, bool, bool),
+    Tensor(const Tensor&, const Tensor&, Maybe, Maybe, bool),
     Tensor(const Tensor&, const Tensor&, Maybe, IntArrayRef, IntArrayRef, IntArrayRef, bool,
-           IntArrayRef, std::int64_t, bool, bool),
+           IntArrayRef, std::int64_t, Maybe, bool),
     // Batch, layer, group and RMS norm
     Tensor(const Tensor&, Maybe, Maybe, Maybe, Maybe, bool, double, double),
     Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double),
     Tensor(const Tensor&, std::int64_t, Maybe, Maybe, double),
     Tensor(const Tensor&, IntArrayRef, Maybe, std::optional<double>),
+    Tensor(const Tensor&, Maybe, double, double, bool),
     // Pools
     Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, bool),
     std::tuple<Tensor, Tensor>(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef,

@@ -1,5 +1,6 @@
 #include <brim/memory/bytes.h>
 #include <brim/predict/collect_peaks.h>
+#include <brim/predict/least_kept.h>
 #include <brim/predict/memory_model.h>
 #include <brim/predict/polynomial_regression.h>
 #include <brim/predict/probe.h>
@@ -54,6 +55,25 @@ py::list collect(const py::object& work, const py::iterable& inputs, const py::o
     result.append(PyPeakSample{sample, std::move(feature)});
   }
   return result;
+}
+
+/// The places of the kept values.
+std::vector<std::size_t> kept_places(
+    const std::vector<std::pair<std::int64_t, std::optional<std::vector<std::size_t>>>>& values,
+    const std::vector<std::size_t>& needed) {
+  std::vector<ComputedValue> computed;
+  computed.reserve(values.size());
+  for (const auto& [bytes, made_from] : values) {
+    computed.push_back({bytes, made_from});
+  }
+  const std::vector<bool> kept = least_kept(computed, needed);
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    if (kept[i]) {
+      places.push_back(i);
+    }
+  }
+  return places;
 }
 
 MemoryModel probe(const py::object& function,
@@ -248,6 +268,7 @@ void register_predict(py::module_& m) {
   register_regression(m);
   register_samples(m);
   register_model(m);
+  m.def("least_kept", &kept_places, py::arg("values"), py::arg("needed"));
 }
 
 }  // namespace brim::python

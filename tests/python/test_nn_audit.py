@@ -28,8 +28,15 @@ def image(**options: Any) -> Tensor:
     return torch.randn(N, C, H, H, **options)
 
 
-def by_name(audit: brim.Audit) -> dict[str, tuple[int, int, int]]:
-    return {each.name: (each.torch_nn, each.brim, each.least) for each in audit.layers}
+def by_name(audit: brim.Audit) -> dict[str, tuple[int, int, int, int]]:
+    """torch.nn, brim, cheap, least."""
+    assert audit.least <= min(audit.torch_nn, audit.brim, audit.cheap)
+    return {each.name: (each.torch_nn, each.brim, each.cheap, each.least) for each in audit.layers}
+
+
+def make() -> nn.Module:
+    """Its output cannot be recomputed cheaply; it keeps nothing itself."""
+    return nn.Linear(H, H, bias=False).requires_grad_(False)
 
 
 def frozen(*layers: nn.Module) -> nn.Sequential:
@@ -54,18 +61,9 @@ GRADIENT = {"requires_grad": True}
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_one_layer(layer: nn.Module, torch_nn: int | None, own: int, least: int) -> None:
-    # The first multiplication makes a tensor that is no input; it keeps nothing of its own.
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer.requires_grad_(False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.layer(x * 2)
-            return result
-
-    figures = by_name(brim.audit(Model(), image(**GRADIENT)))["layer"]
-    assert figures[1:] == (own, least)
+    model = nn.Sequential(make(), layer.requires_grad_(False))
+    figures = by_name(brim.audit(model, image(**GRADIENT)))["1"]
+    assert figures[1:] == (own, own, least)
     assert figures[0] == torch_nn if torch_nn is not None else figures[0] > own
 
 
@@ -73,6 +71,7 @@ def test_parameters_buffers_and_inputs_do_not_count() -> None:
     assert brim.audit(nn.Linear(8, 8), torch.randn(4, 8)).to_dict()["total"] == {
         "torch_nn": 0,
         "brim": 0,
+        "cheap": 0,
         "least": 0,
     }
 
@@ -81,35 +80,72 @@ def test_a_storage_counts_once_where_it_was_kept_first() -> None:
     model = nn.Sequential(nn.Conv2d(C, C, 3, padding=1), nn.ReLU(), nn.Conv2d(C, C, 1))
     figures = by_name(brim.audit(model, image()))
     whole = 4 * ELEMENTS
-    assert figures == {"0": (0, 0, 0), "1": (whole, 0, 0), "2": (0, whole, whole)}
+    # ReLU's output, or its input
+    assert figures["0"] == (0, 0, 0, 0)
+    assert figures["1"][:3] == (whole, 0, 0)
+    assert figures["2"] == (0, whole, whole, whole)
 
 
 def test_views_count_their_storage_once() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.made = nn.Linear(C, C)
             self.a, self.b = nn.Linear(C, C), nn.Linear(C, C)
 
         def forward(self, x: Tensor) -> Tensor:
-            left, right = (x + 1).chunk(2)
+            left, right = self.made(x).chunk(2)
             result: Tensor = self.a(left) + self.b(right)
             return result
 
-    figures = by_name(brim.audit(Model(), torch.randn(64, C)))
-    assert figures == {"a": (64 * C * 4,) * 3, "b": (0, 0, 0)}
+    audit = brim.audit(Model(), torch.randn(64, C))
+    figures, whole = by_name(audit), 64 * C * 4
+    assert (figures["a"][:3], figures["b"][:3]) == ((whole,) * 3, (0, 0, 0))
+    assert audit.least == whole
 
 
-def test_functions_have_a_row() -> None:
+def test_operations_outside_of_known_layers_have_rows() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = make(), make()
+
+        def forward(self, x: Tensor) -> Tensor:
+            up: Tensor = self.up(x)
+            return F.silu(self.gate(x)) * up
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp, self.pool = Gated(), nn.AdaptiveAvgPool2d(1)
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return F.cross_entropy(self.pool(self.mlp(x)).flatten(1) * 1, target)
+
+    audit = brim.audit(Model(), image(**GRADIENT), torch.zeros(N, dtype=torch.int64))
+    whole = 4 * ELEMENTS
+    figures = by_name(audit)
+    assert figures["mlp · silu"] == (whole, whole, whole, whole)
+    assert figures["mlp · mul"] == (
+        2 * whole,
+        2 * whole,
+        2 * whole,
+        whole,
+    )  # gives the product again
+    assert figures["(model) · cross_entropy"][0] >= 4 * N * C
+    assert figures["(model) · cross_entropy"][3] == 0
+    assert {each.name: each.type for each in audit.layers}["mlp · mul"] == "Gated"
+    assert "(model) · flatten" not in figures
+
+
+def test_a_module_that_brim_does_not_know_has_a_row_per_operation() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return F.relu(x * 1)
+            return torch.relu(x * 1)
 
-    audit = brim.audit(Model(), image(**GRADIENT))
-    # A module without any inside is a layer itself.
-    assert by_name(audit) == {"Model": (4 * ELEMENTS,) * 3}
-
-    figures = by_name(brim.audit(nn.Sequential(nn.Sequential(), Holder()), image(**GRADIENT)))
-    assert figures["(functions)"] == (4 * ELEMENTS,) * 3
+    assert by_name(brim.audit(Model(), image(**GRADIENT))) == {
+        "(model) · relu": (4 * ELEMENTS,) * 3 + (0,)
+    }
 
 
 class Holder(nn.Module):
@@ -127,35 +163,42 @@ class Holder(nn.Module):
 def test_a_region_of_saving_belongs_to_the_second_run() -> None:
     with brim.saving():
         figures = by_name(brim.audit(Holder(), image(**GRADIENT)))
-    assert figures["(functions)"] == (4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8)
+    assert figures["(model) · relu"] == (4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8, 0)
 
 
 def test_the_least_of_a_part_of_a_larger_storage_is_a_copy() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = nn.Linear(8, 4)
+            self.made, self.linear = nn.Linear(8, 8), nn.Linear(8, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear((x * 1.0)[:, 1:])  # type: ignore[no-any-return]
+            return self.linear(self.made(x)[1:])  # type: ignore[no-any-return]
 
-    audit = brim.audit(Net(), torch.randn(2, 4, 8))
-    assert audit.torch_nn == audit.brim == audit.least == 2 * 3 * 8 * 4
+    audit = brim.audit(Net(), torch.randn(4, 2, 8))
+    assert audit.torch_nn == audit.brim == 4 * 2 * 8 * 4
+    assert audit.least == 3 * 2 * 8 * 4
 
 
 def test_least_knows_that_a_consumer_keeps_the_output() -> None:
-    model = nn.Sequential(nn.Identity(), nn.ReLU(), nn.LeakyReLU(-0.1), nn.Linear(H, H))
-    figures = by_name(brim.audit(model, image(**GRADIENT) * 1))
-    assert figures["2"][2] == ELEMENTS // 8  # a slope below zero: the output does not tell
-    assert figures["1"][2] == ELEMENTS // 8
-    assert figures["3"][2] == 4 * ELEMENTS
+    def least_with(slope: float) -> int:
+        model = nn.Sequential(make(), nn.LeakyReLU(slope), nn.Softmax(-1))
+        return brim.audit(model, image(**GRADIENT)).least
+
+    # Softmax needs its output, which is made from that of LeakyReLU.
+    assert least_with(0.1) == 4 * ELEMENTS
+    # With a slope below zero the bits are those of the input, which costs as much.
+    assert least_with(-0.1) == 4 * ELEMENTS
+    model = nn.Sequential(make(), nn.LeakyReLU(0.1), make())
+    assert brim.audit(model, image(**GRADIENT)).least == ELEMENTS // 8
 
 
 def test_what_needs_no_gradient_keeps_nothing() -> None:
     model = frozen(nn.Conv2d(C, C, 3), nn.ReLU(), nn.MaxPool2d(2))
     audit = brim.audit(model, image())
-    assert (audit.torch_nn, audit.brim, audit.least) == (0, 0, 0)
+    assert (audit.torch_nn, audit.brim, audit.cheap, audit.least) == (0, 0, 0, 0)
     assert "brim keeps" not in str(audit)
+    assert "… 3 layers keep nothing" in str(audit)
 
 
 def test_a_converted_model_is_measured_as_it_is() -> None:
@@ -260,8 +303,8 @@ def test_modules_of_torch_jit_are_measured_and_stay_as_they_were(fails: bool) ->
             brim.audit(model, image())
     else:
         figures = by_name(brim.audit(model, image()))
-        # The scripted layers are not entered: what they keep is outside of any layer.
-        assert figures["(functions)"][0] >= 4 * ELEMENTS
+        # The scripted layers are not entered: what they keep is the model's.
+        assert figures["(model)"][0] >= 4 * ELEMENTS
         assert figures["2"][:2] == (4 * ELEMENTS, ELEMENTS // 8)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
     assert {name: buffer.data_ptr() for name, buffer in model.named_buffers()} == addresses
@@ -339,8 +382,8 @@ def test_classes_that_derive_from_brims_are_measured_against_torch() -> None:
     audit = brim.audit(model, image(**GRADIENT) * 1)
     # With a forward of its own, nobody knows what torch.nn would do.
     assert by_name(audit) == {
-        "named": (4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8),
-        "twice": (ELEMENTS // 8,) * 3,
+        "named": (4 * ELEMENTS, ELEMENTS // 8, ELEMENTS // 8, 0),
+        "twice": (ELEMENTS // 8,) * 3 + (0,),
     }
     assert [each.type for each in audit.layers] == ["Named", "Twice"]
     assert [type(module) for module in model.children()] == [Named, Twice]
@@ -355,18 +398,8 @@ def test_a_model_of_the_compatible_face_is_measured_against_torch() -> None:
     assert by_name(brim.audit(model, x)) == by_name(brim.audit(plain, x))
     assert [type(module) for module in model] == classes
     norm = brim.audit(memsave_torch.nn.MemSaveRMSLayerNorm(H), x)
-    assert [each.name for each in norm.layers] == ["MemSaveRMSLayerNorm"]
+    assert [each.name for each in norm.layers] == ["(model)"]
     assert norm.torch_nn > norm.brim
-
-
-def test_below_the_least_the_text_says_what_the_least_is() -> None:
-    model = nn.Sequential(nn.BatchNorm2d(C), nn.ReLU(), nn.Conv2d(C, C, 1))
-    x = image(**GRADIENT) * 1
-    assert "computing" not in str(brim.audit(model, x))
-    brim.convert(model, recompute="cheap")
-    audit = brim.audit(model, x)
-    assert audit.brim < audit.least
-    assert str(audit).endswith("% if nothing is recomputed")
 
 
 def test_nothing_stays_in_memory() -> None:
@@ -382,7 +415,7 @@ def test_nothing_stays_in_memory() -> None:
 def test_a_layer_used_twice_has_one_row() -> None:
     act = nn.ReLU()
     figures = by_name(brim.audit(frozen(act, act), image(**GRADIENT)))
-    assert figures == {"0": (8 * ELEMENTS, ELEMENTS // 4, ELEMENTS // 4)}
+    assert figures == {"0": (8 * ELEMENTS, ELEMENTS // 4, ELEMENTS // 4, 0)}
 
 
 def test_what_is_checkpointed_is_not_kept() -> None:
@@ -397,6 +430,7 @@ def test_what_is_checkpointed_is_not_kept() -> None:
     assert brim.audit(Model(), image(**GRADIENT)).to_dict()["total"] == {
         "torch_nn": 0,
         "brim": 0,
+        "cheap": 0,
         "least": 0,
     }
 
@@ -411,43 +445,83 @@ def test_autocast_needs_the_input_in_the_low_type_once() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.made = make()
             self.a, self.b = nn.Linear(H, H, bias=False), nn.Linear(H, H, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            made = x + 1
+            made = self.made(x).float()
             result: Tensor = self.a(made) + self.b(made)
             return result
 
     with torch.autocast("cpu", torch.bfloat16):
-        figures = by_name(brim.audit(Model(), image()))
-    assert (figures["a"][2], figures["b"][2]) == (2 * ELEMENTS, 0)
-    assert figures["a"][1] >= 2 * ELEMENTS
+        audit = brim.audit(Model(), image())
+    assert audit.least == 2 * ELEMENTS
+    assert by_name(audit)["a"][1] >= 2 * ELEMENTS
 
 
 def test_on_tensors_without_memory() -> None:
     model = nn.Sequential(nn.ReLU(), nn.Conv2d(C, C, 3)).to("meta").requires_grad_(False)
     audit = brim.audit(model, image(device="meta", requires_grad=True))
-    assert (audit.brim, audit.least) == (ELEMENTS // 8, ELEMENTS // 8)
+    assert (audit.brim, audit.least) == (ELEMENTS // 8, 0)
     assert audit.torch_nn >= 4 * ELEMENTS
 
 
 def test_the_table_and_the_dict() -> None:
-    model = frozen(nn.ReLU(), nn.Conv2d(C, C, 1))
-    audit = brim.audit(model, image(**GRADIENT))
+    audit = brim.audit(nn.Sequential(make(), nn.ReLU(), make()), image(**GRADIENT))
     lines = str(audit).splitlines()
-    assert lines[0].split() == ["layer", "type", "torch.nn", "brim", "least"]
-    assert lines[2].split() == ["0", "ReLU", "32.00", "KiB", "1.00", "KiB", "1.00", "KiB"]
-    assert lines[5].split() == ["total", "32.00", "KiB", "1.00", "KiB", "1.00", "KiB"]
-    assert lines[6] == "brim keeps 3.1% of what torch.nn keeps; the least is 3.1%"
+    assert lines[0].split() == ["layer", "type", "torch.nn", "brim", "cheap", "least"]
+    kept = ["32.00", "KiB", *("1.00", "KiB") * 3]
+    assert lines[2].split() == ["1", "ReLU", *kept]
+    assert lines[3] == "… 2 layers keep nothing"
+    assert lines[5].split() == ["total", *kept]
+    assert lines[6] == (
+        'brim keeps 3.1% of what torch.nn keeps, 3.1% with recompute="cheap"; the least is 3.1%'
+    )
+    assert lines[7] == (
+        "hint: brim.convert(model) keeps 1.00 KiB instead of 32.00 KiB; the largest part is 1: "
+        "1.00 KiB instead of 32.00 KiB"
+    )
     figures = json.loads(json.dumps(audit.to_dict()))
-    assert figures["layers"][0] == {
-        "name": "0",
-        "type": "ReLU",
-        "torch_nn": 32768,
-        "brim": 1024,
-        "least": 1024,
-    }
-    assert figures["total"] == {"torch_nn": 32768, "brim": 1024, "least": 1024}
+    total = {"torch_nn": 32768, "brim": 1024, "cheap": 1024, "least": 1024}
+    assert figures["layers"][1] == {"name": "1", "type": "ReLU"} | total
+    assert figures["total"] == total
+    assert figures["hint"] == lines[7]
+
+
+def test_equal_rows_of_repeated_blocks_are_one_line() -> None:
+    def block() -> nn.Module:
+        return nn.Sequential(make(), nn.GELU())
+
+    model = nn.Sequential(*(block() for _ in range(4)), nn.GELU())
+    audit = brim.audit(model, image(**GRADIENT))
+    assert len(audit.layers) == 9
+    lines = str(audit).splitlines()
+    assert lines[2].split()[:6] == ["0-3.1", "×", "4", "GELU", "128.00", "KiB"]
+    assert lines[3].split()[:2] == ["4", "GELU"]
+    assert lines[4] == "… 4 layers keep nothing"
+    # Each column begins at the same character.
+    assert len({line.index("KiB") for line in (lines[2], lines[6])}) == 1
+
+
+@pytest.mark.parametrize("recompute", [None, "cheap"])
+def test_the_hint_names_what_is_not_yet_done(recompute: str | None) -> None:
+    model = nn.Sequential(
+        make(), nn.BatchNorm2d(C), nn.ReLU(), nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 1)
+    )
+    x = image(**GRADIENT)
+    expected = 'hint: brim.convert(model, recompute="cheap") keeps'
+    assert brim.audit(model, x).hint.startswith(expected)
+    brim.convert(model, recompute=recompute)
+    assert brim.audit(model, x).hint.startswith(expected) == (recompute is None)
+
+
+def test_the_hint_on_frozen_batch_norms_was_measured() -> None:
+    model = frozen(nn.Conv2d(C, C, 1), nn.BatchNorm2d(C), nn.ReLU())
+    model[0].requires_grad_(True)
+    hint = brim.audit(model, image()).hint
+    assert "in eval mode brim.convert(model) keeps 1.6% of torch.nn's instead of 5" in hint
+    assert model[1].training
+    assert "eval mode" not in brim.audit(model.eval(), image()).hint
 
 
 def test_assert_saved_measures_the_model_as_it_is() -> None:
@@ -528,11 +602,11 @@ def test_on_the_command_line(program: str, capsys: pytest.CaptureFixture[str]) -
     words = ["audit", f"{program}:model", "--input", "2,3,10,10", "--device", "cpu"]
     assert main([*words, "--train-only", "0.*", "--eval"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[3].split() == ["1", "ReLU", "4.00", "KiB", "128", "B", "128", "B"]
+    assert lines[2].split() == ["1", "ReLU", "4.00", "KiB", *("128", "B") * 3]
     assert main([*words, "--freeze", "*", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["total"]["torch_nn"] == 0
     assert main(["audit", f"{program}:words", "--input", "2,3:int64", "--device", "cpu"]) == 0
-    assert "Embedding" in capsys.readouterr().out
+    assert "ReLU" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -48,19 +48,45 @@ def test_autocast(case: Case, dtype: torch.dtype, frozen: bool) -> None:
         assert same_bits(a, b, case.keeps_sign_of_zero) if exact else near(a, b)
 
 
+@pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
-def test_autocast_with_one_layer_called_twice(frozen: bool) -> None:
-    """The cache of casts must serve both calls."""
+def test_autocast_with_one_layer_called_twice(frozen: bool, cache: bool) -> None:
+    """With the cache of casts, both gradients are added in the low type; without it, in float32."""
     results = []
     for of in (brim.nn, nn):
         torch.manual_seed(0)
         layer = of.Linear(8, 8).requires_grad_(not frozen)
         x = torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):
             y = layer(torch.relu(layer(x)))
         wanted = [t for t in (x, *layer.parameters()) if t.requires_grad]
         results.append([y.detach(), *torch.autograd.grad(y.float().sum(), wanted)])
     assert same(*results)
+
+
+def test_autocast_switched_off_inside() -> None:
+    results = []
+    for of in (brim.nn, nn):
+        torch.manual_seed(0)
+        layer = of.Linear(8, 8)
+        x = torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x)
+            with torch.autocast("cpu", enabled=False):
+                y = layer(y.float())
+            y = layer(y)
+        results.append([y.detach(), *torch.autograd.grad(y.float().sum(), [x, layer.weight])])
+    assert same(*results)
+
+
+def test_a_weight_computed_for_the_call_is_kept_in_the_low_type() -> None:
+    """Its float32 values would live for this layer alone."""
+    weight = torch.randn(64, 64, requires_grad=True)
+    x = torch.randn(1, 64, dtype=torch.bfloat16, requires_grad=True)
+    with brim.PeakMeter("cpu") as meter:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = brim.nn.functional.linear(x, weight.clone())
+        assert meter.left - y.nbytes == weight.nbytes // 2
 
 
 def test_autocast_within_a_net() -> None:

@@ -48,6 +48,7 @@ BRIM_API at::Tensor gelu(const at::Tensor& input, std::string_view approximate =
 BRIM_API at::Tensor silu(const at::Tensor& input, bool inplace = false, bool recompute = false);
 BRIM_API at::Tensor hardswish(const at::Tensor& input, bool inplace = false,
                               bool recompute = false);
+BRIM_API at::Tensor mish(const at::Tensor& input, bool inplace = false, bool recompute = false);
 BRIM_API at::Tensor softplus(const at::Tensor& input, double beta = 1, double threshold = 20,
                              bool recompute = false);
 /// In place: keeps its output.
@@ -81,6 +82,13 @@ BRIM_API at::Tensor gated(const at::Tensor& gate, const at::Tensor& up,
 BRIM_API at::Tensor gated_packed(const at::Tensor& packed, std::string_view activation = "silu",
                                  bool gate_first = true, std::int64_t dim = -1,
                                  bool recompute = false);
+
+// -- Products -----------------------------------------------------------------------------------
+
+/// As torch's `mul`, with broadcasting: each factor is kept only where the other one needs a
+/// gradient.
+/// @param recompute keep no factor that the layer before can recompute in backward
+BRIM_API at::Tensor mul(const at::Tensor& input, const at::Tensor& other, bool recompute = false);
 
 // -- Dropout ------------------------------------------------------------------------------------
 
@@ -132,6 +140,21 @@ BRIM_API at::Tensor group_norm(const at::Tensor& input, std::int64_t num_groups,
 BRIM_API at::Tensor rms_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
                              const std::optional<at::Tensor>& weight = {},
                              std::optional<double> eps = {});
+
+/// The RMS norm over the last dimension that frameworks write by hand: in float32, whatever the
+/// input's type is. Keeps the input in its own type and one number per row.
+///
+///     h = input.float();  h = h * rsqrt(mean(h * h) + eps);
+///     cast_first:  (offset + weight) * h.to(input.dtype)              Llama, Mistral, Qwen, T5
+///     else:        (h * (offset + weight.float())).to(input.dtype)    Gemma, with offset 1
+///
+/// The result's type follows: with `cast_first`, that of a product of the input's and the weight's.
+/// @param weight nothing: no product
+/// @throws c10::ValueError for a weight of another shape than the input's last dimension, and for
+///         a negative eps.
+BRIM_API at::Tensor float32_rms_norm(const at::Tensor& input,
+                                     const std::optional<at::Tensor>& weight, double eps,
+                                     double offset = 0, bool cast_first = true);
 
 // -- Pooling -----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ __all__ = [
     "hardswish",
     "hardtanh",
     "leaky_relu",
+    "mish",
     "prelu",
     "relu",
     "relu6",
@@ -106,6 +107,11 @@ def silu(input: Tensor, inplace: bool = False) -> Tensor:
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     """As `torch.nn.functional.hardswish`; keeps its input."""
     return operator("hardswish", inplace)(input, False)
+
+
+def mish(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
+    """As `torch.nn.functional.mish`; keeps its input."""
+    return operator("mish", inplace)(input, recompute)
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:

@@ -71,7 +71,7 @@ def conv(
     else:
         pads = each("padding", padding, dimensions)
     zeros = (0,) * dimensions
-    return ops().conv(input, weight, bias, steps, pads, gaps, False, zeros, groups, False, False)
+    return ops().conv(input, weight, bias, steps, pads, gaps, False, zeros, groups, None, False)
 
 
 def conv_transpose(
@@ -89,7 +89,7 @@ def conv_transpose(
     steps, gaps = each("stride", stride, dimensions), each("dilation", dilation, dimensions)
     pads = each("padding", padding, dimensions)
     more = each("output_padding", output_padding, dimensions)
-    return ops().conv(input, weight, bias, steps, pads, gaps, True, more, groups, False, False)
+    return ops().conv(input, weight, bias, steps, pads, gaps, True, more, groups, None, False)
 
 
 conv1d, conv2d, conv3d = over(1, conv), over(2, conv), over(3, conv)

@@ -41,12 +41,18 @@ ELEMENTWISE: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _named(name: str) -> Callable[[Tensor], Tensor]:
+    if name not in ELEMENTWISE:
+        raise ValueError(f"activation must be one of {', '.join(ELEMENTWISE)}; got {name}")
+    return ELEMENTWISE[name]
+
+
 def activation(input: Any, name: str, *_: object) -> Any:
-    return ELEMENTWISE[name](input)
+    return _named(name)(input)
 
 
 def gated(gate: Any, up: Any, name: str, *_: object) -> Any:
-    return ELEMENTWISE[name](gate) * up
+    return _named(name)(gate) * up
 
 
 def gated_packed(packed: Any, name: str, gate_first: bool, dim: int, *_: object) -> Any:

@@ -180,7 +180,7 @@ def _torchs(name: str) -> Callable[..., Any]:
     return run
 
 
-_OURS = ("cast_weights", "recompute")  # at the end
+_OURS = ("parameter", "recompute")  # at the end
 
 
 def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:
@@ -210,6 +210,16 @@ def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
     return getattr(_F, f"adaptive_avg_pool{len(output_size)}d")(input, output_size)
 
 
+def _float32_rms_norm(input: Any, weight: Any, eps: float, offset: float, cast_first: bool) -> Any:
+    wide = input.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return wide.to(input.dtype)
+    factors = weight if cast_first else weight.to(torch.float32)
+    factors = factors + offset if offset else factors
+    return factors * wide.to(input.dtype) if cast_first else (wide * factors).to(input.dtype)
+
+
 _TORCHS: Mapping[str, Callable[..., Any]] = {
     **{name: _torchs(name) for name in dir(_C.ops) if hasattr(_F, name.removesuffix("_"))},
     "gelu": lambda input, approximate, *_: _F.gelu(input, approximate=approximate),
@@ -217,6 +227,8 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
         input, mean, variance, weight, bias, *rest
     ),
     "conv": _conv,
+    "float32_rms_norm": _float32_rms_norm,
+    "mul": lambda input, other, *_: torch.mul(input, other),
     "pad": lambda input, padding, mode: _F.pad(input, padding, mode),
     "max_pool": _max_pool,
     "max_pool_with_indices": partial(_max_pool, return_indices=True),

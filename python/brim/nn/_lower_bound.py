@@ -1,173 +1,192 @@
-"""The least that backward needs of each layer if nothing is recomputed.
+"""The least that a model has to keep for backward if only cheap operations run again.
 
-The rules follow from the derivatives: see the table in docs/nn.md.
+What torch's nodes keep is what backward needs, unless a rule below says that less will do. Each
+needed value is kept, or computed again from kept ones. `brim::least_kept`, a minimum cut, chooses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.multiprocessing import reductions
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.pooling import _MaxPoolNd
+from torch import Tensor
 
-from brim.nn._numbers import each
-from brim.nn.convert import COUNTERPARTS, ORIGINALS, STAND_INS, own_base
-from brim.nn.modules.activation import Activation
+from brim import _C
+from brim.nn._values import Place, Values
 
-__all__ = ["Need", "needs_of", "same_work", "with_torchs_work"]
-
-_StorageWeakRef: Any = reductions.StorageWeakRef  # has no types
+__all__ = ["Need", "least", "nodes_behind", "refine"]
 
 
+@dataclass
 class Need:
-    """Bytes that backward needs.
+    """A value that backward needs.
 
     Attributes:
-        size: in bytes.
-        key: identifies them, so that they count once; None if no other layer can need them.
-        part: which part of the storage they are.
-        most: all parts together, in bytes.
-        instead: the identity of a storage that will do as well if it is kept anyway.
+        value: its place in the list of values; None if it is not needed after all.
+        place: where it is kept.
+        elements: how many the tensor has.
     """
 
-    def __init__(
-        self, tensor: Tensor | None, size: int, *, dtype: Any = None, instead: Tensor | None = None
-    ) -> None:
-        self.size = size
-        # Weak: the memory may be freed, but no other storage gets the same identity.
-        self._references = [_reference(each) for each in (tensor, instead)]
-        self.identity = _number(self._references[0])
-        self.key = None if tensor is None else (self.identity, dtype)
-        self.part: Any = None
-        self.most = size
-        if isinstance(self._references[0], _StorageWeakRef) and tensor is not None:
-            self.part = (tensor.storage_offset(), tensor.shape)
-            self.most = max(size, tensor.untyped_storage().nbytes())
-        self.instead = _number(self._references[1]) if instead is not None else None
-        if dtype is not None:
-            self.instead = self.identity  # the tensor that was cast
+    value: int | None
+    place: Place
+    elements: int
 
 
-def _reference(tensor: Tensor | None) -> Any:
-    if tensor is None:
-        return None
-    try:
-        return _StorageWeakRef(tensor.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # sparse tensors and the like have no storage
-        return tensor
+def least(values: Values, needs: Iterable[Need]) -> dict[Place, int]:
+    """Bytes that have to be kept, and where: for the first operation that needs or reruns them."""
+    places: dict[int, Place] = {}
+    for need in needs:
+        if need.value is not None:
+            places.setdefault(need.value, need.place)
+    _rerun_heads(values)
+    graph = [(each.bytes, each.made_from if each.rerun else None) for each in values.list]
+    kept = set(_C.least_kept(graph, list(places)))
+    first_reader: dict[int, int] = {}
+    pending, seen = list(places), set(places)
+    while pending:
+        value = pending.pop()
+        if value in kept:
+            continue
+        for source in values.list[value].made_from:
+            first_reader[source] = min(value, first_reader.get(source, value))
+            if source not in seen:
+                seen.add(source)
+                pending.append(source)
+    result: dict[Place, int] = {}
+    for value in sorted(kept):
+        place = places.get(value) or values.list[first_reader[value]].place
+        result[place] = result.get(place, 0) + values.list[value].bytes
+    return result
 
 
-def _number(reference: Any) -> int:
-    return reference.cdata if isinstance(reference, _StorageWeakRef) else id(reference)
+_HEADS = {"aten::mm", "aten::addmm", "aten::linear"}
+_ON_THE_WAY = {"aten::_to_copy", "aten::clone", "aten::copy_", "aten::_log_softmax"}
 
 
-def needs_of(module: nn.Module, given: Any = None, output: Any = None) -> Sequence[Need] | None:
-    """What backward needs of this call; None for an unknown layer."""
-    kind = _original(type(module))
-    if kind not in COUNTERPARTS:
-        return None
-    result = output[0] if isinstance(output, tuple) else output
-    if not isinstance(given, Tensor) or not isinstance(result, Tensor) or not result.requires_grad:
-        return []
-    weight = getattr(module, "weight", None)
-    trained = weight is not None and weight.requires_grad
-    if issubclass(kind, (nn.Linear, _ConvNd)):
-        return [_in_type_of_autocast(given)] if trained else []
-    if issubclass(kind, _BatchNorm):
-        of_batch = module.training or getattr(module, "running_mean", None) is None
-        return [_whole(given)] if trained or (of_batch and given.requires_grad) else []
-    if issubclass(kind, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
-        return [_whole(given)] if trained or given.requires_grad else []
-    bits = (result.numel() + 7) // 8
-    own = COUNTERPARTS[kind]
-    if issubclass(own, Activation):
-        inplace = getattr(module, "inplace", False)
-        needs = own.needs_in_place if inplace else own.needs
-        if needs == "output":
-            return [_whole(result)]
-        if needs == "input":
-            # In place the input is overwritten, so that a copy is needed.
-            return [Need(None, result.nbytes) if inplace else _whole(given)]
-        tells = own.output_tells and getattr(module, "negative_slope", 0.0) >= 0.0
-        return [Need(None, bits, instead=result if tells else None)]
-    if kind is nn.PReLU:
-        return [_whole(given)] if trained else [Need(None, bits)]
-    if kind is nn.Dropout:
-        drops = module.training and 0.0 < getattr(module, "p", 0.0) < 1.0
-        return [Need(None, bits)] if drops else []
-    if issubclass(kind, _MaxPoolNd):
-        dimensions = int(kind.__name__[-2])
-        kernel_size: Any = module.kernel_size
-        places = math.prod(each("kernel_size", kernel_size, dimensions))  # in a window
-        return [Need(None, result.numel() * (1 if places <= 2**8 else 2 if places <= 2**16 else 4))]
-    return []
+def _rerun_heads(values: Values) -> None:
+    """Let a matrix product run again whose result goes into log_softmax alone.
 
-
-def _original(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class of torch.nn where this one does the same; else this one."""
-    own = own_base(kind)
-    original = None if own is None else ORIGINALS.get(own)
-    if own is None or original is None:
-        return kind
-    return original if same_work(kind, own) or same_work(kind, original) else kind
-
-
-def _whole(tensor: Tensor) -> Need:
-    size = tensor.numel() * tensor.element_size()  # a copy, if the storage is larger
-    try:
-        return Need(tensor, min(size, tensor.untyped_storage().nbytes()))
-    except (NotImplementedError, RuntimeError):
-        return Need(tensor, size)
-
-
-def _in_type_of_autocast(tensor: Tensor) -> Need:
-    device = tensor.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return _whole(tensor)
-    low = torch.get_autocast_dtype(device)
-    if low.itemsize >= tensor.element_size() or tensor.dtype is torch.float64:
-        return _whole(tensor)
-    return Need(tensor, tensor.numel() * low.itemsize, dtype=low)
-
-
-# -- Classes that derive from a layer --------------------------------------------------------------
-
-_WORK = ("forward", "_conv_forward")  # what brim's layers override
-
-
-def same_work(kind: type[nn.Module], base: type[nn.Module]) -> bool:
-    """Whether a class computes by the same functions as another.
-
-    Example:
-        >>> class Mine(nn.ReLU): ...
-        >>> class Other(nn.ReLU):
-        ...     def forward(self, x): return x
-        >>> same_work(Mine, nn.ReLU), same_work(Other, nn.ReLU)
-        (True, False)
+    The layer before a cross entropy: its result is by far the largest value of a language model,
+    and `brim.nn.functional.linear_cross_entropy` computes it again, in parts.
     """
-    return all(getattr(kind, name, None) is getattr(base, name, None) for name in _WORK)
+
+    def only_into_the_loss(value: int) -> bool:
+        each = values.list[value]
+        readers = [reader for reader in each.readers if values.list[reader].operation]
+        return each.operation == "aten::_log_softmax" or (
+            bool(readers)
+            and all(values.list[reader].operation in _ON_THE_WAY for reader in readers)
+            and all(map(only_into_the_loss, readers))
+        )
+
+    for place, value in enumerate(values.list):
+        if value.operation in _HEADS and only_into_the_loss(place):
+            value.rerun = True
 
 
-def with_torchs_work(kind: type[nn.Module]) -> type[nn.Module] | None:
-    """This class with the forward of torch.nn; None for an unknown class.
+# -- What backward needs of what torch keeps ------------------------------------------------------
 
-    Example:
-        >>> import brim
-        >>> class Mine(brim.nn.ReLU): ...
-        >>> with_torchs_work(Mine).forward is nn.ReLU.forward
-        True
-    """
-    own = own_base(kind)
-    if own is None or not same_work(kind, own):
-        return None
-    if kind in ORIGINALS:
-        return ORIGINALS[kind]
-    original = ORIGINALS.get(own) or STAND_INS[own]
-    work = {name: getattr(original, name) for name in _WORK if hasattr(original, name)}
-    return type(kind.__name__, (kind,), work)
+
+def nodes_behind(outputs: Iterable[Tensor]) -> Iterator[Any]:
+    """The nodes of autograd that these tensors come from."""
+    pending: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        yield node
+        for before, _ in node.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                pending.append(before)
+
+
+def refine(node: Any, values: Values, needs: Mapping[str, Need]) -> None:
+    """Change what a node needs, by the name of what it keeps, to what its derivative reads."""
+    rule = _RULES.get(node.name().rstrip("0123456789"))
+    if rule is not None:
+        rule(node, values, needs)
+
+
+def _trains(node: Any, argument: int) -> bool:
+    edges = node.next_functions
+    return argument < len(edges) and edges[argument][0] is not None
+
+
+def _drop(needs: Mapping[str, Need], *names: str) -> None:
+    for name in names:
+        if name in needs:
+            needs[name].value = None
+
+
+def _nothing(node: Any, values: Values, needs: Mapping[str, Need]) -> None:
+    _drop(needs, "self")  # its shape is enough
+
+
+def _convolution(node: Any, values: Values, needs: Mapping[str, Need]) -> None:
+    if not _trains(node, 1):
+        _drop(needs, "input")
+    if not _trains(node, 0):
+        _drop(needs, "weight")
+
+
+def _batch_norm(node: Any, values: Values, needs: Mapping[str, Need]) -> None:
+    _drop(needs, "result3")  # cuDNN's workspace
+    if not _trains(node, 1) and not (node._saved_training and _trains(node, 0)):
+        _drop(needs, "input", "result1", "result2")
+
+
+def _norm(node: Any, values: Values, needs: Mapping[str, Need]) -> None:
+    if not _trains(node, 0) and not _trains(node, 1):
+        _drop(needs, "input", "result1", "result2")
+
+
+def _bits(node: Any, values: Values, needs: Mapping[str, Need]) -> None:
+    """One bit per element, which the output tells too, so that nothing is needed beside it."""
+    for name, need in needs.items():
+        if name not in ("self", "result") or need.value is None:
+            continue
+        value = need.value
+        results = [r for r in values.list[value].readers if _makes(values, r, node)]
+        if name == "self" and results and getattr(node, "_saved_negative_slope", 0.0) >= 0.0:
+            value = results[0]
+        need.value = values.derived(value, (need.elements + 7) // 8, need.place, "bits")
+
+
+def _makes(values: Values, value: int, node: Any) -> bool:
+    """Whether an operation may be that of a node; Hardsigmoid's output tells less than its bits."""
+    operation = values.list[value].operation.removeprefix("aten::").replace("_", "")
+    return operation in ("leakyrelu", "hardtanh") and node.name().lower().startswith(operation)
+
+
+def _prelu(node: Any, values: Values, needs: Mapping[str, Need]) -> None:
+    if not _trains(node, 1):
+        _bits(node, values, needs)
+
+
+def _max_pool(node: Any, values: Values, needs: Mapping[str, Need]) -> None:
+    """The position of each maximum in its window."""
+    _drop(needs, "self")
+    need = needs.get("result1")
+    if need is not None and need.value is not None:
+        positions = math.prod(getattr(node, "_saved_kernel_size", ()) or (2**16 + 1,))
+        width = 1 if positions <= 2**8 else 2 if positions <= 2**16 else 4
+        need.value = values.derived(need.value, need.elements * width, need.place, "positions")
+
+
+_RULES: Mapping[str, Callable[[Any, Values, Mapping[str, Need]], None]] = {
+    name + "Backward": rule
+    for rule, names in {
+        _convolution: "Convolution",
+        _batch_norm: "NativeBatchNorm CudnnBatchNorm MiopenBatchNorm",
+        _norm: "NativeLayerNorm NativeGroupNorm",
+        _bits: "Relu Threshold LeakyRelu Hardtanh Hardsigmoid Clamp ClampMin ClampMax",
+        _prelu: "PreluKernel",
+        _max_pool: "MaxPool2DWithIndices MaxPool3DWithIndices AdaptiveMaxPool2D AdaptiveMaxPool3D",
+        _nothing: "AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D Gather NllLoss NllLoss2D"
+        " ReflectionPad1D ReflectionPad2D ReflectionPad3D"
+        " ReplicationPad1D ReplicationPad2D ReplicationPad3D",
+    }.items()
+    for name in names.split()
+}

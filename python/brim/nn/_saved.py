@@ -1,4 +1,4 @@
-"""Measures what a model keeps for backward, layer by layer."""
+"""Measures what a model keeps for backward, operation by operation."""
 
 from __future__ import annotations
 
@@ -7,50 +7,67 @@ import copy
 import random
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from brim.nn._lower_bound import Need, needs_of
-from brim.nn.convert import is_layer
+from brim.nn._lower_bound import Need, least, nodes_behind, refine
+from brim.nn._values import Place, Values
 
-__all__ = ["FUNCTIONS", "Run", "measure", "with_sizes"]
+__all__ = ["MODEL", "Run", "measure", "with_sizes"]
 
-FUNCTIONS = "(functions)"
-"""Stands for everything outside of any layer."""
+MODEL = "(model)"
+"""The name of the model itself, which has none."""
 
 
 class _Kept:
     """A tensor that autograd keeps, for as long as it does."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, place: Place, need: Need | None) -> None:
         self.tensor = tensor.detach()  # an output would hold its own graph
+        self.place = place
+        self.need = need
 
 
 class Run:
     """What one forward kept.
 
     Attributes:
-        called: the layers that ran, in the order of their first call.
-        bytes: kept by each layer; a storage counts for the layer that keeps it first.
-        least: what backward needs of each layer if nothing is recomputed.
+        called: the modules that ran, with their classes at that time, in the order of their first
+            call.
+        places: where something may have been kept, in order: modules without others inside, and
+            operations.
+        bytes: kept at each place; a storage counts for the place that keeps it first.
+        least: what has to be kept if only cheap operations run again; None if that was not asked.
     """
 
     def __init__(self) -> None:
-        self.called: dict[str, torch.nn.Module] = {}
-        self.bytes: dict[str, int] = {}
-        self.least: dict[str, int] = {}
-        self._events: list[tuple[str, weakref.ref[_Kept] | Need]] = []  # with their layers
-        self._stack: list[str] = []
+        self.called: dict[str, type[torch.nn.Module]] = {}
+        self.places: dict[Place, None] = {}
+        self.bytes: dict[Place, int] = {}
+        self.least: dict[Place, int] | None = None
+        self.values: Values | None = None
+        self._kept: list[weakref.ref[_Kept]] = []
+        self._stack: list[Place] = [(MODEL, "")]
+
+    def place(self) -> Place:
+        """Where the run is now."""
+        return self._stack[-1]
 
     def pack(self, tensor: Tensor) -> _Kept:
         """For autograd's hooks: hold the tensor as long as autograd does."""
-        kept = _Kept(tensor)
-        self._events.append((self._stack[-1] if self._stack else FUNCTIONS, weakref.ref(kept)))
+        place = self.place()
+        need = None
+        if self.values is not None:
+            need = Need(self.values.part(tensor, place), place, tensor.numel())
+        kept = _Kept(tensor, place, need)
+        self._kept.append(weakref.ref(kept))
+        self.places.setdefault(place)
         return kept
 
     def unpack(self, kept: _Kept) -> Tensor:
@@ -58,65 +75,86 @@ class Run:
         return kept.tensor
 
     def watch(self, undo: contextlib.ExitStack, name: str, module: torch.nn.Module) -> None:
-        """Notice each call of a layer, until `undo` is closed."""
+        """Notice each call of a module, until `undo` is closed."""
 
-        def begin(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            self.called.setdefault(name, module)
-            self._stack.append(name)
+        def begin(module: torch.nn.Module, args: Any) -> None:
+            self.called.setdefault(name, type(module))
+            self._stack.append((name, ""))
+            if next(module.children(), None) is None:
+                self.places.setdefault((name, ""))
 
-        def end(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def end(module: torch.nn.Module, args: Any, output: Any) -> None:
             self._stack.pop()
-            given = args[0] if args else next(iter(kwargs.values()), None)
-            hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-            # Other hooks (checkpoint, save_on_cpu) keep it elsewhere.
-            if hooks is not None and hooks[0] == self.pack:
-                self._events += [(name, need) for need in needs_of(module, given, output) or ()]
 
-        before = module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
-        after = module.register_forward_hook(end, with_kwargs=True, always_call=True)
+        before = module.register_forward_pre_hook(begin, prepend=True)
+        after = module.register_forward_hook(end, always_call=True)
         undo.callback(before.remove)
         undo.callback(after.remove)
 
-    def count(self, left_out: list[Tensor]) -> None:
-        """Count what is kept now; storages of `left_out` do not count."""
-        known = {name for name, module in self.called.items() if needs_of(module) is not None}
-        kept: list[tuple[str, Tensor]] = []
-        needs: list[tuple[str, Need]] = []
-        for layer, event in self._events:
-            if isinstance(event, Need):
-                needs.append((layer, event))
-            elif (alive := event()) is not None:
-                kept.append((layer, alive.tensor))
-                if layer not in known:
-                    needs.append((layer, Need(alive.tensor, _address(alive.tensor)[1])))
-        self._count_bytes(kept, left_out)
-        self._count_least(needs, left_out)
+    @contextlib.contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """Within, an operation of the module at hand runs."""
+        self._stack.append((self.place()[0], name))
+        try:
+            yield
+        finally:
+            self._stack.pop()
 
-    def _count_bytes(self, kept: list[tuple[str, Tensor]], left_out: list[Tensor]) -> None:
+    def count(self, left_out: list[Tensor], output: Any) -> None:
+        """Count what is kept now; storages of `left_out` do not count."""
+        kept = [each for reference in self._kept if (each := reference()) is not None]
         counted = {_address(tensor)[0] for tensor in left_out}
-        for layer, tensor in kept:
-            key, size = _address(tensor)
+        for each in kept:
+            key, size = _address(each.tensor)
             if key not in counted:
                 counted.add(key)
-                self.bytes[layer] = self.bytes.get(layer, 0) + size
+                self.bytes[each.place] = self.bytes.get(each.place, 0) + size
+        if self.values is not None:
+            for node in nodes_behind(_tensors_in(output)):
+                refine(node, self.values, _needs_of(node))
+            needs = [each.need for each in kept if each.need is not None]
+            self.least = least(self.values, needs)
 
-    def _count_least(self, needs: list[tuple[str, Need]], left_out: list[Tensor]) -> None:
-        counted = {(Need(tensor, 0).identity, None) for tensor in left_out}
-        parts: dict[Any, dict[Any, int]] = {}
-        for _, need in needs:
-            if need.key is not None:
-                parts.setdefault(need.key, {})[need.part] = need.size
-        whole = parts.keys() | counted
-        for layer, need in needs:
-            if need.instead is not None and (need.instead, None) in whole:
-                continue
-            size = need.size
-            if need.key is not None:
-                if need.key in counted:
-                    continue
-                counted.add(need.key)
-                size = min(need.most, sum(parts[need.key].values()))
-            self.least[layer] = self.least.get(layer, 0) + size
+
+class _Operations(TorchFunctionMode):
+    """Tells a run which function of torch is called. Functions inside of it do not count."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        # "mul" for Tensor.__mul__ and "relu" for relu_ and brim::relu.default
+        name = getattr(func, "__name__", "").split(".")[0].strip("_")
+        with self._run.operation(name):
+            return func(*args, **(kwargs or {}))
+
+
+def _needs_of(node: Any) -> dict[str, Need]:
+    """What a node keeps, by name."""
+    needs = {}
+    prefix = "_raw_saved_"
+    for name in dir(node):
+        if name.startswith(prefix):
+            kept = getattr(getattr(node, name), "data", None)
+            if isinstance(kept, _Kept) and kept.need is not None:
+                needs[name.removeprefix(prefix)] = kept.need
+    return needs
+
+
+def _tensors_in(output: Any) -> Iterator[Tensor]:
+    """The tensors in what a model returned; also in objects that are no containers."""
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, torch.nn.Module)):
+            yield from (each for each in vars(leaf).values() if isinstance(each, Tensor))
 
 
 def _address(tensor: Tensor) -> tuple[Any, int]:
@@ -129,11 +167,23 @@ def _address(tensor: Tensor) -> tuple[Any, int]:
         return (tensor.device, id(tensor)), tensor.numel() * tensor.element_size()
 
 
-def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
+def measure(
+    model: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    find_least: bool = False,
+) -> Run:
     """Run the model forward once and count what it keeps.
 
     Afterwards buffers, random state and gradients are as before. Parameters, buffers and the inputs
     do not count.
+
+    Args:
+        model: any module.
+        inputs: of its call.
+        kwargs: of its call.
+        find_least: whether to find the least that has to be kept too.
     """
     run = Run()
     with contextlib.ExitStack() as undo:
@@ -144,11 +194,15 @@ def measure(model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str
         undo.enter_context(_random_state([*tensors, *model.parameters(), *model.buffers()]))
         undo.enter_context(_own_buffers(model))
         for name, module in model.named_modules():
-            if is_layer(module) and not isinstance(module, torch.jit.ScriptModule):
-                run.watch(undo, name or type(module).__name__, module)
-        with torch.autograd.graph.saved_tensors_hooks(run.pack, run.unpack):
+            if not isinstance(module, torch.jit.ScriptModule):
+                run.watch(undo, name or MODEL, module)
+        with contextlib.ExitStack() as modes:
+            modes.enter_context(torch.autograd.graph.saved_tensors_hooks(run.pack, run.unpack))
+            modes.enter_context(_Operations(run))
+            if find_least:
+                run.values = modes.enter_context(Values(run.place))
             output = model(*inputs, **kwargs)
-        run.count([*tensors, *model.parameters(), *model.buffers()])
+        run.count([*tensors, *model.parameters(), *model.buffers()], output)
         del output
     return run
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from brim import _C
 from brim._arguments import whole
 from brim.memory import parse_bytes
-from brim.nn._lower_bound import with_torchs_work
-from brim.nn._saved import FUNCTIONS, Run, measure, with_sizes
+from brim.nn._audit_text import figures, folded, hint_of
+from brim.nn._saved import Run, measure, with_sizes
+from brim.nn._torchs_work import with_torchs_work
+from brim.nn._values import Place
 from brim.nn.convert import check_module, convert, own_base
 from brim.nn.saving import paused
 
@@ -21,20 +25,23 @@ __all__ = ["Audit", "LayerAudit", "assert_saved", "audit"]
 
 @dataclass(frozen=True)
 class LayerAudit:
-    """Bytes that one layer keeps for backward.
+    """Bytes that a layer keeps for backward, or an operation outside of the layers brim knows.
 
     Attributes:
-        name: its qualified name, or "(functions)" for what was kept outside of any layer.
-        type: its class, without the module.
-        torch_nn: kept by torch.nn's layer.
+        name: the layer's qualified name; for an operation that of the module that calls it, and
+            the function: "layers.0.mlp · mul", "(model) · cross_entropy".
+        type: the class of that layer or module, without the Python module.
+        torch_nn: kept by torch.nn's layers.
         brim: kept by brim's.
-        least: that backward needs if nothing is recomputed.
+        cheap: kept by brim's with `recompute="cheap"`.
+        least: that have to be kept here for the model to keep the least possible.
     """
 
     name: str
     type: str
     torch_nn: int
     brim: int
+    cheap: int
     least: int
 
 
@@ -43,10 +50,12 @@ class Audit:
     """What a model keeps for backward. `print` shows it as a table.
 
     Attributes:
-        layers: one entry per layer that ran, in the order of their first call.
+        layers: one entry per layer that ran and per operation that keeps something, in order.
+        hint: a call that would keep less, with figures that were measured; "" if there is none.
     """
 
     layers: tuple[LayerAudit, ...]
+    hint: str = ""
 
     @property
     def torch_nn(self) -> int:
@@ -59,44 +68,64 @@ class Audit:
         return sum(layer.brim for layer in self.layers)
 
     @property
+    def cheap(self) -> int:
+        """Bytes that it keeps with brim's layers and `recompute="cheap"`."""
+        return sum(layer.cheap for layer in self.layers)
+
+    @property
     def least(self) -> int:
-        """Bytes that backward needs if nothing is recomputed."""
+        """Bytes that have to be kept if only cheap operations run again in backward."""
         return sum(layer.least for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain values: `layers`, and `total` with the three sums."""
-        total = {"torch_nn": self.torch_nn, "brim": self.brim, "least": self.least}
-        return {"layers": [asdict(layer) for layer in self.layers], "total": total}
+        """The figures as plain values: `layers`, `total` with the four sums, and `hint`."""
+        total = {name: getattr(self, name) for name in _COLUMNS}
+        return {"layers": list(map(asdict, self.layers)), "total": total, "hint": self.hint}
 
     def __str__(self) -> str:
-        total = LayerAudit("total", "", self.torch_nn, self.brim, self.least)
+        total = LayerAudit("total", "", self.torch_nn, self.brim, self.cheap, self.least)
         rows = [
-            [each.name, each.type, *map(_C.format_bytes, (each.torch_nn, each.brim, each.least))]
-            for each in (*self.layers, total)
+            [each.name, each.type, *(_C.format_bytes(getattr(each, name)) for name in _COLUMNS)]
+            for each in (*folded(self.layers), total)
         ]
-        head = ["layer", "type", "torch.nn", "brim", "least"]
-        table = _C.text_table(head, rows[:-1], left=2, last=rows[-1])
-        if self.torch_nn == 0:
-            return table
-        shares = [f"{part / self.torch_nn:.1%}" for part in (self.brim, self.least)]
-        line = f"brim keeps {shares[0]} of what torch.nn keeps; the least is {shares[1]}"
-        if self.brim < self.least:
-            line += " if nothing is recomputed"
-        return f"{table}\n{line}"
+        silent = sum(not any(figures(each)) for each in self.layers)
+        if silent:
+            what = "1 layer keeps" if silent == 1 else f"{silent} layers keep"
+            rows.insert(-1, [f"… {what} nothing", *[""] * (len(_COLUMNS) + 1)])
+        head = ["layer", "type", "torch.nn", "brim", "cheap", "least"]
+        lines = [_C.text_table(head, rows[:-1], left=2, last=rows[-1])]
+        if self.torch_nn != 0:
+            brim, cheap, least = (
+                f"{part / self.torch_nn:.1%}" for part in (self.brim, self.cheap, self.least)
+            )
+            lines.append(
+                f'brim keeps {brim} of what torch.nn keeps, {cheap} with recompute="cheap"; '
+                f"the least is {least}"
+            )
+        return "\n".join([*lines, self.hint] if self.hint else lines)
+
+
+_COLUMNS = ("torch_nn", "brim", "cheap", "least")
 
 
 def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
     """Measure what a model keeps for backward, layer by layer: torch.nn, brim, and the least.
 
-    Runs the model forward twice: with torch.nn's layers, then converted, or as it is if it has
-    layers of brim already. A class derived from one of brim's has torch.nn's forward in the first
-    run, unless it has its own. Afterwards classes, buffers (running statistics), gradients and the
-    random state are as before. What needs a gradient is what needs one now, so freeze first.
-    A surrounding `brim.saving()` affects the second run only. If the model has lazy layers
-    (`LazyLinear`) that have not run yet, a copy is measured, after a run that sets their sizes.
+    Runs the model forward three times: with torch.nn's layers, then converted, or as it is if it
+    has layers of brim already, and then converted with `recompute="cheap"`. A class derived from
+    one of brim's has torch.nn's forward in the first run, unless it has its own. Afterwards
+    classes, buffers (running statistics), gradients and the random state are as before. What needs
+    a gradient is what needs one now, so freeze first. A surrounding `brim.saving()` does not affect
+    the first run. If the model has lazy layers (`LazyLinear`) that have not run yet, a copy is
+    measured, after a run that sets their sizes.
 
     Each storage counts once, for the layer that keeps it first. Parameters, buffers and the inputs
     do not count: they exist anyway.
+
+    The least is what has to be kept if backward may run cheap operations again: elementwise ones,
+    copies, casts, normalisations, reductions, pooling and the linear layer in front of a cross
+    entropy, but no other matrix product, convolution or attention. It is a minimum cut through the
+    values that the first run computed, or the smallest of the three measured sums if that is less.
 
     Args:
         model: any module.
@@ -116,35 +145,37 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
         ... )
         >>> _ = model[2].requires_grad_(False)
         >>> print(brim.audit(model, torch.ones(256, 64)))
-        layer  type     torch.nn      brim     least
-        --------------------------------------------
-        0      Linear        0 B       0 B       0 B
-        1      ReLU    64.00 KiB  2.00 KiB  2.00 KiB
-        2      Linear        0 B       0 B       0 B
-        --------------------------------------------
-        total          64.00 KiB  2.00 KiB  2.00 KiB
-        brim keeps 3.1% of what torch.nn keeps; the least is 3.1%
-    """
+        layer                    type   torch.nn      brim     cheap     least
+        ----------------------------------------------------------------------
+        1                        ReLU  64.00 KiB  2.00 KiB  2.00 KiB  2.00 KiB
+        … 2 layers keep nothing
+        ----------------------------------------------------------------------
+        total                          64.00 KiB  2.00 KiB  2.00 KiB  2.00 KiB
+        brim keeps 3.1% of what torch.nn keeps, 3.1% with recompute="cheap"; the least is 3.1%
+        hint: brim.convert(model) keeps 2.00 KiB instead of 64.00 KiB; the largest part is 1: 2.00 KiB instead of 64.00 KiB
+    """  # noqa: E501
     check_module(model)
     model = with_sizes(model, inputs, kwargs)
-    classes = {module: type(module) for module in model.modules()}
-    try:
-        _set_classes({module: with_torchs_work(kind) or kind for module, kind in classes.items()})
+    converted = any(own_base(type(module)) for module in model.modules())
+    with _as_it_was(model):
+        for module in model.modules():
+            _set_class(module, with_torchs_work(type(module)))
         with paused():
-            before = measure(model, inputs, kwargs)
-        _set_classes(classes)
-        if not any(own_base(kind) for kind in classes.values()):
+            torchs = _measure_with_least(model, inputs, kwargs)
+    with _as_it_was(model):
+        if not converted:
             convert(model)
-        after = measure(model, inputs, kwargs)
-    finally:
-        _set_classes(classes)
-    figures = (before.bytes, after.bytes, after.least)
-    return Audit(
-        tuple(
-            LayerAudit(name, kind, *(bytes_of.get(name, 0) for bytes_of in figures))
-            for name, kind in _called(before, after)
-        )
-    )
+        ours = measure(model, inputs, kwargs)
+        eval_mode = None
+        if batch_norms := _frozen_batch_norms(model):
+            for module in batch_norms:
+                module.eval()
+            eval_mode = sum(measure(model, inputs, kwargs).bytes.values())
+    with _as_it_was(model):
+        convert(model, recompute="cheap")
+        cheap = measure(model, inputs, kwargs)
+    layers = _rows(torchs, ours, cheap)
+    return Audit(layers, hint_of(layers, converted=converted, eval_mode=eval_mode))
 
 
 def assert_saved(
@@ -180,10 +211,11 @@ def assert_saved(
     run = measure(model, inputs, kwargs)
     kept = sum(run.bytes.values())
     if kept > limit:
+        names = _row_names([run])
+        types = dict(names.values())
         rows = [
-            [name, kind, _C.format_bytes(run.bytes[name])]
-            for name, kind in _called(run, run)
-            if run.bytes.get(name)
+            [name, types[name], _C.format_bytes(size)]
+            for name, size in _by_row(names, run.bytes).items()
         ]
         table = _C.text_table(["layer", "type", "kept"], rows, left=2)
         raise AssertionError(
@@ -203,15 +235,110 @@ def _limit(at_most: SupportsIndex | str) -> int:
     return whole("at_most", at_most, 0)
 
 
-def _called(before: Run, after: Run) -> Iterator[tuple[str, str]]:
-    """The layers that ran, with their types; then functions, if they kept anything."""
-    for name, module in (before.called | after.called).items():
-        yield name, type(module).__name__
-    if before.bytes.get(FUNCTIONS) or after.bytes.get(FUNCTIONS):
-        yield FUNCTIONS, ""
+# -- Runs ------------------------------------------------------------------------------------------
 
 
-def _set_classes(classes: Mapping[torch.nn.Module, type[torch.nn.Module]]) -> None:
-    for module, kind in classes.items():
-        if type(module) is not kind:
-            module.__class__ = kind
+def _measure_with_least(
+    model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Run:
+    try:
+        return measure(model, inputs, kwargs, find_least=True)
+    except Exception:  # watched operation by operation, some models fail (compiled parts)
+        return measure(model, inputs, kwargs)
+
+
+@contextlib.contextmanager
+def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
+    """Afterwards the modules have their classes and attributes of before."""
+    states = [
+        (module, type(module), dict(vars(module)))
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    try:
+        yield
+    finally:
+        for module, kind, attributes in states:
+            _set_class(module, kind)
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+def _set_class(module: torch.nn.Module, kind: type[torch.nn.Module] | None) -> None:
+    if kind is not None and type(module) is not kind:
+        module.__class__ = kind
+
+
+def _frozen_batch_norms(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Those that use the batch's statistics although nothing of them is trained."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        and module.training
+        and module.track_running_stats
+        and not any(parameter.requires_grad for parameter in module.parameters())
+    ]
+
+
+# -- Rows ------------------------------------------------------------------------------------------
+
+
+def _rows(*runs: Run) -> tuple[LayerAudit, ...]:
+    """The rows of an audit, from runs with torch's layers, with brim's, and with "cheap"."""
+    measured = [run.bytes for run in runs]
+    # A minimum cut may miss what a layer of brim can do: then that is the least that is known.
+    known = [run.least for run in runs if run.least is not None] + measured
+    least = min(known, key=lambda kept: sum(kept.values()))
+    names = _row_names(runs)
+    columns = [_by_row(names, kept) for kept in (*measured, least)]
+    rows: dict[str, LayerAudit] = {}
+    keeping: set[str] = set()  # modules
+    for (module, _), (name, kind) in names.items():
+        rows[name] = LayerAudit(name, kind, *(column.get(name, 0) for column in columns))
+        if any(figures(rows[name])):
+            keeping.add(module)
+    modules = {module for module, _ in names} - keeping
+    # Operations that keep nothing have no row; a module has one if it keeps nothing at all.
+    return tuple(row for name, row in rows.items() if any(figures(row)) or name in modules)
+
+
+def _by_row(names: Mapping[Place, tuple[str, str]], kept: Mapping[Place, int]) -> dict[str, int]:
+    result: dict[str, int] = {}
+    for place, size in kept.items():
+        name, _ = names[place]
+        result[name] = result.get(name, 0) + size
+    return result
+
+
+def _row_names(runs: Iterable[Run]) -> dict[Place, tuple[str, str]]:
+    """The name of each place's row and its type, in the order of the runs.
+
+    A layer that brim knows is one row. Of other modules, each operation is one.
+    """
+    kinds: dict[str, list[type[torch.nn.Module]]] = {}
+    places: list[Place] = []
+    for run in runs:
+        for module, kind in run.called.items():
+            kinds.setdefault(module, []).append(kind)
+        at = 0
+        for place in (*run.places, *(run.least or ())):
+            if place not in places:
+                places.insert(at, place)
+            at = places.index(place) + 1
+    names = {}
+    for module, operation in places:
+        classes = kinds.get(module, [torch.nn.Module])
+        is_leaf = (module, "") in places
+        one_row = (is_leaf and _is_layer(classes[0])) or len(set(classes)) > 1
+        name = f"{module} · {operation}" if operation and not one_row else module
+        names[module, operation] = (name, classes[0].__name__)
+    return names
+
+
+def _is_layer(kind: type[torch.nn.Module]) -> bool:
+    """Whether a class is a layer of torch.nn or brim, or derives from one."""
+    return any(
+        base is not torch.nn.Module and base.__module__.startswith("torch.nn.modules.")
+        for base in kind.__mro__
+    )

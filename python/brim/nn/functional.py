@@ -30,7 +30,16 @@ from brim.nn._gated import *  # noqa: F403
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
 
-__all__ = ["batch_norm", "dropout", "group_norm", "layer_norm", "linear", "rms_norm"]
+__all__ = [
+    "batch_norm",
+    "dropout",
+    "float32_rms_norm",
+    "group_norm",
+    "layer_norm",
+    "linear",
+    "mul",
+    "rms_norm",
+]
 __all__ += _activation.__all__
 __all__ += _conv.__all__
 __all__ += _gated.__all__
@@ -71,7 +80,26 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool) -> Tensor:
     """The same; with `recompute`, backward asks the layer before for the input where it can."""
-    return ops().linear(input, weight, bias, False, recompute)
+    return ops().linear(input, weight, bias, None, recompute)
+
+
+# -- Products --------------------------------------------------------------------------------------
+
+
+def mul(input: Tensor, other: Tensor, *, recompute: bool = False) -> Tensor:
+    """As `torch.mul` of two tensors; keeps each only where the other one needs a gradient.
+
+    Args:
+        input: a factor.
+        other: the other factor; the shapes are broadcast.
+        recompute: keep no factor that the layer before can recompute in backward.
+
+    Example:
+        >>> x, scale = torch.randn(2, 3, requires_grad=True), torch.ones(3)
+        >>> mul(x, scale).shape
+        torch.Size([2, 3])
+    """
+    return ops().mul(input, other, recompute)
 
 
 # -- Normalisation ---------------------------------------------------------------------------------
@@ -129,3 +157,34 @@ def rms_norm(
 ) -> Tensor:
     """As `torch.nn.functional.rms_norm`; keeps the input, once."""
     return ops().rms_norm(input, normalized_shape, weight, eps)
+
+
+def float32_rms_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    offset: float = 0.0,
+    cast_first: bool = True,
+) -> Tensor:
+    """The RMS norm of the last dimension that frameworks write by hand, calculated in float32.
+
+    With `h = input.float()` and `h = h * rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)` the result
+    is `(offset + weight) * h.to(input.dtype)` (Llama, Mistral, Qwen, T5), or without `cast_first`
+    `(h * (offset + weight.float())).to(input.dtype)` (Gemma, whose offset is 1). Keeps the input in
+    its own type and one number per row.
+
+    Args:
+        input: normalised over its last dimension.
+        weight: one number for each of the last dimension's; None for no product.
+        eps: added to the mean square.
+        offset: added to the weight.
+        cast_first: back to the input's type before the product with the weight, or after it.
+
+    Raises:
+        ValueError: if the weight has another shape, or eps is negative.
+
+    Example:
+        >>> float32_rms_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0)
+        tensor([0.8485, 2.2627])
+    """
+    return ops().float32_rms_norm(input, weight, eps, offset, cast_first)

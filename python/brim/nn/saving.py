@@ -155,10 +155,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
     own: Any = functional
     from_torch: Any = torch
     inner: Any = torch._C._nn
+    torchs: Any = torch.nn.functional
     table = {
-        getattr(torch.nn.functional, name): getattr(own, name)
-        for name in own.__all__
-        if hasattr(torch.nn.functional, name)
+        getattr(torchs, name): getattr(own, name) for name in own.__all__ if hasattr(torchs, name)
     }
     table |= {
         from_torch.dropout: lambda input, p, train: functional.dropout(input, p, train),

@@ -18,10 +18,6 @@ class Autocast {
   /// The low precision type that the user asked for.
   [[nodiscard]] at::ScalarType low() const { return low_; }
 
-  /// Whether autocast changes the type of `tensor`: floating, on this device, not float64, and of
-  /// another type.
-  [[nodiscard]] bool changes(at::ScalarType to, const at::Tensor& tensor) const;
-
   /// `tensor` as `to` where autocast may change it, else itself. Part of the graph; torch keeps the
   /// copy of a trainable weight until the region of autocast ends.
   [[nodiscard]] at::Tensor cast(at::ScalarType to, const at::Tensor& tensor) const;
@@ -32,12 +28,6 @@ class Autocast {
   template <class Option>
   [[nodiscard]] Option cast(at::ScalarType /*to*/, Option option) const {
     return option;
-  }
-
-  /// Whether a layer is to cast `weight` by itself, below autograd, so that no copy of a frozen
-  /// weight is kept for backward. `input` is cast already.
-  [[nodiscard]] bool leave_to_layer(const at::Tensor& input, const at::Tensor& weight) const {
-    return !weight.requires_grad() && input.scalar_type() == low_ && changes(low_, weight);
   }
 
  private:

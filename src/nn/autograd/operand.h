@@ -6,46 +6,60 @@
 
 namespace brim::nn {
 
-/// An input that a node needs in backward and lends to layers behind it before that: kept, or
-/// recomputed by the layer that made it. Used under the lock of its node.
+/// One of several tensors that a layer's backward may read, and from which the layer's output can
+/// be computed again: kept, or asked of the layer that made it. Used under the lock of its node.
 class Operand {
  public:
-  /// At forward. @param recompute keep nothing, if the input can be recomputed
-  void keep(const at::Tensor& input, bool recompute) {
-    const auto& producer = input.grad_fn();
-    if (recompute) {
-      const auto layers = nn::layers_to_recompute(producer.get(), version_of(input));
-      if (are_few(layers) && prepare_to_recompute(*producer)) {
-        producer_ = producer;
-        layers_ = *layers;
-        return;
-      }
+  explicit Operand(const at::Tensor& tensor)
+      : producer_(tensor.grad_fn()), before_(version_of(tensor)) {}
+
+  /// At forward, if backward reads it.
+  /// @param recompute keep nothing, if the layer before can recompute it
+  void keep(const at::Tensor& tensor, bool recompute) {
+    if (recompute && are_few(before_.with(producer_.get())) &&
+        nn::prepare_to_recompute(*producer_)) {
+      return;
     }
-    tell_producer_kept(input);
-    kept_ = Kept(input);
+    tell_producer_kept(tensor);
+    saved_ = Kept(tensor);
+    is_kept_ = true;
+    is_leaf_ = tensor.is_leaf();
   }
 
-  /// How many layers in a row lend() runs.
-  [[nodiscard]] int layers() const { return layers_; }
+  /// As SavingNode::layers_to_recompute(), for the layer that reads it.
+  [[nodiscard]] std::optional<int> layers() const {
+    return is_kept_ ? std::optional(1) : before_.with(producer_.get());
+  }
+
+  /// Before lend() is relied on. @param most elements of a weight that are worth a copy
+  [[nodiscard]] bool prepare(const c10::SymInt& most) {
+    if (!is_kept_) {
+      return nn::prepare_to_recompute(*producer_);
+    }
+    return !is_leaf_ || saved_.freeze(most);
+  }
 
   /// For a layer behind. Held from here on, until take() or the next backward call.
-  /// @throws c10::Error after release(), as take() does.
   [[nodiscard]] at::Tensor lend() {
-    if (!producer_) {
-      return kept_.lend();
+    if (is_kept_) {
+      return saved_.lend();
     }
     at::Tensor value = again_.get();
     if (!value.defined()) {
+      TORCH_CHECK(producer_ != nullptr, torch::autograd::ERR_BACKWARD_TWICE);
       value = nn::recompute(*producer_);
       again_.set(value);
     }
     return value;
   }
 
-  /// For the node's own backward.
+  /// At the end of the node's own backward: what was lent and not taken.
+  void forget() { again_.reset(); }
+
+  /// For the node's own backward. @throws c10::Error after release().
   [[nodiscard]] at::Tensor take() {
-    if (!producer_) {
-      return kept_.take();
+    if (is_kept_) {
+      return saved_.take();
     }
     at::Tensor value = lend();
     again_.reset();
@@ -53,15 +67,18 @@ class Operand {
   }
 
   void release() {
-    kept_.release();
-    producer_.reset();
+    saved_.release();
     again_.reset();
+    producer_.reset();
   }
 
  private:
-  Kept kept_;
-  NodePtr producer_;  // among the edges of the node too, so this makes no circle
-  int layers_ = 0;
+  // Among the edges of the node too, so this makes no circle.
+  NodePtr producer_;
+  LayersBefore before_;
+  bool is_kept_ = false;
+  bool is_leaf_ = false;
+  Kept saved_;
   ForThisBackward again_;
 };
 

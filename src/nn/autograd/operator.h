@@ -126,7 +126,8 @@ inline constexpr at::Tag kInGraphs = at::Tag::pt2_compliant_tag;
 ///
 /// Autocast casts on the devices where torch casts its operator of the same name. With
 /// CastTo::low, a layer whose arguments begin with (input, weight, bias) and end with
-/// (cast_weights, recompute) casts a frozen weight itself, below autograd: no copy is kept.
+/// (parameter, recompute) is told what the weight was cast from. It keeps that, and casts it again
+/// in backward.
 ///
 /// @tparam Ours the kernel for autograd
 /// @tparam Torchs torch's operator with the arguments of ours. It identifies the operator: no other
@@ -166,8 +167,8 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
   Result operator()(Args... args) const { return call(args...); }
 
  private:
-  /// The place of `cast_weights`; 0 for none.
-  static constexpr std::size_t kCastWeights =
+  /// The place of `parameter`; 0 for none.
+  static constexpr std::size_t kParameter =
       Cast == CastTo::low && sizeof...(Args) >= 5 ? sizeof...(Args) - 2 : 0;
 
   static Result call(Args... args) {
@@ -177,7 +178,7 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
 
   template <c10::DeviceType Device>
   void add_autocast(c10::DispatchKey key) {
-    if (kCastWeights != 0 || torch_casts(operator_name, key)) {
+    if (kParameter != 0 || torch_casts(operator_name, key)) {
       registration_.add(key, &autocast<Device>);
     }
   }
@@ -187,11 +188,11 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
     const Autocast autocast(Device);
     const at::ScalarType type = Cast == CastTo::low ? autocast.low() : at::kFloat;
     std::tuple<std::decay_t<Args>...> given(autocast.cast(type, args)...);
-    if constexpr (kCastWeights != 0) {
+    if constexpr (kParameter != 0) {
       const at::Tensor& weight = std::get<1>(std::tie(args...));
-      if (autocast.leave_to_layer(std::get<0>(given), weight)) {
-        std::get<1>(given) = weight;
-        std::get<kCastWeights>(given) = true;
+      // A weight that was computed for this call lives no longer than its copy.
+      if (weight.is_leaf() && !std::get<1>(given).is_same(weight)) {
+        std::get<kParameter>(given) = weight;
       }
     }
     return std::apply([](const auto&... each) { return call(each...); }, given);

@@ -38,21 +38,24 @@ template <class Function>
 class RerunNode final : public SavingNode {
  public:
   RerunNode(Function function, const variable_list& inputs, bool recompute)
-      : function_(std::move(function)),
-        autocast_(inputs.front().device().type()),
-        inputs_(inputs.size()) {
+      : function_(std::move(function)), autocast_(inputs.front().device().type()) {
     set_next_edges(torch::autograd::collect_next_edges(inputs));
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      inputs_[i].keep(inputs[i], recompute);
+    inputs_.reserve(inputs.size());
+    for (const at::Tensor& input : inputs) {
+      inputs_.emplace_back(input).keep(input, recompute);
     }
   }
 
   std::optional<int> layers_to_recompute() const override {
-    int layers = 0;
+    int most = 0;
     for (const Operand& input : inputs_) {
-      layers = std::max(layers, input.layers());
+      const auto layers = input.layers();
+      if (!layers) {
+        return std::nullopt;
+      }
+      most = std::max(most, *layers);
     }
-    return layers + 1;
+    return most;
   }
 
   at::Tensor recompute() override {
@@ -65,6 +68,7 @@ class RerunNode final : public SavingNode {
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
     if (!grads[0].defined()) {
+      std::ranges::for_each(inputs_, &Operand::forget);
       return variable_list(inputs_.size());
     }
     std::vector<bool> needed(inputs_.size());

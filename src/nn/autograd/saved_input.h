@@ -1,7 +1,6 @@
 #pragma once
 
 #include "nn/autograd/node.h"
-#include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/recompute.h"
 
 namespace brim::nn {
@@ -47,13 +46,9 @@ class KeptInput {
   NodePtr producer_;
 };
 
-/// `tensor` in the type of the layer's input, below or above autograd.
+/// `tensor` in the type of the layer's input.
 [[nodiscard]] inline at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
   return tensor.scalar_type() == type ? tensor : tensor.to(type);
-}
-
-[[nodiscard]] inline MaybeTensor in_type(const MaybeTensor& tensor, at::ScalarType type) {
-  return is_given(tensor) ? MaybeTensor(in_type(*tensor, type)) : MaybeTensor();
 }
 
 }  // namespace brim::nn

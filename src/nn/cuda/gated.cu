@@ -1,5 +1,8 @@
 #include "nn/cuda/gated.h"
 
+#include <stdexcept>
+#include <string>
+
 #include "nn/cuda/activations.cuh"
 #include "nn/cuda/launch.cuh"
 
@@ -126,6 +129,8 @@ void with_written_out(std::string_view name, const Run& run) {
     run(QuickGelu{1.702});
   } else if (name == "swish") {
     run(QuickGelu{1.0});
+  } else {
+    throw std::invalid_argument("brim has no CUDA kernel for " + std::string(name));
   }
 }
 

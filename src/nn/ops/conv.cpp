@@ -83,13 +83,9 @@ void check(const at::Tensor& input, const at::Tensor& weight,
 
 /// With autograd or below it, as the caller is.
 at::Tensor run(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-               const Options& options, bool cast_weights) {
-  if (cast_weights) {
-    const at::ScalarType type = input.scalar_type();
-    return run(input, in_type(weight, type), in_type(bias, type), options, false);
-  }
+               const Options& options) {
   if (input.dim() != weight.dim()) {
-    return run(input.unsqueeze(0), weight, bias, options, false).squeeze(0);
+    return run(input.unsqueeze(0), weight, bias, options).squeeze(0);
   }
   return at::convolution(input, weight, bias, options.stride, options.padding, options.dilation,
                          options.transposed, options.output_padding, options.groups);
@@ -235,29 +231,29 @@ class ConvNode final : public SavingNode {
 at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                          at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                          bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
-                         bool cast_weights, bool recompute) {
+                         const MaybeTensor& parameter, bool recompute) {
   check(input, weight, {stride, padding, dilation, output_padding});
   const Options options{Numbers(stride), Numbers(padding),        Numbers(dilation),
                         transposed,      Numbers(output_padding), groups};
   if (!needs_grad(input, weight, bias)) {
     const BelowAutograd below;
-    return run(input, weight, bias, options, cast_weights);
+    return run(input, weight, bias, options);
   }
   if (weight.sym_numel() == 0) {  // no channels: torch has rules of its own for it
-    return run(input, weight, bias, options, cast_weights);
+    return run(input, weight, bias, options);
   }
   const auto node = make_node<ConvNode>(options, input, weight, bias);
   node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   const at::Tensor output = [&] {
     const BelowAutograd below;
-    return run(input, weight, bias, options, cast_weights);
+    return run(input, weight, bias, options);
   }();
   if (weight.requires_grad()) {
     node->keep_input(input, recompute);
   }
   // For its own gradient only the weight's form is needed, but torch asks for a tensor.
   if (input.requires_grad() || weight.requires_grad()) {
-    node->keep_weight(weight);
+    node->keep_weight(parameter.value_or(weight));
   }
   node->keep_format(output);
   torch::autograd::set_history(output, node);
@@ -265,14 +261,10 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
 }
 
 /// torch's own function for so many dimensions, which keeps what it will.
-at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& uncast_weight,
-                      const MaybeTensor& uncast_bias, at::IntArrayRef stride,
-                      at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
-                      at::IntArrayRef output_padding, std::int64_t groups, bool cast_weights,
-                      bool /*recompute*/) {
-  const at::ScalarType type = input.scalar_type();
-  const at::Tensor weight = cast_weights ? in_type(uncast_weight, type) : uncast_weight;
-  const MaybeTensor bias = cast_weights ? in_type(uncast_bias, type) : uncast_bias;
+at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                      at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                      bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
+                      const MaybeTensor& /*parameter*/, bool /*recompute*/) {
   switch (stride.size()) {
     case 1:
       return transposed ? at::conv_transpose1d(input, weight, bias, stride, padding, output_padding,
@@ -291,7 +283,7 @@ at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& uncast_weight,
 
 const LayerOperator<conv_autograd, torch_conv, CastTo::low> kConv(
     "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
-    " bool transposed, int[] output_padding, int groups, bool cast_weights, bool recompute)"
+    " bool transposed, int[] output_padding, int groups, Tensor? parameter, bool recompute)"
     " -> Tensor",
     {kInGraphs});
 
@@ -314,8 +306,7 @@ at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTe
   return kConv(input, weight, bias, per_dimension("stride", stride, weight, 1),
                per_dimension("padding", padding, weight, 0),
                per_dimension("dilation", dilation, weight, 1), transposed,
-               per_dimension("output_padding", output_padding, weight, 0), groups, false,
-               recompute);
+               per_dimension("output_padding", output_padding, weight, 0), groups, {}, recompute);
 }
 
 }  // namespace

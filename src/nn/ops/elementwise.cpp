@@ -35,7 +35,8 @@ using at::Tensor;
 const double kRootOf2OverPi = std::sqrt(2.0 / std::numbers::pi);
 
 // The order of operators in the composed ones is that of the models' source: it decides the order
-// in which autograd adds up the gradient.
+// in which autograd adds up the gradient. No `mul_` by a number: in half types torch rounds the
+// number there, and not in `mul`.
 
 Tensor new_gelu(const Tensor& x) {
   const Tensor half = x.mul(0.5);
@@ -43,15 +44,19 @@ Tensor new_gelu(const Tensor& x) {
 }
 
 /// The type of `grad` is that of the powers.
-Tensor new_gelu_grad(const Tensor& grad, const Tensor& x) {
+Tensor new_gelu_grad(const Tensor& grad, const Tensor& x, Tensor* y) {
   const auto type = x.scalar_type();
   const Tensor powered = x.to(grad.scalar_type());
-  const Tensor inner = x.add(at::pow(powered, 3.0).mul(0.044715)).mul(kRootOf2OverPi);
-  const Tensor tanh = at::tanh(inner);
-  const Tensor of_half = grad.mul(tanh.add(1.0)).to(type);
-  const Tensor of_sum = at::tanh_backward(grad.mul(x.mul(0.5)), tanh).mul(kRootOf2OverPi);
-  const Tensor of_power = of_sum.mul(0.044715).mul(at::pow(powered, 2.0).mul(3.0));
-  return of_sum.to(type).add(of_power.to(type)).add(of_half.mul(0.5));
+  const Tensor half = x.mul(0.5);
+  const Tensor tanh = at::tanh(x.add(at::pow(powered, 3.0).mul(0.044715)).mul(kRootOf2OverPi));
+  const Tensor right = tanh.add(1.0);
+  if (y != nullptr) {
+    *y = half.mul(right);
+  }
+  const Tensor of_half = grad.mul(right).to(type);
+  const Tensor of_sum = at::tanh_backward(grad.mul(half), tanh).mul(kRootOf2OverPi);
+  const Tensor of_power = of_sum.mul(0.044715).mul_(at::pow(powered, 2.0).mul(3.0));
+  return of_sum.to(type).add(of_power.to(type)).add_(of_half.mul(0.5));
 }
 
 Tensor fast_gelu(const Tensor& x) {
@@ -70,16 +75,42 @@ Tensor sigmoid_gated(const Tensor& x, double factor) {
   return x.mul(at::sigmoid(factor == 1.0 ? x : x.mul(factor)));
 }
 
-Tensor sigmoid_gated_grad(const Tensor& grad, const Tensor& x, double factor) {
+Tensor sigmoid_gated_grad(const Tensor& grad, const Tensor& x, Tensor* y, double factor) {
   const Tensor gate = at::sigmoid(factor == 1.0 ? x : x.mul(factor));
+  if (y != nullptr) {
+    *y = x.mul(gate);
+  }
   const Tensor of_inner = at::sigmoid_backward(grad.mul(x), gate);
-  return grad.mul(gate).add(factor == 1.0 ? of_inner : of_inner.mul(factor));
+  return grad.mul(gate).add_(factor == 1.0 ? of_inner : of_inner.mul(factor));
 }
 
-Tensor relu_squared_grad(const Tensor& grad, const Tensor& x) {
+Tensor relu_squared_grad(const Tensor& grad, const Tensor& x, Tensor* y) {
   const Tensor relu = at::relu(x);
-  return at::threshold_backward(grad.mul(relu.to(grad.scalar_type()).mul(2.0)).to(x.scalar_type()),
-                                relu, 0);
+  const Tensor powered = relu.to(grad.scalar_type());
+  if (y != nullptr) {
+    *y = at::square(powered);
+  }
+  return at::threshold_backward(grad.mul(powered.mul(2.0)).to(x.scalar_type()), relu, 0);
+}
+
+/// For those whose gradient reads the output.
+template <auto Value, auto Grad>
+Tensor grad_from_output(const Tensor& grad, const Tensor& x, Tensor* y) {
+  const Tensor output = Value(x);
+  const Tensor result = Grad(grad, output);
+  if (y != nullptr) {
+    *y = output;
+  }
+  return result;
+}
+
+/// For those whose gradient reads the input.
+template <auto Value, auto Grad>
+Tensor grad_from_input(const Tensor& grad, const Tensor& x, Tensor* y) {
+  if (y != nullptr) {
+    *y = Value(x);
+  }
+  return Grad(grad, x);
 }
 
 Tensor laplace(const Tensor& x) {
@@ -90,32 +121,34 @@ constexpr auto kAsGate = Elementwise::Fused::as_gate;
 constexpr auto kAlone = Elementwise::Fused::alone_too;
 constexpr bool kPowers = true;
 
+Tensor gelu(const Tensor& x) { return at::gelu(x); }
+Tensor gelu_grad(const Tensor& grad, const Tensor& x) { return at::gelu_backward(grad, x); }
+Tensor gelu_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }
+Tensor gelu_tanh_grad(const Tensor& grad, const Tensor& x) {
+  return at::gelu_backward(grad, x, "tanh");
+}
+Tensor relu_grad(const Tensor& grad, const Tensor& y) { return at::threshold_backward(grad, y, 0); }
+
 constexpr Elementwise kKnown[] = {
-    {"silu", [](const Tensor& x) { return at::silu(x); },
-     [](const Tensor& grad, const Tensor& x) { return at::silu_backward(grad, x); }, kAsGate},
-    {"gelu", [](const Tensor& x) { return at::gelu(x); },
-     [](const Tensor& grad, const Tensor& x) { return at::gelu_backward(grad, x); }, kAsGate},
-    {"gelu_tanh", [](const Tensor& x) { return at::gelu(x, "tanh"); },
-     [](const Tensor& grad, const Tensor& x) { return at::gelu_backward(grad, x, "tanh"); },
-     kAsGate},
-    {"relu", [](const Tensor& x) { return at::relu(x); },
-     [](const Tensor& grad, const Tensor& x) { return at::threshold_backward(grad, x, 0); },
-     kAsGate},
-    {"sigmoid", [](const Tensor& x) { return at::sigmoid(x); },
-     [](const Tensor& grad, const Tensor& x) { return at::sigmoid_backward(grad, at::sigmoid(x)); },
-     kAsGate},
-    {"tanh", [](const Tensor& x) { return at::tanh(x); },
-     [](const Tensor& grad, const Tensor& x) { return at::tanh_backward(grad, at::tanh(x)); }},
-    {"mish", [](const Tensor& x) { return at::mish(x); },
-     [](const Tensor& grad, const Tensor& x) { return at::mish_backward(grad, x); }},
-    {"hardswish", [](const Tensor& x) { return at::hardswish(x); },
-     [](const Tensor& grad, const Tensor& x) { return at::hardswish_backward(grad, x); }},
+    {"silu", at::silu, grad_from_input<at::silu, at::silu_backward>, kAsGate},
+    {"gelu", gelu, grad_from_input<gelu, gelu_grad>, kAsGate},
+    {"gelu_tanh", gelu_tanh, grad_from_input<gelu_tanh, gelu_tanh_grad>, kAsGate},
+    {"relu", at::relu, grad_from_output<at::relu, relu_grad>, kAsGate},
+    {"sigmoid", at::sigmoid, grad_from_output<at::sigmoid, at::sigmoid_backward>, kAsGate},
+    {"tanh", at::tanh, grad_from_output<at::tanh, at::tanh_backward>},
+    {"mish", at::mish, grad_from_input<at::mish, at::mish_backward>},
+    {"hardswish", at::hardswish, grad_from_input<at::hardswish, at::hardswish_backward>},
     {"new_gelu", new_gelu, new_gelu_grad, kAlone, kPowers},
     {"quick_gelu", [](const Tensor& x) { return sigmoid_gated(x, 1.702); },
-     [](const Tensor& grad, const Tensor& x) { return sigmoid_gated_grad(grad, x, 1.702); },
+     [](const Tensor& grad, const Tensor& x, Tensor* y) {
+       return sigmoid_gated_grad(grad, x, y, 1.702);
+     },
      kAlone},
     {"swish", [](const Tensor& x) { return sigmoid_gated(x, 1.0); },
-     [](const Tensor& grad, const Tensor& x) { return sigmoid_gated_grad(grad, x, 1.0); }, kAlone},
+     [](const Tensor& grad, const Tensor& x, Tensor* y) {
+       return sigmoid_gated_grad(grad, x, y, 1.0);
+     },
+     kAlone},
     {"relu_squared", [](const Tensor& x) { return at::square(at::relu(x)); }, relu_squared_grad,
      kAlone, kPowers},
     {"fast_gelu", fast_gelu},

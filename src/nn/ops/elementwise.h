@@ -12,9 +12,10 @@ namespace brim::nn {
 struct Elementwise {
   std::string_view name;
   at::Tensor (*value)(const at::Tensor& x);
-  /// By the operators that autograd would call, in the same order. Null: by running `value` again
-  /// with autograd.
-  at::Tensor (*grad)(const at::Tensor& grad, const at::Tensor& x) = nullptr;
+  /// The gradient of x, by the operators that autograd would call, in the same order. Null: by
+  /// running `value` again with autograd.
+  /// @param y if not null, set to value(x): the two often share what is expensive
+  at::Tensor (*grad)(const at::Tensor& grad, const at::Tensor& x, at::Tensor* y) = nullptr;
   /// What is in one kernel of ours on CUDA (cuda/activations.cuh): its product with another tensor,
   /// or also the activation alone, if it is several operators of ATen's.
   enum class Fused : std::uint8_t { nothing, as_gate, alone_too };

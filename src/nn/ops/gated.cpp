@@ -24,12 +24,16 @@ at::Tensor value_of(const Elementwise& activation, const at::Tensor& x) {
   return activation.value(x);
 }
 
-/// Only if the activation has `grad`.
-at::Tensor grad_of(const Elementwise& activation, const at::Tensor& grad, const at::Tensor& x) {
+/// Only if the activation has `grad`. @param y as there
+at::Tensor grad_of(const Elementwise& activation, const at::Tensor& grad, const at::Tensor& x,
+                   at::Tensor* y) {
   if (auto fused = fused_activation_grad(activation, grad, x)) {
+    if (y != nullptr) {
+      *y = value_of(activation, x);
+    }
     return *std::move(fused);
   }
-  return activation.grad(grad, x);
+  return activation.grad(grad, x, y);
 }
 
 /// `value`, which nobody else has, times `other`.
@@ -53,12 +57,13 @@ std::array<at::Tensor, 2> product_grads(const Elementwise& activation, const at:
   if (auto fused = fused_gated_grads(activation, grad, gate, up, wanted)) {
     return *std::move(fused);
   }
-  std::array<at::Tensor, 2> grads;
-  if (wanted[0]) {
-    grads[0] = grad_of(activation, in_type(grad.mul(up), value_type(activation, gate)), gate);
-  }
+  // That of gate is always wanted: it needs a gradient, or there is no node.
+  at::Tensor value;
+  const at::Tensor of_value = in_type(grad.mul(up), value_type(activation, gate));
+  std::array<at::Tensor, 2> grads{
+      grad_of(activation, of_value, gate, wanted[1] ? &value : nullptr)};
   if (wanted[1]) {
-    grads[1] = in_type(times(value_of(activation, gate), grad), up.scalar_type());
+    grads[1] = in_type(times(value, grad), up.scalar_type());
   }
   return grads;
 }
@@ -77,7 +82,7 @@ struct Activated {
     if (activation->grad == nullptr) {
       return {};
     }
-    return Grads({grad_of(*activation, grad, inputs[0])});
+    return Grads({grad_of(*activation, grad, inputs[0], nullptr)});
   }
 };
 

@@ -26,11 +26,13 @@ void gated_rows_grads_anywhere(const at::Tensor& grad, const at::Tensor& gate, c
                                std::string_view activation, const MaybeTensor& grad_gate,
                                const MaybeTensor& grad_up) {
   const Elementwise& act = elementwise(activation);
+  at::Tensor value;
+  const at::Tensor of_gate = act.grad(grad.mul(up), gate, &value);
   if (is_given(grad_gate)) {
-    grad_gate->copy_(act.grad(grad.mul(up), gate));
+    grad_gate->copy_(of_gate);
   }
   if (is_given(grad_up)) {
-    grad_up->copy_(act.value(gate).mul_(grad));
+    grad_up->copy_(value.mul_(grad));
   }
 }
 
@@ -40,7 +42,7 @@ at::Tensor activate_anywhere(const at::Tensor& input, std::string_view activatio
 
 at::Tensor activate_grads_anywhere(const at::Tensor& grad, const at::Tensor& input,
                                    std::string_view activation) {
-  return elementwise(activation).grad(grad, input);
+  return elementwise(activation).grad(grad, input, nullptr);
 }
 
 const Operator<gated_rows_anywhere> kGatedRows(

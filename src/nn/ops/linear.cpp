@@ -170,22 +170,18 @@ class LinearNode final : public SavingNode {
 };
 
 at::Tensor torch_linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                        bool cast_weights, bool /*recompute*/) {
-  if (!cast_weights) {
-    return at::linear(input, weight, bias);
-  }
-  const at::ScalarType type = input.scalar_type();
-  return at::linear(input, in_type(weight, type), in_type(bias, type));
+                        const MaybeTensor& /*parameter*/, bool /*recompute*/) {
+  return at::linear(input, weight, bias);
 }
 
 at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
-                           const MaybeTensor& bias, bool cast_weights, bool recompute) {
+                           const MaybeTensor& bias, const MaybeTensor& parameter, bool recompute) {
   if (!needs_grad(input, weight, bias)) {
     const BelowAutograd below;
-    return torch_linear(input, weight, bias, cast_weights, recompute);
+    return at::linear(input, weight, bias);
   }
   if (!is_plain(input, weight, bias)) {
-    return torch_linear(input, weight, bias, cast_weights, recompute);
+    return at::linear(input, weight, bias);
   }
   // torch copies such an input for the product, and keeps the copy.
   const bool copies =
@@ -195,25 +191,20 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
   node->set_next_edges(torch::autograd::collect_next_edges(kept, weight, bias));
   const at::Tensor output = [&] {
     const BelowAutograd below;
-    if (!cast_weights) {
-      return node->run(input, kept, weight, bias, weight.requires_grad());
-    }
-    const at::ScalarType type = input.scalar_type();
-    return node->run(input, kept, in_type(weight, type), in_type(bias, type),
-                     weight.requires_grad());
+    return node->run(input, kept, weight, bias, weight.requires_grad());
   }();
   if (weight.requires_grad()) {
     node->keep_input(kept, recompute);
   }
   if (input.requires_grad()) {
-    node->keep_weight(weight);
+    node->keep_weight(parameter.value_or(weight));
   }
   torch::autograd::set_history(output, node);
   return output;
 }
 
 const LayerOperator<linear_autograd, torch_linear, CastTo::low> kLinear(
-    "linear(Tensor input, Tensor weight, Tensor? bias, bool cast_weights, bool recompute) -> "
+    "linear(Tensor input, Tensor weight, Tensor? bias, Tensor? parameter, bool recompute) -> "
     "Tensor",
     {kInGraphs});
 
@@ -223,7 +214,7 @@ namespace functional {
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                   bool recompute) {
-  return kLinear(input, weight, bias, false, recompute);
+  return kLinear(input, weight, bias, {}, recompute);
 }
 
 }  // namespace functional

@@ -12,7 +12,7 @@
 #include "nn/autograd/optional_tensor.h"
 #include "nn/ops/channels.h"
 
-// The node of LayerNorm, GroupNorm and RMSNorm.
+// The node of LayerNorm, GroupNorm and the RMS norms.
 
 namespace brim::nn {
 
@@ -31,6 +31,13 @@ struct Normalised {
                                             bool centred) {
   const at::Tensor from = centred ? grad.sub(grad.mean(dims, true)) : grad;
   return from.sub(normal.mul(grad.mul(normal).mean(dims, true))).mul(rstd);
+}
+
+/// The number that a row is multiplied by in an RMS norm over `dims`, in differentiable ATen
+/// operators.
+[[nodiscard]] inline at::Tensor rms_rstd(const at::Tensor& wide_input, at::IntArrayRef dims,
+                                         double eps) {
+  return wide_input.pow(2).mean(dims, true).add(eps).rsqrt();
 }
 
 /// Keeps input, statistics and references to the weights; or, if only the bias needs a gradient,

@@ -45,10 +45,6 @@ double eps_of(const at::Tensor& input, std::optional<double> eps) {
   return static_cast<float>(eps.value_or(std::numeric_limits<float>::epsilon()));
 }
 
-at::Tensor rstd_of(const at::Tensor& wide_input, std::int64_t dims, double eps) {
-  return wide_input.pow(2).mean(last_dims(dims), true).add(eps).rsqrt();
-}
-
 // -- Backward: gradients of input and weight, undefined if not asked for --------------------------
 
 /// Any device; differentiable by all but `rstd`.
@@ -112,7 +108,7 @@ struct RmsNorm {
       return at::_fused_rms_norm(input, shape, weight, eps);
     }
     const at::Tensor wide = input.to(at::toOpMathType(input.scalar_type()));
-    at::Tensor rstd = rstd_of(wide, dims(), eps_of(input, eps));
+    at::Tensor rstd = rms_rstd(wide, last_dims(dims()), eps_of(input, eps));
     at::Tensor value = wide.mul(rstd);
     if (weight) {
       value = value.mul(*weight);
@@ -128,10 +124,10 @@ struct RmsNorm {
                      const std::array<bool, 3>& mask) const {
     // In double backward the number of a row is a function of the input too.
     const bool differentiable = at::GradMode::is_enabled();
-    const at::Tensor rstd =
-        statistics.rstd.defined() && !differentiable
-            ? statistics.rstd
-            : rstd_of(input.to(at::toOpMathType(input.scalar_type())), dims(), eps_of(input, eps));
+    const at::Tensor rstd = statistics.rstd.defined() && !differentiable
+                                ? statistics.rstd
+                                : rms_rstd(input.to(at::toOpMathType(input.scalar_type())),
+                                           last_dims(dims()), eps_of(input, eps));
     TwoTensors result;
     if (differentiable) {
       result = backward_anywhere(grad, input, rstd, weight, dims(), mask[0], mask[1]);

@@ -29,7 +29,7 @@ class _Conv:
         elif isinstance(padding, str):
             input, padding = padded(input, self.kernel_size, self.stride, padding, self.dilation)
         window = (self.stride, padding, self.dilation)
-        options = (False, zeros, self.groups, False, self.recompute)
+        options = (False, zeros, self.groups, None, self.recompute)
         return ops().conv(input, weight, bias, *window, *options)
 
 
@@ -47,7 +47,7 @@ class _ConvTranspose:
                 input, output_size, stride, padding, self.kernel_size, len(stride), dilation
             )
         window = (stride, padding, dilation)
-        options = (True, output_padding, self.groups, False, self.recompute)
+        options = (True, output_padding, self.groups, None, self.recompute)
         return ops().conv(input, self.weight, self.bias, *window, *options)
 
 

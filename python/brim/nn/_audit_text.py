@@ -1,0 +1,94 @@
+"""What the text of an audit says beyond its figures: repeated blocks in one line, and a hint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from brim import _C
+
+if TYPE_CHECKING:
+    from brim.nn.audit import LayerAudit
+
+__all__ = ["figures", "folded", "hint_of"]
+
+_BLOCK = re.compile(r"\d+(?=\.| ·)")  # the number of a block, as in "layers.11.mlp"
+_ENOUGH_TO_FOLD = 3
+_WORTH_A_HINT = 0.98  # of what is kept now
+
+
+def figures(layer: LayerAudit) -> tuple[int, int, int, int]:
+    """The four columns."""
+    return layer.torch_nn, layer.brim, layer.cheap, layer.least
+
+
+def folded(layers: Iterable[LayerAudit]) -> list[LayerAudit]:
+    """The rows that keep anything; equal ones of repeated blocks in one, with their sums."""
+    groups: dict[tuple[object, ...], list[tuple[int, LayerAudit]]] = {}
+    for place, layer in enumerate(layers):
+        if any(figures(layer)):
+            key = (_BLOCK.sub("*", layer.name), layer.type, figures(layer))
+            groups.setdefault(key, []).append((place, layer))
+    rows: list[tuple[int, LayerAudit]] = []
+    for group in groups.values():
+        if len(group) < _ENOUGH_TO_FOLD:
+            rows += group
+        else:
+            rows.append((group[0][0], _sum([layer for _, layer in group])))
+    return [layer for _, layer in sorted(rows, key=lambda row: row[0])]
+
+
+def _sum(group: Sequence[LayerAudit]) -> LayerAudit:
+    """One row for equal rows of several blocks."""
+    numbers = [[int(number) for number in _BLOCK.findall(each.name)] for each in group]
+    columns = iter(list(zip(*numbers, strict=True)))
+
+    def name_range(match: re.Match[str]) -> str:
+        column = sorted(set(next(columns)))
+        if len(column) == 1:
+            return match[0]
+        unbroken = len(column) == len(group) == column[-1] - column[0] + 1
+        return f"{column[0]}-{column[-1]}" if unbroken else "*"
+
+    name = f"{_BLOCK.sub(name_range, group[0].name)} × {len(group)}"
+    torch_nn, brim, cheap, least = (len(group) * figure for figure in figures(group[0]))
+    return replace(group[0], name=name, torch_nn=torch_nn, brim=brim, cheap=cheap, least=least)
+
+
+def hint_of(layers: Sequence[LayerAudit], *, converted: bool, eval_mode: int | None) -> str:
+    """The call that saves most, and what it saves most of; "" if none saves much.
+
+    Args:
+        layers: the rows.
+        converted: whether the model has layers of brim.
+        eval_mode: what brim keeps if BatchNorm layers with frozen weights were in eval mode.
+    """
+    torch_nn, brim, cheap, _ = (sum(column) for column in zip(*map(figures, layers), strict=True))
+    now = brim if converted else torch_nn
+    best = min(brim, cheap)
+    if eval_mode is not None and eval_mode < _WORTH_A_HINT * best:
+        before, after = brim / torch_nn, eval_mode / torch_nn
+        return (
+            "hint: BatchNorm layers with frozen weights are in training mode: in eval mode "
+            f"brim.convert(model) keeps {after:.1%} of torch.nn's instead of {before:.1%}"
+        )
+    if best >= _WORTH_A_HINT * now:
+        return ""
+    recompute = converted or cheap < _WORTH_A_HINT * brim
+    call = 'brim.convert(model, recompute="cheap")' if recompute else "brim.convert(model)"
+
+    def kept(layer: LayerAudit) -> tuple[int, int]:
+        return (
+            layer.brim if converted else layer.torch_nn,
+            layer.cheap if recompute else layer.brim,
+        )
+
+    largest = max(folded(layers), key=lambda layer: kept(layer)[0] - kept(layer)[1])
+    of_all = [_C.format_bytes(each) for each in (cheap if recompute else brim, now)]
+    of_it = [_C.format_bytes(each) for each in reversed(kept(largest))]
+    return (
+        f"hint: {call} keeps {of_all[0]} instead of {of_all[1]}; "
+        f"the largest part is {largest.name}: {of_it[0]} instead of {of_it[1]}"
+    )

@@ -1,0 +1,385 @@
+#include "nn/cuda/rms_norm.h"
+
+#include "nn/cuda/launch.cuh"
+
+namespace brim::nn::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr std::size_t kShared = 47 * 1024;  // bytes; every device has 48 KiB for a block
+
+/// How the threads of a block share rows: x of them work on one row, y rows at a time. Both are
+/// powers of two.
+dim3 threads_for(std::int64_t packs) {
+  unsigned x = 1;
+  while (x < static_cast<unsigned>(kThreads) && x < packs) {
+    x *= 2;
+  }
+  return {x, kThreads / x};
+}
+
+/// The sum over the threads of a row, for all of them, always in the same order. All threads of
+/// the block must call it.
+__device__ float row_sum(float value) {
+  const unsigned within = blockDim.x < kWarp ? blockDim.x : kWarp;
+  for (unsigned mask = within / 2; mask > 0; mask /= 2) {
+    value += __shfl_xor_sync(0xffffffffU, value, mask);
+  }
+  if (blockDim.x <= kWarp) {
+    return value;
+  }
+  __shared__ float partial[kThreads / kWarp];
+  const unsigned warps = blockDim.x / kWarp;
+  const unsigned first = threadIdx.y * warps;
+  __syncthreads();  // the last call's numbers were read
+  if (threadIdx.x % kWarp == 0) {
+    partial[first + threadIdx.x / kWarp] = value;
+  }
+  __syncthreads();
+  float sum = 0;
+  for (unsigned i = 0; i < warps; ++i) {
+    sum += partial[first + i];
+  }
+  return sum;
+}
+
+/// What a row is multiplied by.
+template <class P>
+struct Factors {
+  const P* weight;
+  float offset;
+
+  template <int kSize>
+  __device__ Pack<float, kSize> load_at(unsigned column) const {
+    Pack<float, kSize> result;
+    if (weight == nullptr) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        result.at[i] = 1;
+      }
+      return result;
+    }
+    // Packs of float32 weights beside half-width elements are wider than a load.
+    constexpr int kLoad = kSize < kPackOf<P> ? kSize : kPackOf<P>;
+#pragma unroll
+    for (int k = 0; k < kSize; k += kLoad) {
+      const auto some = load<P, kLoad>(weight + column + k);
+#pragma unroll
+      for (int i = 0; i < kLoad; ++i) {
+        const float value = widen<P>(some.at[i]);
+        result.at[k + i] = offset == 0 ? value : __fadd_rn(value, offset);
+      }
+    }
+    return result;
+  }
+};
+
+/// kSize elements of one type as float32, loaded 16 bytes at a time.
+template <int kSize, class T>
+__device__ Pack<float, kSize> load_wide(const T* from) {
+  Pack<float, kSize> result;
+  constexpr int kLoad = kSize < kPackOf<T> ? kSize : kPackOf<T>;
+#pragma unroll
+  for (int k = 0; k < kSize; k += kLoad) {
+    const auto some = load<T, kLoad>(from + k);
+#pragma unroll
+    for (int i = 0; i < kLoad; ++i) {
+      result.at[k + i] = widen<T>(some.at[i]);
+    }
+  }
+  return result;
+}
+
+template <int kSize, class T>
+__device__ void store_narrow(const Pack<float, kSize>& values, T* to) {
+  constexpr int kStore = kSize < kPackOf<T> ? kSize : kPackOf<T>;
+#pragma unroll
+  for (int k = 0; k < kSize; k += kStore) {
+    Pack<T, kStore> some;
+#pragma unroll
+    for (int i = 0; i < kStore; ++i) {
+      some.at[i] = narrow<T>(values.at[k + i]);
+    }
+    store<kStore>(some, to + k);
+  }
+}
+
+/// Adds to numbers that belong to this thread.
+template <int kSize>
+__device__ void add_to(float* to, const Pack<float, kSize>& values) {
+  constexpr int kLoad = kSize < kPackOf<float> ? kSize : kPackOf<float>;
+#pragma unroll
+  for (int k = 0; k < kSize; k += kLoad) {
+    auto some = load<float, kLoad>(to + k);
+#pragma unroll
+    for (int i = 0; i < kLoad; ++i) {
+      some.at[i] += values.at[k + i];
+    }
+    store<kLoad>(some, to + k);
+  }
+}
+
+template <class T>
+__device__ float rounded_to(float value) {
+  return widen<T>(narrow<T>(value));
+}
+
+// -- Forward ----------------------------------------------------------------------------------
+
+template <class T, class P, class O, int kSize>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(const T* __restrict__ in, O* __restrict__ out, float* __restrict__ rstd,
+                   const Factors<P> factors, const bool cast_first, const float eps,
+                   const std::int64_t rows, const unsigned size) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool inside = row < rows;
+  const T* const x = in + row * size;
+  float sum = 0;
+  if (inside) {
+    for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+      const auto values = load_wide<kSize>(x + i);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        sum += values.at[k] * values.at[k];
+      }
+    }
+  }
+  sum = row_sum(sum);
+  if (!inside) {
+    return;
+  }
+  const float scale = rsqrtf(__fadd_rn(__fmul_rn(sum, 1.0F / static_cast<float>(size)), eps));
+  if (threadIdx.x == 0) {
+    rstd[row] = scale;
+  }
+  // The row again: it is in the cache.
+  for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+    const auto values = load_wide<kSize>(x + i);
+    const auto factor = factors.template load_at<kSize>(i);
+    Pack<float, kSize> result;
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      const float normal = __fmul_rn(values.at[k], scale);
+      result.at[k] = __fmul_rn(cast_first ? rounded_to<T>(normal) : normal, factor.at[k]);
+    }
+    store_narrow(result, out + row * size + i);
+  }
+}
+
+// -- Backward ---------------------------------------------------------------------------------
+
+/// Each block works on every gridDim.x-th group of rows. Its share of the weight's gradient is
+/// summed in shared memory, or in its row of `sums` where that is too small; each place there
+/// belongs to one thread until the end.
+template <class T, class P, class O, int kSize>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(const O* __restrict__ grad, const T* __restrict__ in,
+                    const float* __restrict__ rstd, T* __restrict__ grad_in, float* const sums,
+                    const bool in_shared, const Factors<P> factors, const bool cast_first,
+                    const std::int64_t rows, const unsigned size) {
+  extern __shared__ __align__(16) float shared[];
+  float* const part = sums == nullptr ? nullptr : sums + std::int64_t{blockIdx.x} * size;
+  float* const own = in_shared ? shared + threadIdx.y * size : part;
+  if (part != nullptr) {
+    for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+      for (int k = 0; k < kSize; ++k) {
+        own[i + k] = 0;
+      }
+    }
+  }
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.y;
+  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * blockDim.y; first < rows;
+       first += stride) {
+    const std::int64_t row = first + threadIdx.y;
+    const bool inside = row < rows;
+    const O* const g = grad + row * size;
+    const T* const x = in + row * size;
+    const float scale = inside ? rstd[row] : 0;
+    float dot = 0;
+    if (inside) {
+      for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+        const auto up = load_wide<kSize>(g + i);
+        const auto values = load_wide<kSize>(x + i);
+        const auto factor = factors.template load_at<kSize>(i);
+        Pack<float, kSize> of_weight;
+#pragma unroll
+        for (int k = 0; k < kSize; ++k) {
+          const float of_normal = up.at[k] * factor.at[k];
+          dot += (cast_first ? rounded_to<T>(of_normal) : of_normal) * values.at[k];
+          const float normal = values.at[k] * scale;
+          of_weight.at[k] = up.at[k] * (cast_first ? rounded_to<T>(normal) : normal);
+        }
+        if (part != nullptr) {
+          add_to(own + i, of_weight);
+        }
+      }
+    }
+    if (grad_in == nullptr) {
+      continue;
+    }
+    dot = row_sum(dot);
+    if (!inside) {
+      continue;
+    }
+    const float along = dot * scale * scale * scale / static_cast<float>(size);
+    for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+      const auto up = load_wide<kSize>(g + i);
+      const auto values = load_wide<kSize>(x + i);
+      const auto factor = factors.template load_at<kSize>(i);
+      Pack<float, kSize> result;
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        const float of_normal = up.at[k] * factor.at[k];
+        result.at[k] =
+            (cast_first ? rounded_to<T>(of_normal) : of_normal) * scale - along * values.at[k];
+      }
+      store_narrow(result, grad_in + row * size + i);
+    }
+  }
+  if (part == nullptr || !in_shared) {
+    return;
+  }
+  __syncthreads();
+  for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < size; i += kThreads) {
+    float sum = 0;
+    for (unsigned y = 0; y < blockDim.y; ++y) {
+      sum += shared[y * size + i];
+    }
+    part[i] = sum;
+  }
+}
+
+constexpr int kLines = 32;
+
+/// The parts of each column, in a fixed order: kLines threads take every kLines-th part.
+template <class W>
+__global__ void __launch_bounds__(kWarp* kLines)
+    finish_kernel(const float* __restrict__ sums, W* __restrict__ grad_weight, const unsigned parts,
+                  const unsigned size) {
+  const unsigned column = blockIdx.x * kWarp + threadIdx.x;
+  float sum = 0;
+  if (column < size) {
+#pragma unroll 4
+    for (unsigned part = threadIdx.y; part < parts; part += kLines) {
+      sum += sums[std::uint64_t{part} * size + column];
+    }
+  }
+  __shared__ float lines[kLines][kWarp];
+  lines[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y == 0 && column < size) {
+    for (int i = 1; i < kLines; ++i) {
+      sum += lines[i][threadIdx.x];
+    }
+    grad_weight[column] = narrow<W>(sum);
+  }
+}
+
+// -- Launches ---------------------------------------------------------------------------------
+
+/// Calls run(Type<T>(), Type<P>(), Type<O>()) for the types of elements, weights and product.
+template <class Run>
+void with_types(const RmsRows& rows, const Run& run) {
+  const auto of_type = [&](auto t) {
+    if (rows.weights == rows.type) {
+      run(t, t, t);
+    } else if (rows.product == rows.type) {
+      run(t, Type<float>(), t);
+    } else {
+      run(t, Type<float>(), Type<float>());
+    }
+  };
+  switch (rows.type) {
+    case Number::float32:
+      return run(Type<float>(), Type<float>(), Type<float>());
+    case Number::float16:
+      return of_type(Type<__half>());
+    case Number::bfloat16:
+      return of_type(Type<__nv_bfloat16>());
+    default:
+      return;
+  }
+}
+
+/// Calls run(std::integral_constant<int, elements that a thread loads at once>()).
+template <class T, class Run, class... Pointers>
+void with_pack(const RmsRows& rows, const Run& run, Pointers... pointers) {
+  if (rows.size % kPackOf<T> == 0 && is_aligned(rows.weight, 16) &&
+      (is_aligned(pointers, 16) && ...)) {
+    run(std::integral_constant<int, kPackOf<T>>());
+  } else {
+    run(std::integral_constant<int, 1>());
+  }
+}
+
+template <class P>
+Factors<P> factors_of(const RmsRows& rows) {
+  return {static_cast<const P*>(rows.weight), rows.offset};
+}
+
+std::int64_t groups_of(std::int64_t rows, const dim3& threads) {
+  return (rows + threads.y - 1) / threads.y;
+}
+
+}  // namespace
+
+void rms_norm(const RmsRows& rows, const void* in, float eps, void* out, float* rstd,
+              cudaStream_t stream) {
+  with_types(rows, [&](auto t, auto p, auto o) {
+    using T = typename decltype(t)::Element;
+    using P = typename decltype(p)::Element;
+    using O = typename decltype(o)::Element;
+    const auto run = [&](auto pack) {
+      constexpr int kSize = decltype(pack)::value;
+      const dim3 threads = threads_for(rows.size / kSize);
+      forward_kernel<T, P, O, kSize>
+          <<<static_cast<unsigned>(groups_of(rows.rows, threads)), threads, 0, stream>>>(
+              static_cast<const T*>(in), static_cast<O*>(out), rstd, factors_of<P>(rows),
+              rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
+    };
+    with_pack<T>(rows, run, in, out);
+  });
+}
+
+std::int64_t parts_of(const RmsRows& rows) {
+  // Enough blocks for the largest device, but each with enough to do: a part is written and read.
+  constexpr std::int64_t kMost = 512;
+  constexpr std::int64_t kLeast = 8 * 1024;  // elements of a part
+  const std::int64_t filled = rows.rows * rows.size / kLeast;
+  const std::int64_t parts = filled < kMost ? filled : kMost;
+  return parts < 1 ? 1 : parts < rows.rows ? parts : rows.rows;
+}
+
+void rms_norm_backward(const RmsRows& rows, const void* grad, const void* in, const float* rstd,
+                       void* grad_in, float* sums, Number weight_type, void* grad_weight,
+                       cudaStream_t stream) {
+  const std::int64_t parts = parts_of(rows);
+  const auto size = static_cast<unsigned>(rows.size);
+  with_types(rows, [&](auto t, auto p, auto o) {
+    using T = typename decltype(t)::Element;
+    using P = typename decltype(p)::Element;
+    using O = typename decltype(o)::Element;
+    const auto run = [&](auto pack) {
+      constexpr int kSize = decltype(pack)::value;
+      const dim3 threads = threads_for(rows.size / kSize);
+      const std::size_t bytes = sizeof(float) * threads.y * size;
+      const bool in_shared = sums != nullptr && bytes <= kShared;
+      const std::int64_t blocks = sums == nullptr ? groups_of(rows.rows, threads) : parts;
+      backward_kernel<T, P, O, kSize>
+          <<<static_cast<unsigned>(blocks), threads, in_shared ? bytes : 0, stream>>>(
+              static_cast<const O*>(grad), static_cast<const T*>(in), rstd,
+              static_cast<T*>(grad_in), sums, in_shared, factors_of<P>(rows), rows.cast_first,
+              rows.rows, size);
+    };
+    with_pack<T>(rows, run, grad, in, grad_in);
+  });
+  if (sums != nullptr) {
+    with_type(weight_type, [&](auto w) {
+      using W = typename decltype(w)::Element;
+      finish_kernel<W><<<(size + kWarp - 1) / kWarp, dim3(kWarp, kLines), 0, stream>>>(
+          sums, static_cast<W*>(grad_weight), static_cast<unsigned>(parts), size);
+    });
+  }
+}
+
+}  // namespace brim::nn::cuda

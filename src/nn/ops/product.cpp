@@ -1,0 +1,103 @@
+#include <ATen/ops/mul.h>
+#include <brim/nn/functional.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+
+#include <algorithm>
+
+#include "nn/autograd/node.h"
+#include "nn/autograd/operand.h"
+#include "nn/autograd/operator.h"
+
+namespace brim::nn {
+namespace {
+
+/// Each factor's gradient reads the other one. Autograd sums gradients to the shapes of the
+/// factors, as it does for torch's product.
+class ProductNode final : public SavingNode {
+ public:
+  ProductNode(const at::Tensor& first, const at::Tensor& second) : first_(first), second_(second) {}
+
+  void keep(const at::Tensor& first, const at::Tensor& second, bool recompute) {
+    if (second.requires_grad()) {
+      first_.keep(first, recompute);
+    }
+    if (first.requires_grad()) {
+      second_.keep(second, recompute);
+    }
+  }
+
+  std::optional<int> layers_to_recompute() const override {
+    const auto first = first_.layers();
+    const auto second = first ? second_.layers() : std::nullopt;
+    return second ? std::optional(std::max(*first, *second)) : std::nullopt;
+  }
+
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    // The copies are no larger than what the layer behind does not keep.
+    const c10::SymInt most = elements() / 2;
+    return first_.prepare(most) && second_.prepare(most);
+  }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    return at::mul(first_.lend(), second_.lend());
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    variable_list result(2);
+    const at::Tensor& grad = grads[0];
+    if (grad.defined() && task_should_compute_output(0)) {
+      result[0] = at::mul(grad, second_.take());
+    }
+    if (grad.defined() && task_should_compute_output(1)) {
+      result[1] = at::mul(grad, first_.take());
+    }
+    first_.forget();
+    second_.forget();
+    return result;
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    first_.release();
+    second_.release();
+  }
+
+  std::string name() const override { return "brim::mul_backward"; }
+
+ private:
+  Operand first_;
+  Operand second_;
+};
+
+at::Tensor torch_mul(const at::Tensor& input, const at::Tensor& other, bool /*recompute*/) {
+  return at::mul(input, other);
+}
+
+at::Tensor mul_autograd(const at::Tensor& input, const at::Tensor& other, bool recompute) {
+  PtrTo<ProductNode> node;
+  if (needs_grad(input, other)) {
+    node = make_node<ProductNode>(input, other);
+    node->set_next_edges(torch::autograd::collect_next_edges(input, other));
+    node->keep(input, other, recompute);
+  }
+  at::Tensor output = [&] {
+    const BelowAutograd below;
+    return at::mul(input, other);
+  }();
+  add_to_graph<false>(output, node);
+  return output;
+}
+
+const LayerOperator<mul_autograd, torch_mul> kMul(
+    "mul(Tensor input, Tensor other, bool recompute=False) -> Tensor");
+
+}  // namespace
+
+at::Tensor functional::mul(const at::Tensor& input, const at::Tensor& other, bool recompute) {
+  return kMul(input, other, recompute);
+}
+
+}  // namespace brim::nn
