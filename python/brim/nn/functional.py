@@ -22,10 +22,11 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from brim.nn import _activation, _conv, _loss, _pool
+from brim.nn import _activation, _conv, _gated, _loss, _pool
 from brim.nn._activation import *  # noqa: F403
 from brim.nn._conv import *  # noqa: F403
 from brim.nn._elsewhere import check_tensors, ops
+from brim.nn._gated import *  # noqa: F403
 from brim.nn._loss import *  # noqa: F403
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
@@ -42,6 +43,7 @@ __all__ = [
 ]
 __all__ += _activation.__all__
 __all__ += _conv.__all__
+__all__ += _gated.__all__
 __all__ += _loss.__all__
 __all__ += _pool.__all__
 
