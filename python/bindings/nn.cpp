@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <brim/nn/rerun.h>
 #include <brim/nn/subclasses.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -21,9 +22,27 @@ const at::Tensor& plain_tensor(PyObject* value) {
   return THPVariable_Unpack(value);
 }
 
-bool is_watched() {
-  return at::impl::torch_function_mode_enabled() || at::tracer::impl::is_dispatch_enabled();
+namespace {
+
+PyTypeObject* saving_mode = nullptr;  // the class of brim.saving(), which leaves brim's alone
+
+/// Whether any mode is active that may want to see a call of brim's operators.
+bool is_mode_watching() {
+  using Modes = at::impl::PythonTorchFunctionTLS;
+  if (!at::impl::torch_function_mode_enabled()) {
+    return false;
+  }
+  for (std::int64_t i = 0; i < Modes::stack_len(); ++i) {
+    if (Py_TYPE(Modes::get_stack_at(i)->ptr(getPyInterpreter())) != saving_mode) {
+      return true;
+    }
+  }
+  return false;
 }
+
+}  // namespace
+
+bool is_watched() { return is_mode_watching() || at::tracer::impl::is_dispatch_enabled(); }
 
 PyObject* call_elsewhere(const char* name, PyObject* const* values, Py_ssize_t count) {
   py::tuple args(count + 1);
@@ -77,9 +96,9 @@ using Operators = Binder<
            IntArrayRef, std::int64_t, Maybe, bool),
     // Batch, layer, group and RMS norm
     Tensor(const Tensor&, Maybe, Maybe, Maybe, Maybe, bool, double, double),
-    Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double),
-    Tensor(const Tensor&, std::int64_t, Maybe, Maybe, double),
-    Tensor(const Tensor&, IntArrayRef, Maybe, std::optional<double>),
+    Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double, bool),
+    Tensor(const Tensor&, std::int64_t, Maybe, Maybe, double, bool),
+    Tensor(const Tensor&, IntArrayRef, Maybe, std::optional<double>, bool),
     Tensor(const Tensor&, Maybe, double, double, bool),
     // Pools
     Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, bool),
@@ -87,7 +106,11 @@ using Operators = Binder<
                                bool),
     Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, bool, bool,
            std::optional<std::int64_t>),
-    Tensor(const Tensor&, IntArrayRef)>;
+    Tensor(const Tensor&, IntArrayRef),
+    // Losses
+    Tensor(const Tensor&, const Tensor&, Maybe, std::int64_t, std::int64_t, double, bool, bool),
+    Tensor(const Tensor&, const Tensor&, Maybe, const Tensor&, Maybe, std::int64_t, std::int64_t,
+           double, double, double, bool, bool, std::int64_t)>;
 
 bool ask_python(const Tensor& tensor) {
   const py::gil_scoped_acquire locked;
@@ -99,6 +122,9 @@ bool ask_python(const Tensor& tensor) {
 
 void register_nn(py::module_& m) {
   nn::set_subclass_rule(ask_python);
+  m.def("set_saving_mode", [](const py::type& mode) {
+    saving_mode = reinterpret_cast<PyTypeObject*>(py::type(mode).release().ptr());
+  });
   py::module_ ops = m.def_submodule("ops", "The operators of brim, called without torch's parser");
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {

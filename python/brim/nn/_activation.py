@@ -1,7 +1,8 @@
 """The activations of `brim.nn.functional`.
 
 The first ones keep one bit per element, or nothing where the layer that takes the output keeps it
-anyway. The others keep what torch keeps, the input or the output: nothing smaller is exact.
+anyway. The others keep what torch keeps, the input or the output: nothing smaller is exact. With
+`recompute`, all keep nothing where the layer before can recompute what they would keep.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def operator(name: str, inplace: bool) -> Callable[..., Tensor]:
 # -- One bit per element --------------------------------------------------------------------------
 
 
-def relu(input: Tensor, inplace: bool = False) -> Tensor:
+def relu(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
     """As `torch.nn.functional.relu`; keeps one bit per element, or nothing.
 
     Example:
@@ -57,33 +58,40 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
         >>> kept[0].nbytes
         128
     """
-    return operator("relu", inplace)(input, False)
+    return operator("relu", inplace)(input, recompute)
 
 
-def relu6(input: Tensor, inplace: bool = False) -> Tensor:
+def relu6(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
     """As `torch.nn.functional.relu6`; keeps one bit per element, or nothing."""
-    return hardtanh(input, 0.0, 6.0, inplace)
+    return hardtanh(input, 0.0, 6.0, inplace, recompute=recompute)
 
 
 def hardtanh(
-    input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+    input: Tensor,
+    min_val: float = -1.0,
+    max_val: float = 1.0,
+    inplace: bool = False,
+    *,
+    recompute: bool = False,
 ) -> Tensor:
     """As `torch.nn.functional.hardtanh`; keeps one bit per element, or nothing.
 
     Raises:
         ValueError: if min_val > max_val.
     """
-    return operator("hardtanh", inplace)(input, min_val, max_val, False)
+    return operator("hardtanh", inplace)(input, min_val, max_val, recompute)
 
 
-def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+def leaky_relu(
+    input: Tensor, negative_slope: float = 0.01, inplace: bool = False, *, recompute: bool = False
+) -> Tensor:
     """As `torch.nn.functional.leaky_relu`; keeps one bit per element, or nothing."""
-    return operator("leaky_relu", inplace)(input, negative_slope, False)
+    return operator("leaky_relu", inplace)(input, negative_slope, recompute)
 
 
-def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+def hardsigmoid(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
     """As `torch.nn.functional.hardsigmoid`; keeps one bit per element."""
-    return operator("hardsigmoid", inplace)(input, False)
+    return operator("hardsigmoid", inplace)(input, recompute)
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -94,19 +102,19 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 # -- The input ------------------------------------------------------------------------------------
 
 
-def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+def gelu(input: Tensor, approximate: str = "none", *, recompute: bool = False) -> Tensor:
     """As `torch.nn.functional.gelu`; keeps its input."""
-    return ops().gelu(input, approximate, False)
+    return ops().gelu(input, approximate, recompute)
 
 
-def silu(input: Tensor, inplace: bool = False) -> Tensor:
+def silu(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
     """As `torch.nn.functional.silu`; keeps its input."""
-    return operator("silu", inplace)(input, False)
+    return operator("silu", inplace)(input, recompute)
 
 
-def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+def hardswish(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
     """As `torch.nn.functional.hardswish`; keeps its input."""
-    return operator("hardswish", inplace)(input, False)
+    return operator("hardswish", inplace)(input, recompute)
 
 
 def mish(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
@@ -114,24 +122,28 @@ def mish(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Te
     return operator("mish", inplace)(input, recompute)
 
 
-def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+def softplus(
+    input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, recompute: bool = False
+) -> Tensor:
     """As `torch.nn.functional.softplus`; keeps its input."""
-    return ops().softplus(input, beta, threshold, False)
+    return ops().softplus(input, beta, threshold, recompute)
 
 
-def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+def elu(
+    input: Tensor, alpha: float = 1.0, inplace: bool = False, *, recompute: bool = False
+) -> Tensor:
     """As `torch.nn.functional.elu`; keeps its input, or in place its output."""
-    return operator("elu", inplace)(input, alpha, False)
+    return operator("elu", inplace)(input, alpha, recompute)
 
 
 # -- The output -----------------------------------------------------------------------------------
 
 
-def sigmoid(input: Tensor) -> Tensor:
+def sigmoid(input: Tensor, *, recompute: bool = False) -> Tensor:
     """As `torch.nn.functional.sigmoid`; keeps its output."""
-    return ops().sigmoid(input, False)
+    return ops().sigmoid(input, recompute)
 
 
-def tanh(input: Tensor) -> Tensor:
+def tanh(input: Tensor, *, recompute: bool = False) -> Tensor:
     """As `torch.nn.functional.tanh`; keeps its output."""
-    return ops().tanh(input, False)
+    return ops().tanh(input, recompute)

@@ -62,6 +62,8 @@ def conv(
     padding: str | Numbers = 0,
     dilation: Numbers = 1,
     groups: int = 1,
+    *,
+    recompute: bool = False,
 ) -> Tensor:
     """As `torch.nn.functional.conv`; keeps the input only where the weight needs a gradient."""
     steps, gaps = each("stride", stride, dimensions), each("dilation", dilation, dimensions)
@@ -70,8 +72,8 @@ def conv(
         input, pads = padded(input, weight.shape[2:], steps, padding, gaps)
     else:
         pads = each("padding", padding, dimensions)
-    zeros = (0,) * dimensions
-    return ops().conv(input, weight, bias, steps, pads, gaps, False, zeros, groups, None, False)
+    window, more = (steps, pads, gaps), (0,) * dimensions
+    return ops().conv(input, weight, bias, *window, False, more, groups, None, recompute)
 
 
 def conv_transpose(
@@ -84,12 +86,14 @@ def conv_transpose(
     output_padding: Numbers = 0,
     groups: int = 1,
     dilation: Numbers = 1,
+    *,
+    recompute: bool = False,
 ) -> Tensor:
     """As `torch.nn.functional.conv_transpose`; keeps the input only for the weight's gradient."""
     steps, gaps = each("stride", stride, dimensions), each("dilation", dilation, dimensions)
     pads = each("padding", padding, dimensions)
-    more = each("output_padding", output_padding, dimensions)
-    return ops().conv(input, weight, bias, steps, pads, gaps, True, more, groups, None, False)
+    window, more = (steps, pads, gaps), each("output_padding", output_padding, dimensions)
+    return ops().conv(input, weight, bias, *window, True, more, groups, None, recompute)
 
 
 conv1d, conv2d, conv3d = over(1, conv), over(2, conv), over(3, conv)

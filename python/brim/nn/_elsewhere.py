@@ -210,6 +210,30 @@ def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
     return getattr(_F, f"adaptive_avg_pool{len(output_size)}d")(input, output_size)
 
 
+def _cross_entropy(input: Any, target: Any, weight: Any, reduction: int, *options: Any) -> Any:
+    ignore_index, label_smoothing, in_float32, *_ = options
+    return _F.cross_entropy(
+        input.float() if in_float32 else input,
+        target,
+        weight,
+        ignore_index=ignore_index,
+        reduction=("none", "mean", "sum")[reduction],
+        label_smoothing=label_smoothing,
+    )
+
+
+def _linear_cross_entropy(
+    input: Any, linear_weight: Any, linear_bias: Any, target: Any, weight: Any, *options: Any
+) -> Any:
+    *common, scale, softcap, in_float32, _, _ = options
+    logits = _F.linear(input, linear_weight, linear_bias)
+    if scale != 1.0:
+        logits = logits * scale
+    if softcap:
+        logits = torch.tanh(logits / softcap) * softcap
+    return _cross_entropy(logits, target, weight, *common, in_float32)
+
+
 def _float32_rms_norm(input: Any, weight: Any, eps: float, offset: float, cast_first: bool) -> Any:
     wide = input.to(torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
@@ -234,6 +258,8 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
     "max_pool_with_indices": partial(_max_pool, return_indices=True),
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive_avg_pool,
+    "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
     **{name: getattr(_elementwise, name) for name in ("activation", "gated", "gated_packed")},
 }
 

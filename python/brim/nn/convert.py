@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,7 +13,11 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from brim import _C
-from brim.nn import modules
+from brim.nn import _causal_lm_loss, modules
+from brim.nn._derived import MAKERS, Recipe, derived, is_made, original_of
+from brim.nn._functions import with_functions
+from brim.nn.recognisers import recognise
+from brim.nn.saving import check_recompute
 
 __all__ = ["ConversionReport", "ConvertedLayer", "convert", "restore"]
 
@@ -53,6 +58,7 @@ for _own in ORIGINALS:
     type.__setattr__(_own, "qconfig", _NoQuantization())
 
 _ROOT = "(model)"
+_FEW = 4
 
 
 @dataclass(frozen=True)
@@ -64,38 +70,62 @@ class ConvertedLayer:
         type: the class it had, without the module.
         reason: why it was kept as it is; empty where it was replaced.
         names: all its names, where the model has it in several places.
+        recognised: what it computes, where its class is none of torch.nn's own.
     """
 
     name: str
     type: str
     reason: str
     names: tuple[str, ...]
+    recognised: str = ""
 
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What `convert` replaced and what it kept as it was. `print` shows what was kept as a table.
+    """What `convert` replaced and what it kept as it was.
 
-    Containers are not listed, only layers: modules without children or with parameters.
+    `print` shows the classes that it recognised and what was kept, as tables. Containers are not
+    listed, only layers: modules without children or with parameters.
 
     Attributes:
         replaced: one entry per layer.
         kept: one entry per layer, with the reason.
+        functions: one entry per module whose forward calls functions that brim has: they are
+            redirected there, as by `brim.saving()`.
     """
 
     replaced: tuple[ConvertedLayer, ...]
     kept: tuple[ConvertedLayer, ...]
+    functions: tuple[ConvertedLayer, ...] = ()
 
     def __str__(self) -> str:
         layers = "layer" if len(self.replaced) == 1 else "layers"
         head = f"{len(self.replaced)} {layers} replaced, {len(self.kept)} kept as they are"
-        if not self.kept:
-            return head
-        rows = [
-            [", ".join(name or _ROOT for name in each.names), each.type, each.reason]
-            for each in self.kept
-        ]
-        return f"{head}\n\n{_C.text_table(['layer', 'type', 'kept because'], rows, left=3)}"
+        if self.functions:
+            modules = "module" if len(self.functions) == 1 else "modules"
+            head += f", functions redirected in {len(self.functions)} {modules}"
+        tables = []
+        known = Counter((each.type, each.recognised) for each in self.replaced if each.recognised)
+        if known:
+            rows = [[kind, what, str(count)] for (kind, what), count in known.items()]
+            tables.append(_C.text_table(["type", "recognised as", "layers"], rows, left=2))
+        if self.kept:
+            rows = list(self._rows_of_kept())
+            tables.append(_C.text_table(["layer", "type", "kept because"], rows, left=3))
+        return "\n\n".join([head, *tables])
+
+    def _rows_of_kept(self) -> Iterator[list[str]]:
+        """Many of one type for one reason are one row."""
+        alike: dict[tuple[str, str], list[ConvertedLayer]] = {}
+        for each in self.kept:
+            alike.setdefault((each.type, each.reason), []).append(each)
+        for (kind, reason), layers in alike.items():
+            shown = layers if len(layers) <= _FEW else layers[:1]
+            for each in shown:
+                name = ", ".join(name or _ROOT for name in each.names)
+                if len(layers) > _FEW:
+                    name += f" and {len(layers) - 1} others"
+                yield [name, kind, reason]
 
 
 def convert(
@@ -103,11 +133,15 @@ def convert(
     only: Choices | None = None,
     skip: Choices | None = None,
     recompute: str | None = None,
+    functions: bool = True,
 ) -> ConversionReport:
     """Change the layers of a model to brim's, in place.
 
-    A layer is replaced if its type is exactly one of `torch.nn` that brim has a counterpart for. It
-    stays the same object: hooks, names, sharing, parameters, training flag and state_dict stay.
+    A layer is replaced if its type is one of `torch.nn` that brim has a counterpart for, a class
+    derived from one that computes the same, or if brim recognises what it computes: RMSNorms,
+    activations and others that models write themselves. It stays the same object: hooks, names,
+    sharing, parameters, training flag and state_dict stay, and its class derives from the one it
+    had.
 
     Args:
         model: any module, also a single layer.
@@ -119,6 +153,9 @@ def convert(
             recompute in backward from what they keep anyway (normalisation, activations, dropout,
             sums): the same values for less memory and more time. Also for layers that are brim's
             already. None changes nothing.
+        functions: also redirect the functions that modules call in their own forward (`F.gelu`,
+            products of two tensors), as `brim.saving()` does. This costs some microseconds for each
+            call of a function there. Language models of transformers also get brim's loss.
 
     Returns:
         What was replaced, and what was not and why.
@@ -144,36 +181,46 @@ def convert(
         ['0', '1']
     """
     check_module(model)
-    if recompute not in (None, "cheap"):
-        raise ValueError(f'recompute must be None or "cheap", got {recompute!r}')
+    check_recompute(recompute)
     places = _places(model)
     chosen = places.keys() if only is None else _matching("only", only, places)
     left_out = set() if skip is None else _matching("skip", skip, places)
-    replaced, kept = [], []
+    replaced: list[ConvertedLayer] = []
+    kept: list[ConvertedLayer] = []
+    around: list[ConvertedLayer] = []
     for module, names in places.items():
         if module not in chosen:
-            reason = "not chosen by only"
+            change = _Change("not chosen by only")
         elif module in left_out:
-            reason = "left out by skip"
+            change = _Change("left out by skip")
         else:
-            reason = _obstacle(module)
-        entry = ConvertedLayer(names[0], type(module).__name__, reason, tuple(names))
-        if not reason:
-            module.__class__ = COUNTERPARTS[type(module)]
+            change = _change_of(module, functions)
+            if functions and (recompute is not None or "_loss_function" not in vars(module)):
+                change.reroutes = _causal_lm_loss.reroute(module, recompute is not None)
+        kind = type(module).__name__
+        entry = ConvertedLayer(names[0], kind, change.reason, tuple(names), change.recognised)
+        if change.to is not None:
+            module.__class__ = change.to
+        if change.to is not None and not change.is_region:
             replaced.append(entry)
+        elif change.is_region or change.reroutes:
+            around.append(entry)
         elif is_layer(module):
             kept.append(entry)
-        if reason in ("", _ALREADY) and recompute is not None and hasattr(module, "recompute"):
-            module.__dict__["recompute"] = True
-    return ConversionReport(tuple(replaced), tuple(kept))
+        if recompute is not None and change.reason in ("", _ALREADY):
+            flag = "recompute" if own_base(type(module)) is not None else "_brim_recompute"
+            if hasattr(type(module), flag):
+                module.__dict__[flag] = True
+    return ConversionReport(tuple(replaced), tuple(kept), tuple(around))
 
 
 def restore(model: Module) -> Module:
-    """Change brim's layers in a model back to those of torch.nn, in place.
+    """Change brim's layers in a model back to what they were, in place.
 
     Args:
-        model: any module. Layers whose type is exactly one of `brim.nn` change back; those of
-            derived classes stay and only lose their `recompute`.
+        model: any module. Everything that `convert` changes is changed back, and layers whose type
+            is exactly one of `brim.nn`; those of classes that you derived stay and only lose their
+            `recompute`.
 
     Returns:
         The model itself.
@@ -190,9 +237,12 @@ def restore(model: Module) -> Module:
     """
     check_module(model)
     for module in model.modules():
-        if own_base(type(module)) is not None:
+        kind = type(module)
+        module.__dict__.pop("_brim_recompute", None)
+        _causal_lm_loss.restore(module)
+        if own_base(kind) is not None:
             module.__dict__.pop("recompute", None)
-            module.__class__ = ORIGINALS.get(type(module), type(module))
+        module.__class__ = original_of(kind) or ORIGINALS.get(kind, kind)
     return model
 
 
@@ -237,10 +287,52 @@ def is_layer(module: Module) -> bool:
     return next(module.children(), None) is None or any(True for _ in module.parameters(False))
 
 
-def _obstacle(module: Module) -> str:
-    """Why a module cannot be replaced; empty if it can."""
+@dataclass
+class _Change:
+    """What becomes of a module.
+
+    Attributes:
+        reason: why its class stays.
+        to: its new class.
+        recognised: as what, for the report.
+        is_region: that class only redirects functions.
+        reroutes: it got brim's loss function.
+    """
+
+    reason: str = ""
+    to: type[Module] | None = None
+    recognised: str = ""
+    is_region: bool = False
+    reroutes: bool = False
+
+
+def _change_of(module: Module, functions: bool) -> _Change:
     kind = type(module)
-    if kind in ORIGINALS:
+    reason = _obstacle(module)
+    if reason:
+        return _Change(reason)
+    if kind in COUNTERPARTS:
+        return _Change(to=COUNTERPARTS[kind])
+    try:
+        for base in kind.__mro__[1:]:
+            if base in COUNTERPARTS and same_work(kind, base):
+                return _Change(to=derived(kind, Recipe("layer", (base,))), recognised=base.__name__)
+        known = recognise(module)
+        if known is not None and known.kind is not None:
+            return _Change(to=known.kind, recognised=known.what)
+        if functions and (region := with_functions(module)) is not None:
+            return _Change(to=region, is_region=True)
+    except TypeError as error:
+        return _Change(f"no class can be derived from its own: {error}")
+    if known is not None:
+        return _Change(f"it looks like {known.what}, but its results differ from what brim knows")
+    return _Change("brim has no counterpart")
+
+
+def _obstacle(module: Module) -> str:
+    """Why a module cannot be replaced, whatever it is; empty if it can."""
+    kind = type(module)
+    if kind in ORIGINALS or is_made(kind):
         return _ALREADY
     if parametrize.is_parametrized(module):
         return "it is parametrized"
@@ -248,16 +340,39 @@ def _obstacle(module: Module) -> str:
         return "it is lazy: run the model once before"
     if own_base(kind) is not None:
         return _ALREADY
-    if kind not in COUNTERPARTS:
-        for base in kind.__mro__[1:]:
-            if base in COUNTERPARTS:
-                return f"it is a subclass of {base.__name__}"
-        return "brim has no counterpart"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is a program of TorchScript"
+    if "forward" in module.__dict__:
+        return "its forward was replaced"
     if getattr(module, "qconfig", None) is not None:
         return "it is prepared for quantization"
     if any(p is not None and p.is_complex() for p in module._parameters.values()):
         return "its parameters are complex"
     return ""
+
+
+def _members(kind: type[Module], base: type[Module]) -> tuple[tuple[type[Module], ...], Any]:
+    """For a class that does the same work as a layer of torch.nn."""
+    return (COUNTERPARTS[base], kind), {}
+
+
+MAKERS["layer"] = _members
+
+WORK = ("forward", "_conv_forward")
+"""The methods that brim's layers override."""
+
+
+def same_work(kind: type[Module], base: type[Module]) -> bool:
+    """Whether a class computes by the same functions as another.
+
+    Example:
+        >>> class Mine(torch.nn.ReLU): ...
+        >>> class Other(torch.nn.ReLU):
+        ...     def forward(self, x): return x
+        >>> same_work(Mine, torch.nn.ReLU), same_work(Other, torch.nn.ReLU)
+        (True, False)
+    """
+    return all(getattr(kind, name, None) is getattr(base, name, None) for name in WORK)
 
 
 def _matching(argument: str, choices: Choices, places: Mapping[Module, list[str]]) -> set[Module]:

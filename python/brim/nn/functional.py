@@ -22,11 +22,12 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from brim.nn import _activation, _conv, _gated, _pool
+from brim.nn import _activation, _conv, _gated, _loss, _pool
 from brim.nn._activation import *  # noqa: F403
 from brim.nn._conv import *  # noqa: F403
 from brim.nn._elsewhere import check_tensors, ops
 from brim.nn._gated import *  # noqa: F403
+from brim.nn._loss import *  # noqa: F403
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
 
@@ -43,6 +44,7 @@ __all__ = [
 __all__ += _activation.__all__
 __all__ += _conv.__all__
 __all__ += _gated.__all__
+__all__ += _loss.__all__
 __all__ += _pool.__all__
 
 # -- Dropout ---------------------------------------------------------------------------------------
@@ -67,19 +69,18 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 # -- Linear ----------------------------------------------------------------------------------------
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, recompute: bool = False
+) -> Tensor:
     """As `torch.nn.functional.linear`; keeps the input only where the weight needs a gradient.
+
+    With `recompute`, not even there if the layer before can recompute it in backward.
 
     Example:
         >>> x, weight = torch.randn(2, 3, requires_grad=True), torch.ones(4, 3)
         >>> linear(x, weight).shape
         torch.Size([2, 4])
     """
-    return _linear(input, weight, bias, False)
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, recompute: bool) -> Tensor:
-    """The same; with `recompute`, backward asks the layer before for the input where it can."""
     return ops().linear(input, weight, bias, None, recompute)
 
 
@@ -135,7 +136,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As `torch.nn.functional.layer_norm`; keeps the input where more than the bias needs it."""
-    return ops().layer_norm(input, normalized_shape, weight, bias, eps)
+    return ops().layer_norm(input, normalized_shape, weight, bias, eps, False)
 
 
 def group_norm(
@@ -146,7 +147,7 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As `torch.nn.functional.group_norm`; keeps the input where more than the bias needs it."""
-    return ops().group_norm(input, num_groups, weight, bias, eps)
+    return ops().group_norm(input, num_groups, weight, bias, eps, False)
 
 
 def rms_norm(
@@ -156,7 +157,7 @@ def rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """As `torch.nn.functional.rms_norm`; keeps the input, once."""
-    return ops().rms_norm(input, normalized_shape, weight, eps)
+    return ops().rms_norm(input, normalized_shape, weight, eps, False)
 
 
 def float32_rms_norm(

@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from brim import _C
 from brim._arguments import runs_in_parts
 from brim.nn import _activation, functional
 
@@ -22,20 +24,28 @@ __all__ = ["Saving", "saving"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def saving() -> Saving:
+def saving(recompute: str | None = None) -> Saving:
     """A region of code in which functions such as `F.relu` and `F.max_pool2d` keep less.
 
     `with brim.saving():` redirects the functions of `torch.nn.functional`, and those of the same
     names in `torch` and `torch.Tensor`, to `brim.nn.functional`: activations, dropout, linear
-    layers, convolutions, normalisation and pooling of plain floating-point tensors. This includes
+    layers, convolutions, normalisation and pooling of plain floating-point tensors, and products of
+    two that need a gradient. This includes
     the layers of `torch.nn`, which call these functions. Nothing else changes, nor do the calls
     inside of larger functions of torch (`F.multi_head_attention_forward`).
 
     Regions nest and belong to their thread. `@brim.saving()` decorates a function. torch.compile
     decides by itself what it keeps.
 
+    Args:
+        recompute: "cheap": the functions keep nothing that those before them can recompute in
+            backward, as with `brim.convert(model, recompute="cheap")`.
+
     Returns:
         A context manager, which can be entered again.
+
+    Raises:
+        ValueError: if `recompute` is unknown.
 
     Example:
         >>> import torch, brim
@@ -46,11 +56,22 @@ def saving() -> Saving:
         >>> y.grad_fn.name()
         'brim::relu_backward'
     """
-    return Saving()
+    check_recompute(recompute)
+    return Saving(recompute is not None)
+
+
+def check_recompute(recompute: str | None) -> None:
+    """Refuse any other value."""
+    if recompute not in (None, "cheap"):
+        raise ValueError(f'recompute must be None or "cheap", got {recompute!r}')
 
 
 class Saving(TorchFunctionMode):
     """What `brim.saving()` gives."""
+
+    def __init__(self, recompute: bool = False) -> None:
+        super().__init__()
+        self._instead = _RECOMPUTING if recompute else _KEEPING
 
     def __torch_function__(
         self,
@@ -61,11 +82,10 @@ class Saving(TorchFunctionMode):
     ) -> Any:
         """Run brim's function in place of torch's where there is one and the types fit."""
         kwargs = kwargs or {}
-        if not torch.compiler.is_compiling():
-            instead = _INSTEAD.get(func)
-            if instead is not None and not _is_paused.get() and _fits(args, kwargs):
-                return instead(*args, **kwargs)
-        return func(*args, **kwargs)
+        instead = self._instead.get(func)
+        if instead is None or torch.compiler.is_compiling() or _is_paused.get():
+            return func(*args, **kwargs)
+        return (instead if _fits(args, kwargs) else func)(*args, **kwargs)
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function: each call of it is such a region."""
@@ -138,6 +158,17 @@ def _without(option: str, function: Callable[..., Tensor]) -> Callable[..., Tens
     return run
 
 
+def _product(mul: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The product where torch would keep both factors."""
+
+    def run(input: Tensor, other: Any) -> Tensor:
+        if isinstance(other, Tensor) and other.requires_grad and input.requires_grad:
+            return mul(input, other)
+        return torch.mul(input, other)
+
+    return run
+
+
 def _batch_norm(
     input: Any,
     weight: Any,
@@ -151,13 +182,19 @@ def _batch_norm(
     return run(input, running_mean, running_var, weight, bias, *args, **kwargs)
 
 
-def _table() -> dict[Any, Callable[..., Any]]:
-    own: Any = functional
+def _table(recompute: bool) -> dict[Any, Callable[..., Any]]:
+    own: Any = SimpleNamespace(**{name: getattr(functional, name) for name in functional.__all__})
+    if recompute:
+        for name, function in vars(own).items():
+            if "recompute" in inspect.signature(function).parameters:
+                setattr(own, name, functools.partial(function, recompute=True))
     from_torch: Any = torch
     inner: Any = torch._C._nn
-    torchs: Any = torch.nn.functional
+    torchs = torch.nn.functional
     table = {
-        getattr(torchs, name): getattr(own, name) for name in own.__all__ if hasattr(torchs, name)
+        getattr(torchs, name): function
+        for name, function in vars(own).items()
+        if hasattr(torchs, name)
     }
     table |= {
         from_torch.dropout: lambda input, p, train: functional.dropout(input, p, train),
@@ -169,7 +206,13 @@ def _table() -> dict[Any, Callable[..., Any]]:
         inner.adaptive_avg_pool2d: functional.adaptive_avg_pool2d,
         inner.adaptive_avg_pool3d: functional.adaptive_avg_pool3d,
     }
+    product = _product(own.mul)
+    table |= dict.fromkeys((torch.mul, torch.multiply), product)
+    for method in ("mul", "multiply", "__mul__", "__rmul__"):
+        table[getattr(torch.Tensor, method)] = product
     for name in _activation.__all__:
+        if not hasattr(torchs, name):
+            continue
         function = getattr(own, name)
         for place in (torch, torch.Tensor, inner):
             if place is inner and name == "elu":  # has more options there
@@ -186,4 +229,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
     return table
 
 
-_INSTEAD: Mapping[Any, Callable[..., Any]] = _table()
+_KEEPING: Mapping[Any, Callable[..., Any]] = _table(recompute=False)
+_RECOMPUTING: Mapping[Any, Callable[..., Any]] = _table(recompute=True)
+FUNCTIONS = frozenset(_KEEPING)
+"""The functions of torch that a region redirects."""
+
+_C.set_saving_mode(Saving)  # brim's own operators need not pass through it

@@ -9,6 +9,10 @@ Autocast::Autocast(c10::DeviceType device)
       low_(at::autocast::get_lower_precision_fp_from_device_type(device)),
       off_(at::autocast::get_autocast_dispatch_key_from_device_type(device)) {}
 
+bool Autocast::changes(at::ScalarType to, const at::Tensor& tensor) const {
+  return at::autocast::is_eligible(tensor, device_) && tensor.scalar_type() != to;
+}
+
 at::Tensor Autocast::cast(at::ScalarType to, const at::Tensor& tensor) const {
   return at::autocast::cached_cast(to, tensor, device_);
 }

@@ -18,6 +18,9 @@ class Autocast {
   /// The low precision type that the user asked for.
   [[nodiscard]] at::ScalarType low() const { return low_; }
 
+  /// Whether cast() changes the type of `tensor`.
+  [[nodiscard]] bool changes(at::ScalarType to, const at::Tensor& tensor) const;
+
   /// `tensor` as `to` where autocast may change it, else itself. Part of the graph; torch keeps the
   /// copy of a trainable weight until the region of autocast ends.
   [[nodiscard]] at::Tensor cast(at::ScalarType to, const at::Tensor& tensor) const;

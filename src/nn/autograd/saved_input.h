@@ -2,6 +2,7 @@
 
 #include "nn/autograd/node.h"
 #include "nn/autograd/recompute.h"
+#include "nn/autograd/saved_tensor.h"
 
 namespace brim::nn {
 
@@ -11,15 +12,21 @@ class KeptInput {
  public:
   /// At forward. @param recompute keep nothing, if the input can be recomputed
   void keep(const at::Tensor& input, bool recompute) {
-    const auto& producer = input.grad_fn();
-    if (recompute && are_few(layers_to_recompute(producer.get(), version_of(input))) &&
-        prepare_to_recompute(*producer)) {
-      producer_ = producer;
-      asks_ = true;
+    if (recompute && ask(input.grad_fn(), version_of(input))) {
       return;
     }
     tell_producer_kept(input);
-    saved_ = SavedVariable(input, false);
+    saved_ = Kept(input);
+  }
+
+  /// At forward: from here on `producer` recomputes the input. @returns false if it cannot
+  [[nodiscard]] bool ask(const NodePtr& producer, const TensorVersion& input) {
+    if (!are_few(layers_to_recompute(producer.get(), input)) || !prepare_to_recompute(*producer)) {
+      return false;
+    }
+    producer_ = producer;
+    asks_ = true;
+    return true;
   }
 
   /// Whether get() costs time.
@@ -28,20 +35,41 @@ class KeptInput {
   /// At backward. @throws c10::Error after release().
   [[nodiscard]] at::Tensor get() {
     if (!asks_) {
-      return saved_.unpack();
+      return saved_.take();
     }
-    TORCH_CHECK(producer_ != nullptr, torch::autograd::ERR_BACKWARD_TWICE);
-    return nn::recompute(*producer_);
+    const at::Tensor lent = again_.get();
+    again_.reset();
+    return lent.defined() ? lent : recompute();
+  }
+
+  /// At backward, for a layer behind. What was recomputed is held until get().
+  [[nodiscard]] at::Tensor lend() {
+    if (!asks_) {
+      return saved_.lend();
+    }
+    at::Tensor value = again_.get();
+    if (!value.defined()) {
+      value = recompute();
+      again_.set(value);
+    }
+    return value;
   }
 
   void release() {
-    saved_.reset_data();
+    saved_.release();
+    again_.reset();
     producer_.reset();
   }
 
  private:
+  [[nodiscard]] at::Tensor recompute() const {
+    TORCH_CHECK(producer_ != nullptr, torch::autograd::ERR_BACKWARD_TWICE);
+    return nn::recompute(*producer_);
+  }
+
   bool asks_ = false;
-  SavedVariable saved_;
+  Kept saved_;
+  ForThisBackward again_;
   // Among the edges of the asking node too, so this makes no circle.
   NodePtr producer_;
 };

@@ -10,6 +10,7 @@
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
+#include "nn/autograd/runs_again.h"
 #include "nn/autograd/saved_input.h"
 #include "nn/autograd/storage_pinning.h"
 
@@ -58,7 +59,7 @@ bool is_plain(const at::Tensor& input, const at::Tensor& weight, const MaybeTens
 
 // Every product has the form that torch's own derivatives give it: another one is as right, but
 // rounds differently.
-class LinearNode final : public SavingNode {
+class LinearNode final : public SavingNode, public RunsAgain {
  public:
   /// At forward, below autograd: the output.
   /// @param kept the input, or a copy without gaps
@@ -71,23 +72,42 @@ class LinearNode final : public SavingNode {
     // The bias is added inside the product, or where the input has gaps after it.
     fused_ = is_given(bias) && (input.dim() == 2 || input.is_contiguous_or_false());
     batched_ = !fused_ && input.dim() > 2 && !weight_needs_grad && !folds(input);
-    at::Tensor output;
     if (batched_) {
-      output = at::matmul(input, weight.t());
-    } else {
-      const at::Tensor matrix = matrix_of(kept);
-      column_major_input_ = is_column_major(matrix);
-      output = fused_ ? at::addmm(*bias, matrix, weight.t()) : at::mm(matrix, weight.t());
-      output = with_last(std::move(output), weight.sym_size(0));
+      at::Tensor output = at::matmul(input, weight.t());
+      return is_given(bias) ? output.add_(*bias) : output;
     }
-    if (is_given(bias) && !fused_) {
-      output.add_(*bias);
-    }
-    return output;
+    const at::Tensor matrix = matrix_of(kept);
+    column_major_input_ = is_column_major(matrix);
+    return product(matrix, weight, bias);
   }
 
-  void keep_input(const at::Tensor& input, bool recompute) { input_.keep(input, recompute); }
-  void keep_weight(const at::Tensor& weight) { weight_ = SavedVariable(weight, false); }
+  void keep_input(const at::Tensor& input, bool recompute) {
+    input_.keep(input, recompute);
+    keeps_input_ = true;
+  }
+
+  void keep_weight(const at::Tensor& weight) { weight_ = Kept(weight); }
+
+  /// At forward, after the others: what run_again() needs besides the weight.
+  void allow_to_run_again(const at::Tensor& input, const MaybeTensor& bias, bool casts) {
+    // A copy that autocast made of the bias would be memory of its own.
+    const bool keeps_copy = is_given(bias) && (casts || !bias->is_leaf());
+    if (input.requires_grad() && !batched_ && !keeps_copy) {
+      before_ = version_of(input);
+      bias_ = kept(bias);
+    }
+  }
+
+  bool prepare_to_run_again() override {
+    const std::lock_guard lock(mutex_);
+    return before_ && is_weight_there() && bias_.freeze(elements()) &&
+           (keeps_input_ || input_.asks() || input_.ask(next_edge(0).function, *before_));
+  }
+
+  at::Tensor run_again() override {
+    const std::lock_guard lock(mutex_);
+    return product(matrix_of(input_.lend()), in_type(weight_.lend(), type_), maybe(bias_.lend()));
+  }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
@@ -112,12 +132,34 @@ class LinearNode final : public SavingNode {
   void release_variables() override {
     const std::lock_guard lock(mutex_);
     input_.release();
-    weight_.reset_data();
+    weight_.release();
+    bias_.release();
   }
 
   std::string name() const override { return "brim::linear_backward"; }
 
  private:
+  /// The weight is too large to be copied. If it is written to later, this node's own backward
+  /// fails too, as torch's does. FSDP may have taken its memory away until then.
+  [[nodiscard]] bool is_weight_there() {
+    if (hooks_in_force() != nullptr) {
+      return true;
+    }
+    try {
+      return weight_.lend().defined();
+    } catch (const c10::Error&) {
+      return false;
+    }
+  }
+
+  [[nodiscard]] at::Tensor product(const at::Tensor& matrix, const at::Tensor& weight,
+                                   const MaybeTensor& bias) const {
+    at::Tensor output =
+        with_last(fused_ ? at::addmm(*bias, matrix, weight.t()) : at::mm(matrix, weight.t()),
+                  weight.sym_size(0));
+    return is_given(bias) && !fused_ ? output.add_(*bias) : output;
+  }
+
   at::Tensor with_last(at::Tensor matrix, const c10::SymInt& last) const {
     if (sizes_.size() == 2) {
       return matrix;
@@ -128,14 +170,14 @@ class LinearNode final : public SavingNode {
   }
 
   at::Tensor input_grad(const at::Tensor& grad) {
-    const at::Tensor weight = in_type(weight_.unpack(), type_);
+    const at::Tensor weight = in_type(weight_.take(), type_);
     return with_last(column_major_input_ ? weight.t().mm(grad.t()).t() : grad.mm(weight),
                      sizes_.back());
   }
 
   /// torch multiplies an input that cannot be folded by the frozen weight batch by batch.
   at::Tensor input_grad_batched(const at::Tensor& grad) {
-    const at::Tensor weight = in_type(weight_.unpack(), type_);
+    const at::Tensor weight = in_type(weight_.take(), type_);
     c10::SymInt batches = 1;
     for (const auto& size : c10::SymIntArrayRef(sizes_).slice(0, sizes_.size() - 2)) {
       batches = batches * size;
@@ -160,7 +202,10 @@ class LinearNode final : public SavingNode {
   }
 
   KeptInput input_;
-  SavedVariable weight_;
+  bool keeps_input_ = false;
+  std::optional<TensorVersion> before_;  // the input, if this node may run again
+  Kept weight_;
+  Kept bias_;
   c10::SymDimVector sizes_;
   at::ScalarType type_ = at::kFloat;
   bool row_major_weight_ = true;
@@ -199,7 +244,11 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
   if (input.requires_grad()) {
     node->keep_weight(parameter.value_or(weight));
   }
+  if (recompute) {
+    node->allow_to_run_again(kept, bias, parameter.has_value());
+  }
   torch::autograd::set_history(output, node);
+  node->set_output(output);
   return output;
 }
 

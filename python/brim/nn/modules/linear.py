@@ -29,4 +29,4 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the weight, plus the bias."""
-        return functional._linear(input, self.weight, self.bias, self.recompute)
+        return functional.linear(input, self.weight, self.bias, recompute=self.recompute)

@@ -1,0 +1,167 @@
+"""Which modules call functions that brim has, and the region of `brim.saving()` around these."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.compiler import is_compiling
+
+from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived
+from brim.nn.saving import FUNCTIONS, Saving
+
+__all__ = ["with_functions"]
+
+_push: Any = torch._C._push_on_torch_function_stack
+_pop: Any = torch._C._pop_torch_function_stack
+
+
+def with_functions(module: torch.nn.Module) -> Kind | None:
+    """A class in which the methods that call functions are regions of `brim.saving()`.
+
+    Only what the module runs itself counts, not what its children do: for those, None.
+
+    Example:
+        >>> class Gate(torch.nn.Module):
+        ...     def forward(self, x): return x * torch.sigmoid(x)
+        >>> with_functions(Gate()).__name__
+        'Gate'
+        >>> with_functions(torch.nn.Sequential(Gate()))
+    """
+    methods = tuple(name for name, uses in _uses_of(type(module)).items() if uses.fit(module))
+    if not methods and any(map(_is_function, module.__dict__.values())):
+        methods = ("forward",)
+    return derived(type(module), Recipe("functions", methods)) if methods else None
+
+
+def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
+    regions = {name: _region(getattr(kind, name)) for name in methods}
+    return (kind,), {**regions, "_brim_recompute": False}
+
+
+def _region(work: Any) -> Any:
+    @functools.wraps(work)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not torch.is_grad_enabled():
+            return work(self, *args, **kwargs)
+        mode = _REGIONS[self._brim_recompute]
+        if _is_inside(mode):
+            return work(self, *args, **kwargs)
+        _push(mode)
+        try:
+            return work(self, *args, **kwargs)
+        finally:
+            _pop()
+
+    return run
+
+
+MAKERS["functions"] = _members
+_REGIONS = (Saving(False), Saving(True))
+
+
+def _is_inside(mode: Saving) -> bool:
+    depth = torch._C._len_torch_function_stack()
+    return depth > 0 and torch._C._get_function_stack_at(depth - 1) is mode
+
+
+# -- Which modules call them ----------------------------------------------------------------------
+
+
+_MANY = 40
+
+
+@dataclass
+class _Uses:
+    """What a method does: calls functions; multiplies by what may be a tensor, or by attributes."""
+
+    calls: bool = False
+    multiplies: bool = False
+    factors: set[str] = field(default_factory=set)
+
+    def fit(self, module: torch.nn.Module) -> bool:
+        """Whether a region around the method is worth it.
+
+        Not for a product in a large container: everything inside would run in the region.
+        """
+        multiplies = self.multiplies or any(
+            not isinstance(getattr(module, name, None), (int, float)) for name in self.factors
+        )
+        return self.calls or (multiplies and sum(1 for _ in module.modules()) <= _MANY)
+
+
+def _is_function(value: Any) -> bool:
+    """Whether an attribute of a module is one of the functions, such as `self.act = F.relu`."""
+    if isinstance(value, functools.partial):
+        value = value.func
+    return callable(value) and getattr(value, "__name__", "") in _NAMES
+
+
+_NAMES = frozenset(name for each in FUNCTIONS if (name := getattr(each, "__name__", "")))
+_uses: WeakKeyDictionary[Kind, dict[str, _Uses]] = WeakKeyDictionary()
+
+
+def _uses_of(kind: Kind) -> dict[str, _Uses]:
+    """What the forward of a class does, and the methods that it calls."""
+    if kind in _uses:
+        return _uses[kind]
+    found: dict[str, _Uses] = {}
+    waiting = ["forward"]
+    while waiting:
+        name = waiting.pop()
+        for base in kind.__mro__ if name not in found else ():
+            function = base.__dict__.get(name)
+            code = code_of(function) if inspect.isroutine(function) else None
+            if base is torch.nn.Module or code is None:
+                continue
+            _add_uses(found.setdefault(name, _Uses()), code)
+            waiting += code.co_names
+            if not {"super", name} & {*code.co_names}:  # else it may call that of its base
+                break
+    _uses[kind] = found
+    return found
+
+
+def _add_uses(uses: _Uses, code: CodeType) -> None:
+    for steps in _steps(code):
+        for place, step in enumerate(steps):
+            last, one_before = steps[place - 1], steps[place - 2]
+            if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                uses.calls |= step.argval in _NAMES and not _is_self(last)
+            elif step.opname == "LOAD_GLOBAL":
+                uses.calls |= step.argval in _NAMES
+            elif step.opname == "BINARY_MULTIPLY" or step.argrepr in ("*", "*="):
+                by_number = last.opname == "LOAD_CONST" or (
+                    _is_variable(last) and one_before.opname == "LOAD_CONST"
+                )
+                if last.opname == "LOAD_ATTR" and _is_self(one_before):
+                    uses.factors.add(last.argval)
+                elif not by_number:
+                    uses.multiplies = True
+
+
+def _steps(code: CodeType) -> Iterator[list[dis.Instruction]]:
+    """The instructions of some code, and of the code inside of it."""
+    yield [step for step in dis.get_instructions(code) if step.opname not in _NO_WORK]
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _steps(inner)
+
+
+_NO_WORK = frozenset(["CACHE", "PRECALL", "RESUME", "EXTENDED_ARG"])
+
+
+def _is_variable(step: dis.Instruction) -> bool:
+    return step.opname.startswith("LOAD_FAST")
+
+
+def _is_self(step: dis.Instruction) -> bool:
+    # From Python 3.13 on, one instruction may load two variables.
+    return _is_variable(step) and "self" in (step.argval, step.argval[-1])

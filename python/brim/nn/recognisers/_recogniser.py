@@ -1,0 +1,166 @@
+"""What a recogniser is, and how it compares what a module computes with what brim computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from brim.nn._derived import Kind, code_of
+from brim.nn.saving import paused
+
+__all__ = [
+    "Forward",
+    "Options",
+    "Recogniser",
+    "agree",
+    "names_in",
+    "numbers",
+    "saved_bytes",
+    "small_copy",
+]
+
+Options: TypeAlias = "tuple[Any, ...]"  # hashable; pickles contain them
+Forward: TypeAlias = "Callable[..., Any]"
+
+
+@dataclass(frozen=True)
+class Recogniser:
+    """One kind of module that brim knows.
+
+    Attributes:
+        what: its name in reports; "{0}" stands for the first of the options.
+        candidates: for a module that looks like one, by its attributes and the names in its code,
+            what `forward` needs to know; several where the code does not tell.
+        forward: what brim's modules run, from the class and one of the candidates. It takes `self`
+            and one input, and calls the class's own forward for what it does not know.
+            `self._brim_recompute` says whether to ask the layers before.
+        agrees: whether both forwards do the same, on small inputs; called once for each class and
+            candidate.
+        by_results: the comparison alone decides, so that no result is no surprise.
+    """
+
+    what: str
+    candidates: Callable[[torch.nn.Module], Iterable[Options]]
+    forward: Callable[[Kind, Options], Forward]
+    agrees: Callable[[torch.nn.Module, Forward, Options], bool]
+    by_results: bool = False
+
+
+def names_in(kind: Kind, *methods: str) -> frozenset[str]:
+    """The names that methods of a class use: attributes, globals and what they import."""
+    codes = [code_of(getattr(kind, name)) for name in methods if hasattr(kind, name)]
+    return frozenset(name for code in codes if code is not None for name in code.co_names)
+
+
+def small_copy(
+    module: torch.nn.Module,
+    parameters: Mapping[str, Tensor | None] | None = None,
+    modules: Mapping[str, torch.nn.Module] | None = None,
+    **attributes: Any,
+) -> torch.nn.Module:
+    """A module of the same class and attributes with other parameters and children, without hooks.
+
+    The module itself is not touched, however large it is and wherever it is.
+    """
+    copy: torch.nn.Module = object.__new__(type(module))
+    empty = torch.nn.Module()
+    copy.__dict__.update(module.__dict__)
+    copy.__dict__.update(empty.__dict__)
+    copy.__dict__.update(attributes)
+    copy.__dict__.update(training=module.training, _brim_recompute=False)
+    for name, value in (parameters or {}).items():
+        copy._parameters[name] = None if value is None else torch.nn.Parameter(value)
+    copy._modules.update(modules or {})
+    return copy
+
+
+def numbers(*sizes: int, scale: float = 4.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers between -scale and scale without an order, the same each time."""
+    count = torch.arange(torch.Size(sizes).numel(), dtype=torch.float64, device="cpu")
+    values = torch.sin(count * 12.9898 + 1.0) * 43758.5453
+    return ((values - values.floor()) * 2 - 1).mul(scale).reshape(sizes).to(dtype)
+
+
+def agree(
+    module: torch.nn.Module, ours: Forward, inputs: Iterable[Tensor], exact: bool = True
+) -> bool:
+    """Whether `ours` gives the values and gradients of the forward of a module's class.
+
+    Args:
+        module: a small copy; its parameters are compared too.
+        ours: the other forward.
+        inputs: one call each.
+        exact: bit for bit; else within the rounding of a sum in another order, and in 16 bits with
+            few elements that differ.
+    """
+    theirs = type(module).forward
+    with _undisturbed():
+        for given in inputs:
+            try:
+                expected = _results(theirs, module, given)
+                results = _results(ours, module, given)
+            except Exception:  # it is not what it looks like
+                return False
+            pairs = list(zip(results, expected, strict=True))
+            if not all(_same(mine, other, exact) for mine, other in pairs):
+                return False
+    return True
+
+
+def saved_bytes(module: torch.nn.Module, forward: Forward) -> int:
+    """Bytes that a forward of one input keeps for backward."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with _undisturbed(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = forward(module, numbers(64).requires_grad_())
+    del output
+    return sum(kept.values())
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Whatever the program has switched on is off, and the random state stays."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(paused())
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        yield
+
+
+def _results(forward: Forward, module: torch.nn.Module, given: Tensor) -> list[Tensor | None]:
+    """The output, the input afterwards, and the gradients."""
+    torch.manual_seed(0)
+    leaf = given.clone().requires_grad_()
+    x = leaf.clone()
+    y = forward(module, x)
+    leaves = [leaf, *module.parameters()]
+    cotangent = numbers(*y.shape, scale=1.0, dtype=y.dtype)
+    grads = torch.autograd.grad(y, leaves, cotangent, allow_unused=True)
+    return [y.detach(), x.detach(), *grads]
+
+
+def _same(mine: Tensor | None, other: Tensor | None, exact: bool) -> bool:
+    if mine is None or other is None:
+        return mine is other
+    if mine.shape != other.shape or mine.dtype != other.dtype:
+        return False
+    if exact:
+        return torch.equal(mine.nan_to_num(7.0), other.nan_to_num(7.0))
+    if mine.dtype.itemsize == 2:  # one rounding more or less would change every third element
+        few = (mine != other).sum() <= 0.02 * mine.numel() + 1
+        return bool(few) and torch.allclose(mine, other, rtol=2e-2, atol=1e-2)
+    return torch.allclose(mine, other, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,100 @@
+"""Activations: any module that computes one of brim's functions of its input alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from brim.nn import functional as _functional
+from brim.nn._derived import Kind
+from brim.nn.recognisers._recogniser import (
+    Forward,
+    Options,
+    Recogniser,
+    agree,
+    names_in,
+    numbers,
+    saved_bytes,
+    small_copy,
+)
+
+__all__ = ["activation"]
+
+functional: Any = _functional
+_TORCHS = ("gelu", "gelu_tanh", "silu", "relu", "sigmoid", "tanh", "hardswish", "hardsigmoid")
+_WRITTEN_OUT = (
+    "new_gelu",
+    "fast_gelu",
+    "erf_gelu",
+    "quick_gelu",
+    "clipped_gelu",
+    "swish",
+    "mish",
+    "softplus_mish",
+    "sqrt_softplus",
+    "relu_squared",
+    "laplace",
+)
+_RERUN = "a function that runs again"
+_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        torch nn functional F math Tensor input x act activation inplace float to dtype pi sqrt exp
+        pow square mul mul_ add add_ div div_ clamp clip min max tanh tanh_ erf sigmoid sigmoid_
+        relu relu_ relu6 gelu silu swish mish hardtanh hardsigmoid hardswish hard_sigmoid hard_swish
+        hard_mish softplus where abs precomputed_constant _gelu_python _gelu_tanh_python
+        """,
+    )
+)
+"""What the code of an activation may name: then it depends on its input alone."""
+
+
+def _candidates(module: torch.nn.Module) -> Iterator[Options]:
+    """The name of the function, and whether it works in place."""
+    kind = type(module)
+    used = names_in(kind, "forward")
+    used |= names_in(kind, *(name for name in used if name.startswith("_")))
+    if used and used <= _WORDS and not (module._parameters or module._buffers or module._modules):
+        inplace = bool(getattr(module, "inplace", False))
+        others = (*_WRITTEN_OUT, _RERUN) if hasattr(functional, "activation") else ()
+        for name in (*_TORCHS, *(() if inplace else others)):
+            yield name, inplace
+
+
+def _forward(kind: Kind, options: Options) -> Forward:
+    name, inplace = options
+    work = kind.forward
+    fixed: dict[str, Any] = {"inplace": True} if inplace else {}
+    if name == "gelu_tanh":
+        fixed["approximate"] = "tanh"
+    run: Any = getattr(functional, name.removesuffix("_tanh"), None)
+
+    def forward(self: Any, input: Tensor) -> Any:
+        return run(input, **fixed, recompute=self._brim_recompute)
+
+    def by_name(self: Any, input: Tensor) -> Any:
+        return functional.activation(input, name, recompute=self._brim_recompute)
+
+    def again(self: Any, input: Tensor) -> Any:
+        return functional.rerun(lambda x: work(self, x), input, recompute=self._brim_recompute)
+
+    return forward if name in _TORCHS else again if name == _RERUN else by_name
+
+
+def _agrees(module: torch.nn.Module, ours: Forward, options: Options) -> bool:
+    copy = small_copy(module)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    edges = [0.0, -0.0, torch.inf, -torch.inf, 1e-30, 30.0, -30.0, 200.0, -200.0]
+    values = torch.cat([numbers(503), torch.tensor(edges, device="cpu")])
+    inputs = [values.to(dtype) for dtype in dtypes]
+    if not agree(copy, ours, inputs):
+        return False
+    return options[0] != _RERUN or saved_bytes(copy, ours) < saved_bytes(copy, type(copy).forward)
+
+
+activation = Recogniser("{0}", _candidates, _forward, _agrees, by_results=True)

@@ -1,0 +1,94 @@
+"""Gated perceptrons, down(act(gate(x)) * up(x)), as the models of Hugging Face write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from brim.nn import functional as _functional
+from brim.nn import modules
+from brim.nn._derived import Kind, recipe_of
+from brim.nn.recognisers._recogniser import (
+    Forward,
+    Options,
+    Recogniser,
+    agree,
+    names_in,
+    numbers,
+    small_copy,
+)
+
+__all__ = ["gated_mlp"]
+
+functional: Any = _functional
+_SEPARATE = (
+    ("gate_proj", "up_proj", "act_fn", "down_proj"),  # Llama, Mistral, Qwen, Gemma and most others
+    ("w1", "w3", "act_fn", "w2"),
+)
+_PACKED = (("gate_up_proj", "activation_fn", "down_proj"),)  # Phi3, GLM: the gate is the first half
+
+
+def _candidates(module: nn.Module) -> Iterator[Options]:
+    """The names of the parts, the gate first."""
+    names = names_in(type(module), "forward")
+    for parts in (*_SEPARATE, *_PACKED) if hasattr(functional, "gated") else ():
+        more = {"chunk"} if parts in _PACKED else set()
+        if names == {*parts} | more and {*module._modules} == {*parts}:
+            yield parts
+
+
+def _forward(kind: Kind, options: Options) -> Forward:
+    *inner, act, last = options
+    work = kind.forward
+
+    def forward(self: Any, x: Tensor) -> Any:
+        name = _name_of(getattr(self, act))
+        if name is None:
+            return work(self, x)
+        made = [getattr(self, part)(x) for part in inner]
+        run = functional.gated if len(made) == 2 else functional.gated_packed
+        return getattr(self, last)(run(*made, name, recompute=self._brim_recompute))
+
+    return forward
+
+
+def _name_of(act: nn.Module) -> str | None:
+    """The name of the activation that a module computes; None if it must be called itself."""
+    if act._forward_hooks or act._forward_pre_hooks or act._backward_hooks:
+        return None
+    if act._backward_pre_hooks or _has_any_global_hook():
+        return None
+    kind = type(act)
+    if kind is modules.GELU:
+        return "gelu" if act.approximate == "none" else "gelu_tanh"
+    recipe = recipe_of(kind)
+    if recipe is not None:
+        return str(recipe.options[0]) if recipe.maker == "activation" else None
+    return _NAMES.get(kind)
+
+
+_has_any_global_hook: Any = torch.nn.modules.module._has_any_global_hook  # has no types
+_NAMES: dict[type[nn.Module], str] = {
+    modules.SiLU: "silu",
+    modules.ReLU: "relu",
+    modules.Sigmoid: "sigmoid",
+    modules.Tanh: "tanh",
+    modules.Hardswish: "hardswish",
+}
+
+
+def _agrees(module: nn.Module, ours: Forward, options: Options) -> bool:
+    *inner, act, last = options
+    width = 24 // len(inner)
+    plain: Any = {"device": "cpu", "dtype": torch.float32}
+    with torch.random.fork_rng(devices=[]):
+        children = {part: nn.Linear(8, width, **plain) for part in inner}
+        children[last] = nn.Linear(12, 8, **plain)
+    copy = small_copy(module, modules={**children, act: modules.SiLU()})
+    return agree(copy, ours, [numbers(2, 5, 8)])
+
+
+gated_mlp = Recogniser("gated MLP", _candidates, _forward, _agrees)

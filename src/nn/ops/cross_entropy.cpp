@@ -1,0 +1,283 @@
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty_like.h>
+#include <brim/nn/losses.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <utility>
+
+#include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
+#include "nn/autograd/optional_tensor.h"
+#include "nn/autograd/runs_again.h"
+#include "nn/ops/cross_entropy_rows.h"
+
+// torch keeps the log-softmax of all logits, in float32 where the model cast them before. Here the
+// logits are kept as the model made them or, where the layer that made them can run again, nothing.
+
+namespace brim::nn {
+namespace {
+
+/// The layer that made the logits; null if it is none of ours, or made something else.
+SavingNode* maker_of(const at::Tensor& logits) {
+  const at::Tensor made = logits.is_view() ? at::Tensor(logits._base()) : logits;
+  auto* const layer = dynamic_cast<SavingNode*>(made.grad_fn().get());
+  const bool is_whole =
+      made.is_same(logits) || (made.is_contiguous_or_false() && logits.is_contiguous_or_false() &&
+                               made.sym_numel() == logits.sym_numel());
+  return layer != nullptr && is_whole && layer->is_near() && layer->output() == version_of(made)
+             ? layer
+             : nullptr;
+}
+
+at::Tensor torch_cross_entropy(const at::Tensor& input, const at::Tensor& target,
+                               const MaybeTensor& weight, std::int64_t reduction,
+                               std::int64_t ignore_index, double label_smoothing, bool in_float32,
+                               bool /*recompute*/) {
+  return at::cross_entropy_loss(in_float32 ? input.to(at::kFloat) : input, target,
+                                is_given(weight) ? weight : MaybeTensor(), reduction, ignore_index,
+                                label_smoothing);
+}
+
+/// Whether the operators over rows do it; everything else is left to torch's function.
+bool is_of_rows(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight,
+                double label_smoothing) {
+  return input.dim() == 2 && target.dim() == 1 && target.scalar_type() == at::kLong &&
+         target.sym_size(0) == input.sym_size(0) && input.sym_numel() > 0 && !is_given(weight) &&
+         label_smoothing == 0.0 && input.device() == target.device();
+}
+
+class CrossEntropyNode final : public SavingNode {
+ public:
+  CrossEntropyNode(std::int64_t reduction, std::int64_t ignore_index, double label_smoothing,
+                   bool in_float32)
+      : reduction_(reduction),
+        ignore_index_(ignore_index),
+        label_smoothing_(label_smoothing),
+        in_float32_(in_float32) {}
+
+  /// At forward, below autograd, for logits that torch's function takes.
+  at::Tensor run(const at::Tensor& logits, const at::Tensor& target, const MaybeTensor& weight) {
+    return torch_cross_entropy(logits, target, weight, reduction_, ignore_index_, label_smoothing_,
+                               in_float32_, false);
+  }
+
+  /// The same where is_of_rows().
+  at::Tensor run_rows(const at::Tensor& logits, const at::Tensor& target) {
+    is_of_rows_ = true;
+    auto [losses, log_sums] = cross_entropy_rows(logits, target, ignore_index_, in_float32_);
+    if (log_sums.defined()) {
+      log_sums_ = Kept(log_sums);
+    }
+    if (reduction_ == at::Reduction::None) {
+      return losses;
+    }
+    auto [loss, total] = reduce_rows(losses, target, reduction_, ignore_index_);
+    if (reduction_ == at::Reduction::Mean) {
+      total_ = Kept(total);
+    }
+    return loss;
+  }
+
+  /// At forward.
+  void keep(const at::Tensor& logits, const at::Tensor& target, const MaybeTensor& weight,
+            bool recompute) {
+    target_ = Kept(target);
+    weight_ = kept(weight);
+    SavingNode* const maker = recompute ? maker_of(logits) : nullptr;
+    auto* const again = dynamic_cast<RunsAgain*>(maker);
+    if (again != nullptr && again->prepare_to_run_again()) {
+      maker_ = compat::pointer_to(*maker);
+      again_ = again;
+      const auto sizes = logits.sym_sizes();
+      sizes_ = c10::SymDimVector(sizes.begin(), sizes.end());
+      return;
+    }
+    if (logits.scalar_type() == working_type(logits, in_float32_)) {
+      log_sums_.release();  // together with the logits more than torch keeps
+    }
+    tell_producer_kept(logits);
+    logits_ = Kept(logits);
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    // Backward may be called inside of a region of autocast.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const at::Tensor logits = take_logits();
+    if (!is_of_rows_) {
+      return {rerun(grads[0], logits)};
+    }
+    const at::Tensor target = target_.take();
+    const MaybeTensor total = maybe(total_.take());
+    if (at::GradMode::is_enabled()) {
+      const at::ScalarType type = working_type(logits, in_float32_);
+      return {
+          cross_entropy_rows_grad(grads[0], logits, target, total, reduction_, ignore_index_, type)
+              .to(logits.scalar_type())};
+    }
+    // Logits that were made again are nobody else's.
+    at::Tensor result =
+        maker_ != nullptr ? logits : at::empty_like(logits, at::MemoryFormat::Contiguous);
+    cross_entropy_rows_backward(grads[0], logits, target, maybe(log_sums_.take()), total,
+                                reduction_, ignore_index_, in_float32_, result);
+    return {std::move(result)};
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    for (Kept* const each : {&logits_, &target_, &weight_, &total_, &log_sums_}) {
+      each->release();
+    }
+    is_released_ = true;
+  }
+
+  std::string name() const override { return "brim::cross_entropy_backward"; }
+
+ private:
+  at::Tensor take_logits() {
+    if (maker_ == nullptr) {
+      return logits_.take();
+    }
+    TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
+    return again_->run_again().view_symint(sizes_);
+  }
+
+  /// torch's function once more, and its own derivative.
+  at::Tensor rerun(const at::Tensor& grad, const at::Tensor& logits) {
+    const bool is_double = at::GradMode::is_enabled();
+    const at::AutoGradMode with_graph(true);
+    const at::Tensor leaf = is_double ? logits : logits.detach().requires_grad_();
+    const at::Tensor loss = run(leaf, target_.take(), maybe(weight_.take()));
+    return torch::autograd::grad({loss}, {leaf}, {grad}, is_double, is_double)[0];
+  }
+
+  std::int64_t reduction_;
+  std::int64_t ignore_index_;
+  double label_smoothing_;
+  bool in_float32_;
+  bool is_of_rows_ = false;
+  bool is_released_ = false;
+  Kept logits_;
+  // Of the logits, if they are not kept. It is behind this node's edge, so this makes no circle.
+  NodePtr maker_;
+  RunsAgain* again_ = nullptr;  // the same
+  c10::SymDimVector sizes_;
+  Kept target_;
+  Kept weight_;
+  Kept total_;
+  Kept log_sums_;
+};
+
+/// Dense tensors of class numbers, or of probabilities.
+bool is_known_target(const at::Tensor& target) {
+  const c10::DispatchKeySet keys = target.key_set();
+  return is_known(target) || (target.scalar_type() == at::kLong &&
+                              ((keys | kKnownKeys) == kKnownKeys || is_known_otherwise(target)));
+}
+
+at::Tensor cross_entropy_below(const at::Tensor& input, const at::Tensor& target,
+                               const MaybeTensor& weight, std::int64_t reduction,
+                               std::int64_t ignore_index, double label_smoothing, bool in_float32,
+                               bool recompute) {
+  if (!is_known(input) || !is_known_target(target) ||
+      !is_of_rows(input, target, weight, label_smoothing)) {
+    return torch_cross_entropy(input, target, weight, reduction, ignore_index, label_smoothing,
+                               in_float32, recompute);
+  }
+  const at::Tensor losses =
+      std::get<0>(cross_entropy_rows(input, target, ignore_index, in_float32));
+  return reduction == at::Reduction::None
+             ? losses
+             : std::get<0>(reduce_rows(losses, target, reduction, ignore_index));
+}
+
+at::Tensor cross_entropy_autograd(const at::Tensor& input, const at::Tensor& target,
+                                  const MaybeTensor& weight, std::int64_t reduction,
+                                  std::int64_t ignore_index, double label_smoothing,
+                                  bool in_float32, bool recompute) {
+  if (in_float32 && input.scalar_type() == at::kDouble) {
+    return cross_entropy_autograd(input.to(at::kFloat), target, weight, reduction, ignore_index,
+                                  label_smoothing, false, recompute);
+  }
+  if (!needs_grad(input, target, weight)) {
+    const BelowAutograd below;
+    return cross_entropy_below(input, target, weight, reduction, ignore_index, label_smoothing,
+                               in_float32, recompute);
+  }
+  const bool of_rows = is_of_rows(input, target, weight, label_smoothing);
+  // The derivative by the others is torch's, and torch.func sees no graph inside of a node.
+  if (!is_known(input) || !is_known_target(target) || !is_known(weight) ||
+      needs_grad(target, weight) ||
+      (!of_rows && input.key_set().has(c10::DispatchKey::FuncTorchGradWrapper))) {
+    return torch_cross_entropy(input, target, weight, reduction, ignore_index, label_smoothing,
+                               in_float32, recompute);
+  }
+  auto node = make_node<CrossEntropyNode>(reduction, ignore_index, label_smoothing, in_float32);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  at::Tensor loss = [&] {
+    const BelowAutograd below;
+    return of_rows ? node->run_rows(input, target) : node->run(input, target, weight);
+  }();
+  node->keep(input, target, weight, recompute);
+  add_to_graph<false>(loss, node);
+  return loss;
+}
+
+/// Not a LayerOperator, which would leave every call with class numbers to torch.
+class CrossEntropy {
+ public:
+  CrossEntropy() {
+    using Key = c10::DispatchKey;
+    registration_.add(Key::Autograd, &cross_entropy_autograd);
+    registration_.add(Key::CompositeExplicitAutograd, &cross_entropy_below);
+    registration_.add(Key::CompositeImplicitAutogradNestedTensor, &torch_cross_entropy);
+    registration_.add(Key::FuncTorchBatched, &torch_cross_entropy);
+    registration_.add(Key::AutocastCPU, &autocast<at::kCPU>);
+    registration_.add(Key::AutocastCUDA, &autocast<at::kCUDA>);
+  }
+
+  static at::Tensor call(const at::Tensor& input, const at::Tensor& target,
+                         const MaybeTensor& weight, std::int64_t reduction,
+                         std::int64_t ignore_index, double label_smoothing, bool in_float32,
+                         bool recompute) {
+    static const auto op = find_operator("cross_entropy").typed<decltype(cross_entropy_autograd)>();
+    return op.call(input, target, weight, reduction, ignore_index, label_smoothing, in_float32,
+                   recompute);
+  }
+
+ private:
+  /// As torch does on the CPU. On CUDA torch rounds the log-softmax to the low type first.
+  template <c10::DeviceType Device>
+  static at::Tensor autocast(const at::Tensor& input, const at::Tensor& target,
+                             const MaybeTensor& weight, std::int64_t reduction,
+                             std::int64_t ignore_index, double label_smoothing, bool in_float32,
+                             bool recompute) {
+    const Autocast autocast(Device);
+    const bool is_low = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
+    return call(input, autocast.cast(at::kFloat, target), autocast.cast(at::kFloat, weight),
+                reduction, ignore_index, label_smoothing, in_float32 || is_low, recompute);
+  }
+
+  Registration registration_{
+      "cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index, "
+      "float label_smoothing, bool in_float32, bool recompute) -> Tensor",
+      {}};
+};
+
+const CrossEntropy kCrossEntropy;
+
+}  // namespace
+
+at::Tensor functional::cross_entropy(const at::Tensor& input, const at::Tensor& target,
+                                     const MaybeTensor& weight, std::int64_t ignore_index,
+                                     std::string_view reduction, double label_smoothing,
+                                     bool in_float32, bool recompute) {
+  return CrossEntropy::call(input, target, weight, reduction_named(reduction), ignore_index,
+                            label_smoothing, in_float32, recompute);
+}
+
+}  // namespace brim::nn
