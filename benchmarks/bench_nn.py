@@ -1,188 +1,175 @@
-"""What the layers of `brim.nn` keep and cost beside those of `torch.nn`, in one run.
+"""What `brim.nn` keeps and costs beside `torch.nn` and other ways to keep less, in one run.
 
-ResNet-50 (torchvision) with several parts frozen, a transformer encoder with LoRA-style adapters
-under autocast, and the host time of every layer on a tiny tensor. On an accelerator with the sizes
-of the README, on the CPU with small ones. "kept" is what the allocator holds between forward and
-backward beyond what it held before, without the input; "peak" is the most during a whole step.
+Each row is a model, what of it is trained, and a precision; each line a way: torch as it is, brim,
+brim with `recompute="cheap"`, `torch.utils.checkpoint` per block, selective checkpointing (which
+keeps matrix products, convolutions and attention), Liger where it is installed, and torch.compile
+with activation_memory_budget 1, 0.5 and 0.2. On an accelerator real shapes, on a CPU small ones.
+"kept" is what the allocator holds between forward and backward beyond what it held before, "peak"
+the most during both, each with the loss and without an optimizer.
 
-    ./dev bench nn
+    ./dev bench nn                                  the usual rows, and the host time of each layer
+    ./dev bench nn -- --quick                       fewer rows, no torch.compile
+    ./dev bench nn -- Llama "BERT, BitFit"          rows whose name has this in it, of all rows
+    ./dev bench nn -- --list                        the names of all rows
+    ./dev bench nn -- Llama --ways torch cheap      ways whose name has this in it
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import copy
-from collections.abc import Callable, Iterator
+import gc
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
-from harness import Work, medians, peer, synchronize
+from harness import Work, medians, progress, synchronize
+from nn_models import MODELS, QUICK, ROWS, USUAL, Case, Forward, Setting
+from nn_plot import plot
+from nn_ways import BUDGETS, WAYS, NotThereError, compiled, with_budget
 from torch import nn
-from torch.nn import functional
 
 import brim
 from brim.cli.table import print_table
 
 MIB = 1 << 20
-Step = Callable[[nn.Module], torch.Tensor]  # the forward pass of one training step
+PLOTS = Path(__file__).resolve().parent.parent / "build" / "nn_plots"
 
 
-def kept(step: Step, model: nn.Module, device: str) -> int:
-    """Bytes that stay between forward and backward."""
-    with brim.PeakMeter(device) as meter:
-        loss = step(model)
-        synchronize(device)
-        held = meter.left
-    loss.backward()
-    return held
+@dataclass
+class Figures:
+    """What one way needs: bytes and seconds."""
+
+    kept: float
+    peak: float
+    seconds: float = math.nan
 
 
-def peak(step: Step, model: nn.Module, device: str) -> int:
-    """Most bytes during a step, beyond the model and its input."""
-    with brim.PeakMeter(device) as meter:
-        step(model).backward()
-        synchronize(device)
-    return meter.peak
+# -- One row ---------------------------------------------------------------------------------------
 
 
-def mebibytes(value: int) -> str:
-    return f"{value / MIB:.0f}" if value > 20 * MIB else f"{value / MIB:.2f}"
+def memory(model: nn.Module, forward: Forward, device: str) -> Figures:
+    """Bytes kept between forward and backward, and the most during both."""
+    for _ in range(2):  # workspaces of libraries come with the first step
+        with brim.PeakMeter(device) as meter:
+            loss = forward(model)
+            synchronize(device)
+            kept = meter.left
+            loss.backward()
+            synchronize(device)
+        del loss
+        model.zero_grad(set_to_none=True)
+    return Figures(kept, meter.peak)
 
 
-def compare(title: str, model: nn.Module, step: Step, device: str, *, cheap: bool = True) -> None:
-    """One table: the model with torch.nn, with brim.nn and, if `cheap`, with recomputation."""
-    print(f"\n{title}")
-    models = {"torch.nn": model, "brim.nn": copy.deepcopy(model)}
-    brim.convert(models["brim.nn"])
-    if cheap:
-        models["…cheap"] = copy.deepcopy(model)
-        brim.convert(models["…cheap"], recompute="cheap")
+def seconds(models: dict[str, nn.Module], forward: Forward, device: str) -> dict[str, float]:
+    """Median seconds of a step of each, in turns."""
 
     def clear() -> None:
         for each in models.values():
             each.zero_grad(set_to_none=True)
 
-    memory = {}
-    for name, each in models.items():
-        figures = []
-        for measure in (kept, kept, peak):  # workspaces of libraries come with the first step
-            figures.append(measure(step, each, device))
-            clear()
-        memory[name] = figures[1:]
-    works = {name: lambda each=each: step(each).backward() for name, each in models.items()}
-    rounds = 5 if device == "cpu" else 30
-    # The first rounds choose algorithms and fill caches.
-    times = medians(works, rounds, warmup=2, device=device, after=clear)
-    rows = []
-    for name, seconds in times.items():
-        cells = [name]
-        for own, torchs in zip(memory[name], memory["torch.nn"], strict=True):
-            cells += [mebibytes(own), f"{own / torchs:.3f}"]
-        rows.append([*cells, f"{seconds * 1e3:.2f}", f"{seconds / times['torch.nn']:.3f}"])
-    print_table(["layers", "kept MiB", "ratio", "peak MiB", "ratio", "ms", "ratio"], rows)
+    works: dict[str, Work] = {
+        way: lambda model=model: forward(model).backward() for way, model in models.items()
+    }
+    rounds, warmup = (3, 1) if device == "cpu" else (20, 3)
+    return medians(works, rounds, warmup=warmup, device=device, after=clear)
 
 
-# -- ResNet-50 --------------------------------------------------------------------------------
+def prepared(case: Case, way: str) -> nn.Module:
+    model = copy.deepcopy(case.model)
+    (compiled if way in BUDGETS else WAYS[way])(model, case.blocks)
+    return model
 
 
-def resnets(device: str) -> None:
-    torchvision = peer("torchvision")
-    if torchvision is None:
+def compare(case: Case, ways: Iterable[str], device: str) -> Iterator[tuple[str, Figures | str]]:
+    """The figures of each way, or why it has none. What is compiled is timed by itself."""
+    models: dict[str, nn.Module] = {}
+    figures: dict[str, Figures] = {}
+    missing: dict[str, str] = {}
+    for way in ways:
+        if way in BUDGETS:
+            continue
+        progress(f"{way} …")
+        with reported(missing, way):
+            model = prepared(case, way)
+            figures[way] = memory(model, case.forward, device)
+            models[way] = model
+    progress("times …")
+    for way, time in seconds(models, case.forward, device).items():
+        figures[way].seconds = time
+    models.clear()
+    yield from figures.items()
+    yield from missing.items()
+    for way in ways:
+        if way not in BUDGETS:
+            continue
+        progress(f"{way} …")
+        missing.clear()
+        with reported(missing, way), with_budget(way):
+            model = prepared(case, way)
+            found = memory(model, case.forward, device)
+            found.seconds = seconds({way: model}, case.forward, device)[way]
+            yield way, found
+        yield from missing.items()
+
+
+@contextlib.contextmanager
+def reported(missing: dict[str, str], way: str) -> Iterator[None]:
+    """A way that fails becomes a line of the table."""
+    try:
+        yield
+    except NotThereError as error:
+        missing[way] = str(error)
+    except Exception as error:  # the others go on
+        text = str(error).strip().splitlines() or [""]
+        missing[way] = f"failed: {type(error).__name__}: {text[0][:80]}"
+
+
+def table(case: Case, ways: Sequence[str], device: str) -> dict[str, Figures]:
+    """Print one row's table line by line; returns its figures."""
+    found: dict[str, Figures] = {}
+
+    def lines() -> Iterator[list[str]]:
+        for way, figures in compare(case, ways, device):
+            if isinstance(figures, str):
+                yield [way, figures]
+                continue
+            found[way] = figures
+            first = next(iter(found.values()))
+            cells = [way]
+            for own, of in ((figures.kept, first.kept), (figures.peak, first.peak)):
+                cells += [f"{own / MIB:.1f}", f"{own / of:.3f}"]
+            yield [*cells, f"{figures.seconds * 1e3:.2f}", f"{figures.seconds / first.seconds:.3f}"]
+
+    print_table(["way", "kept MiB", "ratio", "peak MiB", "ratio", "ms", "ratio"], lines())
+    return found
+
+
+def run_row(row: tuple[str, str, str], device: str, ways: Sequence[str], plots: Path) -> None:
+    name = ", ".join(row)
+    model, training, precision = row
+    print(f"\n{name}, on {device}", flush=True)
+    try:
+        case = MODELS[model].build(Setting(device, training, precision))
+    except ImportError as error:
+        print(f"    left out: {error}")
         return
-    batch, side = (4, 64) if device == "cpu" else (64, 224)
-    torch.manual_seed(0)
-    data = torch.randn(batch, 3, side, side, device=device)
-    target = torch.randint(1000, (batch,), device=device)
-
-    def step(model: nn.Module) -> torch.Tensor:
-        return functional.cross_entropy(model(data), target)
-
-    def build() -> nn.Module:
-        return torchvision.models.resnet50().to(device)
-
-    print(f"\nResNet-50, batch {batch}, {side}x{side}, float32, on {device}")
-    model = build().eval().requires_grad_(False)
-    model.conv1.weight.requires_grad_(True)
-    title = "only the first convolution trainable, BatchNorm in eval mode"
-    compare(title, model, step, device, cheap=False)
-    model = build().eval().requires_grad_(False)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.requires_grad_(True)
-    title = "convolutions frozen, BatchNorm's weights trainable, eval mode"
-    compare(title, model, step, device)
-    compare("all trainable, train mode", build().train(), step, device)
-
-
-# -- A transformer encoder with adapters ------------------------------------------------------
-
-
-class Adapted(nn.Module):
-    """A frozen linear layer beside a trainable one of low rank."""
-
-    def __init__(self, width: int, rank: int) -> None:
-        super().__init__()
-        self.base = nn.Linear(width, width)
-        self.dropout = nn.Dropout(0.1)
-        self.down = nn.Linear(width, rank, bias=False)
-        self.up = nn.Linear(rank, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + self.up(self.down(self.dropout(x)))
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward network, each behind a LayerNorm."""
-
-    def __init__(self, width: int, heads: int, activation: type[nn.Module]) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before_attention = nn.LayerNorm(width)
-        self.query, self.value = Adapted(width, 8), Adapted(width, 8)
-        self.key, self.out = nn.Linear(width, width), nn.Linear(width, width)
-        self.after_attention = nn.Dropout(0.1)
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            activation(),
-            nn.Dropout(0.1),
-            nn.Linear(4 * width, width),
-            nn.Dropout(0.1),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, length, width = x.shape
-        y = self.before_attention(x)
-        q, k, v = (
-            layer(y).view(n, length, self.heads, -1).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
-        mixed = (
-            functional.scaled_dot_product_attention(q, k, v)
-            .transpose(1, 2)
-            .reshape(n, length, width)
-        )
-        x = x + self.after_attention(self.out(mixed))
-        return x + self.feed_forward(x)
-
-
-def adapters(device: str) -> None:
-    n, length, width, depth = (2, 64, 128, 2) if device == "cpu" else (16, 128, 768, 12)
-    torch.manual_seed(0)
-    data = torch.randn(n, length, width, device=device)
-
-    def step(model: nn.Module) -> torch.Tensor:
-        with torch.autocast(device, torch.bfloat16):
-            return model(data).float().square().mean()
-
-    for activation in (nn.ReLU, nn.GELU):
-        model = nn.Sequential(*(Block(width, 8, activation) for _ in range(depth))).to(device)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(".down." in name or ".up." in name)
-        title = (
-            f"transformer encoder, {depth} layers of {width}, {activation.__name__}, adapters of"
-            f" rank 8 trainable, {n}x{length} tokens, autocast bfloat16, on {device}"
-        )
-        compare(title, model, step, device)
+    found = table(case, ways, device)
+    points = {way: (each.seconds * 1e3, each.peak / MIB) for way, each in found.items()}
+    if points:
+        path = plot(f"{name}, {device}", points, plots)
+        drawn = "no plot: matplotlib is not installed" if path is None else os.path.relpath(path)
+        print(f"    {drawn}")
+    del case
+    gc.collect()
+    brim.release_cached(device)
 
 
 # -- Host time --------------------------------------------------------------------------------
@@ -253,14 +240,56 @@ def tiny_step(layer: nn.Module, shape: tuple[int, ...], device: str) -> Work:
     return step
 
 
+# -- Command line ----------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("rows", nargs="*", help="parts of the names of rows; default: the usual")
+    parser.add_argument("--quick", action="store_true", help="fewer rows, no torch.compile")
+    parser.add_argument("--list", action="store_true", help="print the names of all rows")
+    parser.add_argument("--ways", nargs="+", default=[""], help="parts of the names of ways")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="whether to run torch.compile too; default: on an accelerator, without --quick",
+    )
+    parser.add_argument("--device", help="cpu, cuda, …; default: the accelerator if there is one")
+    parser.add_argument("--plots", type=Path, default=PLOTS, help="folder for pictures")
+    return parser.parse_args()
+
+
+def chosen_rows(options: argparse.Namespace) -> list[tuple[str, str, str]]:
+    if options.rows:
+        parts = [part.lower() for part in options.rows]
+        return [row for row in ROWS if any(part in ", ".join(row).lower() for part in parts)]
+    usual = QUICK if options.quick else USUAL
+    return [row for row in ROWS if row in usual]
+
+
 def main() -> None:
-    devices = ["cpu"]
-    if torch.accelerator.is_available():
-        devices.insert(0, torch.accelerator.current_accelerator().type)
-    for device in devices:
+    options = arguments()
+    if options.list:
+        print("\n".join(", ".join(row) for row in ROWS))
+        return
+    warnings.filterwarnings("ignore")  # of the frameworks
+    device = options.device or brim.default_device().type
+    compiles = options.compile
+    if compiles is None:
+        compiles = device != "cpu" and not options.quick
+    ways = [
+        way
+        for way in (*WAYS, *(BUDGETS if compiles else ()))
+        if way == "torch" or any(part.lower() in way.lower() for part in options.ways)
+    ]
+    rows = chosen_rows(options)
+    if not rows:
+        raise SystemExit(f"no row matches {options.rows}: --list prints all")
+    for place, row in enumerate(rows):
+        progress(f"row {place + 1} of {len(rows)}")
+        run_row(row, device, ways, options.plots)
+    if not options.rows and not options.quick:
         host_times(device)
-        adapters(device)
-        resnets(device)
 
 
 if __name__ == "__main__":

@@ -115,6 +115,7 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   read_into("argument_names", config->argument_names);
   read_into("ranks", config->ranks);
   read_into("maxima_may_differ", config->maxima_may_differ);
+  read_into("maxima_are_lengths", config->maxima_are_lengths);
   read_into("observer", config->observer);
   if (config->observer) {
     options.observer = [config = config.get()](const Attempt& attempt) {

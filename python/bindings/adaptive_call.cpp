@@ -287,8 +287,8 @@ class Call {
         .cast<std::int64_t>();
   }
 
-  void until_it_fits(std::span<const std::int64_t> maxima, bool counts_items,
-                     detail::TryValues attempt) {
+  void until_it_fits(std::span<const std::int64_t> maxima, bool maxima_are_lengths,
+                     bool counts_items, detail::TryValues attempt) {
     versions_.take(arguments_);
     const auto all = [this]() -> const AdaptOptions& { return all_options(); };
     detail::maximize({.maxima = maxima,
@@ -297,6 +297,7 @@ class Call {
                       .options = attempts_ == nullptr && !ranks_ ? config_.options : all_options(),
                       .all_options = all,
                       .maxima_may_differ = config_.maxima_may_differ,
+                      .maxima_are_lengths = maxima_are_lengths,
                       .counts_items = counts_items,
                       .on_accelerator = !only_cpu() && has_accelerator_tensor(arguments_)},
                      [&](std::span<const std::int64_t> values) -> std::optional<detail::Failure> {
@@ -321,12 +322,14 @@ class Call {
       maxima.push_back(given ? size_argument(slot, value)
                              : inferred_maximum(config_, slot, arguments_));
     }
+    bool are_lengths = config_.maxima_are_lengths || (maxima.size() == 1 && !as_passed);
     if (config_.foresee) {
       const std::int64_t asked = std::exchange(maxima.front(), foreseen(maxima.front()));
       as_passed = as_passed && maxima.front() == asked;
+      are_lengths = are_lengths && maxima.front() == asked;
     }
     std::optional<ChangedArguments> changed;  // made when needed: a call that fits needs none
-    until_it_fits(maxima, false, [&](std::span<const std::int64_t> values) {
+    until_it_fits(maxima, are_lengths, false, [&](std::span<const std::int64_t> values) {
       if (as_passed && std::ranges::equal(values, maxima)) {
         return this->attempt([&] {
           return entering_python([&] {
@@ -353,7 +356,7 @@ class Call {
 
   void batch() {
     ChangedArguments changed(arguments_, 1);
-    until_it_fits({&config_.initial, 1}, true, [&](std::span<const std::int64_t> values) {
+    until_it_fits({&config_.initial, 1}, false, true, [&](std::span<const std::int64_t> values) {
       const py::int_ number(values.front());
       changed.set_front(0, number.ptr());
       return this->attempt([&] { return changed.call(function_); });

@@ -80,8 +80,9 @@ struct AdaptiveConfig {
   mutable std::atomic<bool> warned_of_changes = false;  // that a failed attempt left
 
   // ranks
-  pybind11::object ranks;          // () -> the Agreement with other ranks, or None; null: none
-  bool maxima_may_differ = false;  // between ranks
+  pybind11::object ranks;           // () -> the Agreement with other ranks, or None; null: none
+  bool maxima_may_differ = false;   // between ranks
+  bool maxima_are_lengths = false;  // of a rank's own arguments
 
   pybind11::object observer;  // told of every attempt; null: nobody
   std::string log_name;       // what the log calls the function

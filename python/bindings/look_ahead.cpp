@@ -40,12 +40,14 @@ std::unique_ptr<LookAheadStream> make(const py::iterable& samples, py::object si
                                       std::size_t measured, std::int64_t lookahead,
                                       std::vector<double> boundaries, bool shuffle,
                                       std::uint64_t seed, const std::string& oversize,
-                                      std::int64_t rank, std::int64_t world_size) {
+                                      std::int64_t batch_multiple, std::int64_t rank,
+                                      std::int64_t world_size) {
   const batching::LookAheadOptions options{.samples = lookahead,
                                            .boundaries = std::move(boundaries),
                                            .shuffle = shuffle,
                                            .seed = seed,
-                                           .oversize = oversize_argument(oversize)};
+                                           .oversize = oversize_argument(oversize),
+                                           .batch_multiple = batch_multiple};
   return std::make_unique<LookAheadStream>(samples, std::move(sizeof_sample), costs, maxima,
                                            measured, options, batching::Ranks{rank, world_size});
 }
@@ -56,8 +58,8 @@ void register_look_ahead(py::module_& m) {
   py::class_<LookAheadStream>(m, "LookAheadStream")
       .def(py::init(&make), py::arg("samples"), py::arg("sizeof"), py::arg("costs"),
            py::arg("maxima"), py::arg("measured"), py::arg("lookahead"), py::arg("boundaries"),
-           py::arg("shuffle"), py::arg("seed"), py::arg("oversize"), py::arg("rank"),
-           py::arg("world_size"))
+           py::arg("shuffle"), py::arg("seed"), py::arg("oversize"), py::arg("batch_multiple"),
+           py::arg("rank"), py::arg("world_size"))
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", &LookAheadStream::next)
       .def("skip", [](LookAheadStream& self) { return self.core().skip(); })

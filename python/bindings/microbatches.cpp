@@ -99,6 +99,12 @@ void register_microbatches(py::module_& m) {
       }))
       .def("name", [](detail::GradientReduction& self,
                       const py::sequence& parameters) { self.name(tensors_argument(parameters)); })
+      .def_property_readonly("is_planned", &detail::GradientReduction::is_planned)
+      .def("vote",
+           [](detail::GradientReduction& self, bool ready, const py::object& sum) {
+             return self.vote(
+                 ready, [&](const at::Tensor& tensor) { release(invoke(sum, to_python(tensor))); });
+           })
       .def("prepare", [](detail::GradientReduction& self, const py::object& loss,
                          double count) { self.prepare(THPVariable_Unpack(loss.ptr()), count); })
       .def("run", [](detail::GradientReduction& self, const py::object& sum) {

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from brim._arguments import flag
-from brim._C import Agreement, GroupChannel, RankError
+from brim._C import Agreement, AgreementOptions, GroupChannel, RankError
 
 __all__ = ["RankError", "RankSetting"]
 
@@ -93,20 +93,9 @@ class RankSetting:
         """Only checks; the group may not be there yet."""
         if ranks is not True and not isinstance(ranks, dist.ProcessGroup):
             raise TypeError(f"ranks must be a bool or a process group, got {ranks!r:.100}")
-        if sync not in ("always", "settled"):
-            raise ValueError(f"sync must be 'always' or 'settled', got {sync!r}")
-        if collectives not in ("between", "inside"):
-            raise ValueError(f"collectives must be 'between' or 'inside', got {collectives!r}")
-        flag("per_rank", per_rank)
-        inside = collectives == "inside"
-        if inside and (per_rank or sync == "settled"):
-            wrong = "per_rank=True" if per_rank else "sync='settled'"
-            raise ValueError(
-                f"collectives='inside' and {wrong} exclude each other: a rank that changes its "
-                "size alone would leave the others waiting"
-            )
         self._ranks = ranks
-        self._how = (function, per_rank, sync == "settled", inside)
+        self._function = function
+        self._options = AgreementOptions(flag("per_rank", per_rank), sync, collectives)
         self._group: Any = None
         self._agreement: Agreement | None = None
 
@@ -115,7 +104,9 @@ class RankSetting:
         group = _group(self._ranks)
         if group is not self._group:
             self._group = group
-            self._agreement = None if group is None else Agreement(_channel(group), *self._how)
+            self._agreement = (
+                None if group is None else Agreement(_channel(group), self._options, self._function)
+            )
         return self._agreement
 
     @property

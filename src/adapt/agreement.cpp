@@ -10,16 +10,20 @@ namespace brim {
 RankError::~RankError() = default;
 RankChannel::~RankChannel() = default;
 
+void AgreementOptions::check() const {
+  const char* wrong = per_rank                ? "per_rank=True"
+                      : sync == Sync::settled ? "sync='settled'"
+                                              : nullptr;
+  TORCH_CHECK_VALUE(collectives != Collectives::inside || wrong == nullptr,
+                    "collectives='inside' and ", wrong,
+                    " exclude each other: a rank that changes its size alone would leave the "
+                    "others waiting");
+}
+
 Agreement::Agreement(std::shared_ptr<RankChannel> channel, const AgreementOptions& options,
                      std::string function)
     : channel_(std::move(channel)), options_(options), function_(std::move(function)) {
-  const bool inside = options.collectives == Collectives::inside;
-  TORCH_CHECK_VALUE(!inside || !options.per_rank,
-                    "per_rank lets ranks use different sizes, which collectives inside of the work "
-                    "do not allow");
-  TORCH_CHECK_VALUE(!inside || options.sync == Sync::always,
-                    "sync=\"settled\" lets a rank change its size alone, which collectives inside "
-                    "of the work do not allow");
+  options.check();
 }
 
 void Agreement::refuse_call(const std::string& why) {
@@ -32,25 +36,26 @@ void Agreement::refuse_call(const std::string& why) {
 bool Agreement::skips_a_call() noexcept {
   constexpr int kCalmCalls = 3;
   constexpr int kSkipped = 63;
-  if (options_.sync != Sync::settled || calm_calls_ < kCalmCalls || skipped_ == kSkipped) {
+  const bool due = skipped_ == kSkipped && !vote_;
+  if (options_.sync != Sync::settled || calm_calls_ < kCalmCalls || due) {
     skipped_ = 0;
     return false;
   }
-  ++skipped_;
+  skipped_ += vote_ ? 0 : 1;
   return true;
 }
 
-std::vector<std::int64_t> Agreement::agreed(std::uint64_t key) const {
+Agreement::Agreed Agreement::agreed(std::uint64_t key) const {
   const auto found = agreed_.find(key);
-  return found == agreed_.end() ? std::vector<std::int64_t>{} : found->second;
+  return found == agreed_.end() ? Agreed{} : found->second;
 }
 
-void Agreement::agree(std::uint64_t key, std::vector<std::int64_t> values) {
+void Agreement::agree(std::uint64_t key, Agreed agreed) {
   constexpr std::size_t kMostKeys = 4096;
   if (agreed_.size() >= kMostKeys) {
     agreed_.clear();  // each kind then asks once more
   }
-  agreed_[key] = std::move(values);
+  agreed_[key] = std::move(agreed);
 }
 
 }  // namespace brim

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <brim/batching/balance.h>
 #include <brim/batching/cost.h>
 #include <brim/batching/sample_sizes.h>
 
@@ -11,6 +12,8 @@
 #include <type_traits>
 #include <variant>
 #include <vector>
+
+#include "check_argument.h"
 
 namespace brim::batching::detail {
 
@@ -35,6 +38,8 @@ template <class Number>
       return n;
     case Cost::Kind::padded_squared:
       return n * longest * longest;
+    case Cost::Kind::flops:
+      return n * longest * (longest + kLinearFlops);
     case Cost::Kind::sum:     // of samples that are not padded: SumFill
     case Cost::Kind::custom:  // computed by its own function
     case Cost::Kind::padded:
@@ -160,6 +165,21 @@ template <class T>
 /// How many samples a batch takes of `count` that fit.
 [[nodiscard]] inline std::size_t whole_multiple(std::size_t count, std::size_t multiple) {
   return count < multiple ? count : count - count % multiple;
+}
+
+template <class T>
+[[nodiscard]] std::size_t multiple_argument(std::int64_t batch_multiple,
+                                            const Columns<T>& columns) {
+  brim::detail::check_argument(batch_multiple >= 1 && batch_multiple < std::int64_t{1} << 31,
+                               "batch_multiple must be from 1 to 2^31 - 1, got ", batch_multiple);
+  for (const Column<T>& column : columns) {
+    brim::detail::check_argument(
+        batch_multiple == 1 || column.limit.cost().kind() != Cost::Kind::count ||
+            batch_multiple <= column.limit.whole(),
+        "batch_multiple must not exceed the number of samples that a batch may have, ",
+        column.limit.whole(), ", got ", batch_multiple);
+  }
+  return static_cast<std::size_t>(batch_multiple);
 }
 
 /// How full a batch is under several budgets at once.

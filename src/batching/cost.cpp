@@ -20,10 +20,9 @@ namespace {
 using brim::detail::check_argument;
 
 constexpr std::pair<std::string_view, Cost::Kind> kNamed[] = {
-    {"sum", Cost::Kind::sum},
-    {"count", Cost::Kind::count},
-    {"padded", Cost::Kind::padded},
-    {"padded_squared", Cost::Kind::padded_squared},
+    {"sum", Cost::Kind::sum},       {"count", Cost::Kind::count},
+    {"padded", Cost::Kind::padded}, {"padded_squared", Cost::Kind::padded_squared},
+    {"flops", Cost::Kind::flops},
 };
 
 constexpr const char* kNotPositive = "max_total_size must be a positive, finite number, got ";

@@ -29,6 +29,7 @@ class OpenBuckets : public BatchSource {
       : table_(table),
         find_(detail::edges_of<double>(options.boundaries)),
         most_waiting_(options.samples),
+        multiple_(detail::multiple_argument(options.batch_multiple, table.columns())),
         open_(options.boundaries.size() - 1, Open{{}, MultiFill<double>(table.columns())}) {}
 
   bool fill(Batches& block, std::int64_t /*world_size*/) override {
@@ -76,7 +77,7 @@ class OpenBuckets : public BatchSource {
   void take(Batches& block, std::int64_t sample) {
     const std::span<const double> sizes = table_.sizes_of(sample);
     Open& open = open_[find_(sizes[0])];
-    if (!open.samples.empty() && !open.fill.fits(sizes.data())) {
+    while (!open.samples.empty() && !open.fill.fits(sizes.data())) {
       give(block, open);
     }
     open.samples.push_back(sample);
@@ -91,17 +92,31 @@ class OpenBuckets : public BatchSource {
     }
   }
 
+  // Gives the longest waiting ones; what is beyond a multiple waits on.
   void give(Batches& block, Open& open) {
+    const auto refill = [&] {
+      open.fill.clear();
+      for (const std::int64_t sample : open.samples) {
+        open.fill.add(table_.sizes_of(sample).data());
+      }
+    };
+    const std::size_t taken = detail::whole_multiple(open.samples.size(), multiple_);
+    const auto end = open.samples.begin() + static_cast<std::ptrdiff_t>(taken);
+    const std::vector<std::int64_t> rest(end, open.samples.end());
+    open.samples.erase(end, open.samples.end());
+    if (!rest.empty()) {
+      refill();
+    }
     block.indices.insert(block.indices.end(), open.samples.begin(), open.samples.end());
     block.close(open.fill.load());
-    waiting_ -= static_cast<std::int64_t>(open.samples.size());
-    open.samples.clear();
-    open.fill.clear();
+    waiting_ -= static_cast<std::int64_t>(taken);
+    open.samples = rest;
+    refill();
   }
 
   void give_all(Batches& block) {
     for (Open& open : open_) {
-      if (!open.samples.empty()) {
+      while (!open.samples.empty()) {
         give(block, open);
       }
     }
@@ -110,6 +125,7 @@ class OpenBuckets : public BatchSource {
   StreamTable& table_;
   detail::BucketFinder<double> find_;
   std::int64_t most_waiting_;
+  std::size_t multiple_;
   std::vector<Open> open_;
   std::int64_t waiting_ = 0;  // COUNT of samples in open batches
   std::int64_t position_ = 0;
@@ -195,8 +211,11 @@ struct LookAheadCore::Parts {
   std::unique_ptr<BatchSource> make_source(const LookAheadOptions& options) {
     std::unique_ptr<BatchSource> source;
     if (options.boundaries.empty()) {
-      source = std::make_unique<detail::PackedSource<double, StreamTable>>(table, options.samples,
-                                                                           1.0, options.seed);
+      const std::size_t multiple =
+          detail::multiple_argument(options.batch_multiple, table.columns());
+      detail::check_packed_multiple(multiple, table.columns());
+      source = std::make_unique<detail::PackedSource<double, StreamTable>>(
+          table, options.samples, 1.0, options.seed, multiple);
     } else {
       detail::check_boundaries(options.boundaries);
       source = std::make_unique<OpenBuckets>(table, options);

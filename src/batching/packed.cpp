@@ -29,9 +29,7 @@ class PackedBatching : public detail::TableBatching<T> {
         batch_multiple_(
             detail::multiple_argument(options.batch_multiple, this->table().columns())) {
     detail::check_argument(window_ > 0, "window must be positive, got ", window_);
-    detail::check_argument(
-        batch_multiple_ == 1 || detail::BinPacking<T>(this->table().columns()).padded(),
-        "batch_multiple needs a cost that depends on the longest sample or on the count alone");
+    detail::check_packed_multiple(batch_multiple_, this->table().columns());
     if (this->table().shuffled()) {
       best_fit_ = smallest_share();
     }

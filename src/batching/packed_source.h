@@ -21,6 +21,13 @@ using brim::detail::check_argument;
 // A batch emptier than this waits for the next window, whose samples may fill it.
 inline constexpr double kFullEnough = 0.999;
 
+template <class T>
+void check_packed_multiple(std::size_t batch_multiple, const Columns<T>& columns) {
+  check_argument(
+      batch_multiple == 1 || BinPacking<T>(columns).padded(),
+      "batch_multiple needs a cost that depends on the longest sample or on the count alone");
+}
+
 /// The last samples are left to best fit; a seed of 0 would mean that nothing is random.
 inline Mixing mixing_of(std::size_t samples, double best_fit, std::uint64_t seed) {
   const auto left = static_cast<std::size_t>(static_cast<double>(samples) * best_fit);

@@ -30,20 +30,6 @@ using brim::detail::check_argument;
 template <class T>
 void check_lengths(const Columns<T>& columns);
 
-template <class T>
-[[nodiscard]] std::size_t multiple_argument(std::int64_t batch_multiple,
-                                            const Columns<T>& columns) {
-  check_argument(batch_multiple >= 1 && batch_multiple < std::int64_t{1} << 31,
-                 "batch_multiple must be from 1 to 2^31 - 1, got ", batch_multiple);
-  for (const Column<T>& column : columns) {
-    check_argument(batch_multiple == 1 || column.limit.cost().kind() != Cost::Kind::count ||
-                       batch_multiple <= column.limit.whole(),
-                   "batch_multiple must not exceed the number of samples that a batch may have, ",
-                   column.limit.whole(), ", got ", batch_multiple);
-  }
-  return static_cast<std::size_t>(batch_multiple);
-}
-
 /// Checked sizes, and the samples among them that fit a budget, in the order asked for.
 template <class T>
 class SampleTable {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "check_argument.h"
+#include "fit/feature_weights.h"
 #include "fit/fit_search.h"
 
 namespace brim {
@@ -205,6 +206,44 @@ FittedLimit fit_batching(std::span<const std::int64_t> sizes, const BatchWork& w
                  ": the smallest sample has size ", smallest,
                  fitted.model ? ", and the measurements gave\n" + fitted.model->to_string() : "");
   return fitted;
+}
+
+std::vector<double> fit_weights(std::span<const std::int64_t> features, std::size_t columns,
+                                const BatchWork& work, const FitOptions& options) {
+  check_argument(columns > 0 && !features.empty() && features.size() % columns == 0,
+                 "features must have ", columns, " numbers for each sample, got ", features.size());
+  const auto least = std::min_element(features.begin(), features.end());
+  check_argument(*least >= 0, "sizes must not be negative, got ", *least, " at index ",
+                 static_cast<std::size_t>(least - features.begin()) / columns);
+  const BatchMeter meter(work, options);
+  std::vector<double> weights =
+      detail::feature_weights(features, columns, static_cast<double>(options.budget),
+                              [&](auto batch) { return meter.measure(batch); });
+  // Sizes are rounded to whole numbers: that must not matter.
+  constexpr double kMean = 1024;
+  double mean = 0.0;
+  for (std::size_t i = 0; i < features.size(); ++i) {
+    mean += weights[i % columns] * static_cast<double>(features[i]);
+  }
+  mean /= static_cast<double>(features.size() / columns);
+  for (double& weight : weights) {
+    weight *= mean > 0 ? std::max(kMean / mean, 1.0) : 1.0;
+  }
+  return weights;
+}
+
+std::vector<std::int64_t> combined_sizes(std::span<const std::int64_t> features,
+                                         std::span<const double> weights) {
+  const std::size_t columns = weights.size();
+  std::vector<std::int64_t> sizes(features.size() / columns);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    double size = 0.0;
+    for (std::size_t c = 0; c < columns; ++c) {
+      size += weights[c] * static_cast<double>(features[i * columns + c]);
+    }
+    sizes[i] = std::max<std::int64_t>(static_cast<std::int64_t>(std::ceil(size)), 1);
+  }
+  return sizes;
 }
 
 }  // namespace brim

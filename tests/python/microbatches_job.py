@@ -168,6 +168,72 @@ def failures(rank: int) -> Any:
 
 
 @case
+def short_batches(rank: int) -> Any:
+    """Rank 1 has a short batch at first, then one as long as that of rank 0."""
+    model = net()
+    step = brim.Microbatches(
+        lambda part: model(part).square().mean(), model=model, ranks=True, sync="settled"
+    )
+    found = []
+    for length in (100, 100, 100) if rank == 0 else (7, 3, 100):
+        _, attempts = step.record(torch.ones(length, 4, dtype=torch.float64))
+        found.append((step.size, len(attempts)))
+    return found
+
+
+@case
+def settled(rank: int) -> Any:
+    """As `failures`, in calls without an exchange; then an error and a wrong batch in one."""
+    inner = net()
+    model = DistributedDataParallel(inner)
+    wrong_part = False
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        if wrong_part and rank == 1:
+            raise KeyError("mine")
+        return mse_loss(model(part[0]), part[1])
+
+    def make(size: int) -> brim.Microbatches:
+        return brim.Microbatches(loss_fn, model=model, ranks=True, size=size, sync="settled")
+
+    def run(step: brim.Microbatches, at: int = 2**40) -> tuple[Any, int]:
+        model.zero_grad()
+        batch = batch_of(rank)
+        with brim.testing.inject_oom(at=at if rank == 1 else 2**40) as injector:
+            loss = step(batch)
+        return result(model, loss), injector.allocations
+
+    without = {size: run(make(size))[0] for size in (4, 3, 2, 1)}
+    step = make(4)
+    for _ in range(5):  # settles
+        allocations = run(step)[1]
+    counted = torch.tensor([allocations if rank == 1 else 0])
+    dist.all_reduce(counted)
+    wrong, sizes = [], []
+    for at in range(1, int(counted) + 1, 3):
+        found, _ = run(step, at)
+        sizes.append(step.size)
+        if found != without[step.size]:
+            wrong.append(at)
+        step.clear()
+        step = make(4)
+        for _ in range(5):
+            run(step)
+    errors = []
+    x, y = batch_of(rank)
+    for batch in (x, y), (x, y) if rank == 0 else (x[:0], y[:0]):
+        for _ in range(5):
+            run(step)
+        wrong_part = not errors
+        try:
+            step(batch)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+        wrong_part = False
+    return {"wrong": wrong, "sizes": sizes, "errors": errors, "after": run(step)[0] == without[4]}
+
+
+@case
 def budgets(rank: int) -> Any:
     """Rank 1 has half of the memory: the same size on both, or each its own."""
     brim.install_cpu_allocator()
@@ -175,6 +241,7 @@ def budgets(rank: int) -> Any:
     for per_rank in (False, True):
         w = nn.Linear(1024, 64).double()
         torch.nn.init.ones_(w.weight)
+        torch.nn.init.zeros_(w.bias)
         step = brim.Microbatches(
             lambda part, w=w: w(part).square().mean(), model=w, ranks=True, per_rank=per_rank
         )
@@ -263,8 +330,11 @@ def model_of_the_step(rank: int) -> Any:
     """What `loss_fn` uses must be in `model=`, as it is now."""
     errors = []
     parallel, other = DistributedDataParallel(net()), nn.Parameter(torch.ones(()).double())
+    whole = net()
+    first = DistributedDataParallel(whole.first)
     losses: list[tuple[nn.Module, Callable[[Any], torch.Tensor]]] = [
         (parallel.module, lambda part: mse_loss(parallel(part[0]), part[1])),
+        (whole, lambda part: whole.last(first(part[0]).tanh()).mean()),
         (parallel, lambda part: mse_loss(parallel(part[0]) * other, part[1])),
     ]
     for model, loss_fn in losses:

@@ -23,6 +23,7 @@ COSTS: dict[str, Callable[[list[int]], int]] = {
     "count": len,
     "padded": lambda sizes: len(sizes) * max(sizes),
     "padded_squared": lambda sizes: len(sizes) * max(sizes) ** 2,
+    "flops": lambda sizes: len(sizes) * (24576 * max(sizes) + max(sizes) ** 2),
 }
 
 
@@ -90,8 +91,8 @@ def cases(draw: st.DrawFn, kinds: tuple[str, ...] = ("ordered", "packed", "bucke
     row: Any = size if budgets == 1 else st.tuples(size, size)
     sizes = draw(st.lists(row, max_size=50))
     costs = [draw(st.sampled_from(sorted(COSTS))) for _ in range(budgets)]
-    most = {"sum": 60, "count": 9, "padded": 80, "padded_squared": 900}
-    least = {"sum": 10, "count": 1, "padded": 10, "padded_squared": 100}
+    most = {"sum": 60, "count": 9, "padded": 80, "padded_squared": 900, "flops": 2_000_000}
+    least = {"sum": 10, "count": 1, "padded": 10, "padded_squared": 100, "flops": 250_000}
     case = Case(
         kind=draw(st.sampled_from(kinds)),
         sizes=sizes,

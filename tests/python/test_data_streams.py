@@ -84,6 +84,21 @@ def test_bucketed_batches_hold_one_bucket_each_and_stay_within_the_budget() -> N
     assert {len(batch) for batch in list(by_count)[:-2]} == {7}
 
 
+def test_batches_have_a_multiple_of_samples() -> None:
+    packed = PackedBatchSampler(SIZES, 400, cost="padded", batch_multiple=4, window=300)
+    options = {"cost": "padded", "batch_multiple": 4, "sizeof": SIZES.__getitem__}
+    assert list(pack_stream(Numbers(), 400, lookahead=300, **options)) == list(packed)
+    batches = list(bucket_stream(Numbers(), [0, 20, 60], 400, lookahead=10_000, **options))
+    assert samples_of(batches) == list(range(len(SIZES)))
+    for batch in batches:
+        assert len(batch) * max(SIZES[sample] for sample in batch) <= 400
+        assert len(batch) % 4 == 0 or len(batch) < 4
+    with pytest.raises(ValueError, match="batch_multiple needs a cost"):
+        pack_stream(Numbers(), 400, batch_multiple=4)
+    with pytest.raises(ValueError, match="batch_multiple must be at least 1, got 0"):
+        bucket_stream(Numbers(), [0, 60], 400, batch_multiple=0)
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_stream_without_end_is_read_no_further_than_needed(kind: str) -> None:
     read = itertools.count()

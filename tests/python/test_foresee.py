@@ -234,3 +234,49 @@ def test_a_foreseen_function_within_another_is_not_traced_by_itself(searches: li
 
     assert len(outer(10)) == 10
     assert len(searches) == 2  # outer's, then inner's own in the real call
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_microbatches_start_at_the_size_that_fits(accumulates: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 16))
+    x, y = torch.rand(4096, 256), torch.rand(4096, 16)
+    calls = 0
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += not isinstance(part[0], torch._subclasses.FakeTensor)
+        return nn.functional.mse_loss(model(part[0]), part[1])
+
+    expected = None
+    if accumulates:  # they are there beside those of the parts
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+    sizes = []
+    for foresee in (True, False):
+        step = brim.Microbatches(loss_fn, model=model, foresee=foresee, device="cpu")
+        before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        with brim.budget(brim.memory_stats("cpu").allocated + 16 * 2**20, device="cpu"):
+            _, attempts = step.record((x, y))
+        if foresee:
+            assert len(attempts) == 1
+            assert calls == -(-4096 // step.size)
+        sizes.append(step.size)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if expected is not None:
+            for found, wanted in zip(gradients, expected, strict=True):
+                assert found.allclose(wanted, atol=1e-5)
+        expected = [g.clone() for g in gradients]
+        for parameter, gradient in zip(model.parameters(), before or [None] * 4, strict=True):
+            parameter.grad = gradient
+    assert sizes[0] >= 0.9 * sizes[1]
+    assert sizes[0] < 4096
+
+
+def test_microbatches_that_cannot_be_traced_run_as_without() -> None:
+    model = nn.Linear(4, 1)
+    step = brim.Microbatches(
+        lambda part: model(part).mean() * part.sum().item(), model=model, foresee=True, device="cpu"
+    )
+    assert step(torch.ones(8, 4)).item() == pytest.approx(model(torch.ones(1, 4)).item() * 32)

@@ -93,17 +93,31 @@ def test_what_the_loss_uses_must_be_in_the_model(job: Any) -> None:
     (errors, found, expected), (errors_there, found_there, _) = (
         rank["model_of_the_step"] for rank in job
     )
-    for around, other in (errors, errors_there):
+    for around, around_a_layer, other in (errors, errors_there):
         assert "pass the DistributedDataParallel as model=" in around
+        assert "around model= or a layer of it (Linear)" in around_a_layer
         assert "a parameter of shape [] that model= does not have" in other
     assert found == found_there  # with a layer that was replaced after the first call
     assert close(found, expected)
 
 
-def test_settled_is_refused() -> None:
-    model = nn.Linear(3, 1)
-    with pytest.raises(ValueError, match="sync='settled' is not for Microbatches"):
-        brim.Microbatches(lambda part: part.mean(), model=model, ranks=True, sync="settled")
+def test_a_short_batch_on_one_rank_does_not_shorten_the_parts_of_others(job: Any) -> None:
+    assert job[0]["short_batches"] == [[100, 1]] * 3
+    assert job[1]["short_batches"] == [[7, 1], [3, 1], [100, 1]]
+
+
+def test_exact_after_a_failure_in_a_call_without_an_exchange(job: Any) -> None:
+    here, there = (rank["settled"] for rank in job)
+    assert here["wrong"] == there["wrong"] == []
+    assert here["sizes"] == there["sizes"]
+    assert len(here["sizes"]) > 10
+    assert set(here["sizes"]) <= {1, 2, 3, 4}
+    assert set(here["sizes"]) & {1, 2, 3}
+    assert [error.split(":")[0] for error in there["errors"]] == ["KeyError", "ValueError"]
+    assert here["errors"][0].startswith("RankError: rank 1 failed with part size = 4: KeyError")
+    assert here["errors"][1].startswith("RankError: rank 1 failed with ValueError: the length")
+    assert here["after"]
+    assert there["after"]
 
 
 def test_a_model_is_needed() -> None:

@@ -269,6 +269,29 @@ def test_hooks_state_and_keyword_arguments() -> None:
     assert torch.equal(module[1](x=x), module[1](x))
 
 
+def test_a_class_derived_by_another_tool_is_brims_already() -> None:
+    module = Swish()
+    brim.convert(module)
+    module.__class__ = type("FSDPSwish", (type(module),), {})
+    assert [each.reason for each in brim.convert(module).kept] == ["brim's already"]
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(module)  # as without brim
+
+
+def test_an_attribute_of_the_same_name_is_not_touched() -> None:
+    class Own(Gate):
+        recompute = "mine"
+
+        def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+            return F.relu(x)
+
+    module = Own()
+    brim.convert(module, recompute="cheap")
+    assert module.recompute == "mine"
+    brim.restore(module)
+    assert vars(module).keys() == vars(Own()).keys()
+
+
 @pytest.mark.parametrize("kind", [AlmostGelu, nn.Mish])
 def test_what_computes_something_else_is_left_alone(kind: type[nn.Module]) -> None:
     module = kind()
@@ -303,12 +326,9 @@ def test_nothing_is_touched_by_the_comparison() -> None:
 
 def test_modules_without_memory_are_recognised() -> None:
     with torch.device("meta"):
-        module = nn.Sequential(TransposedLinear(8, 8), Swish(), MyConv(2, 2, 1))
-    assert [each.recognised for each in brim.convert(module).replaced] == [
-        "Linear",
-        "silu",
-        "Conv2d",
-    ]
+        module = nn.Sequential(TransposedLinear(8, 8), Swish(), MyConv(2, 2, 1), LlamaNorm())
+        found = [each.recognised for each in brim.convert(module).replaced]
+    assert found == ["Linear", "silu", "Conv2d", "RMSNorm"]
 
 
 def test_recompute_asks_the_layers_before() -> None:

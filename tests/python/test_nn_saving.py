@@ -48,6 +48,7 @@ CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
     "F.gelu": (IMAGE, lambda x: F.gelu(x, approximate="tanh")),
     "F.silu": (IMAGE, lambda x: F.silu(x)),
     "F.silu inplace": (IMAGE, lambda x: F.silu(x * 1, inplace=True)),
+    "F.mish": (IMAGE, lambda x: F.mish(x)),
     "F.hardswish inplace": (IMAGE, lambda x: F.hardswish(x * 1, inplace=True)),
     "F.elu": (IMAGE, lambda x: F.elu(x, 0.5)),
     "F.elu_": (IMAGE, lambda x: F.elu(x * 1, inplace=True)),

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -71,7 +73,7 @@ class BRIM_API RankChannel {
 /// When ranks that have settled on a size exchange messages.
 enum class Sync : std::uint8_t {
   always,   ///< once in every call
-  settled,  ///< in every 64th call; in between each rank acts alone
+  settled,  ///< in every 64th call; in between each rank acts alone, or votes: Agreement::vote_with
 };
 
 /// Where the work has its collectives.
@@ -85,6 +87,9 @@ struct AgreementOptions {
   bool per_rank = false;  ///< each rank keeps its own size; all learn whether all have fitted
   Sync sync = Sync::always;
   Collectives collectives = Collectives::between;
+
+  /// @throws c10::ValueError for options that exclude each other.
+  BRIM_API void check() const;
 };
 
 /// How the adaptive calls of one function agree among ranks: AdaptOptions::ranks. All ranks make
@@ -93,6 +98,11 @@ struct AgreementOptions {
 /// Keeps between calls which sizes the ranks agreed on. Used by one thread at a time.
 class BRIM_API Agreement {
  public:
+  using Values = std::vector<std::int64_t>;
+
+  /// In place of a size: no rank has met a limit yet, each takes the length of its own argument.
+  static constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
+
   /// @param function what it is called, to tell that all ranks call the same.
   /// @throws c10::ValueError for options that exclude each other.
   explicit Agreement(std::shared_ptr<RankChannel> channel, const AgreementOptions& options = {},
@@ -107,21 +117,33 @@ class BRIM_API Agreement {
   /// meet their present one. Nothing to do inside of another call, whose error will tell them.
   void refuse_call(const std::string& why);
 
+  /// For a function that ends every call with a reduction over all ranks, which can tell along the
+  /// way whether this rank is done and whether all are. With Sync::settled such a vote takes the
+  /// place of the exchanges: as long as all vote yes there are none, and otherwise the ranks meet
+  /// at once. Called outside of the calls; empty: no vote.
+  void vote_with(std::function<bool(bool done)> vote) { vote_ = std::move(vote); }
+  [[nodiscard]] const std::function<bool(bool done)>& vote() const noexcept { return vote_; }
+
   /// Whether the call that begins now makes no exchange, by Sync::settled. Counts the call.
   bool skips_a_call() noexcept;
   /// Tells how the exchanges of a call went: whether every rank used the size that it was expected
   /// to use, and wants to use it again. All ranks pass the same.
   void count_exchange(bool calm) noexcept { calm_calls_ = calm ? calm_calls_ + 1 : 0; }
 
-  /// The values that the ranks agreed on for the next call of this kind; empty: none yet.
-  [[nodiscard]] std::vector<std::int64_t> agreed(std::uint64_t key) const;
-  void agree(std::uint64_t key, std::vector<std::int64_t> values);
+  /// What holds for the next call of a kind.
+  struct Agreed {
+    Values values{};  ///< of all ranks; empty: none yet
+    Values wish{};    ///< what this rank had asked for
+  };
+  [[nodiscard]] Agreed agreed(std::uint64_t key) const;
+  void agree(std::uint64_t key, Agreed agreed);
 
  private:
   std::shared_ptr<RankChannel> channel_;
   AgreementOptions options_;
   std::string function_;
-  std::unordered_map<std::uint64_t, std::vector<std::int64_t>> agreed_;
+  std::function<bool(bool)> vote_;
+  std::unordered_map<std::uint64_t, Agreed> agreed_;
   int calm_calls_ = 0;  // in a row
   int skipped_ = 0;     // calls since the last exchange
 };

@@ -16,6 +16,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -29,8 +30,7 @@ struct MicrobatchOptions {
   AdaptOptions adapt{};
 
   /// With `adapt.ranks`: the model's parameters, and what replaces a tensor by its sum over all
-  /// ranks (an all-reduce). Gradients and loss are then those of all ranks' batches together. If
-  /// these differ in length, `size` must be given.
+  /// ranks (an all-reduce). Gradients and loss are then those of all ranks' batches together.
   std::vector<at::Tensor> parameters{};
   std::function<void(const at::Tensor&)> sum_over_ranks{};
 };
@@ -64,14 +64,22 @@ class Microbatches {
     TORCH_CHECK_VALUE(options_.size >= 0, "size must be 0 or more, got ", options_.size);
     TORCH_CHECK_VALUE(!reduces() || options_.sum_over_ranks,
                       "sum_over_ranks must be given for parts on several ranks");
-    TORCH_CHECK_VALUE(!reduces() || options_.adapt.ranks->options().sync == Sync::always,
-                      "parts on several ranks need Sync::always: the gradients are reduced in "
-                      "every call, and each rank must know that no other has failed");
     if (options_.adapt.memory == nullptr) {
       options_.adapt.memory = &sizes_;
     }
     options_.adapt.name = "part size";
+    if (reduces()) {
+      options_.adapt.ranks->vote_with(
+          [this](bool done) { return over_ranks_.vote(done, options_.sum_over_ranks); });
+    }
   }
+  ~Microbatches() {
+    if (reduces()) {
+      options_.adapt.ranks->vote_with({});
+    }
+  }
+  Microbatches(const Microbatches&) = delete;
+  Microbatches& operator=(const Microbatches&) = delete;
 
   /// @return the loss of the whole batch, without a graph.
   /// @throws c10::OutOfMemoryError with a summary if a part does not fit even at the floor; then,
@@ -133,17 +141,22 @@ class Microbatches {
     const auto backward = [](const at::Tensor& loss, const at::Tensor& weight) {
       loss.backward(weight);
     };
-    at::Tensor loss = batch(
-        largest_part(items),
-        [&](std::int64_t size) {
-          size_ = size;
-          at::Tensor own = pass_.run(items, size, forward, backward);
-          if (reduces()) {
-            over_ranks_.prepare(own, pass_.count());
-          }
-          return own;
-        },
-        adapt);
+    const std::int64_t largest = options_.size == 0 ? items : std::min(options_.size, items);
+    at::Tensor loss = detail::until_it_fits({.maxima = {&largest, 1},
+                                             .quanta = {&adapt.quantum, 1},
+                                             .options = adapt,
+                                             .maxima_may_differ = true,
+                                             .maxima_are_lengths = true,
+                                             .counts_items = true},
+                                            [&](std::span<const std::int64_t> values) {
+                                              size_ = values.front();
+                                              at::Tensor own =
+                                                  pass_.run(items, size_, forward, backward);
+                                              if (reduces()) {
+                                                over_ranks_.prepare(own, pass_.count());
+                                              }
+                                              return own;
+                                            });
     if (reduces()) {
       loss = over_ranks_.run(options_.sum_over_ranks);
     }
@@ -154,6 +167,9 @@ class Microbatches {
   /// Runs checks of the arguments, whose errors must reach the other ranks too.
   template <class Checks>
   void telling_ranks(const Checks& checks) {
+    if (reduces() && !over_ranks_.is_planned()) {
+      options_.adapt.ranks->count_exchange(false);
+    }
     try {
       checks();
     } catch (const c10::Error& error) {
@@ -165,11 +181,6 @@ class Microbatches {
   }
 
   [[nodiscard]] bool reduces() const noexcept { return options_.adapt.ranks != nullptr; }
-
-  /// On several ranks the same on each, whatever the length of its batch.
-  [[nodiscard]] std::int64_t largest_part(std::int64_t items) const noexcept {
-    return options_.size == 0 ? items : reduces() ? options_.size : std::min(options_.size, items);
-  }
 
   LossFunction loss_fn_;
   SizeMemory sizes_;

@@ -28,9 +28,12 @@ namespace brim::batching {
 [[nodiscard]] BRIM_API Batches balance(std::span<const double> costs, std::int64_t parts,
                                        bool equal_count = false);
 
+/// The ratio of linear to squared work for a hidden size of 4096: 6 · 4096 to 1.
+inline constexpr int kLinearFlops = 24576;
+
 /// The work of a transformer on a sequence, up to a factor: linear · length + squared · length².
-/// The default is the ratio for a hidden size of 4096: 6 · 4096 to 1.
-[[nodiscard]] constexpr double flops(double length, double linear = 24576.0, double squared = 1.0) {
+[[nodiscard]] constexpr double flops(double length, double linear = kLinearFlops,
+                                     double squared = 1.0) {
   return length * (linear + squared * length);
 }
 

@@ -15,7 +15,7 @@ namespace brim::batching {
 /// the whole.
 class BRIM_API Cost {
  public:
-  enum class Kind : std::uint8_t { sum, count, padded, padded_squared, custom };
+  enum class Kind : std::uint8_t { sum, count, padded, padded_squared, flops, custom };
 
   /// Σ size: concatenated samples (packed tokens, nodes of graphs).
   static Cost sum() { return Cost(Kind::sum); }
@@ -25,8 +25,11 @@ class BRIM_API Cost {
   static Cost padded() { return Cost(Kind::padded); }
   /// n × longest²: every sample padded, with a matrix of all pairs of positions (attention).
   static Cost padded_squared() { return Cost(Kind::padded_squared); }
+  /// n × flops(longest): the work of a transformer on padded samples; see balance.h. That on
+  /// samples laid end to end is a sum, with the flops of the samples as their sizes.
+  static Cost flops() { return Cost(Kind::flops); }
 
-  /// The cost of this name: those above are "sum", "count", "padded" and "padded_squared".
+  /// The cost of this name: those above are "sum", "count", "padded", "padded_squared", "flops".
   /// @throws std::invalid_argument listing the names.
   static Cost named(std::string_view name);
   /// All names, quoted and separated by commas, for error messages.

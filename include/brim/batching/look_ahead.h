@@ -26,6 +26,8 @@ struct LookAheadOptions {
   bool shuffle = false;
   std::uint64_t seed = 0;
   Oversize oversize = Oversize::leave_out;
+  /// As PackOptions::batch_multiple.
+  std::int64_t batch_multiple = 1;
 };
 
 /// The part of a LookAheadStream that needs no samples, only their sizes.

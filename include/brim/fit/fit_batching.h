@@ -5,11 +5,13 @@
 #include <brim/predict/memory_model.h>
 #include <c10/core/Device.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 namespace brim {
 
@@ -62,5 +64,21 @@ using MakeBatching = std::function<std::shared_ptr<const batching::Batching>(con
 [[nodiscard]] BRIM_API FittedLimit fit_batching(std::span<const std::int64_t> sizes,
                                                 const BatchWork& work, const MakeBatching& make,
                                                 const FitOptions& options);
+
+/// For samples with several features that memory depends on, as the nodes and edges of a graph: how
+/// much each counts. The sizes of the samples are then combined_sizes, whose sum `fit_batching` can
+/// limit. Measures up to some twenty batches for each feature.
+///
+/// @param features of all samples by index, `columns` of each one after the other.
+/// @return about the bytes that a unit of each feature needs, times a common factor.
+/// @throws std::invalid_argument for no features, a negative one, or as `fit_batching` for the
+///     budget; whatever `work` throws.
+[[nodiscard]] BRIM_API std::vector<double> fit_weights(std::span<const std::int64_t> features,
+                                                       std::size_t columns, const BatchWork& work,
+                                                       const FitOptions& options);
+
+/// The weighted sum of each sample's features, rounded up; at least 1.
+[[nodiscard]] BRIM_API std::vector<std::int64_t> combined_sizes(
+    std::span<const std::int64_t> features, std::span<const double> weights);
 
 }  // namespace brim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
 from brim import _C
-from brim._arguments import positive, whole
+from brim._arguments import flag, positive, whole
 from brim._C import Attempt
 from brim.adapt import _parts
 from brim.adapt._identity import structure
@@ -55,6 +55,8 @@ class Microbatches:
         allow: classes of layers that see the whole batch and are used all the same. Their buffers
             are put back after an attempt that ran out of memory.
         q: prefer multiples of this.
+        foresee: before the first batch of a kind, trace two parts on fake tensors and start at the
+            size that fits (see `brim.maximize`). With `model`, gradients that are there count too.
         **options: see `Options`. With `ranks`, the gradients and the loss are those of the batches
             of all ranks together, as if one process had run them; DDP's own reduction is not used.
             With `collectives="inside"` the model reduces its gradients itself (FSDP).
@@ -85,6 +87,7 @@ class Microbatches:
         scaler: Scaler | None = None,
         allow: type[torch.nn.Module] | tuple[type[torch.nn.Module], ...] = (),
         q: int = 1,
+        foresee: bool = False,
         **options: Unpack[Options],
     ) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
@@ -97,7 +100,7 @@ class Microbatches:
         self._most = None if size is None else positive("size", size)
         self._split, self._length = _splitting(split, length, whole("dim", dim, -(2**63)))
         self._scale = None if scaler is None else scaler.scale
-        self._items = self._longest = self._size = 0
+        self._items = self._size = 0
         self._model, self._allow = model, allow
         self._busy = threading.Lock()
         self._pass = _C.BatchPass(reduction)
@@ -106,11 +109,6 @@ class Microbatches:
         if self._ranks is not None and options.get("collectives", "between") == "between":
             if model is None:
                 raise ValueError("ranks needs model=, whose gradients are reduced over the ranks")
-            if options.get("sync") == "settled":
-                raise ValueError(
-                    "sync='settled' is not for Microbatches: the gradients are reduced in every "
-                    "call, and each rank must know that no other has failed"
-                )
             self._reduction = _C.GradientReduction(reduction)
         mine = options.get("restore")
         restore: list[Any] = [] if mine is None else [mine]
@@ -135,6 +133,8 @@ class Microbatches:
             groups=[[0]],
             cut_dim=dim,
             maxima_may_differ=True,
+            maxima_are_lengths=True,
+            foresee=self._foresight(options) if flag("foresee", foresee) else None,
         )
 
     def __call__(self, batch: Any) -> torch.Tensor:
@@ -177,31 +177,31 @@ class Microbatches:
 
     def _begin(self, batch: Any) -> None:
         """Check the model and the batch, as they are now."""
+        agreement = None if self._ranks is None else self._ranks()
+        parameters = [] if self._model is None else list(self._model.parameters())
+        self._pass.name(parameters)
+        if self._reduction is not None and agreement is not None:
+            self._reduction.name(parameters)
+            agreement.vote_with(_vote_of(self._reduction, self._ranks.group))
+            if not self._reduction.is_planned:
+                agreement.unsettle()  # a rank can vote only on what it has prepared before
         try:
             self._refuse_whole_batch()
             self._refuse_waiting()
             self._items = whole("the length of the batch", self._length(batch), 1)
         except Exception as error:
-            agreement = None if self._ranks is None else self._ranks()
             if agreement is not None:  # else the other ranks' present call meets our next one
                 agreement.refuse_call(f"{type(error).__name__}: {error}")
             raise
-        self._longest = max(self._longest, self._items)
-        parameters = [] if self._model is None else list(self._model.parameters())
-        self._pass.name(parameters)
-        if self._reduction is not None:
-            self._reduction.name(parameters)
 
     def _run_parts(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, list[Attempt]]:
-        # On several ranks the same on each, though some may have shorter batches now.
-        upper = self._items if self._ranks is None else self._longest
-        most = upper if self._most is None else min(self._most, upper)
+        most = self._items if self._most is None else min(self._most, self._items)
         if record:
             loss, attempts = self._adaptive.record(batch, most)
         else:
             loss, attempts = self._adaptive(batch, most), []
         if self._reduces():
-            loss = self._reduction.run(self._sum_over_ranks)  # type: ignore[union-attr]
+            loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
         self._pass.finish()
         return loss, attempts
 
@@ -220,12 +220,14 @@ class Microbatches:
             self._reduction.prepare(loss, self._pass.count)  # type: ignore[union-attr]
         return loss
 
+    def _foresight(self, options: Options) -> _Foresight:
+        parameters = [] if self._model is None else list(self._model.parameters())
+        traced = _two_parts(self._loss_fn, self._split, self._length, self._scale, parameters)
+        return _Foresight(traced, self._without_collectives, options)
+
     def _reduces(self) -> bool:
         """Whether there are other ranks, and this reduces the gradients over them."""
         return self._reduction is not None and self._ranks.group is not None
-
-    def _sum_over_ranks(self, tensor: torch.Tensor) -> None:
-        torch.distributed.all_reduce(tensor, group=self._ranks.group)
 
     def _modules(self, kind: type[_Module]) -> list[_Module]:
         modules = () if self._model is None else self._model.modules()
@@ -240,8 +242,10 @@ class Microbatches:
                 for module in parallel:
                     module.require_forward_param_sync = False  # else its first forward waits
                     stack.enter_context(module.no_sync())
-                if not parallel:
-                    hook = self._model.register_forward_pre_hook(_refuse_parallel_around)
+                # All layers in the first call; later ones, in which it would take time, are alike.
+                first = not self._reduction.is_planned
+                for layer in self._model.modules() if first else [self._model]:
+                    hook = layer.register_forward_pre_hook(_refuse_other_parallel(parallel))
                     stack.callback(hook.remove)
             yield
 
@@ -287,14 +291,80 @@ class Microbatches:
         return f"{identity('microbatches', self._loss_fn, '')} {model}"
 
 
-def _refuse_parallel_around(model: torch.nn.Module, _: object) -> None:
-    if torch.compiler.is_compiling():
-        return
-    if DistributedDataParallel._active_ddp_module is not None:
-        raise ValueError(
-            "loss_fn calls a DistributedDataParallel, and model= is the module inside of it, so "
-            "that both would reduce the gradients: pass the DistributedDataParallel as model="
-        )
+def _two_parts(
+    loss_fn: Callable[[Any], Loss],
+    split: _parts.Split,
+    length: _parts.Length,
+    scale: Callable[[torch.Tensor], torch.Tensor] | None,
+    parameters: list[torch.nn.Parameter],
+) -> Callable[[Any, int], None]:
+    """What is traced: further parts need no more than the second, which meets gradients."""
+
+    def two_parts(batch: Any, size: int) -> None:
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        items = length(batch)
+        for start in range(0, min(items, 2 * size), size):
+            stop = min(start + size, items)
+            result = loss_fn(batch if stop - start == items else split(batch, start, stop))
+            loss = result[0] if isinstance(result, tuple) else result
+            loss = loss if scale is None else scale(loss)
+            loss.backward(torch.full_like(loss, size / items))  # type: ignore[no-untyped-call]
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
+
+    return two_parts
+
+
+class _Foresight:
+    """Asked by the core for the size of a first attempt; see `FirstSize`."""
+
+    def __init__(
+        self,
+        traced: Callable[[Any, int], None],
+        without_collectives: Callable[[], AbstractContextManager[None]],
+        options: Options,
+    ) -> None:
+        from brim.foresee import FirstSize  # imports parts of torch that few need
+
+        self._traced = traced
+        self._without_collectives = without_collectives
+        self._first = FirstSize("size", options.get("lower", 1), options.get("device"))
+        self.forget, self.clear = self._first.forget, self._first.clear
+
+    def __call__(self, key: int, size: int, _: object, args: list[Any], named: Any) -> int:
+        with self._without_collectives():
+            return self._first(key, size, self._traced, args, named)
+
+
+def _sum_over(group: Any) -> Callable[[torch.Tensor], None]:
+    def add(tensor: torch.Tensor) -> None:
+        torch.distributed.all_reduce(tensor, group=group)
+
+    return add
+
+
+def _vote_of(reduction: _C.GradientReduction, group: Any) -> Callable[[bool], bool]:
+    """What the agreement holds, which must not hold the Microbatches."""
+    return lambda done: reduction.vote(done, _sum_over(group))
+
+
+def _refuse_other_parallel(known: list[DistributedDataParallel]) -> Callable[..., None]:
+    """A hook against a DistributedDataParallel that is around `model=` or a layer of it."""
+
+    def hook(layer: torch.nn.Module, _: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        active = DistributedDataParallel._active_ddp_module
+        if active is not None and all(active is not each for each in known):
+            raise ValueError(
+                "loss_fn calls a DistributedDataParallel around model= or a layer of it "
+                f"({type(layer).__name__}), so that both would reduce the gradients: pass the "
+                "DistributedDataParallel as model=, or as the layer of model= that it is around"
+            )
+
+    return hook
 
 
 def _splitting(split: Any, length: Any, dim: int) -> tuple[_parts.Split, _parts.Length]:

@@ -121,7 +121,8 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         max_total_size: the budget of a batch. A list or tuple sets several budgets; sizes then have
             one column for each (or are tuples).
         cost: what a batch costs: `"sum"` of the sizes, `"padded"` (n × longest),
-            `"padded_squared"` (n × longest²), `"count"`, a fitted `MemoryModel` with a budget in
+            `"padded_squared"` (n × longest²), `"flops"` (n × (24576 · longest + longest²), the work
+            of a transformer), `"count"`, a fitted `MemoryModel` with a budget in
             bytes, or a function of n and the longest size that does not fall with either. Several
             budgets share one cost or take a list of costs.
         shuffle: whether to take the samples in random order.

@@ -12,7 +12,15 @@ from typing_extensions import Self
 
 from brim import _C
 from brim.data.base import BatchSamplerBase, check_state, warn
-from brim.data.sizes import Limits, Sizes, index_tensor, one_column, size_function
+from brim.data.sizes import (
+    Limits,
+    Sizes,
+    has_columns,
+    index_tensor,
+    is_array,
+    one_column,
+    size_function,
+)
 from brim.predict import MemoryModel
 
 # From this error on, a sampler warns that sizes say little about memory.
@@ -26,6 +34,7 @@ class _Fitted(NamedTuple):
     cost: str
     max_total_size: int
     model: dict[str, Any] | None
+    weights: list[float] | None  # of several sizes per sample
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> _Fitted:
@@ -38,7 +47,10 @@ class FittedBatchSampler(BatchSamplerBase):
     """A batch sampler that `fit` can make from a budget in bytes."""
 
     model: _C.MemoryModel | None = None
+    weights: list[float] | None = None
     _fitted: _Fitted | None = None
+    _features: torch.Tensor | None = None  # several sizes per sample, as they were given
+    _columns: list[torch.Tensor] | None  # the sizes by which batches are made
 
     @classmethod
     @abstractmethod
@@ -70,7 +82,10 @@ class FittedBatchSampler(BatchSamplerBase):
                 a list of samples, or with what `collate_fn` returns for it. It may then hold up to
                 twice the budget.
             sizeof: the size of each sample: the sizes themselves, or a function of the index (or
-                of the sample, if it cannot take an index).
+                of the sample, if it cannot take an index). Samples may have several sizes that
+                memory depends on, as the nodes and edges of a graph: a column for each, or tuples.
+                What each of them needs is measured first, and a sample's size is their weighted
+                sum. Needs `cost="sum"`.
             budget: bytes that the device may hold at once, including what it holds now, as an int
                 or text such as `"20GiB"`.
             device: the current accelerator if None, else the CPU.
@@ -87,7 +102,7 @@ class FittedBatchSampler(BatchSamplerBase):
         Returns:
             A sampler. Its attribute `model` is the memory model, and `max_total_size` the budget,
             on CUDA less what torch's allocator loses between blocks. With `cost="sum"` it is the
-            largest total of a batch.
+            largest total of a batch. `weights` has what a unit of each of several sizes counts.
 
         Warns:
             UserWarning: if batches need over 25 % more than measurements of other batches predict.
@@ -96,7 +111,11 @@ class FittedBatchSampler(BatchSamplerBase):
             raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {cost!r:.100}')
         if len(dataset) == 0:
             raise ValueError("dataset is empty: there is nothing to measure")
-        sizes = _all_sizes(dataset, sizeof)
+        given_sizes = _all_sizes(dataset, sizeof)
+        several = given_sizes.ndim == 2
+        if several and cost != "sum":
+            raise ValueError(f'several sizes per sample need cost="sum", got {cost!r:.100}')
+        sizes = given_sizes.amax(1) if several else given_sizes
         limit = _C.parse_bytes(budget, _C.memory_stats(device).limit)
         given = options.get("indices")
         if given is not None and not callable(given):  # read several times
@@ -112,6 +131,11 @@ class FittedBatchSampler(BatchSamplerBase):
             alone = {"seed": 0, "generator": None, "rank": 0, "world_size": 1}
             return trial(sizes, maximum, "sum" if model is None else model, **alone)._ready()
 
+        def finish(made: Self, fitted: _Fitted) -> Self:
+            made._fitted, made.weights = fitted, fitted.weights
+            made._features = given_sizes if several else None
+            return made
+
         def run(indices: list[int]) -> None:
             samples = [dataset[index] for index in indices]
             work(samples if collate_fn is None else collate_fn(samples))
@@ -120,10 +144,15 @@ class FittedBatchSampler(BatchSamplerBase):
         if state is not None:
             fitted = _Fitted.of_state(state)
             made = cls._of_sizes(sizes, fitted.max_total_size, {**options}, trial=False)
-            made._fitted = fitted._replace(budget=limit, cost=cost)
+            finish(made, fitted._replace(budget=limit, cost=cost))
             made.load_state_dict(state)
             made._tell_of_left_out()
             return made
+        weights = None
+        if several:
+            columns = given_sizes.shape[1]
+            weights = _C.fit_weights(given_sizes.flatten(), columns, run, limit, device)
+            sizes = _combined(given_sizes, weights)
         maximum, found, error = _C.fit_batching(
             sizes.contiguous(), run, batching, cost == "padded", limit, device, probes
         )
@@ -142,8 +171,7 @@ class FittedBatchSampler(BatchSamplerBase):
         made = cls._of_sizes(sizes, maximum, {**options, "cost": chosen}, trial=False)
         made.model = model
         plain = None if model is None else model.state_dict()
-        made._fitted = _Fitted(limit, cost, maximum, plain)
-        return made
+        return finish(made, _Fitted(limit, cost, maximum, plain, weights))
 
     def _description(self, seed: int) -> dict[str, Any]:
         described = super()._description(seed)
@@ -183,28 +211,46 @@ class FittedBatchSampler(BatchSamplerBase):
         if fitted.model is not None:
             model = MemoryModel()
             model.load_state_dict(fitted.model)
-        self._fitted, self.model = fitted, model
+        self._fitted, self.model, self.weights = fitted, model, fitted.weights
         self.max_total_size = fitted.max_total_size
         cost = model if fitted.cost == "padded" and model is not None else "sum"
         self._limits = Limits.read(cost, fitted.max_total_size, self.max_batch_size)
+        if (self._features is None) != (fitted.weights is None):
+            raise ValueError("state is of another run: its samples have another number of sizes")
+        if self._features is not None and fitted.weights is not None:
+            self._columns = self._limits.columns(_combined(self._features, fitted.weights))
         self._batching = None
 
 
 def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:
     function = size_function(sizeof)
     given = sizeof if function is None else _ask(dataset, function)
-    sizes = one_column("sizes", given)
+    if has_columns(given):
+        columns = _columns(given)
+        sizes = torch.stack([column.to(columns[0].dtype) for column in columns], 1)
+    else:
+        sizes = one_column("sizes", given)
     if len(sizes) != len(dataset):
         raise ValueError(f"sizeof has {len(sizes)} sizes, and dataset {len(dataset)} samples")
     if sizes.is_floating_point():
         if not bool(sizes.isfinite().all()):
-            index = int((~sizes.isfinite()).nonzero()[0])
-            raise ValueError(f"sizes must be finite, got {float(sizes[index])} at index {index}")
+            place = (~sizes.isfinite()).nonzero()[0].tolist()
+            wrong = float(sizes[tuple(place)])
+            raise ValueError(f"sizes must be finite, got {wrong} at index {place[0]}")
         whole = sizes.round()
         if not torch.equal(whole, sizes):
             raise ValueError("sizes must be whole numbers to fit a memory model")
         sizes = whole.long()
     return sizes
+
+
+def _columns(given: Any) -> list[torch.Tensor]:
+    count = given.shape[1] if is_array(given) else len(given[0])
+    return Limits(["sum"] * count, [1] * count, several=True, measured=count).columns(given)
+
+
+def _combined(features: torch.Tensor, weights: list[float]) -> torch.Tensor:
+    return torch.tensor(_C.combined_sizes(features.flatten(), weights))
 
 
 def _ask(dataset: Any, function: Callable[[Any], Any]) -> list[Any]:

@@ -40,6 +40,7 @@ class PackedBatchSampler(FittedBatchSampler):
     """
 
     _default_seed = 0
+    _columns: list[torch.Tensor]
 
     def __init__(
         self,

@@ -93,6 +93,7 @@ class StreamBatches(IterableDataset[Any]):
             settings.get("shuffle", False),
             _C.epoch_seed(settings.get("seed", 0), self.epoch),
             self._oversize,
+            settings["batch_multiple"],
             rank,
             world_size,
         )
@@ -220,6 +221,7 @@ def pack_stream(
     sizeof: Callable[[Any], Any] | Mapping[Any, Any] = len,
     cost: Cost | Sequence[Cost] = "sum",
     max_batch_size: int | None = None,
+    batch_multiple: int = 1,
     lookahead: int = 10_000,
     shuffle: bool = False,
     seed: int = 0,
@@ -241,6 +243,8 @@ def pack_stream(
             it gives one size for each.
         cost: what a batch costs; see `BatchSamplerBase`.
         max_batch_size: the most samples in a batch, beside the budget.
+        batch_multiple: batches have a multiple of this many samples, unless fewer fit the budget or
+            are left. Not under a sum.
         lookahead: how many samples are packed together. Up to twice as many are held.
         shuffle: give the batches of one look-ahead in random order, not the longest samples first.
         seed: determines that order together with the epoch.
@@ -262,6 +266,7 @@ def pack_stream(
     limits = Limits.read(cost, max_total_size, max_batch_size)
     settings = {
         "lookahead": whole("lookahead", lookahead, 1),
+        "batch_multiple": whole("batch_multiple", batch_multiple, 1, 2**31),
         "shuffle": flag("shuffle", shuffle),
         "seed": whole("seed", seed, 0),
         **limits.settings(),
@@ -287,6 +292,7 @@ def bucket_stream(
     sizeof: Callable[[Any], Any] | Mapping[Any, Any] = len,
     cost: Cost | Sequence[Cost] = "padded",
     max_batch_size: int | None = None,
+    batch_multiple: int = 1,
     lookahead: int = 10_000,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     rank: int | None = None,
@@ -308,6 +314,8 @@ def bucket_stream(
         sizeof: the size of a sample; see `pack_stream`. The first size determines the bucket.
         cost: what a batch costs; see `BatchSamplerBase`.
         max_batch_size: the most samples in a batch, beside the budget.
+        batch_multiple: batches have a multiple of this many samples, unless fewer fit the budget or
+            are left.
         lookahead: how many samples may wait.
         collate_fn: makes a batch of a list of samples; a batch is the list if None.
         rank: the rank of this process; see `BatchSamplerBase`.
@@ -326,6 +334,7 @@ def bucket_stream(
     limits = Limits.read(cost, max_total_size, max_batch_size)
     settings = {
         "lookahead": whole("lookahead", lookahead, 1),
+        "batch_multiple": whole("batch_multiple", batch_multiple, 1, 2**31),
         "bucket_boundaries": sorted_boundaries(bucket_boundaries).tolist(),
         **limits.settings(),
     }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-__all__ = ["Recipe", "code_of", "derived", "original_of", "recipe_of"]
+__all__ = ["Recipe", "code_of", "derived", "is_made", "original_of", "recipe_of"]
 
 Kind: TypeAlias = "type[torch.nn.Module]"
 
@@ -48,7 +48,10 @@ def derived(kind: Kind, recipe: Recipe) -> Kind:
     bases, members = MAKERS[recipe.maker](kind, *recipe.options)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        call, args, *rest = super(made, self).__reduce_ex__(protocol)
+        usual = super(made, self).__reduce_ex__(protocol)
+        if type(self) is not made:  # another tool has derived its own from ours
+            return usual
+        call, args, *rest = usual
         args = tuple(kind if arg is type(self) else arg for arg in args)
         return (_again, (call, args, recipe, _fingerprint(kind)), *rest)
 
@@ -67,6 +70,11 @@ def original_of(kind: Kind) -> Kind | None:
     """The class that a made one derives from; None for all others."""
     made: Kind | None = kind.__dict__.get("_brim_original")
     return made
+
+
+def is_made(kind: Kind) -> bool:
+    """Whether a class is a made one or derives from one, as the classes that FSDP makes."""
+    return hasattr(kind, "_brim_original")
 
 
 def recipe_of(kind: Kind) -> Recipe | None:

@@ -99,7 +99,8 @@ class _Uses:
 
 def _is_function(value: Any) -> bool:
     """Whether an attribute of a module is one of the functions, such as `self.act = F.relu`."""
-    value = getattr(value, "func", value)
+    if isinstance(value, functools.partial):
+        value = value.func
     return callable(value) and getattr(value, "__name__", "") in _NAMES
 
 

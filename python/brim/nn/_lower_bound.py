@@ -56,8 +56,10 @@ def least(values: Values, needs: Iterable[Need]) -> dict[Place, int]:
                 pending.append(source)
     result: dict[Place, int] = {}
     for value in sorted(kept):
-        place = places.get(value) or values.list[first_reader[value]].place
-        result[place] = result.get(place, 0) + values.list[value].bytes
+        size = values.list[value].bytes
+        if size > 0:
+            place = places.get(value) or values.list[first_reader[value]].place
+            result[place] = result.get(place, 0) + size
     return result
 
 

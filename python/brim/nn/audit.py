@@ -13,8 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from brim import _C
 from brim._arguments import whole
 from brim.memory import parse_bytes
+from brim.nn import _causal_lm_loss
 from brim.nn._audit_text import figures, folded, hint_of
-from brim.nn._derived import original_of
+from brim.nn._derived import is_made, original_of, recipe_of
 from brim.nn._saved import Run, measure, with_sizes
 from brim.nn._torchs_work import with_torchs_work
 from brim.nn._values import Place
@@ -158,10 +159,11 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
     check_module(model)
     model = with_sizes(model, inputs, kwargs)
     kinds = {type(module) for module in model.modules()}
-    converted = any(own_base(kind) or original_of(kind) for kind in kinds)
+    converted = any(own_base(kind) or is_made(kind) for kind in kinds)
     with _as_it_was(model):
         for module in model.modules():
             _set_class(module, with_torchs_work(type(module)))
+            _causal_lm_loss.restore(module)
         with paused():
             torchs = _measure_with_least(model, inputs, kwargs)
     with _as_it_was(model):
@@ -322,7 +324,7 @@ def _row_names(runs: Iterable[Run]) -> dict[Place, tuple[str, str]]:
     places: list[Place] = []
     for run in runs:
         for module, kind in run.called.items():
-            kinds.setdefault(module, []).append(kind)
+            kinds.setdefault(module, []).append(_without_region(kind))
         at = 0
         for place in (*run.places, *(run.least or ())):
             if place not in places:
@@ -336,6 +338,12 @@ def _row_names(runs: Iterable[Run]) -> dict[Place, tuple[str, str]]:
         name = f"{module} · {operation}" if operation and not one_row else module
         names[module, operation] = (name, classes[0].__name__)
     return names
+
+
+def _without_region(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """The class itself where `convert` only redirected the functions that it calls."""
+    recipe = recipe_of(kind)
+    return original_of(kind) or kind if recipe and recipe.maker == "functions" else kind
 
 
 def _is_layer(kind: type[torch.nn.Module]) -> bool:

@@ -13,8 +13,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from brim import _C
-from brim.nn import modules
-from brim.nn._derived import MAKERS, Recipe, derived, original_of
+from brim.nn import _causal_lm_loss, modules
+from brim.nn._derived import MAKERS, Recipe, derived, is_made, original_of
 from brim.nn._functions import with_functions
 from brim.nn.recognisers import recognise
 from brim.nn.saving import check_recompute
@@ -155,7 +155,7 @@ def convert(
             already. None changes nothing.
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
             products of two tensors), as `brim.saving()` does. This costs some microseconds for each
-            call of a function there.
+            call of a function there. Language models of transformers also get brim's loss.
 
     Returns:
         What was replaced, and what was not and why.
@@ -195,17 +195,22 @@ def convert(
             change = _Change("left out by skip")
         else:
             change = _change_of(module, functions)
+            if functions and (recompute is not None or "_loss_function" not in vars(module)):
+                change.reroutes = _causal_lm_loss.reroute(module, recompute is not None)
         kind = type(module).__name__
         entry = ConvertedLayer(names[0], kind, change.reason, tuple(names), change.recognised)
         if change.to is not None:
             module.__class__ = change.to
-            (around if change.is_region else replaced).append(entry)
+        if change.to is not None and not change.is_region:
+            replaced.append(entry)
+        elif change.is_region or change.reroutes:
+            around.append(entry)
         elif is_layer(module):
             kept.append(entry)
         if recompute is not None and change.reason in ("", _ALREADY):
-            for flag in ("recompute", "_brim_recompute"):
-                if hasattr(type(module), flag):
-                    module.__dict__[flag] = True
+            flag = "recompute" if own_base(type(module)) is not None else "_brim_recompute"
+            if hasattr(type(module), flag):
+                module.__dict__[flag] = True
     return ConversionReport(tuple(replaced), tuple(kept), tuple(around))
 
 
@@ -234,6 +239,7 @@ def restore(model: Module) -> Module:
     for module in model.modules():
         kind = type(module)
         module.__dict__.pop("_brim_recompute", None)
+        _causal_lm_loss.restore(module)
         if own_base(kind) is not None:
             module.__dict__.pop("recompute", None)
         module.__class__ = original_of(kind) or ORIGINALS.get(kind, kind)
@@ -281,14 +287,23 @@ def is_layer(module: Module) -> bool:
     return next(module.children(), None) is None or any(True for _ in module.parameters(False))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Change:
-    """What becomes of a module: why it stays, or its new class."""
+    """What becomes of a module.
+
+    Attributes:
+        reason: why its class stays.
+        to: its new class.
+        recognised: as what, for the report.
+        is_region: that class only redirects functions.
+        reroutes: it got brim's loss function.
+    """
 
     reason: str = ""
     to: type[Module] | None = None
     recognised: str = ""
     is_region: bool = False
+    reroutes: bool = False
 
 
 def _change_of(module: Module, functions: bool) -> _Change:
@@ -317,7 +332,7 @@ def _change_of(module: Module, functions: bool) -> _Change:
 def _obstacle(module: Module) -> str:
     """Why a module cannot be replaced, whatever it is; empty if it can."""
     kind = type(module)
-    if kind in ORIGINALS or original_of(kind) is not None:
+    if kind in ORIGINALS or is_made(kind):
         return _ALREADY
     if parametrize.is_parametrized(module):
         return "it is parametrized"

@@ -70,14 +70,36 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
   }
 }
 
+/// What a rank asks the others for, where its own search is at these values. Where the maxima are
+/// the lengths of its own arguments, they limit nobody else.
+Values wish(const MaximizeCall& call, const AdaptOptions& options,
+            std::span<const std::int64_t> values) {
+  Values result(values.begin(), values.end());
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    if (call.maxima_are_lengths && !cannot_repeat(options) && result[i] == call.maxima[i]) {
+      result[i] = Agreement::kNoLimit;
+    }
+  }
+  return result;
+}
+
 /// The values that a rank would begin its next call with, as far as it can tell now.
 Values next_time(const MaximizeCall& call, const AdaptOptions& options, const Attempt& fit) {
   Recollection known = recall(options);
   if (known.device == fit.device) {
     known.available = fit.available;  // as before the attempt: its result may still be there
   }
-  const ParameterSearch search = make_search(call, options, known, fit.device);
-  return {search.next().begin(), search.next().end()};
+  MaximizeCall next = call;
+  Values maxima(call.maxima.begin(), call.maxima.end());
+  if (call.maxima_are_lengths) {  // the next argument may be as long as any before
+    for (const Attempt& attempt : known.attempts) {
+      if (attempt.values.size() == maxima.size()) {
+        std::ranges::transform(maxima, attempt.values, maxima.begin(), std::ranges::max);
+      }
+    }
+    next.maxima = maxima;
+  }
+  return wish(next, options, make_search(next, options, known, fit.device).next());
 }
 
 /// The attempts of one rank. After each the ranks learn whether all have fitted at the same values.
@@ -91,14 +113,22 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
   Recollection known = recall(options);
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
+  // The values of all ranks, and how far this one uses them.
   Values values = meeting.agreed();
+  const auto own = [&](Values common) {
+    std::ranges::transform(common, call.maxima, common.begin(), std::ranges::min);
+    return common;
+  };
   const bool agreed_before = values.size() == call.maxima.size();
+  const Values first_wish = wish(call, options, search.next());
   if (agreed_before) {
-    std::ranges::transform(values, call.maxima, values.begin(), std::ranges::min);
+    std::ranges::transform(values, first_wish, values.begin(), [](auto agreed, auto wished) {
+      return agreed == Agreement::kNoLimit ? wished : agreed;
+    });
   } else {
-    values = meeting.exchange({.next = search.next()}).next;
+    values = meeting.exchange({.next = first_wish}).next;
   }
-  std::optional<Attempt> fit;  // at `values`
+  std::optional<Attempt> fit;  // at own(values)
   Values later;
   bool repeats = false;
   const auto undo = [&] {
@@ -111,21 +141,23 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
     }
   };
   for (bool first = true;; first = false) {
+    Values wanted = values;
     while (!fit) {
-      meeting.trying(values);
+      const Values trying = own(values);
+      meeting.trying(trying);
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
-      monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(values));
+      monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(trying));
       repeats = true;
-      const std::optional<Failure> failure = attempt(values);
+      const std::optional<Failure> failure = attempt(trying);
       if (!failure) {
-        fit = learn_fit(call, options, known, monitor, values);
+        fit = learn_fit(call, options, known, monitor, trying);
         later = next_time(call, options, *fit);
         break;
       }
       undo();
-      auto failed = monitor.failed(values, *failure);
+      auto failed = monitor.failed(trying, *failure);
       if (!failed) {
         continue;
       }
@@ -137,7 +169,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (!search.record_elsewhere(*failed)) {
         // Agreed on when the maxima were others: go on from there.
         MaximizeCall lowered = call;
-        lowered.maxima = values;
+        lowered.maxima = trying;
         search = make_search(lowered, options, known, failed->device);
         search.record_elsewhere(*failed);
       }
@@ -146,12 +178,12 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
         known = recall(options);
         search = make_search(call, options, known, failed->device);
       }
+      wanted = wish(call, options, search.next());
       break;
     }
     Meeting::Answer answer;
     try {
-      answer = meeting.exchange(
-          {.done = fit.has_value(), .next = fit ? fit->values : search.next(), .later = later});
+      answer = meeting.exchange({.done = fit.has_value(), .next = wanted, .later = later});
     } catch (const RankError&) {
       undo();
       throw;
@@ -160,7 +192,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       meeting.end(answer, first && agreed_before);
       return;
     }
-    if (fit && answer.next != fit->values) {
+    if (fit && own(answer.next) != fit->values) {
       undo();
     }
     values = std::move(answer.next);

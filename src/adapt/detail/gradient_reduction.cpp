@@ -1,19 +1,26 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <brim/adapt/detail/gradient_reduction.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <iterator>
-#include <span>
+#include <ranges>
 #include <utility>
 
 namespace brim::detail {
 namespace {
 
 constexpr std::int64_t kBucketBytes = std::int64_t{25} << 20;  // as DDP's
+
+// The numbers that are summed first.
+constexpr std::size_t kNotReady = 0;
+constexpr std::size_t kCount = 1;
+constexpr std::size_t kLoss = 2;      // times the count, for a mean
+constexpr std::size_t kGradient = 3;  // from here on: whether each parameter has one
 
 at::Tensor& gradient_of(const at::Tensor& parameter) {
   return parameter.unsafeGetTensorImpl()->mutable_grad();
@@ -25,14 +32,20 @@ std::int64_t bytes_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+bool GradientReduction::is_planned() const {
+  const auto needs = [](const at::Tensor& parameter) { return parameter.requires_grad(); };
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+  return !trained_.empty() &&
+         std::ranges::equal(parameters_ | std::views::filter(needs), trained_, same);
+}
+
 void GradientReduction::plan() {
+  if (is_planned()) {
+    return;
+  }
   std::vector<at::Tensor> trained;
   std::copy_if(parameters_.begin(), parameters_.end(), std::back_inserter(trained),
                [](const at::Tensor& parameter) { return parameter.requires_grad(); });
-  const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
-  if (!trained.empty() && std::ranges::equal(trained, trained_, same)) {
-    return;
-  }
   TORCH_CHECK_VALUE(!trained.empty(), "no parameter of the model needs a gradient");
   const c10::Device device = trained.front().device();
   trained_.clear();  // planned anew next time if this fails
@@ -56,8 +69,9 @@ void GradientReduction::plan() {
     longest = std::max(longest, alone ? 0 : groups_.back().bytes);
   }
   bucket_ = at::empty({longest}, trained.front().options().dtype(at::kByte).requires_grad(false));
-  numbers_ = at::empty({static_cast<std::int64_t>(trained.size()) + 2}, at::kDouble);
-  numbers_there_ = device.is_cpu() ? numbers_ : at::empty_like(numbers_, device);
+  own_ = at::zeros({static_cast<std::int64_t>(kGradient + trained.size())}, at::kDouble);
+  sums_ = at::zeros_like(own_);
+  reduced_ = device.is_cpu() ? sums_ : at::empty_like(own_, device);
   trained_ = std::move(trained);
 }
 
@@ -66,14 +80,15 @@ void GradientReduction::prepare(const at::Tensor& loss, double count) {
   plan();
   count_ = count;
   loss_ = at::empty_like(loss);
-  const std::span number(numbers_.mutable_data_ptr<double>(), trained_.size() + 2);
-  number[0] = count;
-  number[1] = count == 0                      ? 0.0
-              : reduction_ == Reduction::mean ? loss.item<double>() * count
-                                              : loss.item<double>();
+  voted_ = false;
+  auto* const number = own_.mutable_data_ptr<double>();
+  number[kCount] = count;
+  number[kLoss] = count == 0                      ? 0.0
+                  : reduction_ == Reduction::mean ? loss.item<double>() * count
+                                                  : loss.item<double>();
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     at::Tensor& gradient = gradient_of(trained_[i]);
-    number[2 + i] = gradient.defined() ? 1.0 : 0.0;
+    number[kGradient + i] = gradient.defined() ? 1.0 : 0.0;
     if (!gradient.defined()) {
       gradient = at::zeros_like(trained_[i]);
     }
@@ -88,25 +103,42 @@ void GradientReduction::prepare(const at::Tensor& loss, double count) {
   }
 }
 
+bool GradientReduction::vote(bool ready, Sum sum) {
+  const at::NoGradGuard no_grad;
+  TORCH_CHECK(reduced_.defined(), "a rank can vote only after its first call");
+  if (ready) {
+    sums_.copy_(own_);
+  } else {
+    sums_.zero_();
+    sums_.mutable_data_ptr<double>()[kNotReady] = 1;
+  }
+  if (!reduced_.is_same(sums_)) {
+    reduced_.copy_(sums_);
+  }
+  sum(reduced_);
+  if (!reduced_.is_same(sums_)) {
+    sums_.copy_(reduced_);
+  }
+  voted_ = sums_.const_data_ptr<double>()[kNotReady] == 0;
+  return voted_;
+}
+
 at::Tensor GradientReduction::run(Sum sum) {
   const at::NoGradGuard no_grad;
-  if (!numbers_there_.is_same(numbers_)) {
-    numbers_there_.copy_(numbers_);
+  if (!voted_) {
+    vote(true, sum);
   }
-  sum(numbers_there_);
-  if (!numbers_there_.is_same(numbers_)) {
-    numbers_.copy_(numbers_there_);
-  }
-  const auto* number = numbers_.const_data_ptr<double>();
+  voted_ = false;
+  const auto* number = sums_.const_data_ptr<double>();
   const bool mean = reduction_ == Reduction::mean;
-  const double total = number[0];
-  loss_.fill_(mean ? number[1] / total : number[1]);
+  const double total = number[kCount];
+  loss_.fill_(mean ? number[kLoss] / total : number[kLoss]);
   for (const Group& group : groups_) {
     group.factor.fill_(mean && total > 0 ? count_ / total : 1.0);
     reduce(group, sum);
   }
   for (std::size_t i = 0; i < trained_.size(); ++i) {
-    if (number[2 + i] == 0) {
+    if (number[kGradient + i] == 0) {
       gradient_of(trained_[i]) = at::Tensor();
     }
   }

@@ -69,6 +69,22 @@ std::string Meeting::sizes_text() const {
   return trying_.empty() ? "" : c10::str(options_.name, " = ", c10::Join(", ", trying_), ": ");
 }
 
+bool Meeting::is_content(const Message& message) const {
+  const auto [agreed, wish] = agreement_.agreed(options_.key);
+  if (!message.done || !std::ranges::equal(message.next, agreed)) {
+    return false;
+  }
+  // The least of the wishes stays the same as long as those who had it keep to it, and no other
+  // rank falls below it.
+  for (std::size_t i = 0; i < agreed.size(); ++i) {
+    const std::int64_t now = message.later[i];
+    if (now != agreed[i] && (now < agreed[i] || wish[i] == agreed[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
 Meeting::Answer Meeting::exchange(const Message& message) {
   const bool per_rank = agreement_.options().per_rank;
   const std::size_t count = message.next.size();
@@ -79,9 +95,20 @@ Meeting::Answer Meeting::exchange(const Message& message) {
                 .same = true,
                 .next = {message.next.begin(), message.next.end()},
                 .later = {later.begin(), later.end()}};
-  if (silent_ || (per_rank && !message.done)) {
+  if (per_rank && !message.done) {
     return answer;
   }
+  if (silent_) {
+    if (!agreement_.vote()) {
+      return answer;
+    }
+    silent_ = false;  // also if the vote throws
+    if (agreement_.vote()(per_rank || is_content(message))) {
+      silent_ = true;
+      return answer;
+    }
+  }
+  wish_ = answer.later;
   CallKey key;
   key.add(what_);
   const auto call = static_cast<std::int64_t>(key.value());
@@ -117,10 +144,14 @@ Meeting::Answer Meeting::exchange(const Message& message) {
 }
 
 void Meeting::end(const Answer& last, bool as_agreed) {
-  // Alone, a rank lowers its size where it must and never raises it.
-  agreement_.agree(options_.key, silent_ ? last.next : last.later);
   if (!silent_) {
+    agreement_.agree(options_.key, {.values = last.later, .wish = wish_});
     agreement_.count_exchange(as_agreed && last.next == last.later);
+  } else if (agreement_.options().per_rank) {
+    agreement_.agree(options_.key, {.values = last.later, .wish = last.later});
+  } else if (!agreement_.vote()) {
+    // Alone, a rank lowers its size where it must and never raises it.
+    agreement_.agree(options_.key, {.values = last.next, .wish = last.next});
   }
 }
 
@@ -136,7 +167,14 @@ void Meeting::tell_others(const std::string& own) {
     return;
   }
   if (silent_) {
-    return;
+    if (!agreement_.vote()) {
+      return;
+    }
+    try {
+      agreement_.vote()(false);
+    } catch (const std::exception&) {
+      return;  // the ranks cannot reach each other, which they notice by themselves
+    }
   }
   Numbers numbers{};
   numbers[kFailed] = channel_.rank();

@@ -17,9 +17,11 @@ namespace brim::detail {
 ///
 /// Where ranks keep their own sizes (per_rank), they only learn that all are done; in calls without
 /// an exchange (Sync::settled) not even that. The answer is then as if this rank were the only one.
+/// A function that lets its ranks vote knows that all are done and want nothing else; if not, the
+/// exchange is made after all.
 class Meeting {
  public:
-  using Values = std::vector<std::int64_t>;
+  using Values = Agreement::Values;
 
   struct Message {
     bool done = false;                      ///< this rank fitted at `next`, or has no work left
@@ -45,7 +47,7 @@ class Meeting {
     return agreement_.options().collectives == Collectives::inside;
   }
   /// The values that earlier calls agreed on for this one; empty: none.
-  [[nodiscard]] Values agreed() const { return agreement_.agreed(options_.key); }
+  [[nodiscard]] Values agreed() const { return agreement_.agreed(options_.key).values; }
 
   /// @throws RankError if another rank has failed, or is in another call.
   Answer exchange(const Message& message);
@@ -79,6 +81,8 @@ class Meeting {
   }
 
  private:
+  /// Whether an exchange could change nothing, as far as this rank knows.
+  [[nodiscard]] bool is_content(const Message& message) const;
   void tell_others(const std::exception_ptr& error);
   [[noreturn]] void throw_failures();
   [[noreturn]] void throw_differences();
@@ -90,6 +94,7 @@ class Meeting {
   std::string what_;
   bool silent_;  // this call makes no exchange
   Values trying_;
+  Values wish_;  // this rank's for its next call, as of the last exchange
 };
 
 }  // namespace brim::detail

@@ -11,8 +11,10 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "adapt/calls.h"
@@ -136,6 +138,198 @@ TEST(Agreement, WithSettledARankLowersItsSizeAloneUntilTheNextExchange) {
   EXPECT_LE(sizes[1][30], 200);
   EXPECT_EQ(sizes[0].back(), sizes[1].back());
   EXPECT_LE(sizes[0].back(), 200);
+}
+
+/// A rank that votes as a reduction over all ranks would.
+struct VotingRank : Rank {
+  VotingRank(ThreadRanks& all, ThreadRanks& votes, std::int64_t number)
+      : Rank(all, number, {.sync = Sync::settled}), ballot(votes, number) {
+    agreement.vote_with([this](bool done) {
+      std::vector<std::int64_t> least{done ? 1 : 0};
+      ballot.least(least);
+      return least.front() == 1;
+    });
+  }
+
+  ThreadChannel ballot;
+};
+
+TEST(Agreement, WithAVoteSettledCallsMakeNoExchangeAndAllTakeTheSameSizeAtOnce) {
+  ThreadRanks all(2);
+  ThreadRanks votes(2);
+  std::vector<std::vector<std::int64_t>> sizes(2);
+  std::vector<int> exchanges;
+  const auto errors = all.run([&](std::int64_t number) {
+    VotingRank rank(all, votes, number);
+    for (int call = 0; call < 200; ++call) {
+      sizes[static_cast<std::size_t>(number)].push_back(batch(
+          512,
+          [&](std::int64_t size) {
+            if (number == 1 && call >= 100 && size > 200) {
+              throw_out_of_memory();
+            }
+            return size;
+          },
+          rank.options()));
+      if (number == 0) {
+        exchanges.push_back(rank.channel->exchanges());
+      }
+    }
+  });
+  EXPECT_EQ(text_of(errors[0]), "no error");
+  EXPECT_EQ(text_of(errors[1]), "no error");
+  EXPECT_EQ(exchanges[3], 5);  // the first call has two
+  EXPECT_EQ(exchanges[99], 5);
+  EXPECT_EQ(sizes[0], sizes[1]);
+  EXPECT_EQ(sizes[0][99], 512);
+  EXPECT_LE(sizes[0][100], 200);
+  EXPECT_EQ(exchanges[199], exchanges[150]);
+}
+
+TEST(Agreement, WithAVoteTheSizeGrowsAgainWithoutWaiting) {
+  ThreadRanks all(2);
+  ThreadRanks votes(2);
+  std::vector<std::vector<std::int64_t>> sizes(2);
+  const auto errors = all.run([&](std::int64_t number) {
+    VotingRank rank(all, votes, number);
+    for (int call = 0; call < 40; ++call) {
+      if (call == 20) {
+        rank.memory.forget(0);  // each would now begin with 512
+      }
+      sizes[static_cast<std::size_t>(number)].push_back(batch(
+          512,
+          [&](std::int64_t size) {
+            if (number == 1 && call < 20 && size > 200) {
+              throw_out_of_memory();
+            }
+            return size;
+          },
+          rank.options()));
+    }
+  });
+  EXPECT_EQ(text_of(errors[0]), "no error");
+  EXPECT_EQ(sizes[0], sizes[1]);
+  EXPECT_LE(sizes[0][19], 200);
+  EXPECT_EQ(sizes[0][21], 512);
+}
+
+TEST(Agreement, WithAVoteRandomFailuresAndErrorsMeetAllRanksInTheSameCall) {
+  for (std::uint32_t seed = 0; seed < 100; ++seed) {
+    const auto count = static_cast<std::int64_t>(2 + seed % 3);
+    ThreadRanks all(count);
+    ThreadRanks votes(count);
+    std::vector<std::vector<std::int64_t>> sizes(static_cast<std::size_t>(count));
+    const auto errors = all.run([&](std::int64_t number) {
+      std::mt19937 random(seed * 31 + static_cast<std::uint32_t>(number));
+      VotingRank rank(all, votes, number);
+      const at::Tensor sum = at::zeros({1});
+      AdaptOptions options = rank.options();
+      options.restore = [&](SavedState& state) { state.add_values(sum); };
+      float fitted = 0;
+      for (int call = 0; call < 60; ++call) {
+        std::int64_t result = 0;
+        try {
+          if (random() % 50 == 0) {
+            rank.agreement.refuse_call("a wrong argument");
+            throw std::logic_error("a wrong argument");
+          }
+          result = batch(
+              1000,
+              [&](std::int64_t size) {
+                sum.add_(1);
+                if (random() % 50 == 0) {
+                  throw std::logic_error("an error");
+                }
+                if (size > 2 && random() % 20 == 0) {
+                  throw_out_of_memory();
+                }
+                return size;
+              },
+              options);
+          ++fitted;
+        } catch (const RankError&) {
+          result = -1;
+        } catch (const std::logic_error&) {
+          result = -1;
+          sum.fill_(fitted);
+        }
+        EXPECT_EQ(sum.item<float>(), fitted);
+        sizes[static_cast<std::size_t>(number)].push_back(result);
+      }
+    });
+    for (std::size_t at = 0; at < errors.size(); ++at) {
+      ASSERT_EQ(text_of(errors[at]), "no error") << "seed " << seed;
+      ASSERT_EQ(sizes[at], sizes[0]) << "seed " << seed;
+    }
+  }
+}
+
+/// One call per length on this rank, where sizes above `limit` do not fit. Returns the sizes.
+std::vector<std::int64_t> calls_of_lengths(Rank& rank, const std::vector<std::int64_t>& lengths,
+                                           std::int64_t limit, int& failures) {
+  std::vector<std::int64_t> sizes;
+  for (const std::int64_t length : lengths) {
+    const AdaptOptions options = rank.options();
+    sizes.push_back(detail::until_it_fits({.maxima = {&length, 1},
+                                           .quanta = {&options.quantum, 1},
+                                           .options = options,
+                                           .maxima_may_differ = true,
+                                           .maxima_are_lengths = true},
+                                          [&](std::span<const std::int64_t> values) {
+                                            if (values.front() > limit) {
+                                              ++failures;
+                                              throw_out_of_memory();
+                                            }
+                                            return values.front();
+                                          }));
+  }
+  return sizes;
+}
+
+TEST(Agreement, ARankWithAShortArgumentDoesNotHoldBackTheOthers) {
+  ThreadRanks all(2);
+  std::vector<std::vector<std::int64_t>> sizes(2);
+  std::vector<int> failures(2);
+  const auto errors = all.run([&](std::int64_t number) {
+    Rank rank(all, number);
+    const auto at = static_cast<std::size_t>(number);
+    sizes[at] = calls_of_lengths(rank,
+                                 number == 0 ? std::vector<std::int64_t>{100, 120, 90, 100}
+                                             : std::vector<std::int64_t>{10, 3, 110, 10},
+                                 1000, failures[at]);
+  });
+  EXPECT_EQ(text_of(errors[0]), "no error");
+  EXPECT_EQ(text_of(errors[1]), "no error");
+  EXPECT_EQ(sizes[0], (std::vector<std::int64_t>{100, 120, 90, 100}));
+  EXPECT_EQ(sizes[1], (std::vector<std::int64_t>{10, 3, 110, 10}));
+}
+
+TEST(Agreement, WhatDoesNotFitOnARankIsRememberedThroughItsShortArguments) {
+  ThreadRanks all(2);
+  std::vector<std::vector<std::int64_t>> sizes(2);
+  std::vector<int> failures(2);
+  const auto errors = all.run([&](std::int64_t number) {
+    Rank rank(all, number);
+    const auto at = static_cast<std::size_t>(number);
+    sizes[at] = calls_of_lengths(rank, {number == 0 ? 100 : 10, 100}, number == 0 ? 1000 : 60,
+                                 failures[at]);
+    const int before = std::exchange(failures[at], 0);
+    EXPECT_EQ(before > 0, number == 1);
+    const auto more = calls_of_lengths(rank, {100, number == 0 ? 100 : 10, 100},
+                                       number == 0 ? 1000 : 60, failures[at]);
+    sizes[at].insert(sizes[at].end(), more.begin(), more.end());
+  });
+  EXPECT_EQ(text_of(errors[0]), "no error");
+  EXPECT_EQ(text_of(errors[1]), "no error");
+  EXPECT_EQ(sizes[0][0], 100);
+  EXPECT_EQ(sizes[1][0], 10);
+  for (const std::size_t call : {1, 2, 4}) {
+    EXPECT_EQ(sizes[0][call], sizes[1][call]);
+    EXPECT_LE(sizes[0][call], 60);
+    EXPECT_GE(sizes[0][call], 30);
+  }
+  EXPECT_LE(sizes[0][3], 60);  // beside the short one
+  EXPECT_EQ(sizes[1][3], 10);
 }
 
 TEST(Agreement, PerRankSizesStayTheirOwn) {

@@ -10,8 +10,8 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include <array>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -43,8 +43,8 @@ struct Model {
   at::Tensor gradients() const {
     return at::cat({weights[0].grad().flatten(), weights[2].grad().flatten()});
   }
-  void zero() {
-    for (at::Tensor& each : weights) {
+  void zero() const {
+    for (const at::Tensor& each : weights) {
       each.mutable_grad() = at::Tensor();
     }
   }
@@ -53,6 +53,31 @@ struct Model {
 struct Data {
   at::Tensor x = at::rand({10, 4}, at::kDouble);
   at::Tensor y = at::rand({10}, at::kDouble);
+};
+
+/// Sums of tensors over two ranks, which every rank adds up in the same order.
+class ThreadSum {
+ public:
+  std::function<void(const at::Tensor&)> of(std::int64_t rank) {
+    return [this, rank, round = 0, channel = std::make_shared<ThreadChannel>(meet_, rank)](
+               const at::Tensor& tensor) mutable {
+      std::vector<at::Tensor>* now = nullptr;
+      {
+        const std::lock_guard lock(mutex_);
+        now = &given_[round++];
+        now->resize(2);
+        (*now)[static_cast<std::size_t>(rank)] = tensor.clone();
+      }
+      std::vector<std::int64_t> arrived{0};
+      channel->least(arrived);
+      tensor.copy_((*now)[0] + (*now)[1]);
+    };
+  }
+
+ private:
+  ThreadRanks meet_{2};
+  std::mutex mutex_;
+  std::map<int, std::vector<at::Tensor>> given_;  // by round
 };
 
 class MicrobatchesTest : public ::testing::Test {
@@ -70,9 +95,19 @@ class MicrobatchesTest : public ::testing::Test {
     return gradients;
   }
 
+  /// One per rank.
+  std::vector<Model> copies() const {
+    std::vector<Model> models(2);
+    for (Model& own : models) {
+      for (std::size_t i = 0; i < own.weights.size(); ++i) {
+        own.weights[i].set_data(model.weights[i].detach().clone());
+      }
+    }
+    return models;
+  }
+
   Model model;
   Data data;
-  std::array<std::int64_t, 2> rounds{};  // of sums, by rank
 };
 
 TEST_F(MicrobatchesTest, MeanOverUnevenParts) {
@@ -243,32 +278,14 @@ TEST_F(MicrobatchesTest, RanksHaveTheGradientsOfAllTheirBatches) {
   const at::Tensor gradients = expected(squares(data.x, data.y).mean());
   const at::Tensor whole = squares(data.x, data.y).mean().detach();
   ThreadRanks ranks(2);
-  std::mutex mutex;
-  std::map<std::int64_t, std::vector<at::Tensor>> given;  // by round, in the order of the ranks
-  std::vector<Model> models(2);
+  ThreadSum sums;
+  const std::vector<Model> models = copies();
   std::vector<at::Tensor> losses(2);
   std::vector<std::int64_t> sizes(2);
-  for (Model& own : models) {
-    for (std::size_t i = 0; i < own.weights.size(); ++i) {
-      own.weights[i].set_data(model.weights[i].detach().clone());
-    }
-  }
   const auto errors = ranks.run([&](std::int64_t rank) {
     const auto i = static_cast<std::size_t>(rank);
     const auto channel = std::make_shared<ThreadChannel>(ranks, rank);
     Agreement agreement(channel);
-    const auto sum = [&](const at::Tensor& tensor) {  // every rank adds up the same, in one order
-      std::vector<std::int64_t> arrived{0};
-      const std::int64_t round = rounds[i]++;
-      {
-        const std::lock_guard lock(mutex);
-        given[round].resize(2);
-        given[round][i] = tensor.clone();
-      }
-      channel->least(arrived);
-      const std::lock_guard lock(mutex);
-      tensor.copy_(given[round][0] + given[round][1]);
-    };
     int parts = 0;
     Microbatches step(
         [&](const at::Tensor& x, const at::Tensor& y) {
@@ -280,7 +297,7 @@ TEST_F(MicrobatchesTest, RanksHaveTheGradientsOfAllTheirBatches) {
         {.size = 2,
          .adapt = {.ranks = &agreement},
          .parameters = models[i].weights,
-         .sum_over_ranks = sum});
+         .sum_over_ranks = sums.of(rank)});
     const std::int64_t begin = rank == 0 ? 0 : 6;  // 6 items and 4
     const std::int64_t count = rank == 0 ? 6 : 4;
     losses[i] = step(data.x.narrow(0, begin, count), data.y.narrow(0, begin, count));
@@ -317,14 +334,48 @@ TEST_F(MicrobatchesTest, AWrongBatchOnOneRankIsAnErrorOnAll) {
   EXPECT_FALSE(errors[1]);
 }
 
-TEST_F(MicrobatchesTest, RanksThatDoNotMeetInEveryCallAreRefused) {
+TEST_F(MicrobatchesTest, SettledRanksMakeNoExchangeAndRepairAFailureInTheSameCall) {
+  const at::Tensor gradients = expected(squares(data.x, data.y).mean());
   ThreadRanks ranks(2);
-  Agreement agreement(std::make_shared<ThreadChannel>(ranks, 0), {.sync = Sync::settled});
-  const auto loss = [&](const at::Tensor& x, const at::Tensor& y) { return squares(x, y).mean(); };
-  const MicrobatchOptions options{.adapt = {.ranks = &agreement},
-                                  .parameters = model.weights,
-                                  .sum_over_ranks = [](const at::Tensor& /*tensor*/) {}};
-  EXPECT_THROW(Microbatches(loss, options), c10::ValueError);
+  ThreadSum sums;
+  const std::vector<Model> models = copies();
+  std::vector<std::vector<std::int64_t>> sizes(2);
+  std::vector<std::vector<int>> exchanges(2);
+  const auto errors = ranks.run([&](std::int64_t rank) {
+    const auto i = static_cast<std::size_t>(rank);
+    const auto channel = std::make_shared<ThreadChannel>(ranks, rank);
+    Agreement agreement(channel, {.sync = Sync::settled});
+    int call = 0;
+    Microbatches step(
+        [&](const at::Tensor& x, const at::Tensor& y) {
+          if (rank == 1 && call == 20 && x.size(0) > 2) {
+            throw_out_of_memory();
+          }
+          return (models[i](x) - y).square().mean();
+        },
+        {.adapt = {.ranks = &agreement},
+         .parameters = models[i].weights,
+         .sum_over_ranks = sums.of(rank)});
+    const std::int64_t begin = rank == 0 ? 0 : 6;  // 6 items and 4
+    const std::int64_t count = rank == 0 ? 6 : 4;
+    for (call = 0; call < 21; ++call) {
+      models[i].zero();
+      step(data.x.narrow(0, begin, count), data.y.narrow(0, begin, count));
+      EXPECT_TRUE(models[i].gradients().allclose(gradients, 1e-12)) << "call " << call;
+      sizes[i].push_back(step.size());
+      exchanges[i].push_back(channel->exchanges());
+    }
+  });
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (errors[i]) {
+      std::rethrow_exception(errors[i]);
+    }
+    EXPECT_EQ(sizes[i][19], i == 0 ? 6 : 4);
+    EXPECT_EQ(sizes[i][20], 2);
+    EXPECT_EQ(exchanges[i][3], 5);  // two in the first call
+    EXPECT_EQ(exchanges[i][19], 5);
+  }
+  EXPECT_TRUE(models[0].gradients().equal(models[1].gradients()));
 }
 
 TEST(WholeBatch, BatchNormInTrainingIsRefused) {

@@ -21,9 +21,9 @@ using namespace reference;
 
 constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
 
-const std::array<Cost, 4>& costs() {
-  static const std::array<Cost, 4> all{Cost::sum(), Cost::count(), Cost::padded(),
-                                       Cost::padded_squared()};
+const std::array<Cost, 5>& costs() {
+  static const std::array<Cost, 5> all{Cost::sum(), Cost::count(), Cost::padded(),
+                                       Cost::padded_squared(), Cost::flops()};
   return all;
 }
 

@@ -63,9 +63,10 @@ TEST(Cost, IsFoundByItsNameAndAnUnknownNameListsAll) {
   EXPECT_EQ(Cost::named("count").kind(), Cost::Kind::count);
   EXPECT_EQ(Cost::named("padded").kind(), Cost::Kind::padded);
   EXPECT_EQ(Cost::named("padded_squared").kind(), Cost::Kind::padded_squared);
+  EXPECT_EQ(Cost::named("flops").kind(), Cost::Kind::flops);
   expect_message([] { (void)Cost::named("paded"); },
                  {"cost must be " + Cost::names(), "\"paded\""});
-  EXPECT_EQ(Cost::names(), "\"sum\", \"count\", \"padded\", \"padded_squared\"");
+  EXPECT_EQ(Cost::names(), "\"sum\", \"count\", \"padded\", \"padded_squared\", \"flops\"");
 }
 
 TEST(Cost, PricedFindsTheLargestCount) {
@@ -85,6 +86,8 @@ TEST(Cost, PricedFindsTheLargestCount) {
 TEST(Limit, LargestSizesAreTheLastThatFit) {
   EXPECT_EQ(Limit(Cost::sum(), std::int64_t{10}).largest_whole_size(), 10);
   EXPECT_EQ(Limit(Cost::padded_squared(), std::int64_t{99}).largest_whole_size(), 9);
+  EXPECT_EQ(Limit(Cost::flops(), std::int64_t{10 * 24576 + 99}).largest_whole_size(), 9);
+  EXPECT_EQ(Limit(Cost::flops(), std::int64_t{10 * 24576 + 100}).largest_whole_size(), 10);
   EXPECT_EQ(Limit(Cost::sum(), 10.5).largest_real_size(), 10.5);
   EXPECT_EQ(Limit(Cost::padded_squared(), 6.25).largest_real_size(), 2.5);
   EXPECT_EQ(Limit(Cost::count(), 3.0).largest_whole_size(),

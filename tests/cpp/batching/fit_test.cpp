@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "batching/reference.h"
+#include "fit/feature_weights.h"
 #include "fit/fit_search.h"
 
 namespace brim {
@@ -218,6 +219,74 @@ TEST(ModelLimit, ModelOfOneSizeLimitsTheSum) {
   EXPECT_EQ(limit.whole(), model.largest_size(1500));
   expect_message([&] { (void)model_limit(model, 900); }, {"900 bytes", "total size 1"});
   expect_message([] { (void)model_limit(MemoryModel(), 900); }, {"has not been fitted"});
+}
+
+/// Graphs of which some have many edges for each node and some have few.
+Ints graphs(Random& random, std::size_t count) {
+  Ints features;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t nodes = any_int(random, 5, 60);
+    features.push_back(nodes);
+    features.push_back(nodes * any_int(random, 0, 30));
+  }
+  return features;
+}
+
+TEST(FeatureWeights, AreWhatEachFeatureAddsAboveAFloor) {
+  Random random(4);
+  const Ints features = graphs(random, 300);
+  const std::function<double(double, double)> needs[] = {
+      [](double nodes, double edges) { return 1e4 + 70 * nodes + 9 * edges; },
+      [](double nodes, double edges) { return std::max(2e5, 70 * nodes + 9 * edges); },
+      [](double nodes, double /*edges*/) { return 100 + 70 * nodes; },
+      [](double /*nodes*/, double edges) { return 100 + 9 * edges; }};
+  const std::vector<Doubles> expected{{70, 9}, {70, 9}, {70, 0}, {0, 9}};
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    int measured = 0;
+    const Doubles weights = detail::feature_weights(
+        features, 2, 1e6, [&](std::span<const std::int64_t> batch) -> detail::BatchNeed {
+          double nodes = 0;
+          double edges = 0;
+          for (const std::int64_t sample : batch) {
+            nodes += static_cast<double>(features[2 * static_cast<std::size_t>(sample)]);
+            edges += static_cast<double>(features[2 * static_cast<std::size_t>(sample) + 1]);
+          }
+          ++measured;
+          const double need = needs[i](nodes, edges);
+          return {std::min(need, 2e6), need > 2e6};
+        });
+    EXPECT_NEAR(weights[0], expected[i][0], 0.5) << "need " << i;
+    EXPECT_NEAR(weights[1], expected[i][1], 0.05) << "need " << i;
+    EXPECT_LE(measured, 40);
+  }
+}
+
+TEST(FitBatching, SizesOfTwoFeaturesFillTheBudget) {
+  install_cpu_allocator();
+  Random random(5);
+  const Ints features = graphs(random, 300);
+  const auto held = memory_stats(at::kCPU).allocated;
+  const auto bytes_of = [&](std::span<const std::int64_t> batch) {
+    std::int64_t bytes = 0;
+    for (const std::int64_t sample : batch) {
+      const auto at = 2 * static_cast<std::size_t>(sample);
+      bytes += 512 * features[at] + 64 * features[at + 1];
+    }
+    return bytes;
+  };
+  const BatchWork work = [&](std::span<const std::int64_t> batch) {
+    const at::Tensor need = at::empty({bytes_of(batch)}, at::kByte);
+  };
+  const FitOptions options{.budget = held + (1 << 21), .cost = Cost::Kind::sum, .device = at::kCPU};
+  const std::vector<double> weights = fit_weights(features, 2, work, options);
+  EXPECT_NEAR(weights[0] / weights[1], 8.0, 0.1);
+  const Ints sizes = combined_sizes(features, weights);
+  const MakeBatching make = packed(sizes, true);
+  const FittedLimit fitted = fit_batching(sizes, work, make, options);
+  const double highest = highest_share(
+      *make(fitted), 1 << 21, [&](auto batch) { return static_cast<double>(bytes_of(batch)); });
+  EXPECT_LE(highest, 1.0);
+  EXPECT_GE(highest, 0.93);
 }
 
 }  // namespace

@@ -69,6 +69,72 @@ Ints all_of(std::size_t count) {
   return all;
 }
 
+TEST(LookAheadStream, BatchesHaveAMultipleUnlessFewerFitOrAreLeft) {
+  Random random(2);
+  for (int round = 0; round < 60; ++round) {
+    Data data{random_sizes(random, any_int(random, 0, 300))};
+    const auto limit = static_cast<double>(any_int(random, 30, 200));
+    const std::int64_t multiple = any_int(random, 2, 8);
+    const auto options = [&](std::int64_t waiting, Doubles boundaries) {
+      return LookAheadOptions{
+          .samples = waiting, .boundaries = std::move(boundaries), .batch_multiple = multiple};
+    };
+    for (const bool buckets : {false, true}) {
+      const std::int64_t waiting = buckets ? 100'000 : any_int(random, 20, 120);
+      const auto stream = data.stream(budget(Cost::padded(), limit),
+                                      options(waiting, buckets ? Doubles{1, 9, 31} : Doubles{}));
+      const Lists batches = rest_of(*stream);
+      EXPECT_EQ(sorted_samples(batches), all_of(data.sizes.size()));
+      for (const Ints& batch : batches) {
+        double longest = 0.0;
+        for (const std::int64_t sample : batch) {
+          longest = std::max(longest, data.sizes[static_cast<std::size_t>(sample)]);
+        }
+        EXPECT_LE(longest * static_cast<double>(batch.size()), limit);
+        EXPECT_TRUE(std::ssize(batch) % multiple == 0 || std::ssize(batch) < multiple);
+      }
+    }
+  }
+}
+
+TEST(LookAheadStream, BucketsOfAMultipleAreAsLongAsTheyCanBe) {
+  Data data{Doubles(40, 1.0)};
+  const auto stream =
+      data.stream(budget(Cost::padded(), 15.0), {.boundaries = {0, 2}, .batch_multiple = 6});
+  Ints counts;
+  for (const Ints& batch : rest_of(*stream)) {
+    counts.push_back(std::ssize(batch));
+  }
+  EXPECT_EQ(counts, (Ints{12, 12, 12, 4}));
+}
+
+TEST(LookAheadStream, AMultipleResumesAnywhere) {
+  Random random(3);
+  Data data{random_sizes(random, 200)};
+  const LookAheadOptions options{.samples = 30, .boundaries = {1, 9, 31}, .batch_multiple = 4};
+  const auto whole = data.stream(budget(Cost::padded(), 90.0), options);
+  const Lists all = rest_of(*whole);
+  for (std::size_t done = 0; done <= all.size(); ++done) {
+    const auto stream = data.stream(budget(Cost::padded(), 90.0), options);
+    for (std::size_t i = 0; i < done; ++i) {
+      (void)stream->next();
+    }
+    const Position position = stream->position(static_cast<std::int64_t>(done));
+    const auto resumed = data.stream(budget(Cost::padded(), 90.0), options);
+    resumed->seek(position);
+    EXPECT_EQ(rest_of(*resumed), Lists(all.begin() + static_cast<std::ptrdiff_t>(done), all.end()));
+  }
+}
+
+TEST(LookAheadStream, WrongMultiplesAreRefused) {
+  Data data{Doubles(4, 1.0)};
+  EXPECT_THROW((void)data.stream(budget(Cost::sum(), 15.0), {.batch_multiple = 8}),
+               std::invalid_argument);
+  EXPECT_THROW(
+      (void)data.stream(budget(Cost::padded(), 15.0), {.boundaries = {0, 2}, .batch_multiple = 0}),
+      std::invalid_argument);
+}
+
 TEST(LookAheadStream, PacksAsTheWindowedPacker) {
   Random random(1);
   for (int round = 0; round < 60; ++round) {

@@ -80,6 +80,8 @@ auto cost_of(Cost::Kind kind, const std::vector<T>& sizes) {
       return count;
     case Cost::Kind::padded:
       return count * longest;
+    case Cost::Kind::flops:
+      return count * (24576 * longest + longest * longest);
     default:
       return count * longest * longest;
   }

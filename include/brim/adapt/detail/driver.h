@@ -50,9 +50,10 @@ struct MaximizeCall {
   /// The options with what takes time to make (a key, observers): asked for after a first attempt
   /// that failed. Null: `options` has everything.
   c10::function_ref<const AdaptOptions&()> all_options{};
-  bool maxima_may_differ = false;  ///< on different ranks: they are lengths of arguments
-  bool counts_items = false;       ///< for Objective::throughput: items per second, not calls
-  bool on_accelerator = false;     ///< the arguments are on one: worth asking what it holds
+  bool maxima_may_differ = false;   ///< on different ranks
+  bool maxima_are_lengths = false;  ///< of this rank's own arguments: they limit no other rank
+  bool counts_items = false;        ///< for Objective::throughput: items per second, not calls
+  bool on_accelerator = false;      ///< the arguments are on one: worth asking what it holds
 };
 
 /// Whether a first attempt can go straight to the function: nothing is known that would change the

@@ -19,6 +19,9 @@ namespace brim::detail {
 /// `run` follows when all have succeeded, and allocates nothing on the CPU. Small gradients travel
 /// together in buckets, large ones as they are. The collectives follow from the parameters alone,
 /// so they are the same on every rank, whichever parameters its batch has reached.
+///
+/// The first collective sums a few numbers. It can be a vote: a rank that failed takes part too,
+/// and then no rank goes on to the gradients.
 class BRIM_API GradientReduction {
  public:
   /// Replaces a tensor by its sum over all ranks.
@@ -31,10 +34,18 @@ class BRIM_API GradientReduction {
   /// Names the parameters anew, ahead of `prepare`.
   void name(std::vector<at::Tensor> parameters) { parameters_ = std::move(parameters); }
 
+  /// Whether the same parameters are trained as when the last call prepared. Only then can this
+  /// rank vote, whatever happens to it.
+  [[nodiscard]] bool is_planned() const;
+
   /// Takes the gradients as they are. One that this rank lacks becomes zeros.
   /// @param loss of this rank's batch. @param count of what it is the mean of.
   void prepare(const at::Tensor& loss, double count);
 
+  /// @param ready whether this rank has prepared. @return whether all ranks are ready.
+  bool vote(bool ready, Sum sum);
+
+  /// For ranks that are all ready, be it by a vote or because they know it otherwise.
   /// @return the loss of all ranks' batches. Gradients that no rank has are none again.
   at::Tensor run(Sum sum);
 
@@ -55,8 +66,10 @@ class BRIM_API GradientReduction {
   std::vector<at::Tensor> trained_;  // of the parameters, when it was planned
   std::vector<Group> groups_;
   at::Tensor bucket_;   // bytes, for one group at a time
-  at::Tensor numbers_;  // on the CPU: the count, the loss, and for each parameter if it has one
-  at::Tensor numbers_there_;  // on the parameters' device
+  at::Tensor own_;      // on the CPU: whether it is ready, its count, …
+  at::Tensor sums_;     // of all ranks, on the CPU
+  at::Tensor reduced_;  // what the collective gets, on the parameters' device
+  bool voted_ = false;  // all are ready, and sums_ is what they have prepared
   at::Tensor loss_;
   double count_ = 0;
 };

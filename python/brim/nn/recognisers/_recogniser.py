@@ -104,9 +104,9 @@ def agree(
         for given in inputs:
             try:
                 expected = _results(theirs, module, given)
+                results = _results(ours, module, given)
             except Exception:  # it is not what it looks like
                 return False
-            results = _results(ours, module, given)
             pairs = list(zip(results, expected, strict=True))
             if not all(_same(mine, other, exact) for mine, other in pairs):
                 return False

@@ -89,8 +89,9 @@ def _forward(kind: Kind, options: Options) -> Forward:
 def _agrees(module: torch.nn.Module, ours: Forward, options: Options) -> bool:
     copy = small_copy(module)
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    edges = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1e-30, 30.0, -30.0, 200.0, -200.0])
-    inputs = [torch.cat([numbers(503), edges.to("cpu")]).to(dtype) for dtype in dtypes]
+    edges = [0.0, -0.0, torch.inf, -torch.inf, 1e-30, 30.0, -30.0, 200.0, -200.0]
+    values = torch.cat([numbers(503), torch.tensor(edges, device="cpu")])
+    inputs = [values.to(dtype) for dtype in dtypes]
     if not agree(copy, ours, inputs):
         return False
     return options[0] != _RERUN or saved_bytes(copy, ours) < saved_bytes(copy, type(copy).forward)

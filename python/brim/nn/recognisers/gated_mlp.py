@@ -83,9 +83,10 @@ _NAMES: dict[type[nn.Module], str] = {
 def _agrees(module: nn.Module, ours: Forward, options: Options) -> bool:
     *inner, act, last = options
     width = 24 // len(inner)
+    plain: Any = {"device": "cpu", "dtype": torch.float32}
     with torch.random.fork_rng(devices=[]):
-        children = {part: nn.Linear(8, width, device="cpu") for part in inner}
-        children[last] = nn.Linear(12, 8, device="cpu")
+        children = {part: nn.Linear(8, width, **plain) for part in inner}
+        children[last] = nn.Linear(12, 8, **plain)
     copy = small_copy(module, modules={**children, act: modules.SiLU()})
     return agree(copy, ours, [numbers(2, 5, 8)])
 
