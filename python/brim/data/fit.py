@@ -150,7 +150,8 @@ class FittedBatchSampler(BatchSamplerBase):
             return made
         weights = None
         if several:
-            weights = _C.fit_weights(given_sizes, run, limit, device)
+            columns = given_sizes.shape[1]
+            weights = _C.fit_weights(given_sizes.flatten(), columns, run, limit, device)
             sizes = _combined(given_sizes, weights)
         maximum, found, error = _C.fit_batching(
             sizes.contiguous(), run, batching, cost == "padded", limit, device, probes
@@ -249,7 +250,7 @@ def _columns(given: Any) -> list[torch.Tensor]:
 
 
 def _combined(features: torch.Tensor, weights: list[float]) -> torch.Tensor:
-    return torch.tensor(_C.combined_sizes(features, weights))
+    return torch.tensor(_C.combined_sizes(features.flatten(), weights))
 
 
 def _ask(dataset: Any, function: Callable[[Any], Any]) -> list[Any]:

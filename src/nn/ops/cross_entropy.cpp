@@ -270,15 +270,6 @@ class CrossEntropy {
 
 const CrossEntropy kCrossEntropy;
 
-std::int64_t reduction_named(std::string_view name) {
-  if (name == "mean") {
-    return at::Reduction::Mean;
-  }
-  TORCH_CHECK_VALUE(name == "sum" || name == "none",
-                    "reduction must be \"none\", \"mean\" or \"sum\", got \"", name, "\"");
-  return name == "sum" ? at::Reduction::Sum : at::Reduction::None;
-}
-
 }  // namespace
 
 at::Tensor functional::cross_entropy(const at::Tensor& input, const at::Tensor& target,
