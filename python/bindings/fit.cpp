@@ -37,23 +37,22 @@ py::tuple fit(const py::object& sizes, const py::object& work, const py::object&
   return py::make_tuple(fitted.maximum, fitted.model, fitted.error);
 }
 
-py::object weights(const py::object& features, const py::object& work, std::int64_t budget,
-                   const py::object& device) {
+py::object weights(const py::object& features, std::size_t columns, const py::object& work,
+                   std::int64_t budget, const py::object& device) {
   const at::Tensor tensor = numbers_argument("sizes", features);
   const FitOptions options{
       .budget = budget, .device = device_argument(device), .collect_garbage = &collect_garbage};
   const BatchWork run = [&](std::span<const std::int64_t> batch) {
     call_python(work, std::vector<std::int64_t>(batch.begin(), batch.end()));
   };
-  return py::cast(fit_weights(values_of<std::int64_t>(tensor),
-                              static_cast<std::size_t>(tensor.size(1)), run, options));
+  return py::cast(fit_weights(values_of<std::int64_t>(tensor), columns, run, options));
 }
 
 }  // namespace
 
 void register_fit(py::module_& m) {
-  m.def("fit_weights", &weights, py::arg("features"), py::arg("work"), py::arg("budget"),
-        py::arg("device"));
+  m.def("fit_weights", &weights, py::arg("features"), py::arg("columns"), py::arg("work"),
+        py::arg("budget"), py::arg("device"));
   m.def(
       "combined_sizes",
       [](const py::object& features, const std::vector<double>& weights) {

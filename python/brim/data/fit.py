@@ -78,9 +78,9 @@ class FittedBatchSampler(BatchSamplerBase):
 
         Args:
             dataset: the samples, by index.
-            work: what is done with a batch, such as a training step. Called about twenty times with
-                a list of samples, or with what `collate_fn` returns for it. It may then hold up to
-                twice the budget.
+            work: what is done with a batch, such as a training step. Called about twenty times,
+                forty for two sizes per sample, with a list of samples, or with what `collate_fn`
+                returns for it. It may then hold up to twice the budget.
             sizeof: the size of each sample: the sizes themselves, or a function of the index (or
                 of the sample, if it cannot take an index). Samples may have several sizes that
                 memory depends on, as the nodes and edges of a graph: a column for each, or tuples.
@@ -150,7 +150,8 @@ class FittedBatchSampler(BatchSamplerBase):
             return made
         weights = None
         if several:
-            weights = _C.fit_weights(given_sizes, run, limit, device)
+            columns = given_sizes.shape[1]
+            weights = _C.fit_weights(given_sizes.flatten(), columns, run, limit, device)
             sizes = _combined(given_sizes, weights)
         maximum, found, error = _C.fit_batching(
             sizes.contiguous(), run, batching, cost == "padded", limit, device, probes
@@ -249,7 +250,7 @@ def _columns(given: Any) -> list[torch.Tensor]:
 
 
 def _combined(features: torch.Tensor, weights: list[float]) -> torch.Tensor:
-    return torch.tensor(_C.combined_sizes(features, weights))
+    return torch.tensor(_C.combined_sizes(features.flatten(), weights))
 
 
 def _ask(dataset: Any, function: Callable[[Any], Any]) -> list[Any]:

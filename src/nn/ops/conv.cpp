@@ -255,7 +255,7 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
   }
   // For its own gradient only the weight's form is needed, but torch asks for a tensor.
   if (input.requires_grad() || weight.requires_grad()) {
-    node->keep_weight(parameter.value_or(weight));
+    node->keep_weight(weight_to_keep(input, weight, parameter, recompute));
   }
   node->keep_format(output);
   torch::autograd::set_history(output, node);
