@@ -6,6 +6,7 @@ They keep their inputs and nothing of what they compute inside.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from brim import _C
 from brim.nn._elsewhere import is_foreign, ops
 
 __all__ = ["activation", "gated", "gated_packed", "rerun"]
+
+_jit: Any = torch.jit  # has no types
 
 
 def activation(input: Tensor, name: str, *, recompute: bool = False) -> Tensor:
@@ -111,6 +114,6 @@ def rerun(function: Callable[..., Tensor], *inputs: Tensor, recompute: bool = Fa
         >>> x.grad.shape
         torch.Size([2])
     """
-    if is_compiling() or any(map(is_foreign, inputs)) or torch.jit.is_tracing():
+    if is_compiling() or any(map(is_foreign, inputs)) or _jit.is_tracing():
         return function(*inputs)
     return _C.rerun(lambda given: function(*given), inputs, recompute)

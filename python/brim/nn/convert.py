@@ -167,7 +167,7 @@ def convert(
     Example:
         >>> import torch, brim
         >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Mish(), torch.nn.Linear(8, 2)
+        ...     torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.SELU(), torch.nn.Linear(8, 2)
         ... )
         >>> report = brim.convert(model, skip="3")
         >>> print(report)
@@ -175,7 +175,7 @@ def convert(
         <BLANKLINE>
         layer  type    kept because
         --------------------------------------
-        2      Mish    brim has no counterpart
+        2      SELU    brim has no counterpart
         3      Linear  left out by skip
         >>> [layer.name for layer in report.replaced]
         ['0', '1']

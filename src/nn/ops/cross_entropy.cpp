@@ -94,7 +94,7 @@ class CrossEntropyNode final : public SavingNode {
       return;
     }
     if (logits.scalar_type() == working_type(logits, in_float32_)) {
-      log_sums_.release();  // together with the logits more than torch keeps
+      log_sums_ = Kept();  // together with the logits more than torch keeps
     }
     tell_producer_kept(logits);
     logits_ = Kept(logits);

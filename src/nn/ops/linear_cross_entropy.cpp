@@ -88,20 +88,22 @@ std::int64_t parts_for(const at::Tensor& input, const at::Tensor& weight, const 
   if (is_traced(input) || input.is_meta()) {
     return 1;
   }
-  // Beside a part its copy in a wide type, where no kernel does without.
+  // Beside a part its copy in a wide type, where no kernel does without, and the cap's slope.
+  const bool is_fused = input.is_cuda() && options.label_smoothing <= 0.0;
+  const std::int64_t each = input.element_size() * (options.softcap != 0.0 ? 2 : 1);
   const double bytes = static_cast<double>(rows) * static_cast<double>(weight.size(0)) *
-                       static_cast<double>(input.element_size() + (input.is_cuda() ? 0 : 8));
+                       static_cast<double>(each + (is_fused ? 0 : 8));
   constexpr double kLeast = 64 << 20;  // smaller products waste the device
   const double room = static_cast<double>(memory_stats(input.device()).free) / 4;
   const auto parts = static_cast<std::int64_t>(bytes / std::max(room, kLeast)) + 1;
   return std::min(parts, rows);
 }
 
-/// Numbers in each of `parts`, which begin where aligned loads can.
-std::int64_t part_of(std::int64_t whole, std::int64_t parts) {
+/// Classes in each of `parts`, which begin where aligned loads can.
+std::int64_t classes_in_part(std::int64_t classes, std::int64_t parts) {
   constexpr std::int64_t kAligned = 64;
-  const std::int64_t each = (whole + parts - 1) / parts;
-  return parts == 1 ? whole : (each + kAligned - 1) / kAligned * kAligned;
+  const std::int64_t each = (classes + parts - 1) / parts;
+  return parts == 1 ? classes : (each + kAligned - 1) / kAligned * kAligned;
 }
 
 at::Tensor column(const at::Tensor& vector) { return vector.unsqueeze(1); }
@@ -114,7 +116,8 @@ class LinearCrossEntropyNode final : public SavingNode {
   at::Tensor run(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                  const at::Tensor& target, const MaybeTensor& class_weight) {
     const std::int64_t rows = input.size(0);
-    const std::int64_t each = part_of(rows, parts_for(input, weight, options_));
+    const std::int64_t parts = parts_for(input, weight, options_);
+    const std::int64_t each = (rows + parts - 1) / parts;
     const at::Tensor whole_weight = in_type(weight, type_of(input, weight));
     const MaybeTensor whole_bias = cast_bias(bias, whole_weight);
     const auto type = working_type(whole_weight, options_.in_float32);
@@ -231,7 +234,7 @@ class LinearCrossEntropyNode final : public SavingNode {
                                : rows;
     const at::ScalarType type = type_of(input, weight);
     const std::int64_t classes = weight.size(0);
-    const std::int64_t each = part_of(classes, parts_for(input, weight, options_));
+    const std::int64_t each = classes_in_part(classes, parts_for(input, weight, options_));
     variable_list result(3);
     at::Tensor sum;  // of the input's gradient
     if (task_should_compute_output(1)) {

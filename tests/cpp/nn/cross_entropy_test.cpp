@@ -1,4 +1,5 @@
 #include <ATen/core/Reduction.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
@@ -56,6 +57,39 @@ TEST(CrossEntropy, KeepsTheLogitsInTheirOwnTypeOrNothing) {
   EXPECT_NEAR(static_cast<double>(kept_by_head(false, weight)), kLogits, kLittle);
   EXPECT_LT(kept_by_head(true, weight), kLittle);
   EXPECT_LT(kept_by_head(true, weight.detach()), kLittle);
+}
+
+TEST(LinearCrossEntropy, IsThePlainFormInParts) {
+  const at::Tensor target = classes();
+  target[3].fill_(-100);
+  const Tensors own = leaves({normal({kRows, 16}), normal({kClasses, 16}), normal({kClasses})}, 7);
+  const Tensors other = leaves(own, 7);
+  const at::Tensor plain = F::cross_entropy(F::linear(other[0], other[1], other[2]), target);
+  plain.backward();
+  for (const std::int64_t chunk : {0, 1, 20}) {
+    const at::Tensor loss =
+        F::linear_cross_entropy(own[0], own[1], target, own[2], {.chunk = chunk});
+    EXPECT_TRUE(at::allclose(loss, plain));
+    const auto grads = torch::autograd::grad({loss}, own);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      EXPECT_TRUE(at::allclose(grads[i], other[i].grad(), 1e-5, 1e-6)) << i << ", chunk " << chunk;
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, KeepsNothingOfTheSizeOfTheLogitsOrTheWeight) {
+  const Tensors tensors = leaves({normal({kRows, 16}), normal({kClasses, 16})}, 3);
+  const at::Tensor target = classes();
+  const Layer loss = [&](const Tensors& t) {
+    return F::linear_cross_entropy(t[0], t[1], target, {}, {.chunk = 8});
+  };
+  EXPECT_LT(kept_bytes(loss, tensors), kRows * 16);
+}
+
+TEST(LinearCrossEntropy, RefusesAChunkBelowZero) {
+  EXPECT_THROW(F::linear_cross_entropy(normal({2, 4}), normal({3, 4}),
+                                       at::randint(3, {2}, at::kLong), {}, {.chunk = -1}),
+               c10::ValueError);
 }
 
 TEST(CrossEntropy, RefusesAnUnknownReduction) {
