@@ -46,6 +46,9 @@ def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, 
     return (kind,), {**regions, "_brim_recompute": False}
 
 
+_NOTHING: dict[tuple[bool, bool], bool] = {}
+
+
 def _region(work: Any) -> Any:
     # By module: whether a region is worth it, once for each way to run. A product of a tensor and a
     # number, or a branch that is never taken, makes it useless, and it costs time.
@@ -56,7 +59,7 @@ def _region(work: Any) -> Any:
         if is_compiling() or not torch.is_grad_enabled():
             return work(self, *args, **kwargs)
         way = (self.training, self._brim_recompute)
-        known = worth.setdefault(self, {}).get(way)
+        known = worth.get(self, _NOTHING).get(way)
         if known is False:
             return work(self, *args, **kwargs)
         mode = _REGIONS[self._brim_recompute]
@@ -71,7 +74,7 @@ def _region(work: Any) -> Any:
                 _pop()
             if redirected.found is not None:
                 useful = FUNCTIONS if self._brim_recompute else SAVING_ALONE
-                worth[self][way] = not useful.isdisjoint(redirected.found)
+                worth.setdefault(self, {})[way] = not useful.isdisjoint(redirected.found)
             redirected.found = before
 
     return run
