@@ -1,8 +1,11 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/TracerMode.h>
 #include <ATen/core/Tensor.h>
+#include <brim/nn/rerun.h>
 #include <brim/nn/subclasses.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <string_view>
@@ -80,6 +83,9 @@ using Operators = Binder<
     Tensor&(Tensor&, double, bool), Tensor(const Tensor&, double, double, bool),
     Tensor&(Tensor&, double, double, bool), Tensor(const Tensor&, std::string_view, bool),
     Tensor(const Tensor&, const Tensor&),
+    // Gated activations
+    Tensor(const Tensor&, const Tensor&, std::string_view, bool),
+    Tensor(const Tensor&, std::string_view, bool, std::int64_t, bool),
     // Products
     Tensor(const Tensor&, const Tensor&, bool),
     // Dropout
@@ -90,9 +96,9 @@ using Operators = Binder<
            IntArrayRef, std::int64_t, Maybe, bool),
     // Batch, layer, group and RMS norm
     Tensor(const Tensor&, Maybe, Maybe, Maybe, Maybe, bool, double, double),
-    Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double),
-    Tensor(const Tensor&, std::int64_t, Maybe, Maybe, double),
-    Tensor(const Tensor&, IntArrayRef, Maybe, std::optional<double>),
+    Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double, bool),
+    Tensor(const Tensor&, std::int64_t, Maybe, Maybe, double, bool),
+    Tensor(const Tensor&, IntArrayRef, Maybe, std::optional<double>, bool),
     Tensor(const Tensor&, Maybe, double, double, bool),
     // Pools
     Tensor(const Tensor&, IntArrayRef, IntArrayRef, IntArrayRef, IntArrayRef, bool),
@@ -102,7 +108,9 @@ using Operators = Binder<
            std::optional<std::int64_t>),
     Tensor(const Tensor&, IntArrayRef),
     // Losses
-    Tensor(const Tensor&, const Tensor&, Maybe, std::int64_t, std::int64_t, double, bool, bool)>;
+    Tensor(const Tensor&, const Tensor&, Maybe, std::int64_t, std::int64_t, double, bool, bool),
+    Tensor(const Tensor&, const Tensor&, Maybe, const Tensor&, Maybe, std::int64_t, std::int64_t,
+           double, double, double, bool, bool, std::int64_t)>;
 
 bool ask_python(const Tensor& tensor) {
   const py::gil_scoped_acquire locked;
@@ -124,6 +132,7 @@ void register_nn(py::module_& m) {
       Operators::bind(ops, *dispatcher.findSchema(name));
     }
   }
+  m.def("rerun", torch::wrap_pybind_function_no_gil(nn::functional::rerun));
 }
 
 }  // namespace brim::python

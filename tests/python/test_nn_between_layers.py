@@ -370,3 +370,41 @@ def test_vmap_over_the_weights_of_several_models() -> None:
         lambda p, b: torch.func.functional_call(nets[0], (p, b), (x,)), in_dims=(0, 0)
     )(params, buffers)
     assert torch.allclose(result, expected, atol=1e-6)
+
+
+# -- In low precision -----------------------------------------------------------------------------
+
+IMAGES = {"GroupNorm": (8, 64), "BatchNorm2d": (64,)}
+ROWS = {"LayerNorm": (64,), "RMSNorm": (64,), "BatchNorm1d": (64,)}
+
+
+@pytest.mark.parametrize("act", [None, "GELU", "SiLU", "ReLU"])
+@pytest.mark.parametrize("norm", [*IMAGES, *ROWS])
+@pytest.mark.parametrize("autocast", [False, True], ids=["bfloat16", "autocast"])
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_in_low_precision_the_layers_behind_a_norm_keep_nothing(
+    norm: str, act: str | None, autocast: bool, held: int
+) -> None:
+    image = norm in IMAGES
+    dtype = torch.float32 if autocast else torch.bfloat16
+    x = torch.randn((4, 64, 8, 8) if image else (256, 64), dtype=dtype)
+    found = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        first, last = (nn.Conv2d(64, 64, 1) if image else nn.Linear(64, 64) for _ in range(2))
+        norms = getattr(nn, norm)(*(IMAGES | ROWS)[norm])
+        net = nn.Sequential(first, norms, getattr(nn, act)() if act else nn.Identity(), last)
+        net.to(dtype)
+        if ours:
+            brim.convert(net, recompute="cheap")
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with brim.PeakMeter("cpu") as meter:
+                y = net(x)
+                kept = meter.left - y.nbytes
+            found.append(torch.autograd.grad(y.square().sum(), list(net.parameters())))
+        del y
+    # The norm's input and few numbers per row; of autocast the first layer's input and, until its
+    # region ends, the weights.
+    cast = (x.numel() + sum(p.numel() for p in net.parameters())) * 2 if autocast else 0
+    assert kept < 1.15 * (x.numel() * 2 + cast)
+    assert norm == "RMSNorm" or equal(*map(list, found))

@@ -270,6 +270,28 @@ def test_autocast_keeps_no_copy_of_a_frozen_weight() -> None:
     assert meter.left == rounded(loss.nbytes)
 
 
+NORMS = {"LayerNorm": (64,), "RMSNorm": (64,), "GroupNorm": (4, 64)}
+
+
+@pytest.mark.parametrize("layer", NORMS)
+def test_autocast_keeps_the_low_precision_input_of_a_norm_as_it_is(layer: str) -> None:
+    x = torch.randn(256, 64, 64, device="cuda").bfloat16()
+    kept, results = [], []
+    for of in (nn, brim.nn):
+        norm = getattr(of, layer)(*NORMS[layer]).cuda()
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16), brim.PeakMeter("cuda") as meter:
+            y = norm(leaf.clone())
+            kept.append(meter.left - y.nbytes)
+        wanted = [leaf, *norm.parameters()]
+        results.append([y.detach(), *torch.autograd.grad(y, wanted, cotangent_of(y, ""))])
+    assert kept[0] >= 2 * x.nbytes
+    assert x.nbytes <= kept[1] < 1.1 * x.nbytes
+    assert results[1][0].dtype == torch.float32
+    assert same_bits(results[1][0], results[0][0])
+    assert all(map(near, results[1], results[0]))
+
+
 # -- Streams, graphs, sizes -----------------------------------------------------------------------
 
 

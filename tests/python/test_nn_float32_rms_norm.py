@@ -190,6 +190,29 @@ def test_gives_its_output_again_to_the_layer_behind(
     assert sizes[1] < 0.7 * sizes[0]
 
 
+def test_several_layers_that_ask_get_one_recomputation() -> None:
+    x = tensors(torch.bfloat16, None)[0]
+    found, runs = [], []
+    for ours in (False, True):
+        torch.manual_seed(9)
+        norm = Norm(ours, torch.bfloat16)
+        projections = nn.ModuleList(nn.Linear(SIZE, 8) for _ in range(3)).bfloat16()
+        if ours:
+            brim.convert(projections, recompute="cheap")
+        leaf = x.detach().requires_grad_()
+        normal = norm(leaf)
+        loss = sum(each(normal).square().sum() for each in projections)
+        wanted = [leaf, norm.weight, *projections.parameters()]
+        first = torch.autograd.grad(loss, wanted, retain_graph=True)
+        with torch.autograd.profiler.profile() as profile:
+            found.append(torch.autograd.grad(loss, wanted))
+        assert all(map(same_bits, first, found[-1]))
+        names = [event.name for event in profile.function_events]
+        runs.append(names.count("brim::float32_rms_norm_forward"))
+    assert all(map(same_bits, *found))
+    assert runs == [0, 1]
+
+
 def test_checkpoint() -> None:
     x = tensors(torch.bfloat16, None)[0]
     net = block(True, torch.bfloat16)

@@ -192,6 +192,7 @@ def test_trainer(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what torch.compile warns of in these models is not ours
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "timm convnext", "efficientnet"])
 def test_compile(name: str) -> None:
     make, loss_of = FAMILIES[name]

@@ -292,7 +292,7 @@ def test_an_attribute_of_the_same_name_is_not_touched() -> None:
     assert vars(module).keys() == vars(Own()).keys()
 
 
-@pytest.mark.parametrize("kind", [AlmostGelu, nn.Mish])
+@pytest.mark.parametrize("kind", [AlmostGelu, nn.SELU])
 def test_what_computes_something_else_is_left_alone(kind: type[nn.Module]) -> None:
     module = kind()
     report = brim.convert(module, functions=False)
@@ -485,6 +485,57 @@ def test_no_region_where_nothing_is_kept() -> None:
         module(torch.ones(2))
     module(torch.ones(2))
     assert seen == [0, 1]
+
+
+def test_a_region_that_saves_nothing_is_left_out() -> None:
+    depths: list[int] = []
+
+    class Scales(nn.Module):
+        """Its product is one of a tensor and a number; what it saves depends on the mode."""
+
+        def __init__(self, inner: nn.Module | None = None) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor, by: float) -> Tensor:
+            depths.append(torch._C._len_torch_function_stack())
+            x = F.dropout(x * by, 0.5, self.training)
+            return x if self.inner is None else self.inner(x, by)
+
+    module = Scales(Scales()).eval()
+    brim.convert(module)
+    x = torch.ones(3, requires_grad=True)
+    for training in (False, True):
+        module.train(training)
+        module(x, 2.0)
+        module(x, 2.0)
+    assert depths == [1, 1, 0, 0, 1, 1, 1, 1]
+    # The child alone saves: then it alone gets a region.
+    module.inner.train()
+    module.eval()
+    module.inner.train()
+    depths.clear()
+    module(x, 2.0)
+    assert depths == [0, 1]
+
+
+def test_products_alone_are_redirected_only_to_run_again() -> None:
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.gamma
+
+    module = Products()
+    x = torch.ones(3, requires_grad=True)
+    names = []
+    for recompute in (None, "cheap"):
+        brim.convert(module, recompute=recompute)
+        module(x)
+        names.append(module(x).grad_fn.name())
+    assert names == ["MulBackward0", "brim::mul_backward"]
 
 
 def test_a_replaced_forward_stays() -> None:

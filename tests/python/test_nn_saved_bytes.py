@@ -175,7 +175,7 @@ def table() -> list[tuple[Case, Callable[[Case, Needs], int]]]:
         (Case("SiLU", shape), its_input),
         (Case("Hardsigmoid", shape), one_bit_each),
         (Case("Hardsigmoid", shape, (), {"inplace": True}), one_bit_each),
-        *((Case(name, shape), its_input) for name in ("Hardswish", "ELU", "Softplus")),
+        *((Case(name, shape), its_input) for name in ("Hardswish", "Mish", "ELU", "Softplus")),
         (Case("PReLU", shape), bits_or_its_input_for_the_weight),
         (Case("PReLU", shape, (6,)), bits_or_its_input_for_the_weight),
         (Case("Dropout", shape, (0.1,)), one_bit_each),

@@ -22,10 +22,11 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from brim.nn import _activation, _conv, _loss, _pool
+from brim.nn import _activation, _conv, _gated, _loss, _pool
 from brim.nn._activation import *  # noqa: F403
 from brim.nn._conv import *  # noqa: F403
 from brim.nn._elsewhere import check_tensors, ops
+from brim.nn._gated import *  # noqa: F403
 from brim.nn._loss import *  # noqa: F403
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
@@ -42,6 +43,7 @@ __all__ = [
 ]
 __all__ += _activation.__all__
 __all__ += _conv.__all__
+__all__ += _gated.__all__
 __all__ += _loss.__all__
 __all__ += _pool.__all__
 
@@ -134,7 +136,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As `torch.nn.functional.layer_norm`; keeps the input where more than the bias needs it."""
-    return ops().layer_norm(input, normalized_shape, weight, bias, eps)
+    return ops().layer_norm(input, normalized_shape, weight, bias, eps, False)
 
 
 def group_norm(
@@ -145,7 +147,7 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As `torch.nn.functional.group_norm`; keeps the input where more than the bias needs it."""
-    return ops().group_norm(input, num_groups, weight, bias, eps)
+    return ops().group_norm(input, num_groups, weight, bias, eps, False)
 
 
 def rms_norm(
@@ -155,7 +157,7 @@ def rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """As `torch.nn.functional.rms_norm`; keeps the input, once."""
-    return ops().rms_norm(input, normalized_shape, weight, eps)
+    return ops().rms_norm(input, normalized_shape, weight, eps, False)
 
 
 def float32_rms_norm(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
@@ -85,7 +86,12 @@ class Saving(TorchFunctionMode):
         instead = self._instead.get(func)
         if instead is None or torch.compiler.is_compiling() or _is_paused.get():
             return func(*args, **kwargs)
-        return (instead if _fits(args, kwargs) else func)(*args, **kwargs)
+        if not _fits(args, kwargs):
+            return func(*args, **kwargs)
+        result = instead(*args, **kwargs)
+        if redirected.found is not None and _is_brims(result):
+            redirected.found.append(func)
+        return result
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function: each call of it is such a region."""
@@ -101,6 +107,25 @@ class Saving(TorchFunctionMode):
                 return function(*args, **kwargs)
 
         return cast("_Function", run)
+
+
+class _Redirected(threading.local):
+    """What regions of this thread redirect, while someone wants to know.
+
+    Attributes:
+        found: the functions of torch for which brim's made a node; None: nobody asks.
+    """
+
+    found: list[Any] | None = None
+
+
+redirected = _Redirected()
+
+
+def _is_brims(result: Any) -> bool:
+    first = result[0] if isinstance(result, tuple) else result
+    node = first.grad_fn
+    return node is not None and node.name().startswith("brim::")
 
 
 _is_paused = ContextVar("_is_paused", default=False)
@@ -233,5 +258,11 @@ _KEEPING: Mapping[Any, Callable[..., Any]] = _table(recompute=False)
 _RECOMPUTING: Mapping[Any, Callable[..., Any]] = _table(recompute=True)
 FUNCTIONS = frozenset(_KEEPING)
 """The functions of torch that a region redirects."""
+
+_ONLY_WITH_RECOMPUTE = ("gelu", "silu", "hardswish", "softplus", "elu", "sigmoid", "tanh", "mul")
+SAVING_ALONE = frozenset(
+    each for each in FUNCTIONS if each.__name__.strip("_") not in _ONLY_WITH_RECOMPUTE
+)
+"""Those that keep less by themselves. The others keep as much as torch's, but can run again."""
 
 _C.set_saving_mode(Saving)  # brim's own operators need not pass through it

@@ -18,6 +18,9 @@ class Autocast {
   /// The low precision type that the user asked for.
   [[nodiscard]] at::ScalarType low() const { return low_; }
 
+  /// Whether cast() changes the type of `tensor`.
+  [[nodiscard]] bool changes(at::ScalarType to, const at::Tensor& tensor) const;
+
   /// `tensor` as `to` where autocast may change it, else itself. Part of the graph; torch keeps the
   /// copy of a trainable weight until the region of autocast ends.
   [[nodiscard]] at::Tensor cast(at::ScalarType to, const at::Tensor& tensor) const;
@@ -34,6 +37,32 @@ class Autocast {
   c10::DeviceType device_;
   at::ScalarType low_;
   c10::impl::ExcludeDispatchKeyGuard off_;
+};
+
+/// What autocast does on a device at one moment, to be put in force again in backward.
+struct AutocastState {
+  /// The state of this moment.
+  explicit AutocastState(c10::DeviceType of);
+
+  c10::DeviceType device;
+  bool enabled = false;
+  at::ScalarType type = at::kFloat;
+
+  bool operator==(const AutocastState&) const = default;
+};
+
+/// In force while this object lives. Casts are not cached: no region's end would clear them.
+class AutocastAs {
+ public:
+  explicit AutocastAs(const AutocastState& state);
+  AutocastAs(const AutocastAs&) = delete;
+  AutocastAs& operator=(const AutocastAs&) = delete;
+  ~AutocastAs();
+
+ private:
+  AutocastState before_;
+  bool caches_before_;
+  bool changes_;
 };
 
 }  // namespace brim::nn

@@ -107,7 +107,8 @@ class Operator<Anywhere, Result (*)(Args...)> {
 enum class CastTo {
   nothing,
   float32,
-  low,  // the low precision type that the user asked for
+  float32_inside,  // float32, but the layer casts its input: its last argument tells it to
+  low,             // the low precision type that the user asked for
 };
 
 /// The tag of a layer that keeps less than torch.compile would: its operator is part of the graph.
@@ -127,7 +128,7 @@ inline constexpr at::Tag kInGraphs = at::Tag::pt2_compliant_tag;
 /// Autocast casts on the devices where torch casts its operator of the same name. With
 /// CastTo::low, a layer whose arguments begin with (input, weight, bias) and end with
 /// (parameter, recompute) is told what the weight was cast from. It keeps that, and casts it again
-/// in backward.
+/// in backward. With CastTo::float32_inside a layer keeps its input as it came.
 ///
 /// @tparam Ours the kernel for autograd
 /// @tparam Torchs torch's operator with the arguments of ours. It identifies the operator: no other
@@ -187,7 +188,16 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
   static Result autocast(Args... args) {
     const Autocast autocast(Device);
     const at::ScalarType type = Cast == CastTo::low ? autocast.low() : at::kFloat;
-    std::tuple<std::decay_t<Args>...> given(autocast.cast(type, args)...);
+    const at::Tensor& input = std::get<0>(std::tie(args...));
+    const bool inside = Cast == CastTo::float32_inside && autocast.changes(type, input);
+    const auto cast = [&](const auto& arg) -> std::decay_t<decltype(arg)> {
+      const bool is_input = static_cast<const void*>(&arg) == &input;
+      return is_input && inside ? arg : autocast.cast(type, arg);
+    };
+    std::tuple<std::decay_t<Args>...> given(cast(args)...);
+    if constexpr (Cast == CastTo::float32_inside) {
+      std::get<sizeof...(Args) - 1>(given) = inside;
+    }
     if constexpr (kParameter != 0) {
       const at::Tensor& weight = std::get<1>(std::tie(args...));
       // A weight that was computed for this call lives no longer than its copy.

@@ -2,6 +2,7 @@
 
 #include "nn/autograd/node.h"
 #include "nn/autograd/recompute.h"
+#include "nn/autograd/saved_tensor.h"
 
 namespace brim::nn {
 

@@ -119,8 +119,12 @@ struct Float32RmsNorm {
     if (!input.is_cpu()) {  // the kernels give rows one behind the other
       output = as_elementwise(output, input.sym_strides(), input.sym_strides());
     }
-    // For the weight's gradient alone torch keeps as many numbers as the input has, and none more.
-    return {std::move(output), {}, input.requires_grad() ? std::move(rstd) : at::Tensor()};
+    return {std::move(output), {}, std::move(rstd)};
+  }
+
+  /// For the weight's gradient alone torch keeps as many numbers as the input has, and none more.
+  static bool keeps_statistics(const at::Tensor& input, const MaybeTensor& /*weight*/) {
+    return input.requires_grad();
   }
 
   NormGrads backward(const at::Tensor& grad, const at::Tensor& input, const MaybeTensor& weight,

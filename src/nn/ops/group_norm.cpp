@@ -46,6 +46,10 @@ struct GroupNorm {
     return {std::move(output), std::move(mean), std::move(rstd)};
   }
 
+  static bool keeps_statistics(const at::Tensor& /*input*/, const MaybeTensor& /*weight*/) {
+    return true;
+  }
+
   NormGrads backward(const at::Tensor& grad, const at::Tensor& input, const MaybeTensor& weight,
                      const MaybeTensor& /*bias*/, const Normalised& statistics,
                      const std::array<bool, 3>& mask) const {
@@ -120,36 +124,37 @@ void check(const at::Tensor& input, std::int64_t groups, const MaybeTensor& weig
 }
 
 at::Tensor torch_group_norm(const at::Tensor& input, std::int64_t groups, const MaybeTensor& weight,
-                            const MaybeTensor& bias, double eps) {
-  return at::group_norm(input, groups, weight, bias, eps);
+                            const MaybeTensor& bias, double eps, bool as_float32) {
+  return at::group_norm(widened(input, as_float32), groups, weight, bias, eps);
 }
 
 at::Tensor group_norm_below(const at::Tensor& input, std::int64_t groups, const MaybeTensor& weight,
-                            const MaybeTensor& bias, double eps) {
+                            const MaybeTensor& bias, double eps, bool as_float32) {
   check(input, groups, weight, bias);
-  return GroupNorm{groups, eps}.run(input, weight, bias).output;
+  return GroupNorm{groups, eps}.run(widened(input, as_float32), weight, bias).output;
 }
 
 at::Tensor group_norm_autograd(const at::Tensor& input, std::int64_t groups,
-                               const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+                               const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                               bool as_float32) {
   check(input, groups, weight, bias);
   // Of a part of a larger tensor torch makes a copy too, and keeps it.
   const bool copies = (input.requires_grad() || trains(weight)) && pins_more_than_itself(input);
   return run_with_node(GroupNorm{groups, eps},
                        copies ? for_kernel(input, input.suggest_memory_format()) : input, weight,
-                       bias);
+                       bias, as_float32);
 }
 
-const LayerOperator<group_norm_autograd, torch_group_norm, CastTo::float32, group_norm_below>
+const LayerOperator<group_norm_autograd, torch_group_norm, CastTo::float32_inside, group_norm_below>
     kGroupNorm(
-        "group_norm(Tensor input, int num_groups, Tensor? weight, Tensor? bias, float eps) -> "
-        "Tensor");
+        "group_norm(Tensor input, int num_groups, Tensor? weight, Tensor? bias, float eps, bool "
+        "as_float32) -> Tensor");
 
 }  // namespace
 
 at::Tensor functional::group_norm(const at::Tensor& input, std::int64_t num_groups,
                                   const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  return kGroupNorm(input, num_groups, weight, bias, eps);
+  return kGroupNorm(input, num_groups, weight, bias, eps, false);
 }
 
 }  // namespace brim::nn

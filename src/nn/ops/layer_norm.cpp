@@ -22,6 +22,10 @@ struct LayerNorm {
     return {std::move(output), std::move(mean), std::move(rstd)};
   }
 
+  static bool keeps_statistics(const at::Tensor& /*input*/, const MaybeTensor& /*weight*/) {
+    return true;
+  }
+
   NormGrads backward(const at::Tensor& grad, const at::Tensor& input, const MaybeTensor& weight,
                      const MaybeTensor& bias, const Normalised& statistics,
                      const std::array<bool, 3>& mask) const {
@@ -35,24 +39,26 @@ struct LayerNorm {
 };
 
 at::Tensor torch_layer_norm(const at::Tensor& input, at::IntArrayRef shape,
-                            const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  return at::layer_norm(input, shape, weight, bias, eps);
+                            const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                            bool as_float32) {
+  return at::layer_norm(widened(input, as_float32), shape, weight, bias, eps);
 }
 
 at::Tensor layer_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
-                               const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  return run_with_node(LayerNorm{c10::DimVector(shape), eps}, input, weight, bias);
+                               const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                               bool as_float32) {
+  return run_with_node(LayerNorm{c10::DimVector(shape), eps}, input, weight, bias, as_float32);
 }
 
-const LayerOperator<layer_norm_autograd, torch_layer_norm, CastTo::float32> kLayerNorm(
-    "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight, Tensor? bias, float eps) "
-    "-> Tensor");
+const LayerOperator<layer_norm_autograd, torch_layer_norm, CastTo::float32_inside> kLayerNorm(
+    "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, "
+    "bool as_float32) -> Tensor");
 
 }  // namespace
 
 at::Tensor functional::layer_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
                                   const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  return kLayerNorm(input, normalized_shape, weight, bias, eps);
+  return kLayerNorm(input, normalized_shape, weight, bias, eps, false);
 }
 
 }  // namespace brim::nn

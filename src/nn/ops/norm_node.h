@@ -10,6 +10,7 @@
 
 #include "nn/autograd/node.h"
 #include "nn/autograd/optional_tensor.h"
+#include "nn/autograd/storage_pinning.h"
 #include "nn/ops/channels.h"
 
 // The node of LayerNorm, GroupNorm and the RMS norms.
@@ -40,19 +41,26 @@ struct Normalised {
   return wide_input.pow(2).mean(dims, true).add(eps).rsqrt();
 }
 
+/// The input as the layer calculates with it.
+[[nodiscard]] inline at::Tensor widened(const at::Tensor& input, bool as_float32) {
+  return as_float32 ? input.to(at::kFloat) : input;
+}
+
 /// Keeps input, statistics and references to the weights; or, if only the bias needs a gradient,
 /// nothing. What is particular to a layer is in `Kind`, which the node copies:
 ///
 ///     static constexpr const char* kName;
 ///     static constexpr bool kReadsBias;  // in backward
 ///     Normalised run(input, weight, bias) const;
+///     bool keeps_statistics(input, weight) const;  // or computes them again in backward
 ///     NormGrads backward(grad, input, weight, bias, statistics, mask) const;  the bias's may lack
 ///     at::Tensor bias_grad(grad, type) const;
 template <class Kind>
 class NormNode final : public SavingNode {
  public:
-  NormNode(Kind kind, const MaybeTensor& weight, const MaybeTensor& bias)
+  NormNode(Kind kind, const MaybeTensor& weight, const MaybeTensor& bias, bool as_float32)
       : kind_(std::move(kind)),
+        as_float32_(as_float32),
         weights_((is_given(weight) ? 1 : 0) + (is_given(bias) ? 1 : 0)),
         bias_type_(is_given(bias) ? bias->scalar_type() : at::kFloat) {}
 
@@ -63,8 +71,10 @@ class NormNode final : public SavingNode {
     input_ = Kept(input);
     weight_ = kept(weight);
     bias_ = kept(bias);
-    mean_ = kept(maybe(result.mean));
-    rstd_ = kept(maybe(result.rstd));
+    if (kind_.keeps_statistics(input, weight)) {
+      mean_ = kept(maybe(result.mean));
+      rstd_ = kept(maybe(result.rstd));
+    }
   }
 
   std::optional<int> layers_to_recompute() const override {
@@ -73,6 +83,7 @@ class NormNode final : public SavingNode {
 
   bool prepare_to_recompute() override {
     const std::lock_guard lock(mutex_);
+    ++askers_;
     // The copies are no larger than what the layer behind does not keep.
     const c10::SymInt most = elements() / std::max(1, weights_);
     return weight_.freeze(most) && bias_.freeze(most);
@@ -80,11 +91,21 @@ class NormNode final : public SavingNode {
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
-    return kind_.run(input_.lend(), maybe(weight_.lend()), maybe(bias_.lend())).output;
+    at::Tensor output = again_.get();
+    if (!output.defined()) {
+      output =
+          kind_.run(widened(input_.lend(), as_float32_), maybe(weight_.lend()), maybe(bias_.lend()))
+              .output;
+      if (askers_ > 1) {  // such as the projections to query, key and value
+        again_.set(output);
+      }
+    }
+    return output;
   }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
+    again_.reset();
     variable_list result(3);
     const at::Tensor& grad = grads[0];
     if (!grad.defined()) {
@@ -99,8 +120,12 @@ class NormNode final : public SavingNode {
     const Normalised statistics{{}, mean_.take(), rstd_.take()};
     // What is not read may have been changed since forward, as in torch.
     const MaybeTensor bias = Kind::kReadsBias ? maybe(bias_.take()) : MaybeTensor();
-    std::tie(result[0], result[1], result[2]) =
-        kind_.backward(grad, input_.take(), maybe(weight_.take()), bias, statistics, mask);
+    const at::Tensor input = input_.take();
+    std::tie(result[0], result[1], result[2]) = kind_.backward(
+        grad, widened(input, as_float32_), maybe(weight_.take()), bias, statistics, mask);
+    if (as_float32_ && mask[0]) {
+      result[0] = result[0].to(input.scalar_type());
+    }
     if (mask[2] && !result[2].defined()) {
       result[2] = kind_.bias_grad(grad, bias_type_);
     }
@@ -109,6 +134,7 @@ class NormNode final : public SavingNode {
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
+    again_.reset();
     for (Kept* const each : {&input_, &weight_, &bias_, &mean_, &rstd_}) {
       each->release();
     }
@@ -118,7 +144,9 @@ class NormNode final : public SavingNode {
 
  private:
   Kind kind_;
+  bool as_float32_;
   int weights_;
+  int askers_ = 0;
   bool keeps_input_ = false;
   at::ScalarType bias_type_;
   Kept input_;
@@ -126,20 +154,24 @@ class NormNode final : public SavingNode {
   Kept bias_;
   Kept mean_;
   Kept rstd_;
+  ForThisBackward again_;  // the output, between the first of several askers and apply
 };
 
 /// The normalisation, with a node if something needs a gradient.
+/// @param as_float32 of an input in low precision, which is kept as it is
 template <class Kind>
-at::Tensor run_with_node(const Kind& kind, const at::Tensor& input, const MaybeTensor& weight,
-                         const MaybeTensor& bias) {
+at::Tensor run_with_node(const Kind& kind, const at::Tensor& given, const MaybeTensor& weight,
+                         const MaybeTensor& bias, bool as_float32 = false) {
+  // Of a part of a larger tensor torch keeps a copy in float32.
+  const at::Tensor input = as_float32 && pins_more_than_itself(given) ? given.clone() : given;
   PtrTo<NormNode<Kind>> node;
   if (needs_grad(input, weight, bias)) {
-    node = make_node<NormNode<Kind>>(kind, weight, bias);
+    node = make_node<NormNode<Kind>>(kind, weight, bias, as_float32);
     node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   }
   Normalised result = [&] {
     const BelowAutograd below;
-    return kind.run(input, weight, bias);
+    return kind.run(widened(input, as_float32), weight, bias);
   }();
   if (node) {
     if (input.requires_grad() || trains(weight)) {

@@ -96,9 +96,12 @@ struct RmsNorm {
   Normalised run(const at::Tensor& input, const MaybeTensor& weight,
                  const MaybeTensor& /*bias*/) const {
     auto [output, rstd] = output_and_rstd(input, weight);
-    // For the weight's gradient alone torch keeps as many numbers as the input has, and none more.
-    const bool keeps_rstd = input.requires_grad() || has_kernel(input, weight);
-    return {std::move(output), {}, keeps_rstd ? std::move(rstd) : at::Tensor()};
+    return {std::move(output), {}, std::move(rstd)};
+  }
+
+  /// For the weight's gradient alone torch keeps as many numbers as the input has, and none more.
+  static bool keeps_statistics(const at::Tensor& input, const MaybeTensor& weight) {
+    return input.requires_grad() || has_kernel(input, weight);
   }
 
   [[nodiscard]] TwoTensors output_and_rstd(const at::Tensor& input,
@@ -162,28 +165,31 @@ void check(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& we
 }
 
 at::Tensor torch_rms_norm(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight,
-                          std::optional<double> eps) {
-  return at::rms_norm(input, shape, is_given(weight) ? weight : MaybeTensor(), eps);
+                          std::optional<double> eps, bool as_float32) {
+  return at::rms_norm(widened(input, as_float32), shape, is_given(weight) ? weight : MaybeTensor(),
+                      eps);
 }
 
 at::Tensor rms_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
-                             const MaybeTensor& weight, std::optional<double> eps) {
+                             const MaybeTensor& weight, std::optional<double> eps,
+                             bool as_float32) {
   check(input, shape, weight);
   // For the weight's gradient torch keeps a product of its own.
   const bool copies = trains(weight) && !input.requires_grad() && pins_more_than_itself(input);
   return run_with_node(RmsNorm{c10::DimVector(shape), eps},
                        copies ? input.clone(at::MemoryFormat::Contiguous) : input,
-                       is_given(weight) ? weight : MaybeTensor(), {});
+                       is_given(weight) ? weight : MaybeTensor(), {}, as_float32);
 }
 
-const LayerOperator<rms_norm_autograd, torch_rms_norm, CastTo::float32> kRmsNorm(
-    "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> Tensor");
+const LayerOperator<rms_norm_autograd, torch_rms_norm, CastTo::float32_inside> kRmsNorm(
+    "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps, bool as_float32) "
+    "-> Tensor");
 
 }  // namespace
 
 at::Tensor functional::rms_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
                                 const MaybeTensor& weight, std::optional<double> eps) {
-  return kRmsNorm(input, normalized_shape, weight, eps);
+  return kRmsNorm(input, normalized_shape, weight, eps, false);
 }
 
 }  // namespace brim::nn

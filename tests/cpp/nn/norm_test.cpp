@@ -37,6 +37,8 @@ at::Tensor group_norm(const Tensors& t) { return F::group_norm(t[0], 3, t[1], t[
 
 at::Tensor rms_norm(const Tensors& t) { return F::rms_norm(t[0], t[1].sizes(), t[1]); }
 
+at::Tensor float32_rms_norm(const Tensors& t) { return F::float32_rms_norm(t[0], t[1], 1e-5); }
+
 Tensors with_weights(at::IntArrayRef sizes, std::int64_t features = kChannels) {
   return {normal(sizes), normal({features}), normal({features})};
 }
@@ -85,6 +87,105 @@ TEST(RmsNorm, KeepsOneNumberPerRowBesideItsInputForTheInputsGradient) {
   }
 }
 
+TEST(Float32RmsNorm, KeepsItsInputInItsOwnTypeAndOneNumberPerRow) {
+  const Tensors tensors{normal({64, 512}, at::kBFloat16), normal({512}, at::kBFloat16), {}};
+  for (unsigned mask = 1; mask < 4; ++mask) {
+    EXPECT_EQ(kept_with_input(float32_rms_norm, leaves(tensors, mask)),
+              64 * 512 * 2 + ((mask & kInput) != 0 ? 64 * 4 : 0))
+        << mask;
+  }
+}
+
+/// As the frameworks write it.
+at::Tensor by_hand(const at::Tensor& input, const MaybeTensor& weight, double offset,
+                   bool cast_first) {
+  const at::Tensor wide = input.to(at::kFloat);
+  const at::Tensor scaled = wide.mul(wide.pow(2).mean(-1, true).add(1e-5).rsqrt());
+  if (!weight) {
+    return scaled.to(input.scalar_type());
+  }
+  return cast_first ? weight->mul(scaled.to(input.scalar_type()))
+                    : scaled.mul(weight->to(at::kFloat).add(offset)).to(input.scalar_type());
+}
+
+TEST(Float32RmsNorm, EqualsTheNormsOfTheFrameworksBitForBit) {
+  for (const at::ScalarType type : kFloatingTypes) {
+    for (const at::ScalarType weights : kFloatingTypes) {
+      const Tensors tensors = leaves({normal({5, 3, 20}, type), normal({20}, weights)}, 3);
+      for (const bool cast_first : {false, true}) {
+        const Layer theirs = [=](const Tensors& t) {
+          return by_hand(t[0], t[1], cast_first ? 0 : 1, cast_first);
+        };
+        const Layer ours = [=](const Tensors& t) {
+          return F::float32_rms_norm(t[0], t[1], 1e-5, cast_first ? 0 : 1, cast_first);
+        };
+        const at::Tensor cotangent = at::randn_like(theirs(tensors));
+        expect_same(outcome_of(ours, tensors, cotangent), outcome_of(theirs, tensors, cotangent), 0,
+                    0, std::string(c10::toString(type)) + " " + c10::toString(weights));
+      }
+      EXPECT_TRUE(
+          F::float32_rms_norm(tensors[0], {}, 1e-5).equal(by_hand(tensors[0], {}, 0, true)));
+    }
+  }
+}
+
+TEST(Float32RmsNorm, RefusesWhatDoesNotFit) {
+  EXPECT_CONTAINS(
+      message_of<c10::ValueError>([] { F::float32_rms_norm(normal({4, 7}), normal({6}), 0); }),
+      "weight");
+  EXPECT_CONTAINS(message_of<c10::ValueError>([] { F::float32_rms_norm(normal({4, 7}), {}, -1); }),
+                  "eps must be 0 or more, got -1");
+  EXPECT_CONTAINS(message_of<c10::ValueError>([] { F::float32_rms_norm(normal({}), {}, 0); }),
+                  "input must have at least one dimension");
+}
+
+/// The norms as autocast calls them: the input comes in low precision, the weights in float32.
+const std::vector<std::pair<std::string, Layer>>& in_float32() {
+  using LayerOp = at::Tensor(const at::Tensor&, at::IntArrayRef, const MaybeTensor&,
+                             const MaybeTensor&, double, bool);
+  using GroupOp = at::Tensor(const at::Tensor&, std::int64_t, const MaybeTensor&,
+                             const MaybeTensor&, double, bool);
+  using RmsOp = at::Tensor(const at::Tensor&, at::IntArrayRef, const MaybeTensor&,
+                           std::optional<double>, bool);
+  static const std::vector<std::pair<std::string, Layer>> all{
+      {"layer_norm",
+       [](const Tensors& t) {
+         return operator_named<LayerOp>("brim::layer_norm")
+             .call(t[0], {16}, t[1], t[2], 1e-5, t[0].scalar_type() != at::kFloat);
+       }},
+      {"group_norm",
+       [](const Tensors& t) {
+         return operator_named<GroupOp>("brim::group_norm")
+             .call(t[0], 4, t[1], t[2], 1e-5, t[0].scalar_type() != at::kFloat);
+       }},
+      {"rms_norm", [](const Tensors& t) {
+         return operator_named<RmsOp>("brim::rms_norm")
+             .call(t[0], {16}, t[1], 1e-5, t[0].scalar_type() != at::kFloat);
+       }}};
+  return all;
+}
+
+TEST(Norms, InFloat32KeepALowPrecisionInputAsItIs) {
+  const Tensors low{normal({64, 16, 16}, at::kBFloat16), normal({16}), normal({16})};
+  const auto input = static_cast<std::int64_t>(low[0].nbytes());
+  for (const auto& [name, layer] : in_float32()) {
+    const Layer cast_before = [&](const Tensors& t) {
+      return layer({t[0].to(at::kFloat), t[1], t[2]});
+    };
+    const unsigned bias = name == "rms_norm" ? 0 : kBias;
+    const Tensors tensors = leaves(low, kInput | kWeight | bias);
+    const at::Tensor cotangent = normal({64, 16, 16});
+    expect_same(outcome_of(layer, tensors, cotangent), outcome_of(cast_before, tensors, cotangent),
+                0, 0, name);
+    EXPECT_EQ(kept_with_input(cast_before, tensors) - kept_with_input(layer, tensors), input)
+        << name;
+    const Layer of_part = [&](const Tensors& t) {
+      return layer({t[0].mul(2).narrow(0, 0, 4), t[1], t[2]});
+    };
+    EXPECT_LT(kept_bytes(of_part, tensors), 4 * 16 * 16 * 4) << name;
+  }
+}
+
 TEST(Norms, GiveTheirOutputAgain) {
   const Tensors images = with_weights({2, kChannels, 3, 4});
   const Tensors last{images[0].contiguous(at::MemoryFormat::ChannelsLast), images[1], images[2]};
@@ -96,6 +197,7 @@ TEST(Norms, GiveTheirOutputAgain) {
   const Tensors rows = with_weights({4, 7}, 7);
   expect_recomputes(layer_norm, leaves(rows, kInput), true);
   expect_recomputes(rms_norm, leaves({rows[0], rows[1]}, kInput), true);
+  expect_recomputes(float32_rms_norm, leaves({rows[0], rows[1]}, kInput), true);
 }
 
 TEST(BatchNorm, GivingItsOutputAgainLeavesTheStatistics) {
