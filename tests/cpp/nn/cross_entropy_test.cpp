@@ -1,3 +1,4 @@
+#include <ATen/ops/equal.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cross_entropy_loss.h>
