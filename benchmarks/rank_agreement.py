@@ -66,10 +66,24 @@ def training_step(show: bool) -> None:
 
         return whole
 
+    def microbatches(**options: str) -> Work:
+        """Also weighs the gradients, and sends them in one bucket."""
+        run = brim.Microbatches(
+            lambda part: model(part).square().mean(), model=model, size=64, ranks=True, **options
+        )
+
+        def whole() -> None:
+            model.zero_grad()
+            run(x)
+
+        return whole
+
     works = {
         "by hand": step(lambda: gradients(64)),
         "ranks=True": step(brim.batch(64, ranks=True)(gradients)),
         'ranks=True, sync="settled"': step(brim.batch(64, ranks=True, sync="settled")(gradients)),
+        "brim.Microbatches": microbatches(),
+        'brim.Microbatches, sync="settled"': microbatches(sync="settled"),
     }
     times = medians(works, 41, calls=4, warmup=3)
     if show:

@@ -37,6 +37,7 @@
 #include <brim/nn/convert.h>
 #include <brim/nn/functional.h>
 #include <brim/nn/losses.h>
+#include <brim/nn/rerun.h>
 #include <brim/nn/subclasses.h>
 #include <brim/predict/allocator_model.h>
 #include <brim/predict/allocator_settings.h>

@@ -1,8 +1,11 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/TracerMode.h>
 #include <ATen/core/Tensor.h>
+#include <brim/nn/rerun.h>
 #include <brim/nn/subclasses.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <string_view>
@@ -80,8 +83,11 @@ using Operators = Binder<
     Tensor&(Tensor&, double, bool), Tensor(const Tensor&, double, double, bool),
     Tensor&(Tensor&, double, double, bool), Tensor(const Tensor&, std::string_view, bool),
     Tensor(const Tensor&, const Tensor&),
-    // Products
-    Tensor(const Tensor&, const Tensor&, bool),
+    // Gated activations
+    Tensor(const Tensor&, const Tensor&, std::string_view, bool),
+    Tensor(const Tensor&, std::string_view, bool, std::int64_t, bool),
+    // Sums in place, products
+    Tensor&(Tensor&, const Tensor&), Tensor(const Tensor&, const Tensor&, bool),
     // Dropout
     Tensor(const Tensor&, double), Tensor&(Tensor&, double),
     // Linear, convolutions
@@ -102,7 +108,9 @@ using Operators = Binder<
            std::optional<std::int64_t>),
     Tensor(const Tensor&, IntArrayRef),
     // Losses
-    Tensor(const Tensor&, const Tensor&, Maybe, std::int64_t, std::int64_t, double, bool, bool)>;
+    Tensor(const Tensor&, const Tensor&, Maybe, std::int64_t, std::int64_t, double, bool, bool),
+    Tensor(const Tensor&, const Tensor&, Maybe, const Tensor&, Maybe, std::int64_t, std::int64_t,
+           double, double, double, bool, bool, std::int64_t)>;
 
 bool ask_python(const Tensor& tensor) {
   const py::gil_scoped_acquire locked;
@@ -124,6 +132,7 @@ void register_nn(py::module_& m) {
       Operators::bind(ops, *dispatcher.findSchema(name));
     }
   }
+  m.def("rerun", torch::wrap_pybind_function_no_gil(nn::functional::rerun));
 }
 
 }  // namespace brim::python

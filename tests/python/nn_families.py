@@ -1,4 +1,4 @@
-"""Small models of the families that people fine-tune, each with a loss, for the tests of convert."""
+"""Small models of the families that people fine-tune, each with a loss."""
 
 from __future__ import annotations
 

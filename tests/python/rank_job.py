@@ -300,6 +300,51 @@ def random_schedules(rank: int, world: int) -> Any:
 
 
 @case
+def random_microbatches(rank: int, world: int) -> Any:
+    """As random_schedules, with batches of random lengths; every other one is settled.
+
+    Parameters are rounded after each step, so that sums stay exact over many of them.
+    """
+
+    def train(schedule: int, chance: random.Random | None) -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1, dtype=torch.float64)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.mul(4).round())
+
+        def loss_fn(part: torch.Tensor) -> torch.Tensor:
+            fails = chance is not None and len(part) > 1 and chance.random() < 0.12
+            with inject_oom(at=chance.randrange(1, 8)) if fails else nothing():
+                return (model(part[:, :3]) - part[:, 3:]).square().sum()
+
+        step = brim.Microbatches(
+            loss_fn,
+            model=model,
+            reduction="sum",
+            ranks=True,
+            sync="settled" if schedule % 2 else "always",
+        )
+        generator = torch.Generator().manual_seed(schedule * 10 + rank)
+        sizes = []
+        for _ in range(12):
+            length = int(torch.randint(1, 13, (), generator=generator))
+            batch = torch.randint(-1, 2, (length, 4), generator=generator).double()
+            model.zero_grad()
+            step(batch)
+            sizes.append((step.size, length))
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(parameter.grad * 2.0**-9).mul_(64).round_().div_(64)
+        return [value for p in model.parameters() for value in p.flatten().tolist()], sizes
+
+    return [
+        [train(schedule, None)[0], *train(schedule, random.Random(schedule * 100 + rank))]
+        for schedule in range(50 if world > 2 else 12)
+    ]
+
+
+@case
 def fully_sharded(rank: int, world: int) -> Any:
     """FSDP2: its collectives are inside of the step, so that sizes grow from small."""
     from torch.distributed.fsdp import fully_shard
@@ -338,6 +383,22 @@ def killed_rank(rank: int, world: int) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return error_of(lambda: [step(call) for call in range(4)])
+
+
+@case
+def killed_rank_settled(rank: int, world: int) -> Any:
+    model = torch.nn.Linear(3, 1)
+    step = brim.Microbatches(
+        lambda part: model(part).mean(), model=model, ranks=True, sync="settled"
+    )
+
+    def steps() -> None:
+        for call in range(10):
+            if rank == 1 and call == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step(torch.ones(4, 3))
+
+    return error_of(steps)
 
 
 @case

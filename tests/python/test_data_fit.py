@@ -607,6 +607,56 @@ def test_two_sizes_per_sample_fill_the_budget(sampler: Any, held: int) -> None:
         assert made.weights[0] / made.weights[1] == pytest.approx(3.6, rel=0.15)
 
 
+class GraphNeed(NamedTuple):
+    """Bytes that batches of graphs need."""
+
+    sizes: torch.Tensor
+    of_node: int
+    of_edge: int
+    of_sample: int
+    of_square: int  # of a graph's nodes
+    floor: int
+    in_phases: bool  # nodes and edges do not need memory at the same time
+
+    def need(self, batch: list[int]) -> int:
+        nodes, edges = self.sizes[batch].sum(0).tolist()
+        both = [self.of_node * nodes, self.of_edge * edges]
+        most = max(both) if self.in_phases else sum(both)
+        squares = int(self.sizes[batch][:, 0].square().sum())
+        most += self.of_sample * len(batch) + self.of_square * squares
+        return max(self.floor, most) + 64
+
+    def __call__(self, batch: list[int]) -> None:
+        torch.empty(self.need(batch), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("seeds", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_no_batch_of_a_program_of_two_sizes_is_over_the_budget(seeds: int) -> None:
+    brim.install_cpu_allocator()
+    for seed in range(seeds):
+        dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        nodes = torch.randint(3, 60, (300,), generator=generator)
+        edges = (nodes * torch.rand(300, generator=generator) * dice.choice([5, 30])).long()
+        sizes = torch.stack([nodes, edges], 1)
+        program = GraphNeed(
+            sizes,
+            of_node=dice.choice([100, 1000]),
+            of_edge=dice.choice([0, 20, 300]),
+            of_sample=dice.choice([0, 1000]),
+            of_square=dice.choice([0, 0, 30]),
+            floor=dice.choice([0, 200_000]),
+            in_phases=dice.random() < 0.3,
+        )
+        held, room = brim.memory_stats("cpu").allocated, 1_500_000
+        made = PackedBatchSampler.fit(
+            range(300), program, sizes, held + room, "cpu", cost="sum", shuffle=True, seed=1
+        )
+        used = sorted(program.need(batch) / room for batch in made)
+        assert used[-1] <= 1, seed
+        assert made.report().batched == 300
+        assert len(used) == 1 or sum(used[1:]) / len(used[1:]) >= 0.7, seed
+
+
 def test_a_restarted_job_has_the_weights_of_its_state(held: int) -> None:
     graphs = Graphs()
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import brim
+from brim import _C
 
 JOB = Path(__file__).parent / "microbatches_job.py"
 
@@ -118,6 +119,31 @@ def test_exact_after_a_failure_in_a_call_without_an_exchange(job: Any) -> None:
     assert here["errors"][1].startswith("RankError: rank 1 failed with ValueError: the length")
     assert here["after"]
     assert there["after"]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_the_vote_of_a_reduction(device: str) -> None:
+    weight = nn.Parameter(torch.ones(3, device=device))
+    weight.grad = torch.full_like(weight, 6.0)
+    reduction = _C.GradientReduction("mean")
+    reduction.name([weight])
+    assert not reduction.is_planned
+    reduction.prepare(torch.tensor(2.0, device=device), 4)
+    assert reduction.is_planned
+
+    def with_other(*numbers: float) -> Any:
+        """The other rank's numbers: whether it failed, its count, count · loss, its gradients."""
+        return lambda tensor: tensor.add_(torch.tensor(numbers, device=device))
+
+    assert not reduction.vote(True, with_other(1, 0, 0, 0))
+    assert weight.grad.tolist() == [6.0] * 3
+    assert not reduction.vote(False, with_other(0, 2, 16, 1))
+    assert reduction.vote(True, with_other(0, 2, 16, 1))
+    loss = reduction.run(lambda tensor: tensor.add_(1.0))  # the gradient of the other, weighted
+    assert loss.item() == pytest.approx((4 * 2 + 16) / 6)
+    assert weight.grad.tolist() == pytest.approx([6 * 4 / 6 + 1] * 3)
+    weight.requires_grad_(False)
+    assert not reduction.is_planned
 
 
 def test_a_model_is_needed() -> None:

@@ -133,6 +133,37 @@ def test_operations_outside_of_known_layers_have_rows() -> None:
     assert "(model) · flatten" not in figures
 
 
+def test_the_least_of_a_language_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=224,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=2000,
+    )
+    model = transformers.LlamaForCausalLM(config).bfloat16()
+    ids = torch.zeros(1, 128, dtype=torch.int64)
+    audit = brim.audit(model, input_ids=ids, labels=ids)
+    wide, narrow = 2 * 128 * 224, 2 * 128 * 64
+    # Each layer's gate and up, query, key and value, attention's and both residuals; no logits.
+    expected = 4 * (2 * wide + 2 * narrow + 3 * narrow)
+    assert expected * 0.95 < audit.least < expected * 1.05
+    names = {each.name for each in audit.layers}
+    assert "model.layers.0.self_attn · scaled_dot_product_attention" in names
+    assert "(model) · cross_entropy" in names
+
+
+@pytest.mark.cuda
+def test_the_least_on_cuda() -> None:
+    model = nn.Sequential(make(), nn.BatchNorm2d(C), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(C, C, 1))
+    audit = brim.audit(model.cuda(), image(device="cuda"))
+    by_name(audit)
+    # The input of BatchNorm, and the bits of Dropout; two statistics per channel of BatchNorm.
+    assert audit.least <= 4 * ELEMENTS + ELEMENTS // 8 + 8 * C
+
+
 def test_a_module_that_brim_does_not_know_has_a_row_per_operation() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

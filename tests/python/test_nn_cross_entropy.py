@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import brim
@@ -316,7 +317,7 @@ def test_second_derivatives(options: dict[str, Any], recompute: bool) -> None:
     target = torch.tensor([1, 2, 4])
 
     def run(x: Tensor, weight: Tensor) -> Tensor:
-        logits = brim.nn.functional._linear(x, weight, None, recompute)
+        logits = brim.nn.functional.linear(x, weight, recompute=recompute)
         return loss(logits, target, in_float32=False, recompute=recompute, **options)
 
     torch.autograd.gradcheck(run, (x, weight))
@@ -382,3 +383,66 @@ def test_weights_and_targets_that_are_trained() -> None:
     ours(logits, probabilities).backward()
     expected = torch.autograd.grad(F.cross_entropy(logits, probabilities), probabilities)[0]
     assert torch.equal(probabilities.grad, expected)
+
+
+# -- On CUDA, by brim's own kernel -----------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("in_float32", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(7, 50257), (33, 1), (5, 7), (2000, 33)], ids=str)
+def test_on_cuda_it_is_as_exact_as_torchs(
+    shape: tuple[int, int], dtype: torch.dtype, reduction: str, in_float32: bool
+) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(shape, device="cuda").mul(4).to(dtype)
+    target = torch.randint(0, shape[1], shape[:1], device="cuda")
+    target[::4] = -100
+
+    def found(run: Callable[[Tensor], Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        leaf = logits.to(dtype).requires_grad_()
+        value = run(leaf)
+        ones = torch.full_like(value, 1.5)
+        return value.detach(), torch.autograd.grad(value, leaf, ones)[0]
+
+    def torchs(x: Tensor) -> Tensor:
+        wide = x.float() if in_float32 and x.dtype != torch.float64 else x
+        return F.cross_entropy(wide, target, reduction=reduction)
+
+    own = found(lambda x: loss(x, target, reduction=reduction, in_float32=in_float32), dtype)
+    theirs = found(torchs, dtype)
+    exact = found(torchs, torch.float64)
+    for mine, other, right in zip(own, theirs, exact, strict=True):
+        scale = right.abs().max().clamp_min(1e-30)
+        errors = [(each.double() - right).abs().max() / scale for each in (mine, other)]
+        assert mine.dtype == other.dtype or (dtype == torch.float64 and in_float32)
+        assert errors[0] <= errors[1] * 1.5 + 1e-6
+
+
+@pytest.mark.cuda
+def test_on_cuda_rows_that_are_ignored_are_not_read() -> None:
+    logits = torch.full((2, 1001), float("nan"), device="cuda")
+    logits[0] = 0.0
+    leaf = logits.requires_grad_()
+    value = ours(leaf, torch.tensor([3, -100], device="cuda"))
+    value.backward()
+    torch.testing.assert_close(value.item(), math.log(1001))
+    assert not leaf.grad.isnan().any()
+
+
+@pytest.mark.cuda
+def test_on_cuda_nothing_is_kept_of_the_logits(head: nn.Sequential) -> None:
+    head.cuda()
+    x = torch.randn(256, 32, device="cuda", dtype=torch.bfloat16)
+    target = torch.randint(0, 1000, (256,), device="cuda")
+    loss_of(head, x, target).backward()
+    expected = [p.grad.clone() for p in head.parameters()]
+    head.zero_grad()
+    with brim.PeakMeter("cuda") as meter:
+        value = loss_of(head, x, target)
+        left = meter.left
+    value.backward()
+    assert left < 256 * 1000 / 2
+    assert all(map(torch.equal, expected, [p.grad for p in head.parameters()]))

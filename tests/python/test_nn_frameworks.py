@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 from torch import nn
 
 import brim
@@ -192,6 +193,7 @@ def test_trainer(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what torch.compile warns of in these models is not ours
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "timm convnext", "efficientnet"])
 def test_compile(name: str) -> None:
     make, loss_of = FAMILIES[name]
@@ -206,6 +208,40 @@ def test_compile(name: str) -> None:
         loss_of(compiled, 0).backward()
         results.append([parameter.grad for parameter in net.parameters()])
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture
+def _one_rank() -> Iterator[None]:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", ["convert", "shard"])
+def test_units_of_fsdp(first: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    make, loss_of = TEXT["llama"]
+    mesh = init_device_mesh("cpu", (1,))
+    results = []
+    for convert in (False, True):
+        torch.manual_seed(0)
+        net: Any = make().train()
+        if convert and first == "convert":
+            brim.convert(net, recompute="cheap")
+        for layer in net.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        if convert and first == "shard":
+            brim.convert(net, recompute="cheap")
+        for _ in range(2):
+            loss_of(net, 0).backward()
+        results.append([parameter.grad.to_local() for parameter in net.parameters()])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
 
 
 def test_copies_of_a_model(tmp_path: Any) -> None:

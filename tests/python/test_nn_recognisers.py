@@ -50,11 +50,53 @@ class ExactGelu(nn.Module):
         return self.act(input)
 
 
+class NewGelu(nn.Module):
+    """As GPT-2 writes it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = math.sqrt(2.0 / math.pi)
+        return 0.5 * x * (1.0 + torch.tanh(scale * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
 class AlmostGelu(nn.Module):
-    """Has the names of a GELU."""
+    """Computes what brim has no function for, of its input alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.1)))
+
+
+class Noisy(nn.Module):
+    """Depends on more than its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * torch.sigmoid(x) if self.training else torch.tanh(x)
+
+
+class GatedMlp(nn.Module):
+    """As Llama, Mistral, Qwen and Gemma write it."""
+
+    def __init__(self, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(8, 16, bias=False), nn.Linear(8, 16, bias=False)
+        self.down_proj, self.act_fn = nn.Linear(16, 8, bias=False), act or Swish()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class PackedMlp(nn.Module):
+    """As Phi3 and GLM write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = nn.Linear(8, 32), nn.Linear(16, 8)
+        self.activation_fn = nn.GELU(approximate="tanh")
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        up_states = self.gate_up_proj(hidden_states)
+        gate, up_states = up_states.chunk(2, dim=-1)
+        up_states = up_states * self.activation_fn(gate)
+        return self.down_proj(up_states)
 
 
 class TransposedLinear(nn.Module):
@@ -182,6 +224,8 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "subclass": (lambda: MyLinear(8, 8), "Linear"),
     "activation": (Swish, "silu"),
     "activation in an attribute": (ExactGelu, "gelu"),
+    "activation written out": (NewGelu, "new_gelu"),
+    "unknown activation": (AlmostGelu, "a function that runs again"),
     "transposed linear": (lambda: TransposedLinear(8, 8), "Linear"),
     **{kind.__name__: (kind, "RMSNorm") for kind in NORMS},
 }
@@ -292,7 +336,7 @@ def test_an_attribute_of_the_same_name_is_not_touched() -> None:
     assert vars(module).keys() == vars(Own()).keys()
 
 
-@pytest.mark.parametrize("kind", [AlmostGelu, nn.Mish])
+@pytest.mark.parametrize("kind", [Noisy, nn.Softsign])
 def test_what_computes_something_else_is_left_alone(kind: type[nn.Module]) -> None:
     module = kind()
     report = brim.convert(module, functions=False)
@@ -358,6 +402,59 @@ def test_norms_in_all_types(
     expected = run(module, x)
     brim.convert(module)
     torch.testing.assert_close(run(module, x), expected)
+
+
+def kept_by(module: nn.Module, x: Tensor) -> int:
+    """Bytes of distinct storages, without parameters and the input."""
+    known = {each.data_ptr() for each in (x, *module.parameters())}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = module(x)
+    size = sum(size for place, size in kept.items() if place not in known)
+    del y
+    return size
+
+
+@pytest.mark.parametrize("make", [GatedMlp, PackedMlp])
+def test_gated_mlps_keep_gate_and_up(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = make()
+    x = torch.randn(64, 8, requires_grad=True)
+    expected, torchs = run(module, x.detach()), kept_by(module, x)
+    row = 64 * 16 * 4
+    for recompute, most in ((None, 3), ("cheap", 2)):
+        report = brim.convert(module, recompute=recompute)
+        assert kept_by(module, x) <= most * row < torchs
+        torch.testing.assert_close(run(module, x.detach()), expected, rtol=0, atol=0)
+        if recompute is None:
+            assert [each.recognised for each in report.replaced if not each.name] == ["gated MLP"]
+
+
+def test_hooks_of_an_activation_in_a_gated_mlp_run() -> None:
+    module = GatedMlp()
+    brim.convert(module)
+    seen: list[str] = []
+    module.act_fn.register_forward_hook(lambda *_: seen.append("forward"))
+    expected = run(module)
+    assert seen == ["forward"]
+    module.act_fn._forward_hooks.clear()
+    close(run(module), expected)
+    assert seen == ["forward"]
+
+
+def test_an_activation_that_was_replaced_counts() -> None:
+    module = GatedMlp()
+    brim.convert(module)
+    module.act_fn = nn.Tanh()
+    other = GatedMlp(nn.Tanh())
+    other.load_state_dict(module.state_dict())
+    close(run(module), run(other))
 
 
 def test_what_only_looks_like_a_norm_is_named() -> None:
@@ -485,6 +582,57 @@ def test_no_region_where_nothing_is_kept() -> None:
         module(torch.ones(2))
     module(torch.ones(2))
     assert seen == [0, 1]
+
+
+def test_a_region_that_saves_nothing_is_left_out() -> None:
+    depths: list[int] = []
+
+    class Scales(nn.Module):
+        """Its product is one of a tensor and a number; what it saves depends on the mode."""
+
+        def __init__(self, inner: nn.Module | None = None) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor, by: float) -> Tensor:
+            depths.append(torch._C._len_torch_function_stack())
+            x = F.dropout(x * by, 0.5, self.training)
+            return x if self.inner is None else self.inner(x, by)
+
+    module = Scales(Scales()).eval()
+    brim.convert(module)
+    x = torch.ones(3, requires_grad=True)
+    for training in (False, True):
+        module.train(training)
+        module(x, 2.0)
+        module(x, 2.0)
+    assert depths == [1, 1, 0, 0, 1, 1, 1, 1]
+    # The child alone saves: then it alone gets a region.
+    module.inner.train()
+    module.eval()
+    module.inner.train()
+    depths.clear()
+    module(x, 2.0)
+    assert depths == [0, 1]
+
+
+def test_products_alone_are_redirected_only_to_run_again() -> None:
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.gamma
+
+    module = Products()
+    x = torch.ones(3, requires_grad=True)
+    names = []
+    for recompute in (None, "cheap"):
+        brim.convert(module, recompute=recompute)
+        module(x)
+        names.append(module(x).grad_fn.name())
+    assert names == ["MulBackward0", "brim::mul_backward"]
 
 
 def test_a_replaced_forward_stays() -> None:

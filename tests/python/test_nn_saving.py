@@ -18,6 +18,7 @@ from brim.nn import _activation
 vision: Any = torch  # functions that torch's stubs do not know
 inner: Any = torch._C._nn
 Call = Callable[[Tensor], Any]
+linear_cross_entropy: Any = getattr(F, "linear_cross_entropy", None)  # from torch 2.13 on
 
 
 def weight(*sizes: int) -> Tensor:
@@ -47,6 +48,7 @@ CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
     "F.gelu": (IMAGE, lambda x: F.gelu(x, approximate="tanh")),
     "F.silu": (IMAGE, lambda x: F.silu(x)),
     "F.silu inplace": (IMAGE, lambda x: F.silu(x * 1, inplace=True)),
+    "F.mish": (IMAGE, lambda x: F.mish(x)),
     "F.hardswish inplace": (IMAGE, lambda x: F.hardswish(x * 1, inplace=True)),
     "F.elu": (IMAGE, lambda x: F.elu(x, 0.5)),
     "F.elu_": (IMAGE, lambda x: F.elu(x * 1, inplace=True)),
@@ -94,7 +96,13 @@ CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
     "F.adaptive_avg_pool2d": (IMAGE, lambda x: F.adaptive_avg_pool2d(x, (None, 2))),
     "F.adaptive_avg_pool3d": (VOLUME, lambda x: F.adaptive_avg_pool3d(x, (2, 3, 2))),
     "F.cross_entropy": ((3, 5), lambda x: F.cross_entropy(x, torch.tensor([4, 0, 2]))),
+    "F.linear_cross_entropy": (
+        (3, 5),
+        lambda x: linear_cross_entropy(x, weight(7, 5), torch.tensor([4, 0, 2])),
+    ),
 }  # fmt: skip
+if linear_cross_entropy is None:
+    del CALLS["F.linear_cross_entropy"]
 for _name in _activation.__all__:
     CALLS.setdefault(f"F.{_name}", (IMAGE, getattr(F, _name)))
 

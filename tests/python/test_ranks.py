@@ -24,7 +24,7 @@ JOB = Path(__file__).with_name("rank_job.py")
 QUICK = [
     *("half_budget", "per_rank", "every_kind", "settled", "slow_rank", "a_group", "fully_sharded"),
     *("error_on_one_rank", "does_not_fit", "different_sizes", "different_functions"),
-    *("failure_in_each_place", "random_schedules"),
+    *("failure_in_each_place", "random_schedules", "random_microbatches"),
 ]
 
 Results = list[dict[str, Any]]
@@ -193,6 +193,33 @@ def test_fifty_random_schedules_of_failures_change_nothing(results: Results) -> 
         failed += min(sizes) < 12
     assert failed > 20
     assert max(result["random_schedules_seconds"] for result in results) < 120
+
+
+def test_random_failures_in_microbatches_of_random_length_change_nothing(results: Results) -> None:
+    failed = 0
+    for trainings in zip(*(result["random_microbatches"] for result in results), strict=True):
+        for without, parameters, _ in trainings:
+            assert parameters == without == trainings[0][0]
+        for of_ranks in zip(*(sizes for *_, sizes in trainings), strict=True):
+            parts = {size for size, length in of_ranks if size < length}
+            assert len(parts) <= 1  # where a batch is run in parts, they have the same size
+            for size, length in of_ranks:
+                assert size == min([length, *parts])
+            failed += bool(parts)
+    assert 2 * failed > len(results[0]["random_microbatches"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_killed_in_a_call_without_exchange_ends_all_others(
+    tmp_path: Path, ranks: int
+) -> None:
+    results = without_torchrun(tmp_path, ranks, "killed_rank_settled")
+    assert results.pop(1)[0] == -signal.SIGKILL
+    for code, result in results:
+        assert code == 0
+        assert result["killed_rank_settled"][0] in ("RuntimeError", "DistBackendError", "RankError")
+        assert result["killed_rank_settled_seconds"] < 30
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])

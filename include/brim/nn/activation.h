@@ -73,6 +73,14 @@ class BRIM_API SiLUImpl : public RecomputingLayer<SiLUImpl, torch::nn::SiLUImpl>
 };
 TORCH_MODULE(SiLU);
 
+class BRIM_API MishImpl : public RecomputingLayer<MishImpl, torch::nn::MishImpl> {
+ public:
+  using RecomputingLayer::RecomputingLayer;
+
+  at::Tensor forward(const at::Tensor& input) { return functional::mish(input, false, recompute); }
+};
+TORCH_MODULE(Mish);
+
 class BRIM_API ELUImpl : public RecomputingLayer<ELUImpl, torch::nn::ELUImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -155,6 +163,6 @@ TORCH_MODULE(Hardswish);
 
 /// For convert(): those with a layer of torch::nn.
 using Activations = Layers<ReLUImpl, ReLU6Impl, LeakyReLUImpl, HardtanhImpl, GELUImpl, SiLUImpl,
-                           ELUImpl, SoftplusImpl, SigmoidImpl, TanhImpl, PReLUImpl>;
+                           MishImpl, ELUImpl, SoftplusImpl, SigmoidImpl, TanhImpl, PReLUImpl>;
 
 }  // namespace brim::nn

@@ -48,6 +48,7 @@ BRIM_API at::Tensor gelu(const at::Tensor& input, std::string_view approximate =
 BRIM_API at::Tensor silu(const at::Tensor& input, bool inplace = false, bool recompute = false);
 BRIM_API at::Tensor hardswish(const at::Tensor& input, bool inplace = false,
                               bool recompute = false);
+BRIM_API at::Tensor mish(const at::Tensor& input, bool inplace = false, bool recompute = false);
 BRIM_API at::Tensor softplus(const at::Tensor& input, double beta = 1, double threshold = 20,
                              bool recompute = false);
 /// In place: keeps its output.
@@ -59,7 +60,34 @@ BRIM_API at::Tensor elu(const at::Tensor& input, double alpha = 1, bool inplace 
 BRIM_API at::Tensor sigmoid(const at::Tensor& input, bool recompute = false);
 BRIM_API at::Tensor tanh(const at::Tensor& input, bool recompute = false);
 
-// -- Products -----------------------------------------------------------------------------------
+// -- Activations by name, alone and as gates: their inputs are kept, and nothing inside ---------
+
+/// @param name torch's own: silu, gelu, gelu_tanh, relu, sigmoid, tanh, mish, hardswish; or one
+///        that models write out, operator by operator as they do: new_gelu, fast_gelu, erf_gelu,
+///        quick_gelu, clipped_gelu (to -10 and 10), swish, softplus_mish, sqrt_softplus,
+///        relu_squared, laplace. The result has the type that these operators give it, also under
+///        autocast.
+/// @throws c10::ValueError for another name.
+BRIM_API at::Tensor activation(const at::Tensor& input, std::string_view name,
+                               bool recompute = false);
+
+/// act(gate) * up, as the MLPs of language models have it (SwiGLU, GEGLU). Values and gradients are
+/// those of the two operators.
+/// @param activation a name, see above
+BRIM_API at::Tensor gated(const at::Tensor& gate, const at::Tensor& up,
+                          std::string_view activation = "silu", bool recompute = false);
+
+/// The same where `gate` and `up` are the halves of one tensor, which is kept; one gradient.
+/// @throws c10::ValueError if its size in `dim` is odd.
+BRIM_API at::Tensor gated_packed(const at::Tensor& packed, std::string_view activation = "silu",
+                                 bool gate_first = true, std::int64_t dim = -1,
+                                 bool recompute = false);
+
+// -- Sums and products ---------------------------------------------------------------------------
+
+/// As torch's `add`, with broadcasting; keeps nothing. In backward it can be recomputed from its
+/// operands, also where these are such sums (residual blocks).
+BRIM_API at::Tensor add(const at::Tensor& input, const at::Tensor& other, bool inplace = false);
 
 /// As torch's `mul`, with broadcasting: each factor is kept only where the other one needs a
 /// gradient.

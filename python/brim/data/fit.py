@@ -78,9 +78,9 @@ class FittedBatchSampler(BatchSamplerBase):
 
         Args:
             dataset: the samples, by index.
-            work: what is done with a batch, such as a training step. Called about twenty times with
-                a list of samples, or with what `collate_fn` returns for it. It may then hold up to
-                twice the budget.
+            work: what is done with a batch, such as a training step. Called about twenty times,
+                forty for two sizes per sample, with a list of samples, or with what `collate_fn`
+                returns for it. It may then hold up to twice the budget.
             sizeof: the size of each sample: the sizes themselves, or a function of the index (or
                 of the sample, if it cannot take an index). Samples may have several sizes that
                 memory depends on, as the nodes and edges of a graph: a column for each, or tuples.

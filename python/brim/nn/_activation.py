@@ -20,6 +20,7 @@ __all__ = [
     "hardswish",
     "hardtanh",
     "leaky_relu",
+    "mish",
     "prelu",
     "relu",
     "relu6",
@@ -114,6 +115,11 @@ def silu(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Te
 def hardswish(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
     """As `torch.nn.functional.hardswish`; keeps its input."""
     return operator("hardswish", inplace)(input, recompute)
+
+
+def mish(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
+    """As `torch.nn.functional.mish`; keeps its input."""
+    return operator("mish", inplace)(input, recompute)
 
 
 def softplus(

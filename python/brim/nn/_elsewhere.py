@@ -19,11 +19,12 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from brim import _C
+from brim.nn import _elementwise
 
 if TYPE_CHECKING:
     from brim._C import _Operators
 
-__all__ = ["check_tensors", "elsewhere", "is_known", "ops"]
+__all__ = ["check_tensors", "elsewhere", "is_foreign", "is_known", "ops"]
 
 _F: Any = torch.nn.functional
 _jit: Any = torch.jit  # has no types
@@ -73,7 +74,7 @@ def elsewhere(name: str, *args: Any) -> Any:
     leaves = torch.compiler._is_exporting_flag if compiling else _jit.is_tracing()
     is_torchs = leaves or (compiling and name.removesuffix("_") not in _IN_GRAPHS)
     try:
-        if is_torchs or any(map(_is_foreign, args)):
+        if is_torchs or any(map(is_foreign, args)):
             return _TORCHS[name](*args)
         if compiling and name.endswith("_"):  # the compiler wants no operators that write
             return args[0].copy_(elsewhere(name[:-1], *args))
@@ -109,7 +110,7 @@ def check_tensors(name: str, *args: object) -> None:
 _KNOWN = frozenset([Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor])
 
 
-def _is_foreign(value: object) -> bool:
+def is_foreign(value: object) -> bool:
     """Whether this needs torch's functions: a tensor class with rules of its own, or a proxy.
 
     Example:
@@ -117,7 +118,7 @@ def _is_foreign(value: object) -> bool:
         >>> class Own(Tensor):
         ...     @classmethod
         ...     def __torch_function__(cls, func, types, args=(), kwargs=None): ...
-        >>> [_is_foreign(torch.zeros(1).as_subclass(kind)) for kind in (Named, Own)]
+        >>> [is_foreign(torch.zeros(1).as_subclass(kind)) for kind in (Named, Own)]
         [False, True]
     """
     if value is None:  # torch 2.11's compiler cannot look into its type
@@ -151,7 +152,7 @@ def is_known(tensor: Tensor) -> bool:
         tensor = _functorch.get_unwrapped(tensor)
         if tensor.requires_grad:
             return False
-    return not _is_foreign(tensor)
+    return not is_foreign(tensor)
 
 
 _functorch: Any = torch._C._functorch
@@ -179,7 +180,7 @@ def _torchs(name: str) -> Callable[..., Any]:
     return run
 
 
-_OURS = ("as_float32", "parameter", "recompute")  # at the end
+_OURS = ("parameter", "recompute")  # at the end
 
 
 def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:
@@ -209,16 +210,6 @@ def _adaptive_avg_pool(input: Any, output_size: Sequence[int]) -> Any:
     return getattr(_F, f"adaptive_avg_pool{len(output_size)}d")(input, output_size)
 
 
-def _float32_rms_norm(input: Any, weight: Any, eps: float, offset: float, cast_first: bool) -> Any:
-    wide = input.to(torch.float32)
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    if weight is None:
-        return wide.to(input.dtype)
-    factors = weight if cast_first else weight.to(torch.float32)
-    factors = factors + offset if offset else factors
-    return factors * wide.to(input.dtype) if cast_first else (wide * factors).to(input.dtype)
-
-
 def _cross_entropy(input: Any, target: Any, weight: Any, reduction: int, *options: Any) -> Any:
     ignore_index, label_smoothing, in_float32, *_ = options
     return _F.cross_entropy(
@@ -231,6 +222,28 @@ def _cross_entropy(input: Any, target: Any, weight: Any, reduction: int, *option
     )
 
 
+def _linear_cross_entropy(
+    input: Any, linear_weight: Any, linear_bias: Any, target: Any, weight: Any, *options: Any
+) -> Any:
+    *common, scale, softcap, in_float32, _, _ = options
+    logits = _F.linear(input, linear_weight, linear_bias)
+    if scale != 1.0:
+        logits = logits * scale
+    if softcap:
+        logits = torch.tanh(logits / softcap) * softcap
+    return _cross_entropy(logits, target, weight, *common, in_float32)
+
+
+def _float32_rms_norm(input: Any, weight: Any, eps: float, offset: float, cast_first: bool) -> Any:
+    wide = input.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return wide.to(input.dtype)
+    factors = weight if cast_first else weight.to(torch.float32)
+    factors = factors + offset if offset else factors
+    return factors * wide.to(input.dtype) if cast_first else (wide * factors).to(input.dtype)
+
+
 _TORCHS: Mapping[str, Callable[..., Any]] = {
     **{name: _torchs(name) for name in dir(_C.ops) if hasattr(_F, name.removesuffix("_"))},
     "gelu": lambda input, approximate, *_: _F.gelu(input, approximate=approximate),
@@ -238,6 +251,8 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
         input, mean, variance, weight, bias, *rest
     ),
     "conv": _conv,
+    "add": torch.add,
+    "add_": lambda input, other: input.add_(other),
     "float32_rms_norm": _float32_rms_norm,
     "mul": lambda input, other, *_: torch.mul(input, other),
     "pad": lambda input, padding, mode: _F.pad(input, padding, mode),
@@ -246,6 +261,8 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive_avg_pool,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
+    **{name: getattr(_elementwise, name) for name in ("activation", "gated", "gated_packed")},
 }
 
 _IN_GRAPHS = frozenset(

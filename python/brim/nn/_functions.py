@@ -15,7 +15,7 @@ import torch
 from torch.compiler import is_compiling
 
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived
-from brim.nn.saving import FUNCTIONS, Saving
+from brim.nn.saving import FUNCTIONS, SAVING_ALONE, Saving, redirected
 
 __all__ = ["with_functions"]
 
@@ -46,19 +46,36 @@ def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, 
     return (kind,), {**regions, "_brim_recompute": False}
 
 
+_NOTHING: dict[tuple[bool, bool], bool] = {}
+
+
 def _region(work: Any) -> Any:
+    # By module: whether a region is worth it, once for each way to run. A product of a tensor and a
+    # number, or a branch that is never taken, makes it useless, and it costs time.
+    worth: WeakKeyDictionary[Any, dict[tuple[bool, bool], bool]] = WeakKeyDictionary()
+
     @functools.wraps(work)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not torch.is_grad_enabled():
             return work(self, *args, **kwargs)
-        mode = _REGIONS[self._brim_recompute]
-        if _is_inside(mode):
+        way = (self.training, self._brim_recompute)
+        known = worth.get(self, _NOTHING).get(way)
+        if known is False:
             return work(self, *args, **kwargs)
-        _push(mode)
+        mode = _REGIONS[self._brim_recompute]
+        before, redirected.found = redirected.found, [] if known is None else None
+        is_inside = _is_inside(mode)
+        if not is_inside:
+            _push(mode)
         try:
             return work(self, *args, **kwargs)
         finally:
-            _pop()
+            if not is_inside:
+                _pop()
+            if redirected.found is not None:
+                useful = FUNCTIONS if self._brim_recompute else SAVING_ALONE
+                worth.setdefault(self, {})[way] = not useful.isdisjoint(redirected.found)
+            redirected.found = before
 
     return run
 

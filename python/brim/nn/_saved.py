@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import random
 import sys
 import weakref
@@ -75,21 +76,28 @@ class Run:
         return kept.tensor
 
     def watch(self, undo: contextlib.ExitStack, name: str, module: torch.nn.Module) -> None:
-        """Notice each call of a module, until `undo` is closed."""
+        """Notice each call of a module, until `undo` is closed.
 
-        def begin(module: torch.nn.Module, args: Any) -> None:
+        By its forward, not by hooks: brim's layers leave modules with hooks alone.
+        """
+        attributes = vars(module)
+        own = {"forward": attributes["forward"]} if "forward" in attributes else {}
+        work = module.forward
+
+        @functools.wraps(work)  # some look at its signature
+        def forward(*args: Any, **kwargs: Any) -> Any:
             self.called.setdefault(name, type(module))
-            self._stack.append((name, ""))
             if next(module.children(), None) is None:
                 self.places.setdefault((name, ""))
+            self._stack.append((name, ""))
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self._stack.pop()
 
-        def end(module: torch.nn.Module, args: Any, output: Any) -> None:
-            self._stack.pop()
-
-        before = module.register_forward_pre_hook(begin, prepend=True)
-        after = module.register_forward_hook(end, always_call=True)
-        undo.callback(before.remove)
-        undo.callback(after.remove)
+        undo.callback(attributes.update, own)
+        undo.callback(attributes.pop, "forward", None)
+        attributes["forward"] = forward
 
     @contextlib.contextmanager
     def operation(self, name: str) -> Iterator[None]:

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from brim import _C
 from brim._arguments import whole
 from brim.memory import parse_bytes
+from brim.nn import _causal_lm_loss
 from brim.nn._audit_text import figures, folded, hint_of
 from brim.nn._derived import is_made, original_of, recipe_of
 from brim.nn._saved import Run, measure, with_sizes
@@ -162,6 +163,7 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
     with _as_it_was(model):
         for module in model.modules():
             _set_class(module, with_torchs_work(type(module)))
+            _causal_lm_loss.restore(module)
         with paused():
             torchs = _measure_with_least(model, inputs, kwargs)
     with _as_it_was(model):

@@ -13,7 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from brim import _C
-from brim.nn import modules
+from brim.nn import _causal_lm_loss, modules
 from brim.nn._derived import MAKERS, Recipe, derived, is_made, original_of
 from brim.nn._functions import with_functions
 from brim.nn.recognisers import recognise
@@ -155,7 +155,7 @@ def convert(
             already. None changes nothing.
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
             products of two tensors), as `brim.saving()` does. This costs some microseconds for each
-            call of a function there.
+            call of a function there. Language models of transformers also get brim's loss.
 
     Returns:
         What was replaced, and what was not and why.
@@ -167,7 +167,7 @@ def convert(
     Example:
         >>> import torch, brim
         >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Mish(), torch.nn.Linear(8, 2)
+        ...     torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.SELU(), torch.nn.Linear(8, 2)
         ... )
         >>> report = brim.convert(model, skip="3")
         >>> print(report)
@@ -175,7 +175,7 @@ def convert(
         <BLANKLINE>
         layer  type    kept because
         --------------------------------------
-        2      Mish    brim has no counterpart
+        2      SELU    brim has no counterpart
         3      Linear  left out by skip
         >>> [layer.name for layer in report.replaced]
         ['0', '1']
@@ -195,11 +195,16 @@ def convert(
             change = _Change("left out by skip")
         else:
             change = _change_of(module, functions)
+            if functions and (recompute is not None or "_loss_function" not in vars(module)):
+                change.reroutes = _causal_lm_loss.reroute(module, recompute is not None)
         kind = type(module).__name__
         entry = ConvertedLayer(names[0], kind, change.reason, tuple(names), change.recognised)
         if change.to is not None:
             module.__class__ = change.to
-            (around if change.is_region else replaced).append(entry)
+        if change.to is not None and not change.is_region:
+            replaced.append(entry)
+        elif change.is_region or change.reroutes:
+            around.append(entry)
         elif is_layer(module):
             kept.append(entry)
         if recompute is not None and change.reason in ("", _ALREADY):
@@ -234,6 +239,7 @@ def restore(model: Module) -> Module:
     for module in model.modules():
         kind = type(module)
         module.__dict__.pop("_brim_recompute", None)
+        _causal_lm_loss.restore(module)
         if own_base(kind) is not None:
             module.__dict__.pop("recompute", None)
         module.__class__ = original_of(kind) or ORIGINALS.get(kind, kind)
@@ -281,14 +287,23 @@ def is_layer(module: Module) -> bool:
     return next(module.children(), None) is None or any(True for _ in module.parameters(False))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Change:
-    """What becomes of a module: why it stays, or its new class."""
+    """What becomes of a module.
+
+    Attributes:
+        reason: why its class stays.
+        to: its new class.
+        recognised: as what, for the report.
+        is_region: that class only redirects functions.
+        reroutes: it got brim's loss function.
+    """
 
     reason: str = ""
     to: type[Module] | None = None
     recognised: str = ""
     is_region: bool = False
+    reroutes: bool = False
 
 
 def _change_of(module: Module, functions: bool) -> _Change:

@@ -22,15 +22,17 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from brim.nn import _activation, _conv, _loss, _pool
+from brim.nn import _activation, _conv, _gated, _loss, _pool
 from brim.nn._activation import *  # noqa: F403
 from brim.nn._conv import *  # noqa: F403
 from brim.nn._elsewhere import check_tensors, ops
+from brim.nn._gated import *  # noqa: F403
 from brim.nn._loss import *  # noqa: F403
 from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
 
 __all__ = [
+    "add",
     "batch_norm",
     "dropout",
     "float32_rms_norm",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 __all__ += _activation.__all__
 __all__ += _conv.__all__
+__all__ += _gated.__all__
 __all__ += _loss.__all__
 __all__ += _pool.__all__
 
@@ -82,7 +85,17 @@ def linear(
     return ops().linear(input, weight, bias, None, recompute)
 
 
-# -- Products --------------------------------------------------------------------------------------
+# -- Sums and products -----------------------------------------------------------------------------
+
+
+def add(input: Tensor, other: Tensor, *, inplace: bool = False) -> Tensor:
+    """As `torch.add` of two tensors; keeps nothing, and can be recomputed from its operands.
+
+    Example:
+        >>> add(torch.ones(2), torch.ones(2))
+        tensor([2., 2.])
+    """
+    return ops().add_(input, other) if inplace else ops().add(input, other)
 
 
 def mul(input: Tensor, other: Tensor, *, recompute: bool = False) -> Tensor:

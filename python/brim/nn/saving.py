@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
@@ -85,7 +86,12 @@ class Saving(TorchFunctionMode):
         instead = self._instead.get(func)
         if instead is None or torch.compiler.is_compiling() or _is_paused.get():
             return func(*args, **kwargs)
-        return (instead if _fits(args, kwargs) else func)(*args, **kwargs)
+        if not _fits(args, kwargs):
+            return func(*args, **kwargs)
+        result = instead(*args, **kwargs)
+        if redirected.found is not None and _is_brims(result):
+            redirected.found.append(func)
+        return result
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function: each call of it is such a region."""
@@ -101,6 +107,25 @@ class Saving(TorchFunctionMode):
                 return function(*args, **kwargs)
 
         return cast("_Function", run)
+
+
+class _Redirected(threading.local):
+    """What regions of this thread redirect, while someone wants to know.
+
+    Attributes:
+        found: the functions of torch for which brim's made a node; None: nobody asks.
+    """
+
+    found: list[Any] | None = None
+
+
+redirected = _Redirected()
+
+
+def _is_brims(result: Any) -> bool:
+    first = result[0] if isinstance(result, tuple) else result
+    node = first.grad_fn
+    return node is not None and node.name().startswith("brim::")
 
 
 _is_paused = ContextVar("_is_paused", default=False)
@@ -158,15 +183,37 @@ def _without(option: str, function: Callable[..., Tensor]) -> Callable[..., Tens
     return run
 
 
-def _product(mul: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The product where torch would keep both factors."""
+def _of_two_tensors(
+    own: Callable[..., Tensor], torchs: Callable[..., Tensor], how_many: int
+) -> Callable[..., Tensor]:
+    """Brim's function for two tensors of which so many need a gradient; torch's for numbers."""
 
-    def run(input: Tensor, other: Any) -> Tensor:
-        if isinstance(other, Tensor) and other.requires_grad and input.requires_grad:
-            return mul(input, other)
-        return torch.mul(input, other)
+    def run(input: Tensor, other: Any, **options: Any) -> Tensor:
+        if not isinstance(other, Tensor) or options:
+            return torchs(input, other, **options)
+        if input.requires_grad + other.requires_grad < how_many:
+            return torchs(input, other)
+        return own(input, other)
 
     return run
+
+
+def _add_arithmetic(table: dict[Any, Callable[..., Any]], own: Any, recompute: bool) -> None:
+    """Products, and sums where layers ask those before: torch keeps nothing of a sum itself."""
+    # Where layers ask, a product with a factor that needs no gradient (noise) is a link too.
+    product = _of_two_tensors(own.mul, torch.mul, 1 if recompute else 2)
+    for name in ("mul", "multiply", "__mul__", "__rmul__"):
+        for place in (torch, torch.Tensor):
+            if hasattr(place, name):
+                table[getattr(place, name)] = product
+    if not recompute or not hasattr(own, "add"):
+        return
+    sums = _of_two_tensors(own.add, torch.add, 1)
+    for each in (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__):
+        table[each] = sums
+    in_place = _of_two_tensors(functools.partial(own.add, inplace=True), torch.Tensor.add_, 1)
+    for each in (torch.Tensor.add_, torch.Tensor.__iadd__):
+        table[each] = in_place
 
 
 def _batch_norm(
@@ -206,10 +253,7 @@ def _table(recompute: bool) -> dict[Any, Callable[..., Any]]:
         inner.adaptive_avg_pool2d: functional.adaptive_avg_pool2d,
         inner.adaptive_avg_pool3d: functional.adaptive_avg_pool3d,
     }
-    product = _product(own.mul)
-    table |= dict.fromkeys((torch.mul, torch.multiply), product)
-    for method in ("mul", "multiply", "__mul__", "__rmul__"):
-        table[getattr(torch.Tensor, method)] = product
+    _add_arithmetic(table, own, recompute)
     for name in _activation.__all__:
         if not hasattr(torchs, name):
             continue
@@ -233,5 +277,11 @@ _KEEPING: Mapping[Any, Callable[..., Any]] = _table(recompute=False)
 _RECOMPUTING: Mapping[Any, Callable[..., Any]] = _table(recompute=True)
 FUNCTIONS = frozenset(_KEEPING)
 """The functions of torch that a region redirects."""
+
+_WITH_OTHERS = frozenset(
+    "gelu silu hardswish softplus elu sigmoid tanh mish mul multiply rmul".split()  # noqa: SIM905
+)
+SAVING_ALONE = frozenset(each for each in FUNCTIONS if each.__name__.strip("_") not in _WITH_OTHERS)
+"""Those that keep less by themselves. The others keep as much as torch's, but can run again."""
 
 _C.set_saving_mode(Saving)  # brim's own operators need not pass through it

@@ -39,4 +39,30 @@ class Autocast {
   c10::impl::ExcludeDispatchKeyGuard off_;
 };
 
+/// What autocast does on a device at one moment, to be put in force again in backward.
+struct AutocastState {
+  /// The state of this moment.
+  explicit AutocastState(c10::DeviceType of);
+
+  c10::DeviceType device;
+  bool enabled = false;
+  at::ScalarType type = at::kFloat;
+
+  bool operator==(const AutocastState&) const = default;
+};
+
+/// In force while this object lives. Casts are not cached: no region's end would clear them.
+class AutocastAs {
+ public:
+  explicit AutocastAs(const AutocastState& state);
+  AutocastAs(const AutocastAs&) = delete;
+  AutocastAs& operator=(const AutocastAs&) = delete;
+  ~AutocastAs();
+
+ private:
+  AutocastState before_;
+  bool caches_before_;
+  bool changes_;
+};
+
 }  // namespace brim::nn

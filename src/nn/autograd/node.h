@@ -116,6 +116,14 @@ template <class... Tensors>
   return torch::autograd::compute_requires_grad(tensors...);
 }
 
+/// Whether autograd records what is done with them: one needs a gradient, and this is not below
+/// autograd.
+template <class... Tensors>
+[[nodiscard]] bool is_recorded(const Tensors&... tensors) {
+  return !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther) &&
+         needs_grad(tensors...);
+}
+
 /// At the end of forward: `output` is what `node` made, which may be null. In place it counts as
 /// written to.
 template <bool InPlace, class Ptr>

@@ -6,6 +6,8 @@
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/hardswish.h>
 #include <ATen/ops/hardswish_backward.h>
+#include <ATen/ops/mish.h>
+#include <ATen/ops/mish_backward.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sigmoid_backward.h>
 #include <ATen/ops/silu.h>
@@ -60,6 +62,21 @@ struct Hardswish {
   static at::Tensor& value_(at::Tensor& x) { return at::hardswish_(x); }
   static at::Tensor grad(const at::Tensor& grad, const at::Tensor& input) {
     return at::hardswish_backward(grad, input);
+  }
+};
+
+struct Mish {
+  static constexpr const char* kName = "mish";
+  static constexpr Reads kReads = Reads::input;
+
+  static at::Tensor value(const at::Tensor& x) { return at::mish(x); }
+  static at::Tensor& value_(at::Tensor& x) { return at::mish_(x); }
+  static at::Tensor grad(const at::Tensor& grad, const at::Tensor& input) {
+    if (!at::GradMode::is_enabled()) {
+      return at::mish_backward(grad, input);
+    }
+    const at::Tensor gate = at::tanh(at::softplus(input));  // torch's kernel has no derivative
+    return grad.mul(gate.add(input.mul(input.sigmoid()).mul(gate.square().neg().add(1))));
   }
 };
 
@@ -132,6 +149,7 @@ struct Tanh {
 const Activation<Gelu, std::string_view> kGelu(", str approximate");
 const ActivationWithInPlace<Silu, Silu> kSilu;
 const ActivationWithInPlace<Hardswish, Hardswish> kHardswish;
+const ActivationWithInPlace<Mish, Mish> kMish;
 const Activation<Softplus, double, double> kSoftplus(", float beta, float threshold");
 const ActivationWithInPlace<Elu, EluInPlace, double> kElu(", float alpha");
 const Activation<Sigmoid> kSigmoid;
@@ -151,6 +169,10 @@ at::Tensor silu(const at::Tensor& input, bool inplace, bool recompute) {
 
 at::Tensor hardswish(const at::Tensor& input, bool inplace, bool recompute) {
   return kHardswish(input, inplace, recompute);
+}
+
+at::Tensor mish(const at::Tensor& input, bool inplace, bool recompute) {
+  return kMish(input, inplace, recompute);
 }
 
 at::Tensor softplus(const at::Tensor& input, double beta, double threshold, bool recompute) {

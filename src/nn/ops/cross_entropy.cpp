@@ -94,7 +94,7 @@ class CrossEntropyNode final : public SavingNode {
       return;
     }
     if (logits.scalar_type() == working_type(logits, in_float32_)) {
-      log_sums_.release();  // together with the logits more than torch keeps
+      log_sums_ = Kept();  // together with the logits more than torch keeps
     }
     tell_producer_kept(logits);
     logits_ = Kept(logits);
@@ -269,15 +269,6 @@ class CrossEntropy {
 };
 
 const CrossEntropy kCrossEntropy;
-
-std::int64_t reduction_named(std::string_view name) {
-  if (name == "mean") {
-    return at::Reduction::Mean;
-  }
-  TORCH_CHECK_VALUE(name == "sum" || name == "none",
-                    "reduction must be \"none\", \"mean\" or \"sum\", got \"", name, "\"");
-  return name == "sum" ? at::Reduction::Sum : at::Reduction::None;
-}
 
 }  // namespace
 

@@ -54,12 +54,29 @@ const Operator<rows_anywhere> kRows(
     "(Tensor, Tensor)",
     {.meta = rows_meta});
 
+/// The exponentials minus what the target has, each row times its gradient; in a wide type.
+at::Tensor part_grad(const at::Tensor& grads, const at::Tensor& logits, const at::Tensor& target,
+                     const at::Tensor& log_sums) {
+  const std::int64_t classes = logits.size(1);
+  const at::Tensor is_here = target.ge(0).logical_and_(target.lt(classes));
+  at::Tensor result = logits.to(log_sums.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  result.sub_(log_sums.unsqueeze(1)).exp_().mul_(grads.unsqueeze(1));
+  return result.scatter_add_(1, target.clamp(0, classes - 1).unsqueeze(1),
+                             grads.neg().mul_(is_here).unsqueeze(1));
+}
+
 void rows_backward_anywhere(const at::Tensor& grad, const at::Tensor& logits,
-                            const at::Tensor& target, const MaybeTensor& /*log_sums*/,
+                            const at::Tensor& target, const MaybeTensor& log_sums,
                             const MaybeTensor& total, std::int64_t reduction,
                             std::int64_t ignore_index, bool in_float32, at::Tensor& result) {
   const at::ScalarType type = working_type(logits, in_float32);
   for_each_part(logits, type, [&](std::int64_t first, std::int64_t rows) {
+    if (log_sums) {
+      result.narrow(0, first, rows)
+          .copy_(part_grad(grad.narrow(0, first, rows), logits.narrow(0, first, rows),
+                           target.narrow(0, first, rows), log_sums->narrow(0, first, rows)));
+      return;
+    }
     const bool is_reduced = reduction != at::Reduction::None;
     result.narrow(0, first, rows)
         .copy_(cross_entropy_rows_grad(is_reduced ? grad : grad.narrow(0, first, rows),
@@ -80,6 +97,15 @@ const Operator<rows_backward_anywhere> kRowsBackward(
     {.meta = rows_backward_meta});
 
 }  // namespace
+
+std::int64_t reduction_named(std::string_view name) {
+  if (name == "mean") {
+    return at::Reduction::Mean;
+  }
+  TORCH_CHECK_VALUE(name == "sum" || name == "none",
+                    "reduction must be \"none\", \"mean\" or \"sum\", got \"", name, "\"");
+  return name == "sum" ? at::Reduction::Sum : at::Reduction::None;
+}
 
 TwoTensors cross_entropy_rows(const at::Tensor& logits, const at::Tensor& target,
                               std::int64_t ignore_index, bool in_float32) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string_view>
 #include <tuple>
 
 #include "nn/autograd/optional_tensor.h"
@@ -13,6 +14,9 @@
 // not at all.
 
 namespace brim::nn {
+
+/// @throws c10::ValueError unless it is "none", "mean" or "sum".
+[[nodiscard]] std::int64_t reduction_named(std::string_view name);
 
 /// What the logits are worked out in: their own type, or float32 as if they were cast before.
 [[nodiscard]] inline at::ScalarType working_type(const at::Tensor& logits, bool in_float32) {
@@ -35,7 +39,9 @@ namespace brim::nn {
 
 /// Writes the gradient of the logits to `result`, which may be `logits`.
 /// @param grad of the losses, or of their mean or sum
-/// @param log_sums as cross_entropy_rows() gave them; without them they are worked out again
+/// @param log_sums as cross_entropy_rows() gave them; without them they are worked out again. With
+///        them the logits may be those of some classes only: a target that is none of these is
+///        allowed.
 /// @param total the number of rows that count; read for the mean only
 void cross_entropy_rows_backward(const at::Tensor& grad, const at::Tensor& logits,
                                  const at::Tensor& target, const MaybeTensor& log_sums,

@@ -15,6 +15,7 @@
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/max_pool2d.h>
+#include <ATen/ops/mish.h>
 #include <ATen/ops/prelu.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/rms_norm.h>
@@ -73,6 +74,8 @@ std::vector<Function> functions() {
        [](const Tensors& t) { return at::softplus(t[0], 2, 1); }, Tensors{rows}},
       {"hardswish", [](const Tensors& t) { return F::hardswish(t[0]); },
        [](const Tensors& t) { return at::hardswish(t[0]); }, Tensors{rows}},
+      {"mish", [](const Tensors& t) { return F::mish(t[0]); },
+       [](const Tensors& t) { return at::mish(t[0]); }, Tensors{rows}},
       {"sigmoid", [](const Tensors& t) { return F::sigmoid(t[0]); },
        [](const Tensors& t) { return at::sigmoid(t[0]); }, Tensors{rows}},
       {"tanh", [](const Tensors& t) { return F::tanh(t[0]); },

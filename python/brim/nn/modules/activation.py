@@ -19,6 +19,7 @@ __all__ = [
     "Hardswish",
     "Hardtanh",
     "LeakyReLU",
+    "Mish",
     "PReLU",
     "ReLU",
     "ReLU6",
@@ -127,6 +128,16 @@ class Hardswish(Activation, torch.nn.Hardswish):
     def forward(self, input: Tensor) -> Tensor:
         """The input times a sigmoid of straight lines."""
         return operator("hardswish", self.inplace)(input, self.recompute)
+
+
+class Mish(Activation, torch.nn.Mish):
+    """`torch.nn.Mish`; keeps its input."""
+
+    needs = needs_in_place = "input"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input times the tanh of its softplus."""
+        return operator("mish", self.inplace)(input, self.recompute)
 
 
 class Softplus(Activation, torch.nn.Softplus):

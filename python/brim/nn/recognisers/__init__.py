@@ -58,6 +58,8 @@ def recognise(module: torch.nn.Module) -> Recognised | None:
         >>> recognise(torch.nn.Sequential())
     """
     unlike = None
+    if type(module).__module__.startswith("torch.nn."):  # brim has a layer for it, or saves nothing
+        return None
     for name, recogniser in RECOGNISERS.items():
         for options in recogniser.candidates(module):
             what = recogniser.what.format(*options)
@@ -96,5 +98,5 @@ def _members(
     return (kind,), {"forward": forward, "_brim_recompute": False}
 
 
-for _name, _recogniser in RECOGNISERS.items():
-    MAKERS[_name] = functools.partial(_members, _recogniser)
+for _name, _entry in RECOGNISERS.items():
+    MAKERS[_name] = functools.partial(_members, _entry)

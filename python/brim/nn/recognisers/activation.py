@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from brim.nn import functional as _functional
+from brim.nn import functional
 from brim.nn._derived import Kind
+from brim.nn._elementwise import ELEMENTWISE
 from brim.nn.recognisers._recogniser import (
     Forward,
     Options,
@@ -24,21 +25,8 @@ from brim.nn.recognisers._recogniser import (
 
 __all__ = ["activation"]
 
-functional: Any = _functional
 _TORCHS = ("gelu", "gelu_tanh", "silu", "relu", "sigmoid", "tanh", "hardswish", "hardsigmoid")
-_WRITTEN_OUT = (
-    "new_gelu",
-    "fast_gelu",
-    "erf_gelu",
-    "quick_gelu",
-    "clipped_gelu",
-    "swish",
-    "mish",
-    "softplus_mish",
-    "sqrt_softplus",
-    "relu_squared",
-    "laplace",
-)
+_BY_NAME = tuple(name for name in ELEMENTWISE if name not in _TORCHS)
 _RERUN = "a function that runs again"
 _WORDS = frozenset(
     re.findall(
@@ -61,8 +49,7 @@ def _candidates(module: torch.nn.Module) -> Iterator[Options]:
     used |= names_in(kind, *(name for name in used if name.startswith("_")))
     if used and used <= _WORDS and not (module._parameters or module._buffers or module._modules):
         inplace = bool(getattr(module, "inplace", False))
-        others = (*_WRITTEN_OUT, _RERUN) if hasattr(functional, "activation") else ()
-        for name in (*_TORCHS, *(() if inplace else others)):
+        for name in (*_TORCHS, *(() if inplace else (*_BY_NAME, _RERUN))):
             yield name, inplace
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from brim.nn import functional as _functional
-from brim.nn import modules
+from brim.nn import functional, modules
 from brim.nn._derived import Kind, recipe_of
+from brim.nn._elementwise import ELEMENTWISE
 from brim.nn.recognisers._recogniser import (
     Forward,
     Options,
@@ -23,7 +23,6 @@ from brim.nn.recognisers._recogniser import (
 
 __all__ = ["gated_mlp"]
 
-functional: Any = _functional
 _SEPARATE = (
     ("gate_proj", "up_proj", "act_fn", "down_proj"),  # Llama, Mistral, Qwen, Gemma and most others
     ("w1", "w3", "act_fn", "w2"),
@@ -34,7 +33,7 @@ _PACKED = (("gate_up_proj", "activation_fn", "down_proj"),)  # Phi3, GLM: the ga
 def _candidates(module: nn.Module) -> Iterator[Options]:
     """The names of the parts, the gate first."""
     names = names_in(type(module), "forward")
-    for parts in (*_SEPARATE, *_PACKED) if hasattr(functional, "gated") else ():
+    for parts in (*_SEPARATE, *_PACKED):
         more = {"chunk"} if parts in _PACKED else set()
         if names == {*parts} | more and {*module._modules} == {*parts}:
             yield parts
@@ -49,7 +48,7 @@ def _forward(kind: Kind, options: Options) -> Forward:
         if name is None:
             return work(self, x)
         made = [getattr(self, part)(x) for part in inner]
-        run = functional.gated if len(made) == 2 else functional.gated_packed
+        run: Any = functional.gated if len(made) == 2 else functional.gated_packed
         return getattr(self, last)(run(*made, name, recompute=self._brim_recompute))
 
     return forward
@@ -66,7 +65,8 @@ def _name_of(act: nn.Module) -> str | None:
         return "gelu" if act.approximate == "none" else "gelu_tanh"
     recipe = recipe_of(kind)
     if recipe is not None:
-        return str(recipe.options[0]) if recipe.maker == "activation" else None
+        name = recipe.options[0] if recipe.maker == "activation" else None
+        return name if name in ELEMENTWISE else None
     return _NAMES.get(kind)
 
 

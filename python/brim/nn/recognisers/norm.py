@@ -57,10 +57,11 @@ def _candidates(module: nn.Module) -> Iterator[Options]:
 def _forward(kind: Kind, options: Options) -> Forward:
     base, moves, follows = options
     work, run = kind.forward, _LAYERS[base].forward
+    # timm's other way, in low precision, which can be switched on.
+    has_fast_way = "_fast_norm" in names_in(kind, "forward")
 
     def forward(self: Any, x: Tensor) -> Any:
-        # timm's other way, in low precision, which can be switched on.
-        if getattr(self, "_fast_norm", False):
+        if has_fast_way and self._fast_norm:
             return work(self, x)
         x = run(self, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) if moves else run(self, x)
         return self.act(self.drop(x)) if follows else x

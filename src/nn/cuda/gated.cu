@@ -1,0 +1,268 @@
+#include "nn/cuda/gated.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "nn/cuda/activations.cuh"
+#include "nn/cuda/launch.cuh"
+
+// Neighbouring threads have neighbouring packs of a row; blocks in y have rows.
+
+namespace brim::nn::cuda {
+namespace {
+
+/// @tparam P the type of the values from a power on, see activations.cuh
+template <class P, class T, class Activation>
+__device__ P value_of(const Activation& activation, T x) {
+  if constexpr (kHasPowers<Activation>) {
+    return activation.template value<P>(x);
+  } else {
+    return activation.value(x);
+  }
+}
+
+template <class T>
+__device__ T product_of(T a, T b) {
+  return narrow<T>(times(widen(a), widen(b)));
+}
+
+__device__ std::int64_t first_column(int pack) {
+  return (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * pack;
+}
+
+template <class T, int kPack, class Activation>
+__global__ void __launch_bounds__(kThreads)
+    gated_kernel(Activation activation, Rows gate, Rows up, T* out, std::int64_t rows,
+                 std::int64_t columns) {
+  const std::int64_t column = first_column(kPack);
+  if (column >= columns) {
+    return;
+  }
+  for (std::int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const auto x = load<T, kPack>(static_cast<const T*>(gate.data) + row * gate.stride + column);
+    const auto y = load<T, kPack>(static_cast<const T*>(up.data) + row * up.stride + column);
+    Pack<T, kPack> result;
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      result.at[i] = product_of(value_of<T>(activation, x.at[i]), y.at[i]);
+    }
+    store(result, out + row * columns + column);
+  }
+}
+
+template <class T, int kPack, class Activation>
+__global__ void __launch_bounds__(kThreads)
+    gated_grads_kernel(Activation activation, const T* grad, Rows gate, Rows up,
+                       MutableRows grad_gate, MutableRows grad_up, std::int64_t rows,
+                       std::int64_t columns) {
+  const std::int64_t column = first_column(kPack);
+  if (column >= columns) {
+    return;
+  }
+  for (std::int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const auto g = load<T, kPack>(grad + row * columns + column);
+    const auto x = load<T, kPack>(static_cast<const T*>(gate.data) + row * gate.stride + column);
+    if (grad_gate.data != nullptr) {
+      const auto y = load<T, kPack>(static_cast<const T*>(up.data) + row * up.stride + column);
+      Pack<T, kPack> result;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        result.at[i] = activation.grad(product_of(g.at[i], y.at[i]), x.at[i]);
+      }
+      store(result, static_cast<T*>(grad_gate.data) + row * grad_gate.stride + column);
+    }
+    if (grad_up.data != nullptr) {
+      Pack<T, kPack> result;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        result.at[i] = product_of(g.at[i], value_of<T>(activation, x.at[i]));
+      }
+      store(result, static_cast<T*>(grad_up.data) + row * grad_up.stride + column);
+    }
+  }
+}
+
+template <class T, class P, int kPack, class Activation>
+__global__ void __launch_bounds__(kThreads)
+    activate_kernel(Activation activation, const T* in, P* out, std::int64_t n) {
+  const std::int64_t first = first_column(kPack);
+  if (first >= n) {
+    return;
+  }
+  const auto x = load<T, kPack>(in + first);
+  Pack<P, kPack> result;
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    result.at[i] = value_of<P>(activation, x.at[i]);
+  }
+  store(result, out + first);
+}
+
+template <class T, class P, int kPack, class Activation>
+__global__ void __launch_bounds__(kThreads)
+    activate_grads_kernel(Activation activation, const P* grad, const T* in, T* grad_in,
+                          std::int64_t n) {
+  const std::int64_t first = first_column(kPack);
+  if (first >= n) {
+    return;
+  }
+  const auto g = load<P, kPack>(grad + first);
+  const auto x = load<T, kPack>(in + first);
+  Pack<T, kPack> result;
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    result.at[i] = activation.grad(g.at[i], x.at[i]);
+  }
+  store(result, grad_in + first);
+}
+
+// -- Launches ------------------------------------------------------------------------------------
+
+/// Activations that only the kernels without a gate are called with have a kernel in torch.
+template <class Run>
+void with_written_out(std::string_view name, const Run& run) {
+  if (name == "new_gelu") {
+    run(NewGelu());
+  } else if (name == "relu_squared") {
+    run(ReluSquared());
+  } else if (name == "quick_gelu") {
+    run(QuickGelu{1.702});
+  } else if (name == "swish") {
+    run(QuickGelu{1.0});
+  } else {
+    throw std::invalid_argument("brim has no CUDA kernel for " + std::string(name));
+  }
+}
+
+template <class Run>
+void with_activation(std::string_view name, const Run& run) {
+  if (name == "silu") {
+    run(Silu());
+  } else if (name == "gelu") {
+    run(Gelu());
+  } else if (name == "gelu_tanh") {
+    run(GeluTanh());
+  } else if (name == "relu") {
+    run(Relu());
+  } else if (name == "sigmoid") {
+    run(Sigmoid());
+  } else {
+    with_written_out(name, run);
+  }
+}
+
+template <int kPack>
+struct Width {
+  static constexpr int kElements = kPack;
+};
+
+/// Calls run(Width<kPack>()): as many elements as a thread loads at once, or one.
+template <class T, class Run>
+void with_width(bool packs, const Run& run) {
+  if (packs) {
+    run(Width<kPackOf<T>>());
+  } else {
+    run(Width<1>());
+  }
+}
+
+/// Whether every row begins at the border of a pack.
+template <class T, class AnyRows>
+bool begins_aligned(const AnyRows& rows) {
+  return is_aligned(rows.data, 16) && rows.stride % kPackOf<T> == 0;
+}
+
+dim3 grid_of(std::int64_t rows, std::int64_t columns, int pack) {
+  constexpr std::int64_t kMost = 65535;
+  return dim3(blocks_for((columns + pack - 1) / pack),
+              static_cast<unsigned>(rows < kMost ? rows : kMost));
+}
+
+}  // namespace
+
+void gated(Number type, std::string_view activation, Rows gate, Rows up, void* out,
+           std::int64_t rows, std::int64_t columns, cudaStream_t stream) {
+  with_type(type, [=](auto t) {
+    using T = typename decltype(t)::Element;
+    const bool packs = columns % kPackOf<T> == 0 && begins_aligned<T>(gate) &&
+                       begins_aligned<T>(up) && is_aligned(out, 16);
+    with_width<T>(packs, [=](auto width) {
+      constexpr int kPack = decltype(width)::kElements;
+      with_activation(activation, [=](auto function) {
+        gated_kernel<T, kPack><<<grid_of(rows, columns, kPack), kThreads, 0, stream>>>(
+            function, gate, up, static_cast<T*>(out), rows, columns);
+      });
+    });
+  });
+}
+
+void gated_grads(Number type, std::string_view activation, const void* grad, Rows gate, Rows up,
+                 MutableRows grad_gate, MutableRows grad_up, std::int64_t rows,
+                 std::int64_t columns, cudaStream_t stream) {
+  with_type(type, [=](auto t) {
+    using T = typename decltype(t)::Element;
+    const bool packs = columns % kPackOf<T> == 0 && is_aligned(grad, 16) &&
+                       begins_aligned<T>(gate) && begins_aligned<T>(up) &&
+                       begins_aligned<T>(grad_gate) && begins_aligned<T>(grad_up);
+    with_width<T>(packs, [=](auto width) {
+      constexpr int kPack = decltype(width)::kElements;
+      with_activation(activation, [=](auto function) {
+        gated_grads_kernel<T, kPack><<<grid_of(rows, columns, kPack), kThreads, 0, stream>>>(
+            function, static_cast<const T*>(grad), gate, up, grad_gate, grad_up, rows, columns);
+      });
+    });
+  });
+}
+
+namespace {
+
+/// Calls run(t, p, width, function) for the types of the input and of the values from a power on.
+template <class Run>
+void with_types(Number type, bool wide, std::string_view activation, bool packs, const Run& run) {
+  with_type(type, [=](auto t) {
+    using T = typename decltype(t)::Element;
+    with_width<T>(packs, [=](auto width) {
+      with_written_out(activation, [=](auto function) {
+        if constexpr (sizeof(T) == 2 && kHasPowers<decltype(function)>) {
+          if (wide) {
+            return run(t, Type<float>(), width, function);
+          }
+        }
+        run(t, t, width, function);
+      });
+    });
+  });
+}
+
+/// Elements that every type has in whole packs.
+bool are_whole_packs(std::int64_t n) { return n % 8 == 0; }
+
+}  // namespace
+
+void activate(Number type, bool wide, std::string_view activation, const void* in, void* out,
+              std::int64_t n, cudaStream_t stream) {
+  const bool packs = are_whole_packs(n) && is_aligned(in, 32) && is_aligned(out, 32);
+  with_types(type, wide, activation, packs, [=](auto t, auto p, auto width, auto function) {
+    using T = typename decltype(t)::Element;
+    using P = typename decltype(p)::Element;
+    constexpr int kPack = decltype(width)::kElements;
+    activate_kernel<T, P, kPack><<<grid_of(1, n, kPack), kThreads, 0, stream>>>(
+        function, static_cast<const T*>(in), static_cast<P*>(out), n);
+  });
+}
+
+void activate_grads(Number type, bool wide, std::string_view activation, const void* grad,
+                    const void* in, void* grad_in, std::int64_t n, cudaStream_t stream) {
+  const bool packs =
+      are_whole_packs(n) && is_aligned(grad, 32) && is_aligned(in, 32) && is_aligned(grad_in, 32);
+  with_types(type, wide, activation, packs, [=](auto t, auto p, auto width, auto function) {
+    using T = typename decltype(t)::Element;
+    using P = typename decltype(p)::Element;
+    constexpr int kPack = decltype(width)::kElements;
+    activate_grads_kernel<T, P, kPack><<<grid_of(1, n, kPack), kThreads, 0, stream>>>(
+        function, static_cast<const P*>(grad), static_cast<const T*>(in), static_cast<T*>(grad_in),
+        n);
+  });
+}
+
+}  // namespace brim::nn::cuda

@@ -1,0 +1,42 @@
+#include <brim/nn/rerun.h>
+
+#include <algorithm>
+
+#include "nn/autograd/known.h"
+#include "nn/autograd/rerun.h"
+
+namespace brim::nn {
+namespace {
+
+struct Callable {
+  std::function<at::Tensor(const variable_list&)> function;
+
+  [[nodiscard]] static std::string name() { return "rerun"; }
+
+  [[nodiscard]] at::Tensor value(const variable_list& inputs) const { return function(inputs); }
+
+  [[nodiscard]] static std::optional<variable_list> grads(const at::Tensor& /*grad*/,
+                                                          const variable_list& /*inputs*/,
+                                                          const std::vector<bool>& /*needed*/) {
+    return {};
+  }
+};
+
+}  // namespace
+
+namespace functional {
+
+at::Tensor rerun(std::function<at::Tensor(const std::vector<at::Tensor>&)> function,
+                 const std::vector<at::Tensor>& inputs, bool recompute) {
+  TORCH_CHECK_VALUE(!inputs.empty(), "rerun needs at least one input");
+  const bool is_ours = needs_grad(at::TensorList(inputs)) &&
+                       std::ranges::all_of(inputs, [](const auto& x) { return is_known(x); }) &&
+                       !is_traced(inputs.front());
+  if (!is_ours) {
+    return function(inputs);
+  }
+  return run_and_keep_inputs(Callable{std::move(function)}, inputs, recompute);
+}
+
+}  // namespace functional
+}  // namespace brim::nn
