@@ -57,12 +57,10 @@ Grads backward_of(const NormRows& rows, const at::Tensor& grad, const at::Tensor
     grads.weights = x.numel() == 0 ? at::zeros({columns}, options) : at::empty({columns}, options);
     sums = at::empty({parts_of(rows), columns}, x.options().dtype(at::kFloat));
   }
-  // The kernels only read them.
-  const RowStatistics statistics{
-      level.defined() ? const_cast<float*>(level.const_data_ptr<float>()) : nullptr,
-      const_cast<float*>(scale.const_data_ptr<float>())};
   launch_on(x, [&](cudaStream_t stream) {
-    normalise_rows_backward(rows, up.const_data_ptr(), x.const_data_ptr(), statistics,
+    normalise_rows_backward(rows, up.const_data_ptr(), x.const_data_ptr(),
+                            level.defined() ? level.const_data_ptr<float>() : nullptr,
+                            scale.const_data_ptr<float>(),
                             wants_input ? grads.input.mutable_data_ptr() : nullptr,
                             weight_type ? sums.mutable_data_ptr<float>() : nullptr,
                             weight_type ? number_of(grads.weights, "brim::norm") : Number::float32,
@@ -113,7 +111,7 @@ std::tuple<at::Tensor, at::Tensor> rms_forward(const at::Tensor& input, const Ma
   at::Tensor rstd = empty_per_row(given.x, 1);
   launch_on(given.x, [&](cudaStream_t stream) {
     normalise_rows(given.rows, given.x.const_data_ptr(), static_cast<float>(eps),
-                   output.mutable_data_ptr(), {nullptr, rstd.mutable_data_ptr<float>()}, stream);
+                   output.mutable_data_ptr(), nullptr, rstd.mutable_data_ptr<float>(), stream);
   });
   return {std::move(output), std::move(rstd)};
 }
@@ -161,7 +159,7 @@ NormGrads layer_forward(const at::Tensor& input, at::IntArrayRef shape, const Ma
   launch_on(x, [&](cudaStream_t stream) {
     normalise_rows(layer_norm_rows(x, shape, factors, moved), x.const_data_ptr(),
                    static_cast<float>(eps), output.mutable_data_ptr(),
-                   {mean.mutable_data_ptr<float>(), rstd.mutable_data_ptr<float>()}, stream);
+                   mean.mutable_data_ptr<float>(), rstd.mutable_data_ptr<float>(), stream);
   });
   return {std::move(output), std::move(mean), std::move(rstd)};
 }

@@ -129,9 +129,10 @@ __device__ float rounded_to(float value) {
 
 template <class T, class P, class O, int kSize, bool kCentred>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(const T* __restrict__ in, O* __restrict__ out, const RowStatistics statistics,
-                   const Factors<P> factors, const Factors<P> bias, const bool cast_first,
-                   const float eps, const std::int64_t rows, const unsigned size) {
+    forward_kernel(const T* __restrict__ in, O* __restrict__ out, float* __restrict__ means,
+                   float* __restrict__ rstds, const Factors<P> factors, const Factors<P> bias,
+                   const bool cast_first, const float eps, const std::int64_t rows,
+                   const unsigned size) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool inside = row < rows;
   const T* const x = in + row * size;
@@ -163,9 +164,9 @@ __global__ void __launch_bounds__(kThreads)
   }
   const float rstd = rsqrtf(__fadd_rn(__fmul_rn(row_sum(sum), share), eps));
   if (inside && threadIdx.x == 0) {
-    statistics.rstd[row] = rstd;
+    rstds[row] = rstd;
     if constexpr (kCentred) {
-      statistics.mean[row] = mean;
+      means[row] = mean;
     }
   }
   for (unsigned i = begin; i < end; i += step) {
@@ -197,9 +198,10 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, class P, class O, int kSize, bool kCentred>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const O* __restrict__ grad, const T* __restrict__ in,
-                    const RowStatistics statistics, T* __restrict__ grad_in, float* const sums,
-                    const bool in_shared, const Factors<P> factors, const bool cast_first,
-                    const std::int64_t rows, const unsigned size) {
+                    const float* __restrict__ means, const float* __restrict__ rstds,
+                    T* __restrict__ grad_in, float* const sums, const bool in_shared,
+                    const Factors<P> factors, const bool cast_first, const std::int64_t rows,
+                    const unsigned size) {
   extern __shared__ __align__(16) float shared[];
   const unsigned columns = kCentred ? 2 * size : size;
   float* const part = sums == nullptr ? nullptr : sums + std::int64_t{blockIdx.x} * columns;
@@ -225,8 +227,8 @@ __global__ void __launch_bounds__(kThreads)
     const unsigned end = inside ? size : 0;
     const O* const g = grad + row * size;
     const T* const x = in + row * size;
-    const float rstd = inside ? statistics.rstd[row] : 0;
-    const float mean = kCentred && inside ? statistics.mean[row] : 0;
+    const float rstd = inside ? rstds[row] : 0;
+    const float mean = kCentred && inside ? means[row] : 0;
     float dot = 0;  // of the normalised row and its gradient
     float sum = 0;  // of the gradient
     for (unsigned i = begin; i < end; i += step) {
@@ -360,8 +362,8 @@ std::int64_t groups_of(std::int64_t rows, const dim3& threads) {
 
 }  // namespace
 
-void normalise_rows(const NormRows& rows, const void* in, float eps, void* out,
-                    const RowStatistics& statistics, cudaStream_t stream) {
+void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, float* mean,
+                    float* rstd, cudaStream_t stream) {
   with_types(rows, [&](auto t, auto p, auto o, auto centred) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
@@ -372,7 +374,7 @@ void normalise_rows(const NormRows& rows, const void* in, float eps, void* out,
       const Factors<P> bias{static_cast<const P*>(rows.bias), 0, 0};
       forward_kernel<T, P, O, kSize, decltype(centred)::value>
           <<<static_cast<unsigned>(groups_of(rows.rows, threads)), threads, 0, stream>>>(
-              static_cast<const T*>(in), static_cast<O*>(out), statistics, factors_of<P>(rows),
+              static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<P>(rows),
               bias, rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
     };
     with_pack<T>(rows, run, in, out);
@@ -391,7 +393,7 @@ std::int64_t parts_of(const NormRows& rows) {
 }
 
 void normalise_rows_backward(const NormRows& rows, const void* grad, const void* in,
-                             const RowStatistics& statistics, void* grad_in, float* sums,
+                             const float* mean, const float* rstd, void* grad_in, float* sums,
                              Number weight_type, void* grad_weights, cudaStream_t stream) {
   const std::int64_t parts = parts_of(rows);
   const auto columns = static_cast<unsigned>(columns_of(rows));
@@ -407,7 +409,7 @@ void normalise_rows_backward(const NormRows& rows, const void* grad, const void*
       const std::int64_t blocks = sums == nullptr ? groups_of(rows.rows, threads) : parts;
       backward_kernel<T, P, O, kSize, decltype(centred)::value>
           <<<static_cast<unsigned>(blocks), threads, in_shared ? bytes : 0, stream>>>(
-              static_cast<const O*>(grad), static_cast<const T*>(in), statistics,
+              static_cast<const O*>(grad), static_cast<const T*>(in), mean, rstd,
               static_cast<T*>(grad_in), sums, in_shared, factors_of<P>(rows), rows.cast_first,
               rows.rows, static_cast<unsigned>(rows.size));
     };

@@ -26,15 +26,9 @@ struct NormRows {
   bool cast_first;     // rounded to `type` before the product
 };
 
-/// What each row was normalised with.
-struct RowStatistics {
-  float* mean;  // only if `centred`
-  float* rstd;
-};
-
-/// @param statistics an output
-void normalise_rows(const NormRows& rows, const void* in, float eps, void* out,
-                    const RowStatistics& statistics, cudaStream_t stream);
+/// @param mean, rstd what each row was normalised with, an output; the mean only if `centred`
+void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, float* mean,
+                    float* rstd, cudaStream_t stream);
 
 /// Numbers that the gradient of weight and bias has: the weight's, then, if `centred`, the bias's.
 std::int64_t columns_of(const NormRows& rows);
@@ -47,7 +41,7 @@ std::int64_t parts_of(const NormRows& rows);
 /// @param sums [parts][columns]; null: the gradient of weight and bias is not wanted
 /// @param grad_weights [columns], of type `weight_type`
 void normalise_rows_backward(const NormRows& rows, const void* grad, const void* in,
-                             const RowStatistics& statistics, void* grad_in, float* sums,
+                             const float* mean, const float* rstd, void* grad_in, float* sums,
                              Number weight_type, void* grad_weights, cudaStream_t stream);
 
 }  // namespace brim::nn::cuda
