@@ -9,16 +9,55 @@
 namespace brim::nn {
 namespace {
 
+// -- A low precision input in float32, as autocast wants it ---------------------------------------
+
+using ThreeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+/// Any device: output, mean and 1 / standard deviation.
+ThreeTensors low_forward_anywhere(const at::Tensor& input, at::IntArrayRef shape,
+                                  const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+  return at::native_layer_norm(input.to(at::kFloat), shape, weight, bias, eps);
+}
+
+ThreeTensors low_forward_autograd(const at::Tensor& input, at::IntArrayRef shape,
+                                  const MaybeTensor& weight, const MaybeTensor& bias, double eps);
+
+const Operator<low_forward_anywhere> kLowForward(
+    "layer_norm_as_float32(Tensor input, int[] normalized_shape, Tensor? weight, Tensor? bias, "
+    "float eps) -> (Tensor, Tensor, Tensor)",
+    {.autograd = low_forward_autograd});
+
+/// Any device; differentiable.
+NormGrads low_backward_anywhere(const at::Tensor& grad, const at::Tensor& input,
+                                at::IntArrayRef shape, const at::Tensor& mean,
+                                const at::Tensor& rstd, const MaybeTensor& weight,
+                                const MaybeTensor& bias, std::array<bool, 3> mask) {
+  NormGrads grads = at::native_layer_norm_backward(grad, input.to(at::kFloat), shape, mean, rstd,
+                                                   weight, bias, mask);
+  if (mask[0]) {
+    std::get<0>(grads) = std::get<0>(grads).to(input.scalar_type());
+  }
+  return grads;
+}
+
+const Operator<low_backward_anywhere> kLowBackward(
+    "layer_norm_as_float32_backward(Tensor grad, Tensor input, int[] normalized_shape, Tensor "
+    "mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] mask) -> (Tensor, Tensor, Tensor)");
+
+// -- The layer ------------------------------------------------------------------------------------
+
 struct LayerNorm {
   static constexpr const char* kName = "brim::layer_norm_backward";
   static constexpr bool kReadsBias = true;
 
   c10::DimVector shape;
   double eps;
+  bool as_float32;  // the input is in low precision, and kept as it is
 
   Normalised run(const at::Tensor& input, const MaybeTensor& weight,
                  const MaybeTensor& bias) const {
-    auto [output, mean, rstd] = at::native_layer_norm(input, shape, weight, bias, eps);
+    auto [output, mean, rstd] = as_float32 ? kLowForward(input, shape, weight, bias, eps)
+                                           : at::native_layer_norm(input, shape, weight, bias, eps);
     return {std::move(output), std::move(mean), std::move(rstd)};
   }
 
@@ -29,8 +68,13 @@ struct LayerNorm {
   NormGrads backward(const at::Tensor& grad, const at::Tensor& input, const MaybeTensor& weight,
                      const MaybeTensor& bias, const Normalised& statistics,
                      const std::array<bool, 3>& mask) const {
-    return at::native_layer_norm_backward(grad, input, shape, statistics.mean, statistics.rstd,
-                                          weight, bias, mask);
+    const auto& [output, mean, rstd] = statistics;
+    if (!as_float32) {
+      return at::native_layer_norm_backward(grad, input, shape, mean, rstd, weight, bias, mask);
+    }
+    return at::GradMode::is_enabled()
+               ? low_backward_anywhere(grad, input, shape, mean, rstd, weight, bias, mask)
+               : kLowBackward(grad, input, shape, mean, rstd, weight, bias, mask);
   }
 
   at::Tensor bias_grad(const at::Tensor& grad, at::ScalarType type) const {
@@ -44,15 +88,36 @@ at::Tensor torch_layer_norm(const at::Tensor& input, at::IntArrayRef shape,
   return at::layer_norm(widened(input, as_float32), shape, weight, bias, eps);
 }
 
+at::Tensor layer_norm_below(const at::Tensor& input, at::IntArrayRef shape,
+                            const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                            bool as_float32) {
+  if (!as_float32) {
+    return at::layer_norm(input, shape, weight, bias, eps);
+  }
+  check_normalized_shape(input, shape, weight, bias);
+  return std::get<0>(kLowForward(input, shape, weight, bias, eps));
+}
+
 at::Tensor layer_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps,
                                bool as_float32) {
-  return run_with_node(LayerNorm{c10::DimVector(shape), eps}, input, weight, bias, as_float32);
+  if (as_float32) {
+    check_normalized_shape(input, shape, weight, bias);
+  }
+  return run_with_node(LayerNorm{c10::DimVector(shape), eps, as_float32},
+                       as_float32 ? unpinned(input) : input, weight, bias);
 }
 
-const LayerOperator<layer_norm_autograd, torch_layer_norm, CastTo::float32_inside> kLayerNorm(
-    "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, "
-    "bool as_float32) -> Tensor");
+/// For a layer behind that asks for the output in double backward.
+ThreeTensors low_forward_autograd(const at::Tensor& input, at::IntArrayRef shape,
+                                  const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
+  return {layer_norm_autograd(input, shape, weight, bias, eps, true), {}, {}};
+}
+
+const LayerOperator<layer_norm_autograd, torch_layer_norm, CastTo::float32_inside, layer_norm_below>
+    kLayerNorm(
+        "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, "
+        "bool as_float32) -> Tensor");
 
 }  // namespace
 

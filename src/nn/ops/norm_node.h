@@ -41,6 +41,26 @@ struct Normalised {
   return wide_input.pow(2).mean(dims, true).add(eps).rsqrt();
 }
 
+/// @throws c10::Error as torch does, where `shape` is not that of the input's last dimensions or of
+/// a weight.
+inline void check_normalized_shape(const at::Tensor& input, at::IntArrayRef shape,
+                                   const MaybeTensor& weight, const MaybeTensor& bias = {}) {
+  TORCH_CHECK(!shape.empty(), "Expected normalized_shape to be at least 1-dimensional, but got ",
+              shape);
+  const auto wanted = c10::fromIntArrayRefSlow(shape);
+  for (const MaybeTensor* const each : {&weight, &bias}) {
+    const char* const name = each == &weight ? "weight" : "bias";
+    TORCH_CHECK(!is_given(*each) || (*each)->sym_sizes().equals(wanted), "Expected ", name,
+                " to be of same shape as normalized_shape, but got ", name, " of shape ",
+                (*each)->sym_sizes(), " and normalized_shape = ", shape);
+  }
+  const auto sizes = input.sym_sizes();
+  TORCH_CHECK(
+      sizes.size() >= shape.size() && sizes.slice(sizes.size() - shape.size()).equals(wanted),
+      "Given normalized_shape=", shape, ", expected input with shape [*, ", shape,
+      "], but got input of size ", sizes);
+}
+
 /// The input as the layer calculates with it.
 [[nodiscard]] inline at::Tensor widened(const at::Tensor& input, bool as_float32) {
   return as_float32 ? input.to(at::kFloat) : input;
@@ -157,13 +177,18 @@ class NormNode final : public SavingNode {
   ForThisBackward again_;  // the output, between the first of several askers and apply
 };
 
+/// A low precision input as the node keeps it. Of a part of a larger tensor torch keeps a copy too,
+/// in float32.
+[[nodiscard]] inline at::Tensor unpinned(const at::Tensor& input) {
+  return pins_more_than_itself(input) ? input.clone() : input;
+}
+
 /// The normalisation, with a node if something needs a gradient.
 /// @param as_float32 of an input in low precision, which is kept as it is
 template <class Kind>
 at::Tensor run_with_node(const Kind& kind, const at::Tensor& given, const MaybeTensor& weight,
                          const MaybeTensor& bias, bool as_float32 = false) {
-  // Of a part of a larger tensor torch keeps a copy in float32.
-  const at::Tensor input = as_float32 && pins_more_than_itself(given) ? given.clone() : given;
+  const at::Tensor input = as_float32 ? unpinned(given) : given;
   PtrTo<NormNode<Kind>> node;
   if (needs_grad(input, weight, bias)) {
     node = make_node<NormNode<Kind>>(kind, weight, bias, as_float32);

@@ -150,20 +150,6 @@ struct RmsNorm {
   static at::Tensor bias_grad(const at::Tensor& /*grad*/, at::ScalarType /*type*/) { return {}; }
 };
 
-void check(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight) {
-  TORCH_CHECK(!shape.empty(), "Expected normalized_shape to be at least 1-dimensional, but got ",
-              shape);
-  const auto wanted = c10::fromIntArrayRefSlow(shape);
-  TORCH_CHECK(!is_given(weight) || weight->sym_sizes().equals(wanted),
-              "Expected weight to be of same shape as normalized_shape, but got weight of shape ",
-              weight->sym_sizes(), " and normalized_shape = ", shape);
-  const auto sizes = input.sym_sizes();
-  TORCH_CHECK(
-      sizes.size() >= shape.size() && sizes.slice(sizes.size() - shape.size()).equals(wanted),
-      "Given normalized_shape=", shape, ", expected input with shape [*, ", shape,
-      "], but got input of size ", sizes);
-}
-
 at::Tensor torch_rms_norm(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight,
                           std::optional<double> eps, bool as_float32) {
   return at::rms_norm(widened(input, as_float32), shape, is_given(weight) ? weight : MaybeTensor(),
@@ -173,7 +159,7 @@ at::Tensor torch_rms_norm(const at::Tensor& input, at::IntArrayRef shape, const 
 at::Tensor rms_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
                              const MaybeTensor& weight, std::optional<double> eps,
                              bool as_float32) {
-  check(input, shape, weight);
+  check_normalized_shape(input, shape, weight);
   // For the weight's gradient torch keeps a product of its own.
   const bool copies = trains(weight) && !input.requires_grad() && pins_more_than_itself(input);
   return run_with_node(RmsNorm{c10::DimVector(shape), eps},

@@ -1,4 +1,4 @@
-#include "nn/cuda/rms_norm.h"
+#include "nn/cuda/row_norm.h"
 
 #include "nn/cuda/launch.cuh"
 
@@ -43,11 +43,12 @@ __device__ float row_sum(float value) {
   return sum;
 }
 
-/// What a row is multiplied by.
+/// What a row is multiplied by, or added to.
 template <class P>
 struct Factors {
   const P* weight;
   float offset;
+  float missing;  // in place of each weight, if there is none
 
   template <int kSize>
   __device__ Pack<float, kSize> load_at(unsigned column) const {
@@ -55,7 +56,7 @@ struct Factors {
     if (weight == nullptr) {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        result.at[i] = 1;
+        result.at[i] = missing;
       }
       return result;
     }
@@ -126,41 +127,64 @@ __device__ float rounded_to(float value) {
 
 // -- Forward ----------------------------------------------------------------------------------
 
-template <class T, class P, class O, int kSize>
+template <class T, class P, class O, int kSize, bool kCentred>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(const T* __restrict__ in, O* __restrict__ out, float* __restrict__ rstd,
-                   const Factors<P> factors, const bool cast_first, const float eps,
-                   const std::int64_t rows, const unsigned size) {
+    forward_kernel(const T* __restrict__ in, O* __restrict__ out, float* __restrict__ means,
+                   float* __restrict__ rstds, const Factors<P> factors, const Factors<P> bias,
+                   const bool cast_first, const float eps, const std::int64_t rows,
+                   const unsigned size) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool inside = row < rows;
   const T* const x = in + row * size;
-  float sum = 0;
-  if (inside) {
-    for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+  const unsigned begin = threadIdx.x * kSize;
+  const unsigned end = inside ? size : 0;
+  const unsigned step = blockDim.x * kSize;
+  const float share = 1.0F / static_cast<float>(size);
+  // The row is read again and again: it is in the cache.
+  float mean = 0;
+  if constexpr (kCentred) {
+    float sum = 0;
+    for (unsigned i = begin; i < end; i += step) {
       const auto values = load_wide<kSize>(x + i);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
-        sum += values.at[k] * values.at[k];
+        sum += values.at[k];
       }
     }
+    mean = row_sum(sum) * share;
   }
-  sum = row_sum(sum);
-  if (!inside) {
-    return;
+  float sum = 0;
+  for (unsigned i = begin; i < end; i += step) {
+    const auto values = load_wide<kSize>(x + i);
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      const float value = values.at[k] - mean;
+      sum += value * value;
+    }
   }
-  const float scale = rsqrtf(__fadd_rn(__fmul_rn(sum, 1.0F / static_cast<float>(size)), eps));
-  if (threadIdx.x == 0) {
-    rstd[row] = scale;
+  const float rstd = rsqrtf(__fadd_rn(__fmul_rn(row_sum(sum), share), eps));
+  if (inside && threadIdx.x == 0) {
+    rstds[row] = rstd;
+    if constexpr (kCentred) {
+      means[row] = mean;
+    }
   }
-  // The row again: it is in the cache.
-  for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+  for (unsigned i = begin; i < end; i += step) {
     const auto values = load_wide<kSize>(x + i);
     const auto factor = factors.template load_at<kSize>(i);
     Pack<float, kSize> result;
+    if constexpr (kCentred) {
+      const auto moved = bias.template load_at<kSize>(i);
 #pragma unroll
-    for (int k = 0; k < kSize; ++k) {
-      const float normal = __fmul_rn(values.at[k], scale);
-      result.at[k] = __fmul_rn(cast_first ? rounded_to<T>(normal) : normal, factor.at[k]);
+      for (int k = 0; k < kSize; ++k) {
+        result.at[k] = (values.at[k] - mean) * rstd * factor.at[k] + moved.at[k];
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        const float normal = __fmul_rn(values.at[k], rstd);
+        result.at[k] = __fmul_rn(cast_first ? rounded_to<T>(normal) : normal, factor.at[k]);
+      }
     }
     store_narrow(result, out + row * size + i);
   }
@@ -168,70 +192,82 @@ __global__ void __launch_bounds__(kThreads)
 
 // -- Backward ---------------------------------------------------------------------------------
 
-/// Each block works on every gridDim.x-th group of rows. Its share of the weight's gradient is
+/// Each block works on every gridDim.x-th group of rows. Its share of the weights' gradient is
 /// summed in shared memory, or in its row of `sums` where that is too small; each place there
 /// belongs to one thread until the end.
-template <class T, class P, class O, int kSize>
+template <class T, class P, class O, int kSize, bool kCentred>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const O* __restrict__ grad, const T* __restrict__ in,
-                    const float* __restrict__ rstd, T* __restrict__ grad_in, float* const sums,
-                    const bool in_shared, const Factors<P> factors, const bool cast_first,
-                    const std::int64_t rows, const unsigned size) {
+                    const float* __restrict__ means, const float* __restrict__ rstds,
+                    T* __restrict__ grad_in, float* const sums, const bool in_shared,
+                    const Factors<P> factors, const bool cast_first, const std::int64_t rows,
+                    const unsigned size) {
   extern __shared__ __align__(16) float shared[];
-  float* const part = sums == nullptr ? nullptr : sums + std::int64_t{blockIdx.x} * size;
-  float* const own = in_shared ? shared + threadIdx.y * size : part;
+  const unsigned columns = kCentred ? 2 * size : size;
+  float* const part = sums == nullptr ? nullptr : sums + std::int64_t{blockIdx.x} * columns;
+  float* const own = in_shared ? shared + threadIdx.y * columns : part;
+  const unsigned begin = threadIdx.x * kSize;
+  const unsigned step = blockDim.x * kSize;
   if (part != nullptr) {
-    for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+    for (unsigned i = begin; i < size; i += step) {
       for (int k = 0; k < kSize; ++k) {
         own[i + k] = 0;
+        if constexpr (kCentred) {
+          own[size + i + k] = 0;
+        }
       }
     }
   }
+  const float share = 1.0F / static_cast<float>(size);
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.y;
   for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * blockDim.y; first < rows;
        first += stride) {
     const std::int64_t row = first + threadIdx.y;
     const bool inside = row < rows;
+    const unsigned end = inside ? size : 0;
     const O* const g = grad + row * size;
     const T* const x = in + row * size;
-    const float scale = inside ? rstd[row] : 0;
-    float dot = 0;
-    if (inside) {
-      for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
-        const auto up = load_wide<kSize>(g + i);
-        const auto values = load_wide<kSize>(x + i);
-        const auto factor = factors.template load_at<kSize>(i);
-        Pack<float, kSize> of_weight;
+    const float rstd = inside ? rstds[row] : 0;
+    const float mean = kCentred && inside ? means[row] : 0;
+    float dot = 0;  // of the normalised row and its gradient
+    float sum = 0;  // of the gradient
+    for (unsigned i = begin; i < end; i += step) {
+      const auto up = load_wide<kSize>(g + i);
+      const auto values = load_wide<kSize>(x + i);
+      const auto factor = factors.template load_at<kSize>(i);
+      Pack<float, kSize> of_weight;
 #pragma unroll
-        for (int k = 0; k < kSize; ++k) {
-          const float of_normal = up.at[k] * factor.at[k];
-          dot += (cast_first ? rounded_to<T>(of_normal) : of_normal) * values.at[k];
-          const float normal = values.at[k] * scale;
-          of_weight.at[k] = up.at[k] * (cast_first ? rounded_to<T>(normal) : normal);
-        }
-        if (part != nullptr) {
-          add_to(own + i, of_weight);
+      for (int k = 0; k < kSize; ++k) {
+        const float normal = (values.at[k] - mean) * rstd;
+        const float of_normal = up.at[k] * factor.at[k];
+        const float rounded = cast_first ? rounded_to<T>(of_normal) : of_normal;
+        dot += rounded * normal;
+        sum += rounded;
+        of_weight.at[k] = up.at[k] * (cast_first ? rounded_to<T>(normal) : normal);
+      }
+      if (part != nullptr) {
+        add_to(own + i, of_weight);
+        if constexpr (kCentred) {
+          add_to(own + size + i, up);
         }
       }
     }
     if (grad_in == nullptr) {
       continue;
     }
-    dot = row_sum(dot);
-    if (!inside) {
-      continue;
-    }
-    const float along = dot * scale * scale * scale / static_cast<float>(size);
-    for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+    const float along = row_sum(dot) * share;
+    const float level = kCentred ? row_sum(sum) * share : 0;
+    for (unsigned i = begin; i < end; i += step) {
       const auto up = load_wide<kSize>(g + i);
       const auto values = load_wide<kSize>(x + i);
       const auto factor = factors.template load_at<kSize>(i);
       Pack<float, kSize> result;
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
+        const float normal = (values.at[k] - mean) * rstd;
         const float of_normal = up.at[k] * factor.at[k];
-        result.at[k] =
-            (cast_first ? rounded_to<T>(of_normal) : of_normal) * scale - along * values.at[k];
+        const float rounded = cast_first ? rounded_to<T>(of_normal) : of_normal;
+        result.at[k] = (rounded - level - normal * along) * rstd;
       }
       store_narrow(result, grad_in + row * size + i);
     }
@@ -240,12 +276,12 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   __syncthreads();
-  for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < size; i += kThreads) {
-    float sum = 0;
+  for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < columns; i += kThreads) {
+    float total = 0;
     for (unsigned y = 0; y < blockDim.y; ++y) {
-      sum += shared[y * size + i];
+      total += shared[y * columns + i];
     }
-    part[i] = sum;
+    part[i] = total;
   }
 }
 
@@ -254,44 +290,47 @@ constexpr int kLines = 32;
 /// The parts of each column, in a fixed order: kLines threads take every kLines-th part.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kLines)
-    finish_kernel(const float* __restrict__ sums, W* __restrict__ grad_weight, const unsigned parts,
-                  const unsigned size) {
+    finish_kernel(const float* __restrict__ sums, W* __restrict__ grad_weights,
+                  const unsigned parts, const unsigned columns) {
   const unsigned column = blockIdx.x * kWarp + threadIdx.x;
   float sum = 0;
-  if (column < size) {
+  if (column < columns) {
 #pragma unroll 4
     for (unsigned part = threadIdx.y; part < parts; part += kLines) {
-      sum += sums[std::uint64_t{part} * size + column];
+      sum += sums[std::uint64_t{part} * columns + column];
     }
   }
   __shared__ float lines[kLines][kWarp];
   lines[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y == 0 && column < size) {
+  if (threadIdx.y == 0 && column < columns) {
     for (int i = 1; i < kLines; ++i) {
       sum += lines[i][threadIdx.x];
     }
-    grad_weight[column] = narrow<W>(sum);
+    grad_weights[column] = narrow<W>(sum);
   }
 }
 
 // -- Launches ---------------------------------------------------------------------------------
 
-/// Calls run(Type<T>(), Type<P>(), Type<O>()) for the types of elements, weights and product.
+/// Calls run(Type<T>(), Type<P>(), Type<O>(), std::bool_constant<centred>()) for the types of
+/// elements, weights and product.
 template <class Run>
-void with_types(const RmsRows& rows, const Run& run) {
+void with_types(const NormRows& rows, const Run& run) {
   const auto of_type = [&](auto t) {
-    if (rows.weights == rows.type) {
-      run(t, t, t);
+    if (rows.centred) {
+      run(t, Type<float>(), Type<float>(), std::true_type());
+    } else if (rows.weights == rows.type) {
+      run(t, t, t, std::false_type());
     } else if (rows.product == rows.type) {
-      run(t, Type<float>(), t);
+      run(t, Type<float>(), t, std::false_type());
     } else {
-      run(t, Type<float>(), Type<float>());
+      run(t, Type<float>(), Type<float>(), std::false_type());
     }
   };
   switch (rows.type) {
     case Number::float32:
-      return run(Type<float>(), Type<float>(), Type<float>());
+      return run(Type<float>(), Type<float>(), Type<float>(), std::false_type());
     case Number::float16:
       return of_type(Type<__half>());
     case Number::bfloat16:
@@ -303,8 +342,8 @@ void with_types(const RmsRows& rows, const Run& run) {
 
 /// Calls run(std::integral_constant<int, elements that a thread loads at once>()).
 template <class T, class Run, class... Pointers>
-void with_pack(const RmsRows& rows, const Run& run, Pointers... pointers) {
-  if (rows.size % kPackOf<T> == 0 && is_aligned(rows.weight, 16) &&
+void with_pack(const NormRows& rows, const Run& run, Pointers... pointers) {
+  if (rows.size % kPackOf<T> == 0 && is_aligned(rows.weight, 16) && is_aligned(rows.bias, 16) &&
       (is_aligned(pointers, 16) && ...)) {
     run(std::integral_constant<int, kPackOf<T>>());
   } else {
@@ -313,8 +352,8 @@ void with_pack(const RmsRows& rows, const Run& run, Pointers... pointers) {
 }
 
 template <class P>
-Factors<P> factors_of(const RmsRows& rows) {
-  return {static_cast<const P*>(rows.weight), rows.offset};
+Factors<P> factors_of(const NormRows& rows) {
+  return {static_cast<const P*>(rows.weight), rows.offset, 1};
 }
 
 std::int64_t groups_of(std::int64_t rows, const dim3& threads) {
@@ -323,25 +362,28 @@ std::int64_t groups_of(std::int64_t rows, const dim3& threads) {
 
 }  // namespace
 
-void rms_norm(const RmsRows& rows, const void* in, float eps, void* out, float* rstd,
-              cudaStream_t stream) {
-  with_types(rows, [&](auto t, auto p, auto o) {
+void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, float* mean,
+                    float* rstd, cudaStream_t stream) {
+  with_types(rows, [&](auto t, auto p, auto o, auto centred) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
     using O = typename decltype(o)::Element;
     const auto run = [&](auto pack) {
       constexpr int kSize = decltype(pack)::value;
       const dim3 threads = threads_for(rows.size / kSize);
-      forward_kernel<T, P, O, kSize>
+      const Factors<P> bias{static_cast<const P*>(rows.bias), 0, 0};
+      forward_kernel<T, P, O, kSize, decltype(centred)::value>
           <<<static_cast<unsigned>(groups_of(rows.rows, threads)), threads, 0, stream>>>(
-              static_cast<const T*>(in), static_cast<O*>(out), rstd, factors_of<P>(rows),
-              rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
+              static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<P>(rows),
+              bias, rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
     };
     with_pack<T>(rows, run, in, out);
   });
 }
 
-std::int64_t parts_of(const RmsRows& rows) {
+std::int64_t columns_of(const NormRows& rows) { return rows.centred ? 2 * rows.size : rows.size; }
+
+std::int64_t parts_of(const NormRows& rows) {
   // Enough blocks for the largest device, but each with enough to do: a part is written and read.
   constexpr std::int64_t kMost = 512;
   constexpr std::int64_t kLeast = 8 * 1024;  // elements of a part
@@ -350,34 +392,34 @@ std::int64_t parts_of(const RmsRows& rows) {
   return parts < 1 ? 1 : parts < rows.rows ? parts : rows.rows;
 }
 
-void rms_norm_backward(const RmsRows& rows, const void* grad, const void* in, const float* rstd,
-                       void* grad_in, float* sums, Number weight_type, void* grad_weight,
-                       cudaStream_t stream) {
+void normalise_rows_backward(const NormRows& rows, const void* grad, const void* in,
+                             const float* mean, const float* rstd, void* grad_in, float* sums,
+                             Number weight_type, void* grad_weights, cudaStream_t stream) {
   const std::int64_t parts = parts_of(rows);
-  const auto size = static_cast<unsigned>(rows.size);
-  with_types(rows, [&](auto t, auto p, auto o) {
+  const auto columns = static_cast<unsigned>(columns_of(rows));
+  with_types(rows, [&](auto t, auto p, auto o, auto centred) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
     using O = typename decltype(o)::Element;
     const auto run = [&](auto pack) {
       constexpr int kSize = decltype(pack)::value;
       const dim3 threads = threads_for(rows.size / kSize);
-      const std::size_t bytes = sizeof(float) * threads.y * size;
+      const std::size_t bytes = sizeof(float) * threads.y * columns;
       const bool in_shared = sums != nullptr && bytes <= kShared;
       const std::int64_t blocks = sums == nullptr ? groups_of(rows.rows, threads) : parts;
-      backward_kernel<T, P, O, kSize>
+      backward_kernel<T, P, O, kSize, decltype(centred)::value>
           <<<static_cast<unsigned>(blocks), threads, in_shared ? bytes : 0, stream>>>(
-              static_cast<const O*>(grad), static_cast<const T*>(in), rstd,
+              static_cast<const O*>(grad), static_cast<const T*>(in), mean, rstd,
               static_cast<T*>(grad_in), sums, in_shared, factors_of<P>(rows), rows.cast_first,
-              rows.rows, size);
+              rows.rows, static_cast<unsigned>(rows.size));
     };
     with_pack<T>(rows, run, grad, in, grad_in);
   });
   if (sums != nullptr) {
     with_type(weight_type, [&](auto w) {
       using W = typename decltype(w)::Element;
-      finish_kernel<W><<<(size + kWarp - 1) / kWarp, dim3(kWarp, kLines), 0, stream>>>(
-          sums, static_cast<W*>(grad_weight), static_cast<unsigned>(parts), size);
+      finish_kernel<W><<<(columns + kWarp - 1) / kWarp, dim3(kWarp, kLines), 0, stream>>>(
+          sums, static_cast<W*>(grad_weights), static_cast<unsigned>(parts), columns);
     });
   }
 }

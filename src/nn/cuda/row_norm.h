@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "nn/cuda/bits.h"
+
+// Normalisation of rows in float32, on plain pointers: functional::float32_rms_norm, and layer norm
+// as autocast wants it. See nn/cuda/bits.h for what holds for all kernels. Not for float64.
+
+namespace brim::nn::cuda {
+
+/// Rows that lie one behind the other, and what they are multiplied by and added to.
+struct NormRows {
+  std::int64_t rows;
+  std::int64_t size;   // elements of a row
+  bool centred;        // the mean is subtracted: layer norm, for half-width elements and float32
+                       // product and weights only
+  Number type;         // of the elements
+  Number product;      // of the output and its gradient: `type` or float32
+  Number weights;      // of weight and bias: `type` or float32
+  const void* weight;  // null: none
+  const void* bias;    // null: none; only if `centred`
+  float offset;        // added to each weight, in float32
+  bool cast_first;     // rounded to `type` before the product
+};
+
+/// @param mean, rstd what each row was normalised with, an output; the mean only if `centred`
+void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, float* mean,
+                    float* rstd, cudaStream_t stream);
+
+/// Numbers that the gradient of weight and bias has: the weight's, then, if `centred`, the bias's.
+std::int64_t columns_of(const NormRows& rows);
+
+/// Parts that this gradient is summed in, for the buffer below.
+std::int64_t parts_of(const NormRows& rows);
+
+/// Sums are taken in float32, in a fixed order.
+/// @param grad_in null: not wanted
+/// @param sums [parts][columns]; null: the gradient of weight and bias is not wanted
+/// @param grad_weights [columns], of type `weight_type`
+void normalise_rows_backward(const NormRows& rows, const void* grad, const void* in,
+                             const float* mean, const float* rstd, void* grad_in, float* sums,
+                             Number weight_type, void* grad_weights, cudaStream_t stream);
+
+}  // namespace brim::nn::cuda
