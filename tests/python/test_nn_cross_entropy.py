@@ -235,6 +235,31 @@ def test_with_recompute_the_layer_before_runs_again(
     assert all(map(torch.equal, grads(head, True), grads(plain, False)))
 
 
+WAYS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a view": lambda logits: logits.view(-1, 1000),
+    "a view of float32": lambda logits: logits.float().view(-1, 1000),
+    "shifted": lambda logits: logits[:, :-1].contiguous().view(-1, 1000),
+    "a part": lambda logits: logits[0, 5:],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_asks_for_logits_that_were_reshaped_or_cast(head: nn.Sequential, way: str) -> None:
+    x = torch.randn(4, 32, 32, dtype=torch.bfloat16)
+    target = classes(WAYS[way](head(x)).shape[0], of=1000)
+
+    def value(recompute: bool) -> Tensor:
+        return ours(WAYS[way](head(x)), target, recompute=recompute)
+
+    assert kept(lambda: value(True)) < kept(lambda: value(False)) / 4
+    found = []
+    for recompute in (False, True):
+        head.zero_grad()
+        value(recompute).backward()
+        found.append([p.grad.clone() for p in head.parameters()])
+    assert all(map(torch.equal, *found))
+
+
 def loss_of(head: nn.Module, x: Tensor, target: Tensor) -> Tensor:
     return loss(head(x), target, recompute=True)
 

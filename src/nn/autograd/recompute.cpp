@@ -9,6 +9,8 @@
 #include <typeindex>
 #include <unordered_map>
 
+#include "nn/autograd/runs_again.h"
+
 namespace brim::nn {
 namespace {
 
@@ -210,6 +212,12 @@ std::optional<int> layers_of_sum(const torchs::AddBackward0& sum, const TensorVe
 }
 
 }  // namespace
+
+RunsAgain* maker_that_runs_again(const at::Tensor& value) {
+  const Node* const node = maker_of(value.grad_fn().get(), version_of(value));
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the tensor's own, which is not const
+  return dynamic_cast<RunsAgain*>(const_cast<Node*>(node));
+}
 
 std::optional<int> layers_to_recompute(const Node* producer, const TensorVersion& value) {
   const Node* const node = behind_views(producer);

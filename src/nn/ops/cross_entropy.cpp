@@ -9,6 +9,7 @@
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
+#include "nn/autograd/recompute.h"
 #include "nn/autograd/runs_again.h"
 #include "nn/ops/cross_entropy_rows.h"
 
@@ -17,18 +18,6 @@
 
 namespace brim::nn {
 namespace {
-
-/// The layer that made the logits; null if it is none of ours, or made something else.
-SavingNode* maker_of(const at::Tensor& logits) {
-  const at::Tensor made = logits.is_view() ? at::Tensor(logits._base()) : logits;
-  auto* const layer = dynamic_cast<SavingNode*>(made.grad_fn().get());
-  const bool is_whole =
-      made.is_same(logits) || (made.is_contiguous_or_false() && logits.is_contiguous_or_false() &&
-                               made.sym_numel() == logits.sym_numel());
-  return layer != nullptr && is_whole && layer->is_near() && layer->output() == version_of(made)
-             ? layer
-             : nullptr;
-}
 
 at::Tensor torch_cross_entropy(const at::Tensor& input, const at::Tensor& target,
                                const MaybeTensor& weight, std::int64_t reduction,
@@ -84,13 +73,9 @@ class CrossEntropyNode final : public SavingNode {
             bool recompute) {
     target_ = Kept(target);
     weight_ = kept(weight);
-    SavingNode* const maker = recompute ? maker_of(logits) : nullptr;
-    auto* const again = dynamic_cast<RunsAgain*>(maker);
+    auto* const again = recompute ? maker_that_runs_again(logits) : nullptr;
     if (again != nullptr && again->prepare_to_run_again()) {
-      maker_ = compat::pointer_to(*maker);
-      again_ = again;
-      const auto sizes = logits.sym_sizes();
-      sizes_ = c10::SymDimVector(sizes.begin(), sizes.end());
+      producer_ = logits.grad_fn();
       return;
     }
     if (logits.scalar_type() == working_type(logits, in_float32_)) {
@@ -120,8 +105,8 @@ class CrossEntropyNode final : public SavingNode {
               .to(logits.scalar_type())};
     }
     // Logits that were made again are nobody else's.
-    at::Tensor result =
-        maker_ != nullptr ? logits : at::empty_like(logits, at::MemoryFormat::Contiguous);
+    const bool is_ours = producer_ != nullptr && logits.is_contiguous();
+    at::Tensor result = is_ours ? logits : at::empty_like(logits, at::MemoryFormat::Contiguous);
     cross_entropy_rows_backward(grads[0], logits, target, maybe(log_sums_.take()), total,
                                 reduction_, ignore_index_, in_float32_, result);
     return {std::move(result)};
@@ -139,11 +124,11 @@ class CrossEntropyNode final : public SavingNode {
 
  private:
   at::Tensor take_logits() {
-    if (maker_ == nullptr) {
+    if (producer_ == nullptr) {
       return logits_.take();
     }
     TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
-    return again_->run_again().view_symint(sizes_);
+    return nn::recompute(*producer_);
   }
 
   /// torch's function once more, and its own derivative.
@@ -162,10 +147,8 @@ class CrossEntropyNode final : public SavingNode {
   bool is_of_rows_ = false;
   bool is_released_ = false;
   Kept logits_;
-  // Of the logits, if they are not kept. It is behind this node's edge, so this makes no circle.
-  NodePtr maker_;
-  RunsAgain* again_ = nullptr;  // the same
-  c10::SymDimVector sizes_;
+  // Made the logits, if they are not kept. It is at this node's edge, so this makes no circle.
+  NodePtr producer_;
   Kept target_;
   Kept weight_;
   Kept total_;

@@ -88,7 +88,7 @@ class LinearNode final : public SavingNode, public RunsAgain {
 
   void keep_weight(const at::Tensor& weight) { weight_ = Kept(weight); }
 
-  /// At forward, after the others: what run_again() needs besides the weight.
+  /// At forward, after the others: what recompute() needs besides the weight.
   void allow_to_run_again(const at::Tensor& input, const MaybeTensor& bias, bool casts) {
     // A copy that autocast made of the bias would be memory of its own.
     const bool keeps_copy = is_given(bias) && (casts || !bias->is_leaf());
@@ -104,7 +104,7 @@ class LinearNode final : public SavingNode, public RunsAgain {
            (keeps_input_ || input_.asks() || input_.ask(next_edge(0).function, *before_));
   }
 
-  at::Tensor run_again() override {
+  at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
     return product(matrix_of(input_.lend()), in_type(weight_.lend(), type_), maybe(bias_.lend()));
   }
