@@ -86,8 +86,8 @@ using Operators = Binder<
     // Gated activations
     Tensor(const Tensor&, const Tensor&, std::string_view, bool),
     Tensor(const Tensor&, std::string_view, bool, std::int64_t, bool),
-    // Products
-    Tensor(const Tensor&, const Tensor&, bool),
+    // Sums in place, products
+    Tensor&(Tensor&, const Tensor&), Tensor(const Tensor&, const Tensor&, bool),
     // Dropout
     Tensor(const Tensor&, double), Tensor&(Tensor&, double),
     // Linear, convolutions

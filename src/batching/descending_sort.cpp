@@ -15,6 +15,8 @@ constexpr int kDigitBits = 11;
 // One pass over a wider digit beats two if there are enough sizes to pay for its counters.
 constexpr int kWidestDigitBits = 16;
 constexpr std::size_t kFewSizes = 64;
+// With this many bits more than it takes to count the sizes, most random numbers differ.
+constexpr int kBitsToSpare = 7;
 
 // Unsigned integers in the same order as the sizes.
 std::uint64_t bits_of(std::uint64_t size) { return size; }
@@ -58,12 +60,9 @@ void DescendingSort::operator()(std::span<const T> sizes, std::vector<std::uint3
   const auto width = static_cast<int>(std::bit_width((largest - smallest) >> zeros));
   const bool one_pass = width <= kDigitBits || (width <= kWidestDigitBits &&
                                                 sorted.size() >= std::size_t{1} << (width - 1));
-  const int passes = one_pass ? 1 : (width + kDigitBits - 1) / kDigitBits;
-  const int digit_bits = (width + passes - 1) / passes;
-  const std::size_t digits = std::size_t{1} << digit_bits;
-  starts_.assign(digits * static_cast<std::size_t>(passes), 0);
-  std::uint32_t* const starts = starts_.data();
   if (one_pass) {
+    starts_.assign(std::size_t{1} << width, 0);
+    std::uint32_t* const starts = starts_.data();
     for (std::size_t i = in_order; i < sizes.size(); ++i) {
       ++starts[key_of(sizes[i])];
     }
@@ -73,33 +72,49 @@ void DescendingSort::operator()(std::span<const T> sizes, std::vector<std::uint3
     }
     return;
   }
-  for (std::size_t i = in_order; i < sizes.size(); ++i) {
-    std::uint64_t key = key_of(sizes[i]);
+
+  // Real numbers differ in their first bits: those that do not are sorted in the end.
+  const int telling = static_cast<int>(std::bit_width(sorted.size())) + kBitsToSpare;
+  const int ignored = std::max(width - std::clamp(telling, 2 * kDigitBits, 32), 0);
+  const int passes = (width - ignored + kDigitBits - 1) / kDigitBits;
+  const int digit_bits = (width - ignored + passes - 1) / passes;
+  const std::size_t digits = std::size_t{1} << digit_bits;
+  starts_.assign(digits * static_cast<std::size_t>(passes), 0);
+  std::uint32_t* const starts = starts_.data();
+  entries_.resize(sorted.size());
+  spare_.resize(sorted.size());
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    const auto position = static_cast<std::uint32_t>(in_order + i);
+    auto key = static_cast<std::uint32_t>(key_of(sizes[position]) >> ignored);
+    spare_[i] = {key, position};
     for (std::size_t pass = 0; pass < starts_.size(); pass += digits, key >>= digit_bits) {
       ++starts[pass + (key & (digits - 1))];
     }
   }
-  for (std::size_t pass = 0; pass < starts_.size(); pass += digits) {
-    counts_to_starts(std::span(starts_).subspan(pass, digits));
-  }
-  const auto next_place = [=](const Entry& entry, int pass) {
-    const std::uint64_t digit = (entry.key >> (pass * digit_bits)) & (digits - 1);
-    return starts[digits * static_cast<std::size_t>(pass) + digit]++;
-  };
-  entries_.resize(sorted.size());
-  spare_.resize(sorted.size());
-  for (std::size_t i = in_order; i < sizes.size(); ++i) {
-    const Entry entry{key_of(sizes[i]), static_cast<std::uint32_t>(i)};
-    entries_[next_place(entry, 0)] = entry;
-  }
-  for (int pass = 1; pass + 1 < passes; ++pass) {
-    for (const Entry& entry : entries_) {
-      spare_[next_place(entry, pass)] = entry;
+  for (int pass = 0; pass < passes; ++pass) {
+    const std::size_t first = digits * static_cast<std::size_t>(pass);
+    counts_to_starts(std::span(starts_).subspan(first, digits));
+    for (const Entry& entry : spare_) {
+      const std::size_t digit = (entry.key >> (pass * digit_bits)) & (digits - 1);
+      entries_[starts[first + digit]++] = entry;
     }
     entries_.swap(spare_);
   }
-  for (const Entry& entry : entries_) {
-    sorted[next_place(entry, passes - 1)] = entry.position;
+  std::transform(spare_.begin(), spare_.end(), sorted.begin(),
+                 [](const Entry& entry) { return entry.position; });
+  if (ignored == 0) {
+    return;
+  }
+  const auto larger = [sizes](std::uint32_t a, std::uint32_t b) {
+    return bits_of(sizes[a]) > bits_of(sizes[b]);
+  };
+  for (std::size_t begin = 0, end = 0; begin < spare_.size(); begin = end) {
+    for (end = begin + 1; end < spare_.size() && spare_[end].key == spare_[begin].key; ++end) {
+    }
+    const auto run = sorted.subspan(begin, end - begin);
+    if (run.size() > 1 && !std::is_sorted(run.begin(), run.end(), larger)) {
+      std::stable_sort(run.begin(), run.end(), larger);
+    }
   }
 }
 

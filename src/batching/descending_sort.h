@@ -24,7 +24,7 @@ class BRIM_API DescendingSort {
 
  private:
   struct Entry {
-    std::uint64_t key;
+    std::uint32_t key;  // the first bits of the size, inverted
     std::uint32_t position;
   };
 

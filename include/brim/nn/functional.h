@@ -83,7 +83,11 @@ BRIM_API at::Tensor gated_packed(const at::Tensor& packed, std::string_view acti
                                  bool gate_first = true, std::int64_t dim = -1,
                                  bool recompute = false);
 
-// -- Products -----------------------------------------------------------------------------------
+// -- Sums and products ---------------------------------------------------------------------------
+
+/// As torch's `add`, with broadcasting; keeps nothing. In backward it can be recomputed from its
+/// operands, also where these are such sums (residual blocks).
+BRIM_API at::Tensor add(const at::Tensor& input, const at::Tensor& other, bool inplace = false);
 
 /// As torch's `mul`, with broadcasting: each factor is kept only where the other one needs a
 /// gradient.

@@ -251,6 +251,8 @@ _TORCHS: Mapping[str, Callable[..., Any]] = {
         input, mean, variance, weight, bias, *rest
     ),
     "conv": _conv,
+    "add": torch.add,
+    "add_": lambda input, other: input.add_(other),
     "float32_rms_norm": _float32_rms_norm,
     "mul": lambda input, other, *_: torch.mul(input, other),
     "pad": lambda input, padding, mode: _F.pad(input, padding, mode),

@@ -32,6 +32,7 @@ from brim.nn._numbers import Numbers as Numbers
 from brim.nn._pool import *  # noqa: F403
 
 __all__ = [
+    "add",
     "batch_norm",
     "dropout",
     "float32_rms_norm",
@@ -84,7 +85,17 @@ def linear(
     return ops().linear(input, weight, bias, None, recompute)
 
 
-# -- Products --------------------------------------------------------------------------------------
+# -- Sums and products -----------------------------------------------------------------------------
+
+
+def add(input: Tensor, other: Tensor, *, inplace: bool = False) -> Tensor:
+    """As `torch.add` of two tensors; keeps nothing, and can be recomputed from its operands.
+
+    Example:
+        >>> add(torch.ones(2), torch.ones(2))
+        tensor([2., 2.])
+    """
+    return ops().add_(input, other) if inplace else ops().add(input, other)
 
 
 def mul(input: Tensor, other: Tensor, *, recompute: bool = False) -> Tensor:

@@ -18,6 +18,7 @@ class Operand {
   void keep(const at::Tensor& tensor, bool recompute) {
     if (recompute && are_few(before_.with(producer_.get())) &&
         nn::prepare_to_recompute(*producer_)) {
+      strides_ = c10::SymDimVector(tensor.sym_strides());
       return;
     }
     tell_producer_kept(tensor);
@@ -47,7 +48,7 @@ class Operand {
     at::Tensor value = again_.get();
     if (!value.defined()) {
       TORCH_CHECK(producer_ != nullptr, torch::autograd::ERR_BACKWARD_TWICE);
-      value = nn::recompute(*producer_);
+      value = strides_.empty() ? nn::recompute(*producer_) : nn::recompute(*producer_, strides_);
       again_.set(value);
     }
     return value;
@@ -79,6 +80,7 @@ class Operand {
   bool is_kept_ = false;
   bool is_leaf_ = false;
   Kept saved_;
+  c10::SymDimVector strides_;  // if backward reads what it asks for
   ForThisBackward again_;
 };
 

@@ -1,27 +1,178 @@
 #include "nn/autograd/recompute.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/relu.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include <algorithm>
+#include <typeindex>
+#include <unordered_map>
 
 namespace brim::nn {
 namespace {
 
 using torch::autograd::Edge;
-using torch::autograd::generated::AddBackward0;
-using torch::autograd::generated::ToCopyBackward0;
+namespace torchs = torch::autograd::generated;
 
-/// The layer at the end of an edge, if it can be asked.
-const SavingNode* layer_at(const Edge& edge) {
-  const auto* const layer =
-      edge.input_nr == 0 ? dynamic_cast<const SavingNode*>(edge.function.get()) : nullptr;
-  return layer != nullptr && layer->is_near() ? layer : nullptr;
+// -- Views: they share memory and version with what they look at ---------------------------------
+
+using ViewAgain = at::Tensor (*)(const Node& view, const at::Tensor& base);
+
+at::Tensor reshape(const Node& view, const at::Tensor& base) {
+  return base.reshape_symint(view.input_metadata(0).shape_as_dim_vector());
+}
+
+template <class View>
+const View& as(const Node& node) {
+  return static_cast<const View&>(node);
+}
+
+/// What this node of torch did to its input; null if it made no view.
+ViewAgain view_made_by(const Node& node) {
+  using namespace torchs;  // NOLINT(google-build-using-namespace): a table of its names
+  static const std::unordered_map<std::type_index, ViewAgain> views = {
+      {typeid(AliasBackward0), reshape},
+      {typeid(ReshapeAliasBackward0), reshape},
+      {typeid(SqueezeBackward0), reshape},
+      {typeid(SqueezeBackward1), reshape},
+      {typeid(SqueezeBackward2), reshape},
+      {typeid(UnsqueezeBackward0), reshape},
+      {typeid(ViewBackward0), reshape},
+      {typeid(PermuteBackward0),
+       [](const Node& view, const at::Tensor& base) {
+         return base.permute(as<PermuteBackward0>(view).dims);
+       }},
+      {typeid(TransposeBackward0),
+       [](const Node& view, const at::Tensor& base) {
+         const auto& by = as<TransposeBackward0>(view);
+         return base.transpose(by.dim0, by.dim1);
+       }},
+      {typeid(TBackward0), [](const Node&, const at::Tensor& base) { return base.t(); }},
+      {typeid(SelectBackward0),
+       [](const Node& view, const at::Tensor& base) {
+         const auto& by = as<SelectBackward0>(view);
+         return base.select_symint(by.dim, by.index);
+       }},
+      {typeid(SliceBackward0),
+       [](const Node& view, const at::Tensor& base) {
+         const auto& by = as<SliceBackward0>(view);
+         return base.slice_symint(by.dim, by.start, by.end, by.step);
+       }},
+  };
+  const auto found = views.find(typeid(node));
+  return found != views.end() ? found->second : nullptr;
+}
+
+/// The node that made the memory which `node`'s view looks at; null if it made more than that.
+const Node* behind_views(const Node* node) {
+  while (node != nullptr && view_made_by(*node) != nullptr) {
+    const Edge& edge = node->next_edge(0);
+    node = edge.input_nr == 0 ? edge.function.get() : nullptr;
+  }
+  return node;
+}
+
+// -- Outputs that torch's own nodes keep for their backward --------------------------------------
+
+template <class Attention>
+const SavedVariable& output_of(const Node& node) {
+  return as<Attention>(node).output_;
+}
+
+/// Null if it is not known to keep its output.
+const SavedVariable* output_kept_by(const Node& node) {
+  using namespace torchs;  // NOLINT(google-build-using-namespace): a table of its names
+  using Find = const SavedVariable& (*)(const Node&);
+  static const std::unordered_map<std::type_index, Find> keepers = {
+      {typeid(ScaledDotProductCudnnAttentionBackward0),
+       output_of<ScaledDotProductCudnnAttentionBackward0>},
+      {typeid(ScaledDotProductEfficientAttentionBackward0),
+       output_of<ScaledDotProductEfficientAttentionBackward0>},
+      {typeid(ScaledDotProductFlashAttentionBackward0),
+       output_of<ScaledDotProductFlashAttentionBackward0>},
+      {typeid(ScaledDotProductFlashAttentionForCpuBackward0),
+       output_of<ScaledDotProductFlashAttentionForCpuBackward0>},
+  };
+  const auto found = keepers.find(typeid(node));
+  return found != keepers.end() ? &found->second(node) : nullptr;
+}
+
+/// What it keeps, if no saved-tensor hook has it; the version is that of this moment.
+std::optional<TensorVersion> version_kept_by(const Node& node) {
+  const SavedVariable* const saved = output_kept_by(node);
+  const auto output =
+      saved != nullptr && hooks_in_force() == nullptr ? saved->get_raw_data() : std::nullopt;
+  return output && output->defined() ? std::optional(version_of(*output)) : std::nullopt;
+}
+
+/// Whether nobody has written to the node's output up to now.
+bool is_untouched(const Node& node) {
+  if (const auto* const layer = dynamic_cast<const SavingNode*>(&node)) {
+    return layer->is_near() && layer->is_untouched();
+  }
+  const auto kept = version_kept_by(node);
+  return kept && kept->version == 0;
+}
+
+/// Whether `value` is the node's output, as it was at forward.
+bool made(const Node& node, const TensorVersion& value) {
+  if (const auto* const layer = dynamic_cast<const SavingNode*>(&node)) {
+    return layer->is_near() && layer->output() == value;
+  }
+  return value.version == 0 && version_kept_by(node) == value;
+}
+
+/// Only for nodes for which is_untouched() or made() is true.
+std::optional<int> layers_of(const Node& node) {
+  const auto* const layer = dynamic_cast<const SavingNode*>(&node);
+  return layer != nullptr ? layer->layers_to_recompute() : std::optional(0);
+}
+
+// -- Copies and sums: one between two layers, because torch's nodes do not know whether somebody
+//    wrote to what they made ---------------------------------------------------------------------
+
+/// For what was copied or added: its maker, if nobody has written to it up to now, else null.
+const Node* maker_behind(const Edge& edge) {
+  const Node* const node = edge.input_nr == 0 ? behind_views(edge.function.get()) : nullptr;
+  return node != nullptr && is_untouched(*node) ? node : nullptr;
+}
+
+/// Where the source of a copy was made, in the same or another type but on the same device; null if
+/// the node made no copy.
+const Edge* source_of_copy(const Node& node) {
+  const auto is = [&](const std::type_info& type) { return typeid(node) == type; };
+  const bool is_reshape = is(typeid(torchs::UnsafeViewBackward0));  // one that had to copy
+  if (!is_reshape && !is(typeid(torchs::CloneBackward0)) && !is(typeid(torchs::ToCopyBackward0))) {
+    return nullptr;
+  }
+  const Edge& source = node.next_edge(0);
+  if (!source.is_valid()) {
+    return nullptr;
+  }
+  if (is_reshape) {
+    return typeid(*source.function) == typeid(torchs::CloneBackward0)
+               ? &source.function->next_edge(0)
+               : nullptr;
+  }
+  const auto& before = source.function->input_metadata(source.input_nr);
+  return before.device() == node.input_metadata(0).device() ? &source : nullptr;
+}
+
+/// The node that made `value`, behind views and at most one copy; null if it is unknown.
+const Node* maker_of(const Node* producer, const TensorVersion& value) {
+  const Node* const node = behind_views(producer);
+  if (node == nullptr) {
+    return nullptr;
+  }
+  if (const Edge* const source = source_of_copy(*node)) {
+    return value.version == 0 ? maker_behind(*source) : nullptr;
+  }
+  return made(*node, value) ? node : nullptr;
 }
 
 /// A plain sum: no factor, no promotion of types, no broadcasting.
-bool is_plain(const AddBackward0& sum) {
+bool is_plain(const torchs::AddBackward0& sum) {
   const auto& result = sum.input_metadata(0);
   const auto like_result = [&](const Edge& edge) {
     const auto& operand = edge.function->input_metadata(edge.input_nr);
@@ -31,60 +182,50 @@ bool is_plain(const AddBackward0& sum) {
   return sum.alpha.equal(1) && like_result(sum.next_edge(0)) && like_result(sum.next_edge(1));
 }
 
-/// Whether nobody wrote to the operands before the sum, or to the sum after it. The second
-/// operand's memory is never the sum's; the first one's is where the sum was made in place.
-bool is_what_was_added(const SavingNode& first, const SavingNode& second,
-                       const TensorVersion& sum) {
-  if (!second.is_untouched()) {
-    return false;
-  }
-  return sum.memory == first.output().memory ? sum.version == first.output().version + 1
-                                             : sum.version == 0 && first.is_untouched();
+/// Whether the sum took the place of this layer's output, and was not written to since.
+bool is_in_place_of(const SavingNode* first, const TensorVersion& sum) {
+  return first != nullptr && first->is_near() && first->output().memory == sum.memory &&
+         first->output().version + 1 == sum.version;
 }
 
-std::optional<int> layers_of_sum(const AddBackward0& sum, const TensorVersion& value) {
-  if (sum.num_outputs() != 2) {
+std::optional<int> layers_of_sum(const torchs::AddBackward0& sum, const TensorVersion& value) {
+  const Edge& first = sum.next_edge(0);
+  if (!first.is_valid() || !sum.next_edge(1).is_valid() || !is_plain(sum)) {
     return std::nullopt;
   }
-  const SavingNode* const first = layer_at(sum.next_edge(0));
-  const SavingNode* const second = layer_at(sum.next_edge(1));
-  if (first == nullptr || second == nullptr || !is_what_was_added(*first, *second, value) ||
-      !is_plain(sum)) {
+  const Node* made_first = nullptr;
+  const auto* const layer = dynamic_cast<const SavingNode*>(first.function.get());
+  if (is_in_place_of(layer, value)) {
+    made_first = layer;
+  } else if (value.version == 0) {
+    made_first = maker_behind(first);
+  }
+  const Node* const made_second = maker_behind(sum.next_edge(1));
+  if (made_first == nullptr || made_second == nullptr) {
     return std::nullopt;
   }
-  const auto layers = first->layers_to_recompute();
-  const auto others = layers ? second->layers_to_recompute() : std::nullopt;
+  const auto layers = layers_of(*made_first);
+  const auto others = layers ? layers_of(*made_second) : std::nullopt;
   return others ? std::optional(std::max(*layers, *others)) : std::nullopt;
-}
-
-std::optional<int> layers_of_cast(const ToCopyBackward0& cast, const TensorVersion& value) {
-  const SavingNode* const layer = layer_at(cast.next_edge(0));
-  const bool is_known = layer != nullptr && layer->is_untouched() && value.version == 0 &&
-                        layer->input_metadata(0).device() == cast.input_metadata(0).device();
-  return is_known ? layer->layers_to_recompute() : std::nullopt;
 }
 
 }  // namespace
 
-std::optional<int> layers_to_recompute(const Node* node, const TensorVersion& value) {
-  if (const auto* const layer = dynamic_cast<const SavingNode*>(node)) {
-    return layer->is_near() && layer->output() == value ? layer->layers_to_recompute()
-                                                        : std::nullopt;
+std::optional<int> layers_to_recompute(const Node* producer, const TensorVersion& value) {
+  const Node* const node = behind_views(producer);
+  if (node != nullptr && typeid(*node) == typeid(torchs::AddBackward0)) {
+    return layers_of_sum(as<torchs::AddBackward0>(*node), value);
   }
-  if (const auto* const sum = dynamic_cast<const AddBackward0*>(node)) {
-    return layers_of_sum(*sum, value);
-  }
-  if (const auto* const cast = dynamic_cast<const ToCopyBackward0*>(node)) {
-    return layers_of_cast(*cast, value);
-  }
-  return std::nullopt;
+  const Node* const maker = maker_of(node, value);
+  return maker != nullptr ? layers_of(*maker) : std::nullopt;
 }
 
 bool prepare_to_recompute(Node& node) {
   if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
     return layer->prepare_to_recompute();
   }
-  return std::all_of(node.next_edges().begin(), node.next_edges().end(),
+  return output_kept_by(node) != nullptr ||
+         std::all_of(node.next_edges().begin(), node.next_edges().end(),
                      [](const Edge& edge) { return prepare_to_recompute(*edge.function); });
 }
 
@@ -92,11 +233,29 @@ at::Tensor recompute(Node& node) {
   if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
     return layer->recompute();
   }
-  if (dynamic_cast<AddBackward0*>(&node) != nullptr) {
-    return at::add(recompute(*node.next_edge(0).function), recompute(*node.next_edge(1).function));
+  if (const SavedVariable* const kept = output_kept_by(node)) {
+    return kept->unpack(compat::pointer_to(node));
   }
-  return recompute(*node.next_edge(0).function)
-      .to(c10::typeMetaToScalarType(node.input_metadata(0).options().dtype()));
+  at::Tensor source = recompute(*node.next_edge(0).function);
+  if (typeid(node) == typeid(torchs::AddBackward0)) {
+    return at::add(source, recompute(*node.next_edge(1).function));
+  }
+  if (typeid(node) == typeid(torchs::ToCopyBackward0)) {
+    return source.to(c10::typeMetaToScalarType(node.input_metadata(0).options().dtype()));
+  }
+  if (typeid(node) == typeid(torchs::UnsafeViewBackward0)) {
+    return reshape(node, source);
+  }
+  const ViewAgain view = view_made_by(node);
+  return view != nullptr ? view(node, source) : source;  // of a copy the values count
+}
+
+at::Tensor recompute(Node& node, c10::SymIntArrayRef strides) {
+  const at::Tensor value = recompute(node);
+  if (is_traced(value) || value.sym_strides() == strides) {
+    return value;
+  }
+  return at::empty_strided_symint(value.sym_sizes(), strides, value.options()).copy_(value);
 }
 
 at::Tensor recompute_relu(Node& node) {
@@ -106,7 +265,7 @@ at::Tensor recompute_relu(Node& node) {
     }
     return at::relu(layer->recompute());
   }
-  if (dynamic_cast<AddBackward0*>(&node) == nullptr) {
+  if (typeid(node) != typeid(torchs::AddBackward0)) {
     return at::relu(recompute(node));
   }
   const at::Tensor added = recompute(*node.next_edge(1).function);

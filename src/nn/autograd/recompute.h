@@ -8,10 +8,10 @@
 //   conv (asks)  ->  relu  ->  add  ->  batch norm, which keeps its own input anyway
 //                                  \->  relu of the block before  ->  ...
 //
-// Known are brim's own layers, and between two of them one sum of two tensors or one change of
-// type: after torch's other nodes we cannot know whether the result was written to. Everything that
-// can be asked lies before the asking layer, so backward has not reached it and it has released
-// nothing.
+// Known are brim's own layers, torch's attention (which keeps its output), any number of views, and
+// between two layers one sum of two tensors or one copy (a change of type, of strides): after
+// torch's other nodes we cannot know whether the result was written to. Everything that can be
+// asked lies before the asking layer, so backward has not reached it and it has released nothing.
 
 namespace brim::nn {
 
@@ -51,6 +51,9 @@ class LayersBefore {
 /// The value that `node` made, bit for bit. Under grad mode (double backward) the result is part of
 /// the graph. @throws c10::Error if what it needs was released.
 [[nodiscard]] at::Tensor recompute(Node& node);
+
+/// The same with these strides: a kernel may sum in the order of memory.
+[[nodiscard]] at::Tensor recompute(Node& node, c10::SymIntArrayRef strides);
 
 /// relu() of the same, with fewer passes over memory where the layers can.
 [[nodiscard]] at::Tensor recompute_relu(Node& node);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "nn/autograd/node.h"
+#include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/recompute.h"
 #include "nn/autograd/saved_tensor.h"
 
@@ -13,6 +14,7 @@ class KeptInput {
   /// At forward. @param recompute keep nothing, if the input can be recomputed
   void keep(const at::Tensor& input, bool recompute) {
     if (recompute && ask(input.grad_fn(), version_of(input))) {
+      strides_ = c10::SymDimVector(input.sym_strides());
       return;
     }
     tell_producer_kept(input);
@@ -64,7 +66,7 @@ class KeptInput {
  private:
   [[nodiscard]] at::Tensor recompute() const {
     TORCH_CHECK(producer_ != nullptr, torch::autograd::ERR_BACKWARD_TWICE);
-    return nn::recompute(*producer_);
+    return strides_.empty() ? nn::recompute(*producer_) : nn::recompute(*producer_, strides_);
   }
 
   bool asks_ = false;
@@ -72,7 +74,23 @@ class KeptInput {
   ForThisBackward again_;
   // Among the edges of the asking node too, so this makes no circle.
   NodePtr producer_;
+  c10::SymDimVector strides_;  // of the input that its own layer reads
 };
+
+/// Which a layer keeps: its weight, or the parameter that autocast cast that from, to cast it again
+/// in backward. For a trained weight that takes more time than torch's layer, so it is left to
+/// `recompute`, and to copies that count beside the input.
+[[nodiscard]] inline const at::Tensor& weight_to_keep(const at::Tensor& input,
+                                                      const at::Tensor& weight,
+                                                      const MaybeTensor& parameter,
+                                                      bool recompute) {
+  constexpr int kMuchLess = 16;
+  const bool casts_again =
+      is_given(parameter) &&
+      (!weight.requires_grad() ||
+       (recompute && (is_traced(input) || kMuchLess * weight.numel() >= input.numel())));
+  return casts_again ? *parameter : weight;
+}
 
 /// `tensor` in the type of the layer's input.
 [[nodiscard]] inline at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {

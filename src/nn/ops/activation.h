@@ -94,8 +94,13 @@ class ActivationNode final : public SavingNode {
   }
 
   /// Keeps nothing, if the layer before can recompute the input. @returns whether it can
-  [[nodiscard]] bool ask(at::ScalarType type) {
-    return output_tells(type) && are_few(layers_to_recompute()) && prepare_before();
+  [[nodiscard]] bool ask(const at::Tensor& input) {
+    if (!output_tells(input.scalar_type()) || !are_few(layers_to_recompute()) ||
+        !prepare_before()) {
+      return false;
+    }
+    read_strides_ = c10::SymDimVector(input.sym_strides());
+    return true;
   }
 
   void output_is_kept(const at::Tensor& output) override {
@@ -193,15 +198,19 @@ class ActivationNode final : public SavingNode {
     if (!value.defined()) {
       Node& producer = *next_edge(0).function;
       if constexpr (!kGradReadsOutput) {
-        value = nn::recompute(producer);
+        value = input_again(producer);
       } else if constexpr (requires { A::recompute(producer); }) {
         value = A::recompute(producer);
       } else {
-        value = activation_.value(nn::recompute(producer));
+        value = activation_.value(input_again(producer));
       }
       again_.set(value);
     }
     return value;
+  }
+
+  at::Tensor input_again(Node& producer) {
+    return read_strides_.empty() ? nn::recompute(producer) : nn::recompute(producer, read_strides_);
   }
 
   /// The kept output, which is held without its place in the graph.
@@ -228,7 +237,7 @@ class ActivationNode final : public SavingNode {
   LayersBefore before_;
   Kept saved_;
   c10::SymDimVector strides_;       // of the output, for which the bits are
-  c10::SymDimVector read_strides_;  // of the input, where torch reads that and they are others
+  c10::SymDimVector read_strides_;  // of the input, where it is asked for or they are others
   ForThisBackward again_;           // recomputed, between the first asking and apply
 };
 
@@ -245,7 +254,7 @@ at::Tensor run_activation(at::Tensor input, const A& activation, bool recompute)
   if (needed) {
     node = make_node<ActivationNode<A>>(input, activation);
     node->set_next_edges(torch::autograd::collect_next_edges(input));
-    keeps = !recompute || !node->ask(input.scalar_type());
+    keeps = !recompute || !node->ask(input);
     if (keeps && !HasBits<A> && A::kReads == Reads::input) {
       // As torch does, a copy of what is overwritten. Above autograd, so that a second derivative
       // reaches the input.

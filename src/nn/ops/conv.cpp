@@ -16,6 +16,7 @@
 #include <tuple>
 #include <utility>
 
+#include "nn/autograd/held_output.h"
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
@@ -141,11 +142,12 @@ at::Tensor input_grad(const at::Tensor& any_grad, const at::Tensor& weight, cons
                                 !options.transposed, output_padding, options.groups);
 }
 
-class ConvNode final : public SavingNode {
+class ConvNode final : public OutputHoldingNode {
  public:
   ConvNode(const Options& options, const at::Tensor& input, const at::Tensor& weight,
-           const MaybeTensor& bias)
-      : options_(options),
+           const MaybeTensor& bias, bool recompute)
+      : OutputHoldingNode(recompute),
+        options_(options),
         type_(input.scalar_type()),
         batched_(input.dim() == weight.dim()),
         has_bias_(is_given(bias)) {
@@ -242,7 +244,7 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
   if (weight.sym_numel() == 0) {  // no channels: torch has rules of its own for it
     return run(input, weight, bias, options);
   }
-  const auto node = make_node<ConvNode>(options, input, weight, bias);
+  const auto node = make_node<ConvNode>(options, input, weight, bias, recompute);
   node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   const at::Tensor output = [&] {
     const BelowAutograd below;
@@ -253,10 +255,11 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
   }
   // For its own gradient only the weight's form is needed, but torch asks for a tensor.
   if (input.requires_grad() || weight.requires_grad()) {
-    node->keep_weight(parameter.value_or(weight));
+    node->keep_weight(weight_to_keep(input, weight, parameter, recompute));
   }
   node->keep_format(output);
   torch::autograd::set_history(output, node);
+  node->set_output(output);
   return output;
 }
 

@@ -45,15 +45,37 @@ at::Tensor activate_grads_anywhere(const at::Tensor& grad, const at::Tensor& inp
   return elementwise(activation).grad(grad, input, nullptr);
 }
 
+// Shapes alone, as brim.estimate asks for them: a kernel allocates its result and nothing else.
+
+at::Tensor gated_rows_meta(const at::Tensor& gate, const at::Tensor& /*up*/,
+                           std::string_view /*activation*/) {
+  return at::empty(gate.sizes(), gate.options());
+}
+
+void gated_rows_grads_meta(const at::Tensor& /*grad*/, const at::Tensor& /*gate*/,
+                           const at::Tensor& /*up*/, std::string_view /*activation*/,
+                           const MaybeTensor& /*grad_gate*/, const MaybeTensor& /*grad_up*/) {}
+
+at::Tensor activate_meta(const at::Tensor& input, std::string_view /*activation*/, bool wide) {
+  return at::empty_like(input, input.options().dtype(wide ? at::kFloat : input.scalar_type()));
+}
+
+at::Tensor activate_grads_meta(const at::Tensor& /*grad*/, const at::Tensor& input,
+                               std::string_view /*activation*/) {
+  return at::empty_like(input);
+}
+
 const Operator<gated_rows_anywhere> kGatedRows(
-    "gated_rows(Tensor gate, Tensor up, str activation) -> Tensor");
+    "gated_rows(Tensor gate, Tensor up, str activation) -> Tensor", {.meta = gated_rows_meta});
 const Operator<gated_rows_grads_anywhere> kGatedRowsGrads(
     "gated_rows_grads(Tensor grad, Tensor gate, Tensor up, str activation, Tensor(a!)? grad_gate, "
-    "Tensor(b!)? grad_up) -> ()");
+    "Tensor(b!)? grad_up) -> ()",
+    {.meta = gated_rows_grads_meta});
 const Operator<activate_anywhere> kActivate(
-    "activate(Tensor input, str activation, bool wide) -> Tensor");
+    "activate(Tensor input, str activation, bool wide) -> Tensor", {.meta = activate_meta});
 const Operator<activate_grads_anywhere> kActivateGrads(
-    "activate_grads(Tensor grad, Tensor input, str activation) -> Tensor");
+    "activate_grads(Tensor grad, Tensor input, str activation) -> Tensor",
+    {.meta = activate_grads_meta});
 
 // -- Tensors as rows -----------------------------------------------------------------------------
 

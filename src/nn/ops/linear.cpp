@@ -242,7 +242,7 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
     node->keep_input(kept, recompute);
   }
   if (input.requires_grad()) {
-    node->keep_weight(parameter.value_or(weight));
+    node->keep_weight(weight_to_keep(input, weight, parameter, recompute));
   }
   if (recompute) {
     node->allow_to_run_again(kept, bias, parameter.has_value());

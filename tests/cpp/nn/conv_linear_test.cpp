@@ -89,7 +89,7 @@ TEST(LayersWithAWeight, KeepNoCopyOfTheWeightUnderAutocast) {
   for (const Weighted& w : weighted()) {
     const Layer layer = [&](const Tensors& t) {
       const AutocastOn autocast(at::kBFloat16);
-      return w.layer(t);
+      return w.asking(t);
     };
     const auto input_in_bfloat16 = static_cast<std::int64_t>(w.tensors[0].nbytes()) / 2;
     for (unsigned mask = 1; mask < 8; ++mask) {

@@ -92,6 +92,23 @@ TEST(Product, ComputesWithTheScaleThatForwardUsed) {
   EXPECT_TRUE(run(true).equal(run(false)));
 }
 
+Layer sum_of_sums(bool recompute) {
+  return [=](const Tensors& t) {
+    const at::Tensor value = F::silu(t[0]);
+    const at::Tensor sum = F::add(F::add(F::add(value, value), value), value, /*inplace=*/true);
+    return F::linear(sum, t[1], {}, recompute);
+  };
+}
+
+TEST(Sum, OfSumsIsRecomputed) {
+  const Tensors given = leaves({normal({8, 16}), normal({4, 16})}, 3);
+  EXPECT_EQ(kept_bytes(sum_of_sums(false), given), static_cast<std::int64_t>(given[0].nbytes()));
+  EXPECT_EQ(kept_bytes(sum_of_sums(true), given), 0);
+  const at::Tensor cotangent = normal({8, 4});
+  expect_same(outcome_of(sum_of_sums(true), given, cotangent),
+              outcome_of(sum_of_sums(false), given, cotangent), 0, 0, "sums");
+}
+
 TEST(Product, OfChangedFactorsIsAnError) {
   const at::Tensor leaf = normal({8, 16}).requires_grad_();
   const at::Tensor first = leaf.mul(2);

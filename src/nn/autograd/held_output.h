@@ -1,0 +1,58 @@
+#pragma once
+
+#include "nn/autograd/node.h"
+#include "nn/autograd/saved_tensor.h"
+
+namespace brim::nn {
+
+/// A layer that gives its output again while a layer behind it keeps that output anyway: the same
+/// memory, no byte more.
+class OutputHoldingNode : public SavingNode {
+ public:
+  /// @param holds whether layers behind may ask at all: to hold the output costs time
+  explicit OutputHoldingNode(bool holds) : holds_(holds) {}
+
+  void output_is_kept(const at::Tensor& output) override {
+    if (!holds_ || hooks_in_force() != nullptr) {  // hooks may hold tensors elsewhere
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    held_ = Kept::output(output, false);
+    is_held_ = true;
+  }
+
+  std::optional<int> layers_to_recompute() const override {
+    return is_held_ ? std::optional(0) : std::nullopt;
+  }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    return held_output();
+  }
+
+  /// Before the last backward of this node, which does not read its output.
+  void will_release_variables() override {
+    const std::lock_guard lock(mutex_);
+    held_.release();
+  }
+
+ protected:
+  [[nodiscard]] bool is_held() const { return is_held_; }
+
+  /// Under the lock. @throws c10::Error if it was written to or released.
+  [[nodiscard]] at::Tensor held_output() {
+    at::Tensor output = held_.lend(this);
+    if (at::GradMode::is_enabled()) {
+      output = without_history(output);
+      torch::autograd::impl::set_gradient_edge(output, {compat::pointer_to(*this), 0});
+    }
+    return output;
+  }
+
+ private:
+  bool holds_;
+  bool is_held_ = false;
+  Kept held_;
+};
+
+}  // namespace brim::nn
