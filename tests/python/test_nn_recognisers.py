@@ -511,6 +511,25 @@ def test_functions_in_a_forward_are_redirected() -> None:
     assert type(module) is Gate
 
 
+def test_methods_without_the_module_are_left_alone() -> None:
+    class Helps(nn.Module):
+        @staticmethod
+        def twice(x: Tensor, by: Tensor) -> Tensor:
+            return F.relu(x) * by
+
+        @classmethod
+        def thrice(cls, x: Tensor) -> Tensor:
+            return F.relu(x) * x
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.thrice(self.twice(x, by=x))
+
+    module = Helps()
+    expected = run(module)
+    brim.convert(module, recompute="cheap")
+    close(run(module), expected)
+
+
 def test_functions_can_be_left_alone() -> None:
     module = Gate()
     assert not brim.convert(module, functions=False).functions

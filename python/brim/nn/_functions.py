@@ -135,7 +135,8 @@ def _uses_of(kind: Kind) -> dict[str, _Uses]:
         name = waiting.pop()
         for base in kind.__mro__ if name not in found else ():
             function = base.__dict__.get(name)
-            code = code_of(function) if inspect.isroutine(function) else None
+            # No static methods and the like: a region needs the module.
+            code = code_of(function) if inspect.isfunction(function) else None
             if base is torch.nn.Module or code is None:
                 continue
             _add_uses(found.setdefault(name, _Uses()), code)
