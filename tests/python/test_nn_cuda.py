@@ -273,6 +273,7 @@ def test_autocast_keeps_no_copy_of_a_frozen_weight() -> None:
 NORMS = {"LayerNorm": (64,), "RMSNorm": (64,), "GroupNorm": (4, 64)}
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch's own
 @pytest.mark.parametrize("layer", NORMS)
 def test_autocast_keeps_the_low_precision_input_of_a_norm_as_it_is(layer: str) -> None:
     x = torch.randn(256, 64, 64, device="cuda").bfloat16()

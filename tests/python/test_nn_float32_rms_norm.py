@@ -339,8 +339,9 @@ def test_cuda_rows_of_any_size(size: int, dtype: torch.dtype) -> None:
         x, weight = on_cuda(size, rows, dtype, dtype)
         got = run(lambda a, w: float32_rms_norm(a, w, EPS), x, weight, needs, "contiguous")
         want = run(llama, x, weight, needs, "contiguous")
-        # For a sum over many rows torch rounds each summand.
-        assert_rounding(got, want, dtype)
+        # For a sum over many rows torch rounds each summand. The gradient of a row of one number is
+        # what two nearly equal numbers leave.
+        assert_rounding(got, want, torch.float16 if size == 1 else dtype)
         again = run(lambda a, w: float32_rms_norm(a, w, EPS), x, weight, needs, "contiguous")
         assert all(map(same_bits, again, got))
 

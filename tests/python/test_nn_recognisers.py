@@ -661,6 +661,7 @@ def test_a_replaced_forward_stays() -> None:
     assert [each.reason for each in report.kept] == ["its forward was replaced"]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # of torch 2.11's compiler
 @pytest.mark.parametrize("make", [Swish, Gate, lambda: TransposedLinear(8, 8)])
 def test_compile_makes_one_graph(make: Callable[[], nn.Module]) -> None:
     module = make()
