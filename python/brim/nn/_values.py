@@ -197,8 +197,8 @@ _CHEAP = {
         "avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d max_pool2d_with_indices",
         "max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d",
         # activations and losses that have no tag
-        "leaky_relu _prelu_kernel glu nll_loss_forward nll_loss2d_forward mse_loss smooth_l1_loss huber_loss",
-        "binary_cross_entropy binary_cross_entropy_with_logits",
+        "_prelu_kernel glu nll_loss_forward nll_loss2d_forward mse_loss smooth_l1_loss huber_loss",
+        "binary_cross_entropy binary_cross_entropy_with_logits leaky_relu",
     )
     for name in names.split()
 }
