@@ -26,9 +26,9 @@ BRIM_API at::Tensor cross_entropy(const at::Tensor& input, const at::Tensor& tar
                                   bool in_float32 = false, bool recompute = false);
 
 struct LinearCrossEntropyOptions {
-  std::optional<at::Tensor> weight = std::nullopt;     ///< one number per class
-  std::int64_t ignore_index = -100;     ///< a target that does not count
-  std::string_view reduction = "mean";  ///< or "none" or "sum"
+  std::optional<at::Tensor> weight = std::nullopt;  ///< one number per class
+  std::int64_t ignore_index = -100;                 ///< a target that does not count
+  std::string_view reduction = "mean";              ///< or "none" or "sum"
   double label_smoothing = 0;
   double scale = 1;         ///< of the logits
   double softcap = 0;       ///< logits become softcap * tanh(logits / softcap); 0: they stay
