@@ -670,3 +670,55 @@ def test_compile_makes_one_graph(make: Callable[[], nn.Module]) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     close(run(compiled), expected)
+
+
+# -- Self-attention --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("trained", ["all", "biases"])
+def test_self_attention_has_torchs_bits(batch_first: bool, autocast: bool, trained: str) -> None:
+    results, kept = [], []
+    for convert in (False, True):
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.LayerNorm(16), nn.Identity())
+        attention = nn.MultiheadAttention(16, 4, dropout=0.3, batch_first=batch_first)
+        model.append(attention)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trained == "all" or name.endswith("bias"))
+        if convert:
+            report = brim.convert(model, recompute="cheap")
+            assert "self-attention" in [each.recognised for each in report.replaced]
+        x = torch.randn(7, 64, 16).requires_grad_()
+        with (
+            torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+            brim.PeakMeter("cpu") as meter,
+        ):
+            normal = model[0](x)
+            y, weights = attention(normal, normal, normal, need_weights=False)
+            del normal
+            kept.append(meter.left)
+        assert weights is None
+        leaves = [x, *(each for each in model.parameters() if each.requires_grad)]
+        results.append([y, *torch.autograd.grad(y.float().square().sum(), leaves)])
+    assert all(map(torch.equal, *results))
+    assert kept[1] < kept[0] or (trained == "biases" and kept[1] == kept[0])
+
+
+def test_attention_with_masks_weights_or_other_keys_is_torchs() -> None:
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(8, 2)
+    ours = copy.deepcopy(theirs)
+    brim.convert(ours)
+    x, other = torch.randn(5, 3, 8), torch.randn(6, 3, 8)
+    for args, options in (
+        ((x, x, x), {}),
+        ((x, other, other), {"need_weights": False}),
+        ((x, x, x), {"need_weights": False, "attn_mask": torch.ones(5, 5).triu(1).bool()}),
+        ((x[:, 0], x[:, 0], x[:, 0]), {"need_weights": False}),
+    ):
+        expected, results = theirs(*args, **options), ours(*args, **options)
+        assert torch.equal(results[0], expected[0])
+        assert (results[1] is None) == (expected[1] is None)
+    assert type(brim.restore(ours)) is nn.MultiheadAttention

@@ -17,6 +17,7 @@ import torch
 from torch.compiler import is_compiling
 
 from brim.nn._derived import MAKERS, Kind, Recipe, derived
+from brim.nn.recognisers import attention as attention  # puts its class into MAKERS
 from brim.nn.recognisers._recogniser import Options, Recogniser
 from brim.nn.recognisers.activation import activation
 from brim.nn.recognisers.conv1d import conv1d
@@ -58,6 +59,8 @@ def recognise(module: torch.nn.Module) -> Recognised | None:
         >>> recognise(torch.nn.Sequential())
     """
     unlike = None
+    if type(module) is torch.nn.MultiheadAttention:
+        return Recognised("self-attention", derived(type(module), Recipe("attention")))
     if type(module).__module__.startswith("torch.nn."):  # brim has a layer for it, or saves nothing
         return None
     for name, recogniser in RECOGNISERS.items():

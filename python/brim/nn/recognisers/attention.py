@@ -1,0 +1,98 @@
+"""Self-attention of torch.nn as two linear layers of brim around torch's attention kernel.
+
+torch runs `MultiheadAttention` as one function, inside of which brim would see nothing. What brim
+does not take over (masks, weights that are asked for, other keys and values) stays that function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from brim.nn import functional
+from brim.nn._derived import MAKERS, Kind
+
+__all__: list[str] = []
+
+_jit: Any = torch.jit  # has no types
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def _members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
+    work = kind.forward
+
+    @functools.wraps(work)
+    def forward(
+        self: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> Any:
+        options = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+        is_bare = key_padding_mask is None and attn_mask is None
+        if (
+            need_weights
+            or is_causal
+            or not is_bare
+            or query is not key
+            or key is not value
+            or not _is_ours(self, query)
+        ):
+            return work(self, query, key, value, *options)
+        return _attend(self, query), None
+
+    return (kind,), {"forward": forward, "_brim_recompute": False}
+
+
+MAKERS["attention"] = _members
+
+
+def _is_ours(module: Any, x: Tensor) -> bool:
+    weight = module.in_proj_weight
+    return (
+        type(x) is Tensor
+        and x.dim() == 3
+        and x.numel() > 0
+        and torch.is_grad_enabled()  # without, torch has one kernel for all of it
+        and type(weight) in _PLAIN
+        and type(module.out_proj.weight) in _PLAIN
+        and module.bias_k is None
+        and module.bias_v is None
+        and not module.add_zero_attn
+        and x.shape[-1] == module.embed_dim
+        and not is_compiling()
+        and not _jit.is_tracing()
+    )
+
+
+def _attend(module: Any, x: Tensor) -> Tensor:
+    """The operators of torch's function in their order: the same bits."""
+    recompute = module._brim_recompute
+    x = x.transpose(1, 0) if module.batch_first else x
+    length, batch, width = x.shape
+    heads = module.num_heads
+    packed = functional.linear(x, module.in_proj_weight, module.in_proj_bias, recompute=recompute)
+    packed = packed.unflatten(-1, (3, width)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
+    inputs = [
+        part.view(length, batch * heads, width // heads)
+        .transpose(0, 1)
+        .view(batch, heads, length, width // heads)
+        for part in packed
+    ]
+    dropout = module.dropout if module.training else 0.0
+    mixed = nn.functional.scaled_dot_product_attention(*inputs, None, dropout)
+    mixed = mixed.permute(2, 0, 1, 3).contiguous().view(batch * length, width)
+    last = module.out_proj
+    result = functional.linear(mixed, last.weight, last.bias, recompute=recompute)
+    result = result.view(length, batch, width)
+    return result.transpose(1, 0) if module.batch_first else result
