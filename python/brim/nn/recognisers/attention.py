@@ -82,15 +82,17 @@ def _attend(module: Any, x: Tensor) -> Tensor:
     length, batch, width = x.shape
     heads = module.num_heads
     packed = functional.linear(x, module.in_proj_weight, module.in_proj_bias, recompute=recompute)
-    packed = packed.unflatten(-1, (3, width)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
-    inputs = [
+    packed = (
+        packed.view(length, batch, 3, width).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
+    )
+    query, key, value = (
         part.view(length, batch * heads, width // heads)
         .transpose(0, 1)
         .view(batch, heads, length, width // heads)
         for part in packed
-    ]
+    )
     dropout = module.dropout if module.training else 0.0
-    mixed = nn.functional.scaled_dot_product_attention(*inputs, None, dropout)
+    mixed = nn.functional.scaled_dot_product_attention(query, key, value, None, dropout)
     mixed = mixed.permute(2, 0, 1, 3).contiguous().view(batch * length, width)
     last = module.out_proj
     result = functional.linear(mixed, last.weight, last.bias, recompute=recompute)
