@@ -288,7 +288,7 @@ def test_autocast_keeps_the_low_precision_input_of_a_norm_as_it_is(layer: str) -
         results.append([y.detach(), *torch.autograd.grad(y, wanted, cotangent_of(y, ""))])
     assert kept[0] >= 2 * x.nbytes
     assert x.nbytes <= kept[1] < 1.1 * x.nbytes
-    assert results[1][0].dtype == torch.float32
+    assert results[1][0].dtype == results[0][0].dtype  # torch 2.11 does not cast RMSNorm
     assert layer == "LayerNorm" or same_bits(results[1][0], results[0][0])
     assert all(map(near, results[1], results[0]))
 

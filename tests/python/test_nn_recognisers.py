@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  as everyone calls it
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import brim
 from brim.nn._derived import original_of
@@ -722,3 +723,86 @@ def test_attention_with_masks_weights_or_other_keys_is_torchs() -> None:
         assert torch.equal(results[0], expected[0])
         assert (results[1] is None) == (expected[1] is None)
     assert type(brim.restore(ours)) is nn.MultiheadAttention
+
+
+# -- Regions and checkpoints, classes whose results depend on attributes ---------------------------
+
+
+class Product(nn.Module):
+    """Two factors of one shape: a checkpoint that mixed them up would not notice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) * self.second(x)
+
+
+class InHelper(Product):
+    def forward(self, x: Tensor) -> Tensor:
+        return multiplied(self.first(x), self.second(x))
+
+
+def multiplied(a: Tensor, b: Tensor) -> Tensor:
+    return a * b
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(checkpoint(self.block, x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("recompute", [None, "cheap"])
+@pytest.mark.parametrize("block", [Product, InHelper])
+def test_a_checkpoint_runs_the_same_functions_again(block: Any, recompute: str | None) -> None:
+    torch.manual_seed(0)
+    model = Checkpointed(block())
+    x = torch.randn(4, 8, requires_grad=True)
+    wanted = [x, *model.parameters()]
+    expected = torch.autograd.grad(model(x).sum(), wanted)
+    brim.convert(model, recompute=recompute)
+    for _ in range(3):  # the first call decides whether a region is worth it
+        close(torch.autograd.grad(model(x).sum(), wanted), expected)
+    with brim.saving(recompute=recompute):
+        y = checkpoint(lambda z: z * z.exp(), x, use_reentrant=False)
+    close(torch.autograd.grad(y.sum(), [x]), [(x.exp() * (1 + x)).detach()])
+
+
+class WithAttributes(nn.Module):
+    def __init__(self, act: Callable[[Tensor], Tensor], power: int) -> None:
+        super().__init__()
+        self.act, self.pow = act, power
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x) ** self.pow
+
+
+def test_instances_of_a_class_are_told_apart_by_their_attributes() -> None:
+    x = torch.randn(64)
+    for act, power in ((F.relu, 2), (F.relu, 3), (F.silu, 1), (F.relu, 1), (F.silu, 2)):
+        module = WithAttributes(act, power)
+        expected = module(x)
+        brim.convert(module)
+        assert torch.equal(module(x), expected)
+
+
+def test_a_gain_of_one_number_is_left_to_the_module() -> None:
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(1)), 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.to(torch.float32)
+            h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)
+            return self.weight * h.to(x.dtype)
+
+    module, x = Gain(), torch.randn(3, 8)
+    expected = module(x)
+    brim.convert(module)
+    assert torch.equal(module(x), expected)

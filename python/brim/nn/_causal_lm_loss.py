@@ -109,8 +109,8 @@ def _mean_loss(
     ignore_index: int,
     recompute: bool,
 ) -> Tensor:
-    rows = logits.view(-1, vocab_size)
-    classes = labels.view(-1).to(rows.device)
+    rows = logits.reshape(-1, vocab_size)
+    classes = labels.reshape(-1).to(rows.device)
     reduction = "mean" if num_items_in_batch is None else "sum"
     loss = _cross_entropy(rows, classes, None, ignore_index, reduction, 0.0, True, recompute)
     if num_items_in_batch is None:

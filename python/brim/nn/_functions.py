@@ -15,7 +15,7 @@ import torch
 from torch.compiler import is_compiling
 
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived
-from brim.nn.saving import FUNCTIONS, SAVING_ALONE, Saving, redirected
+from brim.nn.saving import FUNCTIONS, SAVING_ALONE, Saving, hooks_in_force, redirected
 
 __all__ = ["with_functions"]
 
@@ -56,32 +56,44 @@ def _region(work: Any) -> Any:
 
     @functools.wraps(work)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not torch.is_grad_enabled():
+        if is_compiling() or not torch.is_grad_enabled() or _jit.is_tracing():
             return work(self, *args, **kwargs)
         way = (self.training, self._brim_recompute)
-        known = worth.get(self, _NOTHING).get(way)
+        hooks = hooks_in_force()
+        # A checkpoint runs its modules twice, and the same functions must be redirected in both.
+        known = worth.get(self, _NOTHING).get(way) if hooks is None else True
         if known is False:
             return work(self, *args, **kwargs)
         mode = _REGIONS[self._brim_recompute]
-        before, redirected.found = redirected.found, [] if known is None else None
+        before = redirected.found, redirected.hooks
+        redirected.found, redirected.hooks = [] if known is None else None, hooks
         is_inside = _is_inside(mode)
         if not is_inside:
             _push(mode)
         try:
-            return work(self, *args, **kwargs)
+            result = work(self, *args, **kwargs)
+            if redirected.found is not None and _is_telling(result):
+                useful = FUNCTIONS if self._brim_recompute else SAVING_ALONE
+                worth.setdefault(self, {})[way] = not useful.isdisjoint(redirected.found)
+            return result
         finally:
             if not is_inside:
                 _pop()
-            if redirected.found is not None:
-                useful = FUNCTIONS if self._brim_recompute else SAVING_ALONE
-                worth.setdefault(self, {})[way] = not useful.isdisjoint(redirected.found)
-            redirected.found = before
+            redirected.found, redirected.hooks = before
 
     return run
 
 
+def _is_telling(result: Any) -> bool:
+    """Whether a call shows what others will keep: something needed a gradient, nothing batched."""
+    return bool(getattr(result, "requires_grad", True)) and not _transforms()
+
+
+_jit: Any = torch.jit  # has no types
+_transforms: Any = torch._C._functorch.get_interpreter_stack
+
 MAKERS["functions"] = _members
-_REGIONS = (Saving(False), Saving(True))
+_REGIONS = (Saving(False, is_shared=True), Saving(True, is_shared=True))
 
 
 def _is_inside(mode: Saving) -> bool:

@@ -322,7 +322,7 @@ def _change_of(module: Module, functions: bool) -> _Change:
             return _Change(to=known.kind, recognised=known.what)
         if functions and (region := with_functions(module)) is not None:
             return _Change(to=region, is_region=True)
-    except TypeError as error:
+    except Exception as error:  # of the class's own, such as __init_subclass__
         return _Change(f"no class can be derived from its own: {error}")
     if known is not None:
         return _Change(f"it looks like {known.what}, but its results differ from what brim knows")

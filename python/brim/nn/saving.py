@@ -70,9 +70,14 @@ def check_recompute(recompute: str | None) -> None:
 class Saving(TorchFunctionMode):
     """What `brim.saving()` gives."""
 
-    def __init__(self, recompute: bool = False) -> None:
+    def __init__(self, recompute: bool = False, is_shared: bool = False) -> None:
+        """A region; if shared, all modules enter it, and `redirected.hooks` is theirs."""
         super().__init__()
+        self._recompute = recompute
         self._instead = _RECOMPUTING if recompute else _KEEPING
+        # dynamo takes no mode that does more than it knows when it is entered.
+        self._hooks = None if is_shared or torch.compiler.is_compiling() else hooks_in_force()
+        self._is_shared = is_shared
 
     def __torch_function__(
         self,
@@ -86,7 +91,9 @@ class Saving(TorchFunctionMode):
         instead = self._instead.get(func)
         if instead is None or torch.compiler.is_compiling() or _is_paused.get():
             return func(*args, **kwargs)
-        if not _fits(args, kwargs):
+        # What a checkpoint inside of the region runs again in backward is not in the region then.
+        hooks = redirected.hooks if self._is_shared else self._hooks
+        if not _fits(args, kwargs) or hooks_in_force() != hooks:
             return func(*args, **kwargs)
         result = instead(*args, **kwargs)
         if redirected.found is not None and _is_brims(result):
@@ -103,23 +110,37 @@ class Saving(TorchFunctionMode):
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            with Saving(self._recompute):
                 return function(*args, **kwargs)
 
         return cast("_Function", run)
 
 
 class _Redirected(threading.local):
-    """What regions of this thread redirect, while someone wants to know.
+    """The innermost region of a module, of this thread.
 
     Attributes:
         found: the functions of torch for which brim's made a node; None: nobody asks.
+        hooks: the saved-tensor hooks that were in force when it began.
     """
 
     found: list[Any] | None = None
+    hooks: Any = None
 
 
 redirected = _Redirected()
+
+
+def hooks_in_force() -> Any:
+    """The saved-tensor hooks that were installed last; None for none.
+
+    Example:
+        >>> hooks_in_force()
+    """
+    return _top_hooks(True)
+
+
+_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def _is_brims(result: Any) -> bool:

@@ -9,7 +9,7 @@ is. CONTRIBUTING.md says how to add one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -73,17 +73,31 @@ def recognise(module: torch.nn.Module) -> Recognised | None:
     return unlike
 
 
-_verdicts: WeakKeyDictionary[Kind, dict[tuple[str, Options], bool]] = WeakKeyDictionary()
+_verdicts: WeakKeyDictionary[Kind, dict[Any, bool]] = WeakKeyDictionary()
 
 
 def _agrees(module: torch.nn.Module, name: str, options: Options) -> bool:
-    """Compare once for each class."""
+    """Compare once for each class and the attributes on which its results may depend."""
     known = _verdicts.setdefault(type(module), {})
-    if (name, options) not in known:
+    key = (name, options, _settings(module))
+    if key not in known:
         recogniser = RECOGNISERS[name]
         ours = recogniser.forward(type(module), options)
-        known[name, options] = recogniser.agrees(module, ours, options)
-    return known[name, options]
+        known[key] = recogniser.agrees(module, ours, options)
+    return known[key]
+
+
+def _settings(module: torch.nn.Module) -> frozenset[tuple[str, Any]]:
+    """The attributes of its own: numbers, functions, flags."""
+    settings = []
+    for name, value in vars(module).items():
+        if name not in _OF_ALL_MODULES:
+            setting = getattr(value, "__func__", value)  # of a bound method
+            settings.append((name, setting if isinstance(setting, Hashable) else type(setting)))
+    return frozenset(settings)
+
+
+_OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
 
 
 def _members(

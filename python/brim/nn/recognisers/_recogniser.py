@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -88,7 +89,11 @@ def numbers(*sizes: int, scale: float = 4.0, dtype: torch.dtype = torch.float32)
 
 
 def agree(
-    module: torch.nn.Module, ours: Forward, inputs: Iterable[Tensor], exact: bool = True
+    module: torch.nn.Module,
+    ours: Forward,
+    inputs: Iterable[Tensor],
+    exact: bool = True,
+    modes: Iterable[bool] = (True, False),
 ) -> bool:
     """Whether `ours` gives the values and gradients of the forward of a module's class.
 
@@ -98,10 +103,11 @@ def agree(
         inputs: one call each.
         exact: bit for bit; else within the rounding of a sum in another order, and in 16 bits with
             few elements that differ.
+        modes: whether the module trains.
     """
     theirs = type(module).forward
     with _undisturbed():
-        for given in inputs:
+        for given, module.training in itertools.product(inputs, modes):
             try:
                 expected = _results(theirs, module, given)
                 results = _results(ours, module, given)

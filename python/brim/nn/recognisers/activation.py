@@ -78,7 +78,7 @@ def _agrees(module: torch.nn.Module, ours: Forward, options: Options) -> bool:
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     edges = [0.0, -0.0, torch.inf, -torch.inf, 1e-30, 30.0, -30.0, 200.0, -200.0]
     values = torch.cat([numbers(503), torch.tensor(edges, device="cpu")])
-    inputs = [values.to(dtype) for dtype in dtypes]
+    inputs = [*(values.to(dtype) for dtype in dtypes), numbers(64), numbers(64, scale=0.1)]
     if not agree(copy, ours, inputs):
         return False
     return options[0] != _RERUN or saved_bytes(copy, ours) < saved_bytes(copy, type(copy).forward)

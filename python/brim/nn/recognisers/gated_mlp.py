@@ -54,8 +54,10 @@ def _forward(kind: Kind, options: Options) -> Forward:
     return forward
 
 
-def _name_of(act: nn.Module) -> str | None:
+def _name_of(act: Any) -> str | None:
     """The name of the activation that a module computes; None if it must be called itself."""
+    if not isinstance(act, nn.Module):
+        return None
     if act._forward_hooks or act._forward_pre_hooks or act._backward_hooks:
         return None
     if act._backward_pre_hooks or _has_any_global_hook():

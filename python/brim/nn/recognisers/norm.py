@@ -49,6 +49,8 @@ def _candidates(module: nn.Module) -> Iterator[Options]:
     base = next((base for base in _LAYERS if isinstance(module, base)), None)
     names = names_in(type(module), "forward")
     follows = {"drop", "act"} <= names
+    if base is not nn.BatchNorm2d and "float" in names:  # a change of type, not of a counter
+        return
     if base is None or not names <= _WORDS or {*module._modules} != ({"drop", "act"} & names):
         return
     yield base, "permute" in names, follows
@@ -78,18 +80,17 @@ def _agrees(module: nn.Module, ours: Forward, options: Options) -> bool:
     inner = {"drop": nn.Identity(), "act": nn.Identity()} if module._modules else {}
     last = base is nn.LayerNorm and not options[1]
     x = numbers(4, 5, 3, channels) if last else numbers(4, channels, 5, 3)
-    for training in (True, False) if base is nn.BatchNorm2d else (True,):
+    for training in (True, False):
         results = []
         for forward in (type(module).forward, ours):
             copy = small_copy(module, weights, inner, **attributes)
-            copy.training = training
             if base is nn.BatchNorm2d:
                 copy._buffers.update(
                     running_mean=numbers(channels),
                     running_var=numbers(channels).abs(),
                     num_batches_tracked=torch.zeros((), dtype=torch.long, device="cpu"),
                 )
-            if not agree(copy, forward, [x]):
+            if not agree(copy, forward, [x], modes=[training]):
                 return False
             results.append([*copy.buffers()])
         if not all(map(torch.equal, *results)):

@@ -74,7 +74,8 @@ def _forward(kind: Kind, options: Options) -> Forward:
     def forward(self: Any, input: Tensor) -> Any:
         weight = getattr(self, "weight", None)
         of_weight = input.dtype if weight is None else weight.dtype
-        if (input.dtype, of_weight) not in known:
+        is_whole = weight is None or weight.shape == input.shape[-1:]
+        if not is_whole or (input.dtype, of_weight) not in known:
             return work(self, input)
         run = functional.float32_rms_norm
         return run(input, weight, getattr(self, eps), offset, cast_first)
