@@ -3,9 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <brim/nn/rerun.h>
 #include <brim/nn/subclasses.h>
-#include <torch/csrc/PyInterpreter.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <string_view>

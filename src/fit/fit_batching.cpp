@@ -225,7 +225,8 @@ std::vector<double> fit_weights(std::span<const std::int64_t> features, std::siz
   for (std::size_t i = 0; i < features.size(); ++i) {
     mean += weights[i % columns] * static_cast<double>(features[i]);
   }
-  mean /= static_cast<double>(features.size() / columns);
+  const std::size_t samples = features.size() / columns;
+  mean /= static_cast<double>(samples);
   for (double& weight : weights) {
     weight *= mean > 0 ? std::max(kMean / mean, 1.0) : 1.0;
   }

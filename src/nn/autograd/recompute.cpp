@@ -244,7 +244,7 @@ at::Tensor recompute(Node& node) {
   if (const SavedVariable* const kept = output_kept_by(node)) {
     return kept->unpack(compat::pointer_to(node));
   }
-  at::Tensor source = recompute(*node.next_edge(0).function);
+  const at::Tensor source = recompute(*node.next_edge(0).function);
   if (typeid(node) == typeid(torchs::AddBackward0)) {
     return at::add(source, recompute(*node.next_edge(1).function));
   }
@@ -259,7 +259,7 @@ at::Tensor recompute(Node& node) {
 }
 
 at::Tensor recompute(Node& node, c10::SymIntArrayRef strides) {
-  const at::Tensor value = recompute(node);
+  at::Tensor value = recompute(node);
   if (is_traced(value) || value.sym_strides() == strides) {
     return value;
   }

@@ -28,7 +28,7 @@ namespace brim::nn {
 
 /// What is particular to a function is in `Function`, which the node holds:
 ///
-///     std::string name() const;
+///     std::string_view name() const;
 ///     at::Tensor value(const variable_list& inputs) const;
 ///     // Faster than by running again, with the same bits; nothing where there is no such way.
 ///     // Both are called under the autocast of the forward pass.
@@ -93,7 +93,9 @@ class RerunNode final : public SavingNode {
     }
   }
 
-  std::string name() const override { return "brim::" + function_.name() + "_backward"; }
+  std::string name() const override {
+    return "brim::" + std::string(function_.name()) + "_backward";
+  }
 
  private:
   template <class Get>

@@ -80,10 +80,8 @@ class KeptInput {
 /// Which a layer keeps: its weight, or the parameter that autocast cast that from, to cast it again
 /// in backward. For a trained weight that takes more time than torch's layer, so it is left to
 /// `recompute`, and to copies that count beside the input.
-[[nodiscard]] inline const at::Tensor& weight_to_keep(const at::Tensor& input,
-                                                      const at::Tensor& weight,
-                                                      const MaybeTensor& parameter,
-                                                      bool recompute) {
+[[nodiscard]] inline at::Tensor weight_to_keep(const at::Tensor& input, const at::Tensor& weight,
+                                               const MaybeTensor& parameter, bool recompute) {
   constexpr int kMuchLess = 16;
   const bool casts_again =
       is_given(parameter) &&

@@ -53,7 +53,7 @@ Grads backward_of(const NormRows& rows, const at::Tensor& grad, const at::Tensor
   }
   at::Tensor sums;
   if (weight_type) {
-    const auto options = x.options().dtype(*weight_type);
+    const auto options = x.options().dtype(weight_type);
     grads.weights = x.numel() == 0 ? at::zeros({columns}, options) : at::empty({columns}, options);
     sums = at::empty({parts_of(rows), columns}, x.options().dtype(at::kFloat));
   }
@@ -169,10 +169,10 @@ NormGrads layer_backward(const at::Tensor& grad, const at::Tensor& input, at::In
                          const MaybeTensor& bias, std::array<bool, 3> mask) {
   const at::Tensor x = input.contiguous();
   const MaybeTensor factors = wide(weight);
-  Grads grads =
+  const Grads grads =
       backward_of(layer_norm_rows(x, shape, factors, {}), grad.to(at::kFloat), x, mean, rstd,
                   mask[0], mask[1] || mask[2] ? std::optional(at::kFloat) : std::nullopt);
-  NormGrads result{std::move(grads.input), {}, {}};
+  NormGrads result{grads.input, {}, {}};
   // Of their own memory each: they become the gradients of parameters.
   if (mask[1]) {
     std::get<1>(result) = grads.weights.narrow(0, 0, grads.weights.numel() / 2)

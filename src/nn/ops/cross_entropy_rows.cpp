@@ -59,7 +59,8 @@ at::Tensor part_grad(const at::Tensor& grads, const at::Tensor& logits, const at
                      const at::Tensor& log_sums) {
   const std::int64_t classes = logits.size(1);
   const at::Tensor is_here = target.ge(0).logical_and_(target.lt(classes));
-  at::Tensor result = logits.to(log_sums.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  const at::Tensor result =
+      logits.to(log_sums.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   result.sub_(log_sums.unsqueeze(1)).exp_().mul_(grads.unsqueeze(1));
   return result.scatter_add_(1, target.clamp(0, classes - 1).unsqueeze(1),
                              grads.neg().mul_(is_here).unsqueeze(1));

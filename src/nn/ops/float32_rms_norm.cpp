@@ -142,7 +142,7 @@ struct Float32RmsNorm {
     if (mask[0] && !input.is_cpu()) {
       input_grad = as_elementwise(input_grad, grad.sym_strides(), input.sym_strides());
     }
-    return {std::move(input_grad), std::move(weight_grad), {}};
+    return {input_grad, weight_grad, {}};
   }
 
   static at::Tensor bias_grad(const at::Tensor& /*grad*/, at::ScalarType /*type*/) { return {}; }

@@ -37,7 +37,7 @@ at::Tensor grad_of(const Elementwise& activation, const at::Tensor& grad, const 
 }
 
 /// `value`, which nobody else has, times `other`.
-at::Tensor times(at::Tensor value, const at::Tensor& other) {
+at::Tensor times(const at::Tensor& value, const at::Tensor& other) {
   const bool in_place = !is_recorded(value, other) && value.scalar_type() == other.scalar_type();
   return in_place ? value.mul_(other) : value.mul(other);
 }
@@ -71,7 +71,7 @@ std::array<at::Tensor, 2> product_grads(const Elementwise& activation, const at:
 struct Activated {
   const Elementwise* activation;
 
-  [[nodiscard]] std::string name() const { return std::string(activation->name); }
+  [[nodiscard]] std::string_view name() const { return activation->name; }
 
   [[nodiscard]] at::Tensor value(const variable_list& inputs) const {
     return value_of(*activation, inputs[0]);
@@ -89,7 +89,7 @@ struct Activated {
 struct Gated {
   const Elementwise* activation;
 
-  [[nodiscard]] static std::string name() { return "gated"; }
+  [[nodiscard]] static std::string_view name() { return "gated"; }
 
   [[nodiscard]] at::Tensor value(const variable_list& inputs) const {
     return product(*activation, inputs[0], inputs[1]);
@@ -112,7 +112,7 @@ struct GatedPacked {
   bool gate_first;
   std::int64_t dim;
 
-  [[nodiscard]] static std::string name() { return "gated_packed"; }
+  [[nodiscard]] static std::string_view name() { return "gated_packed"; }
 
   struct Halves {
     at::Tensor gate;

@@ -73,7 +73,7 @@ class LinearNode final : public SavingNode, public RunsAgain {
     fused_ = is_given(bias) && (input.dim() == 2 || input.is_contiguous_or_false());
     batched_ = !fused_ && input.dim() > 2 && !weight_needs_grad && !folds(input);
     if (batched_) {
-      at::Tensor output = at::matmul(input, weight.t());
+      const at::Tensor output = at::matmul(input, weight.t());
       return is_given(bias) ? output.add_(*bias) : output;
     }
     const at::Tensor matrix = matrix_of(kept);
@@ -154,7 +154,7 @@ class LinearNode final : public SavingNode, public RunsAgain {
 
   [[nodiscard]] at::Tensor product(const at::Tensor& matrix, const at::Tensor& weight,
                                    const MaybeTensor& bias) const {
-    at::Tensor output =
+    const at::Tensor output =
         with_last(fused_ ? at::addmm(*bias, matrix, weight.t()) : at::mm(matrix, weight.t()),
                   weight.sym_size(0));
     return is_given(bias) && !fused_ ? output.add_(*bias) : output;

@@ -121,8 +121,8 @@ class LinearCrossEntropyNode final : public SavingNode {
     const at::Tensor whole_weight = in_type(weight, type_of(input, weight));
     const MaybeTensor whole_bias = cast_bias(bias, whole_weight);
     const auto type = working_type(whole_weight, options_.in_float32);
-    at::Tensor losses = at::empty({rows}, input.options().dtype(type));
-    at::Tensor log_sums = at::empty({rows}, input.options().dtype(wide_type(whole_weight)));
+    const at::Tensor losses = at::empty({rows}, input.options().dtype(type));
+    const at::Tensor log_sums = at::empty({rows}, input.options().dtype(wide_type(whole_weight)));
     for (std::int64_t first = 0; first < rows; first += each) {
       const std::int64_t count = std::min(each, rows - first);
       const at::Tensor logits =
@@ -304,7 +304,7 @@ class LinearCrossEntropyNode final : public SavingNode {
     const at::Tensor all = is_given(class_weight)
                                ? own.add(others.mul(class_weight->to(wide).sum()))
                                : own.add(rows.mul(options_.label_smoothing));
-    at::Tensor grad = logits.to(wide).sub_(column(log_sums)).exp_().mul_(column(all));
+    const at::Tensor grad = logits.to(wide).sub_(column(log_sums)).exp_().mul_(column(all));
     const std::int64_t count = logits.size(1);
     const at::Tensor place = target.sub(first);
     const at::Tensor is_here = place.ge(0).logical_and_(place.lt(count));

@@ -11,7 +11,7 @@ namespace {
 struct Callable {
   std::function<at::Tensor(const variable_list&)> function;
 
-  [[nodiscard]] static std::string name() { return "rerun"; }
+  [[nodiscard]] static std::string_view name() { return "rerun"; }
 
   [[nodiscard]] at::Tensor value(const variable_list& inputs) const { return function(inputs); }
 

@@ -54,6 +54,7 @@ class SumNode final : public OutputHoldingNode {
 };
 
 template <bool InPlace>
+// NOLINTNEXTLINE(performance-unnecessary-value-param): written to in place
 at::Tensor run(at::Tensor first, const at::Tensor& second) {
   const bool needed = needs_grad(first, second);
   if (InPlace) {

@@ -1,7 +1,7 @@
-#include <ATen/ops/equal.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
 #include <brim/nn/functional.h>

@@ -80,9 +80,7 @@ TEST(Gated, LinearLayerBehindAsksForTheProduct) {
 TEST(Gated, RefusesUnknownNames) {
   const at::Tensor x = normal({2, 4});
   EXPECT_CONTAINS(message_of<c10::ValueError>([&] { (void)F::gated(x, x, "selu"); }), "got selu");
-  EXPECT_CONTAINS(message_of<c10::ValueError>([&] {
-                    (void)F::gated_packed(normal({2, 3}));
-                  }),
+  EXPECT_CONTAINS(message_of<c10::ValueError>([&] { (void)F::gated_packed(normal({2, 3})); }),
                   "even size in dimension -1, got 3");
 }
 
