@@ -179,10 +179,16 @@ def test_a_signal_ends_the_waiting(room: int) -> None:
         if attempt.size == 1:
             threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    with Neighbour(room) as neighbour:
-        with pytest.raises(KeyboardInterrupt):
-            brim.run_batch(2, lambda _n: torch.empty(room // 4), device="cpu", observer=observer)
-        neighbour.release.set()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # other libraries set theirs
+    try:
+        with Neighbour(room) as neighbour:
+            with pytest.raises(KeyboardInterrupt):
+                brim.run_batch(
+                    2, lambda _n: torch.empty(room // 4), device="cpu", observer=observer
+                )
+            neighbour.release.set()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert neighbour.released_in_time
 
 
