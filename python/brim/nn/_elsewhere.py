@@ -24,7 +24,7 @@ from brim.nn import _elementwise
 if TYPE_CHECKING:
     from brim._C import _Operators
 
-__all__ = ["check_tensors", "elsewhere", "is_foreign", "is_known", "ops"]
+__all__ = ["check_tensors", "elsewhere", "is_foreign", "is_known", "is_traced", "ops"]
 
 _F: Any = torch.nn.functional
 _jit: Any = torch.jit  # has no types
@@ -82,6 +82,16 @@ def elsewhere(name: str, *args: Any) -> Any:
     except Exception:
         check_tensors(name, *args)
         raise
+
+
+def is_traced() -> bool:
+    """Whether torch.compile or torch.jit records what runs.
+
+    Example:
+        >>> is_traced()
+        False
+    """
+    return is_compiling() or _jit.is_tracing()
 
 
 def check_tensors(name: str, *args: object) -> None:

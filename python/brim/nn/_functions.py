@@ -12,9 +12,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.compiler import is_compiling
 
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived
+from brim.nn._elsewhere import is_traced
 from brim.nn.saving import FUNCTIONS, SAVING_ALONE, Saving, hooks_in_force, redirected
 
 __all__ = ["with_functions"]
@@ -56,7 +56,7 @@ def _region(work: Any) -> Any:
 
     @functools.wraps(work)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not torch.is_grad_enabled() or _jit.is_tracing():
+        if is_traced() or not torch.is_grad_enabled():
             return work(self, *args, **kwargs)
         way = (self.training, self._brim_recompute)
         hooks = hooks_in_force()
@@ -89,7 +89,6 @@ def _is_telling(result: Any) -> bool:
     return bool(getattr(result, "requires_grad", True)) and not _transforms()
 
 
-_jit: Any = torch.jit  # has no types
 _transforms: Any = torch._C._functorch.get_interpreter_stack
 
 MAKERS["functions"] = _members

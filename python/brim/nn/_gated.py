@@ -6,18 +6,13 @@ They keep their inputs and nothing of what they compute inside.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from brim import _C
-from brim.nn._elsewhere import is_foreign, ops
+from brim.nn._elsewhere import is_foreign, is_traced, ops
 
 __all__ = ["activation", "gated", "gated_packed", "rerun"]
-
-_jit: Any = torch.jit  # has no types
 
 
 def activation(input: Tensor, name: str, *, recompute: bool = False) -> Tensor:
@@ -36,6 +31,7 @@ def activation(input: Tensor, name: str, *, recompute: bool = False) -> Tensor:
         ValueError: for another name.
 
     Example:
+        >>> import torch
         >>> activation(torch.tensor([-1.0, 2.0]), "relu_squared")
         tensor([0., 4.])
     """
@@ -58,6 +54,7 @@ def gated(gate: Tensor, up: Tensor, activation: str = "silu", *, recompute: bool
         ValueError: for an activation that brim does not know.
 
     Example:
+        >>> import torch
         >>> gate, up = torch.zeros(2, requires_grad=True), torch.ones(2)
         >>> gated(gate, up, "sigmoid")
         tensor([0.5000, 0.5000], grad_fn=<gated_backward>)
@@ -86,6 +83,7 @@ def gated_packed(
         ValueError: for an activation that brim does not know, or an odd size in `dim`.
 
     Example:
+        >>> import torch
         >>> gated_packed(torch.tensor([-1.0, 3.0, 2.0, 4.0]), "relu")
         tensor([ 0., 12.])
     """
@@ -109,11 +107,12 @@ def rerun(function: Callable[..., Tensor], *inputs: Tensor, recompute: bool = Fa
             argument.
 
     Example:
+        >>> import torch
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> rerun(lambda x: x * torch.tanh(torch.exp(x)), x).sum().backward()
         >>> x.grad.shape
         torch.Size([2])
     """
-    if is_compiling() or any(map(is_foreign, inputs)) or _jit.is_tracing():
+    if is_traced() or any(map(is_foreign, inputs)):
         return function(*inputs)
     return _C.rerun(lambda given: function(*given), inputs, recompute)

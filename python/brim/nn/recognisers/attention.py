@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from brim.nn import functional
 from brim.nn._derived import MAKERS, Kind
+from brim.nn._elsewhere import is_traced
 
 __all__: list[str] = []
 
-_jit: Any = torch.jit  # has no types
 _PLAIN = (Tensor, nn.Parameter)
 
 
@@ -70,8 +69,7 @@ def _is_ours(module: Any, x: Tensor) -> bool:
         and module.bias_v is None
         and not module.add_zero_attn
         and x.shape[-1] == module.embed_dim
-        and not is_compiling()
-        and not _jit.is_tracing()
+        and not is_traced()
     )
 
 
