@@ -1,4 +1,4 @@
-"""C++ programs find the library that the Python package brings along."""
+"""The package as a whole: its version, and C++ programs find the library that it brings along."""
 
 from __future__ import annotations
 
@@ -12,7 +12,21 @@ import pytest
 import brim
 from brim.cli import main
 
-CONSUMER = Path(__file__).parents[1] / "package"
+ROOT = Path(__file__).parents[2]
+CONSUMER = ROOT / "tests" / "package"
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("CMakeLists.txt", r"^project\(brim VERSION (\S+)"),
+        ("pyproject.toml", r'^version = "(.*)"$'),
+        ("CITATION.cff", r"^version: (.*)$"),
+    ],
+)
+def test_every_file_names_the_same_version(file: str, pattern: str) -> None:
+    text = (ROOT / file).read_text()
+    assert re.findall(pattern, text, re.MULTILINE) == [brim.__version__]
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
