@@ -108,10 +108,18 @@ _MANY = 40
 
 @dataclass
 class _Uses:
-    """What a method does: calls functions; multiplies by what may be a tensor, or by attributes."""
+    """What a method does.
+
+    Attributes:
+        calls: functions of torch.
+        multiplies: by what may be a tensor.
+        factors: attributes that it multiplies by.
+        attends: calls one of transformers' functions for attention.
+    """
 
     calls: bool = False
     multiplies: bool = False
+    attends: bool = False
     factors: set[str] = field(default_factory=set)
 
     def fit(self, module: torch.nn.Module) -> bool:
@@ -122,7 +130,15 @@ class _Uses:
         multiplies = self.multiplies or any(
             not isinstance(getattr(module, name, None), (int, float)) for name in self.factors
         )
-        return self.calls or (multiplies and sum(1 for _ in module.modules()) <= _MANY)
+        calls = self.calls or (self.attends and _drops(module))
+        return calls or (multiplies and sum(1 for _ in module.modules()) <= _MANY)
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    """Whether a module for attention has dropout; without, torch's kernels keep little."""
+    rates = [value for name, value in vars(module).items() if "dropout" in name]
+    rates += [each.p for each in module.children() if isinstance(each, torch.nn.Dropout)]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _is_function(value: Any) -> bool:
@@ -166,6 +182,7 @@ def _add_uses(uses: _Uses, code: CodeType) -> None:
                 uses.calls |= step.argval in _NAMES and not _is_self(last)
             elif step.opname == "LOAD_GLOBAL":
                 uses.calls |= step.argval in _NAMES
+                uses.attends |= step.argval == "ALL_ATTENTION_FUNCTIONS"
             elif step.opname == "BINARY_MULTIPLY" or step.argrepr in ("*", "*="):
                 by_number = last.opname == "LOAD_CONST" or (
                     _is_variable(last) and one_before.opname == "LOAD_CONST"
