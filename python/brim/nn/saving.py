@@ -123,10 +123,14 @@ class _Redirected(threading.local):
     Attributes:
         found: the functions of torch for which brim's made a node; None: nobody asks.
         hooks: the saved-tensor hooks that were in force when it began.
+        left: the `hooks` of regions around modules that are left out.
     """
 
     found: list[Any] | None = None
     hooks: Any = None
+
+    def __init__(self) -> None:
+        self.left: list[Any] = []
 
 
 redirected = _Redirected()
