@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+import brim
 from brim.cli import audit, demo, estimate, info, probe
 from brim.cli.arguments import files_may_be_loaded, in_one_line
 
@@ -20,6 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="brim", description="Fill memory to the brim, never over it."
+    )
+    parser.add_argument(
+        "--cmake-dir",
+        action=_Print,
+        const=brim.cmake_prefix_path,
+        nargs=0,
+        help="print the directory of brimConfig.cmake, for find_package(brim)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (info, demo, probe, audit, estimate):
@@ -37,3 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"brim {chosen.command}: {in_one_line(error)}", file=sys.stderr)
             return 2
     return status
+
+
+class _Print(argparse.Action):
+    """Prints its constant as it is (action="version" would wrap a long line) and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(self.const)
+        parser.exit()
