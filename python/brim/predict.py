@@ -13,6 +13,7 @@ import torch
 from brim import _C
 from brim._arguments import real
 from brim._C import MemorySample, ModelError, PeakSample
+from brim.adapt._undo import Restore, Undo
 from brim.memory import DeviceLike
 
 __all__ = [
@@ -288,8 +289,12 @@ class MemoryModel(_C.MemoryModel):
         budget: int | str | None = None,
         probes: int = 7,
         cleanup: Callable[[], object] | None = None,
+        restore: Restore = True,
     ) -> _Self:
         """Measure a few of the sizes and fit a model to them.
+
+        The function really runs, so a training step trains the model. Afterwards the model, the
+        optimizer and the random state are as before, unless `restore=False`.
 
         It chooses them itself: the smallest first (once unmeasured, to warm up), then larger ones
         spread over the range, each only if its need is expected to stay within the budget. One that
@@ -303,6 +308,9 @@ class MemoryModel(_C.MemoryModel):
                 if None.
             probes: how many sizes to measure at most.
             cleanup: called after each call of `fn`.
+            restore: what the function changes and is put back after measuring: True for the modules
+                and optimizers that it leads to, or these things themselves; False for nothing. See
+                `brim.data.PackedBatchSampler.fit`.
 
         Raises:
             ValueError: if the sizes are empty, not positive, of mixed kinds, or too few.
@@ -322,7 +330,11 @@ class MemoryModel(_C.MemoryModel):
             raise TypeError(f"sizes must be ints, got {wrong if batch else wrong[0]!r}")
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
-        model._assign(_C.probe_memory(fn, whole, batch, device, limit, probes, cleanup))
+        undo = Undo(restore, fn)
+        try:
+            model._assign(_C.probe_memory(fn, whole, batch, device, limit, probes, cleanup))
+        finally:
+            undo.put_back()
         return model
 
     def peak(self, n: float, length: float | None = None) -> float:
