@@ -1,4 +1,7 @@
-"""Lightning's callbacks of brim: the batch size that fits, and training steps in parts."""
+"""Callbacks for Lightning: the batch size that fits, and training steps in parts.
+
+All of this is slow, since importing Lightning is; conftest.py leaves the file out.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ import lightning.pytorch.callbacks
 from brim.integrations.lightning import AdaptiveSteps, BatchSizeFinder
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:::(lightning|pytorch_lightning)"),
     pytest.mark.filterwarnings("ignore:.*(num_workers|pin_memory|litlogger|log_every_n_steps)"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -443,7 +447,6 @@ os._exit(0)  # gloo's threads can outlive the interpreter
 """
 
 
-@pytest.mark.slow
 def test_two_ranks(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(JOB)
