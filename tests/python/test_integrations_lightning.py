@@ -356,7 +356,7 @@ def test_what_the_finder_cannot_find_is_an_error() -> None:
         trainer(BatchSizeFinder(batch_arg_name="bs")).fit(net)
     with pytest.raises(ValueError, match="not where they are passed to the trainer"):
         trainer(BatchSizeFinder()).fit(net, net.loader())
-    with pytest.raises(ValueError, match="has the batch size 4 whatever batch_size is"):
+    with pytest.raises(ValueError, match="gives batches of 4 samples whatever batch_size is"):
         trainer(BatchSizeFinder()).fit(Fixed())
     with pytest.warns(UserWarning, match="stays as it is"):
         trainer(BatchSizeFinder(), fast_dev_run=True).fit(net)

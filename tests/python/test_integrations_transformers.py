@@ -290,3 +290,19 @@ def test_two_ranks_train_as_under_ddp(tmp_path: Path) -> None:
         for ours in (whole, parts):
             assert ours[0] == pytest.approx(plain[0], rel=1e-9)
             assert ours[1] == pytest.approx(plain[1], rel=1e-5)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_batch_is_split_on_a_gpu(run: Run, precision: str) -> None:
+    settings = {"use_cpu": False, precision: True}
+    plain = run(None, llama().float(), **settings)
+    whole = run(BrimCallback(convert=False), llama().float(), **settings)
+    assert_same(whole, plain)
+    callback = BrimCallback(size=4)
+    parts = run(callback, llama().float(), **settings)
+    assert callback.step is not None
+    assert callback.step.size == 4
+    for ours, theirs in zip(parts[1], plain[1], strict=True):
+        assert torch.allclose(ours, theirs, rtol=0.05, atol=1e-3)
+    assert parts[2] == pytest.approx(plain[2], rel=1e-2)
