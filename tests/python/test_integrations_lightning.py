@@ -1,4 +1,7 @@
-"""Lightning's callbacks of brim: the batch size that fits, and training steps in parts."""
+"""Callbacks for Lightning: the batch size that fits, and training steps in parts.
+
+All of this is slow, since importing Lightning is; conftest.py leaves the file out.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ import lightning.pytorch.callbacks
 from brim.integrations.lightning import AdaptiveSteps, BatchSizeFinder
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:::(lightning|pytorch_lightning)"),
     pytest.mark.filterwarnings("ignore:.*(num_workers|pin_memory|litlogger|log_every_n_steps)"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -352,7 +356,7 @@ def test_what_the_finder_cannot_find_is_an_error() -> None:
         trainer(BatchSizeFinder(batch_arg_name="bs")).fit(net)
     with pytest.raises(ValueError, match="not where they are passed to the trainer"):
         trainer(BatchSizeFinder()).fit(net, net.loader())
-    with pytest.raises(ValueError, match="has the batch size 4 whatever batch_size is"):
+    with pytest.raises(ValueError, match="gives batches of 4 samples whatever batch_size is"):
         trainer(BatchSizeFinder()).fit(Fixed())
     with pytest.warns(UserWarning, match="stays as it is"):
         trainer(BatchSizeFinder(), fast_dev_run=True).fit(net)
@@ -443,7 +447,6 @@ os._exit(0)  # gloo's threads can outlive the interpreter
 """
 
 
-@pytest.mark.slow
 def test_two_ranks(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(JOB)
