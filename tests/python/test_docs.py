@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -37,6 +38,8 @@ def with_blocks(*languages: str) -> list[Path]:
 @pytest.mark.parametrize("page", with_blocks("python", "console"), ids=name_of)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # files that a page writes can be imported by it
+    monkeypatch.delitem(sys.modules, "train", raising=False)
     torch.manual_seed(0)
     runner = Page(name_of(page))
     for block in blocks_of(page):
