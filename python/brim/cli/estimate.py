@@ -1,25 +1,26 @@
-"""`brim estimate`: the peak memory of a function without running it."""
+"""Predict the peak memory of a function without running it; exits with 1 if it does not fit."""
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 from typing import Any
 
 import torch
 
 import brim
-from brim.cli import arguments
+from brim.cli import arguments as types
+from brim.cli.result import Result, add_output_options
 
 HELP = "the peak memory of a function, without running it"
+EXAMPLE = "  brim estimate train.py:step 64 --device cuda --capacity 24GiB --html step.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options: the function, the device and its capacity."""
     parser.add_argument(
         "function",
-        type=arguments.function,
+        type=types.function,
         help="module:function or file.py:function, such as one training step of a model that the "
         "module makes",
     )
@@ -33,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", type=_device, help="cpu or cuda; need not be there (default: the current one)"
     )
-    parser.add_argument("--capacity", type=arguments.budget, help="what the device has, e.g. 24GiB")
+    parser.add_argument("--capacity", type=types.budget, help="what the device has, e.g. 24GiB")
     parser.add_argument(
         "--calls", type=int, default=1, help="calls in a row; 2 for a step after the first one"
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_output_options(parser, plot=True, html=True)
 
 
 def _literal(text: str) -> Any:
@@ -58,8 +59,9 @@ def _device(text: str) -> torch.device:
     return found
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Trace, print, and return 1 if it does not fit."""
+def run(arguments: argparse.Namespace) -> Result:
+    """Trace; the status is 1 if it does not fit."""
+    types.check_call(arguments.function, *arguments.values)
     found = brim.estimate(
         arguments.function,
         *arguments.values,
@@ -67,5 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
         capacity=arguments.capacity,
         calls=arguments.calls,
     )
-    print(json.dumps(found.to_dict(), indent=2) if arguments.json else found)
-    return 0 if found.fits else 1
+    return Result(
+        found._parts(),
+        found.to_dict(),
+        draw=found.plot,
+        page=found.to_html,
+        status=0 if found.fits else 1,
+    )
