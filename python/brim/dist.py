@@ -1,7 +1,7 @@
 """Agreement among the ranks of a torch.distributed job: what `ranks=` of the adaptive calls means.
 
 The protocol and its messages are in the C++ core; here the process group is found. See
-docs/ranks.md.
+docs/explanation/ranks.md.
 """
 
 from __future__ import annotations

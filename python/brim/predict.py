@@ -237,7 +237,7 @@ class MemoryModel(_C.MemoryModel):
 
     Sizes are numbers, or pairs `(n, length)`: n samples padded to the longest, of that length. The
     peak is `max(floor, phases…)` with coefficients that are never negative, so it never falls as a
-    size grows. See docs/predict.md for the formulas.
+    size grows. See docs/explanation/predict.md for the formulas.
 
     Example:
         >>> sizes = [(1, 16), (2, 32), (32, 16), (1, 512), (8, 128), (32, 512)]

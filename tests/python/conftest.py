@@ -24,13 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # what is loaded by now stays; the collections below then take a millisecond
-
-
 @pytest.fixture(autouse=True)
 def _no_budget_is_left_open() -> Iterator[None]:
     gc.collect()  # tensors in the last test's tracebacks must not be freed in the middle of this
+    gc.freeze()  # what is alive now is loaded for good; the next collection then takes no time
     before = brim.memory_stats("cpu").limit
     yield
     assert brim.memory_stats("cpu").limit == before

@@ -20,8 +20,21 @@ MODULES = sorted(
 )
 
 
+#: What the examples of a module need beside torch.
+NEEDED = {
+    "brim.integrations.datasets": "datasets",
+    "brim.integrations.lightning": "lightning",
+    "brim.integrations.pyg": "torch_geometric",
+    "brim.integrations.pytorch_lightning": "pytorch_lightning",
+    "brim.integrations.transformers": "transformers",
+}
+
+
+@pytest.mark.filterwarnings("ignore:::(datasets|lightning|pytorch_lightning|torch_geometric)")
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings(name: str) -> None:
+    if name in NEEDED:
+        pytest.importorskip(NEEDED[name])
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert failed == 0
 

@@ -398,7 +398,7 @@ def test_on_cuda() -> None:
                 assert gradient is not None
                 assert parameter.grad is not None
                 assert parameter.grad.allclose(gradient, 1e-9, 1e-12)
-    assert len(attempts) <= 2  # blocks do not pack there: docs/adapt.md, Limits
+    assert len(attempts) <= 2  # blocks do not pack there: docs/explanation/adapt.md, Limits
 
 
 # ---- batches -------------------------------------------------------------------------------------

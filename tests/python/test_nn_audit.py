@@ -546,9 +546,32 @@ def test_the_hint_on_frozen_batch_norms_was_measured() -> None:
     model = frozen(nn.Conv2d(C, C, 1), nn.BatchNorm2d(C), nn.ReLU())
     model[0].requires_grad_(True)
     hint = brim.audit(model, image()).hint
-    assert "in eval mode brim.convert(model) keeps 1.6% of torch.nn's instead of 5" in hint
+    expected = "after .eval() on them brim.convert(model) keeps 1.6% of torch.nn's instead of 5"
+    assert expected in hint.splitlines()[0]  # it saves more than the conversion alone
+    assert hint.splitlines()[1].startswith('hint: brim.convert(model, recompute="cheap") keeps')
     assert model[1].training
-    assert "eval mode" not in brim.audit(model.eval(), image()).hint
+    assert ".eval()" not in brim.audit(model.eval(), image()).hint
+
+
+def test_the_hint_names_a_class_that_is_not_recognised() -> None:
+    class Soft(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.erfinv(torch.tanh(x) * 0.5)
+
+    model = nn.Sequential(make(), Soft(), make(), Soft())
+    audit = brim.audit(model, image(**GRADIENT))
+    line = next(line for line in audit.hint.splitlines() if "Soft" in line)
+    rows = [layer for layer in audit.layers if layer.type == "Soft"]
+    kept = brim.format_bytes(sum(min(row.brim, row.cheap) for row in rows))
+    least = brim.format_bytes(sum(row.least for row in rows))
+    assert line == (
+        f"hint: 2 × Soft ({__name__}) keep {kept}, at the least {least}: "
+        "brim does not recognise this class"
+    )
+
+
+def test_a_model_that_keeps_nothing_has_no_hint() -> None:
+    assert brim.audit(frozen(nn.Linear(4, 4)), torch.ones(2, 4)).hint == ""
 
 
 def test_assert_saved_measures_the_model_as_it_is() -> None:

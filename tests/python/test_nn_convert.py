@@ -90,7 +90,7 @@ def test_a_layer_changes_its_class_and_nothing_else(name: str) -> None:
     report = brim.convert(layer)
     assert type(layer) is getattr(brim.nn, name)
     assert [(each.name, each.type) for each in report.replaced] == [("", name)]
-    assert repr(layer) == text
+    assert repr(layer) == f"brim.nn.{text}"
     assert layer.__dict__ == before
     assert layer.state_dict().keys() == state.keys()
     assert all(torch.equal(layer.state_dict()[key], value) for key, value in state.items())
@@ -104,7 +104,7 @@ def test_the_constructor_and_the_state_are_those_of_torch(name: str) -> None:
     own = getattr(brim.nn, name)(*ARGUMENTS.get(name, ()))
     torch.manual_seed(0)
     original = make(name)
-    assert repr(own) == repr(original)
+    assert repr(own) == f"brim.nn.{original!r}"
     for mine, other in zip(own.parameters(), original.parameters(), strict=True):
         assert torch.equal(mine, other)
     original.load_state_dict(own.state_dict())
@@ -422,3 +422,55 @@ def test_the_report_as_text() -> None:
         "2      Softsign  brim has no counterpart",
     ]
     assert str(brim.convert(nn.SELU())).splitlines()[-1].startswith("(model)")
+
+
+# ---------------------------------------------------------------- guides in place
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda report: report(torch.ones(2)),
+        lambda report: report.parameters(),
+        lambda report: report.to("cpu"),
+        lambda report: report.train(),
+        lambda report: report.encoder,
+    ],
+)
+def test_a_report_that_is_used_as_a_model_says_what_it_is(use: Any) -> None:
+    report = brim.convert(nn.Sequential(nn.ReLU()))
+    with pytest.raises((TypeError, AttributeError), match=r"not `model = brim.convert\(model\)`"):
+        use(report)
+    assert copy.deepcopy(report) == pickle.loads(pickle.dumps(report)) == report
+
+
+def test_a_printed_model_shows_what_was_converted() -> None:
+    class Own(nn.ReLU): ...
+
+    class Derived(brim.nn.ReLU): ...
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.SELU(), Own(), Derived())
+    before = repr(model)
+    brim.convert(model)
+    assert repr(model).splitlines() == [
+        "Sequential(",
+        "  (0): brim.nn.Linear(in_features=2, out_features=2, bias=True)",
+        "  (1): SELU()",
+        "  (2): Own<brim>()",
+        "  (3): Derived()",
+        ")",
+    ]
+    assert model[2]._get_name() == "Own"  # which libraries look up
+    assert repr(brim.restore(model)) == before
+
+
+def test_the_report_tells_what_would_save_more() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    assert 'recompute="cheap" saves most' in str(brim.convert(model))
+    assert brim.convert(model, recompute="cheap").hint == ""
+    model[1].requires_grad_(False)
+    report = brim.convert(model)
+    assert report.hint.startswith("hint: 1 BatchNorm layer with frozen weights, but in training")
+    assert str(report).endswith(report.hint)
+    model[1].eval()
+    assert brim.convert(model).hint == ""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,17 +24,6 @@ def imported(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what other packages warn of is not ours
         return pytest.importorskip(name)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _load_what_torch_loads_late() -> Iterator[None]:
-    """torch.optim brings torch.compile with it; frozen, its objects slow no later collection."""
-    importlib.import_module("torch._dynamo")
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.collect()
-    gc.freeze()
 
 
 @dataclass

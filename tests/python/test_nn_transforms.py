@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,26 +24,14 @@ TORCH_LOADS = pytest.mark.filterwarnings("ignore:`torch.jit.script")
 NO_BATCHING_RULE = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _load_what_torch_loads_late() -> None:
-    """torch.compile brings a million objects; frozen, they slow no later collection."""
-    import torch._dynamo
-    import torch._inductor  # noqa: F401
-
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture
 def _compiler() -> Iterator[None]:
-    """A fresh one; what it leaves behind slows no later collection either."""
+    """A fresh one."""
     with warnings.catch_warnings():  # some versions of torch use what they deprecate
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.compiler.reset()
     yield
     torch.compiler.reset()
-    gc.collect()
-    gc.freeze()
 
 
 # -- torch.func -----------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def test_states_go_both_ways(case: Case) -> None:
     assert torchs.load_state_dict(ours.state_dict()) == ours.load_state_dict(torchs.state_dict())
     for a, b in zip(ours.state_dict().values(), torchs.state_dict().values(), strict=True):
         assert torch.equal(a, b)
-    assert repr(ours) == repr(torchs)
+    assert repr(ours).replace("brim.nn.", "") == repr(torchs)
 
 
 def test_a_checkpoint_file_of_weights_only() -> None:

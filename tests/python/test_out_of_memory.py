@@ -30,7 +30,7 @@ def accelerator_error(code: int | None, text: str) -> Exception:
     return error
 
 
-# The table of docs/memory.md: exception, kind, device, bytes asked for.
+# The table of docs/explanation/memory.md: exception, kind, device, bytes asked for.
 KNOWN = {
     "CUDA allocator": (
         torch.OutOfMemoryError(CUDA_TEXT),

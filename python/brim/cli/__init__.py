@@ -35,6 +35,14 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+class _Print(argparse.Action):
+    """Prints its constant as it is (action="version" would wrap a long line) and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(self.const)
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="brim",
@@ -46,6 +54,13 @@ def _parser() -> argparse.ArgumentParser:
         action="version",
         version=f"brim {brim.__version__} (torch {torch.__version__}, "
         f"Python {platform.python_version()})",
+    )
+    parser.add_argument(
+        "--cmake-dir",
+        action=_Print,
+        const=brim.cmake_prefix_path,
+        nargs=0,
+        help="print the directory of brimConfig.cmake, for find_package(brim)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in _COMMANDS.items():

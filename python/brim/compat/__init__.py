@@ -1,7 +1,7 @@
 """Drop-in replacements for other libraries: change the import lines and nothing else.
 
 Each has the module tree, names, signatures, defaults, results and errors of the original, and runs
-on brim's core. docs/compat.md lists what is better and what differs.
+on brim's core. docs/coming_from lists what is better and what differs.
 
 | instead of | import |
 | --- | --- |

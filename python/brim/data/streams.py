@@ -106,6 +106,8 @@ class StreamBatches(IterableDataset[Any]):
         shared_by_accelerate(self._ranks)
         start, self._start = self._start or {}, None
         worker = None if self._sharded else get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            _refuse_shards(self.iterable)
         number = (0, 1) if worker is None else (worker.id, worker.num_workers)
         iterator = _StreamIterator(self, self._open(iter(self.iterable), start), start, number)
         self._latest = iterator
@@ -153,6 +155,15 @@ class StreamBatches(IterableDataset[Any]):
         self.set_epoch(epoch)
         self._start = None if at_start else dict(state)
         self._latest = None
+
+
+def _refuse_shards(iterable: Iterable[Any]) -> None:
+    """Refuse what is known to give each worker other samples: most would be lost."""
+    if isinstance(iterable, IterableDataset) and type(iterable).__module__.startswith("datasets."):
+        raise ValueError(
+            "a datasets.IterableDataset gives each worker of a DataLoader other samples: wrap it "
+            "in brim.integrations.datasets.WholeStream, or pass sharded=True"
+        )
 
 
 class _StreamIterator:

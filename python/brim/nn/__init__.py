@@ -6,10 +6,14 @@ and gradients. What is kept depends on what needs a gradient at each call.
 Example:
     >>> import torch, brim
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
-    >>> print(brim.convert(model))
+    >>> report = brim.convert(model, recompute="cheap")
+    >>> print(report)
     2 layers replaced, 0 kept as they are
-    >>> type(model[0]).__module__
-    'brim.nn.modules.conv'
+    >>> print(model)
+    Sequential(
+      (0): brim.nn.Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
+      (1): brim.nn.ReLU()
+    )
 """
 
 from brim.nn import functional, modules

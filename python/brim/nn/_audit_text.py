@@ -1,10 +1,10 @@
-"""What the text of an audit says beyond its figures: repeated blocks in one line, and a hint."""
+"""What the text of an audit says beyond its figures: repeated blocks in one line, and hints."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from brim import _C
@@ -12,11 +12,13 @@ from brim import _C
 if TYPE_CHECKING:
     from brim.nn.audit import LayerAudit
 
-__all__ = ["figures", "folded", "hint_of"]
+__all__ = ["Unconverted", "figures", "folded", "hint_of"]
 
 _BLOCK = re.compile(r"\d+(?=\.| ·)")  # the number of a block, as in "layers.11.mlp"
 _ENOUGH_TO_FOLD = 3
 _WORTH_A_HINT = 0.98  # of what is kept now
+_WORTH_NAMING = 0.1  # of what is kept at best: so much could a class save
+_MOST_HINTS = 3
 
 
 def figures(layer: LayerAudit) -> tuple[int, int, int, int]:
@@ -57,25 +59,69 @@ def _sum(group: Sequence[LayerAudit]) -> LayerAudit:
     return replace(group[0], name=name, torch_nn=torch_nn, brim=brim, cheap=cheap, least=least)
 
 
-def hint_of(layers: Sequence[LayerAudit], *, converted: bool, eval_mode: int | None) -> str:
-    """The call that saves most, and what it saves most of; "" if none saves much.
+@dataclass(frozen=True)
+class Unconverted:
+    """Modules of one class that `convert` leaves as they are.
+
+    Attributes:
+        kind: their class.
+        reason: why.
+        count: of modules.
+        kept: bytes that they keep after conversion.
+        least: bytes that they would have to.
+    """
+
+    kind: type
+    reason: str
+    count: int
+    kept: int
+    least: int
+
+
+def hint_of(
+    layers: Sequence[LayerAudit],
+    *,
+    converted: bool,
+    eval_mode: int | None,
+    unconverted: Iterable[Unconverted] = (),
+) -> str:
+    """What would keep less, one line for each, the most saving first; "" if nothing saves much.
 
     Args:
         layers: the rows.
         converted: whether the model has layers of brim.
         eval_mode: what brim keeps if BatchNorm layers with frozen weights were in eval mode.
+        unconverted: what `convert` leaves as it is.
     """
+    if not any(any(figures(layer)) for layer in layers):
+        return ""
     torch_nn, brim, cheap, _ = (sum(column) for column in zip(*map(figures, layers), strict=True))
     now = brim if converted else torch_nn
     best = min(brim, cheap)
-    if eval_mode is not None and eval_mode < _WORTH_A_HINT * best:
+    found: list[tuple[int, str]] = []  # bytes saved, and how
+    if eval_mode is not None and eval_mode < _WORTH_A_HINT * brim:
         before, after = brim / torch_nn, eval_mode / torch_nn
-        return (
-            "hint: BatchNorm layers with frozen weights are in training mode: in eval mode "
+        text = (
+            "BatchNorm layers with frozen weights are in training mode: after .eval() on them "
             f"brim.convert(model) keeps {after:.1%} of torch.nn's instead of {before:.1%}"
         )
-    if best >= _WORTH_A_HINT * now:
-        return ""
+        found.append((now - eval_mode, text))
+    if best < _WORTH_A_HINT * now:
+        found.append((now - best, _conversion(layers, converted, brim, cheap)))
+    for each in unconverted:
+        if each.kept - each.least > _WORTH_NAMING * best:
+            name = f"{each.kind.__name__} ({each.kind.__module__})"
+            text = (
+                f"{each.count} × {name} keep {_C.format_bytes(each.kept)}, at the least "
+                f"{_C.format_bytes(each.least)}: {each.reason}"
+            )
+            found.append((each.kept - each.least, text))
+    found.sort(key=lambda hint: -hint[0])
+    return "\n".join(f"hint: {text}" for _, text in found[:_MOST_HINTS])
+
+
+def _conversion(layers: Sequence[LayerAudit], converted: bool, brim: int, cheap: int) -> str:
+    """The call that saves most, and what it saves most of."""
     recompute = converted or cheap < _WORTH_A_HINT * brim
     call = 'brim.convert(model, recompute="cheap")' if recompute else "brim.convert(model)"
 
@@ -86,9 +132,10 @@ def hint_of(layers: Sequence[LayerAudit], *, converted: bool, eval_mode: int | N
         )
 
     largest = max(folded(layers), key=lambda layer: kept(layer)[0] - kept(layer)[1])
-    of_all = [_C.format_bytes(each) for each in (cheap if recompute else brim, now)]
+    before, after = (sum(column) for column in zip(*map(kept, layers), strict=True))
+    of_all = [_C.format_bytes(each) for each in (after, before)]
     of_it = [_C.format_bytes(each) for each in reversed(kept(largest))]
     return (
-        f"hint: {call} keeps {of_all[0]} instead of {of_all[1]}; "
+        f"{call} keeps {of_all[0]} instead of {of_all[1]}; "
         f"the largest part is {largest.name}: {of_it[0]} instead of {of_it[1]}"
     )

@@ -55,12 +55,18 @@ def derived(kind: Kind, recipe: Recipe) -> Kind:
         args = tuple(kind if arg is type(self) else arg for arg in args)
         return (_again, (call, args, recipe, _fingerprint(kind)), *rest)
 
+    def show(self: Any) -> str:
+        text: str = super(made, self).__repr__()
+        name = self._get_name()  # which libraries look up, so it stays
+        return f"{name}<brim>{text.removeprefix(name)}" if text.startswith(name) else text
+
     shown = ("__module__", "__qualname__", "__doc__")
     made: Any = type(
         kind.__name__,
         bases,
         {name: getattr(kind, name) for name in shown}
-        | {"_brim_original": kind, "_brim_recipe": recipe, "__reduce_ex__": reduce}
+        | {"_brim_original": kind, "_brim_recipe": recipe}
+        | {"__reduce_ex__": reduce, "__repr__": show}
         | dict(members),
     )
     return made  # type: ignore[no-any-return]

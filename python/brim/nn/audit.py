@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from brim import _C
 from brim._arguments import whole
@@ -16,12 +15,19 @@ from brim._progress import progress as bar
 from brim._table import Part, Table, text_of
 from brim.memory import parse_bytes
 from brim.nn import _causal_lm_loss
-from brim.nn._audit_text import figures, folded, hint_of
+from brim.nn._audit_text import Unconverted, figures, folded, hint_of
 from brim.nn._derived import is_made, original_of, recipe_of
-from brim.nn._saved import Run, measure, with_sizes
+from brim.nn._saved import MODEL, Run, measure, with_sizes
 from brim.nn._torchs_work import with_torchs_work
 from brim.nn._values import Place
-from brim.nn.convert import check_module, convert, own_base
+from brim.nn.convert import (
+    ALREADY,
+    ConversionReport,
+    check_module,
+    convert,
+    frozen_batch_norms,
+    own_base,
+)
 from brim.nn.saving import paused
 
 __all__ = ["Audit", "LayerAudit", "assert_saved", "audit"]
@@ -55,7 +61,8 @@ class Audit:
 
     Attributes:
         layers: one entry per layer that ran and per operation that keeps something, in order.
-        hint: a call that would keep less, with figures that were measured; "" if there is none.
+        hint: what would keep less, one line each, with figures that were measured, the most saving
+            first; "" if there is nothing.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -208,17 +215,20 @@ def _audit(
             convert(model)
         ours = measure(model, inputs, kwargs)
         eval_mode = None
-        if batch_norms := _frozen_batch_norms(model):
+        if batch_norms := frozen_batch_norms(model):
             for module in batch_norms:
                 module.eval()
             eval_mode = sum(measure(model, inputs, kwargs).bytes.values())
     step("brim")
     with _as_it_was(model):
-        convert(model, recompute="cheap")
+        report = convert(model, recompute="cheap")
         cheap = measure(model, inputs, kwargs)
     step("cheap")
     layers = _rows(torchs, ours, cheap)
-    return Audit(layers, hint_of(layers, converted=converted, eval_mode=eval_mode))
+    left = _unconverted(model, layers, report)
+    return Audit(
+        layers, hint_of(layers, converted=converted, eval_mode=eval_mode, unconverted=left)
+    )
 
 
 def assert_saved(
@@ -312,16 +322,29 @@ def _set_class(module: torch.nn.Module, kind: type[torch.nn.Module] | None) -> N
         module.__class__ = kind
 
 
-def _frozen_batch_norms(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Those that use the batch's statistics although nothing of them is trained."""
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, _BatchNorm)
-        and module.training
-        and module.track_running_stats
-        and not any(parameter.requires_grad for parameter in module.parameters())
-    ]
+def _unconverted(
+    model: torch.nn.Module, layers: Iterable[LayerAudit], report: ConversionReport
+) -> list[Unconverted]:
+    """The modules that keep something and that `convert` left as they are, by class."""
+    replaced = {name for each in report.replaced for name in each.names}
+    reasons = {name: each.reason for each in report.kept for name in each.names}
+    rows: dict[tuple[type, str], dict[str, list[LayerAudit]]] = {}
+    for layer in layers:
+        shown = layer.name.partition(" · ")[0]
+        name = "" if shown == MODEL else shown
+        reason = reasons.get(name, "brim does not recognise this class")
+        if name not in replaced and reason != ALREADY:
+            kind = type(model.get_submodule(name))
+            rows.setdefault((kind, reason), {}).setdefault(name, []).append(layer)
+    found = []
+    for (kind, reason), modules in rows.items():
+        all_rows = [row for each in modules.values() for row in each]
+        kept, least = (
+            sum(min(row.brim, row.cheap) for row in all_rows),
+            sum(row.least for row in all_rows),
+        )
+        found.append(Unconverted(kind, reason, len(modules), kept, least))
+    return found
 
 
 # -- Rows ------------------------------------------------------------------------------------------

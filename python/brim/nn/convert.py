@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
@@ -54,16 +55,27 @@ class _NoQuantization:
         )
 
 
+def _repr(layer: Module) -> str:
+    """As torch's, with the name that tells the class from torch's."""
+    text = Module.__repr__(layer)
+    return f"brim.nn.{text}" if type(layer) in ORIGINALS else text
+
+
 for _own in ORIGINALS:
     type.__setattr__(_own, "qconfig", _NoQuantization())
+    type.__setattr__(_own, "__repr__", _repr)
 
+_IN_PLACE = (
+    "brim.convert changes the model in place and returns a report. Write `brim.convert(model)`, "
+    "not `model = brim.convert(model)`, and go on with the model"
+)
 _ROOT = "(model)"
 _FEW = 4
 
 
 @dataclass(frozen=True)
 class ConvertedLayer:
-    """A layer of the model and what became of it.
+    """A layer of the model and what became of it; a part of a `ConversionReport`.
 
     Attributes:
         name: its qualified name; empty for the model itself.
@@ -71,6 +83,11 @@ class ConvertedLayer:
         reason: why it was kept as it is; empty where it was replaced.
         names: all its names, where the model has it in several places.
         recognised: what it computes, where its class is none of torch.nn's own.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.convert(torch.nn.Sequential(torch.nn.ReLU())).replaced[0].name
+        '0'
     """
 
     name: str
@@ -92,11 +109,28 @@ class ConversionReport:
         kept: one entry per layer, with the reason.
         functions: one entry per module whose forward calls functions that brim has: they are
             redirected there, as by `brim.saving()`.
+        hint: what would save more; "" if there is nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> report = brim.convert(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.SELU()))
+        >>> [layer.type for layer in report.replaced], [layer.reason for layer in report.kept]
+        (['ReLU'], ['brim has no counterpart'])
     """
 
     replaced: tuple[ConvertedLayer, ...]
     kept: tuple[ConvertedLayer, ...]
     functions: tuple[ConvertedLayer, ...] = ()
+    hint: str = ""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: this is a report, not a model."""
+        raise TypeError(_IN_PLACE)
+
+    def __getattr__(self, name: str) -> Any:
+        """Only for what a report does not have; models have much of it."""
+        missing = f"a ConversionReport has no attribute {name!r}"
+        raise AttributeError(missing if name.startswith("__") else f"{missing}: {_IN_PLACE}")
 
     def __str__(self) -> str:
         layers = "layer" if len(self.replaced) == 1 else "layers"
@@ -112,7 +146,8 @@ class ConversionReport:
         if self.kept:
             rows = list(self._rows_of_kept())
             tables.append(_C.text_table(["layer", "type", "kept because"], rows, left=3))
-        return "\n\n".join([head, *tables])
+        text = "\n\n".join([head, *tables])
+        return f"{text}\n{self.hint}" if self.hint else text
 
     def _rows_of_kept(self) -> Iterator[list[str]]:
         """Many of one type for one reason are one row."""
@@ -158,7 +193,7 @@ def convert(
             call of a function there. Language models of transformers also get brim's loss.
 
     Returns:
-        What was replaced, and what was not and why.
+        A report, not the model: what was replaced, and what was not and why.
 
     Raises:
         TypeError: if `model` is no module, or `only` or `skip` holds anything else.
@@ -177,9 +212,10 @@ def convert(
         --------------------------------------
         2      SELU    brim has no counterpart
         3      Linear  left out by skip
+        hint: all weights are trained, where recompute="cheap" saves most. brim.audit(model, *inputs) measures it
         >>> [layer.name for layer in report.replaced]
         ['0', '1']
-    """
+    """  # noqa: E501
     check_module(model)
     check_recompute(recompute)
     places = _places(model)
@@ -207,11 +243,12 @@ def convert(
             around.append(entry)
         elif is_layer(module):
             kept.append(entry)
-        if recompute is not None and change.reason in ("", _ALREADY):
+        if recompute is not None and change.reason in ("", ALREADY):
             flag = "recompute" if own_base(type(module)) is not None else "_brim_recompute"
             if hasattr(type(module), flag):
                 module.__dict__[flag] = True
-    return ConversionReport(tuple(replaced), tuple(kept), tuple(around))
+    hint = _hint(model, recompute)
+    return ConversionReport(tuple(replaced), tuple(kept), tuple(around), hint)
 
 
 def restore(model: Module) -> Module:
@@ -246,7 +283,7 @@ def restore(model: Module) -> Module:
     return model
 
 
-_ALREADY = "brim's already"
+ALREADY = "brim's already"
 
 
 def check_module(model: object) -> None:
@@ -333,13 +370,13 @@ def _obstacle(module: Module) -> str:
     """Why a module cannot be replaced, whatever it is; empty if it can."""
     kind = type(module)
     if kind in ORIGINALS or is_made(kind):
-        return _ALREADY
+        return ALREADY
     if parametrize.is_parametrized(module):
         return "it is parametrized"
     if isinstance(module, LazyModuleMixin):
         return "it is lazy: run the model once before"
     if own_base(kind) is not None:
-        return _ALREADY
+        return ALREADY
     if isinstance(module, torch.jit.ScriptModule):
         return "it is a program of TorchScript"
     if "forward" in module.__dict__:
@@ -360,6 +397,39 @@ MAKERS["layer"] = _members
 
 WORK = ("forward", "_conv_forward")
 """The methods that brim's layers override."""
+
+
+def frozen_batch_norms(model: Module) -> list[Module]:
+    """Those that use the batch's statistics although nothing of them is trained.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4).eval())
+        >>> len(frozen_batch_norms(model)), len(frozen_batch_norms(model.requires_grad_(False)))
+        (0, 1)
+    """
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        and module.training
+        and module.track_running_stats
+        and not any(parameter.requires_grad for parameter in module.parameters())
+    ]
+
+
+def _hint(model: Module, recompute: str | None) -> str:
+    """What would save more; without inputs it cannot be measured here."""
+    measure = "brim.audit(model, *inputs) measures it"
+    if found := frozen_batch_norms(model):
+        layers = "1 BatchNorm layer" if len(found) == 1 else f"{len(found)} BatchNorm layers"
+        return (
+            f"hint: {layers} with frozen weights, but in training mode, in which the input is "
+            f"kept: call .eval(). {measure}"
+        )
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    if recompute is None and trained and all(trained):
+        return f'hint: all weights are trained, where recompute="cheap" saves most. {measure}'
+    return ""
 
 
 def same_work(kind: type[Module], base: type[Module]) -> bool:

@@ -1,0 +1,123 @@
+"""Hugging Face `datasets`: lengths of a column without decoding it, and streams for packing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from brim.data.sizes import index_tensor, size_column
+
+__all__ = ["WholeStream", "lengths_of"]
+
+
+def lengths_of(dataset: Any, column: str) -> torch.Tensor:
+    """The length of each sample, for the samplers of `brim.data`.
+
+    Only the offsets of the Arrow column are read, not its values: a memory-mapped data set stays on
+    the disk. Selections and shuffles of the data set (`select`, `shuffle`, `train_test_split`, …)
+    are followed.
+
+    Args:
+        dataset: a `datasets.Dataset`, or a `pyarrow.Table`.
+        column: lists or arrays (their lengths), texts (characters), bytes, or integers, which are
+            lengths themselves.
+
+    Returns:
+        An int64 tensor with one length per sample.
+
+    Raises:
+        TypeError: if the data set is streamed or has several splits, or if the column is of a type
+            without a length.
+        ValueError: if there is no such column, or a row of it is null.
+
+    Example:
+        >>> import pyarrow
+        >>> lengths_of(pyarrow.table({"input_ids": [[1, 2, 3], [], [4]]}), "input_ids")
+        tensor([3, 0, 1])
+    """
+    table = getattr(dataset, "data", dataset)  # a datasets.Dataset has a table, which has columns
+    names = getattr(table, "column_names", None)
+    if not hasattr(table, "column") or names is None:
+        raise TypeError(
+            f"dataset must be a datasets.Dataset or a pyarrow.Table, got a {type(dataset).__name__}"
+            ". Choose one split of several; batch what is streamed with brim.data.pack_stream"
+        )
+    if column not in names:
+        raise ValueError(f"column {column!r} is not among those of the dataset: {', '.join(names)}")
+    lengths = _lengths_of_arrow(table.column(column), column)
+    chosen = getattr(dataset, "_indices", None)
+    if chosen is not None:
+        lengths = lengths[index_tensor("indices", chosen.column(0).to_numpy())]
+    return lengths
+
+
+def _lengths_of_arrow(column: Any, name: str) -> torch.Tensor:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    if isinstance(column.type, pa.ExtensionType):  # Array2D and its like
+        column = pa.chunked_array(
+            [chunk.storage for chunk in column.chunks], column.type.storage_type
+        )
+    kind = column.type
+    if kinds.is_string(kind) or kinds.is_large_string(kind):
+        lengths = pc.utf8_length(column)
+    elif kinds.is_binary(kind) or kinds.is_large_binary(kind):
+        lengths = pc.binary_length(column)
+    elif kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        lengths = pc.list_value_length(column)
+    elif kinds.is_integer(kind):
+        lengths = column
+    else:
+        raise TypeError(
+            f"column {name!r} is of the type {kind}: lengths are those of lists, texts or bytes, "
+            "or integers"
+        )
+    if lengths.null_count:
+        row = pc.index(pc.is_null(lengths), True).as_py()
+        raise ValueError(f"column {name!r} is null in row {row}, which has no length")
+    return size_column(name, lengths.cast("int64").to_numpy())
+
+
+class WholeStream(Iterable[Any]):
+    """A streamed data set that gives every worker of a DataLoader all samples.
+
+    A `datasets.IterableDataset` deals its shards out to the workers. `brim.data.pack_stream` and
+    `bucket_stream` deal batches out instead, which needs all samples in each worker; so they take a
+    `WholeStream`, or `sharded=True`, with which every worker packs its own shards.
+
+    Args:
+        dataset: a `datasets.IterableDataset` whose samples are dicts (not in the format "arrow",
+            "pandas" or "polars").
+
+    Example:
+        >>> import datasets
+        >>> from brim.data import pack_stream
+        >>> texts = datasets.Dataset.from_dict({"text": ["aaa", "bb", "c"]}).to_iterable_dataset()
+        >>> batches = pack_stream(WholeStream(texts), 4, sizeof=lambda sample: len(sample["text"]))
+        >>> [[sample["text"] for sample in batch] for batch in batches]
+        [['aaa', 'c'], ['bb']]
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        if not (hasattr(dataset, "iter") and hasattr(dataset, "set_epoch")):
+            raise TypeError(
+                f"dataset must be a datasets.IterableDataset, got a {type(dataset).__name__}"
+            )
+        self.dataset = dataset
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order of samples, where the data set shuffles."""
+        self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The samples one by one, by the only iteration that does not look at workers."""
+        for batch in self.dataset.iter(batch_size=1):
+            if not isinstance(batch, Mapping):
+                raise TypeError(
+                    f"samples must be dicts, got {type(batch).__name__}: use another with_format()"
+                )
+            yield {name: values[0] for name, values in batch.items()}
