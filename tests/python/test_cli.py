@@ -199,6 +199,24 @@ def test_estimate_prints_the_peak_and_whether_it_fits(
     assert figures["device"] == "cuda:0"
 
 
+def test_estimate_compares_with_a_converted_model(
+    step_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step_file.write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU())\n"
+        "def step():\n    model(torch.zeros(256, 64)).sum().backward()\n"
+        "def alone():\n    torch.zeros(3)\n"
+    )
+    words = ["estimate", f"{step_file}:step", "--device", "cpu", "--convert"]
+    assert main([*words, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["converted"]["peak"] <= figures["peak"]
+    assert figures["converted"]["held_before"] == figures["held_before"]
+    assert main(["estimate", f"{step_file}:alone", "--device", "cpu", "--convert"]) == 2
+    assert "the function uses no module" in capsys.readouterr().err
+
+
 def test_a_file_does_not_outlive_its_command(step_file: Path, held: int) -> None:
     path = sys.path.copy()
     assert main(["estimate", f"{step_file}:step", "--device", "cpu"]) == 0

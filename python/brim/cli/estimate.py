@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calls", type=int, default=1, help="calls in a row; 2 for a step after the first one"
     )
+    parser.add_argument(
+        "--convert",
+        action="store_true",
+        help='compare with the modules that it uses after brim.convert(module, recompute="cheap")',
+    )
     add_output_options(parser, plot=True, html=True)
 
 
@@ -62,17 +67,40 @@ def _device(text: str) -> torch.device:
 def run(arguments: argparse.Namespace) -> Result:
     """Trace; the status is 1 if it does not fit."""
     types.check_call(arguments.function, *arguments.values)
-    found = brim.estimate(
+    found = _estimated(arguments)
+    parts, figures = found._parts(), found.to_dict()
+    converted = _converted(arguments) if arguments.convert else None
+    if converted is not None:
+        peak, held = map(brim.format_bytes, (converted.peak, converted.held_before))
+        call = 'brim.convert(module, recompute="cheap")'
+        parts += ["", f"after {call}: peak {peak} above the {held} held before"]
+        figures["converted"] = converted.to_dict()
+    return Result(
+        parts,
+        figures,
+        draw=lambda path: found.plot(path, beside={"brim.convert": converted} if converted else {}),
+        page=found.to_html,
+        status=0 if found.fits else 1,
+    )
+
+
+def _estimated(arguments: argparse.Namespace) -> brim.Estimate:
+    return brim.estimate(
         arguments.function,
         *arguments.values,
         device=arguments.device,
         capacity=arguments.capacity,
         calls=arguments.calls,
     )
-    return Result(
-        found._parts(),
-        found.to_dict(),
-        draw=found.plot,
-        page=found.to_html,
-        status=0 if found.fits else 1,
-    )
+
+
+def _converted(arguments: argparse.Namespace) -> brim.Estimate:
+    """The same with the modules that the function uses converted. They stay so: brim ends here."""
+    from brim.foresee._reach import Reachable  # imports parts of torch that few need
+
+    modules = Reachable(arguments.function, tuple(arguments.values), {}).modules
+    if not modules:
+        raise ValueError("--convert: the function uses no module that exists before the call")
+    for module in modules:
+        brim.convert(module, recompute="cheap")
+    return _estimated(arguments)

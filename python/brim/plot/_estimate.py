@@ -87,7 +87,7 @@ def _paint(axes: Any, found: Estimate, beside: Mapping[str, Estimate]) -> None:
     axes.set_ylim(0, 1.08 * most)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     bytes_on(axes.yaxis, most)
-    legend_below(axes)
+    legend_below(axes, columns=3)
 
 
 def _share(place: int, count: int) -> float:

@@ -54,12 +54,12 @@ def run(arguments: argparse.Namespace) -> Result:
             found = situation(device, arguments.scale)
             done.append(found)
             figures[name] = found.figures
-            yield f"{number}. {found.headline}"
-            yield ""
+            yield from [""] if number > 1 else []
+            yield f"{number}. {found.headline}\n"
             yield found.table
-            yield f"{found.remark}\n"
+            yield found.remark
         if without_picture:
-            yield without_picture
+            yield f"\n{without_picture}"
 
     without_picture = _why_no_picture()
     return Result(
