@@ -35,7 +35,9 @@ def _drawn(table: Table) -> Any:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, show_footer=bool(table.last))
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, show_footer=bool(table.last)
+    )
     for column, name in enumerate(table.head):
         is_text = column < table.left
         drawn.add_column(

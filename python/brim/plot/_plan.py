@@ -44,6 +44,6 @@ def _paint(axes: Any, report: PlanReport) -> None:
     axes.set_xlabel(f"share of a batch{over}")
     axes.set_ylabel("batches")
     axes.set_xlim(0, 105 if fill[-1] else 100)
-    axes.xaxis.set_major_formatter(PercentFormatter())
+    axes.xaxis.set_major_formatter(PercentFormatter(symbol=" %"))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     legend_below(axes)
