@@ -324,6 +324,15 @@ void register_batching(py::module_& m) {
       .def_readonly("fill", &batching::PlanReport::fill)
       .def_readonly("padding", &batching::PlanReport::padding)
       .def_readonly("imbalance", &batching::PlanReport::imbalance)
+      .def_readonly("fill_histogram", &batching::PlanReport::fill_histogram)
+      .def_readonly("padding_histogram", &batching::PlanReport::padding_histogram)
+      .def(
+          "plot",
+          [](const py::object& self, const py::object& where) {
+            return py::module_::import("brim.plot").attr("plan")(self, where);
+          },
+          py::arg("where") = py::none(),
+          "Draw how full the batches are and how much of them is padding; see `brim.plot.plan`.")
       .def_property_readonly(
           "left_out", [](const batching::PlanReport& self) { return left_out_of(self.left_out); })
       .def("__str__", [](const batching::PlanReport& self) { return batching::to_string(self); })

@@ -13,6 +13,7 @@ import torch
 from brim import _C
 from brim._arguments import real
 from brim._C import MemorySample, ModelError, PeakSample
+from brim._progress import progress as bar
 from brim.memory import DeviceLike
 
 __all__ = [
@@ -288,6 +289,7 @@ class MemoryModel(_C.MemoryModel):
         budget: int | str | None = None,
         probes: int = 7,
         cleanup: Callable[[], object] | None = None,
+        progress: bool = True,
     ) -> _Self:
         """Measure a few of the sizes and fit a model to them.
 
@@ -303,6 +305,7 @@ class MemoryModel(_C.MemoryModel):
                 if None.
             probes: how many sizes to measure at most.
             cleanup: called after each call of `fn`.
+            progress: whether to show a bar on a terminal if it takes long.
 
         Raises:
             ValueError: if the sizes are empty, not positive, of mixed kinds, or too few.
@@ -322,7 +325,13 @@ class MemoryModel(_C.MemoryModel):
             raise TypeError(f"sizes must be ints, got {wrong if batch else wrong[0]!r}")
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
-        model._assign(_C.probe_memory(fn, whole, batch, device, limit, probes, cleanup))
+        with bar("probe", "call", enabled=progress) as step:
+
+            def work(*size: int) -> None:
+                fn(*size)
+                step(f"size {' x '.join(map(str, size))}")
+
+            model._assign(_C.probe_memory(work, whole, batch, device, limit, probes, cleanup))
         return model
 
     def peak(self, n: float, length: float | None = None) -> float:
@@ -344,6 +353,25 @@ class MemoryModel(_C.MemoryModel):
     def largest_size(self, budget: float | str) -> int:
         """The largest size with `safe_peak` within the budget; 0 for none."""
         return self._largest_size(_bytes("budget", budget))
+
+    def plot(
+        self,
+        where: Any = None,
+        *,
+        budget: float | str | None = None,
+        seconds: Mapping[tuple[float, ...], float] | None = None,
+    ) -> Any:
+        """Draw the measured peaks, the model, and what fits; see `brim.plot.memory_model`.
+
+        Args:
+            where: an Axes of matplotlib, a file to write, or None for a new Figure.
+            budget: bytes, drawn as a line together with the largest size within it.
+            seconds: how long each size took, if that was measured.
+        """
+        from brim.plot import memory_model
+
+        limit = None if budget is None else _bytes("budget", budget)
+        return memory_model(self, where, budget=limit, seconds=seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole model, as plain numbers, lists and strings."""

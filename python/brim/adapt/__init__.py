@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 
 from brim._arguments import flag, positive, whole
 from brim._C import AdaptiveFunction, Attempt, RankError, SizeMemory
+from brim.adapt._attempts import Attempts
 from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
 from brim.adapt._microbatches import Microbatches
 from brim.adapt._options import (
@@ -34,6 +35,7 @@ from brim.adapt._options import (
 __all__ = [
     "AdaptiveFunction",
     "Attempt",
+    "Attempts",
     "Microbatches",
     "Options",
     "RankError",

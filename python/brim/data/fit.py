@@ -11,6 +11,7 @@ import torch
 from typing_extensions import Self
 
 from brim import _C
+from brim._progress import progress as bar
 from brim.data.base import BatchSamplerBase, check_state, warn
 from brim.data.sizes import (
     Limits,
@@ -72,6 +73,7 @@ class FittedBatchSampler(BatchSamplerBase):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         probes: int = 7,
         state: Mapping[str, Any] | None = None,
+        progress: bool = True,
         **options: Any,
     ) -> Self:
         """Measure how much memory the work needs, and make a sampler that stays under a budget.
@@ -96,6 +98,7 @@ class FittedBatchSampler(BatchSamplerBase):
                 follow near the budget, and from the sampler itself.
             state: a `state_dict()` of an earlier sampler that `fit` made with this budget and cost.
                 Nothing is measured then: the sampler has its memory model, and resumes there.
+            progress: whether to show a bar on a terminal if it takes long.
             **options: keywords of the sampler; for `SizeAwareBatchSampler` also `sampler`, the
                 order of the samples.
 
@@ -149,13 +152,19 @@ class FittedBatchSampler(BatchSamplerBase):
             made._tell_of_left_out()
             return made
         weights = None
-        if several:
-            columns = given_sizes.shape[1]
-            weights = _C.fit_weights(given_sizes.flatten(), columns, run, limit, device)
-            sizes = _combined(given_sizes, weights)
-        maximum, found, error = _C.fit_batching(
-            sizes.contiguous(), run, batching, cost == "padded", limit, device, probes
-        )
+        with bar("fit", "batch", enabled=progress) as step:
+
+            def measured(indices: list[int]) -> None:
+                run(indices)
+                step(f"{len(indices)} samples")
+
+            if several:
+                columns = given_sizes.shape[1]
+                weights = _C.fit_weights(given_sizes.flatten(), columns, measured, limit, device)
+                sizes = _combined(given_sizes, weights)
+            maximum, found, error = _C.fit_batching(
+                sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
+            )
         model = None
         if found is not None:
             model = MemoryModel()
