@@ -27,16 +27,17 @@ import doctest
 import io
 import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 import tokenize
+import traceback
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import brim.cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -183,8 +184,10 @@ class Page:
         if command == "./dev":
             assert f"cmd_{arguments[0]}()" in (ROOT / "dev").read_text(), words
         elif command == "brim" and not self.run_jobs:
+            from brim.cli import main
+
             with contextlib.redirect_stdout(io.StringIO()) as output:
-                status = brim.cli.main(arguments)
+                status = main(arguments)
             assert status in (0, 1), f"{self.name}: {words} ended with {status}"
             return output.getvalue()
         elif command == "torchrun" and self.run_jobs:
@@ -202,3 +205,52 @@ def _comments(text: str, line: int) -> dict[int, str]:
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
         if token.type == tokenize.COMMENT
     }
+
+
+def run_page(page: Path, *, run_jobs: bool = False) -> str | None:
+    """Run the blocks of a page in the current folder; returns what the last one printed."""
+    import torch
+
+    warnings.simplefilter("error")
+    # What torch says where a product of matrices runs out of memory: see Limits in adapt.md.
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed")
+    sys.path.insert(0, os.getcwd())  # files that a page writes can be imported by it
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    runner = Page(str(page.relative_to(ROOT)), run_jobs=run_jobs)
+    for block in blocks_of(page):
+        runner.run(block)
+    return runner.printed
+
+
+def serve() -> None:
+    """Run the pages that are named on standard input, each with a folder to run in.
+
+    Each runs in a process of its own, which holds no tensors of others and has torch loaded. Writes
+    a line of JSON for each: what went wrong, or "".
+    """
+    import torch._dynamo  # noqa: F401  what many pages import is loaded once: a second each
+
+    import brim.cli  # noqa: F401
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what else is printed does not get in between
+    for line in sys.stdin:
+        page, folder = json.loads(line)
+        error = Path(folder) / ".error"
+        child = os.fork()
+        if child == 0:
+            os.chdir(folder)
+            try:
+                run_page(ROOT / page)
+            except BaseException:
+                error.write_text(traceback.format_exc())
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        said = error.read_text() if error.exists() else f"ended with status {status}"
+        print(json.dumps(said if status else ""), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    serve()

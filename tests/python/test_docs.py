@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
-import torch
 
 import brim
 
-from .docs_blocks import NOTEBOOKS, PAGES, ROOT, Block, Page, blocks_of
+from .docs_blocks import NOTEBOOKS, PAGES, ROOT, Block, blocks_of, run_page
 
 LANGUAGES = {"python", "text", "cpp", "cmake", "console", "mermaid"}
 SHOWN_WHOLE = [
@@ -33,30 +36,33 @@ def with_blocks(*languages: str) -> list[Path]:
     ]
 
 
-# What torch says where a product of matrices runs out of memory: see Limits in adapt.md.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """Runs pages one after the other: see `docs_blocks.serve`."""
+    run = [sys.executable, str(Path(__file__).with_name("docs_blocks.py"))]
+    with subprocess.Popen(run, stdin=PIPE, stdout=PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
 @pytest.mark.parametrize("page", with_blocks("python", "console"), ids=name_of)
-def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)  # files that a page writes can be imported by it
-    monkeypatch.delitem(sys.modules, "train", raising=False)
-    torch.manual_seed(0)
-    runner = Page(name_of(page))
+def test_blocks_run(page: Path, tmp_path: Path, server: subprocess.Popen[str]) -> None:
     for block in blocks_of(page):
-        if block.needs:
-            pytest.importorskip(block.needs)
-        runner.run(block)
+        if block.needs and importlib.util.find_spec(block.needs) is None:
+            pytest.skip(f"needs {block.needs}")
+    assert server.stdin is not None
+    assert server.stdout is not None
+    print(json.dumps([name_of(page), str(tmp_path)]), file=server.stdin, flush=True)
+    wrong = json.loads(server.stdout.readline())
+    assert not wrong, wrong
 
 
 @pytest.mark.slow
 def test_jobs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    page = ROOT / "docs" / "howto" / "several_ranks.md"
-    runner = Page(name_of(page), run_jobs=True)
-    for block in blocks_of(page):
-        runner.run(block)
-    assert runner.printed
+    assert run_page(ROOT / "docs" / "howto" / "several_ranks.md", run_jobs=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
