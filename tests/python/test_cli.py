@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import brim
-from brim.cli import demo, main
+from brim.cli import demo, info, main
 
 
 def test_info_shows_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +42,7 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_runs_as_a_module_and_bears_a_reader_that_leaves() -> None:
-    command = f"{sys.executable} -W error -m brim info | head -1"
+    command = f"PYTHONIOENCODING=ascii {sys.executable} -W error -m brim info | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith(f"brim {brim.__version__}")
     assert done.stderr == ""
@@ -84,6 +84,17 @@ def test_a_terminal_without_rich_gets_plain_text(monkeypatch: pytest.MonkeyPatch
     output = sys.stdout.getvalue()  # type: ignore[attr-defined]
     assert "\x1b[" not in output
     assert "------" in output
+
+
+def test_an_interruption_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(info, "run", interrupt)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == "brim: interrupted\n"
 
 
 SMALL_DEMO = ["demo", "--device", "cpu", "--scale", "32"]

@@ -150,6 +150,7 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
         (["lengths.txt", "--output", "plan.txt"], "must end in .npy, .npz or .parquet"),
         (["lengths.txt", "--output", "nowhere/plan.npy"], "there is no folder nowhere"),
         (["lengths.txt", "--oversize", "error", "--max-total-size", "9"], "exceeds the budget"),
+        (["lengths.txt", "--buckets", "3", "--boundaries", "1,2"], "not allowed with argument"),
         (["lengths.txt", "--method", "bucket", "--boundaries", "a"], "must be numbers such as"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import platform
 import sys
@@ -82,19 +83,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after `brim`; None for those of the process.
     """
-    with files_may_be_loaded():
-        try:
-            chosen = _parser().parse_args(arguments)
-        except SystemExit as said:  # --help, --version, or a wrong word
-            return int(said.code or 0)
-        try:
-            return publish(chosen.run(chosen), chosen)
-        except BrokenPipeError:  # the reader has seen enough, as in `brim info | head -1`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        except KeyboardInterrupt:
-            print(f"brim {chosen.command}: interrupted", file=sys.stderr)
-            return 130
-        except (Exception, SystemExit) as error:  # the latter of the user's code
-            print(f"brim {chosen.command}: {in_one_line(error)}", file=sys.stderr)
-            return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of a bar
+    try:
+        with files_may_be_loaded():
+            return _run(arguments)
+    except BrokenPipeError:  # the reader has seen enough, as in `brim info | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("brim: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        chosen = _parser().parse_args(arguments)
+    except SystemExit as said:  # --help, --version, or a wrong word
+        return int(said.code or 0)
+    try:
+        return publish(chosen.run(chosen), chosen)
+    except BrokenPipeError:
+        raise
+    except (Exception, SystemExit) as error:  # the latter of the user's code
+        print(f"brim {chosen.command}: {in_one_line(error)}", file=sys.stderr)
+        return 2

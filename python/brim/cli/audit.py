@@ -87,7 +87,8 @@ def run(arguments: argparse.Namespace) -> Result:
         found = brim.audit(model, *inputs)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         shapes = " and ".join(str(tuple(each.shape)) for each in inputs)
-        raise ValueError(f"the model fails with --input {shapes}: {error}") from error
+        reason = types.in_one_line(error)
+        raise ValueError(f"the model fails with --input {shapes}: {reason}") from error
     return Result(
         found._parts(),
         found.to_dict(),

@@ -44,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", type=lengths_file, help="the lengths: text, .npy, .npz, .arrow, .parquet, …")
     add("--column", help="which column of the file, if it has several")
     add("--max-total-size", metavar="N", type=_number, help="the budget of a batch")
-    add("--method", choices=("packed", "ordered", "bucket"), default="packed")
+    add(
+        "--method",
+        choices=("packed", "ordered", "bucket"),
+        default="packed",
+        help="batches as full as possible (the default), in the samples' order, or of like lengths",
+    )
     add(
         "--cost",
         choices=("padded", "sum", "padded_squared", "flops", "count"),
@@ -66,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=types.positive,
         default=1,
-        help="samples in a batch: a multiple",
+        help="a batch has a multiple of so many samples (default: 1)",
     )
     add(
         "--oversize",
@@ -94,13 +99,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=types.positive,
         help="packed: samples that are packed together",
     )
-    add(
+    buckets = parser.add_mutually_exclusive_group()
+    buckets.add_argument(
         "--buckets",
         metavar="N",
         type=types.positive,
-        help="bucket: how many, with the least padding (30)",
+        help="bucket: how many, with the least padding (default: 30)",
     )
-    add(
+    buckets.add_argument(
         "--boundaries",
         metavar="N,N,…",
         type=_boundaries,
@@ -168,6 +174,8 @@ def run(arguments: argparse.Namespace) -> Result:
         "batches": report.batches,
         "fill": report.fill,
         "padding": report.padding,
+        "world_size": report.world_size,
+        "imbalance": report.imbalance,
         "left_out": {reason: len(indices) for reason, indices in report.left_out.items()},
         "fill_histogram": report.fill_histogram,
         "padding_histogram": report.padding_histogram,

@@ -85,7 +85,14 @@ class Estimate:
         return estimate(self, where, beside=beside)
 
     def to_html(self) -> str:
-        """A page for the browser: what is held while the call runs, and by whom at the peak."""
+        """A page for the browser: what is held while the call runs, and by whom at the peak.
+
+        Example:
+            >>> import brim, torch
+            >>> page = brim.estimate(torch.exp, torch.ones(1024), device="cpu").to_html()
+            >>> page.startswith("<!doctype html>")
+            True
+        """
         from brim.plot.pages import estimate_page
 
         return estimate_page(self)

@@ -111,6 +111,12 @@ class Audit:
 
         Args:
             places: where in the code modules are, by their names.
+
+        Example:
+            >>> import torch, brim
+            >>> page = brim.audit(torch.nn.Linear(8, 8), torch.ones(4, 8)).to_html()
+            >>> page.startswith("<!doctype html>")
+            True
         """
         from brim.plot.pages import audit_page
 
