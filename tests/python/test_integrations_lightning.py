@@ -316,6 +316,32 @@ def test_the_finder_finds_the_size_that_fits(mode: str, least: int, most: int, h
     assert trials <= 3 * 15
 
 
+def test_the_finder_in_the_middle_of_training(held: int) -> None:
+    """The pattern that Lightning's documentation shows, for models that are unfrozen later."""
+
+    class Later(BatchSizeFinder):
+        def on_fit_start(self, *_: Any) -> None:
+            pass
+
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            if trainer.current_epoch == 1:
+                steps, state = trainer.global_step, trainer.optimizers[0].state_dict()["state"]
+                before = [entry["exp_avg"].clone() for entry in state.values()]
+                self.scale_batch_size(trainer, module)
+                after = trainer.optimizers[0].state_dict()["state"].values()
+                assert all(map(torch.equal, [entry["exp_avg"] for entry in after], before))
+                assert trainer.global_step == steps == 50
+
+    net, finder = Large(), Later()
+    run = trainer(finder, max_epochs=3)
+    with brim.budget(brim.memory_stats("cpu").allocated + ROOM, device="cpu"):
+        run.fit(net)
+    assert finder.optimal_batch_size == 64
+    assert net.seen[:50] == [8] * 50
+    assert net.seen[-7:] == [64] * 6 + [16]
+    assert run.global_step == 50 + 2 * 7
+
+
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_the_finder_for_other_stages(stage: str, held: int) -> None:
     net, finder = Large(), BatchSizeFinder("binsearch", margin=0)
@@ -337,6 +363,20 @@ def test_the_finder_stops_at_the_data_set_and_at_max_val() -> None:
         trainer(finder, max_steps=1).fit(net)
         assert finder.optimal_batch_size == size
         assert max(net.seen) <= settings.get("max_val", 50)
+
+
+def test_the_finder_sets_the_attribute_of_a_data_module() -> None:
+    class Data(lightning.LightningDataModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters({"rows": 3})
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(Net(40).loader().dataset, batch_size=self.hparams.rows)
+
+    data, finder = Data(), BatchSizeFinder(batch_arg_name="rows")
+    trainer(finder, max_steps=1).fit(Net(), datamodule=data)
+    assert data.hparams.rows == finder.optimal_batch_size == 32
 
 
 def test_the_finder_and_steps_in_parts_work_together(held: int) -> None:

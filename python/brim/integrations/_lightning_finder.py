@@ -38,7 +38,7 @@ class BatchSizeFinderLogic:
             size at all, less `margin`.
         steps_per_trial: how many steps are run with a size.
         init_val: the first size.
-        max_trials: how many sizes are tried at most; mostly 4 to 8 are.
+        max_trials: how many sizes are tried at most; about ten are enough.
         batch_arg_name: the attribute that holds the batch size, of the module, of its `hparams`, or
             of the data module.
         margin: the share of the size that is taken off in the mode `"binsearch"`.
@@ -260,10 +260,11 @@ class _Trial:
         return int(least)
 
     def reload(self) -> None:
-        """Let the loop make its loaders anew."""
-        self._loop._combined_loader = None
-        if self._trainer.state.fn != "fit":
+        """Let the loop make its loaders anew, at once where it has begun."""
+        begun, self._loop._combined_loader = self._loop._combined_loader is not None, None
+        if begun:
             self._loop.setup_data()
+        if not self._trainer.training:
             self._loop.reset()
 
 
