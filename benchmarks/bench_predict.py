@@ -83,7 +83,7 @@ def sum_over_samples(model: brim.MemoryModel) -> Callable[[int, int], float]:
 def row(name: str, step: Step, ns: list[int], sizes: list[int], most: int, device: str) -> None:
     begin = time.perf_counter()
     candidates = [(n, size) for n in ns for size in sizes if n * size <= most]
-    model = brim.MemoryModel.probe(step, candidates, device)
+    model = brim.MemoryModel.probe(step, candidates, device, restore=False)
     seconds = time.perf_counter() - begin
     seen = {(int(sample.n), int(sample.length)) for sample in model.samples}
     shapes = held_out(ns, sizes, most, seen, 40)

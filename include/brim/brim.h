@@ -8,6 +8,7 @@
 // IWYU pragma: begin_exports
 #include <brim/adapt/adapt.h>
 #include <brim/adapt/agreement.h>
+#include <brim/adapt/collect.h>
 #include <brim/adapt/microbatches.h>
 #include <brim/adapt/saved_state.h>
 #include <brim/adapt/size_memory.h>

@@ -99,6 +99,7 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   read_into("initial", config->initial);
   read_into("dim", config->dim);
   read_into("progress", config->progress);
+  read_into("collect", config->collect);
   read_into("memory", config->memory);
   options.memory = config->memory.get();
   read_into("per_call_site", config->per_call_site);
@@ -130,38 +131,72 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
 }  // namespace
 
 void register_adapt(py::module_& m) {
-  py::class_<Attempt>(m, "Attempt")
-      .def_property_readonly("size", [](const Attempt& self) { return self.values.front(); })
-      .def_property_readonly("values",
-                             [](const Attempt& self) { return py::tuple(py::cast(self.values)); })
-      .def_property_readonly("fitted", &Attempt::fitted)
-      .def_readonly("outcome", &Attempt::outcome)
-      .def_readonly("peak", &Attempt::peak)
-      .def_readonly("requested", &Attempt::requested)
-      .def_readonly("held", &Attempt::held)
-      .def_readonly("available", &Attempt::available)
-      .def_readonly("seconds", &Attempt::seconds)
-      .def_readonly("repeats", &Attempt::repeats)
+  py::class_<Attempt>(m, "Attempt", R"(One attempt of an adaptive call: its size and how it ended.
+
+`record` returns a list of them, and `observer=` is called with each. Bytes are None where they are
+not known.
+
+Example:
+    >>> import brim, torch
+    >>> @brim.batch(8, device="cpu")
+    ... def work(size):
+    ...     torch.zeros(size, 1024)
+    >>> _, attempts = work.record()
+    >>> attempts
+    [Attempt(size=8, fitted, peak 32.00 KiB)]
+)")
+      .def_property_readonly(
+          "size", [](const Attempt& self) { return self.values.front(); },
+          "The size; of several parameters the first.")
+      .def_property_readonly(
+          "values", [](const Attempt& self) { return py::tuple(py::cast(self.values)); },
+          "The value of each parameter.")
+      .def_property_readonly("fitted", &Attempt::fitted, "Whether memory sufficed.")
+      .def_readonly("outcome", &Attempt::outcome, "Why it failed; `OomKind.none` if it fitted.")
+      .def_readonly("peak", &Attempt::peak,
+                    "The most bytes above `held`; of a failure, when it failed.")
+      .def_readonly("requested", &Attempt::requested, "Bytes asked for when it failed.")
+      .def_readonly("held", &Attempt::held, "Bytes in use before, less those that it freed.")
+      .def_readonly("available", &Attempt::available, "Bytes that it could use.")
+      .def_readonly("seconds", &Attempt::seconds, "How long it took; 0 if it was not timed.")
+      .def_readonly("repeats", &Attempt::repeats,
+                    "Whether it was the same size once more, after the cache had been released.")
       .def("__repr__", [](const Attempt& self) {
         return c10::str("Attempt(size=", c10::Join(", ", self.values), ", ", detail::describe(self),
                         ")");
       });
-  py::class_<FunctionMemory, std::shared_ptr<FunctionMemory>>(m, "SizeMemory")
+  py::class_<FunctionMemory, std::shared_ptr<FunctionMemory>>(
+      m, "SizeMemory", R"(What the calls of one function have learned about sizes.
+
+Adaptive functions have one each; with `persist=` it is also kept in files.
+
+Args:
+    capacity: how many kinds of call are remembered.
+    directory: where to keep them; None for this process only.
+
+Example:
+    >>> import brim
+    >>> len(brim.SizeMemory(capacity=16))
+    0
+)")
       .def(py::init<std::size_t, std::optional<std::filesystem::path>>(),
            py::arg("capacity") = SizeMemory::kDefaultCapacity, py::arg("directory") = py::none())
-      .def("clear", &FunctionMemory::clear)
-      .def("__len__", &FunctionMemory::size)
-      .def_static("flush",
-                  [] {
-                    CoreWarnings warnings;
-                    without_gil([] { SizeMemory::flush(); });
-                    PyObject* const none = warnings.deliver(py::none().release().ptr());
-                    if (none == nullptr) {
-                      throw py::error_already_set();
-                    }
-                    Py_DECREF(none);
-                  })
-      .def_static("default_directory", &SizeMemory::default_directory);
+      .def("clear", &FunctionMemory::clear, "Forget everything, in files too.")
+      .def("__len__", &FunctionMemory::size, "How many kinds of call are known.")
+      .def_static(
+          "flush",
+          [] {
+            CoreWarnings warnings;
+            without_gil([] { SizeMemory::flush(); });
+            PyObject* const none = warnings.deliver(py::none().release().ptr());
+            if (none == nullptr) {
+              throw py::error_already_set();
+            }
+            Py_DECREF(none);
+          },
+          "Write what is to be kept in files now, of all functions.")
+      .def_static("default_directory", &SizeMemory::default_directory,
+                  "Where `persist=True` keeps sizes.");
   m.attr("AdaptiveFunction") = adaptive_function_type();
   m.def("make_adaptive", [](const py::object& function, const py::dict& config) {
     return make_adaptive_function(function, make_config(config));

@@ -109,27 +109,59 @@ std::int64_t chunk_dim(const AdaptiveConfig& config, const CallArguments& argume
   return detail::chunk_dim(rank, config.dim);
 }
 
-/// Tells the logger "brim" of failed attempts at INFO and of those that fit at DEBUG.
-std::function<void(const Attempt&)> with_log(const AdaptiveConfig& config) {
-  constexpr int kFits = 10;      // DEBUG
-  constexpr int kFailures = 20;  // INFO
-  // Held for the life of the process, on purpose.
-  static const py::handle logger =
-      py::module_::import("logging").attr("getLogger")("brim").release();
-  const int wanted = invoke(attribute(logger, "getEffectiveLevel")).cast<int>();
-  if (wanted > kFailures) {
-    return config.options.observer;
+/// What the logger "brim" is told of one call: failed attempts at INFO, those that fit at DEBUG,
+/// and at INFO the size that a call with failures used in the end.
+class CallLog {
+ public:
+  explicit CallLog(const AdaptiveConfig& config)
+      : config_(config), wanted_(invoke(attribute(logger(), "getEffectiveLevel")).cast<int>()) {}
+
+  [[nodiscard]] bool is_wanted() const { return wanted_ <= kInfo; }
+
+  void add(const Attempt& attempt) {
+    tell(attempt.fitted() ? kDebug : kInfo, "%s: %r", config_.log_name, attempt);
+    if (attempt.fitted()) {
+      used_ = std::max(used_, attempt.values);  // the last part of a range is a remainder
+      return;
+    }
+    if (failures_++ == 0) {
+      first_ = attempt.values;
+    }
+    used_.clear();
   }
-  return [&config, wanted](const Attempt& attempt) {
-    const int level = attempt.fitted() ? kFits : kFailures;
-    if (level >= wanted) {
-      invoke(attribute(logger, "log"), level, "%s: %r", config.log_name, attempt);
+
+  void finish() const {
+    if (failures_ > 0 && !used_.empty()) {
+      tell(kInfo, "%s: used %s = %s, after %d failed attempt(s) from %s on", config_.log_name,
+           config_.options.name, c10::str(c10::Join(", ", used_)), failures_,
+           c10::str(c10::Join(", ", first_)));
     }
-    if (config.options.observer) {
-      config.options.observer(attempt);
+  }
+
+ private:
+  static constexpr int kDebug = 10;
+  static constexpr int kInfo = 20;
+
+  static py::handle logger() {
+    // Held for the life of the process, on purpose.
+    static const py::handle found =
+        py::module_::import("logging").attr("getLogger")("brim").release();
+    return found;
+  }
+
+  template <class... Arguments>
+  void tell(int level, const Arguments&... arguments) const {
+    if (level >= wanted_) {
+      invoke(attribute(logger(), "log"), level, arguments...);
     }
-  };
-}
+  }
+
+  const AdaptiveConfig& config_;
+  int wanted_;
+  int failures_ = 0;
+  std::vector<std::int64_t> first_;  // that failed
+  std::vector<std::int64_t> used_;   // since the last failure
+};
 
 /// One call of an adaptive function, between the core's driver and the interpreter.
 class Call {
@@ -177,6 +209,9 @@ class Call {
       case AdaptKind::chunked:
         chunked();
         break;
+    }
+    if (log_) {
+      log_->finish();
     }
     PyObject* const result = result_.release().ptr();
     return warnings_ ? warnings_->deliver(result) : result;
@@ -257,7 +292,15 @@ class Call {
       options_ = config_.options;
       options_->attempts = attempts_;
       options_->ranks = ranks_.get();
-      options_->observer = with_log(config_);
+      log_.emplace(config_);
+      if (log_->is_wanted()) {
+        options_->observer = [this](const Attempt& attempt) {
+          log_->add(attempt);
+          if (config_.options.observer) {
+            config_.options.observer(attempt);
+          }
+        };
+      }
       if (config_.memory) {
         const CallKeys keys = keys_ ? *keys_ : call_keys(config_, arguments_, skip_dim);
         options_->key = keys.key;
@@ -368,6 +411,7 @@ class Call {
   void in_parts(std::int64_t start, std::int64_t end, const AdaptOptions& options,
                 const Part& part) {
     std::optional<Progress> progress;
+    py::list collected;
     detail::range(start, end, config_.initial, options, [&](std::int64_t from, std::int64_t to) {
       if (!progress) {
         progress.emplace(config_, end - start);
@@ -375,12 +419,15 @@ class Call {
       versions_.take(arguments_);  // parts that fitted may have written to them
       auto failure = part(py::int_(from), py::int_(to));
       if (!failure) {
-        release(std::move(result_));  // it must not live beside the next part
+        if (config_.collect) {
+          collected.append(result_);
+        }
+        release(std::move(result_));  // else it must not live beside the next part
         progress->advance(to - from);
       }
       return failure;
     });
-    result_ = py::none();
+    result_ = config_.collect ? py::object(std::move(collected)) : py::none();
   }
 
   void range() {
@@ -446,6 +493,7 @@ class Call {
   std::shared_ptr<Agreement> ranks_;   // null: alone
   const SavedState* saved_ = nullptr;  // of the driver, which made it before the attempt
   std::optional<CoreWarnings> warnings_;
+  std::optional<CallLog> log_;
   std::optional<AdaptOptions> options_;
   py::object result_;
 };

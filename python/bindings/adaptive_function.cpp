@@ -354,7 +354,21 @@ PyTypeObject* type_object() {
       {"__wrapped__", &wrapped, nullptr, "The function that was decorated.", nullptr},
       {"__signature__", &signature, &set_signature, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static constexpr const char* kDoc = R"(A function that adapts its size to the memory there is.
+
+Made by `maximize`, `batch`, `range` and `chunked`; works as a method too. Calling it calls the
+function with the largest size that fits.
+
+Example:
+    >>> import brim
+    >>> @brim.batch(64)
+    ... def work(size):
+    ...     return size
+    >>> work(), work.__wrapped__(3)
+    (64, 3)
+)";
   static PyType_Slot slots[] = {
+      {Py_tp_doc, const_cast<char*>(kDoc)},
       {Py_tp_new, reinterpret_cast<void*>(&construct)},
       {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
       {Py_tp_descr_get, reinterpret_cast<void*>(&bind)},

@@ -316,16 +316,33 @@ py::dict left_out_of(const std::vector<batching::LeftOut>& left_out) {
 }
 
 void register_batching(py::module_& m) {
-  py::class_<batching::PlanReport>(m, "PlanReport")
-      .def_readonly("samples", &batching::PlanReport::samples)
-      .def_readonly("batched", &batching::PlanReport::batched)
-      .def_readonly("batches", &batching::PlanReport::batches)
-      .def_readonly("world_size", &batching::PlanReport::world_size)
-      .def_readonly("fill", &batching::PlanReport::fill)
-      .def_readonly("padding", &batching::PlanReport::padding)
-      .def_readonly("imbalance", &batching::PlanReport::imbalance)
-      .def_readonly("fill_histogram", &batching::PlanReport::fill_histogram)
-      .def_readonly("padding_histogram", &batching::PlanReport::padding_histogram)
+  py::class_<batching::PlanReport>(m, "PlanReport",
+                                   R"(What becomes of the samples in one epoch, over all ranks.
+
+`report()` of a sampler returns it; `print` shows a few lines.
+
+Example:
+    >>> from brim.data import PackedBatchSampler
+    >>> report = PackedBatchSampler([5, 2, 8, 3], max_total_size=10).report()
+    >>> report.batches, report.fill
+    (2, 0.9)
+)")
+      .def_readonly("samples", &batching::PlanReport::samples, "How many samples there are.")
+      .def_readonly("batched", &batching::PlanReport::batched, "How many of them are in a batch.")
+      .def_readonly("batches", &batching::PlanReport::batches,
+                    "How many batches, of all ranks together.")
+      .def_readonly("world_size", &batching::PlanReport::world_size, "How many ranks.")
+      .def_readonly("fill", &batching::PlanReport::fill,
+                    "The mean share of the budget that a batch uses, 0 to 1.")
+      .def_readonly("padding", &batching::PlanReport::padding,
+                    "The share of n × longest that is padding, 0 to 1.")
+      .def_readonly("imbalance", &batching::PlanReport::imbalance,
+                    "By how much the costliest batch of a step exceeds the mean, averaged over "
+                    "steps; 0 for one rank.")
+      .def_readonly("fill_histogram", &batching::PlanReport::fill_histogram,
+                    "How many batches use 0 to 5 %, 5 to 10 %, … of the budget; the 21st: more.")
+      .def_readonly("padding_histogram", &batching::PlanReport::padding_histogram,
+                    "How many batches have 0 to 5 %, 5 to 10 %, … of padding.")
       .def(
           "plot",
           [](const py::object& self, const py::object& where) {
@@ -334,7 +351,8 @@ void register_batching(py::module_& m) {
           py::arg("where") = py::none(),
           "Draw how full the batches are and how much of them is padding; see `brim.plot.plan`.")
       .def_property_readonly(
-          "left_out", [](const batching::PlanReport& self) { return left_out_of(self.left_out); })
+          "left_out", [](const batching::PlanReport& self) { return left_out_of(self.left_out); },
+          "The samples that are in no batch, by reason.")
       .def("__str__", [](const batching::PlanReport& self) { return batching::to_string(self); })
       .def("__repr__", [](const batching::PlanReport& self) {
         return "<PlanReport: " + batching::to_string(self) + ">";

@@ -42,8 +42,11 @@ class ContextManager {
   /// Its Python class, to which the rest is added.
   /// @param must_be_open whether `__exit__` of one that is not open is an error.
   static pybind11::class_<ContextManager> bind(pybind11::module_& m, const char* name,
-                                               bool must_be_open = true) {
-    return pybind11::class_<ContextManager>(m, name)
+                                               const char* doc, bool must_be_open = true) {
+    return pybind11::class_<ContextManager>(m, name, doc)
+        .def_property_readonly(
+            "is_open", [](const ContextManager& self) { return self.open_; },
+            "Whether the block has begun and not ended.")
         .def("__enter__", &ContextManager::enter, pybind11::return_value_policy::reference_internal)
         .def("__exit__", [must_be_open](ContextManager& self, const pybind11::args&) {
           if (must_be_open || self.open_) {

@@ -51,27 +51,57 @@ ByteLimit limit_argument(const py::object& limit) {
 }
 
 void register_stats(py::module_& m) {
-  py::class_<MemoryStats>(m, "MemoryStats")
-      .def_readonly("allocated", &MemoryStats::allocated)
-      .def_readonly("peak", &MemoryStats::peak)
-      .def_readonly("reserved", &MemoryStats::reserved)
-      .def_readonly("limit", &MemoryStats::limit)
-      .def_readonly("free", &MemoryStats::free)
-      .def_readonly("inactive_split", &MemoryStats::inactive_split)
-      .def_readonly("alloc_retries", &MemoryStats::alloc_retries)
-      .def_readonly("ooms", &MemoryStats::ooms)
+  py::class_<MemoryStats>(m, "MemoryStats",
+                          R"(Memory of one device as this process sees it, in bytes.
+
+`memory_stats` returns it; `print` shows one figure per line.
+
+Example:
+    >>> import brim
+    >>> stats = brim.memory_stats("cpu")
+    >>> 0 < stats.free <= stats.limit
+    True
+)")
+      .def_readonly("allocated", &MemoryStats::allocated,
+                    "Held by tensors; on the CPU since the counting allocator was installed.")
+      .def_readonly("peak", &MemoryStats::peak, "The most of that so far, or since `reset_peak`.")
+      .def_readonly("reserved", &MemoryStats::reserved,
+                    "Taken from the system: torch's cache, on the CPU the resident set.")
+      .def_readonly("limit", &MemoryStats::limit,
+                    "The least of what the device, the container and open budgets allow.")
+      .def_readonly("free", &MemoryStats::free,
+                    "What can still be allocated before a limit is reached.")
+      .def_readonly("inactive_split", &MemoryStats::inactive_split,
+                    "Cached by torch, but stuck beside a live block; 0 on the CPU.")
+      .def_readonly("alloc_retries", &MemoryStats::alloc_retries,
+                    "How often torch flushed its cache to make room; 0 on the CPU.")
+      .def_readonly("ooms", &MemoryStats::ooms,
+                    "How often torch's allocator ran out of memory; 0 on the CPU.")
       .def("__str__", [](const MemoryStats& self) { return to_string(self); })
       .def("__repr__", [](const MemoryStats& s) {
         return "MemoryStats(allocated=" + std::to_string(s.allocated) +
                ", peak=" + std::to_string(s.peak) + ", reserved=" + std::to_string(s.reserved) +
                ", limit=" + std::to_string(s.limit) + ", free=" + std::to_string(s.free) + ")";
       });
-  py::class_<Fragmentation>(m, "Fragmentation")
-      .def_readonly("cached", &Fragmentation::cached)
-      .def_readonly("stuck", &Fragmentation::stuck)
-      .def_readonly("share", &Fragmentation::share)
-      .def_readonly("usable", &Fragmentation::usable)
-      .def("explains_failure_of", &Fragmentation::explains_failure_of, py::arg("requested"));
+  py::class_<Fragmentation>(m, "Fragmentation",
+                            R"(What torch's cache holds without a tensor in it, in bytes.
+
+`fragmentation` returns it. torch keeps no cache on the CPU: there, all but `usable` is 0.
+
+Example:
+    >>> import brim
+    >>> now = brim.fragmentation("cpu")
+    >>> now.cached, now.explains_failure_of(now.usable + 1)
+    (0, False)
+)")
+      .def_readonly("cached", &Fragmentation::cached, "Reserved, but held by no tensor.")
+      .def_readonly("stuck", &Fragmentation::stuck,
+                    "The part of it beside a live tensor, which cannot be released.")
+      .def_readonly("share", &Fragmentation::share, "`cached` as a share of what is reserved.")
+      .def_readonly("usable", &Fragmentation::usable,
+                    "What could be allocated if every free byte were in one piece.")
+      .def("explains_failure_of", &Fragmentation::explains_failure_of, py::arg("requested"),
+           "Whether a request of so many bytes failed although that much was free in total.");
   using Host = HostMemory;
   py::class_<Host>(m, "HostMemory")
       .def_readonly("physical_total", &Host::physical_total)
@@ -122,52 +152,100 @@ void register_stats(py::module_& m) {
 }
 
 void register_meter(py::module_& m) {
-  PyPeakMeter::bind(m, "PeakMeter")
+  PyPeakMeter::bind(m, "PeakMeter",
+                    R"(Measures the most memory that a `with` block holds at once, in bytes.
+
+What was held when the block began does not count. Meters nest, and each sees all threads. On the
+CPU the count is exact; see docs/memory.md for what is counted.
+
+Args:
+    device: a device, or a list of devices; the current accelerator if None, else the CPU.
+
+Example:
+    >>> import brim, torch
+    >>> with brim.PeakMeter("cpu") as meter:
+    ...     x = torch.zeros(1024)
+    ...     y = x + 1
+    ...     del x
+    >>> meter.peak, meter.left
+    (8192, 4096)
+)")
       .def(py::init([](const py::object& device) {
              return std::make_unique<PyPeakMeter>("PeakMeter", device_list(device));
            }),
            py::arg("device") = py::none())
-      .def_property_readonly("peak", [](const PyPeakMeter& self) { return self.object().peak(); })
-      .def_property_readonly("start", [](const PyPeakMeter& self) { return self.object().start(); })
-      .def_property_readonly("left", [](const PyPeakMeter& self) { return self.object().left(); })
-      .def_property_readonly("peaks", [](const PyPeakMeter& self) {
-        py::dict peaks;
-        for (const c10::Device device : self.object().devices()) {
-          peaks[to_python(device)] = self.object().peak(device);
-        }
-        return peaks;
-      });
+      .def_property_readonly(
+          "peak", [](const PyPeakMeter& self) { return self.object().peak(); },
+          "The most bytes held at once above `start`; of one device.")
+      .def_property_readonly(
+          "start", [](const PyPeakMeter& self) { return self.object().start(); },
+          "Bytes held when the block began; of one device.")
+      .def_property_readonly(
+          "left", [](const PyPeakMeter& self) { return self.object().left(); },
+          "Bytes held now, or at the end of the block, less `start`: what the work left behind.")
+      .def_property_readonly(
+          "peaks",
+          [](const PyPeakMeter& self) {
+            py::dict peaks;
+            for (const c10::Device device : self.object().devices()) {
+              peaks[to_python(device)] = self.object().peak(device);
+            }
+            return peaks;
+          },
+          "`peak` of each device.");
 }
 
 void register_budget(py::module_& m) {
-  PyBudget::bind(m, "Budget", false)
+  PyBudget::bind(m, "Budget", "A limit on the memory of a device; see brim.Budget.", false)
       .def(py::init([](const py::object& limit, const py::object& device) {
              return std::make_unique<PyBudget>("budget", limit_argument(limit),
                                                resolve_device(device_argument(device)));
            }),
            py::arg("limit"), py::arg("device") = py::none())
-      .def_property_readonly("limit", [](const PyBudget& self) { return self.object().limit(); })
-      .def_property_readonly("device", [](const PyBudget& self) {
-        return to_python(std::get<c10::Device>(self.arguments()));
-      });
+      .def_property_readonly(
+          "limit", [](const PyBudget& self) { return self.object().limit(); },
+          "The limit in bytes, a percentage resolved; once the block has begun.")
+      .def_property_readonly(
+          "device",
+          [](const PyBudget& self) { return to_python(std::get<c10::Device>(self.arguments())); },
+          "The device that is limited.");
 }
 
 void register_errors(py::module_& m) {
-  py::enum_<OomKind>(m, "OomKind")
-      .value("none", OomKind::none)
-      .value("device_memory", OomKind::device_memory)
-      .value("host_memory", OomKind::host_memory)
-      .value("library_workspace", OomKind::library_workspace)
-      .value("size_limit", OomKind::size_limit);
-  py::class_<OomCause>(m, "OomCause")
-      .def_readonly("kind", &OomCause::kind)
-      .def_readonly("requested", &OomCause::requested)
-      .def_readonly("in_use", &OomCause::in_use)
-      .def_property_readonly("device",
-                             [](const OomCause& self) -> py::object {
-                               return self.device ? to_python(*self.device)
-                                                  : py::object(py::none());
-                             })
+  py::enum_<OomKind>(m, "OomKind", R"(Why a piece of work failed, as far as memory is concerned.
+
+Example:
+    >>> import brim
+    >>> brim.classify_error(MemoryError()).kind == brim.OomKind.host_memory
+    True
+)")
+      .value("none", OomKind::none, "something else; a smaller size would not help")
+      .value("device_memory", OomKind::device_memory, "an accelerator's memory is exhausted")
+      .value("host_memory", OomKind::host_memory, "the CPU's, or a budget on it, is exhausted")
+      .value("library_workspace", OomKind::library_workspace,
+             "cuBLAS, cuDNN and the like found no room for their scratch memory")
+      .value("size_limit", OomKind::size_limit, "a kernel's index range was exceeded");
+  py::class_<OomCause>(m, "OomCause", R"(What an error says about memory.
+
+`classify_error` returns it. False if the error is not about memory.
+
+Example:
+    >>> import brim
+    >>> cause = brim.classify_error(
+    ...     RuntimeError("MPS backend out of memory. Tried to allocate 1.00 GiB")
+    ... )
+    >>> bool(cause), cause.requested, cause.device
+    (True, 1073741824, device(type='mps'))
+)")
+      .def_readonly("kind", &OomCause::kind, "An `OomKind`.")
+      .def_readonly("requested", &OomCause::requested, "Bytes asked for; None if it does not say.")
+      .def_readonly("in_use", &OomCause::in_use, "Bytes that tensors held at that moment, or None.")
+      .def_property_readonly(
+          "device",
+          [](const OomCause& self) -> py::object {
+            return self.device ? to_python(*self.device) : py::object(py::none());
+          },
+          "Where memory ran out, or None.")
       .def("__bool__", [](const OomCause& self) { return static_cast<bool>(self); })
       .def("__repr__", [](const OomCause& self) {
         return std::string("OomCause(") + to_string(self.kind) +

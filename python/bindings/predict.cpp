@@ -122,47 +122,82 @@ void register_regression(py::module_& m) {
              return self.inverse(budget, point, feature, integer_argument("lower", lower),
                                  integer_argument("upper", upper));
            })
-      .def_property_readonly("degree", &Model::degree)
-      .def_property_readonly("features", &Model::features)
-      .def_property_readonly("fitted", &Model::fitted)
-      .def_property_readonly("exponents",
-                             [](const Model& self) {
-                               py::list result;
-                               for (const std::vector<int>& powers : self.exponents()) {
-                                 result.append(py::tuple(py::cast(powers)));
-                               }
-                               return result;
-                             })
-      .def_property_readonly("coefficients", &Model::coefficients);
+      .def_property_readonly("degree", &Model::degree, "The degree of the polynomial.")
+      .def_property_readonly("features", &Model::features,
+                             "How many numbers a point has; 0 before `fit`.")
+      .def_property_readonly("fitted", &Model::fitted, "Whether it was fitted.")
+      .def_property_readonly(
+          "exponents",
+          [](const Model& self) {
+            py::list result;
+            for (const std::vector<int>& powers : self.exponents()) {
+              result.append(py::tuple(py::cast(powers)));
+            }
+            return result;
+          },
+          "The powers of the features in each monomial.")
+      .def_property_readonly("coefficients", &Model::coefficients,
+                             "The coefficient of each monomial, as in `exponents`.");
 }
 
 void register_samples(py::module_& m) {
-  py::class_<PyPeakSample>(m, "PeakSample")
-      .def_readonly("feature", &PyPeakSample::feature)
-      .def_readonly("peak", &PyPeakSample::peak)
-      .def_readonly("start", &PyPeakSample::start)
-      .def_readonly("out_of_memory", &PyPeakSample::out_of_memory)
-      .def_readonly("requested", &PyPeakSample::requested)
+  py::class_<PyPeakSample>(m, "PeakSample", R"(What one piece of work held at its peak, in bytes.
+
+`collect_peaks` returns them.
+
+Example:
+    >>> import brim, torch
+    >>> sample, = brim.collect_peaks(lambda n: torch.zeros(n).sum().item(), [256], device="cpu")
+    >>> sample.peak - sample.start >= 1024, sample.feature
+    (True, 0.0)
+)")
+      .def_readonly("feature", &PyPeakSample::feature,
+                    "What the work returned; None if it ran out of memory.")
+      .def_readonly("peak", &PyPeakSample::peak,
+                    "The most held on the device, older tensors included; of work that ran out of "
+                    "memory, a lower bound of its need.")
+      .def_readonly("start", &PyPeakSample::start, "Held before the work began.")
+      .def_readonly("out_of_memory", &PyPeakSample::out_of_memory, "Whether it ran out of memory.")
+      .def_readonly("requested", &PyPeakSample::requested,
+                    "Asked for when it ran out, if the error says.")
       .def("__repr__", [](const PyPeakSample& s) {
         return py::str("PeakSample(feature={!r}, peak={}, start={}, out_of_memory={})")
             .format(s.feature, s.peak, s.start, s.out_of_memory);
       });
-  py::class_<MemorySample>(m, "MemorySample")
+  py::class_<MemorySample>(m, "MemorySample",
+                           R"(What one size needed; `MemoryModel.samples` has them.
+
+Example:
+    >>> import brim
+    >>> brim.MemoryModel().fit([1, 2], [100, 200]).samples[0]
+    MemorySample(n=1.0, length=0.0, peak=100.0, out_of_memory=False)
+)")
       .def(py::init([](double n, double length, double peak, bool out_of_memory) {
         return MemorySample{n, length, peak, out_of_memory};
       }))
-      .def_readonly("n", &MemorySample::n)
-      .def_readonly("length", &MemorySample::length)
-      .def_readonly("peak", &MemorySample::peak)
-      .def_readonly("out_of_memory", &MemorySample::out_of_memory)
+      .def_readonly("n", &MemorySample::n, "How many samples, or the size itself.")
+      .def_readonly("length", &MemorySample::length, "Of the longest sample; 0 for a size.")
+      .def_readonly("peak", &MemorySample::peak,
+                    "Bytes held at most; if it ran out of memory, a lower bound of the need.")
+      .def_readonly("out_of_memory", &MemorySample::out_of_memory, "Whether it ran out of memory.")
       .def("__repr__", [](const MemorySample& s) {
         return py::str("MemorySample(n={}, length={}, peak={}, out_of_memory={})")
             .format(s.n, s.length, s.peak, s.out_of_memory);
       });
-  py::class_<ModelError>(m, "ModelError")
-      .def_readonly("median", &ModelError::median)
-      .def_readonly("worst", &ModelError::worst)
-      .def_readonly("each", &ModelError::each)
+  py::class_<ModelError>(m, "ModelError",
+                         R"(How far a model is off for sizes that it has not seen.
+
+Shares of the measured peaks: each measured size is predicted by a model fitted without it.
+
+Example:
+    >>> import brim
+    >>> model = brim.MemoryModel().fit([1, 2, 3, 4, 5], [100, 200, 300, 400, 500])
+    >>> round(model.error.worst, 6)
+    0.0
+)")
+      .def_readonly("median", &ModelError::median, "The median of the errors, without their sign.")
+      .def_readonly("worst", &ModelError::worst, "The largest of them.")
+      .def_readonly("each", &ModelError::each, "Predicted / measured - 1, of each sample.")
       .def("__repr__", [](const ModelError& self) {
         return py::str("ModelError(median={}, worst={})").format(self.median, self.worst);
       });
@@ -234,29 +269,34 @@ void register_model(py::module_& m) {
       .def("_peak_of", [](const Model& self, const Numbers& it) { return self.peak_of(it); })
       .def("_largest_batch", &Model::largest_batch)
       .def("_largest_size", &Model::largest_size)
-      .def_property_readonly("fitted", &Model::fitted)
+      .def_property_readonly("fitted", &Model::fitted, "Whether it was fitted.")
       .def_property_readonly(
           "kind",
-          [](const Model& self) { return self.kind() == SizeKind::batch ? "batch" : "size"; })
-      .def_property_readonly("error", &Model::error)
-      .def_property_readonly("margin", &Model::margin)
-      .def_property_readonly("floor", [](const Model& self) { return self.state().floor; })
-      .def_property_readonly("phases",
-                             [](const Model& self) {
-                               const auto names = Model::term_names(self.kind());
-                               py::list result;
-                               for (const Numbers& phase : self.state().phases) {
-                                 py::dict terms;
-                                 for (std::size_t j = 0; j < phase.size(); ++j) {
-                                   if (phase[j] > 0) {
-                                     terms[py::str(names[j])] = phase[j];
-                                   }
-                                 }
-                                 result.append(terms);
-                               }
-                               return result;
-                             })
-      .def_property_readonly("samples", &Model::samples)
+          [](const Model& self) { return self.kind() == SizeKind::batch ? "batch" : "size"; },
+          "\"size\", or \"batch\" for pairs (n, length).")
+      .def_property_readonly("error", &Model::error, "How far it is off, a `ModelError`.")
+      .def_property_readonly("margin", &Model::margin, "The share that `safe_peak` adds.")
+      .def_property_readonly(
+          "floor", [](const Model& self) { return self.state().floor; },
+          "Bytes that every size needs at least.")
+      .def_property_readonly(
+          "phases",
+          [](const Model& self) {
+            const auto names = Model::term_names(self.kind());
+            py::list result;
+            for (const Numbers& phase : self.state().phases) {
+              py::dict terms;
+              for (std::size_t j = 0; j < phase.size(); ++j) {
+                if (phase[j] > 0) {
+                  terms[py::str(names[j])] = phase[j];
+                }
+              }
+              result.append(terms);
+            }
+            return result;
+          },
+          "Bytes per term of each phase; the peak is the largest phase, or the floor.")
+      .def_property_readonly("samples", &Model::samples, "What was measured.")
       .def("__str__", &Model::to_string);
   m.def("probe_memory", &probe, py::arg("fn"), py::arg("sizes"), py::arg("batch"),
         py::arg("device"), py::arg("budget"), py::arg("probes"), py::arg("cleanup"));

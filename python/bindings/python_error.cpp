@@ -125,7 +125,15 @@ void register_rank_error(py::module_& m) {
   rank_error =
       new_reference(PyErr_NewExceptionWithDoc(
                         "brim.RankError",
-                        "Another rank failed or is gone, or the ranks do different things.",
+                        R"(Another rank failed or is gone, or the ranks do different things.
+
+Raised by adaptive calls with `ranks=`, on every rank that is left.
+
+Example:
+    >>> import brim
+    >>> issubclass(brim.RankError, RuntimeError)
+    True
+)",
                         PyExc_RuntimeError, nullptr))
           .release();
   m.attr("RankError") = rank_error;

@@ -10,7 +10,16 @@ namespace brim::python {
 void register_testing(py::module_& m) {
   using PyOomInjector =
       ContextManager<testing::OomInjector, std::int64_t, std::int64_t, c10::Device>;
-  PyOomInjector::bind(m, "OomInjector")
+  PyOomInjector::bind(m, "OomInjector",
+                      R"(Makes chosen allocations in a `with` block fail; `inject_oom` makes one.
+
+Example:
+    >>> import brim, torch
+    >>> with brim.testing.inject_oom(at=2) as injector:
+    ...     x = torch.zeros(10)
+    >>> injector.allocations, injector.failures
+    (1, 0)
+)")
       .def(py::init([](const py::object& at, const py::object& count, const py::object& device) {
              const std::int64_t first = integer_argument("at", at);
              const std::int64_t failures = integer_argument("count", count);
@@ -19,13 +28,16 @@ void register_testing(py::module_& m) {
              return std::make_unique<PyOomInjector>("injector", first, failures, where);
            }),
            py::arg("at"), py::arg("count"), py::arg("device"))
-      .def_property_readonly("allocations",
-                             [](const PyOomInjector& self) {
-                               return self.entered() ? self.object().allocations() : 0;
-                             })
-      .def_property_readonly("failures", [](const PyOomInjector& self) {
-        return self.entered() ? self.object().failures() : 0;
-      });
+      .def_property_readonly(
+          "allocations",
+          [](const PyOomInjector& self) {
+            return self.entered() ? self.object().allocations() : 0;
+          },
+          "How many allocations there were.")
+      .def_property_readonly(
+          "failures",
+          [](const PyOomInjector& self) { return self.entered() ? self.object().failures() : 0; },
+          "How many of them failed.");
   // Lets a test see what a Python callback's error becomes on its way through C++ and back.
   m.def(
       "call_through_cpp", [](const py::object& function) { return call_python(function); },

@@ -8,6 +8,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeV
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from brim.adapt._attempts import Attempts
 
@@ -64,8 +65,9 @@ class PeakMeter:
 
 class Budget:
     def __init__(self, limit: int | str, device: _Device = None) -> None: ...
-    def __enter__(self) -> Budget: ...
+    def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
+    is_open: Final[bool]
     limit: Final[int]
     device: Final[torch.device]
 
@@ -570,7 +572,10 @@ def is_out_of_memory(error: BaseException) -> bool: ...
 def call_through_cpp(function: Callable[[], _T]) -> _T: ...
 def set_saving_mode(mode: type) -> None: ...
 def rerun(
-    function: Callable[[list[Tensor]], Tensor], inputs: Sequence[Tensor], recompute: bool
+    function: Callable[[list[Tensor]], Tensor],
+    inputs: Sequence[Tensor],
+    recompute: bool,
+    is_cheap: bool,
 ) -> Tensor: ...
 
 class _Operators:

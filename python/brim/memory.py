@@ -5,12 +5,15 @@ Everything here is a thin face of the C++ core (`include/brim/memory`).
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
 
 from brim import _C
-from brim._C import Budget, Fragmentation, MemoryStats, OomCause, OomKind, PeakMeter
+from brim._arguments import runs_in_parts
+from brim._C import Fragmentation, MemoryStats, OomCause, OomKind, PeakMeter
 
 __all__ = [
     "Budget",
@@ -37,6 +40,9 @@ __all__ = [
 DeviceLike: TypeAlias = str | torch.device | int | None
 """A device: its name, a `torch.device`, an accelerator's index, or None for `default_device()`."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def memory_stats(device: DeviceLike = None) -> MemoryStats:
     """Memory of a device now, as this process sees it, in bytes.
@@ -59,8 +65,63 @@ def memory_stats(device: DeviceLike = None) -> MemoryStats:
     return _C.memory_stats(device)
 
 
+class Budget(_C.Budget):
+    """A limit on the memory of a device; `brim.budget` makes one.
+
+    A context manager, or a decorator that opens a new budget for each call. `limit` and `device`
+    tell what it limits, `is_open` whether it does so now.
+
+    Example:
+        >>> with Budget("1GiB", device="cpu") as limited:
+        ...     limited.limit
+        1073741824
+        >>> limited
+        Budget('1GiB', device='cpu', closed)
+    """
+
+    def __init__(self, limit: int | str, device: DeviceLike = None) -> None:
+        """As `brim.budget`."""
+        super().__init__(limit, device)
+        self._asked = limit
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function: each call runs under a budget of its own.
+
+        Raises:
+            TypeError: if it is no function, or one that runs after its call has returned: a
+                coroutine or a generator.
+        """
+        if isinstance(function, (type, classmethod, staticmethod)) or not callable(function):
+            raise TypeError(
+                "a budget decorates a function, below @classmethod and @staticmethod, got "
+                f"{function!r:.100}"
+            )
+        kind = runs_in_parts(function) or runs_in_parts(type(function).__call__)
+        if kind:
+            raise TypeError(
+                f"{function!r:.100} is {kind} function, which runs after the call has returned: "
+                "open the budget inside of it, in a `with` block"
+            )
+
+        @functools.wraps(function)
+        def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+            with Budget(self._asked, self.device):
+                return function(*args, **kwargs)
+
+        return limited
+
+    def __repr__(self) -> str:
+        """The limit, the device, and what is in use where it is open."""
+        if self.is_open:
+            held = format_bytes(memory_stats(self.device).allocated)
+            now = f"{held} of {format_bytes(self.limit)} in use"
+        else:
+            now = "closed"
+        return f"Budget({self._asked!r}, device={str(self.device)!r}, {now})"
+
+
 def budget(limit: int | str, device: DeviceLike = None) -> Budget:
-    """Keep the memory of a device under a limit inside a `with` block.
+    """Keep the memory of a device under a limit, in a `with` block or in a decorated function.
 
     Budgets nest and hold for the whole process; the tightest open one is in force. An allocation
     that would go over raises `torch.OutOfMemoryError`.
@@ -81,6 +142,11 @@ def budget(limit: int | str, device: DeviceLike = None) -> Budget:
         ...     except torch.OutOfMemoryError:
         ...         print("does not fit")
         does not fit
+        >>> @budget("1MiB", device="cpu")
+        ... def work(size):
+        ...     return torch.zeros(size).numel()
+        >>> work(100)
+        100
     """
     return Budget(limit, device)
 
@@ -163,7 +229,13 @@ def install_cpu_allocator() -> None:
 
 
 def cpu_allocator_installed() -> bool:
-    """Whether CPU tensors are being counted. Importing brim does not start that."""
+    """Whether CPU tensors are being counted. Importing brim does not start that.
+
+    Example:
+        >>> with PeakMeter("cpu"):  # this does
+        ...     cpu_allocator_installed()
+        True
+    """
     return _C.cpu_allocator_installed()
 
 

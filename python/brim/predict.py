@@ -14,6 +14,7 @@ from brim import _C
 from brim._arguments import real
 from brim._C import MemorySample, ModelError, PeakSample
 from brim._progress import progress as bar
+from brim.adapt._undo import Restore, Undo
 from brim.memory import DeviceLike
 
 __all__ = [
@@ -289,9 +290,13 @@ class MemoryModel(_C.MemoryModel):
         budget: int | str | None = None,
         probes: int = 7,
         cleanup: Callable[[], object] | None = None,
+        restore: Restore = True,
         progress: bool = True,
     ) -> _Self:
         """Measure a few of the sizes and fit a model to them.
+
+        The function really runs, so a training step trains the model. Afterwards the model, the
+        optimizer and the random state are as before, unless `restore=False`.
 
         It chooses them itself: the smallest first (once unmeasured, to warm up), then larger ones
         spread over the range, each only if its need is expected to stay within the budget. One that
@@ -305,6 +310,9 @@ class MemoryModel(_C.MemoryModel):
                 if None.
             probes: how many sizes to measure at most.
             cleanup: called after each call of `fn`.
+            restore: what the function changes and is put back after measuring: True for the modules
+                and optimizers that it leads to, or these things themselves; False for nothing. See
+                `brim.data.PackedBatchSampler.fit`.
             progress: whether to show a bar on a terminal if it takes long.
 
         Raises:
@@ -325,13 +333,17 @@ class MemoryModel(_C.MemoryModel):
             raise TypeError(f"sizes must be ints, got {wrong if batch else wrong[0]!r}")
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
-        with bar("probe", "call", enabled=progress) as step:
+        undo = Undo(restore, fn)
+        try:
+            with bar("probe", "call", enabled=progress) as step:
 
-            def work(*size: int) -> None:
-                fn(*size)
-                step(f"size {' x '.join(map(str, size))}")
+                def work(*size: int) -> None:
+                    fn(*size)
+                    step(f"size {' x '.join(map(str, size))}")
 
-            model._assign(_C.probe_memory(work, whole, batch, device, limit, probes, cleanup))
+                model._assign(_C.probe_memory(work, whole, batch, device, limit, probes, cleanup))
+        finally:
+            undo.put_back()
         return model
 
     def peak(self, n: float, length: float | None = None) -> float:

@@ -46,14 +46,22 @@ class BatchMeter {
         device_(options.device ? resolve_device(*options.device) : default_device()),
         budget_(options.budget),
         collect_{device_, {}, options.collect_garbage} {
-    const std::int64_t allowed = memory_stats(device_).limit;
+    const MemoryStats now = memory_stats(device_);
+    const std::int64_t allowed = now.limit;
+    held_ = now.allocated;
     check_argument(budget_ > 0, "budget must be positive, got ", budget_);
     check_argument(budget_ <= allowed, "budget must not exceed what the device allows, ",
                    format_bytes(allowed), ", got ", format_bytes(budget_));
+    check_argument(held_ < budget_, "budget of ", format_bytes(budget_),
+                   " is too small: ", format_bytes(held_), " are held on ", device_.str(),
+                   " before the first batch");
     most_ = budget_ < allowed / kBeyond ? kBeyond * budget_ : allowed;
   }
 
   [[nodiscard]] c10::Device device() const { return device_; }
+
+  /// Bytes that were in use before the first batch.
+  [[nodiscard]] std::int64_t held() const { return held_; }
 
   void run(std::span<const std::int64_t> batch) const {
     const Budget limited(most_, device_);
@@ -76,6 +84,7 @@ class BatchMeter {
   const BatchWork& work_;
   c10::Device device_;
   std::int64_t budget_;
+  std::int64_t held_;
   std::int64_t most_;
   CollectOptions collect_;
 };
@@ -202,8 +211,9 @@ FittedLimit fit_batching(std::span<const std::int64_t> sizes, const BatchWork& w
   const auto maximum = static_cast<double>(fitted.maximum);
   const bool fits = padded ? fitted.model->largest_batch(static_cast<double>(smallest), maximum) > 0
                            : fitted.maximum >= smallest;
-  check_argument(fits, "no batch is expected to stay within ", format_bytes(options.budget),
-                 ": the smallest sample has size ", smallest,
+  check_argument(fits, "budget is too small: no batch is expected to stay within ",
+                 format_bytes(options.budget), ", of which ", format_bytes(meter.held()),
+                 " were held before: the smallest sample has size ", smallest,
                  fitted.model ? ", and the measurements gave\n" + fitted.model->to_string() : "");
   return fitted;
 }

@@ -9,6 +9,7 @@
 
 #include "fork.h"
 #include "memory/backend.h"
+#include "memory/budget_in_force.h"
 
 namespace brim {
 namespace {
@@ -55,6 +56,12 @@ std::int64_t open_budget(const ByteLimit& limit, c10::Device device) {
 }
 
 }  // namespace
+
+std::optional<std::int64_t> budget_in_force(c10::Device device) {
+  OpenBudgets& open = open_budgets();
+  const std::lock_guard lock(open.mutex);
+  return tightest(open.limits[resolve_device(device)]);
+}
 
 Budget::Budget(ByteLimit limit, c10::Device device)
     : device_(resolve_device(device)), limit_(open_budget(limit, device_)) {}

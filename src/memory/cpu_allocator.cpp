@@ -167,7 +167,9 @@ void CpuAllocator::reserve(std::int64_t bytes) {
   do {
     const std::int64_t allowed = limit();
     if (bytes > allowed - held) {
-      throw_out_of_memory(bytes, held, " of " + with_exact(allowed) + " allowed by the budget");
+      throw_out_of_memory(bytes, held,
+                          " of " + with_exact(allowed) + " allowed by the budget" +
+                              (held > allowed ? ", which is less than what was held already" : ""));
     }
   } while (!bytes_held.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
   raise_peak(held + bytes);

@@ -77,7 +77,9 @@ class Prober {
     TORCH_CHECK_WITH(
         OutOfMemoryError, !warm_up.out_of_memory, device_.is_cpu() ? "CPU" : device_.str(),
         " out of memory. Even the smallest of the sizes, ", name_of(plan.smallest(), kind_),
-        ", does not fit: it needs at least ", format_bytes(warm_up.peak));
+        ", does not fit: it needs at least ", format_bytes(warm_up.peak), ", ",
+        format_bytes(warm_up.start), " of which were held before, and ",
+        format_bytes(static_cast<std::int64_t>(limit())), " are allowed");
     TORCH_CHECK_VALUE(warm_up.peak > 0, "the work held no memory on ", device_,
                       ": device must be the one that it runs on");
     while (const auto shape = plan.next(limit(), limit(kBeyond))) {

@@ -394,9 +394,33 @@ def test_tries_are_logged_under_brim(caplog: pytest.LogCaptureFixture) -> None:
         ("brim", "INFO"),
         ("brim", "INFO"),
         ("brim", "DEBUG"),
+        ("brim", "INFO"),
     ]
     assert "named: Attempt(size=16, host memory" in caplog.records[0].getMessage()
     assert "Attempt(size=4, fitted" in caplog.records[2].getMessage()
+    assert (
+        caplog.records[3]
+        .getMessage()
+        .endswith("named: used batch size = 4, after 2 failed attempt(s) from 16 on")
+    )
+
+
+def test_the_size_that_was_used_in_the_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    @brim.maximize(("rows", "columns"), strategy="halving")
+    def area(rows: int, columns: int) -> int:
+        return check(rows * columns, 100)
+
+    def parts(start: int, end: int) -> None:
+        check(end - start, 5)
+
+    with caplog.at_level(logging.INFO, logger="brim"):
+        area(16, 16)
+        brim.run_range(0, 50, 16, parts, strategy="halving")
+    used = [r.getMessage() for r in caplog.records if ": used " in r.getMessage()]
+    assert [text.partition(": ")[2] for text in used] == [
+        "used rows, columns = 8, 8, after 1 failed attempt(s) from 16, 16 on",
+        "used step = 4, after 2 failed attempt(s) from 16 on",
+    ]
 
 
 def test_a_call_that_fits_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:

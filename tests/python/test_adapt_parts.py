@@ -174,6 +174,49 @@ def test_run_chunked_hands_arguments_on() -> None:
     assert set(seen) == {("a", 1)}
 
 
+@pytest.mark.parametrize("kind", ["range", "chunked"])
+def test_collects_what_the_parts_returned_that_fitted(kind: str) -> None:
+    x, calls = torch.arange(100.0), 0
+
+    def twice(part: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        check(calls, 2 if calls == 3 else calls)
+        return part * 2
+
+    if kind == "range":
+        made = brim.range(64, collect=True)(lambda start, end: twice(x[start:end]))
+        parts, attempts = made.record(0, 100)
+    else:
+        parts, attempts = brim.chunked(64, collect=True)(lambda c, s, e: twice(c)).record(x)
+    assert torch.equal(torch.cat(parts), x * 2)
+    assert any(not attempt.fitted for attempt in attempts)
+    assert [len(part) for part in parts] == [a.size for a in attempts if a.fitted]
+
+
+def test_run_range_and_run_chunked_collect() -> None:
+    sizes = brim.run_range(0, 10, 4, lambda start, end: end - start, collect=True)
+    assert sum(sizes) == 10
+    parts = brim.run_chunked(torch.ones(3, 10), 4, lambda c, s, e: c.sum(1), dim=1, collect=True)
+    assert torch.equal(sum(parts), torch.full((3,), 10.0))
+    assert brim.run_range(0, 0, 4, lambda start, end: 1, collect=True) == []
+    with pytest.raises(TypeError, match="collect must be True or False, got 'cat'"):
+        brim.range(4, collect="cat")  # type: ignore[call-overload]
+
+
+def test_results_that_are_not_collected_are_gone_before_the_next_part() -> None:
+    last: list[weakref.ref[torch.Tensor]] = []
+
+    def work(start: int, end: int) -> torch.Tensor:
+        assert not last or last[-1]() is None
+        result = torch.ones(1)
+        last.append(weakref.ref(result))
+        return result
+
+    assert brim.run_range(0, 10, 2, work) is None
+    assert len(last) >= 5
+
+
 def test_subclasses_of_tensors_stay_what_they_are() -> None:
     parameter = torch.nn.Parameter(torch.zeros(6, 2))
     kinds = []

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,7 +246,10 @@ class TestBudget:
         kept = tensor_of(MIB)
         with (
             brim.budget(1, device="cpu"),
-            pytest.raises(torch.OutOfMemoryError, match="1 B \\(1 bytes\\) allowed"),
+            pytest.raises(
+                torch.OutOfMemoryError,
+                match="1 B \\(1 bytes\\) allowed by the budget, which is less",
+            ),
         ):
             tensor_of(1)
         assert kept.fill_(3).sum() == 3 * MIB
@@ -269,6 +273,56 @@ class TestBudget:
     def test_the_limit_of_one_that_was_never_opened_is_not_known(self) -> None:
         with pytest.raises(RuntimeError, match="not been opened"):
             _ = brim.budget("50%", device="cpu").limit
+
+    def test_decorates_functions_and_methods(self, held: int, tensor_of: TensorOf) -> None:
+        @brim.budget(held + 1000, device="cpu")
+        def work(size: int, depth: int = 0) -> int:
+            """Allocate."""
+            return work(size, depth - 1) if depth else tensor_of(size).numel()
+
+        class Worker:
+            @staticmethod
+            @brim.budget(held + 1000, device="cpu")
+            def static(size: int) -> int:
+                return tensor_of(size).numel()
+
+            @brim.budget(held + 1000, device="cpu")
+            def method(self, size: int) -> int:
+                return tensor_of(size).numel()
+
+        for call in (work, lambda size: work(size, depth=2), Worker.static, Worker().method):
+            assert call(1000) == 1000
+            with pytest.raises(torch.OutOfMemoryError):
+                call(1001)
+            assert tensor_of(1001).numel() == 1001
+        assert work.__name__ == "work"
+        assert work.__doc__ == "Allocate."
+
+    def test_what_runs_after_the_call_cannot_be_decorated(self) -> None:
+        limited = brim.budget("1GiB", device="cpu")
+
+        async def coroutine() -> None: ...
+
+        class Stream:
+            def __call__(self) -> Any:
+                yield 1
+
+        for function in (coroutine, lambda: (yield), Stream()):
+            with pytest.raises(TypeError, match="open the budget inside of it, in a `with` block"):
+                limited(function)
+        for thing in (Stream, staticmethod(len), 5):
+            with pytest.raises(TypeError, match="a budget decorates a function, below @class"):
+                limited(thing)  # type: ignore[arg-type]
+
+    def test_tells_what_it_limits_and_what_is_in_use(self, tensor_of: TensorOf) -> None:
+        budget = brim.budget("64MiB", device="cpu")
+        assert repr(budget) == "Budget('64MiB', device='cpu', closed)"
+        kept = tensor_of(3 * MIB)
+        with budget:
+            held = brim.format_bytes(brim.memory_stats("cpu").allocated)
+            assert repr(budget) == f"Budget('64MiB', device='cpu', {held} of 64.00 MiB in use)"
+        del kept
+        assert repr(budget) == "Budget('64MiB', device='cpu', closed)"
 
     def test_cannot_be_opened_twice_at_once(self) -> None:
         with (

@@ -53,7 +53,7 @@ def held_out_errors(
 ) -> tuple[brim.MemoryModel, list[float]]:
     """Errors on a dozen shapes, some of them not among the candidates either."""
     candidates = [(n, size) for n in ns for size in sizes if n * size <= most]
-    model = brim.MemoryModel.probe(step, candidates, device)
+    model = brim.MemoryModel.probe(step, candidates, device, restore=False)
     assert len(model.samples) == 7
     seen = {(sample.n, sample.length) for sample in model.samples}
     dice = random.Random(7)

@@ -6,31 +6,26 @@ the C++ core.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-import torch
 from typing_extensions import Unpack
 
 from brim._arguments import flag, positive, whole
 from brim._C import AdaptiveFunction, Attempt, RankError, SizeMemory
 from brim.adapt._attempts import Attempts
-from brim.adapt._decorators import BatchDecorator, ChunkedDecorator, RangeDecorator
-from brim.adapt._microbatches import Microbatches
-from brim.adapt._options import (
-    RANK_OPTIONS,
-    Options,
-    inside,
-    make,
-    name_of,
-    rank_setting,
-    remembered,
-    slot_of,
-    slots_of,
+from brim.adapt._decorators import (
+    BatchDecorator,
+    ChunkedDecorator,
+    CollectingChunkedDecorator,
+    CollectingRangeDecorator,
+    RangeDecorator,
 )
+from brim.adapt._microbatches import Microbatches
+from brim.adapt._options import Options, inside, make, name_of, slot_of, slots_of
+from brim.adapt._run import run_batch, run_chunked, run_range
+from brim.adapt._sized import sized
 
 __all__ = [
     "AdaptiveFunction",
@@ -176,24 +171,6 @@ def maximize(
     return decorate
 
 
-def _sized(
-    kind: str,
-    initial: object,
-    q: object,
-    options: Options,
-    progress: object = False,
-    **specific: Any,
-) -> Any:
-    """The decorator of the kinds with one size, which brim passes to the function."""
-    specific |= {"initial": positive("initial", initial), "quanta": [positive("q", q)]}
-    flag("progress", progress)
-
-    def decorate(function: Callable[..., object]) -> Any:
-        return make(kind, function, options, progress=_bar(function, progress), **specific)
-
-    return decorate
-
-
 def batch(initial: int, *, q: int = 1, **options: Unpack[Options]) -> BatchDecorator:
     """Decorate `function(batch_size, ...)` to be called with the largest size that fits.
 
@@ -210,13 +187,40 @@ def batch(initial: int, *, q: int = 1, **options: Unpack[Options]) -> BatchDecor
         >>> run("with")
         'with 512'
     """
-    decorator: BatchDecorator = _sized("batch", initial, q, options)
+    decorator: BatchDecorator = sized("batch", initial, q, options)
     return decorator
 
 
+@overload
+def range(  # noqa: A001
+    initial: int,
+    *,
+    q: int = 1,
+    progress: bool = False,
+    collect: Literal[False] = False,
+    **options: Unpack[Options],
+) -> RangeDecorator: ...
+
+
+@overload
+def range(  # noqa: A001
+    initial: int,
+    *,
+    q: int = 1,
+    progress: bool = False,
+    collect: Literal[True],
+    **options: Unpack[Options],
+) -> CollectingRangeDecorator: ...
+
+
 def range(  # noqa: A001  the public name
-    initial: int, *, q: int = 1, progress: bool = False, **options: Unpack[Options]
-) -> RangeDecorator:
+    initial: int,
+    *,
+    q: int = 1,
+    progress: bool = False,
+    collect: bool = False,
+    **options: Unpack[Options],
+) -> Any:
     """Decorate `function(start, end, ...)` to cover a range in parts, each as long as fits.
 
     A part that succeeded is never repeated. If nothing is remembered, the first parts are short:
@@ -226,6 +230,8 @@ def range(  # noqa: A001  the public name
         initial: the longest part.
         q: prefer multiples of this.
         progress: show a tqdm bar.
+        collect: return a list of what the function returned for each part, in order. Tensors in it
+            take memory beside the next parts.
         **options: see `Options`.
 
     Example:
@@ -237,14 +243,48 @@ def range(  # noqa: A001  the public name
         >>> fill(0, 100, out)
         >>> out.sum()
         tensor(100.)
+        >>> @brim.range(32, collect=True)
+        ... def squares(start: int, end: int) -> torch.Tensor:
+        ...     return torch.arange(start, end) ** 2
+        >>> torch.cat(squares(0, 5))
+        tensor([ 0,  1,  4,  9, 16])
     """
-    decorator: RangeDecorator = _sized("range", initial, q, options, progress)
-    return decorator
+    return sized("range", initial, q, options, progress, collect)
+
+
+@overload
+def chunked(
+    initial: int,
+    *,
+    dim: int = 0,
+    q: int = 1,
+    progress: bool = False,
+    collect: Literal[False] = False,
+    **options: Unpack[Options],
+) -> ChunkedDecorator: ...
+
+
+@overload
+def chunked(
+    initial: int,
+    *,
+    dim: int = 0,
+    q: int = 1,
+    progress: bool = False,
+    collect: Literal[True],
+    **options: Unpack[Options],
+) -> CollectingChunkedDecorator: ...
 
 
 def chunked(
-    initial: int, *, dim: int = 0, q: int = 1, progress: bool = False, **options: Unpack[Options]
-) -> ChunkedDecorator:
+    initial: int,
+    *,
+    dim: int = 0,
+    q: int = 1,
+    progress: bool = False,
+    collect: bool = False,
+    **options: Unpack[Options],
+) -> Any:
     """Decorate `function(chunk, start, end, ...)` to cover a tensor in chunks that fit.
 
     The chunks are views: what is written to them is written to the tensor.
@@ -254,6 +294,7 @@ def chunked(
         dim: the dimension to cut.
         q: prefer multiples of this.
         progress: show a tqdm bar.
+        collect: return a list of what the function returned for each chunk, as in `range`.
         **options: see `Options`.
 
     Example:
@@ -267,125 +308,4 @@ def chunked(
         tensor(200.)
     """
     whole("dim", dim, -(2**63))
-    decorator: ChunkedDecorator = _sized("chunked", initial, q, options, progress, dim=dim)
-    return decorator
-
-
-def _bar(function: Callable[..., Any], progress: object) -> Callable[[int], Any] | None:
-    if not progress:
-        return None
-    try:
-        from tqdm.auto import tqdm  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-    return lambda total: tqdm(total=total, desc=name_of(function), leave=False)
-
-
-@functools.lru_cache(1024)
-def _run_memory(
-    owner: object, options: tuple[tuple[str, Any], ...], salt: int
-) -> SizeMemory | None:
-    return remembered(Options(**dict(options)), salt)  # type: ignore[typeddict-item]
-
-
-@functools.lru_cache(1024)
-def _run_ranks(owner: object, options: tuple[tuple[str, Any], ...], name: str) -> Any:
-    return rank_setting(Options(**dict(options)), name)  # type: ignore[typeddict-item]
-
-
-def _once(
-    kind: str,
-    function: Callable[..., Any],
-    options: Options,
-    initial: object,
-    q: object,
-    **specific: Any,
-) -> Any:
-    """What the decorator would make, for one call, with the memory of earlier calls of this code.
-
-    The code, not the function: a lambda is a new object on every call.
-    """
-    site = ""
-    if options.get("remember") == "call_site":
-        caller = sys._getframe(2)
-        site = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    inner = function.func if isinstance(function, functools.partial) else function
-    code = getattr(inner, "__code__", None) or name_of(inner)
-
-    def asked(options: Options, *names: str) -> tuple[tuple[str, Any], ...]:
-        return tuple((name, value) for name, value in options.items() if name in names)
-
-    def memory_of(options: Options, salt: int) -> SizeMemory | None:
-        chosen = asked(options, "persist", "capacity", "remember")
-        return _run_memory((kind, site, None if salt else code), chosen, salt)
-
-    def ranks_of(options: Options, name: str) -> Any:
-        return _run_ranks((kind, site, code), asked(options, "ranks", *RANK_OPTIONS), name)
-
-    specific |= {"memory_of": memory_of, "ranks_of": ranks_of, "site": site}
-    return _sized(kind, initial, q, options, **specific)(function)
-
-
-def run_batch(
-    initial: int,
-    function: Callable[Concatenate[int, P], R],
-    /,
-    *args: Any,
-    q: int = 1,
-    **options: Unpack[Options],
-) -> R:
-    """Call `function(size, *args)` now, with the largest size up to `initial` that fits.
-
-    Example:
-        >>> import brim
-        >>> brim.run_batch(512, lambda size: size * 2)
-        1024
-    """
-    result: R = _once("batch", function, options, initial, q)(*args)
-    return result
-
-
-def run_range(
-    start: int,
-    end: int,
-    initial: int,
-    function: Callable[..., object],
-    /,
-    *args: Any,
-    q: int = 1,
-    progress: bool = False,
-    **options: Unpack[Options],
-) -> None:
-    """Call `function(begin, stop, *args)` now for parts of the range, at most `initial` long.
-
-    Example:
-        >>> import brim
-        >>> parts = []
-        >>> brim.run_range(0, 10, 4, lambda start, end: parts.append(end - start))
-        >>> sum(parts)
-        10
-    """
-    _once("range", function, options, initial, q, progress=progress)(start, end, *args)
-
-
-def run_chunked(
-    tensor: torch.Tensor,
-    initial: int,
-    function: Callable[..., object],
-    /,
-    *args: Any,
-    dim: int = 0,
-    q: int = 1,
-    progress: bool = False,
-    **options: Unpack[Options],
-) -> None:
-    """Call `function(chunk, start, end, *args)` now for chunks, at most `initial` long.
-
-    Example:
-        >>> import brim, torch
-        >>> total = torch.zeros(10)
-        >>> brim.run_chunked(total, 4, lambda chunk, start, end: chunk.add_(1))
-        >>> total.sum()
-        tensor(10.)
-    """
-    _once("chunked", function, options, initial, q, progress=progress, dim=dim)(tensor, *args)
+    return sized("chunked", initial, q, options, progress, collect, dim=dim)

@@ -42,6 +42,19 @@ class RangeDecorator(Protocol):
     ) -> AdaptiveFunction[Concatenate[S, int, int, P], None]: ...
 
 
+class CollectingRangeDecorator(Protocol):
+    """The same, and returns what the function returned for each part."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[int, int, P], R], /
+    ) -> AdaptiveFunction[Concatenate[int, int, P], list[R]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[S, int, int, P], R], /
+    ) -> AdaptiveFunction[Concatenate[S, int, int, P], list[R]]: ...
+
+
 class ChunkedDecorator(Protocol):
     """`function(chunk, start, end, ...)` is called as `function(tensor, ...)`."""
 
@@ -53,3 +66,16 @@ class ChunkedDecorator(Protocol):
     def __call__(
         self, function: Callable[Concatenate[S, torch.Tensor, int, int, P], object], /
     ) -> AdaptiveFunction[Concatenate[S, torch.Tensor, P], None]: ...
+
+
+class CollectingChunkedDecorator(Protocol):
+    """The same, and returns what the function returned for each chunk."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[torch.Tensor, int, int, P], R], /
+    ) -> AdaptiveFunction[Concatenate[torch.Tensor, P], list[R]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[S, torch.Tensor, int, int, P], R], /
+    ) -> AdaptiveFunction[Concatenate[S, torch.Tensor, P], list[R]]: ...

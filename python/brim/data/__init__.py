@@ -16,6 +16,7 @@ Example:
 from brim._C import PlanReport
 from brim.data.base import BatchSamplerBase, Plan
 from brim.data.bucket import BucketBatchSampler, Buckets, create_buckets, least_padding_boundaries
+from brim.data.fit import FitReport
 from brim.data.ordered import SizeAwareBatchSampler, size_aware_batching
 from brim.data.packed import PackedBatchSampler
 from brim.data.parts import balance, flops
@@ -25,6 +26,7 @@ __all__ = [
     "BatchSamplerBase",
     "BucketBatchSampler",
     "Buckets",
+    "FitReport",
     "PackedBatchSampler",
     "Plan",
     "PlanReport",

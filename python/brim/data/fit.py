@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from typing_extensions import Self
 
 from brim import _C
 from brim._progress import progress as bar
+from brim.adapt._undo import Restore, Undo
 from brim.data.base import BatchSamplerBase, check_state, warn
 from brim.data.sizes import (
     Limits,
@@ -23,6 +26,8 @@ from brim.data.sizes import (
     size_function,
 )
 from brim.predict import MemoryModel
+
+_logger = logging.getLogger("brim")
 
 # From this error on, a sampler warns that sizes say little about memory.
 _UNPREDICTABLE = 0.25
@@ -44,11 +49,47 @@ class _Fitted(NamedTuple):
         return cls(*(state["fitted"][name] for name in cls._fields))
 
 
+@dataclass(frozen=True)
+class FitReport:
+    """What `fit` did; `print` shows it.
+
+    Attributes:
+        runs: how many times the work ran.
+        budget: bytes that the device may hold.
+        error: the share by which a batch may need more than measurements of other batches predict.
+        restored: what is as it was before; empty if `restore=False` asked for nothing.
+
+    Example:
+        >>> print(FitReport(23, 2**30, 0.01, "Linear, SGD and the random state"))
+        the work ran 23 times under a budget of 1.00 GiB; error at most 1.0%
+        restored: Linear, SGD and the random state
+    """
+
+    runs: int
+    budget: int
+    error: float
+    restored: str
+
+    def __str__(self) -> str:
+        return (
+            f"the work ran {self.runs} times under a budget of {_C.format_bytes(self.budget)}; "
+            f"error at most {self.error:.1%}\n"
+            f"restored: {self.restored or 'nothing, what the work did stays'}"
+        )
+
+
 class FittedBatchSampler(BatchSamplerBase):
-    """A batch sampler that `fit` can make from a budget in bytes."""
+    """A batch sampler that `fit` can make from a budget in bytes.
+
+    Attributes:
+        model: the memory model that `fit` found; None for others.
+        weights: what a unit of each of several sizes counts.
+        fit_report: what `fit` ran and put back; None if it measured nothing.
+    """
 
     model: _C.MemoryModel | None = None
     weights: list[float] | None = None
+    fit_report: FitReport | None = None
     _fitted: _Fitted | None = None
     _features: torch.Tensor | None = None  # several sizes per sample, as they were given
     _columns: list[torch.Tensor] | None  # the sizes by which batches are made
@@ -73,10 +114,14 @@ class FittedBatchSampler(BatchSamplerBase):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         probes: int = 7,
         state: Mapping[str, Any] | None = None,
+        restore: Restore = True,
         progress: bool = True,
         **options: Any,
     ) -> Self:
         """Measure how much memory the work needs, and make a sampler that stays under a budget.
+
+        The work really runs, so a training step trains the model. Afterwards the model, the
+        optimizer and the random state are as before, unless `restore=False`.
 
         Args:
             dataset: the samples, by index.
@@ -98,6 +143,11 @@ class FittedBatchSampler(BatchSamplerBase):
                 follow near the budget, and from the sampler itself.
             state: a `state_dict()` of an earlier sampler that `fit` made with this budget and cost.
                 Nothing is measured then: the sampler has its memory model, and resumes there.
+            restore: what the work changes and is put back after measuring. True for the modules
+                (parameters, gradients, buffers, training mode), optimizers, schedulers and gradient
+                scalers that the code, the closure and the attributes of `work` lead to, and for the
+                random state of torch, NumPy and `random`. Else these things themselves, as in
+                `brim.Options`; False for nothing. Copies take memory of the host.
             progress: whether to show a bar on a terminal if it takes long.
             **options: keywords of the sampler; for `SizeAwareBatchSampler` also `sampler`, the
                 order of the samples.
@@ -106,9 +156,24 @@ class FittedBatchSampler(BatchSamplerBase):
             A sampler. Its attribute `model` is the memory model, and `max_total_size` the budget,
             on CUDA less what torch's allocator loses between blocks. With `cost="sum"` it is the
             largest total of a batch. `weights` has what a unit of each of several sizes counts.
+            `print(sampler.fit_report)` tells what ran and what was put back.
 
         Warns:
             UserWarning: if batches need over 25 % more than measurements of other batches predict.
+
+        Example:
+            >>> import brim, torch
+            >>> from brim.data import PackedBatchSampler
+            >>> lengths = torch.arange(1, 101)
+            >>> model = torch.nn.Linear(64, 64)
+            >>> def step(samples):
+            ...     padded = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+            ...     model(padded).sum().backward()
+            >>> texts = [torch.ones(length, 64) for length in lengths.tolist()]
+            >>> held = brim.memory_stats("cpu").allocated
+            >>> sampler = PackedBatchSampler.fit(texts, step, lengths, held + 2**20, "cpu")
+            >>> sampler.fit_report.restored, model.weight.grad
+            ('Linear and the random state', None)
         """
         if cost not in ("padded", "sum"):
             raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {cost!r:.100}')
@@ -139,7 +204,11 @@ class FittedBatchSampler(BatchSamplerBase):
             made._features = given_sizes if several else None
             return made
 
+        runs = 0
+
         def run(indices: list[int]) -> None:
+            nonlocal runs
+            runs += 1
             samples = [dataset[index] for index in indices]
             work(samples if collate_fn is None else collate_fn(samples))
 
@@ -152,19 +221,26 @@ class FittedBatchSampler(BatchSamplerBase):
             made._tell_of_left_out()
             return made
         weights = None
-        with bar("fit", "batch", enabled=progress) as step:
+        undo = Undo(restore, work, collate_fn)
+        try:
+            with bar("fit", "batch", enabled=progress) as step:
 
-            def measured(indices: list[int]) -> None:
-                run(indices)
-                step(f"{len(indices)} samples")
+                def measured(indices: list[int]) -> None:
+                    run(indices)
+                    step(f"{len(indices)} samples")
 
-            if several:
-                columns = given_sizes.shape[1]
-                weights = _C.fit_weights(given_sizes.flatten(), columns, measured, limit, device)
-                sizes = _combined(given_sizes, weights)
-            maximum, found, error = _C.fit_batching(
-                sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
-            )
+                if several:
+                    flat, columns = given_sizes.flatten(), given_sizes.shape[1]
+                    weights = _C.fit_weights(flat, columns, measured, limit, device)
+                    sizes = _combined(given_sizes, weights)
+                maximum, found, error = _C.fit_batching(
+                    sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
+                )
+        finally:
+            undo.put_back()
+        _C.release_cached(device)  # of gradients and state that only the measurements had
+        report = FitReport(runs, limit, error, "" if restore is False else str(undo))
+        _logger.info("%s.fit: %s", cls.__name__, str(report).replace("\n", "; "))
         model = None
         if found is not None:
             model = MemoryModel()
@@ -179,6 +255,7 @@ class FittedBatchSampler(BatchSamplerBase):
         chosen = model if cost == "padded" else "sum"
         made = cls._of_sizes(sizes, maximum, {**options, "cost": chosen}, trial=False)
         made.model = model
+        made.fit_report = report
         plain = None if model is None else model.state_dict()
         return finish(made, _Fitted(limit, cost, maximum, plain, weights))
 

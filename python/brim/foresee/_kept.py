@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import operator
@@ -48,7 +49,9 @@ class Kept:
         """Remember the random state; nothing else is kept yet."""
         self._put_back: list[Callable[[], object]] = []
         self._known: dict[int, object] = {}  # by address, and alive so that addresses stay theirs
-        self._put_back.append(functools.partial(torch.set_rng_state, torch.get_rng_state()))
+        # A deep copy does not count as memory in use.
+        state = copy.deepcopy(torch.get_rng_state())
+        self._put_back.append(functools.partial(torch.set_rng_state, state))
         self._put_back.append(functools.partial(random.setstate, random.getstate()))
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             states = torch.cuda.get_rng_state_all()

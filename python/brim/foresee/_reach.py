@@ -18,7 +18,7 @@ from brim.foresee._kept import attributes_of, names_in, slots_of
 
 _MOST_OBJECTS = 20_000
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype)
-_HELPERS = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+HELPERS = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _PLAIN = (types.SimpleNamespace, argparse.Namespace)
 _FOREIGN = ("torch", "builtins", "numpy", "typing", "collections", "logging", "threading")
@@ -61,7 +61,7 @@ class Reachable:
                 queue.extend((each, own) for each in _kept_by(found))
             elif isinstance(found, torch.optim.Optimizer):
                 self.optimizers.append(found)
-            elif isinstance(found, _HELPERS):
+            elif isinstance(found, HELPERS):
                 self.helpers.append(found)
                 queue.extend((each, own) for each in found.__dict__.values())
             elif not _is_foreign(found):

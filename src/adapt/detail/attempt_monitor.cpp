@@ -11,6 +11,7 @@
 
 #include "adapt/detail/running_calls.h"
 #include "memory/backend.h"
+#include "memory/budget_in_force.h"
 
 namespace brim {
 namespace {
@@ -237,10 +238,16 @@ void AttemptMonitor::give_up() const {
     out << "\n  " << options_.name << " = " << c10::Join(", ", attempt.values) << ": "
         << detail::describe(attempt);
   }
+  const std::int64_t held = checkpoint_.held(device).value_or(stats.allocated);
   out << "\nOn " << device.str() << ": limit " << format_bytes(stats.limit)
-      << ", in use before the call "
-      << format_bytes(checkpoint_.held(device).value_or(stats.allocated)) << ", free now "
+      << ", in use before the call " << format_bytes(held) << ", free now "
       << format_bytes(stats.free) << ", cached and unusable " << format_bytes(cache.stuck);
+  if (const auto budget = budget_in_force(device); budget && *budget <= stats.limit) {
+    out << "\nThe budget of " << format_bytes(*budget)
+        << " is too small: " << (held >= *budget ? "it was used up before the call, by " : "")
+        << format_bytes(held)
+        << (held >= *budget ? " that are held" : " of it were in use before the call");
+  }
   TORCH_CHECK_WITH(OutOfMemoryError, false, out.str());
 }
 

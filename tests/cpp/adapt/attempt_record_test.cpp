@@ -218,7 +218,18 @@ TEST(AttemptRecord, GivingUpIsOutOfMemoryWithASummary) {
     EXPECT_CONTAINS(message, "in use before the call " + format_bytes(before));
     EXPECT_CONTAINS(message, "free now 2.00 MiB");
     EXPECT_CONTAINS(message, "cached and unusable 0 B");
+    EXPECT_CONTAINS(message, "The budget of " + format_bytes(before + 2 * kMiB) +
+                                 " is too small: " + format_bytes(before) +
+                                 " of it were in use before the call");
   }
+}
+
+TEST(AttemptRecord, ABudgetThatIsUsedUpBeforeTheCallIsNamed) {
+  const at::Tensor older = tensor_of(2 * kMiB);
+  const Budget budget(kMiB, at::kCPU);
+  const std::string message = message_of<c10::OutOfMemoryError>(
+      [] { batch(2, [](std::int64_t size) { tensor_of(size); }); });
+  EXPECT_CONTAINS(message, "The budget of 1.00 MiB is too small: it was used up before the call");
 }
 
 TEST(AttemptRecord, ASummaryOfManyTriesKeepsTheFirstAndTheLast) {

@@ -1,11 +1,16 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 #include <brim/adapt/adapt.h>
+#include <brim/adapt/collect.h>
 #include <brim/adapt/size_memory.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "adapt/calls.h"
@@ -47,6 +52,27 @@ TEST(Chunked, CutsAnyDimensionFromEitherEnd) {
     EXPECT_EQ(covered, tensor.size(dim));
     EXPECT_TRUE(tensor.eq(1).all().item<bool>()) << "each element once, along " << dim;
   }
+}
+
+TEST(Chunked, CollectsTheResultsOfThePartsThatFitted) {
+  const at::Tensor tensor = at::arange(100);
+  bool failed = false;
+  std::vector<std::int64_t> lengths;
+  const auto twice = [&](const at::Tensor& chunk, std::int64_t begin, std::int64_t end) {
+    if (begin > 40 && !std::exchange(failed, true)) {
+      throw c10::OutOfMemoryError("CPU out of memory. Tried to allocate 1.00 GiB");
+    }
+    lengths.push_back(end - begin);
+    return chunk.mul(2);
+  };
+  const std::vector<at::Tensor> parts = collect_chunked(tensor, 16, twice);
+  EXPECT_TRUE(failed);
+  EXPECT_TRUE(at::cat(parts).equal(tensor.mul(2)));
+  ASSERT_EQ(parts.size(), lengths.size());
+
+  const auto length = [](std::int64_t begin, std::int64_t end) { return end - begin; };
+  const std::vector<std::int64_t> sizes = collect_range(0, 100, 16, length);
+  EXPECT_EQ(std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}), 100);
 }
 
 TEST(Chunked, AnEmptyDimensionHasNoChunks) {

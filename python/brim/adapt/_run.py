@@ -1,0 +1,196 @@
+"""Adaptive calls of a function that is not decorated."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+
+import torch
+from typing_extensions import Unpack
+
+from brim._C import SizeMemory
+from brim.adapt._options import RANK_OPTIONS, Options, name_of, rank_setting, remembered
+from brim.adapt._sized import sized
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@functools.lru_cache(1024)
+def _run_memory(
+    owner: object, options: tuple[tuple[str, Any], ...], salt: int
+) -> SizeMemory | None:
+    return remembered(Options(**dict(options)), salt)  # type: ignore[typeddict-item]
+
+
+@functools.lru_cache(1024)
+def _run_ranks(owner: object, options: tuple[tuple[str, Any], ...], name: str) -> Any:
+    return rank_setting(Options(**dict(options)), name)  # type: ignore[typeddict-item]
+
+
+def _once(
+    kind: str,
+    function: Callable[..., Any],
+    options: Options,
+    initial: object,
+    q: object,
+    **specific: Any,
+) -> Any:
+    """What the decorator would make, for one call, with the memory of earlier calls of this code.
+
+    The code, not the function: a lambda is a new object on every call.
+    """
+    site = ""
+    if options.get("remember") == "call_site":
+        caller = sys._getframe(2)
+        site = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    inner = function.func if isinstance(function, functools.partial) else function
+    code = getattr(inner, "__code__", None) or name_of(inner)
+
+    def asked(options: Options, *names: str) -> tuple[tuple[str, Any], ...]:
+        return tuple((name, value) for name, value in options.items() if name in names)
+
+    def memory_of(options: Options, salt: int) -> SizeMemory | None:
+        chosen = asked(options, "persist", "capacity", "remember")
+        return _run_memory((kind, site, None if salt else code), chosen, salt)
+
+    def ranks_of(options: Options, name: str) -> Any:
+        return _run_ranks((kind, site, code), asked(options, "ranks", *RANK_OPTIONS), name)
+
+    specific |= {"memory_of": memory_of, "ranks_of": ranks_of, "site": site}
+    return sized(kind, initial, q, options, **specific)(function)
+
+
+def run_batch(
+    initial: int,
+    function: Callable[Concatenate[int, P], R],
+    /,
+    *args: Any,
+    q: int = 1,
+    **options: Unpack[Options],
+) -> R:
+    """Call `function(size, *args)` now, with the largest size up to `initial` that fits.
+
+    Example:
+        >>> import brim
+        >>> brim.run_batch(512, lambda size: size * 2)
+        1024
+    """
+    result: R = _once("batch", function, options, initial, q)(*args)
+    return result
+
+
+@overload
+def run_range(
+    start: int,
+    end: int,
+    initial: int,
+    function: Callable[..., object],
+    /,
+    *args: Any,
+    q: int = 1,
+    progress: bool = False,
+    collect: Literal[False] = False,
+    **options: Unpack[Options],
+) -> None: ...
+
+
+@overload
+def run_range(
+    start: int,
+    end: int,
+    initial: int,
+    function: Callable[..., R],
+    /,
+    *args: Any,
+    q: int = 1,
+    progress: bool = False,
+    collect: Literal[True],
+    **options: Unpack[Options],
+) -> list[R]: ...
+
+
+def run_range(
+    start: int,
+    end: int,
+    initial: int,
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    q: int = 1,
+    progress: bool = False,
+    collect: bool = False,
+    **options: Unpack[Options],
+) -> Any:
+    """Call `function(begin, stop, *args)` now for parts of the range, at most `initial` long.
+
+    With `collect`, returns a list of what the function returned for each part.
+
+    Example:
+        >>> import brim
+        >>> sum(brim.run_range(0, 10, 4, lambda start, end: end - start, collect=True))
+        10
+    """
+    made = _once("range", function, options, initial, q, progress=progress, collect=collect)
+    return made(start, end, *args)
+
+
+@overload
+def run_chunked(
+    tensor: torch.Tensor,
+    initial: int,
+    function: Callable[..., object],
+    /,
+    *args: Any,
+    dim: int = 0,
+    q: int = 1,
+    progress: bool = False,
+    collect: Literal[False] = False,
+    **options: Unpack[Options],
+) -> None: ...
+
+
+@overload
+def run_chunked(
+    tensor: torch.Tensor,
+    initial: int,
+    function: Callable[..., R],
+    /,
+    *args: Any,
+    dim: int = 0,
+    q: int = 1,
+    progress: bool = False,
+    collect: Literal[True],
+    **options: Unpack[Options],
+) -> list[R]: ...
+
+
+def run_chunked(
+    tensor: torch.Tensor,
+    initial: int,
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    dim: int = 0,
+    q: int = 1,
+    progress: bool = False,
+    collect: bool = False,
+    **options: Unpack[Options],
+) -> Any:
+    """Call `function(chunk, start, end, *args)` now for chunks, at most `initial` long.
+
+    With `collect`, returns a list of what the function returned for each chunk.
+
+    Example:
+        >>> import brim, torch
+        >>> total = torch.zeros(10)
+        >>> brim.run_chunked(total, 4, lambda chunk, start, end: chunk.add_(1))
+        >>> total.sum()
+        tensor(10.)
+    """
+    made = _once(
+        "chunked", function, options, initial, q, progress=progress, collect=collect, dim=dim
+    )
+    return made(tensor, *args)
