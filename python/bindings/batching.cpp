@@ -340,9 +340,9 @@ Example:
                     "By how much the costliest batch of a step exceeds the mean, averaged over "
                     "steps; 0 for one rank.")
       .def_readonly("fill_histogram", &batching::PlanReport::fill_histogram,
-                    "How many batches use 0 to 5 %, 5 to 10 %, … of the budget; the 21st: more.")
+                    "How many batches have such a fill, in equal steps from 0 to 1.")
       .def_readonly("padding_histogram", &batching::PlanReport::padding_histogram,
-                    "How many batches have 0 to 5 %, 5 to 10 %, … of padding.")
+                    "How many batches have such a share of padding, in equal steps from 0 to 1.")
       .def(
           "plot",
           [](const py::object& self, const py::object& where) {

@@ -334,16 +334,16 @@ class MemoryModel(_C.MemoryModel):
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
         undo = Undo(restore, fn)
-        try:
-            with bar("probe", "call", enabled=progress) as step:
+        with bar("probe", "call", enabled=progress) as step:
 
-                def work(*size: int) -> None:
-                    fn(*size)
-                    step(f"size {' x '.join(map(str, size))}")
+            def work(*size: int) -> None:
+                fn(*size)
+                step(f"size {' x '.join(map(str, size))}")
 
+            try:
                 model._assign(_C.probe_memory(work, whole, batch, device, limit, probes, cleanup))
-        finally:
-            undo.put_back()
+            finally:
+                undo.put_back()
         return model
 
     def peak(self, n: float, length: float | None = None) -> float:

@@ -222,22 +222,23 @@ class FittedBatchSampler(BatchSamplerBase):
             return made
         weights = None
         undo = Undo(restore, work, collate_fn)
-        try:
-            with bar("fit", "batch", enabled=progress) as step:
+        with bar("fit", "batch", enabled=progress) as step:
 
-                def measured(indices: list[int]) -> None:
-                    run(indices)
-                    step(f"{len(indices)} samples")
+            def measured(indices: list[int]) -> None:
+                run(indices)
+                step(f"{len(indices)} samples")
 
+            try:
                 if several:
-                    flat, columns = given_sizes.flatten(), given_sizes.shape[1]
+                    columns = given_sizes.shape[1]
+                    flat = given_sizes.flatten()
                     weights = _C.fit_weights(flat, columns, measured, limit, device)
                     sizes = _combined(given_sizes, weights)
                 maximum, found, error = _C.fit_batching(
                     sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
                 )
-        finally:
-            undo.put_back()
+            finally:
+                undo.put_back()
         _C.release_cached(device)  # of gradients and state that only the measurements had
         report = FitReport(runs, limit, error, "" if restore is False else str(undo))
         _logger.info("%s.fit: %s", cls.__name__, str(report).replace("\n", "; "))

@@ -110,6 +110,14 @@ def fit_graph_sampler(
 
     Returns:
         A sampler; its `weights` are what a node and an edge count.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> def path(n): return Data(x=torch.rand(n, 1), edge_index=torch.zeros(2, n - 1).long())
+        >>> def step(batch): return (batch.x @ torch.rand(1, 64))[batch.edge_index[0]].sum()
+        >>> sampler = fit_graph_sampler([path(n) for n in range(2, 50)], step, "1GiB", "cpu")
+        >>> len(sampler), len(sampler.weights)
+        (1, 2)
     """
     from torch_geometric.data import Batch
 
@@ -118,7 +126,13 @@ def fit_graph_sampler(
 
 
 def length(batch: Any) -> int:
-    """How many graphs a `Batch` has; for `length=` of `brim.Microbatches`."""
+    """How many graphs a `Batch` has; for `length=` of `brim.Microbatches`.
+
+    Example:
+        >>> from torch_geometric.data import Batch, Data
+        >>> length(Batch.from_data_list([Data(x=torch.ones(n, 1)) for n in (3, 4, 5)]))
+        3
+    """
     return int(batch.num_graphs)
 
 
