@@ -189,6 +189,14 @@ void register_report(py::module_& m) {
                format_bytes(self.reserved) + (self.fits() ? ")" : ", does not fit)");
       });
 
+  using Moment = HeldMoment;
+  py::class_<Moment>(m, "HeldMoment")
+      .def_readonly("event", &Moment::event)
+      .def_readonly("held", &Moment::held)
+      .def_readonly("reserved", &Moment::reserved)
+      .def_readonly("allocation", &Moment::allocation);
+  m.def("timeline", &timeline, py::arg("trace"), py::arg("options") = AllocatorOptions{},
+        py::arg("start") = 0, py::arg("points") = 1000);
   m.def(
       "replay",
       [](const MemoryTrace& trace, const AllocatorOptions& options, std::int64_t start,
