@@ -110,6 +110,17 @@ def fit_graph_sampler(
 
     Returns:
         A sampler; its `weights` are what a node and an edge count.
+
+    Example:
+        >>> import brim
+        >>> from torch_geometric.data import Data
+        >>> edges = torch.zeros(2, 4, dtype=torch.long)
+        >>> graphs = [Data(x=torch.ones(n, 64), edge_index=edges) for n in range(2, 40)]
+        >>> step = torch.nn.Linear(64, 64)
+        >>> budget = brim.memory_stats("cpu").allocated + 2**20
+        >>> sampler = fit_graph_sampler(graphs, lambda batch: step(batch.x), budget, "cpu")
+        >>> sampler.report().batched
+        38
     """
     from torch_geometric.data import Batch
 
@@ -118,7 +129,13 @@ def fit_graph_sampler(
 
 
 def length(batch: Any) -> int:
-    """How many graphs a `Batch` has; for `length=` of `brim.Microbatches`."""
+    """How many graphs a `Batch` has; for `length=` of `brim.Microbatches`.
+
+    Example:
+        >>> from torch_geometric.data import Batch, Data
+        >>> length(Batch.from_data_list([Data(x=torch.ones(n, 1)) for n in (3, 4, 5)]))
+        3
+    """
     return int(batch.num_graphs)
 
 

@@ -43,6 +43,11 @@ class LayerAudit:
         brim: kept by brim's.
         cheap: kept by brim's with `recompute="cheap"`.
         least: that have to be kept here for the model to keep the least possible.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.audit(torch.nn.ReLU(), torch.ones(1024, requires_grad=True)).layers[0].brim
+        128
     """
 
     name: str
@@ -61,6 +66,12 @@ class Audit:
         layers: one entry per layer that ran and per operation that keeps something, in order.
         hint: what would keep less, one line each, with figures that were measured, the most saving
             first; "" if there is nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> audit = brim.audit(torch.nn.ReLU(), torch.ones(1024, requires_grad=True))
+        >>> audit.torch_nn, audit.brim
+        (4096, 128)
     """
 
     layers: tuple[LayerAudit, ...]
