@@ -171,11 +171,8 @@ IMAGES: Mapping[str, Family] = {
         lambda: timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 16, 32)),
         image_loss(32),
     ),
-    "timm efficientnet": (
-        lambda: timm_model("efficientnet_b0", channel_multiplier=0.25),
-        image_loss(32),
-    ),
-    "timm resnet": (lambda: timm_model("seresnext26t_32x4d"), image_loss(32)),
+    "timm efficientnet": (lambda: timm_model("tinynet_e"), image_loss(32)),
+    "timm resnet": (lambda: timm_model("seresnet18", channels=(16, 16, 32, 32)), image_loss(32)),
     "convnext": (vision_convnext, image_loss(32)),
     "efficientnet": (lambda: vision_model("efficientnet_b0"), image_loss(32)),
     "resnet": (lambda: vision_model("resnet18"), image_loss(32)),

@@ -242,6 +242,44 @@ def test_residual_sums_are_recomputed(in_place: bool, change: int | None) -> Non
     assert kept_by(net, IMAGES) <= kept - (6 - inputs) * IMAGES.nbytes + copies
 
 
+class SideBranch(nn.Module):
+    """A sum that a branch keeps is overwritten. Only the other results are used."""
+
+    def __init__(self, overwrite: nn.Module, others: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.side = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.overwrite, self.last = overwrite, nn.Conv2d(4, 4, 1)
+        self.other = nn.ReLU() if others else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.conv(x) + x.sin()
+        unused = self.side(x)
+        other = 0.0 if self.other is None else self.other(x)
+        return self.last(self.overwrite(x)) + other, unused
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize(
+    "overwrite",
+    [nn.ReLU, nn.SiLU, nn.Hardswish, nn.ELU, nn.Dropout],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_sum_kept_by_an_unused_branch_may_be_overwritten(
+    overwrite: Callable[..., nn.Module], others: bool
+) -> None:
+    net = SideBranch(overwrite(inplace=True), others)
+    used = [p for name, p in net.named_parameters() if not name.startswith("side")]
+    results = []
+    for convert in (False, True):
+        if convert:
+            brim.convert(net, recompute="cheap")
+        torch.manual_seed(1)
+        output, _unused = net(IMAGES)
+        results.append(torch.autograd.grad(output.square().sum(), used))
+    assert equal(*map(list, results))
+
+
 def test_a_sum_of_other_shapes_and_types_is_torchs() -> None:
     pairs = [
         (torch.randn(3, 4), torch.randn(4)),

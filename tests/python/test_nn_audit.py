@@ -164,6 +164,22 @@ def test_the_least_on_cuda() -> None:
     assert audit.least <= 4 * ELEMENTS + ELEMENTS // 8 + 8 * C
 
 
+def test_a_model_that_cannot_be_watched_has_a_note() -> None:
+    class Shy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if torch.utils._python_dispatch._len_torch_dispatch_stack():
+                raise RuntimeError("somebody is watching\nmore of it")
+            return x.exp()
+
+    result = brim.audit(Shy(), torch.ones(8, requires_grad=True))
+    assert result.least == result.torch_nn == 32
+    line = str(result).splitlines()[-1]
+    assert line.startswith("note: the least is the smallest of the measured sums")
+    assert line.endswith("(RuntimeError: somebody is watching)")
+    assert result.to_dict()["note"] == line
+    assert brim.audit(nn.ReLU(), torch.ones(8, requires_grad=True)).note == ""
+
+
 def test_a_module_that_brim_does_not_know_has_a_row_per_operation() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -272,6 +272,14 @@ def test_a_weight_changed_between_is_an_error(head: nn.Sequential) -> None:
         value.backward()
 
 
+def test_logits_written_to_between_are_an_error() -> None:
+    logits = torch.randn(4, 50, requires_grad=True) * 2.0
+    value = loss(logits, classes(4))
+    logits.div_(2.0)
+    with pytest.raises(RuntimeError, match=r"keeps the logits themselves.*modified by an inplace"):
+        value.backward()
+
+
 def test_a_bias_changed_between_changes_nothing() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 50))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,6 +246,29 @@ def test_units_of_fsdp(first: str) -> None:
             loss_of(net, 0).backward()
         results.append([parameter.grad.to_local() for parameter in net.parameters()])
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_fsdp_on_two_ranks(tmp_path: Path) -> None:
+    imported("transformers")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(str(Path(__file__).with_name("fsdp_job.py")), str(tmp_path)),
+        ],
+        check=True,
+        timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    for rank in range(2):
+        results = torch.load(tmp_path / f"{rank}.pt")
+        for kind in ("float32", "mixed"):
+            losses, kept, parameters = results[kind, "never"]
+            for convert in ("before", "after"):
+                ours, ours_kept, ours_parameters = results[kind, convert]
+                assert ours == pytest.approx(losses, rel=1e-6)
+                torch.testing.assert_close(ours_parameters, parameters, rtol=1e-5, atol=1e-6)
+                assert ours_kept < 0.6 * kept
 
 
 def test_copies_of_a_model(tmp_path: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import math
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,237 +12,29 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  as everyone calls it
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import brim
 from brim.nn._derived import original_of
 
-# -- Modules as people write them ------------------------------------------------------------------
-
-
-class MyLinear(nn.Linear):
-    """Computes what its base does."""
-
-    def extra_repr(self) -> str:
-        return "mine"
-
-
-class MyConv(nn.Conv2d):
-    pass
-
-
-class OtherLinear(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * 2.0
-
-
-class Swish(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.silu(x)
-
-
-class ExactGelu(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.act = F.gelu
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.act(input)
-
-
-class NewGelu(nn.Module):
-    """As GPT-2 writes it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = math.sqrt(2.0 / math.pi)
-        return 0.5 * x * (1.0 + torch.tanh(scale * (x + 0.044715 * torch.pow(x, 3.0))))
-
-
-class AlmostGelu(nn.Module):
-    """Computes what brim has no function for, of its input alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.1)))
-
-
-class Noisy(nn.Module):
-    """Depends on more than its input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) * torch.sigmoid(x) if self.training else torch.tanh(x)
-
-
-class GatedMlp(nn.Module):
-    """As Llama, Mistral, Qwen and Gemma write it."""
-
-    def __init__(self, act: nn.Module | None = None) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(8, 16, bias=False), nn.Linear(8, 16, bias=False)
-        self.down_proj, self.act_fn = nn.Linear(16, 8, bias=False), act or Swish()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-
-
-class PackedMlp(nn.Module):
-    """As Phi3 and GLM write it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_up_proj, self.down_proj = nn.Linear(8, 32), nn.Linear(16, 8)
-        self.activation_fn = nn.GELU(approximate="tanh")
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        up_states = self.gate_up_proj(hidden_states)
-        gate, up_states = up_states.chunk(2, dim=-1)
-        up_states = up_states * self.activation_fn(gate)
-        return self.down_proj(up_states)
-
-
-class TransposedLinear(nn.Module):
-    """As Hugging Face's Conv1D."""
-
-    def __init__(self, nf: int, nx: int) -> None:
-        super().__init__()
-        self.nf = nf
-        self.weight = nn.Parameter(torch.randn(nx, nf))
-        self.bias = nn.Parameter(torch.randn(nf))
-
-    def forward(self, x: Tensor) -> Tensor:
-        size_out = (*x.size()[:-1], self.nf)
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size_out)
-
-
-class LlamaNorm(nn.Module):
-    """As Llama, Mistral, Qwen and most others write it."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, width))
-        self.variance_epsilon = 1e-6
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        input_dtype = hidden_states.dtype
-        hidden_states = hidden_states.to(torch.float32)
-        variance = hidden_states.pow(2).mean(-1, keepdim=True)
-        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
-        return self.weight * hidden_states.to(input_dtype)
-
-
-class GemmaNorm(nn.Module):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.eps = 1e-5
-        self.weight = nn.Parameter(torch.linspace(-0.5, 0.5, width))
-
-    def _norm(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output = self._norm(x.float())
-        output = output * (1.0 + self.weight.float())
-        return output.type_as(x)
-
-
-class T5Norm(LlamaNorm):
-    """Rounds to the weight's type instead of the input's."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        variance = hidden_states.to(torch.float32).pow(2).mean(-1, keepdim=True)
-        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
-        if self.weight.dtype in [torch.float16, torch.bfloat16]:
-            hidden_states = hidden_states.to(self.weight.dtype)
-        return self.weight * hidden_states
-
-
-class PlainNorm(GemmaNorm):
-    """Calculates in the type of its input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._norm(x) * self.weight
-
-
-class BareNorm(nn.Module):
-    eps: float
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.eps = 1e-6
-
-    def forward(self, x: Tensor) -> Tensor:
-        x32 = x.float()
-        return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)).type_as(x)
-
-
-class MeanNorm(LlamaNorm):
-    """Has the names of an RMSNorm."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        mean = hidden_states.mean(-1, keepdim=True)
-        square = (hidden_states - mean).pow(2).mean(-1, keepdim=True)
-        return self.weight * (hidden_states - mean) * torch.rsqrt(square + self.variance_epsilon)
-
-
-NORMS = [LlamaNorm, GemmaNorm, T5Norm, PlainNorm, BareNorm]
-
-
-class ChannelNorm(nn.LayerNorm):
-    """As the LayerNorm2d of timm and torchvision."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.permute(0, 2, 3, 1)
-        x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-        return x.permute(0, 3, 1, 2)
-
-
-class NormAct(nn.GroupNorm):
-    """As timm's GroupNormAct."""
-
-    def __init__(self, groups: int, channels: int) -> None:
-        super().__init__(groups, channels)
-        self.drop, self.act = nn.Identity(), nn.ReLU(inplace=True)
-        self._fast_norm = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
-        x = self.drop(x)
-        return self.act(x)
-
-
-class Gate(nn.Module):
-    """Calls functions, beside a child."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
-        return F.relu(self.inner(x)) * scale
-
-
-KNOWN: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "subclass": (lambda: MyLinear(8, 8), "Linear"),
-    "activation": (Swish, "silu"),
-    "activation in an attribute": (ExactGelu, "gelu"),
-    "activation written out": (NewGelu, "new_gelu"),
-    "unknown activation": (AlmostGelu, "a function that runs again"),
-    "transposed linear": (lambda: TransposedLinear(8, 8), "Linear"),
-    **{kind.__name__: (kind, "RMSNorm") for kind in NORMS},
-}
-
-
-def run(module: nn.Module, x: Tensor | None = None) -> list[Tensor]:
-    x = torch.linspace(-2, 2, 48).reshape(6, 8) if x is None else x
-    x = x.clone().requires_grad_()
-    y = module(x)
-    y.backward(torch.linspace(-1, 1, y.numel()).reshape(y.shape))
-    grads = [each.grad for each in (x, *module.parameters())]
-    module.zero_grad()
-    return [y.detach(), *(grad for grad in grads if grad is not None)]
-
-
-def close(mine: list[Tensor], other: list[Tensor]) -> None:
-    torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6)
+from .nn_modules import (
+    KNOWN,
+    NORMS,
+    ChannelNorm,
+    Gate,
+    GatedMlp,
+    LlamaNorm,
+    MeanNorm,
+    MyConv,
+    MyLinear,
+    Noisy,
+    NormAct,
+    OtherLinear,
+    PackedMlp,
+    Swish,
+    TransposedLinear,
+    close,
+    run,
+)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -496,165 +287,6 @@ def test_another_way_that_is_switched_on_is_taken() -> None:
     assert torch.equal(module(x), x)
 
 
-# -- Functions -------------------------------------------------------------------------------------
-
-
-def test_functions_in_a_forward_are_redirected() -> None:
-    module = Gate()
-    expected = run(module)
-    report = brim.convert(module)
-    assert [(each.name, each.type) for each in report.functions] == [("", "Gate")]
-    assert "functions redirected in 1 module" in str(report)
-    y = module(torch.ones(2, 8), scale=1)
-    assert y.grad_fn.next_functions[0][0].name() == "brim::relu_backward"
-    close(run(module), expected)
-    brim.restore(module)
-    assert type(module) is Gate
-
-
-def test_methods_without_the_module_are_left_alone() -> None:
-    class Helps(nn.Module):
-        @staticmethod
-        def twice(x: Tensor, by: Tensor) -> Tensor:
-            return F.relu(x) * by
-
-        @classmethod
-        def thrice(cls, x: Tensor) -> Tensor:
-            return F.relu(x) * x
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.thrice(self.twice(x, by=x))
-
-    module = Helps()
-    expected = run(module)
-    brim.convert(module, recompute="cheap")
-    close(run(module), expected)
-
-
-def test_functions_can_be_left_alone() -> None:
-    module = Gate()
-    assert not brim.convert(module, functions=False).functions
-    assert type(module) is Gate
-    assert type(module.inner) is brim.nn.Linear
-
-
-def test_containers_get_no_region() -> None:
-    class Container(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.relu = nn.ReLU()
-            self.gate = Gate()
-            self.scale = 2.0
-
-        def forward(self, x: Tensor) -> Tensor:
-            batch, width = x.shape
-            return self.relu(self.gate(x.reshape(batch * 2, width // 2 * 2))) * self.scale * 3.0
-
-    model = nn.Sequential(Container())
-    assert [each.name for each in brim.convert(model).functions] == ["0.gate"]
-
-
-def test_recompute_reaches_the_functions() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.last = nn.LayerNorm(8), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(F.gelu(self.norm(x)))
-
-    torch.manual_seed(0)
-    model = Block()
-    x = torch.randn(64, 8)
-    expected = run(model, x)
-    brim.convert(model)
-    without = brim.audit(model, x).brim
-    brim.convert(model, recompute="cheap")
-    assert brim.audit(model, x).brim + 2 * 64 * 8 * 4 <= without
-    close(run(model, x), expected)
-
-
-def test_the_region_ends_with_the_forward_even_by_an_error() -> None:
-    class Fails(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            F.relu(x)
-            raise ZeroDivisionError
-
-    module = Fails()
-    brim.convert(module)
-    x = torch.ones(3, requires_grad=True)
-    with pytest.raises(ZeroDivisionError):
-        module(x)
-    assert not F.relu(x).grad_fn.name().startswith("brim::")
-
-
-def test_no_region_where_nothing_is_kept() -> None:
-    seen: list[int] = []
-
-    class Watches(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(torch._C._len_torch_function_stack())
-            return F.relu(x)
-
-    module = Watches()
-    brim.convert(module)
-    with torch.no_grad():
-        module(torch.ones(2))
-    module(torch.ones(2))
-    assert seen == [0, 1]
-
-
-def test_a_region_that_saves_nothing_is_left_out() -> None:
-    depths: list[int] = []
-
-    class Scales(nn.Module):
-        """Its product is one of a tensor and a number; what it saves depends on the mode."""
-
-        def __init__(self, inner: nn.Module | None = None) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Tensor, by: float) -> Tensor:
-            depths.append(torch._C._len_torch_function_stack())
-            x = F.dropout(x * by, 0.5, self.training)
-            return x if self.inner is None else self.inner(x, by)
-
-    module = Scales(Scales()).eval()
-    brim.convert(module)
-    x = torch.ones(3, requires_grad=True)
-    for training in (False, True):
-        module.train(training)
-        module(x, 2.0)
-        module(x, 2.0)
-    assert depths == [1, 1, 0, 0, 1, 1, 1, 1]
-    # The child alone saves: then it alone gets a region.
-    module.inner.train()
-    module.eval()
-    module.inner.train()
-    depths.clear()
-    module(x, 2.0)
-    assert depths == [0, 1]
-
-
-def test_products_alone_are_redirected_only_to_run_again() -> None:
-    class Products(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gamma = nn.Parameter(torch.ones(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.gamma
-
-    module = Products()
-    x = torch.ones(3, requires_grad=True)
-    names = []
-    for recompute in (None, "cheap"):
-        brim.convert(module, recompute=recompute)
-        module(x)
-        names.append(module(x).grad_fn.name())
-    assert names == ["MulBackward0", "brim::mul_backward"]
-
-
 def test_a_replaced_forward_stays() -> None:
     module: Any = Swish()
     module.forward = lambda x: x
@@ -671,6 +303,70 @@ def test_compile_makes_one_graph(make: Callable[[], nn.Module]) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     close(run(compiled), expected)
+
+
+# -- Attributes ----------------------------------------------------------------------------------
+
+
+class WithAttributes(nn.Module):
+    def __init__(self, act: Callable[[Tensor], Tensor], power: int) -> None:
+        super().__init__()
+        self.act, self.pow = act, power
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x) ** self.pow
+
+
+def test_instances_of_a_class_are_told_apart_by_their_attributes() -> None:
+    x = torch.randn(64)
+    for act, power in ((F.relu, 2), (F.relu, 3), (F.silu, 1), (F.relu, 1), (F.silu, 2)):
+        module = WithAttributes(act, power)
+        expected = module(x)
+        brim.convert(module)
+        assert torch.equal(module(x), expected)
+
+
+def test_changed_attributes_count() -> None:
+    module: Any = WithAttributes(F.silu, 2)
+    brim.convert(module, recompute="cheap")
+    x = torch.randn(64)
+    for name, value, node in (
+        ("pow", 1, "brim::silu_backward"),
+        ("act", F.relu, "brim::relu_backward"),
+        ("pow", 3, "PowBackward0"),  # brim would save nothing: the module's own forward
+    ):
+        setattr(module, name, value)
+        plain = WithAttributes(module.act, module.pow)
+        close(run(module, x), run(plain, x))
+        assert module(x.clone().requires_grad_()).grad_fn.name() == node
+
+
+def test_a_norms_eps_is_read_when_it_runs() -> None:
+    module: Any = LlamaNorm()
+    brim.convert(module)
+    kind = type(module)
+    module.variance_epsilon = 3.0
+    assert type(module) is kind
+    plain: Any = LlamaNorm()
+    plain.variance_epsilon = 3.0
+    close(run(module), run(plain))
+
+
+def test_a_gain_of_one_number_is_left_to_the_module() -> None:
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(1)), 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.to(torch.float32)
+            h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)
+            return self.weight * h.to(x.dtype)
+
+    module, x = Gain(), torch.randn(3, 8)
+    expected = module(x)
+    brim.convert(module)
+    assert torch.equal(module(x), expected)
 
 
 # -- Self-attention --------------------------------------------------------------------------------
@@ -723,86 +419,3 @@ def test_attention_with_masks_weights_or_other_keys_is_torchs() -> None:
         assert torch.equal(results[0], expected[0])
         assert (results[1] is None) == (expected[1] is None)
     assert type(brim.restore(ours)) is nn.MultiheadAttention
-
-
-# -- Regions and checkpoints, classes whose results depend on attributes ---------------------------
-
-
-class Product(nn.Module):
-    """Two factors of one shape: a checkpoint that mixed them up would not notice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.first(x) * self.second(x)
-
-
-class InHelper(Product):
-    def forward(self, x: Tensor) -> Tensor:
-        return multiplied(self.first(x), self.second(x))
-
-
-def multiplied(a: Tensor, b: Tensor) -> Tensor:
-    return a * b
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(checkpoint(self.block, x, use_reentrant=False))
-
-
-@pytest.mark.parametrize("recompute", [None, "cheap"])
-@pytest.mark.parametrize("block", [Product, InHelper])
-def test_a_checkpoint_runs_the_same_functions_again(block: Any, recompute: str | None) -> None:
-    torch.manual_seed(0)
-    model = Checkpointed(block())
-    x = torch.randn(4, 8, requires_grad=True)
-    wanted = [x, *model.parameters()]
-    expected = torch.autograd.grad(model(x).sum(), wanted)
-    brim.convert(model, recompute=recompute)
-    for _ in range(3):  # the first call decides whether a region is worth it
-        close(torch.autograd.grad(model(x).sum(), wanted), expected)
-    with brim.saving(recompute=recompute):
-        y = checkpoint(lambda z: z * z.exp(), x, use_reentrant=False)
-    close(torch.autograd.grad(y.sum(), [x]), [(x.exp() * (1 + x)).detach()])
-
-
-class WithAttributes(nn.Module):
-    def __init__(self, act: Callable[[Tensor], Tensor], power: int) -> None:
-        super().__init__()
-        self.act, self.pow = act, power
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(x) ** self.pow
-
-
-def test_instances_of_a_class_are_told_apart_by_their_attributes() -> None:
-    x = torch.randn(64)
-    for act, power in ((F.relu, 2), (F.relu, 3), (F.silu, 1), (F.relu, 1), (F.silu, 2)):
-        module = WithAttributes(act, power)
-        expected = module(x)
-        brim.convert(module)
-        assert torch.equal(module(x), expected)
-
-
-def test_a_gain_of_one_number_is_left_to_the_module() -> None:
-    class Gain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.eps = nn.Parameter(torch.ones(1)), 1e-6
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = x.to(torch.float32)
-            h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)
-            return self.weight * h.to(x.dtype)
-
-    module, x = Gain(), torch.randn(3, 8)
-    expected = module(x)
-    brim.convert(module)
-    assert torch.equal(module(x), expected)

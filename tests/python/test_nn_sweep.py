@@ -42,7 +42,7 @@ DECODERS = [
     "MiniMax",
     "Mixtral",
     "Ernie4_5",
-    "Seed_oss",
+    "SeedOss",
     "Bloom",
     "OPT",
     "Falcon",
@@ -116,8 +116,7 @@ def check(make: Any, loss_of: Any, where: str) -> None:
         figures.append((recompute, kept, loss.item(), grads))
     _, torchs, expected, gradients = figures[0]
     for recompute, kept, value, grads in figures[1:]:
-        # A few bytes more: a linear layer's small input that torch keeps as a part of a larger one.
-        assert kept <= 1.001 * torchs, f"{where}, {recompute}: {kept} instead of {torchs}"
+        assert kept <= torchs, f"{where}, {recompute}: {kept} instead of {torchs}"
         assert value == pytest.approx(expected, rel=1e-4), where
         assert grads.keys() == gradients.keys(), where
         for name, grad in gradients.items():
@@ -130,28 +129,30 @@ def check(make: Any, loss_of: Any, where: str) -> None:
 def random_decoder(name: str) -> Family:
     dice = random.Random(name)
     heads = dice.choice([2, 4])
+    head_dim = dice.choice([8, 16])
     options = SMALL | TOKENS | {
-        "hidden_size": 8 * heads * dice.choice([1, 2]),
+        "hidden_size": heads * head_dim,
+        "head_dim": head_dim,
         "intermediate_size": dice.choice([24, 40, 64]),
         "num_attention_heads": heads,
         "num_key_value_heads": dice.choice([1, heads]),
         "hidden_act": dice.choice(ACTIVATIONS),
         "attention_dropout": dice.choice([0.0, 0.1]),
         "tie_word_embeddings": dice.choice([True, False]),
-        "attn_implementation": dice.choice(["sdpa", "eager"]),
+        "attn_implementation": "eager" if name == "Gemma2" else dice.choice(["sdpa", "eager"]),
+        "rotary_dim": 8,  # of GPTJ
     }  # fmt: skip
+    if name == "Falcon":
+        del options["head_dim"]
     return lambda: text_model(f"{name}ForCausalLM", f"{name}Config", **options), language_loss
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_transformers(name: str, held: int) -> None:
     transformers = imported("transformers")
-    family = random_decoder(name)
-    try:
-        family[1](family[0]().train(), 0)
-    except Exception as error:  # this version of the library wants other options
-        pytest.skip(f"{transformers.__version__}: {error}")
-    check(*family, name)
+    if not hasattr(transformers, f"{name}ForCausalLM"):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    check(*random_decoder(name), name)
 
 
 @pytest.mark.parametrize("name", TIMM)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import walk_stack
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 
 import brim
+from brim.integrations._weights import Count, Weights, nothing, undisturbed
 from brim.nn.convert import Choices, ConversionReport
 
 try:
@@ -25,8 +25,6 @@ except ImportError as error:
 __all__ = ["BrimCallback"]
 
 _log = logging.getLogger("brim")
-
-Count = Callable[[Any], Any]
 
 
 class BrimCallback(TrainerCallback):
@@ -146,7 +144,7 @@ class _Step:
     def __call__(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         if self._model is not model or self._owner.step is None:
             self._model, self._owner.step = model, self._made_for(model)
-            self._weights = _Weights(self._trainer, self._owner.step, self._count)
+            self._weights = self._weights_of(self._owner.step)
         self._inputs, self._num_items = inputs, num_items_in_batch
         try:
             loss = self._owner.step(inputs)
@@ -156,29 +154,55 @@ class _Step:
 
     def _made_for(self, model: torch.nn.Module) -> brim.Microbatches:
         accelerator = self._trainer.accelerator
-        given = {
-            "model": model,
-            "scaler": accelerator.scaler,
-            "reduction": "sum",
-        }  # of weighted losses
+        given = {"model": model, "scaler": accelerator.scaler, "reduction": "sum"}
         if accelerator.num_processes > 1:
             given["ranks"] = True
-        return brim.Microbatches(self._loss, **{**given, **self._options})
+
+        def training_step(part: Any) -> torch.Tensor:
+            return self._loss(part)
+
+        training_step.__qualname__ = "Trainer.training_step"  # for messages
+        return brim.Microbatches(training_step, **{**given, **self._options})
 
     def _loss(self, part: Any) -> torch.Tensor:
-        """What the trainer would call backward of."""
-        trainer = self._trainer
-        weight = 1.0
-        if part is not self._inputs:
-            weight = self._weights.of(part, self._inputs, self._model, self._num_items)
-        if weight == 0:  # a mean over nothing
-            leaf: torch.Tensor = next(p for p in self._model.parameters() if p.requires_grad)
-            return leaf.flatten()[:1].sum() * 0.0
-        with _caught_backward(trainer.accelerator) as caught:
+        """What the trainer would call backward of, with its share in the batch."""
+        accelerator = self._trainer.accelerator
+        weight = self._weights.of(part, self._inputs)
+        if weight == 0:
+            return nothing(self._model)
+        with _caught_backward(accelerator) as caught:
             self._run(self._model, part, self._num_items)
-        loss: torch.Tensor = caught[0] / trainer.accelerator.gradient_accumulation_steps
-        weight /= trainer.accelerator.num_processes  # DDP would take the mean over ranks
+        loss: torch.Tensor = caught[0] / accelerator.gradient_accumulation_steps
+        weight /= accelerator.num_processes  # DDP would take the mean over ranks
         return loss if weight == 1 else loss * weight
+
+    def _weights_of(self, step: brim.Microbatches) -> Weights:
+        arguments = self._trainer.args
+        dtype = next(self._model.parameters()).dtype
+        half = arguments.bf16 or arguments.fp16 or dtype.itemsize < 4
+        rules: dict[str, Count | None] = {
+            "divided by num_items_in_batch": None,
+            "a mean over labels that are not -100": self._labels,
+            "a mean over samples": step._length,
+        }
+        if self._count is not None:
+            rules = {"a mean over count(inputs)": self._count}
+        return Weights(rules, self._value, step, 2e-2 if half else 1e-4, self._labels)
+
+    def _labels(self, inputs: Any) -> float:
+        """How many labels count: models of causal language have none for the first token."""
+        first = int(getattr(self._trainer, "_loss_shifts_labels", False))
+        found = [inputs[name] for name in self._trainer.label_names if name in inputs]
+        kept = [labels[..., first:] if labels.ndim > 1 else labels for labels in found]
+        return float(sum(int((labels != -100).sum()) for labels in kept))
+
+    def _value(self, inputs: Any) -> float:
+        """The loss of some samples, without a trace."""
+        trainer = self._trainer
+        model = trainer.accelerator.unwrap_model(self._model)
+        with undisturbed(model), trainer.compute_loss_context_manager():
+            own = trainer._prepare_inputs(inputs)
+            return float(trainer.compute_loss(model, own, num_items_in_batch=self._num_items))
 
 
 @contextmanager
@@ -190,85 +214,3 @@ def _caught_backward(accelerator: Any) -> Iterator[list[torch.Tensor]]:
         yield caught
     finally:
         del accelerator.backward
-
-
-class _Weights:
-    """How the losses of parts add up to that of the batch; checked before the first is split."""
-
-    def __init__(self, trainer: Any, step: brim.Microbatches, count: Count | None) -> None:
-        self._trainer, self._split, self._length = trainer, step._split, step._length
-        self._kinds: dict[str, Count | None] = {
-            "divided by num_items_in_batch": None,
-            "a mean over labels that are not -100": self._labels,
-            "a mean over samples": self._length,
-        }
-        if count is not None:
-            self._kinds = {"a mean over count(inputs)": count}
-        self._chosen: Count | None = None
-        self._checked = False
-
-    def of(self, part: Any, whole: Any, model: Any, num_items: Any) -> float:
-        """The factor of a part's loss in the sum."""
-        if any(isinstance(value, FakeTensor) for value in dict(part).values()):
-            return 1.0  # foresight: only memory counts
-        if not self._checked:
-            self._choose(whole, model, num_items)
-        return self._weight(self._chosen, part, whole)
-
-    def _weight(self, count: Count | None, part: Any, whole: Any) -> float:
-        if count is None:
-            return 1.0
-        return float(count(part)) / max(float(count(whole)), 1.0)
-
-    def _labels(self, inputs: Any) -> float:
-        shift = int(getattr(self._trainer, "_loss_shifts_labels", False))
-        found = [inputs[name] for name in self._trainer.label_names if name in inputs]
-        if not found or any(labels.is_floating_point() for labels in found):
-            return float(self._length(inputs))
-        kept = [labels[..., shift:] if labels.ndim > 1 else labels for labels in found]
-        return float(sum(int((labels != -100).sum()) for labels in kept))
-
-    def _choose(self, whole: Any, model: Any, num_items: Any) -> None:
-        samples = [self._split(whole, i, i + 1) for i in range(self._length(whole))]
-        counts = [self._labels(sample) for sample in samples]
-        # Two neighbours that tell the rules apart, if there are any.
-        at = max(range(len(counts) - 1), key=lambda i: abs(counts[i] - counts[i + 1]))
-        pair, both = self._split(whole, at, at + 2), samples[at : at + 2]
-        model = self._trainer.accelerator.unwrap_model(model)
-        with _undisturbed(model):
-            losses = [self._loss(inputs, model, num_items) for inputs in (pair, *both)]
-        arguments = self._trainer.args
-        half = arguments.bf16 or arguments.fp16 or next(model.parameters()).dtype.itemsize < 4
-        for count in self._kinds.values():
-            weights = [self._weight(count, sample, pair) for sample in both]
-            total = weights[0] * losses[1] + weights[1] * losses[2]
-            if abs(total - losses[0]) <= (2e-2 if half else 1e-4) * max(map(abs, losses)):
-                self._chosen, self._checked = count, True
-                return
-        raise ValueError(
-            "this batch does not fit and cannot be run in parts: the loss of two samples "
-            f"({losses[0]:.6g}) does not follow from their own ({losses[1]:.6g} and "
-            f"{losses[2]:.6g}), as it would if it were {' or '.join(self._kinds)}. Pass count= if "
-            "it is a mean over something else; losses that compare the samples have no parts"
-        )
-
-    def _loss(self, inputs: Any, model: Any, num_items: Any) -> float:
-        trainer = self._trainer
-        with trainer.compute_loss_context_manager():
-            own = trainer._prepare_inputs(inputs)
-            loss = trainer.compute_loss(model, own, num_items_in_batch=num_items)
-        return float(loss)
-
-
-@contextmanager
-def _undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """Without gradients, dropout and a trace in the random state."""
-    modes = [(module, module.training) for module in model.modules()]
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng([device.index for device in devices]):
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training

@@ -17,7 +17,7 @@ from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived
 from brim.nn._elsewhere import is_traced
 from brim.nn.saving import FUNCTIONS, SAVING_ALONE, Saving, hooks_in_force, redirected
 
-__all__ = ["with_functions"]
+__all__ = ["is_region", "leave_out", "take_in", "with_functions"]
 
 _push: Any = torch._C._push_on_torch_function_stack
 _pop: Any = torch._C._pop_torch_function_stack
@@ -92,6 +92,40 @@ def _is_telling(result: Any) -> bool:
 _transforms: Any = torch._C._functorch.get_interpreter_stack
 
 MAKERS["functions"] = _members
+
+
+def is_region(kind: Kind) -> bool:
+    """Whether `with_functions` made a class, or it derives from such a one."""
+    recipe: Recipe | None = getattr(kind, "_brim_recipe", None)
+    return recipe is not None and recipe.maker == "functions"
+
+
+def leave_out(module: torch.nn.Module) -> None:
+    """Regions around a module no longer reach into it. Its class stays as it is."""
+    if _leave not in module._forward_pre_hooks.values():
+        module.register_forward_pre_hook(_leave, prepend=True)
+        module.register_forward_hook(_return, always_call=True)
+
+
+def take_in(module: torch.nn.Module) -> None:
+    """Undo `leave_out`."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, hook in hooks.items() if hook in (_leave, _return)]:
+            del hooks[key]
+            module._forward_hooks_always_called.pop(key, None)
+
+
+def _leave(module: torch.nn.Module, args: Any) -> None:
+    if not is_traced():
+        redirected.left.append(redirected.hooks)
+        redirected.hooks = _leave  # what is never in force: nothing is redirected
+
+
+def _return(module: torch.nn.Module, args: Any, result: Any) -> None:
+    if redirected.left and not is_traced():
+        redirected.hooks = redirected.left.pop()
+
+
 _REGIONS = (Saving(False, is_shared=True), Saving(True, is_shared=True))
 
 
@@ -108,10 +142,18 @@ _MANY = 40
 
 @dataclass
 class _Uses:
-    """What a method does: calls functions; multiplies by what may be a tensor, or by attributes."""
+    """What a method does.
+
+    Attributes:
+        calls: functions of torch.
+        multiplies: by what may be a tensor.
+        factors: attributes that it multiplies by.
+        attends: calls one of transformers' functions for attention.
+    """
 
     calls: bool = False
     multiplies: bool = False
+    attends: bool = False
     factors: set[str] = field(default_factory=set)
 
     def fit(self, module: torch.nn.Module) -> bool:
@@ -122,7 +164,15 @@ class _Uses:
         multiplies = self.multiplies or any(
             not isinstance(getattr(module, name, None), (int, float)) for name in self.factors
         )
-        return self.calls or (multiplies and sum(1 for _ in module.modules()) <= _MANY)
+        calls = self.calls or (self.attends and _drops(module))
+        return calls or (multiplies and sum(1 for _ in module.modules()) <= _MANY)
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    """Whether a module for attention has dropout; without, torch's kernels keep little."""
+    rates = [value for name, value in vars(module).items() if "dropout" in name]
+    rates += [each.p for each in module.children() if isinstance(each, torch.nn.Dropout)]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _is_function(value: Any) -> bool:
@@ -166,6 +216,7 @@ def _add_uses(uses: _Uses, code: CodeType) -> None:
                 uses.calls |= step.argval in _NAMES and not _is_self(last)
             elif step.opname == "LOAD_GLOBAL":
                 uses.calls |= step.argval in _NAMES
+                uses.attends |= step.argval == "ALL_ATTENTION_FUNCTIONS"
             elif step.opname == "BINARY_MULTIPLY" or step.argrepr in ("*", "*="):
                 by_number = last.opname == "LOAD_CONST" or (
                     _is_variable(last) and one_before.opname == "LOAD_CONST"

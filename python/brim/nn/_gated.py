@@ -90,7 +90,12 @@ def gated_packed(
     return ops().gated_packed(packed, activation, gate_first, dim, recompute)
 
 
-def rerun(function: Callable[..., Tensor], *inputs: Tensor, recompute: bool = False) -> Tensor:
+def rerun(
+    function: Callable[..., Tensor],
+    *inputs: Tensor,
+    recompute: bool = False,
+    is_cheap: bool = True,
+) -> Tensor:
     """`function(*inputs)`; keeps the inputs, and runs the function again in backward.
 
     For cheap elementwise functions that keep several tensors inside. Values and gradients are those
@@ -101,6 +106,7 @@ def rerun(function: Callable[..., Tensor], *inputs: Tensor, recompute: bool = Fa
         function: of tensors, gives one tensor.
         *inputs: its arguments, at least one.
         recompute: keep no input that the layer before can recompute.
+        is_cheap: whether layers behind may have it run once more to get the value again.
 
     Raises:
         RuntimeError: in backward, if the function reads a tensor that needs a gradient and is no
@@ -115,4 +121,4 @@ def rerun(function: Callable[..., Tensor], *inputs: Tensor, recompute: bool = Fa
     """
     if is_traced() or any(map(is_foreign, inputs)):
         return function(*inputs)
-    return _C.rerun(lambda given: function(*given), inputs, recompute)
+    return _C.rerun(lambda given: function(*given), inputs, recompute, is_cheap)

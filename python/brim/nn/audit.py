@@ -66,6 +66,7 @@ class Audit:
         layers: one entry per layer that ran and per operation that keeps something, in order.
         hint: what would keep less, one line each, with figures that were measured, the most saving
             first; "" if there is nothing.
+        note: why the least is only the smallest of the measured sums; "" if it was worked out.
 
     Example:
         >>> import torch, brim
@@ -76,6 +77,7 @@ class Audit:
 
     layers: tuple[LayerAudit, ...]
     hint: str = ""
+    note: str = ""
 
     @property
     def torch_nn(self) -> int:
@@ -98,9 +100,10 @@ class Audit:
         return sum(layer.least for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain values: `layers`, `total` with the four sums, and `hint`."""
+        """The figures as plain values: `layers`, `total` with the four sums, `hint`, `note`."""
         total = {name: getattr(self, name) for name in _COLUMNS}
-        return {"layers": list(map(asdict, self.layers)), "total": total, "hint": self.hint}
+        layers = list(map(asdict, self.layers))
+        return {"layers": layers, "total": total, "hint": self.hint, "note": self.note}
 
     def __str__(self) -> str:
         total = LayerAudit("total", "", self.torch_nn, self.brim, self.cheap, self.least)
@@ -122,7 +125,7 @@ class Audit:
                 f'brim keeps {brim} of what torch.nn keeps, {cheap} with recompute="cheap"; '
                 f"the least is {least}"
             )
-        return "\n".join([*lines, self.hint] if self.hint else lines)
+        return "\n".join([*lines, *filter(None, (self.note, self.hint))])
 
 
 _COLUMNS = ("torch_nn", "brim", "cheap", "least")
@@ -183,7 +186,7 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
             _set_class(module, with_torchs_work(type(module)))
             _causal_lm_loss.restore(module)
         with paused():
-            torchs = _measure_with_least(model, inputs, kwargs)
+            torchs, note = _measure_with_least(model, inputs, kwargs)
     with _as_it_was(model):
         if not converted:
             convert(model)
@@ -198,9 +201,8 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
         cheap = measure(model, inputs, kwargs)
     layers = _rows(torchs, ours, cheap)
     left = _unconverted(model, layers, report)
-    return Audit(
-        layers, hint_of(layers, converted=converted, eval_mode=eval_mode, unconverted=left)
-    )
+    hint = hint_of(layers, converted=converted, eval_mode=eval_mode, unconverted=left)
+    return Audit(layers, hint, note)
 
 
 def assert_saved(
@@ -265,11 +267,17 @@ def _limit(at_most: SupportsIndex | str) -> int:
 
 def _measure_with_least(
     model: torch.nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Run:
+) -> tuple[Run, str]:
+    """The run, and a note if the least could not be worked out."""
     try:
-        return measure(model, inputs, kwargs, find_least=True)
-    except Exception:  # watched operation by operation, some models fail (compiled parts)
-        return measure(model, inputs, kwargs)
+        return measure(model, inputs, kwargs, find_least=True), ""
+    except Exception as error:  # watched operation by operation, some models fail (compiled parts)
+        run = measure(model, inputs, kwargs)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return run, (
+            "note: the least is the smallest of the measured sums, because the model cannot be "
+            f"watched operation by operation ({reason})"
+        )
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from brim import _C
 from brim.nn import _causal_lm_loss, modules
 from brim.nn._derived import MAKERS, Recipe, derived, is_made, original_of
-from brim.nn._functions import with_functions
+from brim.nn._functions import is_region, leave_out, take_in, with_functions
 from brim.nn.recognisers import recognise
 from brim.nn.saving import check_recompute
 
@@ -183,7 +183,7 @@ def convert(
         only: replace these alone. A type or a pattern for qualified names such as "encoder.*" (both
             include what is inside), a function of the qualified name and the module (that module
             alone), or a collection of these.
-        skip: leave these out; given as `only`.
+        skip: leave these out, also of functions that are redirected around them; given as `only`.
         recompute: "cheap": a convolution or linear layer keeps no input that the layers before can
             recompute in backward from what they keep anyway (normalisation, activations, dropout,
             sums): the same values for less memory and more time. Also for layers that are brim's
@@ -225,6 +225,7 @@ def convert(
     kept: list[ConvertedLayer] = []
     around: list[ConvertedLayer] = []
     for module, names in places.items():
+        take_in(module)
         if module not in chosen:
             change = _Change("not chosen by only")
         elif module in left_out:
@@ -247,6 +248,8 @@ def convert(
             flag = "recompute" if own_base(type(module)) is not None else "_brim_recompute"
             if hasattr(type(module), flag):
                 module.__dict__[flag] = True
+    for module in _first_inside_regions(model, (places.keys() - chosen) | left_out):
+        leave_out(module)
     hint = _hint(model, recompute)
     return ConversionReport(tuple(replaced), tuple(kept), tuple(around), hint)
 
@@ -276,6 +279,7 @@ def restore(model: Module) -> Module:
     for module in model.modules():
         kind = type(module)
         module.__dict__.pop("_brim_recompute", None)
+        take_in(module)
         _causal_lm_loss.restore(module)
         if own_base(kind) is not None:
             module.__dict__.pop("recompute", None)
@@ -317,6 +321,26 @@ def _places(model: Module) -> dict[Module, list[str]]:
 
     visit(model, "", frozenset())
     return places
+
+
+def _first_inside_regions(model: Module, left_out: Collection[Module]) -> set[Module]:
+    """Of the modules that are left out those that a region around them would reach."""
+    found: set[Module] = set()
+    seen: set[tuple[Module, bool]] = set()
+    waiting = [(model, False)]
+    while waiting:
+        module, inside = waiting.pop()
+        if (module, inside) in seen:
+            continue
+        seen.add((module, inside))
+        if module in left_out:
+            if inside:
+                found.add(module)
+            inside = False
+        else:
+            inside = inside or is_region(type(module))
+        waiting += [(child, inside) for child in module.children()]
+    return found
 
 
 def is_layer(module: Module) -> bool:

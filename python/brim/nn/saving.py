@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from brim import _C
 from brim._arguments import runs_in_parts
 from brim.nn import _activation, functional
+from brim.nn._attention import attention
 
 __all__ = ["Saving", "saving"]
 
@@ -129,10 +130,14 @@ class _Redirected(threading.local):
     Attributes:
         found: the functions of torch for which brim's made a node; None: nobody asks.
         hooks: the saved-tensor hooks that were in force when it began.
+        left: the `hooks` of regions around modules that are left out.
     """
 
     found: list[Any] | None = None
     hooks: Any = None
+
+    def __init__(self) -> None:
+        self.left: list[Any] = []
 
 
 redirected = _Redirected()
@@ -281,6 +286,8 @@ def _table(recompute: bool) -> dict[Any, Callable[..., Any]]:
         inner.adaptive_avg_pool2d: functional.adaptive_avg_pool2d,
         inner.adaptive_avg_pool3d: functional.adaptive_avg_pool3d,
     }
+    if recompute:
+        table[torchs.scaled_dot_product_attention] = attention
     _add_arithmetic(table, own, recompute)
     for name in _activation.__all__:
         if not hasattr(torchs, name):
@@ -303,8 +310,8 @@ def _table(recompute: bool) -> dict[Any, Callable[..., Any]]:
 
 _KEEPING: Mapping[Any, Callable[..., Any]] = _table(recompute=False)
 _RECOMPUTING: Mapping[Any, Callable[..., Any]] = _table(recompute=True)
-FUNCTIONS = frozenset(_KEEPING)
-"""The functions of torch that a region redirects."""
+FUNCTIONS = frozenset([*_KEEPING, torch.nn.functional.scaled_dot_product_attention])
+"""The functions of torch for which a region is worth it."""
 
 _WITH_OTHERS = frozenset(
     "gelu silu hardswish softplus elu sigmoid tanh mish mul multiply rmul".split()  # noqa: SIM905

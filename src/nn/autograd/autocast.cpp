@@ -45,7 +45,8 @@ AutocastState::AutocastState(c10::DeviceType of) : device(of) {
 AutocastAs::AutocastAs(const AutocastState& state)
     : before_(state.device),
       caches_before_(at::autocast::is_autocast_cache_enabled()),
-      changes_(before_.enabled != state.enabled || (state.enabled && before_ != state)) {
+      changes_(before_.enabled != state.enabled ||
+               (state.enabled && (before_ != state || caches_before_))) {
   if (changes_) {
     put_in_force(state, /*caches=*/false);
   }

@@ -51,7 +51,8 @@ struct AutocastState {
   bool operator==(const AutocastState&) const = default;
 };
 
-/// In force while this object lives. Casts are not cached: no region's end would clear them.
+/// In force while this object lives. Casts are not cached: no region's end would clear them, and
+/// those made without a graph would be used by operators that need one.
 class AutocastAs {
  public:
   explicit AutocastAs(const AutocastState& state);

@@ -21,8 +21,26 @@ class OutputHoldingNode : public SavingNode {
     is_held_ = true;
   }
 
+  /// Nobody reads it in backward then but the layers that asked this one: the layer that kept it
+  /// is not part of this backward, or autograd raises its error there.
+  void output_is_overwritten(const at::Tensor& output) override {
+    const std::lock_guard lock(mutex_);
+    if (!is_held_) {
+      return;
+    }
+    const BelowAutograd below;
+    held_ = is_asked_ ? Kept(output.clone()) : Kept();
+    is_held_ = is_asked_;
+  }
+
   std::optional<int> layers_to_recompute() const override {
     return is_held_ ? std::optional(0) : std::nullopt;
+  }
+
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    is_asked_ = is_asked_ || is_held_;
+    return is_held_;
   }
 
   at::Tensor recompute() override {
@@ -52,6 +70,7 @@ class OutputHoldingNode : public SavingNode {
  private:
   bool holds_;
   bool is_held_ = false;
+  bool is_asked_ = false;
   Kept held_;
 };
 

@@ -31,6 +31,19 @@ class TieNode final : public Node {
   bool zeros_;
 };
 
+/// The tensor whose memory a view looks at.
+at::Tensor memory_of(const at::Tensor& input) {
+  return input.is_view() ? at::Tensor(input._base()) : input;
+}
+
+/// The layer of ours that made this value; null if it is not its output any more.
+SavingNode* producer_of(const at::Tensor& made) {
+  auto* const node = dynamic_cast<SavingNode*>(made.grad_fn().get());
+  const bool is_its_output =
+      node != nullptr && node->is_near() && node->output() == version_of(made);
+  return is_its_output ? node : nullptr;
+}
+
 }  // namespace
 
 at::Tensor without_history(const at::Tensor& tensor) {
@@ -90,11 +103,17 @@ TensorVersion version_of(const at::Tensor& tensor) {
 }
 
 void tell_producer_kept(const at::Tensor& input) {
-  // A view keeps the memory of what it looks at.
-  const at::Tensor made = input.is_view() ? at::Tensor(input._base()) : input;
-  auto* const node = dynamic_cast<SavingNode*>(made.grad_fn().get());
-  if (node != nullptr && node->is_near() && node->output() == version_of(made)) {
+  const at::Tensor made = memory_of(input);
+  if (SavingNode* const node = producer_of(made)) {
     node->output_is_kept(made);
+  }
+}
+
+void will_overwrite(const at::Tensor& input, bool needed) {
+  torch::autograd::check_inplace(input, needed);
+  const at::Tensor made = memory_of(input);
+  if (SavingNode* const node = producer_of(made)) {
+    node->output_is_overwritten(made);
   }
 }
 

@@ -72,6 +72,9 @@ class SavingNode : public Node {
   /// A consumer keeps `output`, the value that this node made, for its own backward.
   virtual void output_is_kept(const at::Tensor& output) { (void)output; }
 
+  /// The value that this node made is about to be overwritten.
+  virtual void output_is_overwritten(const at::Tensor& output) { (void)output; }
+
   /// How many layers in a row recompute() must run to get this node's output from what is kept
   /// anyway; nothing if it cannot. Asked at forward.
   virtual std::optional<int> layers_to_recompute() const { return std::nullopt; }
@@ -103,6 +106,10 @@ class SavingNode : public Node {
 
 /// Tells the layer that made `input`, if it is one of ours, that its output is kept.
 void tell_producer_kept(const at::Tensor& input);
+
+/// Before an operator writes to `input` in place: autograd's checks, and tells that layer.
+/// @param needed whether the operator is recorded
+void will_overwrite(const at::Tensor& input, bool needed);
 
 /// In double backward: `grad`, of a function whose second derivative is zero, connected to that
 /// function's own input in the graph, as torch's is. Outside of double backward, `grad` itself.

@@ -37,8 +37,10 @@ namespace brim::nn {
 template <class Function>
 class RerunNode final : public SavingNode {
  public:
-  RerunNode(Function function, const variable_list& inputs, bool recompute)
-      : function_(std::move(function)), autocast_(inputs.front().device().type()) {
+  RerunNode(Function function, const variable_list& inputs, bool recompute, bool is_cheap)
+      : function_(std::move(function)),
+        autocast_(inputs.front().device().type()),
+        is_cheap_(is_cheap) {
     set_next_edges(torch::autograd::collect_next_edges(inputs));
     inputs_.reserve(inputs.size());
     for (const at::Tensor& input : inputs) {
@@ -47,6 +49,9 @@ class RerunNode final : public SavingNode {
   }
 
   std::optional<int> layers_to_recompute() const override {
+    if (!is_cheap_) {
+      return std::nullopt;
+    }
     int most = 0;
     for (const Operand& input : inputs_) {
       const auto layers = input.layers();
@@ -110,19 +115,24 @@ class RerunNode final : public SavingNode {
 
   Function function_;
   AutocastState autocast_;
+  bool is_cheap_;
   std::vector<Operand> inputs_;
 };
 
 /// The value of `function`, with a node if something needs a gradient.
 /// @param recompute keep no input that the layer before can recompute
+/// @param is_cheap whether layers behind may have it run once more to get the value again
 template <class Function>
-at::Tensor run_and_keep_inputs(Function function, const variable_list& inputs, bool recompute) {
+at::Tensor run_and_keep_inputs(Function function, const variable_list& inputs, bool recompute,
+                               bool is_cheap = true) {
   at::Tensor output = [&] {
+    const AutocastAs without_cache{AutocastState(inputs.front().device().type())};
     const BelowAutograd below;
     return function.value(inputs);
   }();
   if (needs_grad(at::TensorList(inputs))) {
-    const auto node = make_node<RerunNode<Function>>(std::move(function), inputs, recompute);
+    const auto node =
+        make_node<RerunNode<Function>>(std::move(function), inputs, recompute, is_cheap);
     torch::autograd::set_history(output, node);
     node->set_output(output);
   }

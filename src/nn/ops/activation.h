@@ -247,7 +247,7 @@ template <bool InPlace, class A>
 at::Tensor run_activation(at::Tensor input, const A& activation, bool recompute) {
   const bool needed = needs_grad(input);
   if (InPlace) {
-    torch::autograd::check_inplace(input, needed);
+    will_overwrite(input, needed);
   }
   PtrTo<ActivationNode<A>> node;
   bool keeps = false;

@@ -124,11 +124,18 @@ class CrossEntropyNode final : public SavingNode {
 
  private:
   at::Tensor take_logits() {
-    if (producer_ == nullptr) {
-      return logits_.take();
+    if (is_released_ || producer_ != nullptr) {
+      TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
+      return nn::recompute(*producer_);
     }
-    TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
-    return nn::recompute(*producer_);
+    try {
+      return logits_.take();
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(false,
+                  "brim's cross_entropy keeps the logits themselves for backward, and they were "
+                  "written to since: write to a copy (logits.clone()). ",
+                  error.what_without_backtrace());
+    }
   }
 
   /// torch's function once more, and its own derivative.

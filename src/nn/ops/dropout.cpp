@@ -125,7 +125,7 @@ at::Tensor run(at::Tensor input, double p) {
   }
   const bool needed = needs_grad(input);
   if (InPlace) {
-    torch::autograd::check_inplace(input, needed);
+    will_overwrite(input, needed);
   }
   PtrTo<DropoutNode> node;
   at::Tensor output;

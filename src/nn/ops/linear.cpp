@@ -1,3 +1,4 @@
+#include <ATen/TensorUtils.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -17,29 +18,24 @@
 namespace brim::nn {
 namespace {
 
-/// All dimensions but the last as one, as torch does for the matrix product.
-at::Tensor matrix_of(const at::Tensor& tensor) {
-  if (tensor.dim() == 2) {
-    return tensor;
-  }
+/// The sizes with all dimensions but the last as one, as torch has them for the matrix product.
+c10::SymDimVector folded_sizes(const at::Tensor& tensor) {
   const auto sizes = tensor.sym_sizes();
   c10::SymInt rows = 1;
   for (const auto& size : sizes.slice(0, sizes.size() - 1)) {
     rows = rows * size;
   }
-  return tensor.reshape_symint({rows, sizes.back()});
+  return {rows, sizes.back()};
 }
 
-/// Whether the dimensions before the last can be seen as one without a copy.
+at::Tensor matrix_of(const at::Tensor& tensor) {
+  return tensor.dim() == 2 ? tensor : tensor.reshape_symint(folded_sizes(tensor));
+}
+
+/// Whether that takes no copy.
 bool folds(const at::Tensor& tensor) {
-  const auto sizes = tensor.sym_sizes();
-  const auto strides = tensor.sym_strides();
-  for (std::size_t i = 0; i + 2 < sizes.size(); ++i) {
-    if (strides[i] != strides[i + 1] * sizes[i + 1]) {
-      return tensor.sym_numel() == 0;
-    }
-  }
-  return true;
+  return at::detail::computeStride(tensor.sym_sizes(), tensor.sym_strides(), folded_sizes(tensor))
+      .has_value();
 }
 
 bool is_column_major(const at::Tensor& matrix) {

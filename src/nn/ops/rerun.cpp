@@ -27,7 +27,7 @@ struct Callable {
 namespace functional {
 
 at::Tensor rerun(std::function<at::Tensor(const std::vector<at::Tensor>&)> function,
-                 const std::vector<at::Tensor>& inputs, bool recompute) {
+                 const std::vector<at::Tensor>& inputs, bool recompute, bool is_cheap) {
   TORCH_CHECK_VALUE(!inputs.empty(), "rerun needs at least one input");
   const bool is_ours = needs_grad(at::TensorList(inputs)) &&
                        std::ranges::all_of(inputs, [](const auto& x) { return is_known(x); }) &&
@@ -35,7 +35,7 @@ at::Tensor rerun(std::function<at::Tensor(const std::vector<at::Tensor>&)> funct
   if (!is_ours) {
     return function(inputs);
   }
-  return run_and_keep_inputs(Callable{std::move(function)}, inputs, recompute);
+  return run_and_keep_inputs(Callable{std::move(function)}, inputs, recompute, is_cheap);
 }
 
 }  // namespace functional

@@ -32,8 +32,9 @@ class SumNode final : public OutputHoldingNode {
   }
 
   bool prepare_to_recompute() override {
-    return is_held() || (nn::prepare_to_recompute(*next_edge(0).function) &&
-                         nn::prepare_to_recompute(*next_edge(1).function));
+    return OutputHoldingNode::prepare_to_recompute() ||
+           (nn::prepare_to_recompute(*next_edge(0).function) &&
+            nn::prepare_to_recompute(*next_edge(1).function));
   }
 
   at::Tensor recompute() override {
@@ -58,7 +59,7 @@ template <bool InPlace>
 at::Tensor run(at::Tensor first, const at::Tensor& second) {
   const bool needed = needs_grad(first, second);
   if (InPlace) {
-    torch::autograd::check_inplace(first, needed);
+    will_overwrite(first, needed);
   }
   PtrTo<SumNode> node;
   if (needed) {

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.compiler import is_compiling
 
-from brim.nn._derived import MAKERS, Kind, Recipe, derived
+from brim.nn._derived import MAKERS, Kind, Recipe, derived, original_of
 from brim.nn.recognisers import attention as attention  # puts its class into MAKERS
 from brim.nn.recognisers._recogniser import Options, Recogniser
 from brim.nn.recognisers.activation import activation
@@ -112,7 +112,21 @@ def _members(
             return work(self, *args, **kwargs)
         return run(self, *args, *kwargs.values())
 
-    return (kind,), {"forward": forward, "_brim_recompute": False}
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        """After a change of what its results may depend on, the module is compared again."""
+        is_setting = name in vars(self) and name not in _OF_ALL_MODULES
+        kind.__setattr__(self, name, value)
+        if is_setting and original_of(type(self)) is kind:
+            self.__class__ = kind
+            known = recognise(self)
+            if known is not None and known.kind is not None:
+                self.__class__ = known.kind
+
+    return (kind,), {
+        "forward": forward,
+        "__setattr__": set_attribute,
+        "_brim_recompute": False,
+    }
 
 
 for _name, _entry in RECOGNISERS.items():

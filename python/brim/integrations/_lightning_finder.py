@@ -1,0 +1,291 @@
+"""The batch size finder for Lightning, of either package."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import islice
+from typing import Any
+
+import torch
+
+from brim._arguments import positive, real
+from brim.adapt import batch
+from brim.adapt import range as adaptive_range
+
+_log = logging.getLogger("brim")
+_ENDLESS = 2**62
+_SETTLED = 1.01  # times the largest size so far: another trial would gain too little
+
+
+class BatchSizeFinderLogic:
+    """Finds the largest batch size that fits, when a trainer begins to fit, test or predict.
+
+    In place of Lightning's `BatchSizeFinder`, with the same arguments. It measures steps with small
+    batches, works out how memory grows, and goes to the largest size that fits. So it rarely runs
+    out of memory, and never ends with a size larger than one that it has run. Weights, optimizers,
+    random state and progress are as before afterwards; no checkpoint is written. Works under DDP
+    too, where the least size of all ranks is taken.
+
+    Args:
+        mode: `"power"` for the largest `init_val` times a power of 2, `"binsearch"` for the largest
+            size at all, less `margin`.
+        steps_per_trial: how many steps are run with a size.
+        init_val: the first size.
+        max_trials: how many sizes are tried at most; mostly 4 to 8 are.
+        batch_arg_name: the attribute that holds the batch size, of the module, of its `hparams`, or
+            of the data module.
+        margin: the share of the size that is taken off in the mode `"binsearch"`.
+        max_val: the largest size to try. The size of the data set is a limit too.
+
+    Attributes:
+        optimal_batch_size: the size found, `init_val` before.
+
+    Example:
+        >>> from brim.integrations.lightning import BatchSizeFinder
+        >>> finder = BatchSizeFinder(mode="binsearch")
+        >>> # trainer = Trainer(callbacks=[finder]); trainer.fit(module)
+    """
+
+    _package = ""
+
+    def __init__(
+        self,
+        mode: str = "power",
+        steps_per_trial: int = 3,
+        init_val: int = 2,
+        max_trials: int = 25,
+        batch_arg_name: str = "batch_size",
+        margin: float = 0.05,
+        max_val: int = 8192,
+    ) -> None:
+        if mode not in ("power", "binsearch"):
+            raise ValueError(f"mode must be 'power' or 'binsearch', got {mode!r}")
+        if not 0 <= real("margin", margin) < 1:
+            raise ValueError(f"margin must be from 0 to 1, 1 excluded, got {margin}")
+        self._mode, self._margin, self._name = mode, margin, batch_arg_name
+        self._steps = positive("steps_per_trial", steps_per_trial)
+        self._trials = positive("max_trials", max_trials)
+        self._most = positive("max_val", max_val)
+        self._init = positive("init_val", init_val)
+        self.optimal_batch_size = self._init
+
+    # ---- where Lightning calls ---------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str | None = None) -> None:
+        """Check what can be checked before anything runs."""
+        attributes = importlib.import_module(f"{self._package}.utilities.parsing")
+        if not attributes.lightning_hasattr(pl_module, self._name):
+            raise ValueError(
+                f"batch_arg_name is {self._name!r}, which neither the module, its hparams nor the "
+                "data module has"
+            )
+        if trainer._active_loop is not None and not trainer._active_loop._data_source.is_module():
+            raise ValueError(
+                "the batch size can be set only where the module or a data module makes the "
+                "dataloaders, not where they are passed to the trainer"
+            )
+        if any(isinstance(each, torch.nn.SyncBatchNorm) for each in pl_module.modules()):
+            raise ValueError("SyncBatchNorm waits for other ranks, which may try another size")
+        kind = type(trainer.strategy).__name__
+        if kind not in ("SingleDeviceStrategy", "DDPStrategy"):
+            raise ValueError(f"the batch size is found on one device or under DDP, not in a {kind}")
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Find the size of training batches."""
+        self.scale_batch_size(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """The same for `trainer.validate`."""
+        if trainer.state.fn == "validate":
+            self.scale_batch_size(trainer, pl_module)
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """The same for `trainer.test`."""
+        self.scale_batch_size(trainer, pl_module)
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """The same for `trainer.predict`."""
+        self.scale_batch_size(trainer, pl_module)
+
+    def scale_batch_size(self, trainer: Any, pl_module: Any) -> None:
+        """Find the size now, and set it; also for callbacks of your own that call it later."""
+        if trainer.fast_dev_run:
+            warnings.warn("fast_dev_run: the batch size stays as it is", stacklevel=2)
+            return
+        trial = _Trial(self._package, trainer, pl_module, self._name, self._steps)
+        with _as_before(self._package, trainer, pl_module):
+            self.optimal_batch_size = trial.least_of_ranks(self._search(trial))
+        trial.set_size(self.optimal_batch_size)
+        trial.reload()
+        _log.info("batch size %d (%s)", self.optimal_batch_size, self._name)
+
+    # ---- the search --------------------------------------------------------------------------
+
+    def _search(self, trial: _Trial) -> int:
+        trial.set_size(self._init)
+        most = min(self._most, trial.samples())
+        first = min(self._init, most)
+        done: list[int] = []
+
+        def part(start: int, end: int) -> None:
+            """One part of a range, whose steps grow to the largest that fits."""
+            size = trial(end - start)
+            settled = end > first and size <= _SETTLED * max(done)
+            done.append(size)
+            if settled or size == most or len(done) >= self._trials:
+                raise _FoundError
+
+        part.__qualname__ = "BatchSizeFinder"  # for messages
+        grow = adaptive_range(most, device=trial.device)(part)
+        with suppress(_FoundError):
+            grow(0, first)  # the least that shows how memory grows
+            grow(first, _ENDLESS)
+        if self._mode == "binsearch":
+            return max(1, int(max(done) * (1 - self._margin)))
+        power = first << max(max(done) // first, 1).bit_length() - 1
+        halve = batch(power, strategy="halving", remember="none", device=trial.device)
+        return halve(trial)()
+
+
+class _FoundError(Exception):
+    """Ends the search."""
+
+
+class _Trial:
+    """Runs a few steps with a batch size."""
+
+    def __init__(self, package: str, trainer: Any, module: Any, name: str, steps: int) -> None:
+        self._attributes = importlib.import_module(f"{package}.utilities.parsing")
+        self._call = importlib.import_module(f"{package}.trainer.call")
+        self._combined = importlib.import_module(f"{package}.utilities.combined_loader")
+        self._trainer, self._module, self._name, self._steps = trainer, module, name, steps
+        self._loop = trainer._active_loop
+        self._seen: dict[int, set[Any]] = {}
+        self.device = trainer.strategy.root_device
+
+    def set_size(self, size: int) -> None:
+        self._attributes.lightning_setattr(self._module, self._name, size)
+
+    def samples(self) -> int:
+        """How many samples the largest data set has."""
+        found: list[Any] = [getattr(each, "dataset", None) for each in self._loader().flattened]
+        sizes = [len(data) if hasattr(data, "__len__") else _ENDLESS for data in found]
+        return int(max(sizes, default=_ENDLESS)) // int(self._trainer.world_size) or 1
+
+    def __call__(self, size: int) -> int:
+        self.set_size(size)
+        loader = self._loader()
+        self._check_use(size, loader)
+        for number, (data, *_) in enumerate(islice(iter(loader), self._steps)):
+            data = self._trainer.precision_plugin.convert_input(data)
+            data = self._module._on_before_batch_transfer(data, dataloader_idx=0)
+            data = self._call._call_strategy_hook(
+                self._trainer, "batch_to_device", data, dataloader_idx=0
+            )
+            self._step(data, number)
+        return size
+
+    def _loader(self) -> Any:
+        loader = self._loop._data_source.dataloader()
+        if isinstance(loader, self._combined.CombinedLoader):
+            return loader
+        training = self._trainer.training
+        mode = "max_size_cycle" if training else "sequential"
+        return self._combined.CombinedLoader(loader, mode)
+
+    def _check_use(self, size: int, loader: Any) -> None:
+        """A loader that does not know the attribute would fit at any size."""
+        self._seen[size] = {getattr(each, "batch_size", None) for each in loader.flattened}
+        used = set.union(*self._seen.values())
+        if len(self._seen) > 1 and len(used) == 1 and None not in used:
+            raise ValueError(
+                f"the dataloader has the batch size {used.pop()} whatever {self._name} is: let it "
+                f"use {self._name}"
+            )
+
+    def _step(self, data: Any, number: int) -> None:
+        trainer, loop = self._trainer, self._loop
+        if not trainer.training:
+            stage = {"validate": "validation", "test": "test"}.get(trainer.state.fn, "predict")
+            step = f"{stage}_step"
+            kwargs = loop._build_kwargs(data, number, None)
+            arguments = loop._build_step_args_from_hook_kwargs(kwargs, step)
+            self._call._call_strategy_hook(trainer, step, *arguments)
+            return
+        kwargs = loop.epoch_loop._build_kwargs({}, data, number)
+        if not self._module.automatic_optimization:
+            loop.epoch_loop.manual_optimization.run(kwargs)
+            return
+        optimization = loop.epoch_loop.automatic_optimization
+        optimizer = trainer.optimizers[0]
+        # Of the class: a callback may have put its own in its place. 0: gradients are zeroed.
+        closure = type(optimization)._make_closure(optimization, kwargs, optimizer, 0)
+        with getattr(trainer.strategy, "block_backward_sync", nullcontext)():
+            optimizer.step(closure)
+
+    def least_of_ranks(self, size: int) -> int:
+        if self._trainer.world_size == 1:
+            return size
+        least = torch.tensor(size, device=self.device)
+        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+        return int(least)
+
+    def reload(self) -> None:
+        """Let the loop make its loaders anew."""
+        self._loop._combined_loader = None
+        if self._trainer.state.fn != "fit":
+            self._loop.setup_data()
+            self._loop.reset()
+
+
+@contextmanager
+def _as_before(package: str, trainer: Any, module: Any) -> Iterator[None]:
+    """Put back what trial steps change. Copies lie on the host and leave the device its room."""
+    seed = importlib.import_module(f"{package}.utilities.seed")
+    loggers = importlib.import_module(f"{package}.loggers.logger")
+    loop = trainer._active_loop
+    tensors = [*module.parameters(), *module.buffers()]
+    values = [tensor.detach().cpu().clone() for tensor in tensors]
+    stateful = [config.scheduler for config in trainer.lr_scheduler_configs]
+    saved = [copy.deepcopy(each.state_dict()) for each in (*stateful, trainer.precision_plugin)]
+    optimizers = [(each, _on_host(each)) for each in trainer.optimizers]
+    progress = copy.deepcopy(loop.state_dict())
+    modes = [(each, each.training) for each in module.modules()]
+    callbacks, trainer.callbacks = trainer.callbacks, []
+    before, trainer.loggers = trainer.loggers, [loggers.DummyLogger() for _ in trainer.loggers]
+    module.__dict__["log"] = lambda *_, **__: None
+    try:
+        with seed.isolate_rng():
+            yield
+    finally:
+        del module.__dict__["log"]
+        trainer.callbacks, trainer.loggers = callbacks, before
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+        for parameter in module.parameters():
+            parameter.grad = None
+        for each, state in zip((*stateful, trainer.precision_plugin), saved, strict=True):
+            each.load_state_dict(state)
+        for optimizer, state in optimizers:
+            had_state = bool(state["state"])
+            optimizer.load_state_dict(state)
+            if not had_state:
+                optimizer.state.clear()
+        for each, training in modes:
+            each.training = training
+            if hasattr(each, "metric_state"):  # torchmetrics
+                each.reset()
+        loop.load_state_dict(progress)
+        loop.restarting = False
+
+
+def _on_host(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return torch.utils._pytree.tree_map_only(  # type: ignore[no-any-return]
+        torch.Tensor, lambda tensor: tensor.detach().cpu().clone(), optimizer.state_dict()
+    )

@@ -1,0 +1,203 @@
+"""Training steps in parts for Lightning, of either package."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+
+import brim
+from brim.adapt._microbatches import _splitting
+from brim.integrations._lightning_records import Records
+from brim.integrations._weights import Count, Weights, nothing, undisturbed
+
+
+class AdaptiveStepsLogic:
+    """Runs a training batch that does not fit in parts, with the gradients of the whole batch.
+
+    For automatic optimization. `training_step` is called with parts of the batch; what it logs is
+    logged once for the batch, and `on_after_backward` is called once. A batch that fits is one
+    part, with the same bits as without this callback. Under DDP the ranks agree on the size.
+
+    Args:
+        reduction: `"mean"` or `"sum"`: what the loss of `training_step` is over the samples of a
+            batch. Before the first batch is split, two samples of it show whether that is so.
+        count: how many items a loss is a mean over, as a function of the batch, where these are not
+            samples (tokens that are no padding).
+        **options: for `brim.Microbatches`: `size`, `foresee`, `split`, `length`, `allow`, ….
+
+    Attributes:
+        step: the `brim.Microbatches` that runs the batches, once training has begun.
+
+    Example:
+        >>> from brim.integrations.lightning import AdaptiveSteps
+        >>> steps = AdaptiveSteps(size=16)
+        >>> # trainer = Trainer(callbacks=[steps]); trainer.fit(module)
+    """
+
+    _package = ""
+
+    def __init__(
+        self,
+        reduction: Literal["mean", "sum"] = "mean",
+        count: Count | None = None,
+        **options: Any,
+    ) -> None:
+        if reduction == "sum" and count is not None:
+            raise ValueError("count is for a mean, but reduction is 'sum'")
+        brim.Microbatches(lambda part: part, reduction=reduction, **options)  # checks them at once
+        self._reduction, self._count, self._options = reduction, count, options
+        self.step: brim.Microbatches | None = None
+        self._arguments: Any = None  # of the present training_step
+        self._batch: Any = None
+
+    # ---- where Lightning calls ---------------------------------------------------------------
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Take over forward and backward of the training steps."""
+        _refuse(self._package, trainer, pl_module)
+        self._trainer, self._module = trainer, pl_module
+        self._optimization = trainer.fit_loop.epoch_loop.automatic_optimization
+        self._records = Records(pl_module)
+        self.step = self._made()
+        self._weights = self._weights_of(self.step)
+        module = importlib.import_module(f"{self._package}.loops.optimization.automatic")
+        self._optimization._make_closure = _closure_maker(module, self._optimization, self._run)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Give them back."""
+        if stage == "fit":
+            vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("_make_closure", None)
+
+    # ---- a step ------------------------------------------------------------------------------
+
+    def _run(self, arguments: Mapping[str, Any]) -> Any:
+        """Forward and backward of a batch; returns what Lightning keeps of the step."""
+        assert self.step is not None
+        self._arguments, self._batch = arguments, arguments["batch"]
+        try:
+            with self._records.of_logs():
+                loss = self.step(self._batch)
+            self._trainer.precision_plugin.post_backward(loss, self._module)
+            self._records.log()
+            return self._records.result(self._optimization.output_result_cls)
+        except _SkippedError:
+            return self._optimization.output_result_cls(None)
+        finally:
+            self._arguments = self._batch = None
+            self._records.clear()
+
+    def _made(self) -> brim.Microbatches:
+        trainer, options = self._trainer, dict(self._options)
+        if trainer.world_size > 1:
+            options.setdefault("ranks", True)
+        split, length = _splitting(
+            options.pop("split", None), options.pop("length", None), options.get("dim", 0)
+        )
+
+        def cut(batch: Any, start: int, stop: int) -> Any:
+            if start == 0:  # of an attempt
+                self._records.clear()
+            return split(batch, start, stop)
+
+        if self._records.metrics:
+            mine = options.get("restore")
+            states = (self._records.save_metrics, self._records.put_metrics_back)
+            options["restore"] = [states] if mine is None else [mine, states]
+
+        def training_step(part: Any) -> torch.Tensor:
+            return self._loss(part)
+
+        training_step.__qualname__ = f"{type(self._module).__name__}.training_step"  # for messages
+        model = trainer.strategy.model
+        return brim.Microbatches(
+            training_step, model=model, reduction="sum", split=cut, length=length, **options
+        )
+
+    def _loss(self, part: Any) -> torch.Tensor:
+        """What Lightning would call backward of, with its share in the batch."""
+        weight = self._weights.of(part, self._batch)
+        if weight == 0:
+            return nothing(self._module)
+        if part is self._batch:
+            self._records.clear()
+        count = self.step._length  # type: ignore[union-attr]
+        self._records.begin(count(part) / count(self._batch), weight)
+        result = self._optimization._training_step({**self._arguments, "batch": part})
+        if result.closure_loss is None:
+            if part is self._batch:
+                raise _SkippedError
+            raise ValueError("training_step returned None for a part of a batch: it must be a loss")
+        loss: torch.Tensor = result.closure_loss
+        self._records.end(result)
+        share = weight / self._trainer.world_size  # DDP would take the mean over ranks
+        loss = loss if share == 1 else loss * share
+        return self._trainer.precision_plugin.pre_backward(loss, self._module)  # type: ignore[no-any-return]
+
+    def _weights_of(self, step: brim.Microbatches) -> Weights:
+        rules: dict[str, Count | None] = {"a mean over samples": step._length}
+        if self._count is not None:
+            rules = {"a mean over count(batch)": self._count}
+        elif self._reduction == "sum":
+            rules = {"a sum over samples": None}
+        half = "16" in str(self._trainer.precision)
+        return Weights(rules, self._value, step, 2e-2 if half else 1e-4, self._count)
+
+    def _value(self, samples: Any) -> float:
+        """The loss of some samples, without a trace."""
+        states = self._records.save_metrics()
+        precision = self._trainer.precision_plugin.train_step_context()
+        with self._records.discarded(), undisturbed(self._module), precision:
+            arguments = {**self._arguments, "batch": samples}
+            out = self._module.training_step(*arguments.values())
+        self._records.put_metrics_back(states)
+        return float(out["loss"] if isinstance(out, Mapping) else out)
+
+
+class _SkippedError(Exception):
+    """`training_step` returned None: this batch is skipped."""
+
+
+def _refuse(package: str, trainer: Any, module: Any) -> None:
+    base = importlib.import_module(package).LightningModule
+    kind = type(trainer.strategy).__name__
+    if not module.automatic_optimization:
+        raise ValueError(
+            "AdaptiveSteps needs automatic optimization; use brim.Microbatches in a training_step "
+            "that calls backward itself"
+        )
+    if kind not in ("SingleDeviceStrategy", "DDPStrategy"):
+        raise ValueError(f"AdaptiveSteps runs on one device or under DDP, not in a {kind}")
+    if type(module).backward is not base.backward:
+        raise ValueError(
+            f"{type(module).__name__} has a backward of its own, which AdaptiveSteps would not call"
+        )
+
+
+def _closure_maker(
+    lightning: Any, optimization: Any, run: Callable[[Mapping[str, Any]], Any]
+) -> Callable[..., Any]:
+    """Makes what Lightning passes to the optimizer: forward, zero_grad and backward of a batch."""
+
+    class Closure(lightning.Closure):
+        @torch.enable_grad()
+        def closure(self, *_: Any, **__: Any) -> Any:
+            if self._zero_grad_fn is not None:
+                self._zero_grad_fn()
+            return run(self._step_fn.args[0])
+
+    plain = optimization._make_closure
+
+    def make(arguments: Mapping[str, Any], optimizer: Any, batch_idx: int) -> Any:
+        made = plain(arguments, optimizer, batch_idx)
+        if made._backward_fn is None:  # backward is skipped
+            return made
+        if "batch" not in arguments:
+            raise ValueError(
+                "AdaptiveSteps needs a training_step of batches, not a dataloader_iter"
+            )
+        return Closure(made._step_fn, made._backward_fn, made._zero_grad_fn)
+
+    return make

@@ -1,0 +1,28 @@
+"""Callbacks for Lightning (`import lightning`): the largest batch size, and steps in parts.
+
+For programs that `import pytorch_lightning`, see `brim.integrations.pytorch_lightning`.
+"""
+
+from __future__ import annotations
+
+from brim.integrations._lightning_finder import BatchSizeFinderLogic
+from brim.integrations._lightning_steps import AdaptiveStepsLogic
+
+try:
+    from lightning.pytorch import Callback
+except ImportError as error:
+    raise ImportError(
+        "brim.integrations.lightning needs lightning: pip install 'brim[lightning]'"
+    ) from error
+
+__all__ = ["AdaptiveSteps", "BatchSizeFinder"]
+
+
+class AdaptiveSteps(AdaptiveStepsLogic, Callback):  # noqa: D101
+    __doc__ = AdaptiveStepsLogic.__doc__
+    _package = "lightning.pytorch"
+
+
+class BatchSizeFinder(BatchSizeFinderLogic, Callback):  # noqa: D101
+    __doc__ = BatchSizeFinderLogic.__doc__
+    _package = "lightning.pytorch"

@@ -1,0 +1,66 @@
+"""One rank of FSDP2 with a Llama; test_nn_frameworks.py starts two and looks at what they write.
+
+Run as `fsdp_job.py FOLDER`: trains the model as it is, and converted before and after it is
+sharded, and writes losses and parameters to FOLDER/RANK.pt.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import brim
+from nn_families import TEXT, tokens
+
+STEPS = 3
+
+
+def trained(convert: str, policy: MixedPrecisionPolicy) -> tuple[list[float], int, list[Any]]:
+    """The losses, what the last forward kept, and this rank's part of the parameters."""
+    torch.manual_seed(0)
+    net: Any = TEXT["llama"][0]().train()
+    if convert == "before":
+        brim.convert(net, recompute="cheap")
+    for layer in net.model.layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(net, mp_policy=policy)
+    if convert == "after":
+        brim.convert(net, recompute="cheap")
+    update = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    losses = []
+    for step in range(STEPS):
+        ids = tokens(step * dist.get_world_size() + dist.get_rank())
+        with brim.PeakMeter("cpu") as meter:
+            loss = net(input_ids=ids, labels=ids, use_cache=False).loss
+        losses.append(loss.item())
+        update.zero_grad()
+        loss.backward()
+        update.step()
+    return losses, meter.left, [each.detach().to_local() for each in net.parameters()]
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    brim.install_cpu_allocator()
+    dist.init_process_group("gloo")
+    dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    results = {
+        (kind, convert): trained(convert, policy)
+        for kind, policy in {
+            "float32": MixedPrecisionPolicy(),
+            "mixed": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        }.items()
+        for convert in ("never", "before", "after")
+    }
+    torch.save(results, folder / f"{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,281 @@
+"""Functions that modules call in their forward: redirected there, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  as everyone calls it
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import brim
+
+from .nn_modules import Gate, close, run
+
+
+def test_functions_in_a_forward_are_redirected() -> None:
+    module = Gate()
+    expected = run(module)
+    report = brim.convert(module)
+    assert [(each.name, each.type) for each in report.functions] == [("", "Gate")]
+    assert "functions redirected in 1 module" in str(report)
+    y = module(torch.ones(2, 8), scale=1)
+    assert y.grad_fn.next_functions[0][0].name() == "brim::relu_backward"
+    close(run(module), expected)
+    brim.restore(module)
+    assert type(module) is Gate
+
+
+def test_methods_without_the_module_are_left_alone() -> None:
+    class Helps(nn.Module):
+        @staticmethod
+        def twice(x: Tensor, by: Tensor) -> Tensor:
+            return F.relu(x) * by
+
+        @classmethod
+        def thrice(cls, x: Tensor) -> Tensor:
+            return F.relu(x) * x
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.thrice(self.twice(x, by=x))
+
+    module = Helps()
+    expected = run(module)
+    brim.convert(module, recompute="cheap")
+    close(run(module), expected)
+
+
+def test_functions_can_be_left_alone() -> None:
+    module = Gate()
+    assert not brim.convert(module, functions=False).functions
+    assert type(module) is Gate
+    assert type(module.inner) is brim.nn.Linear
+
+
+def test_containers_get_no_region() -> None:
+    class Container(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.ReLU()
+            self.gate = Gate()
+            self.scale = 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            batch, width = x.shape
+            return self.relu(self.gate(x.reshape(batch * 2, width // 2 * 2))) * self.scale * 3.0
+
+    model = nn.Sequential(Container())
+    assert [each.name for each in brim.convert(model).functions] == ["0.gate"]
+
+
+def test_recompute_reaches_the_functions() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.last = nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(F.gelu(self.norm(x)))
+
+    torch.manual_seed(0)
+    model = Block()
+    x = torch.randn(64, 8)
+    expected = run(model, x)
+    brim.convert(model)
+    without = brim.audit(model, x).brim
+    brim.convert(model, recompute="cheap")
+    assert brim.audit(model, x).brim + 2 * 64 * 8 * 4 <= without
+    close(run(model, x), expected)
+
+
+def test_the_region_ends_with_the_forward_even_by_an_error() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            F.relu(x)
+            raise ZeroDivisionError
+
+    module = Fails()
+    brim.convert(module)
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(ZeroDivisionError):
+        module(x)
+    assert not F.relu(x).grad_fn.name().startswith("brim::")
+
+
+def test_no_region_where_nothing_is_kept() -> None:
+    seen: list[int] = []
+
+    class Watches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch._C._len_torch_function_stack())
+            return F.relu(x)
+
+    module = Watches()
+    brim.convert(module)
+    with torch.no_grad():
+        module(torch.ones(2))
+    module(torch.ones(2))
+    assert seen == [0, 1]
+
+
+def test_a_region_that_saves_nothing_is_left_out() -> None:
+    depths: list[int] = []
+
+    class Scales(nn.Module):
+        """Its product is one of a tensor and a number; what it saves depends on the mode."""
+
+        def __init__(self, inner: nn.Module | None = None) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor, by: float) -> Tensor:
+            depths.append(torch._C._len_torch_function_stack())
+            x = F.dropout(x * by, 0.5, self.training)
+            return x if self.inner is None else self.inner(x, by)
+
+    module = Scales(Scales()).eval()
+    brim.convert(module)
+    x = torch.ones(3, requires_grad=True)
+    for training in (False, True):
+        module.train(training)
+        module(x, 2.0)
+        module(x, 2.0)
+    assert depths == [1, 1, 0, 0, 1, 1, 1, 1]
+    # The child alone saves: then it alone gets a region.
+    module.inner.train()
+    module.eval()
+    module.inner.train()
+    depths.clear()
+    module(x, 2.0)
+    assert depths == [0, 1]
+
+
+def test_products_alone_are_redirected_only_to_run_again() -> None:
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.gamma
+
+    module = Products()
+    x = torch.ones(3, requires_grad=True)
+    names = []
+    for recompute in (None, "cheap"):
+        brim.convert(module, recompute=recompute)
+        module(x)
+        names.append(module(x).grad_fn.name())
+    assert names == ["MulBackward0", "brim::mul_backward"]
+
+
+class Halves(nn.Module):
+    """The same work by a child that is left out and by one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out, self.other = Gate(), Gate()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return F.relu(x) * 1.0, self.left_out(x), self.other(x)
+
+
+def names_of(model: nn.Module) -> list[str]:
+    results = model(torch.ones(2, 8, requires_grad=True))
+    return [y.grad_fn.next_functions[0][0].name() for y in results]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"skip": "left_out"}, {"only": lambda name, module: not name.startswith("left_out")}],
+    ids=["skip", "only"],
+)
+def test_a_region_does_not_reach_into_what_is_left_out(choice: dict[str, Any]) -> None:
+    model = Halves()
+    brim.convert(model, **choice)
+    assert type(model.left_out) is Gate
+    assert names_of(model) == ["brim::relu_backward", "ReluBackward0", "brim::relu_backward"]
+    other = pickle.loads(pickle.dumps(model))
+    assert names_of(other) == names_of(model)
+    with brim.saving():  # a region of the user's own counts everywhere
+        assert names_of(model) == ["brim::relu_backward"] * 3
+    brim.convert(model)
+    assert names_of(model) == ["brim::relu_backward"] * 3
+    brim.convert(other, skip=Gate)
+    brim.restore(other)
+    assert not other.left_out._forward_hooks
+    assert not other.left_out._forward_pre_hooks
+    assert not other.left_out._forward_hooks_always_called
+
+
+def test_an_error_in_what_is_left_out_ends_nothing_around_it() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ZeroDivisionError
+
+    class Catches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Fails()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with contextlib.suppress(ZeroDivisionError):
+                self.inner(x)
+            return F.relu(x)
+
+    model = Catches()
+    brim.convert(model, skip="inner")
+    x = torch.ones(3, requires_grad=True)
+    assert model(x).grad_fn.name() == "brim::relu_backward"
+
+
+# -- Checkpoints -----------------------------------------------------------------------------------
+
+
+class Product(nn.Module):
+    """Two factors of one shape: a checkpoint that mixed them up would not notice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) * self.second(x)
+
+
+class InHelper(Product):
+    def forward(self, x: Tensor) -> Tensor:
+        return multiplied(self.first(x), self.second(x))
+
+
+def multiplied(a: Tensor, b: Tensor) -> Tensor:
+    return a * b
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(checkpoint(self.block, x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("recompute", [None, "cheap"])
+@pytest.mark.parametrize("block", [Product, InHelper])
+def test_a_checkpoint_runs_the_same_functions_again(block: Any, recompute: str | None) -> None:
+    torch.manual_seed(0)
+    model = Checkpointed(block())
+    x = torch.randn(4, 8, requires_grad=True)
+    wanted = [x, *model.parameters()]
+    expected = torch.autograd.grad(model(x).sum(), wanted)
+    brim.convert(model, recompute=recompute)
+    for _ in range(3):  # the first call decides whether a region is worth it
+        close(torch.autograd.grad(model(x).sum(), wanted), expected)
+    with brim.saving(recompute=recompute):
+        y = checkpoint(lambda z: z * z.exp(), x, use_reentrant=False)
+    close(torch.autograd.grad(y.sum(), [x]), [(x.exp() * (1 + x)).detach()])
