@@ -201,7 +201,10 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
         cheap = measure(model, inputs, kwargs)
     layers = _rows(torchs, ours, cheap)
     left = _unconverted(model, layers, report)
-    hint = hint_of(layers, converted=converted, eval_mode=eval_mode, unconverted=left)
+    trained = any(parameter.requires_grad for parameter in model.parameters())
+    hint = hint_of(
+        layers, converted=converted, eval_mode=eval_mode, trained=trained, unconverted=left
+    )
     return Audit(layers, hint, note)
 
 
