@@ -36,7 +36,7 @@ from nn_ways import BUDGETS, WAYS, NotThereError, compiled, with_budget
 from torch import nn
 
 import brim
-from brim.cli.table import print_table
+from brim._table import Table
 
 MIB = 1 << 20
 PLOTS = Path(__file__).resolve().parent.parent / "build" / "nn_plots"
@@ -148,7 +148,8 @@ def table(case: Case, ways: Sequence[str], device: str) -> dict[str, Figures]:
                 cells += [f"{own / MIB:.1f}", f"{own / of:.3f}"]
             yield [*cells, f"{figures.seconds * 1e3:.2f}", f"{figures.seconds / first.seconds:.3f}"]
 
-    print_table(["way", "kept MiB", "ratio", "peak MiB", "ratio", "ms", "ratio"], lines())
+    head = ["way", "kept MiB", "ratio", "peak MiB", "ratio", "ms", "ratio"]
+    print(Table(head, list(lines())), flush=True)
     return found
 
 
@@ -202,7 +203,7 @@ LAYERS: tuple[tuple[Callable[[], nn.Module], tuple[int, ...]], ...] = (
 def host_times(device: str) -> None:
     print(f"\nhost time of forward + backward on a tiny tensor, on {device} (µs, medians)")
     head = ["layer", "torch.nn", "brim.nn", "ratio", "frozen: torch", "brim", "ratio"]
-    print_table(head, host_time_rows(device))
+    print(Table(head, list(host_time_rows(device))), flush=True)
 
 
 def host_time_rows(device: str) -> Iterator[list[str]]:

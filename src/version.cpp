@@ -36,9 +36,8 @@ bool is_first_copy() {
 }
 
 namespace {
-// Asked before any initialiser of this copy registers an operator: initialisers run in the order of
-// the sources in src/CMakeLists.txt, and those of nn come later.
-[[maybe_unused]] const bool kAsked = is_first_copy();
+// A constructor with a priority runs before all initialisers of this copy, which register operators.
+[[gnu::constructor(101)]] void ask_at_load() { is_first_copy(); }
 }  // namespace
 
 void check_only_copy() {

@@ -75,7 +75,7 @@ PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObj
                         });
 }
 
-/// `function.record(*args, **kwargs)` → (result, list of attempts).
+/// `function.record(*args, **kwargs)` → (result, `Attempts`).
 PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   std::vector<Attempt> attempts;
   PyObject* result =
@@ -87,8 +87,10 @@ PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyOb
     return nullptr;
   }
   const auto owned = py::reinterpret_steal<py::object>(result);
-  return called_by_python(
-      [&] { return py::make_tuple(owned, std::move(attempts)).release().ptr(); });
+  return called_by_python([&] {
+    const py::object list = py::module_::import("brim.adapt._attempts").attr("Attempts");
+    return py::make_tuple(owned, list(std::move(attempts))).release().ptr();
+  });
 }
 
 /// `function.clear()`: forgets every size that was learned.

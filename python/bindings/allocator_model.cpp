@@ -16,7 +16,7 @@
 namespace brim::python {
 namespace {
 
-AllocatorKind kind_argument(const std::string& kind) {
+AllocatorKind allocator_kind(const std::string& kind) {
   TORCH_CHECK_VALUE(kind == "exact" || kind == "caching",
                     "kind must be \"exact\" or \"caching\", got \"", kind, "\"");
   return kind == "exact" ? AllocatorKind::exact : AllocatorKind::caching;
@@ -39,7 +39,7 @@ void register_options(py::module_& m) {
                        bool expandable_segments, const std::optional<std::int64_t>& max_split_size,
                        std::int64_t max_non_split_rounding, std::int64_t large_segment_size,
                        std::int64_t roundup_power2_divisions) {
-             return Options{.kind = kind_argument(kind),
+             return Options{.kind = allocator_kind(kind),
                             .capacity = limit_of(capacity),
                             .expandable_segments = expandable_segments,
                             .max_split_size = limit_of(max_split_size),
@@ -189,6 +189,14 @@ void register_report(py::module_& m) {
                format_bytes(self.reserved) + (self.fits() ? ")" : ", does not fit)");
       });
 
+  using Moment = HeldMoment;
+  py::class_<Moment>(m, "HeldMoment")
+      .def_readonly("event", &Moment::event)
+      .def_readonly("held", &Moment::held)
+      .def_readonly("reserved", &Moment::reserved)
+      .def_readonly("allocation", &Moment::allocation);
+  m.def("timeline", &timeline, py::arg("trace"), py::arg("options") = AllocatorOptions{},
+        py::arg("start") = 0, py::arg("points") = 1000);
   m.def(
       "replay",
       [](const MemoryTrace& trace, const AllocatorOptions& options, std::int64_t start,

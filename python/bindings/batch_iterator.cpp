@@ -155,14 +155,14 @@ PyObject* begun(PyObject* self, PyObject* /*no arguments*/) {
   END_HANDLE_TH_ERRORS
 }
 
-void dealloc(PyObject* self) {
+void dealloc_iterator(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   delete reinterpret_cast<BatchIterator*>(self)->state;
   type->tp_free(self);
   Py_DECREF(type);
 }
 
-PyTypeObject* type_object() {
+PyTypeObject* iterator_type() {
   static PyMethodDef methods[] = {
       {"state_dict", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&state_dict)),
        METH_FASTCALL | METH_KEYWORDS, "The state of this iterator, to resume from."},
@@ -170,7 +170,7 @@ PyTypeObject* type_object() {
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_iter, reinterpret_cast<void*>(&PyObject_SelfIter)},
                                 {Py_tp_iternext, reinterpret_cast<void*>(&next)},
-                                {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc_iterator)},
                                 {Py_tp_methods, methods},
                                 {0, nullptr}};
   static PyType_Spec spec = {"brim._C.BatchIterator", sizeof(BatchIterator), 0,
@@ -192,7 +192,7 @@ py::object make_batch_iterator(std::shared_ptr<SampleBatching> batching, Iterato
   // NOLINTNEXTLINE(modernize-make-unique): an aggregate that cannot be moved
   std::unique_ptr<State> state(new State{std::move(batching), std::move(stream), options.as_tensors,
                                          std::move(options.description)});
-  PyTypeObject* type = type_object();
+  PyTypeObject* type = iterator_type();
   auto* self = reinterpret_cast<BatchIterator*>(type->tp_alloc(type, 0));
   if (self == nullptr) {
     throw py::error_already_set();
@@ -202,7 +202,7 @@ py::object make_batch_iterator(std::shared_ptr<SampleBatching> batching, Iterato
 }
 
 py::object batch_iterator_type() {
-  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(type_object()));
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(iterator_type()));
 }
 
 }  // namespace brim::python

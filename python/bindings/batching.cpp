@@ -339,6 +339,17 @@ Example:
       .def_readonly("imbalance", &batching::PlanReport::imbalance,
                     "By how much the costliest batch of a step exceeds the mean, averaged over "
                     "steps; 0 for one rank.")
+      .def_readonly("fill_histogram", &batching::PlanReport::fill_histogram,
+                    "How many batches have such a fill, in equal steps from 0 to 1.")
+      .def_readonly("padding_histogram", &batching::PlanReport::padding_histogram,
+                    "How many batches have such a share of padding, in equal steps from 0 to 1.")
+      .def(
+          "plot",
+          [](const py::object& self, const py::object& where) {
+            return py::module_::import("brim.plot").attr("plan")(self, where);
+          },
+          py::arg("where") = py::none(),
+          "Draw how full the batches are and how much of them is padding; see `brim.plot.plan`.")
       .def_property_readonly(
           "left_out", [](const batching::PlanReport& self) { return left_out_of(self.left_out); },
           "The samples that are in no batch, by reason.")

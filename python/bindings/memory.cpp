@@ -1,6 +1,7 @@
 #include <brim/memory/budget.h>
 #include <brim/memory/bytes.h>
 #include <brim/memory/cpu.h>
+#include <brim/memory/host_memory.h>
 #include <brim/memory/out_of_memory.h>
 #include <brim/memory/peak_meter.h>
 #include <brim/memory/release.h>
@@ -101,6 +102,15 @@ Example:
                     "What could be allocated if every free byte were in one piece.")
       .def("explains_failure_of", &Fragmentation::explains_failure_of, py::arg("requested"),
            "Whether a request of so many bytes failed although that much was free in total.");
+  using Host = HostMemory;
+  py::class_<Host>(m, "HostMemory")
+      .def_readonly("physical_total", &Host::physical_total)
+      .def_readonly("physical_available", &Host::physical_available)
+      .def_readonly("resident", &Host::resident)
+      .def_readonly("cgroup_limit", &Host::cgroup_limit)
+      .def_readonly("cgroup_available", &Host::cgroup_available)
+      .def_readonly("address_space_limit", &Host::address_space_limit);
+  m.def("host_memory", [] { return read_host_memory(); });
   m.def(
       "memory_stats",
       [](const py::object& device) { return memory_stats(device_argument(device)); },

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from brim.adapt._attempts import Attempts
+
 _Ints: TypeAlias = Sequence[int]
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -29,6 +31,21 @@ class MemoryStats:
     inactive_split: Final[int]
     alloc_retries: Final[int]
     ooms: Final[int]
+
+class HostMemory:
+    """What the operating system says about this process's memory; a limit that is not set is None.
+
+    `cgroup_limit` is that of the container, `address_space_limit` that of `ulimit -v`.
+    """
+
+    physical_total: Final[int]
+    physical_available: Final[int]
+    resident: Final[int]
+    cgroup_limit: Final[int | None]
+    cgroup_available: Final[int | None]
+    address_space_limit: Final[int | None]
+
+def host_memory() -> HostMemory: ...
 
 class Fragmentation:
     cached: Final[int]
@@ -144,7 +161,7 @@ class AdaptiveFunction(Generic[_P, _R]):
         instance: object,
         owner: type | None = None,
     ) -> AdaptiveFunction[_Q, _R]: ...
-    def record(self, *args: _P.args, **kwargs: _P.kwargs) -> tuple[_R, list[Attempt]]: ...
+    def record(self, *args: _P.args, **kwargs: _P.kwargs) -> tuple[_R, Attempts]: ...
     def clear(self) -> None: ...
     def forget(self, *args: _P.args, **kwargs: _P.kwargs) -> None: ...
 
@@ -352,6 +369,17 @@ class TraceReport:
     fits: Final[bool]
     fragmentation: Final[float]
 
+class HeldMoment:
+    """What is held at one moment of a `MemoryTrace`, in bytes; `held` by `MemoryKind`, in order."""
+
+    event: Final[int]
+    held: Final[list[int]]
+    reserved: Final[int]
+    allocation: Final[int]
+
+def timeline(
+    trace: MemoryTrace, options: AllocatorOptions = ..., start: int = 0, points: int = 1000
+) -> list[HeldMoment]: ...
 def replay(
     trace: MemoryTrace, options: AllocatorOptions = ..., start: int = 0, largest: int = 10
 ) -> TraceReport: ...
@@ -381,7 +409,10 @@ class PlanReport:
     fill: Final[float]
     padding: Final[float]
     imbalance: Final[float]
+    fill_histogram: Final[list[int]]
+    padding_histogram: Final[list[int]]
     left_out: Final[dict[str, Tensor]]
+    def plot(self, where: Any = None) -> Any: ...
 
 class BatchIterator:
     def __iter__(self) -> BatchIterator: ...

@@ -13,6 +13,7 @@ import torch
 from brim import _C
 from brim._arguments import real
 from brim._C import MemorySample, ModelError, PeakSample
+from brim._progress import progress as bar
 from brim.adapt._undo import Restore, Undo
 from brim.memory import DeviceLike
 
@@ -296,6 +297,7 @@ class MemoryModel(_C.MemoryModel):
         probes: int = 7,
         cleanup: Callable[[], object] | None = None,
         restore: Restore = True,
+        progress: bool = True,
     ) -> _Self:
         """Measure a few of the sizes and fit a model to them.
 
@@ -317,6 +319,7 @@ class MemoryModel(_C.MemoryModel):
             restore: what the function changes and is put back after measuring: True for the modules
                 and optimizers that it leads to, or these things themselves; False for nothing. See
                 `brim.data.PackedBatchSampler.fit`.
+            progress: whether to show a bar on a terminal if it takes long.
 
         Raises:
             ValueError: if the sizes are empty, not positive, of mixed kinds, or too few.
@@ -337,10 +340,16 @@ class MemoryModel(_C.MemoryModel):
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
         undo = Undo(restore, fn)
-        try:
-            model._assign(_C.probe_memory(fn, whole, batch, device, limit, probes, cleanup))
-        finally:
-            undo.put_back()
+        with bar("probe", "call", enabled=progress) as step:
+
+            def work(*size: int) -> None:
+                fn(*size)
+                step(f"size {' x '.join(map(str, size))}")
+
+            try:
+                model._assign(_C.probe_memory(work, whole, batch, device, limit, probes, cleanup))
+            finally:
+                undo.put_back()
         return model
 
     def peak(self, n: float, length: float | None = None) -> float:
@@ -362,6 +371,25 @@ class MemoryModel(_C.MemoryModel):
     def largest_size(self, budget: float | str) -> int:
         """The largest size with `safe_peak` within the budget; 0 for none."""
         return self._largest_size(_bytes("budget", budget))
+
+    def plot(
+        self,
+        where: Any = None,
+        *,
+        budget: float | str | None = None,
+        seconds: Mapping[tuple[float, ...], float] | None = None,
+    ) -> Any:
+        """Draw the measured peaks, the model, and what fits; see `brim.plot.memory_model`.
+
+        Args:
+            where: an Axes of matplotlib, a file to write, or None for a new Figure.
+            budget: bytes, drawn as a line together with the largest size within it.
+            seconds: how long each size took, if that was measured.
+        """
+        from brim.plot import memory_model
+
+        limit = None if budget is None else _bytes("budget", budget)
+        return memory_model(self, where, budget=limit, seconds=seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole model, as plain numbers, lists and strings."""

@@ -33,7 +33,7 @@ std::int64_t whole_part(double maximum) {
 }
 
 // More than fit any budget that holds; the search for a count ends there.
-constexpr std::int64_t kMostSamples = std::int64_t{1} << 40;
+constexpr std::int64_t kMostInABatch = std::int64_t{1} << 40;
 
 /// The largest number below `end` that fits, where all below it do. The numbers tried first are
 /// `first` and those after it by `next`: a cost is not asked about sizes that no sample has.
@@ -92,7 +92,7 @@ Cost Cost::priced(Price price) {
   const auto largest_count = [checked](double longest, double budget) {
     std::int64_t fits = 0;
     std::int64_t too_many = 1;
-    while (too_many < kMostSamples && checked(too_many, longest) <= budget) {
+    while (too_many < kMostInABatch && checked(too_many, longest) <= budget) {
       fits = too_many;
       too_many *= 2;
     }

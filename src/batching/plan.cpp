@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdio>
+#include <tuple>
 
 namespace brim::batching {
 namespace {
@@ -13,6 +14,15 @@ std::string percent(double share) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.2f %%", 100 * share);
   return text.data();
+}
+
+/// A share that is 1 but for rounding is not above it.
+void count(ShareHistogram& histogram, double share) {
+  constexpr double kRounding = 1e-9;
+  constexpr std::size_t kBins = std::tuple_size_v<ShareHistogram> - 1;
+  const bool above = share > 1 + kRounding;
+  const auto bin = static_cast<std::size_t>(std::max(share, 0.0) * kBins + kRounding);
+  ++histogram.at(above ? kBins : std::min(bin, kBins - 1));
 }
 
 }  // namespace
@@ -51,6 +61,8 @@ PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t wor
     loads += figures.load;
     sizes += figures.sizes;
     padded += figures.padded;
+    count(result.fill_histogram, figures.load);
+    count(result.padding_histogram, figures.padded > 0 ? 1 - figures.sizes / figures.padded : 0.0);
     of_step += figures.work;
     most_of_step = std::max(most_of_step, figures.work);
     if ((b + 1) % ranks == 0) {

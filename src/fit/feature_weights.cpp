@@ -8,7 +8,7 @@ namespace brim::detail {
 namespace {
 
 constexpr double kEnough = 0.5;  // share of the limit that shows the growth
-constexpr std::size_t kMostSamples = std::size_t{1} << 16;  // in a batch that is measured
+constexpr std::size_t kMostInABatch = std::size_t{1} << 16;  // in a batch that is measured
 constexpr std::size_t kGroups = 16;  // one sample in this many has most of a feature
 constexpr int kSweeps = 10'000;
 
@@ -41,7 +41,7 @@ class FeatureProbe {
       if (need.out_of_memory) {
         return growth(group, count / 2, count, shorter ? limit_ - *shorter : limit_);
       }
-      if (need.peak >= kEnough * limit_ || 2 * count > kMostSamples) {
+      if (need.peak >= kEnough * limit_ || 2 * count > kMostInABatch) {
         const std::size_t more = count + (count + 1) / 2;
         const BatchNeed longer = measure_(batch_of(group, more));
         if (!longer.out_of_memory) {

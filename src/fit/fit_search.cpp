@@ -17,9 +17,9 @@ namespace brim::detail {
 namespace {
 
 constexpr std::size_t kEpochs = 4;
-constexpr std::size_t kMostSamples = 200'000;  // that are read, in all epochs together
-constexpr std::size_t kMostMeasured = 32;      // of a batching's own batches
-constexpr int kMostRounds = 48;                // of making a batching and measuring its batches
+constexpr std::size_t kMostRead = 200'000;  // that are read, in all epochs together
+constexpr std::size_t kMostMeasured = 32;   // of a batching's own batches
+constexpr int kMostRounds = 48;             // of making a batching and measuring its batches
 constexpr double kNoisy = 0.01;    // a model with a larger margin is checked on more batches
 constexpr double kSmaller = 0.96;  // a limit that was too large is reduced to this share
 constexpr double kGrowth = 2.0;    // the most by which a limit changes at once
@@ -260,7 +260,7 @@ class TotalSearch {
 
 TrialBatches::TrialBatches(const batching::Batching& batching,
                            std::span<const std::int64_t> sizes) {
-  const std::size_t epochs = std::clamp(kMostSamples / sizes.size(), std::size_t{1}, kEpochs);
+  const std::size_t epochs = std::clamp(kMostRead / sizes.size(), std::size_t{1}, kEpochs);
   for (std::size_t epoch = 0; epoch < epochs; ++epoch) {
     batching::Batches read;
     batching::BatchStream(batching, batching::epoch_seed(0, epoch)).read_rest(read);

@@ -61,6 +61,29 @@ class Replay {
     }
   }
 
+  /// The moments from `start` on, at most `points` of them.
+  std::vector<HeldMoment> moments(std::int64_t start, std::int64_t points) {
+    const std::int64_t group = (trace_.size() - start) / points + 1;
+    std::vector<HeldMoment> moments;
+    std::int64_t most = -1;  // held in all, in the present group
+    for (event_ = 0; event_ <= trace_.size(); ++event_) {
+      if (event_ >= start) {
+        if ((event_ - start) % group == 0) {
+          moments.emplace_back();
+          most = -1;
+        }
+        if (model_.now().allocated > most) {
+          most = model_.now().allocated;
+          moments.back() = {event_, by_kind_, model_.now().reserved, latest_};
+        }
+      }
+      if (event_ < trace_.size()) {
+        apply(trace_.events()[static_cast<std::size_t>(event_)]);
+      }
+    }
+    return moments;
+  }
+
   TraceReport report() && { return std::move(report_); }
 
  private:
@@ -85,6 +108,7 @@ class Replay {
     const auto which = static_cast<std::size_t>(event.allocation);
     if (event.action == MemoryTrace::Action::free) {
       model_.free(ids_[which].id);
+      held_by(which) -= ids_[which].bytes;
       return;
     }
     const MemoryTrace::Allocation& allocation = trace_.allocations()[which];
@@ -97,6 +121,13 @@ class Replay {
     }
     detail::check_argument(id.has_value(), "the trace asks for more than 2^63 bytes");
     ids_[which] = {*id, model_.block_size(*id)};
+    held_by(which) += ids_[which].bytes;
+    latest_ = event.allocation;
+  }
+
+  /// Bytes held now by allocations of the same kind as this one.
+  std::int64_t& held_by(std::size_t which) {
+    return by_kind_.at(static_cast<std::size_t>(trace_.allocations()[which].kind));
   }
 
   [[nodiscard]] TracedAllocation described(std::size_t which, std::int64_t bytes) const {
@@ -107,10 +138,17 @@ class Replay {
   const MemoryTrace& trace_;
   AllocatorModel model_;
   std::vector<Granted> ids_;  // by the trace's
+  std::array<std::int64_t, kMemoryKinds> by_kind_{};
+  std::int64_t latest_ = -1;
   TraceReport report_;
   std::int64_t event_ = 0;
   std::int64_t retries_before_ = 0;
 };
+
+void check_start(const MemoryTrace& trace, std::int64_t start) {
+  detail::check_argument(start >= 0 && start <= trace.size(), "start must be from 0 to ",
+                         trace.size(), ", the number of events, got ", start);
+}
 
 }  // namespace
 
@@ -186,10 +224,16 @@ double TraceReport::fragmentation() const {
              : 1 - static_cast<double>(at_peak.allocated) / static_cast<double>(at_peak.reserved);
 }
 
+std::vector<HeldMoment> timeline(const MemoryTrace& trace, const AllocatorOptions& options,
+                                 std::int64_t start, std::int64_t points) {
+  check_start(trace, start);
+  detail::check_argument(points > 0, "points must be positive, got ", points);
+  return Replay(trace, options).moments(start, points);
+}
+
 TraceReport replay(const MemoryTrace& trace, const AllocatorOptions& options, std::int64_t start,
                    std::int64_t largest) {
-  detail::check_argument(start >= 0 && start <= trace.size(), "start must be from 0 to ",
-                         trace.size(), ", the number of events, got ", start);
+  check_start(trace, start);
   detail::check_argument(largest >= 0, "largest must not be negative, got ", largest);
   Replay replay(trace, options);
   replay.run(start);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -14,6 +15,15 @@ import brim
 # No deadline: no test of ours measures time. Derandomised: a run that passes here passes in CI.
 hypothesis.settings.register_profile("brim", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("brim")
+
+
+#: All tests in these are slow, and so are their imports.
+SLOW_FILES = {"test_integrations_lightning.py"}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    left_out = config.option.markexpr == "not slow" and collection_path.name in SLOW_FILES
+    return True if left_out else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -13,50 +15,127 @@ import pytest
 import torch
 
 import brim
-from brim.cli import main
+from brim.cli import demo, info, main
 
 
 def test_info_shows_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"brim {brim.__version__}, torch {torch.__version__}"
-    assert lines[1].split() == ["device", "allocated", "reserved", "limit", "free"]
+    assert lines[0].startswith(f"brim {brim.__version__}, torch {torch.__version__} (")
+    assert f"Python {platform.python_version()}" in lines[0]
+    assert "device  name" in lines[3]
     row = next(line for line in lines if line.startswith("cpu"))
     assert brim.format_bytes(brim.memory_stats("cpu").limit) in row
 
 
-def test_runs_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "brim", "info"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["limits"].keys() == {
+        "machine",
+        "container (cgroup)",
+        "address space (ulimit -v)",
+    }
+    limits = [limit for limit in figures["limits"].values() if limit is not None]
+    assert figures["devices"]["cpu"]["limit"] == min(limits)
+    assert figures["kernels"]["cpu"] > 0
+
+
+def test_runs_as_a_module_and_bears_a_reader_that_leaves() -> None:
+    command = f"PYTHONIOENCODING=ascii {sys.executable} -W error -m brim info | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith(f"brim {brim.__version__}")
+    assert done.stderr == ""
 
 
-def rows_in(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.split() and line.split()[0].isdigit()]
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"brim {brim.__version__} (torch ")
+    for command in ("info", "demo", "probe", "audit", "estimate", "plan"):
+        assert main([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert f"example:\n  brim {command}" in text
+        assert "--json" in text
 
 
-def test_demo_tells_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--device", "cpu", "--scale", "2048", "--budget", "44MiB"]) == 0
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_tables_of_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys, "stdout", _Terminal())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["info"]) == 0
+    output = sys.stdout.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b[" in output
+    assert "───" in output
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
+    assert all(len(line) <= 80 for line in plain.splitlines())
+
+
+def test_a_terminal_without_rich_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", _Terminal())
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # type: ignore[arg-type]
+    assert main(["info"]) == 0
+    output = sys.stdout.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b[" not in output
+    assert "------" in output
+
+
+def test_an_interruption_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(info, "run", interrupt)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == "brim: interrupted\n"
+
+
+SMALL_DEMO = ["demo", "--device", "cpu", "--scale", "32"]
+
+
+def test_demo_shows_four_situations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL_DEMO, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    calls, budget = figures["adapted"]["calls"], figures["adapted"]["budget"]
+    assert [call["peak"] is None for call in calls] == [False, False, False, True, False, False]
+    assert all(call["peak"] <= budget for call in calls if call["peak"])
+    foreseen = figures["foreseen"]["compared"]
+    assert [each["fits"] for each in foreseen] == [True, True, False]
+    assert [each["measured"] is None for each in foreseen] == [False, False, True]
+    kept = figures["converted"]["kept"]
+    assert kept["brim.convert(model)"] < kept["torch.nn"] / 10
+    assert figures["converted"]["difference"] < 1e-5
+    padding = {name: each["padding"] for name, each in figures["batched"].items()}
+    assert padding["PackedBatchSampler"] < padding["SizeAwareBatchSampler"]
+    assert figures["picture"] == "brim_demo.png"
+    assert Path("brim_demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_without_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # type: ignore[arg-type]
+    monkeypatch.setattr(demo, "_SITUATIONS", {"batched": demo.batched.run})
+    assert main(SMALL_DEMO) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "with a budget of 44MiB" in lines[0]
-    output = "\n".join(lines)
-    fixed, first, second = (rows_in(part) for part in re.split("first call|second call", output))
-    assert [int(row.split()[0]) for row in fixed] == [16, 64, 256, 1024, 4096, 16384, 65536]
-    assert fixed[0].endswith("%"), "a small batch fits"
-    assert fixed[-1].rstrip().endswith("out of memory"), "the largest does not"
-    shares = [int(row.split()[-1].rstrip("%")) for row in fixed if row.endswith("%")]
-    assert shares == sorted(shares)
-    assert shares[-1] <= 100
-    # The adaptive run: what it tried, last what it settled on, and nothing failing the second time.
-    assert int(first[0].split()[0]) == 65536
-    assert first[0].rstrip().endswith("out of memory")
-    assert first[-1].endswith("%")
-    assert [row.endswith("%") for row in second] == [True]
+    assert lines[0].startswith("1. Batches under a budget of 16384 tokens")
+    assert lines[-1] == ("no picture was drawn: pictures need matplotlib: pip install 'brim[plot]'")
+    assert list(tmp_path.iterdir()) == []
+    assert main([*SMALL_DEMO, "--plot", "x.png"]) == 2
+    assert "pip install 'brim[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -66,15 +145,21 @@ def test_demo_tells_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
         (["nonsense"], "nonsense"),
         (["demo", "--scale", "0"], "--scale"),
         (["demo", "--scale", "x"], "--scale"),
-        (["demo", "--budget", "lots"], "--budget"),
         (["demo", "--device", "meta"], "--device"),
+        (["demo", "--plot", "x.doc"], "must end in .png or .svg or .pdf, got x.doc"),
+        (["demo", "--plot", "no_folder/x.png"], "there is no folder no_folder"),
+        (["info", "--nonsense"], "--nonsense"),
     ],
 )
 def test_a_wrong_command_line_ends_with_a_sentence(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if "--plot" in arguments:
+        pytest.importorskip("matplotlib")
     assert main(arguments) == 2
-    assert text in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert len(errors.splitlines()) == 1
 
 
 STEP_FILE = """
@@ -125,6 +210,24 @@ def test_estimate_prints_the_peak_and_whether_it_fits(
     assert figures["device"] == "cuda:0"
 
 
+def test_estimate_compares_with_a_converted_model(
+    step_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step_file.write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU())\n"
+        "def step():\n    model(torch.zeros(256, 64)).sum().backward()\n"
+        "def alone():\n    torch.zeros(3)\n"
+    )
+    words = ["estimate", f"{step_file}:step", "--device", "cpu", "--convert"]
+    assert main([*words, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["converted"]["peak"] <= figures["peak"]
+    assert figures["converted"]["held_before"] == figures["held_before"]
+    assert main(["estimate", f"{step_file}:alone", "--device", "cpu", "--convert"]) == 2
+    assert "the function uses no module" in capsys.readouterr().err
+
+
 def test_a_file_does_not_outlive_its_command(step_file: Path, held: int) -> None:
     path = sys.path.copy()
     assert main(["estimate", f"{step_file}:step", "--device", "cpu"]) == 0
@@ -138,8 +241,8 @@ def test_a_file_does_not_outlive_its_command(step_file: Path, held: int) -> None
     ("words", "text"),
     [
         (["step_of_a_test.py:branches", "True"], "estimate: step_of_a_test.py:15: the code"),
-        (["step_of_a_test.py:branches"], "missing 1 required positional argument: 'positive'"),
-        (["step_of_a_test.py:step", "1"], "takes 0 positional arguments but 1 was given"),
+        (["step_of_a_test.py:branches"], "branches takes (positive), but is called as branches()"),
+        (["step_of_a_test.py:step", "1"], "step takes (), but is called as step(1)"),
         (["step_of_a_test.py:step", "x"], "must be a Python literal, got x"),
         (["step_of_a_test.py:fails"], "step_of_a_test.py:20: KeyError: 'key'"),
         (["step_of_a_test.py:parts"], "is a generator function"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,15 @@ def square(n, length):
     torch.empty(n * length**2, dtype=torch.uint8)
 
 number = 3
+
+def fails(size):
+    return {}["key"]
+
+def exits(size):
+    raise SystemExit(3)
+
+def huge(size):
+    torch.empty(size * 2**55, dtype=torch.uint8)
 """
 
 
@@ -34,14 +44,35 @@ def test_one_size(program: str, capsys: pytest.CaptureFixture[str], held: int) -
     words = ["probe", f"{program}:line", "--sizes", "1:64", "--device", "cpu"]
     assert main([*words, "--budget", str(budget)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["size", "measured", "predicted", "error"]
+    assert lines[0].split() == ["size", "measured", "predicted", "error", "time"]
     rows = [line.split() for line in lines[2:9]]
     assert [row[0] for row in rows][:1] + [row[0] for row in rows][-1:] == ["1", "64"]
-    assert all(row[-1] in ("+0.0%", "-0.0%") for row in rows)
+    assert all(row[5] in ("+0.0%", "-0.0%") for row in rows)
     assert any("· s" in line for line in lines)
     assert any(line.startswith("margin") for line in lines)
     # Beyond what was measured, a square could begin to count: 64² · 100 / 64 = 80².
-    assert 78 <= int(lines[-1].split()[-1]) <= 80
+    size = lines[-3].split()[-1]
+    assert 78 <= int(size.rstrip("*")) <= 80
+    assert size.endswith("*")
+    assert lines[-1].startswith("* extrapolated: the largest size that was measured is 64")
+
+
+def test_json_and_picture(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], held: int
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = str(tmp_path / "line.svg")
+    words = ["probe", f"{program}:line", "--sizes", "1:64", "--device", "cpu", "--json"]
+    assert main([*words, "--budget", str(held + 320_000), "--plot", picture]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["picture"] == picture
+    assert "budget" in Path(picture).read_text()
+    sizes = [size for each in figures["measured"] for size in each["size"]]
+    assert sizes[0] == 1
+    assert all(each["seconds"] >= 0 for each in figures["measured"] if not each["out_of_memory"])
+    (largest,) = figures["largest"]
+    assert 25 <= largest["size"] <= 32
+    assert largest["extrapolated"] == (largest["size"] > max(sizes))
 
 
 def test_batches(program: str, capsys: pytest.CaptureFixture[str], held: int) -> None:
@@ -51,9 +82,9 @@ def test_batches(program: str, capsys: pytest.CaptureFixture[str], held: int) ->
     out = capsys.readouterr().out
     assert "1 x 16" in out
     assert f"within {brim.format_bytes(budget)} on cpu" in out
-    length, most = out.splitlines()[-1].split()
+    length, most = next(line.split() for line in out.splitlines() if line.startswith("256 "))
     assert length == "256"
-    assert 14 <= int(most) <= 16
+    assert 14 <= int(most.rstrip("*")) <= 16
 
 
 def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,11 +107,19 @@ def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
         (["torch:empty", "--budget", "lots"], "lots"),
         (["torch:empty", "--device", "meta"], "--device"),
         (["torch:empty", "--sizes", "5"], "at least 2 different"),
+        (["torch:empty", "--probes", "0"], "must be a whole number of at least 1, got 0"),
+        (["FILE:line", "--lengths", "1:4"], "line takes (size), but is called as line(1, 1)"),
+        (["FILE:fails"], "program.py:13: KeyError: 'key'"),
+        (["FILE:exits"], "program.py:16: SystemExit: 3"),
+        (["FILE:huge"], "Even the smallest of the sizes, 1, does not fit"),
     ],
 )
 def test_a_wrong_command_line_ends_with_a_sentence(
-    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], text: str, program: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = [] if "--sizes" in words else ["--sizes", "1:4"]
+    words = [words[0].replace("FILE", program), *words[1:]]
     assert main(["probe", *words, *sizes]) == 2
-    assert text in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert len(errors.splitlines()) == 1

@@ -33,7 +33,13 @@ NEEDED = {
 
 
 @pytest.mark.filterwarnings("ignore:::(datasets|lightning|pytorch_lightning|torch_geometric)")
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * ("lightning" in name))  # to import
+        for name in MODULES
+    ],
+)
 def test_examples_in_docstrings(name: str) -> None:
     if name in NEEDED:
         pytest.importorskip(NEEDED[name])

@@ -30,6 +30,7 @@ def state():
         "signals": [repr(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM)],
         "threads": [threading.active_count(), torch.get_num_threads()],
         "warnings": [repr(f) for f in warnings.filters],
+        "optional": sorted({"matplotlib", "pyarrow", "rich", "tqdm"} & set(sys.modules)),
         "torch": [torch.is_grad_enabled(), str(torch.get_default_dtype()), torch.initial_seed()],
     }
 

@@ -116,7 +116,9 @@ def numbers(batches: Any) -> list[list[int]]:
     return [[int(row["length"]) for row in batch] for batch in batches]
 
 
-@pytest.mark.parametrize("form", [None, "torch", "numpy"])
+@pytest.mark.parametrize(
+    "form", [None, *(pytest.param(form, marks=pytest.mark.slow) for form in ("torch", "numpy"))]
+)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_is_packed_once_whatever_the_workers(workers: int, form: str | None) -> None:
     chosen = samples().remove_columns("raw")  # torch's collate takes no bytes of NumPy

@@ -1,4 +1,7 @@
-"""Lightning's callbacks of brim: the batch size that fits, and training steps in parts."""
+"""Callbacks for Lightning: the batch size that fits, and training steps in parts.
+
+All of this is slow, since importing Lightning is; conftest.py leaves the file out.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ import lightning.pytorch.callbacks
 from brim.integrations.lightning import AdaptiveSteps, BatchSizeFinder
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:::(lightning|pytorch_lightning)"),
     pytest.mark.filterwarnings("ignore:.*(num_workers|pin_memory|litlogger|log_every_n_steps)"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -312,6 +316,32 @@ def test_the_finder_finds_the_size_that_fits(mode: str, least: int, most: int, h
     assert trials <= 3 * 15
 
 
+def test_the_finder_in_the_middle_of_training(held: int) -> None:
+    """The pattern that Lightning's documentation shows, for models that are unfrozen later."""
+
+    class Later(BatchSizeFinder):
+        def on_fit_start(self, *_: Any) -> None:
+            pass
+
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            if trainer.current_epoch == 1:
+                steps, state = trainer.global_step, trainer.optimizers[0].state_dict()["state"]
+                before = [entry["exp_avg"].clone() for entry in state.values()]
+                self.scale_batch_size(trainer, module)
+                after = trainer.optimizers[0].state_dict()["state"].values()
+                assert all(map(torch.equal, [entry["exp_avg"] for entry in after], before))
+                assert trainer.global_step == steps == 50
+
+    net, finder = Large(), Later()
+    run = trainer(finder, max_epochs=3)
+    with brim.budget(brim.memory_stats("cpu").allocated + ROOM, device="cpu"):
+        run.fit(net)
+    assert finder.optimal_batch_size == 64
+    assert net.seen[:50] == [8] * 50
+    assert net.seen[-7:] == [64] * 6 + [16]
+    assert run.global_step == 50 + 2 * 7
+
+
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_the_finder_for_other_stages(stage: str, held: int) -> None:
     net, finder = Large(), BatchSizeFinder("binsearch", margin=0)
@@ -335,6 +365,20 @@ def test_the_finder_stops_at_the_data_set_and_at_max_val() -> None:
         assert max(net.seen) <= settings.get("max_val", 50)
 
 
+def test_the_finder_sets_the_attribute_of_a_data_module() -> None:
+    class Data(lightning.LightningDataModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters({"rows": 3})
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(Net(40).loader().dataset, batch_size=self.hparams.rows)
+
+    data, finder = Data(), BatchSizeFinder(batch_arg_name="rows")
+    trainer(finder, max_steps=1).fit(Net(), datamodule=data)
+    assert data.hparams.rows == finder.optimal_batch_size == 32
+
+
 def test_the_finder_and_steps_in_parts_work_together(held: int) -> None:
     net, finder, steps = Large(), BatchSizeFinder(), AdaptiveSteps()
     with brim.budget(brim.memory_stats("cpu").allocated + ROOM, device="cpu"):
@@ -352,7 +396,7 @@ def test_what_the_finder_cannot_find_is_an_error() -> None:
         trainer(BatchSizeFinder(batch_arg_name="bs")).fit(net)
     with pytest.raises(ValueError, match="not where they are passed to the trainer"):
         trainer(BatchSizeFinder()).fit(net, net.loader())
-    with pytest.raises(ValueError, match="has the batch size 4 whatever batch_size is"):
+    with pytest.raises(ValueError, match="gives batches of 4 samples whatever batch_size is"):
         trainer(BatchSizeFinder()).fit(Fixed())
     with pytest.warns(UserWarning, match="stays as it is"):
         trainer(BatchSizeFinder(), fast_dev_run=True).fit(net)
@@ -443,7 +487,6 @@ os._exit(0)  # gloo's threads can outlive the interpreter
 """
 
 
-@pytest.mark.slow
 def test_two_ranks(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(JOB)

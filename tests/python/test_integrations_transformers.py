@@ -113,7 +113,13 @@ class MeanOfBatch(transformers.Trainer):  # type: ignore[misc]
         return super().compute_loss(model, inputs)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(each, id=name, marks=[pytest.mark.slow] * (name != "accumulation"))
+        for name, each in SETTINGS.items()
+    ],
+)
 def test_training_in_parts_is_the_same_training(run: Run, settings: dict[str, Any]) -> None:
     kind = MeanOfBatch if settings.get("kind") else transformers.Trainer
     settings = {**settings, "kind": kind}
@@ -139,6 +145,7 @@ def test_a_batch_that_does_not_fit_is_split(run: Run, held: int) -> None:
     assert "training_step" not in vars(ours[0])
 
 
+@pytest.mark.slow
 def test_autocast_and_a_gradient_scaler(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(
         run(BrimCallback(convert=False), llama().float(), bf16=True),
@@ -164,7 +171,7 @@ def classifier(**changes: Any) -> Any:
     return transformers.BertForSequenceClassification(config).double()
 
 
-@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("labels", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_losses_that_are_means_over_samples(run: Run, labels: int) -> None:
     """Those of regression are, although the trainer passes num_items_in_batch."""
     targets = torch.rand(12).double() if labels == 1 else torch.arange(12) % 3
@@ -207,6 +214,7 @@ def test_checkpoints_are_those_of_the_plain_trainer(run: Run, tmp_path: Path) ->
     assert_close((None, resumed[1], resumed[2][-2:]), (None, whole[1], whole[2][-2:]))
 
 
+@pytest.mark.slow
 def test_peft(run: Run) -> None:
     peft = pytest.importorskip("peft")
 
@@ -282,3 +290,19 @@ def test_two_ranks_train_as_under_ddp(tmp_path: Path) -> None:
         for ours in (whole, parts):
             assert ours[0] == pytest.approx(plain[0], rel=1e-9)
             assert ours[1] == pytest.approx(plain[1], rel=1e-5)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_batch_is_split_on_a_gpu(run: Run, precision: str) -> None:
+    settings = {"use_cpu": False, precision: True}
+    plain = run(None, llama().float(), **settings)
+    whole = run(BrimCallback(convert=False), llama().float(), **settings)
+    assert_same(whole, plain)
+    callback = BrimCallback(size=4)
+    parts = run(callback, llama().float(), **settings)
+    assert callback.step is not None
+    assert callback.step.size == 4
+    for ours, theirs in zip(parts[1], plain[1], strict=True):
+        assert torch.allclose(ours, theirs, rtol=0.05, atol=1e-3)
+    assert parts[2] == pytest.approx(plain[2], rel=1e-2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -655,6 +656,9 @@ def words():
 
 def nothing():
     return 3
+
+def sized(width):
+    return torch.nn.Linear(width, width)
 """
 
 
@@ -676,6 +680,13 @@ def test_on_the_command_line(program: str, capsys: pytest.CaptureFixture[str]) -
     assert "ReLU" in capsys.readouterr().out
 
 
+def test_a_page_says_where_the_classes_are(program: str, tmp_path: Path) -> None:
+    page = tmp_path / "kept.html"
+    words = ["audit", f"{program}:model", "--input", "2,3,10,10", "--device", "cpu"]
+    assert main([*words, "--html", str(page)]) == 0
+    assert re.search(r"ReLU in activation\.py:\d+", page.read_text())
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -684,6 +695,10 @@ def test_on_the_command_line(program: str, capsys: pytest.CaptureFixture[str]) -
         (["model", "--input", "2:no_type"], "must be a shape such as"),
         (["model", "--freeze", "head.*"], "'head.*' matches no parameter"),
         (["missing"], "was not found"),
+        (["sized"], "sized takes (width), but is called as sized(): missing"),
+        (["model", "--input", "2,4,10,10"], "the model fails with --input (2, 4, 10, 10): Given"),
+        (["model", "--input", "2,3,9,9", "--input", "1"], "too many positional arguments"),
+        (["model", "--html", "page.txt"], "must end in .html or .htm, got page.txt"),
     ],
 )
 def test_a_wrong_command_line_ends_with_a_sentence(
@@ -692,7 +707,9 @@ def test_a_wrong_command_line_ends_with_a_sentence(
     name, *rest = words
     shape = [] if "--input" in rest else ["--input", "2,3,10,10"]
     assert main(["audit", f"{program}:{name}", *shape, *rest, "--device", "cpu"]) == 2
-    assert text in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert len(errors.splitlines()) == 1
 
 
 # -- Lazy layers ----------------------------------------------------------------------------------

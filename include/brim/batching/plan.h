@@ -4,11 +4,17 @@
 #include <brim/batching/stream.h>
 #include <brim/export.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace brim::batching {
+
+/// COUNT of batches by a share: the first bin is from 0 % up to 5 %, the last of twenty from 95 %
+/// to 100 % inclusive; one more bin has the shares above that.
+using ShareHistogram = std::array<std::int64_t, 21>;
 
 /// What becomes of the samples in one epoch, over all ranks.
 struct BRIM_API PlanReport {
@@ -20,6 +26,8 @@ struct BRIM_API PlanReport {
   double padding = 0.0;    ///< share of n × longest that is padding, 0 to 1
   double imbalance = 0.0;  ///< by how much the costliest batch of a step exceeds the mean, averaged
                            ///< over steps; 0 for one rank
+  ShareHistogram fill_histogram{};     ///< batches by the share of the budget that they use
+  ShareHistogram padding_histogram{};  ///< batches by the share of n × longest that is padding
   std::vector<LeftOut> left_out;
 };
 

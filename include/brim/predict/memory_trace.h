@@ -131,6 +131,20 @@ struct BRIM_API TraceReport {
   [[nodiscard]] double fragmentation() const;
 };
 
+/// What is held at one moment of a trace, in bytes.
+struct HeldMoment {
+  std::int64_t event = 0;                         ///< NUMBER of events up to the moment
+  std::array<std::int64_t, kMemoryKinds> held{};  ///< by kind, in the order of MemoryKind
+  std::int64_t reserved = 0;                      ///< taken from the device
+  std::int64_t allocation = -1;  ///< the trace's number of the last one up to here; -1 for none
+};
+
+/// What is held from `start` to the end of a trace. If there are more events than `points`, each
+/// group of neighbouring events is represented by the moment at which it holds the most.
+/// @throws std::invalid_argument as replay, and if points is not positive.
+BRIM_API std::vector<HeldMoment> timeline(const MemoryTrace& trace, const AllocatorOptions& options,
+                                          std::int64_t start = 0, std::int64_t points = 1000);
+
 /// Replays a trace in an allocator. Takes about a third of a microsecond per event.
 /// @param start the event at which the work starts: size() of the trace at that time.
 /// @param largest COUNT of allocations to name.

@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 
 from brim._arguments import flag, positive, whole
 from brim._C import AdaptiveFunction, Attempt, RankError, SizeMemory
+from brim.adapt._attempts import Attempts
 from brim.adapt._decorators import (
     BatchDecorator,
     ChunkedDecorator,
@@ -29,6 +30,7 @@ from brim.adapt._sized import sized
 __all__ = [
     "AdaptiveFunction",
     "Attempt",
+    "Attempts",
     "Microbatches",
     "Options",
     "RankError",

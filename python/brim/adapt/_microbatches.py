@@ -14,8 +14,8 @@ from typing_extensions import Unpack
 
 from brim import _C
 from brim._arguments import flag, positive, whole
-from brim._C import Attempt
 from brim.adapt import _parts
+from brim.adapt._attempts import Attempts
 from brim.adapt._identity import structure
 from brim.adapt._options import Options, identity, inside, make, name_of, rank_setting
 
@@ -149,7 +149,7 @@ class Microbatches:
         """
         return self._run(batch, record=False)[0]
 
-    def record(self, batch: Any) -> tuple[torch.Tensor, list[Attempt]]:
+    def record(self, batch: Any) -> tuple[torch.Tensor, Attempts]:
         """The same, with the attempts that it took."""
         return self._run(batch, record=True)
 
@@ -162,7 +162,7 @@ class Microbatches:
         """Forget what was learned about sizes."""
         self._adaptive.clear()
 
-    def _run(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, list[Attempt]]:
+    def _run(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, Attempts]:
         if not self._busy.acquire(blocking=False):
             raise RuntimeError(
                 "a Microbatches runs inside of its own loss_fn, or in two threads at once: make "
@@ -194,12 +194,12 @@ class Microbatches:
                 agreement.refuse_call(f"{type(error).__name__}: {error}")
             raise
 
-    def _run_parts(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, list[Attempt]]:
+    def _run_parts(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, Attempts]:
         most = self._items if self._most is None else min(self._most, self._items)
         if record:
             loss, attempts = self._adaptive.record(batch, most)
         else:
-            loss, attempts = self._adaptive(batch, most), []
+            loss, attempts = self._adaptive(batch, most), Attempts()
         if self._reduces():
             loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
         self._pass.finish()

@@ -1,26 +1,60 @@
-"""The command line: `brim info`, `brim demo`, `brim probe`, `brim audit`, `brim estimate`."""
+"""The command line: `brim info`, `demo`, `probe`, `audit`, `estimate` and `plan`."""
 
 from __future__ import annotations
 
 import argparse
+import io
+import os
+import platform
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
 
 import brim
-from brim.cli import audit, demo, estimate, info, probe
+from brim.cli import audit, demo, estimate, info, plan, probe
 from brim.cli.arguments import files_may_be_loaded, in_one_line
+from brim.cli.result import publish
 
 __all__ = ["main"]
 
+_COMMANDS = {
+    "info": info,
+    "demo": demo,
+    "probe": probe,
+    "audit": audit,
+    "estimate": estimate,
+    "plan": plan,
+}
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, 1 if the work does not fit, 2 for errors.
 
-    Args:
-        arguments: the words after `brim`; None for those of the process.
-    """
-    parser = argparse.ArgumentParser(
-        prog="brim", description="Fill memory to the brim, never over it."
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; argparse itself prints the usage ahead of it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+class _Print(argparse.Action):
+    """Prints its constant as it is (action="version" would wrap a long line) and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(self.const)
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="brim",
+        description="Fill memory to the brim, never over it.",
+        epilog="Each command has a --help of its own, with an example.",
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"brim {brim.__version__} (torch {torch.__version__}, "
+        f"Python {platform.python_version()})",
     )
     parser.add_argument(
         "--cmake-dir",
@@ -30,26 +64,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="print the directory of brimConfig.cmake, for find_package(brim)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (info, demo, probe, audit, estimate):
-        command = commands.add_parser(module.__name__.rpartition(".")[2], help=module.HELP)
+    for name, module in _COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            epilog=f"example:\n{module.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    with files_may_be_loaded():
-        try:
-            chosen = parser.parse_args(arguments)
-        except SystemExit as said:  # --help, or a wrong word
-            return int(said.code or 0)
-        try:
-            status: int = chosen.run(chosen)
-        except Exception as error:
-            print(f"brim {chosen.command}: {in_one_line(error)}", file=sys.stderr)
-            return 2
-    return status
+    return parser
 
 
-class _Print(argparse.Action):
-    """Prints its constant as it is (action="version" would wrap a long line) and exits."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status: 0, 1 if the work does not fit, 2 for errors.
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(self.const)
-        parser.exit()
+    Args:
+        arguments: the words after `brim`; None for those of the process.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of a bar
+    try:
+        with files_may_be_loaded():
+            return _run(arguments)
+    except BrokenPipeError:  # the reader has seen enough, as in `brim info | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("brim: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        chosen = _parser().parse_args(arguments)
+    except SystemExit as said:  # --help, --version, or a wrong word
+        return int(said.code or 0)
+    try:
+        return publish(chosen.run(chosen), chosen)
+    except BrokenPipeError:
+        raise
+    except (Exception, SystemExit) as error:  # the latter of the user's code
+        print(f"brim {chosen.command}: {in_one_line(error)}", file=sys.stderr)
+        return 2

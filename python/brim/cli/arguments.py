@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,13 @@ def budget(text: str) -> str:
     return text
 
 
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return int(text)
+
+
 def function(text: str) -> Callable[..., Any]:
     """A function of a module or of a file, such as `package.module:name` or `file.py:name`."""
     source, _, name = text.rpartition(":")
@@ -56,6 +64,25 @@ def function(text: str) -> Callable[..., Any]:
         raise argparse.ArgumentTypeError(f"{text} is not a function but a {type(found).__name__}")
     result: Callable[..., Any] = found
     return result
+
+
+def check_call(function: Callable[..., Any], *args: object) -> None:
+    """Check that a function of the user can be called with these.
+
+    Raises:
+        ValueError: if it cannot; names the function and what it takes.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions of C have none
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        given = ("a tensor" if isinstance(each, torch.Tensor) else repr(each) for each in args)
+        called = f"{name}({', '.join(given)})"
+        raise ValueError(f"{name} takes {signature}, but is called as {called}: {error}") from None
 
 
 _NAME = "__brim_file__"  # as `__main__` is of a program: it hides no other module

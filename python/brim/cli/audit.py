@@ -1,25 +1,30 @@
-"""`brim audit`: what a model saves for backward with torch.nn, with brim, and at the least."""
+"""Measure what a model keeps for backward: with torch.nn, with brim, and at the least."""
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
+import inspect
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import brim
-from brim.cli import arguments
+from brim.cli import arguments as types
+from brim.cli.result import Result, add_output_options
 
-HELP = "what a model's layers save for backward"
+HELP = "what a model's layers keep for backward"
+EXAMPLE = (
+    "  brim audit torchvision.models:resnet18 --input 8,3,224,224 --train-only 'conv1.*' --eval"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options: the model, its inputs, and what is frozen."""
     parser.add_argument(
         "factory",
-        type=arguments.function,
+        type=types.function,
         help="module:function or file.py:function; called without arguments, returns the model",
     )
     parser.add_argument(
@@ -37,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--freeze", help=frozen + several, **patterns)
     parser.add_argument("--train-only", help=trained + several, **patterns)
     parser.add_argument("--eval", action="store_true", help="call model.eval() first")
-    parser.add_argument("--device", type=arguments.device, help="cpu, cuda, …")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--device", type=types.device, help="cpu, cuda, …")
+    add_output_options(parser, plot=True, html=True)
 
 
 def _shape(text: str) -> tuple[list[int], torch.dtype]:
@@ -58,8 +63,9 @@ def _shape(text: str) -> tuple[list[int], torch.dtype]:
     return [int(part) for part in parts], dtype
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Make the model and its inputs, freeze parameters, measure and print."""
+def run(arguments: argparse.Namespace) -> Result:
+    """Make the model and its inputs, freeze parameters and measure."""
+    types.check_call(arguments.factory)
     model = arguments.factory()
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the factory must return a torch.nn.Module, got {model!r}")
@@ -76,9 +82,32 @@ def run(arguments: argparse.Namespace) -> int:
         else torch.zeros(shape, device=device, dtype=dtype)
         for shape, dtype in arguments.input
     ]
-    figures = brim.audit(model, *inputs)
-    print(json.dumps(figures.to_dict(), indent=2) if arguments.json else figures)
-    return 0
+    types.check_call(model.forward, *inputs)
+    try:
+        found = brim.audit(model, *inputs)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        shapes = " and ".join(str(tuple(each.shape)) for each in inputs)
+        reason = types.in_one_line(error)
+        raise ValueError(f"the model fails with --input {shapes}: {reason}") from error
+    return Result(
+        found._parts(),
+        found.to_dict(),
+        draw=found.plot,
+        page=lambda: found.to_html(places=_places(model)),
+    )
+
+
+def _places(model: torch.nn.Module) -> dict[str, str]:
+    """Where the class of each module is written, as far as that is known."""
+    found = {}
+    for name, module in model.named_modules():
+        kind = type(module)
+        try:
+            file, line = inspect.getsourcefile(kind), inspect.getsourcelines(kind)[1]
+        except (OSError, TypeError):
+            continue
+        found[name or "(model)"] = f"{Path(file or '').name}:{line}"
+    return found
 
 
 def _freeze(model: torch.nn.Module, frozen: list[str], trained: list[str]) -> None:

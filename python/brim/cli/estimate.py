@@ -1,25 +1,26 @@
-"""`brim estimate`: the peak memory of a function without running it."""
+"""Predict the peak memory of a function without running it; exits with 1 if it does not fit."""
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 from typing import Any
 
 import torch
 
 import brim
-from brim.cli import arguments
+from brim.cli import arguments as types
+from brim.cli.result import Result, add_output_options
 
 HELP = "the peak memory of a function, without running it"
+EXAMPLE = "  brim estimate train.py:step 64 --device cuda --capacity 24GiB --html step.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options: the function, the device and its capacity."""
     parser.add_argument(
         "function",
-        type=arguments.function,
+        type=types.function,
         help="module:function or file.py:function, such as one training step of a model that the "
         "module makes",
     )
@@ -33,11 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", type=_device, help="cpu or cuda; need not be there (default: the current one)"
     )
-    parser.add_argument("--capacity", type=arguments.budget, help="what the device has, e.g. 24GiB")
+    parser.add_argument("--capacity", type=types.budget, help="what the device has, e.g. 24GiB")
     parser.add_argument(
         "--calls", type=int, default=1, help="calls in a row; 2 for a step after the first one"
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument(
+        "--convert",
+        action="store_true",
+        help='compare with the modules that it uses after brim.convert(module, recompute="cheap")',
+    )
+    add_output_options(parser, plot=True, html=True)
 
 
 def _literal(text: str) -> Any:
@@ -58,14 +64,43 @@ def _device(text: str) -> torch.device:
     return found
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Trace, print, and return 1 if it does not fit."""
-    found = brim.estimate(
+def run(arguments: argparse.Namespace) -> Result:
+    """Trace; the status is 1 if it does not fit."""
+    types.check_call(arguments.function, *arguments.values)
+    found = _estimated(arguments)
+    parts, figures = found._parts(), found.to_dict()
+    converted = _converted(arguments) if arguments.convert else None
+    if converted is not None:
+        peak, held = map(brim.format_bytes, (converted.peak, converted.held_before))
+        call = 'brim.convert(module, recompute="cheap")'
+        parts += ["", f"after {call}: peak {peak} above the {held} held before"]
+        figures["converted"] = converted.to_dict()
+    return Result(
+        parts,
+        figures,
+        draw=lambda path: found.plot(path, beside={"brim.convert": converted} if converted else {}),
+        page=found.to_html,
+        status=0 if found.fits else 1,
+    )
+
+
+def _estimated(arguments: argparse.Namespace) -> brim.Estimate:
+    return brim.estimate(
         arguments.function,
         *arguments.values,
         device=arguments.device,
         capacity=arguments.capacity,
         calls=arguments.calls,
     )
-    print(json.dumps(found.to_dict(), indent=2) if arguments.json else found)
-    return 0 if found.fits else 1
+
+
+def _converted(arguments: argparse.Namespace) -> brim.Estimate:
+    """The same with the modules that the function uses converted. They stay so: brim ends here."""
+    from brim.foresee._reach import Reachable  # imports parts of torch that few need
+
+    modules = Reachable(arguments.function, tuple(arguments.values), {}).modules
+    if not modules:
+        raise ValueError("--convert: the function uses no module that exists before the call")
+    for module in modules:
+        brim.convert(module, recompute="cheap")
+    return _estimated(arguments)

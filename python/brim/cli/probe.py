@@ -1,36 +1,48 @@
-"""`brim probe`: how a function's memory grows with its size, and the largest size that fits."""
+"""Measure how a function's memory grows with its size, and predict the largest size that fits."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import time
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
 import brim
-from brim.cli import arguments
-from brim.cli.table import print_table
+from brim._table import Part, Table
+from brim.cli import arguments as types
+from brim.cli.result import Result, add_output_options
 
 HELP = "how a function's memory grows with its size"
+EXAMPLE = """\
+  brim probe train.py:step --sizes 1:64 --budget 8GiB --plot step.png
+  brim probe train.py:step --sizes 1:32 --lengths 16:512   # called as step(n, length)"""
 
 _MOST_CANDIDATES = 32  # per range
+_ANY = 2**53  # what a model answers if memory does not grow
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options: the function, its sizes, the device and the budget."""
     parser.add_argument(
         "function",
-        type=arguments.function,
+        type=types.function,
         help="module:function or file.py:function; called with a size, or with (n, length)",
     )
     parser.add_argument(
         "--sizes", type=_range, required=True, help="1:64, or a list: 1,2,4,8 (with --lengths: n)"
     )
     parser.add_argument("--lengths", type=_range, help="16:512, or a list")
-    parser.add_argument("--device", type=arguments.device, help="cpu, cuda, …")
+    parser.add_argument("--device", type=types.device, help="cpu, cuda, …")
     parser.add_argument(
-        "--budget", type=arguments.budget, help="e.g. 8GiB (default: 90%% of what is free)"
+        "--budget", type=types.budget, help="e.g. 8GiB (default: 90%% of what is free)"
     )
-    parser.add_argument("--probes", type=int, default=7, help="how many sizes to measure")
+    parser.add_argument(
+        "--probes", type=types.positive, default=7, help="how many sizes to measure (default: 7)"
+    )
+    add_output_options(parser, plot=True)
 
 
 def _range(text: str) -> list[int]:
@@ -57,50 +69,125 @@ def _range(text: str) -> list[int]:
     return sorted({round(low * math.exp(step * i)) for i in range(_MOST_CANDIDATES)})
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Probe, then print the measurements, the model and the largest sizes within the budget."""
+def run(arguments: argparse.Namespace) -> Result:
+    """Probe; then show the measurements, the model and the largest sizes within the budget."""
     device = arguments.device or brim.default_device()
     sizes: list[Any] = arguments.sizes
     if arguments.lengths is not None:
         sizes = [(n, length) for n in sizes for length in arguments.lengths]
+    types.check_call(arguments.function, *_shape(sizes[0]))
+    work = _Timed(arguments.function, device)
     model = brim.MemoryModel.probe(
-        arguments.function, sizes, device, budget=arguments.budget, probes=arguments.probes
+        work, sizes, device, budget=arguments.budget, probes=arguments.probes
     )
-    head = ["size", "measured", "predicted", "error"]
-    print_table(head, (_row(model, sample) for sample in model.samples))
-    print(f"\n{model}\n")
     stats = brim.memory_stats(device)
     limit = (
         brim.parse_bytes(arguments.budget, of=stats.limit)
         if arguments.budget
-        else stats.allocated + stats.free
+        else stats.allocated + int(0.9 * stats.free)
     )
-    print(f"Largest sizes within {brim.format_bytes(limit)} on {device}:\n")
-    if arguments.lengths is None:
-        print(f"size {_most(model.largest_size(limit))}")
-        return 0
-    lengths = _some(arguments.lengths)
-    rows = ([str(length), _most(model.largest_batch(length, limit))] for length in lengths)
-    print_table(["length", "largest n"], rows)
-    return 0
+    figures = {
+        "device": str(device),
+        "budget": limit,
+        "measured": [_measured(model, sample, work.seconds) for sample in model.samples],
+        "margin": model.margin,
+        "largest": _largest(model, arguments.lengths, limit),
+    }
+    return Result(
+        _parts(model, figures),
+        figures,
+        draw=lambda path: model.plot(path, budget=limit, seconds=work.seconds),
+    )
 
 
-def _row(model: brim.MemoryModel, sample: brim.MemorySample) -> list[str]:
-    batch = model.kind == "batch"
-    shape = (sample.n, sample.length) if batch else (sample.n,)
-    predicted = model.peak(*shape)
-    size = " x ".join(f"{number:.0f}" for number in shape)
-    measured = brim.format_bytes(round(sample.peak))
+def _shape(size: Any) -> tuple[int, ...]:
+    return size if isinstance(size, tuple) else (size,)
+
+
+class _Timed:
+    """A function that remembers how long its last call with each size took."""
+
+    def __init__(self, function: Callable[..., object], device: torch.device) -> None:
+        self.seconds: dict[tuple[float, ...], float] = {}
+        self._function = function
+        self._on_cpu = device.type == "cpu"
+
+    def __call__(self, *size: int) -> object:
+        begin = time.perf_counter()
+        result = self._function(*size)
+        if not self._on_cpu:
+            torch.accelerator.synchronize()
+        self.seconds[size] = time.perf_counter() - begin
+        return result
+
+
+def _measured(
+    model: brim.MemoryModel, sample: brim.MemorySample, seconds: dict[tuple[float, ...], float]
+) -> dict[str, Any]:
+    shape = (sample.n, sample.length) if model.kind == "batch" else (sample.n,)
+    return {
+        "size": [int(number) for number in shape],
+        "peak": int(sample.peak),
+        "out_of_memory": sample.out_of_memory,
+        "predicted": round(model.peak(*shape)),
+        "seconds": None if sample.out_of_memory else seconds.get(shape),
+    }
+
+
+def _largest(
+    model: brim.MemoryModel, lengths: list[int] | None, limit: int
+) -> list[dict[str, Any]]:
+    """The largest size within the limit, or the largest n for some of the lengths."""
+    furthest = max(int(sample.n) for sample in model.samples)
+    if lengths is None:
+        found: list[dict[str, Any]] = [{"size": model.largest_size(limit)}]
+    else:
+        found = [{"length": x, "size": model.largest_batch(x, limit)} for x in _some(lengths)]
+    for each in found:
+        if each["size"] >= _ANY:
+            each["size"] = None  # memory does not grow
     return [
-        size,
-        f"> {measured}" if sample.out_of_memory else measured,
-        brim.format_bytes(round(predicted)),
-        "out of memory" if sample.out_of_memory else f"{predicted / sample.peak - 1:+.1%}",
+        {**each, "extrapolated": each["size"] is None or each["size"] > furthest} for each in found
     ]
 
 
-def _most(size: int) -> str:
-    return "any" if size >= 2**53 else str(size)
+def _parts(model: brim.MemoryModel, figures: dict[str, Any]) -> list[Part]:
+    rows = [_row(**each) for each in figures["measured"]]
+    within = f"within {brim.format_bytes(figures['budget'])} on {figures['device']}"
+    furthest = max(each["size"][0] for each in figures["measured"])
+    found = figures["largest"]
+    if "length" not in found[0]:
+        largest: list[Part] = [f"{within}: size {_size(found[0])}"]
+    else:
+        cells = [[str(each["length"]), _size(each)] for each in found]
+        largest = [f"{within}:", "", Table(["length", "largest n"], cells)]
+    if any(each["extrapolated"] for each in found):
+        what = "n" if "length" in found[0] else "size"
+        largest += [
+            "",
+            f"* extrapolated: the largest {what} that was measured is {furthest}. Beyond it memory "
+            "may grow faster; measure with larger --sizes before you rely on it",
+        ]
+    head = ["size", "measured", "predicted", "error", "time"]
+    return [Table(head, rows), "", str(model), "", *largest]
+
+
+def _row(
+    size: list[int], peak: int, out_of_memory: bool, predicted: int, seconds: float | None
+) -> list[str]:
+    measured = brim.format_bytes(peak)
+    return [
+        " x ".join(map(str, size)),
+        f"> {measured}" if out_of_memory else measured,
+        brim.format_bytes(predicted),
+        "out of memory" if out_of_memory else f"{predicted / peak - 1:+.1%}",
+        "" if seconds is None else f"{seconds:.3f} s",
+    ]
+
+
+def _size(found: dict[str, Any]) -> str:
+    text = "any" if found["size"] is None else str(found["size"])
+    return f"{text}*" if found["extrapolated"] else text
 
 
 def _some(lengths: list[int]) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 from typing_extensions import Self
 
 from brim import _C
+from brim._progress import progress as bar
 from brim.adapt._undo import Restore, Undo
 from brim.data.base import BatchSamplerBase, check_state, warn
 from brim.data.sizes import (
@@ -114,6 +115,7 @@ class FittedBatchSampler(BatchSamplerBase):
         probes: int = 7,
         state: Mapping[str, Any] | None = None,
         restore: Restore = True,
+        progress: bool = True,
         **options: Any,
     ) -> Self:
         """Measure how much memory the work needs, and make a sampler that stays under a budget.
@@ -146,6 +148,7 @@ class FittedBatchSampler(BatchSamplerBase):
                 scalers that the code, the closure and the attributes of `work` lead to, and for the
                 random state of torch, NumPy and `random`. Else these things themselves, as in
                 `brim.Options`; False for nothing. Copies take memory of the host.
+            progress: whether to show a bar on a terminal if it takes long.
             **options: keywords of the sampler; for `SizeAwareBatchSampler` also `sampler`, the
                 order of the samples.
 
@@ -219,16 +222,23 @@ class FittedBatchSampler(BatchSamplerBase):
             return made
         weights = None
         undo = Undo(restore, work, collate_fn)
-        try:
-            if several:
-                columns = given_sizes.shape[1]
-                weights = _C.fit_weights(given_sizes.flatten(), columns, run, limit, device)
-                sizes = _combined(given_sizes, weights)
-            maximum, found, error = _C.fit_batching(
-                sizes.contiguous(), run, batching, cost == "padded", limit, device, probes
-            )
-        finally:
-            undo.put_back()
+        with bar("fit", "batch", enabled=progress) as step:
+
+            def measured(indices: list[int]) -> None:
+                run(indices)
+                step(f"{len(indices)} samples")
+
+            try:
+                if several:
+                    columns = given_sizes.shape[1]
+                    flat = given_sizes.flatten()
+                    weights = _C.fit_weights(flat, columns, measured, limit, device)
+                    sizes = _combined(given_sizes, weights)
+                maximum, found, error = _C.fit_batching(
+                    sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
+                )
+            finally:
+                undo.put_back()
         _C.release_cached(device)  # of gradients and state that only the measurements had
         report = FitReport(runs, limit, error, "" if restore is False else str(undo))
         _logger.info("%s.fit: %s", cls.__name__, str(report).replace("\n", "; "))

@@ -19,6 +19,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from brim import _C
 from brim._arguments import runs_in_parts
+from brim._progress import progress as bar
 from brim.foresee import _cuda
 from brim.foresee._cpu import CpuTemporaries
 from brim.foresee._errors import EstimateError, LeftBehindError
@@ -50,6 +51,7 @@ def estimate(
     device: DeviceLike = None,
     capacity: int | str | None = None,
     calls: int = 1,
+    progress: bool = True,
     **kwargs: Any,
 ) -> Estimate:
     """Predict the peak memory of `fn(*args, **kwargs)` without running it.
@@ -68,6 +70,7 @@ def estimate(
             such as `"24GiB"`; by default what is free, if the device is there.
         calls: how many calls to trace in a row. With 2, a training step also counts what its first
             call leaves behind, such as an optimizer's state.
+        progress: whether to show a bar on a terminal if it takes long.
         **kwargs: its keyword arguments.
 
     Returns:
@@ -84,8 +87,8 @@ def estimate(
         >>> brim.estimate(work, torch.zeros(1024, 1024), device="cpu").peak
         8388608
     """
-    with _one_at_a_time:
-        return _estimate(fn, args, kwargs, device, capacity, calls)
+    with _one_at_a_time, bar("estimate", "operator", enabled=progress) as step:
+        return _estimate(fn, args, kwargs, device, capacity, calls, step)
 
 
 def _estimate(
@@ -95,6 +98,7 @@ def _estimate(
     device: DeviceLike,
     capacity: int | str | None,
     calls: int,
+    step: Callable[[], None],
 ) -> Estimate:
     if not callable(fn):
         raise TypeError(f"fn must be a function, got {fn!r}")
@@ -110,7 +114,7 @@ def _estimate(
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     swap = Swap(mode, target, moves)
     temporaries = CpuTemporaries() if target.type == "cpu" else _cuda.Temporaries(target)
-    tracer = Tracer(swap, target, moves, temporaries)
+    tracer = Tracer(swap, target, moves, temporaries, step)
     # Releases what would be released at some time within the trace, and counts as free then.
     gc.collect(2 if limit is None else 1)
     try:
@@ -163,7 +167,7 @@ def _estimate(
             _cuda.allocator_settings(), capacity=limit
         )
         tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
-    return Estimate(_C.replay(trace, options, start), target, limit, tuple(tracer.assumptions))
+    return Estimate(trace, options, start, target, limit, tuple(tracer.assumptions))
 
 
 def _check_that_none_is_left(live: list[tuple[weakref.ref[Any], Allocation]]) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from brim import _C
 from brim._arguments import positive
+from brim._progress import progress as bar
 from brim.foresee._errors import EstimateError
 from brim.foresee._estimate import _target, bytes_of, estimate
 from brim.memory import DeviceLike
@@ -31,6 +32,7 @@ def largest_size(
     lower: int = 1,
     upper: int | None = None,
     calls: int = 1,
+    progress: bool = True,
     **kwargs: Any,
 ) -> int:
     """Find the largest size with which `fn(*args, name=size, **kwargs)` fits, without running it.
@@ -49,6 +51,7 @@ def largest_size(
         lower: the least size that counts.
         upper: the largest size of interest. Without it the search starts at `lower`.
         calls: how many calls in a row have to fit, as in `estimate`.
+        progress: whether to show a bar on a terminal if it takes long.
         **kwargs: other keyword arguments.
 
     Returns:
@@ -81,9 +84,9 @@ def largest_size(
         while True:
             assumed = outside
             capacity = max(limit - assumed, 1)
-            found = estimate(
-                fn, *args, device=target, capacity=capacity, calls=calls, **{name: size}, **kwargs
-            )
+            options: dict[str, Any] = {"device": target, "capacity": capacity, "calls": calls}
+            found = estimate(fn, *args, **options, progress=False, **{name: size, **kwargs})
+            step(f"{name} {size}")
             outside = max(outside, others - found.held_before)
             if outside == assumed:
                 break
@@ -96,7 +99,8 @@ def largest_size(
             )
         return held, found.fits and held <= limit
 
-    return _search(trace, limit, lower, most, most if upper is not None else lower)
+    with bar("largest_size", "trace", enabled=progress) as step:
+        return _search(trace, limit, lower, most, most if upper is not None else lower)
 
 
 def _limits(budget: int | str, target: torch.device) -> tuple[int, int]:

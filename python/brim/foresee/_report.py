@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from brim import _C
+from brim._table import Part, Table, text_of
 
 
 class Estimate:
@@ -34,13 +36,16 @@ class Estimate:
 
     def __init__(
         self,
-        report: _C.TraceReport,
+        trace: _C.MemoryTrace,
+        options: _C.AllocatorOptions,
+        start: int,
         device: torch.device,
         capacity: int | None,
         assumptions: tuple[str, ...],
     ) -> None:
-        """Take the figures of the C++ core's report."""
-        self._report = report
+        """Replay a trace, whose call begins at the event `start`."""
+        report = _C.replay(trace, options, start)
+        self._replayed = (trace, options, start)
         self.device = device
         self.capacity = capacity
         self.assumptions = assumptions
@@ -74,8 +79,48 @@ class Estimate:
             "assumptions": list(self.assumptions),
         }
 
+    def plot(self, where: Any = None, *, beside: Mapping[str, Estimate] | None = None) -> Any:
+        """Draw what is held while the call runs; see `brim.plot.estimate`.
+
+        Args:
+            where: an Axes of matplotlib, a file to write, or None for a new Figure.
+            beside: other estimates to compare with, by name, such as that of a converted model.
+        """
+        from brim.plot import estimate
+
+        return estimate(self, where, beside=beside)
+
+    def to_html(self) -> str:
+        """A page for the browser: what is held while the call runs, and by whom at the peak.
+
+        Example:
+            >>> import brim, torch
+            >>> page = brim.estimate(torch.exp, torch.ones(1024), device="cpu").to_html()
+            >>> page.startswith("<!doctype html>")
+            True
+        """
+        from brim.plot.pages import estimate_page
+
+        return estimate_page(self)
+
+    def _timeline(self, points: int = 1000) -> list[_C.HeldMoment]:
+        """What is held from the beginning of the call on, in at most so many moments."""
+        trace, options, start = self._replayed
+        return _C.timeline(trace, options, start, points)
+
+    def _place(self, allocation: int) -> str:
+        return self._replayed[0].place_of(allocation) if allocation >= 0 else ""
+
+    def _holders(self) -> list[_C.TracedAllocation]:
+        """Everything that is held at the peak, largest first."""
+        trace, options, start = self._replayed
+        return _C.replay(trace, options, start, len(trace)).largest
+
     def __repr__(self) -> str:
         """Tables for people."""
+        return text_of(self._parts())
+
+    def _head(self) -> list[str]:
         size = _C.format_bytes
         lines = [
             f"peak {size(self.peak)} above the {size(self.held_before)} held before, "
@@ -85,15 +130,20 @@ class Estimate:
         if self.capacity is not None:
             fits = "fits" if self.fits else "does not fit"
             lines.append(f"{fits} the capacity of {size(self.capacity)}")
+        return lines
+
+    def _parts(self) -> list[Part]:
+        size = _C.format_bytes
         kinds = sorted(self.by_kind.items(), key=lambda item: -item[1])
-        lines += [
+        lines: list[Part] = [
+            *self._head(),
             "",
-            _C.text_table(["held at the peak", "bytes"], [[k, size(v)] for k, v in kinds], left=1),
+            Table(["held at the peak", "bytes"], [[kind, size(held)] for kind, held in kinds]),
         ]
         rows = [
             [one.place, one.kind.name.replace("_", " "), size(one.bytes)] for one in self.largest
         ]
-        lines += ["", _C.text_table(["largest", "kind", "bytes"], rows, left=2)]
+        lines += ["", Table(["largest", "kind", "bytes"], rows, left=2)]
         if self.assumptions:
             lines += ["", "assumed:", *(f"- {text}" for text in self.assumptions)]
-        return "\n".join(lines)
+        return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -85,10 +85,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         target: the device whose memory counts.
         moves: whether tensors on the CPU count as being on the target.
         temporaries: what the target's kernels allocate inside.
+        on_operator: called for each operator.
     """
 
     def __init__(
-        self, swap: Swap, target: torch.device, moves: bool, temporaries: Temporaries
+        self,
+        swap: Swap,
+        target: torch.device,
+        moves: bool,
+        temporaries: Temporaries,
+        on_operator: Callable[[], None],
     ) -> None:
         """Nothing is traced yet."""
         super().__init__()  # type: ignore[no-untyped-call]
@@ -100,6 +106,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._moves = moves
         self._elsewhere = target.type != "cpu"
         self._temporaries = temporaries
+        self._on_operator = on_operator
         self._live: dict[int, tuple[weakref.ref[Any], Allocation]] = {}  # by address of the storage
         self._parameters: dict[int, tuple[torch.Tensor, str]] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -170,6 +177,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operator on fake tensors and note what it allocated."""
+        self._on_operator()
         kwargs = dict(kwargs or {})
         if func.namespace == "prim":
             return func(*args, **kwargs)

@@ -7,15 +7,17 @@ import importlib
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from brim._arguments import positive, real
-from brim.adapt import batch
+from brim.adapt import _parts, batch
 from brim.adapt import range as adaptive_range
+from brim.memory import release_cached
 
 _log = logging.getLogger("brim")
 _ENDLESS = 2**62
@@ -36,7 +38,7 @@ class BatchSizeFinderLogic:
             size at all, less `margin`.
         steps_per_trial: how many steps are run with a size.
         init_val: the first size.
-        max_trials: how many sizes are tried at most; mostly 4 to 8 are.
+        max_trials: how many sizes are tried at most; about ten are enough.
         batch_arg_name: the attribute that holds the batch size, of the module, of its `hparams`, or
             of the data module.
         margin: the share of the size that is taken off in the mode `"binsearch"`.
@@ -94,6 +96,11 @@ class BatchSizeFinderLogic:
         kind = type(trainer.strategy).__name__
         if kind not in ("SingleDeviceStrategy", "DDPStrategy"):
             raise ValueError(f"the batch size is found on one device or under DDP, not in a {kind}")
+        if trainer.world_size > 1 and stage == "fit" and not pl_module.automatic_optimization:
+            raise ValueError(
+                "under DDP the batch size is found with automatic optimization alone: the backward "
+                "passes of a training_step's own wait for ranks that may try another size"
+            )
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Find the size of training batches."""
@@ -122,6 +129,7 @@ class BatchSizeFinderLogic:
             self.optimal_batch_size = trial.least_of_ranks(self._search(trial))
         trial.set_size(self.optimal_batch_size)
         trial.reload()
+        release_cached(trial.device)  # blocks cut for other sizes would lie in the way
         _log.info("batch size %d (%s)", self.optimal_batch_size, self._name)
 
     # ---- the search --------------------------------------------------------------------------
@@ -165,7 +173,7 @@ class _Trial:
         self._combined = importlib.import_module(f"{package}.utilities.combined_loader")
         self._trainer, self._module, self._name, self._steps = trainer, module, name, steps
         self._loop = trainer._active_loop
-        self._seen: dict[int, set[Any]] = {}
+        self._lengths: dict[int, int] = {}  # of batches, by the size that was set
         self.device = trainer.strategy.root_device
 
     def set_size(self, size: int) -> None:
@@ -179,15 +187,16 @@ class _Trial:
 
     def __call__(self, size: int) -> int:
         self.set_size(size)
-        loader = self._loader()
-        self._check_use(size, loader)
-        for number, (data, *_) in enumerate(islice(iter(loader), self._steps)):
-            data = self._trainer.precision_plugin.convert_input(data)
-            data = self._module._on_before_batch_transfer(data, dataloader_idx=0)
-            data = self._call._call_strategy_hook(
-                self._trainer, "batch_to_device", data, dataloader_idx=0
-            )
-            self._step(data, number)
+        with self._without_collectives():
+            for number, (data, *_) in enumerate(islice(iter(self._loader()), self._steps)):
+                if number == 0:
+                    self._check_use(size, data)
+                data = self._trainer.precision_plugin.convert_input(data)
+                data = self._module._on_before_batch_transfer(data, dataloader_idx=0)
+                data = self._call._call_strategy_hook(
+                    self._trainer, "batch_to_device", data, dataloader_idx=0
+                )
+                self._step(data, number)
         return size
 
     def _loader(self) -> Any:
@@ -198,15 +207,31 @@ class _Trial:
         mode = "max_size_cycle" if training else "sequential"
         return self._combined.CombinedLoader(loader, mode)
 
-    def _check_use(self, size: int, loader: Any) -> None:
+    def _check_use(self, size: int, data: Any) -> None:
         """A loader that does not know the attribute would fit at any size."""
-        self._seen[size] = {getattr(each, "batch_size", None) for each in loader.flattened}
-        used = set.union(*self._seen.values())
-        if len(self._seen) > 1 and len(used) == 1 and None not in used:
+        try:
+            self._lengths[size] = _parts.length(data, 0)
+        except (TypeError, ValueError):  # a batch that brim cannot count
+            return
+        if len(self._lengths) > 1 and len(set(self._lengths.values())) == 1:
             raise ValueError(
-                f"the dataloader has the batch size {used.pop()} whatever {self._name} is: let it "
-                f"use {self._name}"
+                f"the dataloader gives batches of {self._lengths[size]} samples whatever "
+                f"{self._name} is: let it use {self._name}"
             )
+
+    @contextmanager
+    def _without_collectives(self) -> Iterator[None]:
+        """No rank waits for another, which may try other sizes, or fail."""
+        model = self._trainer.strategy.model
+        if not isinstance(model, DistributedDataParallel):
+            yield
+            return
+        before, model.require_forward_param_sync = model.require_forward_param_sync, False
+        try:
+            with model.no_sync():
+                yield
+        finally:
+            model.require_forward_param_sync = before
 
     def _step(self, data: Any, number: int) -> None:
         trainer, loop = self._trainer, self._loop
@@ -225,8 +250,7 @@ class _Trial:
         optimizer = trainer.optimizers[0]
         # Of the class: a callback may have put its own in its place. 0: gradients are zeroed.
         closure = type(optimization)._make_closure(optimization, kwargs, optimizer, 0)
-        with getattr(trainer.strategy, "block_backward_sync", nullcontext)():
-            optimizer.step(closure)
+        optimizer.step(closure)
 
     def least_of_ranks(self, size: int) -> int:
         if self._trainer.world_size == 1:
@@ -236,10 +260,11 @@ class _Trial:
         return int(least)
 
     def reload(self) -> None:
-        """Let the loop make its loaders anew."""
-        self._loop._combined_loader = None
-        if self._trainer.state.fn != "fit":
+        """Let the loop make its loaders anew, at once where it has begun."""
+        begun, self._loop._combined_loader = self._loop._combined_loader is not None, None
+        if begun:
             self._loop.setup_data()
+        if not self._trainer.training:
             self._loop.reset()
 
 
@@ -249,7 +274,7 @@ def _as_before(package: str, trainer: Any, module: Any) -> Iterator[None]:
     seed = importlib.import_module(f"{package}.utilities.seed")
     loggers = importlib.import_module(f"{package}.loggers.logger")
     loop = trainer._active_loop
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors = [*(p for p in module.parameters() if p.requires_grad), *module.buffers()]
     values = [tensor.detach().cpu().clone() for tensor in tensors]
     stateful = [config.scheduler for config in trainer.lr_scheduler_configs]
     saved = [copy.deepcopy(each.state_dict()) for each in (*stateful, trainer.precision_plugin)]

@@ -188,10 +188,8 @@ def _closure_maker(
                 self._zero_grad_fn()
             return run(self._step_fn.args[0])
 
-    plain = optimization._make_closure
-
     def make(arguments: Mapping[str, Any], optimizer: Any, batch_idx: int) -> Any:
-        made = plain(arguments, optimizer, batch_idx)
+        made = type(optimization)._make_closure(optimization, arguments, optimizer, batch_idx)
         if made._backward_fn is None:  # backward is skipped
             return made
         if "batch" not in arguments:

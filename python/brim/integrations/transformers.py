@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from traceback import walk_stack
 from typing import Any
@@ -75,6 +76,7 @@ class BrimCallback(TrainerCallback):
         if convert:
             self._convert = {"recompute": recompute, "only": only, "skip": skip}
         self._microbatches, self._count, self._options = microbatches, count, options
+        self._converted: Callable[[], torch.nn.Module | None] = lambda: None
         self.report: ConversionReport | None = None
         self.step: brim.Microbatches | None = None
 
@@ -97,7 +99,8 @@ class BrimCallback(TrainerCallback):
             del trainer.training_step
 
     def _change(self, model: torch.nn.Module | None) -> None:
-        if self._convert is not None and model is not None and self.report is None:
+        if self._convert is not None and model is not None and self._converted() is not model:
+            self._converted = weakref.ref(model)
             self.report = brim.convert(model, **self._convert)
             _log.info("%s", str(self.report).partition("\n")[0])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
 
@@ -11,6 +11,8 @@ import torch
 
 from brim import _C
 from brim._arguments import whole
+from brim._progress import progress as bar
+from brim._table import Part, Table, text_of
 from brim.memory import parse_bytes
 from brim.nn import _causal_lm_loss
 from brim.nn._audit_text import Unconverted, figures, folded, hint_of
@@ -105,7 +107,36 @@ class Audit:
         layers = list(map(asdict, self.layers))
         return {"layers": layers, "total": total, "hint": self.hint, "note": self.note}
 
+    def plot(self, where: Any = None) -> Any:
+        """Draw what each layer keeps; see `brim.plot.audit`.
+
+        Args:
+            where: an Axes of matplotlib, a file to write, or None for a new Figure.
+        """
+        from brim.plot import audit
+
+        return audit(self, where)
+
+    def to_html(self, places: Mapping[str, str] | None = None) -> str:
+        """A page for the browser: what is kept as the forward runs, and by which layer.
+
+        Args:
+            places: where in the code modules are, by their names.
+
+        Example:
+            >>> import torch, brim
+            >>> page = brim.audit(torch.nn.Linear(8, 8), torch.ones(4, 8)).to_html()
+            >>> page.startswith("<!doctype html>")
+            True
+        """
+        from brim.plot.pages import audit_page
+
+        return audit_page(self, places or {})
+
     def __str__(self) -> str:
+        return text_of(self._parts())
+
+    def _parts(self) -> list[Part]:
         total = LayerAudit("total", "", self.torch_nn, self.brim, self.cheap, self.least)
         rows = [
             [each.name, each.type, *(_C.format_bytes(getattr(each, name)) for name in _COLUMNS)]
@@ -116,7 +147,7 @@ class Audit:
             what = "1 layer keeps" if silent == 1 else f"{silent} layers keep"
             rows.insert(-1, [f"… {what} nothing", *[""] * (len(_COLUMNS) + 1)])
         head = ["layer", "type", "torch.nn", "brim", "cheap", "least"]
-        lines = [_C.text_table(head, rows[:-1], left=2, last=rows[-1])]
+        lines: list[Part] = [Table(head, rows[:-1], left=2, last=rows[-1])]
         if self.torch_nn != 0:
             brim, cheap, least = (
                 f"{part / self.torch_nn:.1%}" for part in (self.brim, self.cheap, self.least)
@@ -125,13 +156,13 @@ class Audit:
                 f'brim keeps {brim} of what torch.nn keeps, {cheap} with recompute="cheap"; '
                 f"the least is {least}"
             )
-        return "\n".join([*lines, *filter(None, (self.note, self.hint))])
+        return [*lines, *filter(None, (self.note, self.hint))]
 
 
 _COLUMNS = ("torch_nn", "brim", "cheap", "least")
 
 
-def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
+def audit(model: torch.nn.Module, /, *inputs: Any, progress: bool = True, **kwargs: Any) -> Audit:
     """Measure what a model keeps for backward, layer by layer: torch.nn, brim, and the least.
 
     Runs the model forward three times: with torch.nn's layers, then converted, or as it is if it
@@ -153,6 +184,7 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
     Args:
         model: any module.
         inputs: positional arguments of its call; tensors in any nesting.
+        progress: whether to show a bar on a terminal if it takes long.
         kwargs: keyword arguments of its call.
 
     Returns:
@@ -178,6 +210,16 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
         hint: brim.convert(model) keeps 2.00 KiB instead of 64.00 KiB; the largest part is 1: 2.00 KiB instead of 64.00 KiB
     """  # noqa: E501
     check_module(model)
+    with bar("audit", "run", total=3, enabled=progress) as step:
+        return _audit(model, inputs, kwargs, step)
+
+
+def _audit(
+    model: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    step: Callable[[str], None],
+) -> Audit:
     model = with_sizes(model, inputs, kwargs)
     kinds = {type(module) for module in model.modules()}
     converted = any(own_base(kind) or is_made(kind) for kind in kinds)
@@ -187,6 +229,7 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
             _causal_lm_loss.restore(module)
         with paused():
             torchs, note = _measure_with_least(model, inputs, kwargs)
+    step("torch.nn")
     with _as_it_was(model):
         if not converted:
             convert(model)
@@ -196,9 +239,11 @@ def audit(model: torch.nn.Module, /, *inputs: Any, **kwargs: Any) -> Audit:
             for module in batch_norms:
                 module.eval()
             eval_mode = sum(measure(model, inputs, kwargs).bytes.values())
+    step("brim")
     with _as_it_was(model):
         report = convert(model, recompute="cheap")
         cheap = measure(model, inputs, kwargs)
+    step("cheap")
     layers = _rows(torchs, ours, cheap)
     left = _unconverted(model, layers, report)
     trained = any(parameter.requires_grad for parameter in model.parameters())

@@ -16,16 +16,13 @@
 #include <optional>
 #include <utility>
 
+#include "adapt/detail/gradient_of.h"
+
 namespace brim::detail {
 namespace {
 
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
-
-/// Not `tensor.grad()`, which warns of tensors that are no leaves.
-at::Tensor& gradient_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->mutable_grad();
-}
 
 /// How much each part counts, and the weighted sum of their losses.
 ///

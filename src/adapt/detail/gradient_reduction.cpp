@@ -11,6 +11,8 @@
 #include <ranges>
 #include <utility>
 
+#include "adapt/detail/gradient_of.h"
+
 namespace brim::detail {
 namespace {
 
@@ -21,10 +23,6 @@ constexpr std::size_t kNotReady = 0;
 constexpr std::size_t kCount = 1;
 constexpr std::size_t kLoss = 2;      // times the count, for a mean
 constexpr std::size_t kGradient = 3;  // from here on: whether each parameter has one
-
-at::Tensor& gradient_of(const at::Tensor& parameter) {
-  return parameter.unsafeGetTensorImpl()->mutable_grad();
-}
 
 std::int64_t bytes_of(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());

@@ -75,6 +75,22 @@ TEST(PlanReport, FiguresOfABatchAreTheSumsOfItsSizes) {
   EXPECT_DOUBLE_EQ(figures.padded, 9.0);
 }
 
+TEST(PlanReport, HistogramsCountBatchesByTheirShares) {
+  const Ints sizes{10, 1, 9, 4, 40};  // batches {10}, {1, 9}, {4}, and 40 by itself
+  const auto batching = ordered_batching(
+      Columns<std::int64_t>{{sizes, Limit(Cost::sum(), std::int64_t{10})}}, {}, Oversize::alone);
+  const PlanReport plan = report(*batching, 0);
+  ShareHistogram fill{};
+  fill[8] = 1;   // 40 %
+  fill[19] = 2;  // 100 %
+  fill[20] = 1;  // 400 %
+  EXPECT_EQ(plan.fill_histogram, fill);
+  ShareHistogram padding{};
+  padding[0] = 3;
+  padding[8] = 1;  // 8 of 18
+  EXPECT_EQ(plan.padding_histogram, padding);
+}
+
 TEST(PlanReport, RanksOfManyBatchesAreBalanced) {
   Random random(2);
   std::lognormal_distribution<double> length(5.7, 0.6);

@@ -52,6 +52,32 @@ TEST(MemoryTrace, PeakIsAboveWhatWasHeldAtTheStart) {
   EXPECT_EQ(replay(step.trace, kExact).peak, 170);
 }
 
+TEST(MemoryTrace, TimelineHoldsWhatTheEventsHold) {
+  const Step step;
+  const std::vector<HeldMoment> all = timeline(step.trace, kExact, step.start);
+  std::vector<std::int64_t> sums;
+  for (const HeldMoment& moment : all) {
+    sums.push_back(std::accumulate(moment.held.begin(), moment.held.end(), std::int64_t{0}));
+  }
+  EXPECT_EQ(sums, (std::vector<std::int64_t>{100, 140, 170, 130, 135, 130}));
+  EXPECT_EQ(all[0].allocation, step.weight);
+  EXPECT_EQ(all[2].allocation, step.gradient);
+  EXPECT_EQ(all[2].event, 3);
+  EXPECT_EQ(all[2].reserved, 170);
+  EXPECT_EQ(all[2].held.at(static_cast<std::size_t>(MemoryKind::activation)), 40);
+}
+
+TEST(MemoryTrace, AShorterTimelineKeepsTheHighestMomentOfEachGroup) {
+  const Step step;
+  const std::vector<HeldMoment> two = timeline(step.trace, kExact, step.start, 2);
+  ASSERT_EQ(two.size(), 2);
+  EXPECT_EQ(two[0].event, 3);  // 100, 140, 170
+  EXPECT_EQ(two[1].event, 5);  // 130, 135, 130
+  EXPECT_EQ(timeline(step.trace, kExact, step.start, 5).size(), 3);
+  EXPECT_THROW(timeline(step.trace, kExact, step.start, 0), std::invalid_argument);
+  EXPECT_THROW(timeline(step.trace, kExact, 99), std::invalid_argument);
+}
+
 TEST(MemoryTrace, NamesWhoHeldThePeak) {
   const Step step;
   const TraceReport report = replay(step.trace, kExact, step.start, 2);

@@ -1,0 +1,60 @@
+"""Progress bars for work that takes more than a moment, drawn by tqdm where it is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+_DELAY = 1.0  # seconds: faster work shows no bar
+_OFF = ("0", "off", "false", "no")
+
+
+def _nothing(note: str = "") -> None:
+    """A step that nobody sees."""
+
+
+@contextlib.contextmanager
+def progress(
+    name: str, unit: str, total: int | None = None, *, enabled: bool = True
+) -> Iterator[Callable[..., None]]:
+    """Show a bar on stderr inside a `with` block, if stderr is a terminal.
+
+    Nothing is drawn in a pipe, without tqdm, for work that is done within a second, with
+    `enabled=False`, or if the environment variable `BRIM_PROGRESS` is 0.
+
+    Args:
+        name: what is done.
+        unit: what is counted.
+        total: how many steps there will be; None if that is not known.
+        enabled: the argument `progress` of the function that works.
+
+    Yields:
+        a function to call after each step, which takes an optional note such as "size 64".
+
+    Example:
+        >>> with progress("probe", "call", 3) as step:
+        ...     step("size 1")
+    """
+    if not enabled or not _wanted():
+        yield _nothing
+        return
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+    except ImportError:
+        yield _nothing
+        return
+    with tqdm(desc=name, unit=f" {unit}s", total=total, delay=_DELAY, leave=False) as bar:
+
+        def step(note: str = "") -> None:
+            if note:
+                bar.set_postfix_str(note, refresh=False)
+            bar.update()
+
+        yield step
+
+
+def _wanted() -> bool:
+    off = os.environ.get("BRIM_PROGRESS", "").strip().lower() in _OFF
+    return not off and sys.stderr is not None and sys.stderr.isatty()

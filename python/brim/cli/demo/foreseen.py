@@ -1,0 +1,76 @@
+"""The second situation: the memory of a training step, known before it runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+import brim
+from brim._table import Table
+from brim.cli.demo.network import images, network
+from brim.cli.demo.situation import Situation
+
+_BUDGET = 256 * 2**20
+
+
+def run(device: torch.device, scale: int) -> Situation:
+    """Find the largest batch of a training step by tracing it, then run it and compare."""
+    model = network(device)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch_size: int) -> None:
+        loss = torch.nn.functional.cross_entropy(
+            model(images(batch_size, device)),
+            torch.zeros(batch_size, dtype=torch.int64, device=device),
+        )
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(2)  # so that the optimizer has its state
+    budget = _BUDGET // scale
+    begin = time.perf_counter()
+    largest = brim.largest_size(step, "batch_size", budget, device=device)
+    seconds = time.perf_counter() - begin
+    sizes = (max(largest // 4, 1), largest, largest + largest // 8 + 1)
+    compared = [_compare(step, size, budget, device) for size in sizes]
+    estimate = brim.estimate(step, largest, device=device, capacity=budget)
+    brim.convert(model, recompute="cheap")
+    with_brim = brim.estimate(step, largest, device=device)
+
+    def paint(axes: Any) -> None:
+        estimate.plot(axes, beside={"with brim": with_brim})
+        axes.set_title("2. A training step that is foreseen", loc="left", fontweight="bold")
+
+    return Situation(
+        f"A training step that is foreseen: brim.largest_size traced it in {seconds:.1f} s, ran "
+        f"nothing, and found {largest} images for {brim.format_bytes(budget)}",
+        Table(["batch size", "foreseen", "measured", "error"], [_row(**each) for each in compared]),
+        "Whether a step fits is known before it runs, also for a GPU that is not there.",
+        {"budget": budget, "largest": largest, "seconds": seconds, "compared": compared},
+        paint,
+    )
+
+
+def _compare(step: Any, size: int, budget: int, device: torch.device) -> dict[str, Any]:
+    found = brim.estimate(step, size, device=device, capacity=budget)
+    measured = None
+    with brim.budget(budget, device), brim.PeakMeter(device) as meter:
+        try:
+            step(size)
+            measured = meter.peak
+        except torch.OutOfMemoryError:
+            pass
+    return {"size": size, "foreseen": found.peak, "fits": found.fits, "measured": measured}
+
+
+def _row(size: int, foreseen: int, fits: bool, measured: int | None) -> list[str]:
+    text = brim.format_bytes(foreseen)
+    return [
+        str(size),
+        text if fits else f"{text}: does not fit",
+        "out of memory" if measured is None else brim.format_bytes(measured),
+        "" if measured is None else f"{foreseen / measured - 1:+.2%}",
+    ]

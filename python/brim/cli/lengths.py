@@ -1,0 +1,124 @@
+"""Lengths of samples from a file: text, NumPy, Arrow or Parquet."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brim.data.sizes import one_column
+
+_ENDINGS = {
+    ".txt": "text",
+    ".csv": "text",
+    ".npy": "numpy",
+    ".npz": "numpy",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".parquet": "arrow",
+}
+
+
+def lengths_file(text: str) -> Path:
+    """A file that `read_lengths` can read."""
+    path = Path(text)
+    if path.suffix.lower() not in _ENDINGS:
+        raise argparse.ArgumentTypeError(f"must end in {', '.join(_ENDINGS)}, got {text}")
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return path
+
+
+def read_lengths(path: Path, column: str | None) -> torch.Tensor:
+    """The lengths in a file, one per sample.
+
+    Args:
+        path: text has numbers between spaces, commas or line ends; `.npy` one array; `.npz`, Arrow
+            and Parquet have several columns. Of a column of lists or strings the lengths are taken.
+        column: which of them; may be None if there is only one.
+
+    Raises:
+        ValueError: if the file has something else, or no such column.
+    """
+    kind = _ENDINGS[path.suffix.lower()]
+    if column is not None and (kind == "text" or path.suffix.lower() == ".npy"):
+        raise ValueError(f"--column goes with .npz, .arrow and .parquet: {path} has no columns")
+    try:
+        return one_column("lengths", _READERS[kind](path, column))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _read_text(path: Path, column: str | None) -> Any:
+    words = path.read_text(encoding="utf-8").replace(",", " ").split()
+    for read in (int, float):
+        try:
+            return [read(word) for word in words]
+        except ValueError as error:
+            reason = error
+    raise ValueError(f"must hold numbers between spaces, commas or line ends: {reason}")
+
+
+def _read_numpy(path: Path, column: str | None) -> Any:
+    import numpy as np
+
+    try:
+        loaded = np.load(path, mmap_mode="r" if path.suffix.lower() == ".npy" else None)
+    except (ValueError, EOFError):
+        raise ValueError("is not a file that numpy.save or numpy.savez wrote") from None
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    with loaded:
+        return loaded[_chosen(column, list(loaded))]
+
+
+def _read_arrow(path: Path, column: str | None) -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.feather as feather
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ImportError(
+            "Arrow and Parquet files need pyarrow: pip install 'brim[arrow]'"
+        ) from None
+    try:
+        if path.suffix.lower() == ".parquet":
+            name = _chosen(column, pq.read_schema(path).names)
+            values = pq.read_table(path, columns=[name])[name]
+        else:
+            table = _read_ipc(pa, feather, path)
+            values = table[_chosen(column, table.column_names)]
+    except pa.ArrowException as error:
+        raise ValueError(error) from None
+    kind = values.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        values = pc.list_value_length(values)
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        values = pc.utf8_length(values)
+    if values.null_count:
+        raise ValueError(f"{values.null_count} values are missing (null)")
+    return values.to_numpy()
+
+
+def _read_ipc(pa: Any, feather: Any, path: Path) -> Any:
+    """A file of Arrow, or a stream, as Hugging Face's `datasets` writes."""
+    try:
+        return feather.read_table(path)
+    except pa.ArrowInvalid:
+        with pa.memory_map(str(path)) as source:
+            return pa.ipc.open_stream(source).read_all()
+
+
+def _chosen(column: str | None, names: list[str]) -> str:
+    if column is None and len(names) == 1:
+        return names[0]
+    if column not in names:
+        got = "none" if column is None else repr(column)
+        raise ValueError(f"--column must be one of {', '.join(names)}, got {got}")
+    return column
+
+
+_READERS = {"text": _read_text, "numpy": _read_numpy, "arrow": _read_arrow}

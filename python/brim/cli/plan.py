@@ -1,0 +1,226 @@
+"""Put samples into batches under a budget, from their lengths alone.
+
+The lengths are in a text file (numbers between spaces, commas or line ends), or a column of a .npy,
+.npz, .arrow, .feather or .parquet file; of a column of lists or strings the lengths are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from typing import Any
+
+import brim
+from brim import data
+from brim._table import Part, Table
+from brim.cli import arguments as types
+from brim.cli.lengths import lengths_file, read_lengths
+from brim.cli.plan_file import plan_file, write_plan
+from brim.cli.result import Result, add_output_options
+
+HELP = "batches of samples of different lengths, under a budget"
+EXAMPLE = """\
+  brim plan lengths.txt --max-total-size 16384 --shuffle --seed 0 --output plan.npz
+  brim plan data.parquet --column tokens --method bucket --max-total-size 8192
+
+reading the plan again:
+  batches = pyarrow.parquet.read_table("plan.parquet")["indices"].to_pylist()
+  plan = numpy.load("plan.npz")       # batch b: indices[offsets[b]:offsets[b + 1]]
+  pairs = numpy.load("plan.npy")      # a row per sample: number of its batch, its index"""
+
+_ONLY = {
+    "window": "packed",
+    "buckets": "bucket",
+    "boundaries": "bucket",
+    "batch_size": "bucket",
+    "drop_last": "bucket",
+}
+_BARS = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the samplers."""
+    add = parser.add_argument
+    add("file", type=lengths_file, help="the lengths: text, .npy, .npz, .arrow, .parquet, …")
+    add("--column", help="which column of the file, if it has several")
+    add("--max-total-size", metavar="N", type=_number, help="the budget of a batch")
+    add(
+        "--method",
+        choices=("packed", "ordered", "bucket"),
+        default="packed",
+        help="batches as full as possible (the default), in the samples' order, or of like lengths",
+    )
+    add(
+        "--cost",
+        choices=("padded", "sum", "padded_squared", "flops", "count"),
+        default="padded",
+        help="what a batch costs; padded (the default) is n times the longest",
+    )
+    add("--shuffle", action="store_true", help="take the samples in random order")
+    add(
+        "--seed",
+        metavar="N",
+        type=_whole,
+        default=0,
+        help="determines the order with --epoch (default: 0)",
+    )
+    add("--epoch", metavar="N", type=_whole, default=0, help="default: 0")
+    add("--max-batch-size", metavar="N", type=types.positive, help="the most samples in a batch")
+    add(
+        "--batch-multiple",
+        metavar="N",
+        type=types.positive,
+        default=1,
+        help="a batch has a multiple of so many samples (default: 1)",
+    )
+    add(
+        "--oversize",
+        choices=("leave_out", "error", "alone", "truncate"),
+        default="leave_out",
+        help="what to do with a sample over the budget (default: leave_out)",
+    )
+    add(
+        "--world-size",
+        metavar="N",
+        type=types.positive,
+        default=1,
+        help="how many ranks share the batches",
+    )
+    add(
+        "--rank",
+        metavar="N",
+        type=_whole,
+        default=0,
+        help="whose batches --output writes (default: 0)",
+    )
+    add(
+        "--window",
+        metavar="N",
+        type=types.positive,
+        help="packed: samples that are packed together",
+    )
+    buckets = parser.add_mutually_exclusive_group()
+    buckets.add_argument(
+        "--buckets",
+        metavar="N",
+        type=types.positive,
+        help="bucket: how many, with the least padding (default: 30)",
+    )
+    buckets.add_argument(
+        "--boundaries",
+        metavar="N,N,…",
+        type=_boundaries,
+        help="bucket: their boundaries, such as 0,64,256,1024",
+    )
+    add("--batch-size", metavar="N", type=types.positive, help="bucket: instead of a budget")
+    add("--drop-last", action="store_true", help="bucket: leave out batches below --batch-size")
+    add("--output", type=plan_file, metavar="FILE", help="write the plan: .parquet, .npz or .npy")
+    add_output_options(parser, plot=True)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, got {text}")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        value = int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number such as 16384, got {text}")
+    return value
+
+
+def _boundaries(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be numbers such as 0,64,256,1024, got {text}"
+        ) from None
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    """Read the lengths, make a sampler, and report on its batches."""
+    for option, method in _ONLY.items():
+        if getattr(arguments, option) and arguments.method != method:
+            name = option.replace("_", "-")
+            raise ValueError(f"--{name} goes with --method {method}, got {arguments.method}")
+    if arguments.max_total_size is None and arguments.batch_size is None:
+        raise ValueError("--max-total-size is missing, or --batch-size with --method bucket")
+    if arguments.rank >= arguments.world_size:
+        raise ValueError(
+            f"--rank must be below --world-size ({arguments.world_size}), got {arguments.rank}"
+        )
+    lengths = read_lengths(arguments.file, arguments.column)
+    if len(lengths) == 0:
+        raise ValueError(f"{arguments.file} holds no lengths")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the report says what is left out
+        sampler = _sampler(lengths, arguments)
+    sampler.set_epoch(arguments.epoch)
+    report = sampler.report()
+    if arguments.output:
+        write_plan(sampler.plan(), arguments.output)
+    figures = {
+        "method": arguments.method,
+        "cost": arguments.cost,
+        "max_total_size": arguments.max_total_size,
+        "samples": report.samples,
+        "batched": report.batched,
+        "batches": report.batches,
+        "fill": report.fill,
+        "padding": report.padding,
+        "world_size": report.world_size,
+        "imbalance": report.imbalance,
+        "left_out": {reason: len(indices) for reason, indices in report.left_out.items()},
+        "fill_histogram": report.fill_histogram,
+        "padding_histogram": report.padding_histogram,
+    }
+    if arguments.output:
+        figures["output"] = str(arguments.output)
+    return Result(
+        _parts(report, figures), figures, draw=report.plot, status=0 if report.batches else 1
+    )
+
+
+def _sampler(lengths: Any, arguments: argparse.Namespace) -> data.BatchSamplerBase:
+    names = ("cost", "shuffle", "seed", "max_batch_size", "batch_multiple", "oversize")
+    options = {name: getattr(arguments, name) for name in (*names, "world_size", "rank")}
+    budget = arguments.max_total_size
+    if arguments.method == "ordered":
+        return data.SizeAwareBatchSampler(range(len(lengths)), lengths, budget, **options)
+    if arguments.method == "packed":
+        window = {"window": arguments.window} if arguments.window else {}
+        return data.PackedBatchSampler(lengths, budget, **window, **options)
+    boundaries = arguments.boundaries
+    if boundaries is None:
+        boundaries = data.least_padding_boundaries(lengths, arguments.buckets or 30)
+    return data.BucketBatchSampler(
+        lengths,
+        boundaries,
+        batch_size=arguments.batch_size,
+        max_total_size=budget,
+        drop_last=arguments.drop_last,
+        **options,
+    )
+
+
+def _parts(report: brim.data.PlanReport, figures: dict[str, Any]) -> list[Part]:
+    parts: list[Part] = [str(report), ""]
+    counts = report.fill_histogram
+    rows = [_bar(i, count, max(counts)) for i, count in enumerate(counts) if count]
+    if rows:
+        parts.append(Table(["fill of a batch", "", "batches"], rows, left=2))
+    if "output" in figures:
+        parts += ["", f"plan: {figures['output']}"]
+    return parts
+
+
+def _bar(place: int, count: int, most: int) -> list[str]:
+    share = f"{5 * place:3} to {5 * place + 5:3} %" if place < 20 else "over 100 %"
+    length = -(-count * _BARS // most)  # rounded up, so that a few batches can be seen
+    return [share, "█" * length, str(count)]

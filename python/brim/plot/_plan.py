@@ -1,0 +1,49 @@
+"""A plan of batches: how full they are, and how much of them is padding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from brim.plot._canvas import BLUE, ORANGE, draw, legend_below, tidy
+
+if TYPE_CHECKING:
+    from brim._C import PlanReport
+
+
+def plan(report: PlanReport, where: Any = None) -> Any:
+    """Draw how many batches are how full, and how many have how much padding.
+
+    Args:
+        report: what `report()` of a sampler returned.
+        where: an Axes of matplotlib, a file to write, or None.
+
+    Returns:
+        The Figure.
+    """
+    return draw(where, lambda axes: _paint(axes, report))
+
+
+def _paint(axes: Any, report: PlanReport) -> None:
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    fill, padding = report.fill_histogram, report.padding_histogram
+    edges = [5 * i for i in range(len(fill) + 1)]
+    axes.stairs(
+        fill, edges, fill=True, color=BLUE, alpha=0.85, label=f"fill, {report.fill:.1%} on average"
+    )
+    axes.stairs(
+        padding,
+        edges,
+        color=ORANGE,
+        linewidth=2,
+        hatch="////",
+        label=f"padding, {report.padding:.1%} in all",
+    )
+    tidy(axes, f"{report.batches} batches of {report.batched} samples")
+    over = " (last bin: over 100 %)" if fill[-1] else ""
+    axes.set_xlabel(f"share of a batch{over}")
+    axes.set_ylabel("batches")
+    axes.set_xlim(0, 105 if fill[-1] else 100)
+    axes.xaxis.set_major_formatter(PercentFormatter(symbol=" %"))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    legend_below(axes)

@@ -1,0 +1,127 @@
+"""Charts as SVG text for a page: stacked areas, steps and bars, with a text for each place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from brim import _C
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 320, 90, 20, 12, 26
+_ROW, _NAMES = 15, 330
+
+
+class Series(NamedTuple):
+    """Values in bytes, one for each place of the chart."""
+
+    name: str
+    color: str
+    values: Sequence[int]
+
+
+def areas(series: Sequence[Series], tips: Sequence[str], limit: int | None = None) -> str:
+    """What is held, one kind on top of the other; `tips[i]` is shown over place i."""
+    sums = [0] * len(tips)
+    shapes = []
+    for each in series:
+        below, sums = sums, [a + b for a, b in zip(sums, each.values, strict=True)]
+        shapes.append((each.color, below, sums))
+    most = max([*sums, limit or 0, 1])
+    across = [_x(i, len(tips)) for i in range(len(tips) + 1)]
+    paths = [
+        f'<path fill="{color}" d="M{_steps(across, over, most)} '
+        f'L{_steps(across, under, most, backwards=True)} Z"/>'
+        for color, under, over in shapes
+    ]
+    line = ""
+    if limit is not None:
+        y = _y(limit, most)
+        line = f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
+    return _framed(most, "".join(paths) + line + _hover(across, tips))
+
+
+def steps(series: Sequence[Series], tips: Sequence[str]) -> str:
+    """What each of several runs has kept so far, as lines."""
+    most = max(max(each.values, default=1) for each in series)
+    across = [_x(i, len(tips)) for i in range(len(tips) + 1)]
+    paths = [
+        f'<path class="line" stroke="{each.color}" d="M{_steps(across, each.values, most)}"/>'
+        for each in series
+    ]
+    return _framed(max(most, 1), "".join(paths) + _hover(across, tips))
+
+
+def bars(names: Sequence[str], series: Sequence[Series], tips: Sequence[str]) -> str:
+    """A group of horizontal bars for each name."""
+    most = max([1, *(max(each.values, default=1) for each in series)])
+    group = _ROW * len(series) + 8
+    room = _WIDTH - _NAMES - _RIGHT - 90  # for the figure behind the bar
+    rows = []
+    for i, (name, tip) in enumerate(zip(names, tips, strict=True)):
+        top = i * group
+        cells = [
+            f'<rect fill="{each.color}" x="{_NAMES}" y="{top + k * _ROW}" height="{_ROW - 2}" '
+            f'width="{max(each.values[i] / most * room, 0.5):.1f}"/>'
+            f'<text x="{_NAMES + 6 + each.values[i] / most * room:.1f}" '
+            f'y="{top + k * _ROW + 11}">{_C.format_bytes(each.values[i])}</text>'
+            for k, each in enumerate(series)
+        ]
+        middle = top + _ROW * len(series) / 2 + 4
+        shown = name if len(name) <= 46 else f"…{name[-45:]}"
+        label = f'<text x="{_NAMES - 8}" y="{middle}" text-anchor="end">{escape(shown)}</text>'
+        place = f'<rect class="hover" y="{top - 4}" width="{_WIDTH}" height="{group}" {_tip(tip)}/>'
+        rows.append(label + "".join(cells) + place)
+    height = group * len(names) + 4
+    return f'<svg viewBox="0 -4 {_WIDTH} {height}">{"".join(rows)}</svg>'
+
+
+def legend(series: Sequence[Series], more: str = "") -> str:
+    """The names beside their colours."""
+    entries = "".join(
+        f'<span><i style="background:{each.color}"></i>{escape(each.name)}</span>'
+        for each in series
+    )
+    return f'<p class="legend">{entries}{escape(more)}</p>'
+
+
+def _x(place: int, count: int) -> float:
+    return round(_LEFT + place / max(count, 1) * (_WIDTH - _LEFT - _RIGHT), 2)
+
+
+def _y(value: float, most: int) -> float:
+    return round(_HEIGHT - _BOTTOM - value / most * (_HEIGHT - _TOP - _BOTTOM), 2)
+
+
+def _steps(
+    across: Sequence[float], values: Sequence[int], most: int, *, backwards: bool = False
+) -> str:
+    points = []
+    for i, value in enumerate(values):
+        points += [(across[i], _y(value, most)), (across[i + 1], _y(value, most))]
+    if backwards:
+        points.reverse()
+    return " ".join(f"{x},{y}" for x, y in points)
+
+
+def _hover(across: Sequence[float], tips: Sequence[str]) -> str:
+    height = _HEIGHT - _TOP - _BOTTOM
+    return "".join(
+        f'<rect class="hover" x="{left}" y="{_TOP}" width="{right - left:.2f}" '
+        f'height="{height}" {_tip(tip)}/>'
+        for left, right, tip in zip(across, across[1:], tips, strict=False)
+    )
+
+
+def _tip(text: str) -> str:
+    return f'data-tip="{escape(text, quote=True)}"'
+
+
+def _framed(most: int, inside: str) -> str:
+    lines = [
+        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
+        f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{_C.format_bytes(value)}</text>'
+        for value in (most * i // 4 for i in range(5))
+        for y in (_y(value, most),)
+    ]
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(lines)}{inside}</svg>'

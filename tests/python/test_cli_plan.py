@@ -1,0 +1,189 @@
+"""`brim plan` on the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brim.cli import main
+from brim.data import PackedBatchSampler, SizeAwareBatchSampler
+
+LENGTHS = [int(length) for length in np.random.default_rng(0).integers(1, 200, 500)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the same lengths in files of several kinds."""
+    monkeypatch.chdir(tmp_path)
+    Path("lengths.txt").write_text("\n".join(map(str, LENGTHS)))
+    Path("lengths.csv").write_text(", ".join(map(str, LENGTHS)))
+    np.save("lengths.npy", np.array(LENGTHS, dtype=np.int32))
+    np.savez("lengths.npz", lengths=LENGTHS, other=[1, 2])
+    return tmp_path
+
+
+def figures_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["plan", *words, "--json"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_the_report_and_a_histogram(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["lengths.txt", "--max-total-size", "1000", "--method", "ordered", "--cost", "sum"]
+    assert main(["plan", *words]) == 0
+    out = capsys.readouterr().out
+    report = SizeAwareBatchSampler(range(len(LENGTHS)), LENGTHS, 1000).report()
+    assert out.startswith(str(report))
+    counts = [int(line.split()[-1]) for line in out.splitlines() if "█" in line]
+    assert counts == [count for count in report.fill_histogram if count]
+    assert sum(counts) == report.batches
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("file", ["lengths.csv", "lengths.npy", "lengths.npz"])
+def test_files_with_the_same_lengths_give_the_same_plan(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    column = ["--column", "lengths"] if file.endswith(".npz") else []
+    words = ["--max-total-size", "1000", "--shuffle", "--seed", "3"]
+    expected = figures_of(capsys, "lengths.txt", *words)
+    assert figures_of(capsys, file, *column, *words) == expected
+    sampler = PackedBatchSampler(LENGTHS, 1000, cost="padded", shuffle=True, seed=3)
+    assert expected["padding"] == sampler.report().padding
+
+
+@pytest.mark.usefixtures("folder")
+def test_columns_of_arrow_and_parquet(capsys: pytest.CaptureFixture[str]) -> None:
+    pa = pytest.importorskip("pyarrow")
+    feather = pytest.importorskip("pyarrow.feather")
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pa.table(
+        {
+            "length": LENGTHS,
+            "tokens": [[0] * length for length in LENGTHS],
+            "text": ["x" * length for length in LENGTHS],
+        }
+    )
+    pq.write_table(table, "data.parquet")
+    feather.write_feather(table, "data.arrow", compression="uncompressed")
+    with pa.OSFile("stream.arrow", "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    expected = figures_of(capsys, "lengths.txt", "--max-total-size", "1000")
+    for file in ("data.parquet", "data.arrow", "stream.arrow"):
+        for column in ("length", "tokens", "text"):
+            words = [file, "--column", column, "--max-total-size", "1000"]
+            assert figures_of(capsys, *words) == expected, words
+    assert main(["plan", "data.parquet", "--max-total-size", "1000", "--column", "x"]) == 2
+    assert "--column must be one of length, tokens, text, got 'x'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("ending", ["npz", "npy", "parquet"])
+def test_a_written_plan_has_the_batches_of_the_sampler(
+    ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampler = PackedBatchSampler(LENGTHS, 1000, cost="padded", world_size=2, rank=1)
+    sampler.set_epoch(4)
+    expected = list(sampler)
+    file = f"plan.{ending}"
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    words = ["lengths.npy", "--max-total-size", "1000", "--epoch", "4", "--output", file]
+    figures = figures_of(capsys, *words, "--world-size", "2", "--rank", "1")
+    assert figures["output"] == file
+    if ending == "npz":
+        plan = np.load(file)
+        batches = np.split(plan["indices"], plan["offsets"][1:-1])
+        assert [batch.tolist() for batch in batches] == expected
+    elif ending == "npy":
+        pairs = np.load(file)
+        found: list[list[int]] = [[] for _ in expected]
+        for batch, index in pairs.tolist():
+            found[batch].append(index)
+        assert found == expected
+    else:
+        pq = pytest.importorskip("pyarrow.parquet")
+        assert pq.read_table(file)["indices"].to_pylist() == expected
+
+
+@pytest.mark.usefixtures("folder")
+def test_buckets_of_a_fixed_size(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["lengths.npy", "--method", "bucket", "--boundaries", "0,100,300", "--batch-size", "7"]
+    figures = figures_of(capsys, *words, "--drop-last")
+    short = sum(length < 100 for length in LENGTHS)
+    assert figures["batches"] == short // 7 + (len(LENGTHS) - short) // 7
+    dropped = short % 7 + (len(LENGTHS) - short) % 7
+    assert figures["left_out"] == {"dropped last": dropped}
+
+
+@pytest.mark.usefixtures("folder")
+def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("some.txt").write_text("50 60")
+    assert main(["plan", "some.txt", "--max-total-size", "10"]) == 1
+    assert "left out   2, over budget" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["nothing.txt"], "there is no file nothing.txt"),
+        (["lengths.pt"], "must end in .txt, .csv, .npy"),
+        (["wrong.txt"], "wrong.txt: must hold numbers between spaces, commas or line ends"),
+        (["empty.txt"], "empty.txt holds no lengths"),
+        (["negative.txt"], "got -5 at index 1"),
+        (["wrong.npy"], "is not a file that numpy.save or numpy.savez wrote"),
+        (["matrix.npy"], "matrix.npy: lengths must have one dimension, got shape (2, 3)"),
+        (["words.npy"], "words.npy: lengths must be ints or floats"),
+        (["lengths.npz"], "--column must be one of lengths, other, got none"),
+        (["lengths.txt", "--column", "x"], "--column goes with .npz"),
+        (["lengths.txt", "--max-total-size", "0"], "must be a positive number such as 16384"),
+        (["lengths.txt", "--window", "9", "--method", "ordered"], "goes with --method packed"),
+        (["lengths.txt", "--drop-last"], "--drop-last goes with --method bucket, got packed"),
+        (["lengths.txt", "--rank", "2"], "--rank must be below --world-size (1), got 2"),
+        (["lengths.txt", "--seed", "-1"], "must be a whole number of at least 0, got -1"),
+        (["lengths.txt", "--output", "plan.txt"], "must end in .npy, .npz or .parquet"),
+        (["lengths.txt", "--output", "nowhere/plan.npy"], "there is no folder nowhere"),
+        (["lengths.txt", "--oversize", "error", "--max-total-size", "9"], "exceeds the budget"),
+        (["lengths.txt", "--buckets", "3", "--boundaries", "1,2"], "not allowed with argument"),
+        (["lengths.txt", "--method", "bucket", "--boundaries", "a"], "must be numbers such as"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("lengths.pt").write_text("")
+    Path("wrong.txt").write_text("1 2 three")
+    Path("empty.txt").write_text("")
+    Path("negative.txt").write_text("1 -5")
+    Path("wrong.npy").write_text("wrong")
+    np.save("matrix.npy", np.ones((2, 3)))
+    np.save("words.npy", np.array(["a", "b"]))
+    budget = [] if "--max-total-size" in words else ["--max-total-size", "1000"]
+    assert main(["plan", *words, *budget]) == 2
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_budget_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "lengths.txt"]) == 2
+    assert "--max-total-size is missing" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_parquet_without_pyarrow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # type: ignore[arg-type]
+    Path("x.parquet").write_text("")
+    assert main(["plan", "x.parquet", "--max-total-size", "5"]) == 2
+    assert "pip install 'brim[arrow]'" in capsys.readouterr().err
+    assert main(["plan", "lengths.txt", "--max-total-size", "500", "--output", "p.parquet"]) == 2
+    assert "pip install 'brim[arrow]'" in capsys.readouterr().err

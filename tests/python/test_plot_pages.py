@@ -1,0 +1,69 @@
+"""Pages for the browser: complete, without network, and safe whatever names a model has."""
+
+from __future__ import annotations
+
+import re
+import xml.dom.minidom
+from html.parser import HTMLParser
+
+import torch
+
+import brim
+
+WRONG = '<b>&"x'
+
+
+def parts_of(page: str) -> tuple[list[str], list[str]]:
+    """The tags of a page, and what is shown when hovering over it."""
+    tags: list[str] = []
+    tips: list[str] = []
+
+    class Parser(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            tags.append(tag)
+            tips.extend(value or "" for name, value in attributes if name == "data-tip")
+
+    Parser().feed(page)
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        xml.dom.minidom.parseString(svg)
+    assert "http" not in page
+    assert "src=" not in page
+    return tags, tips
+
+
+def test_an_audit_by_layer() -> None:
+    model = torch.nn.Sequential()
+    model.add_module("first", torch.nn.Linear(8, 8))
+    model.add_module(WRONG, torch.nn.GELU())
+    found = brim.audit(model, torch.ones(4, 8))
+    page = found.to_html(places={WRONG: "gelu.py:1"})
+    tags, tips = parts_of(page)
+    assert "b" not in tags, "names are escaped"
+    tip = next(tip for tip in tips if tip.startswith(WRONG))
+    assert "GELU in gelu.py:1" in tip
+    assert "torch.nn: 128 B" in tip
+    assert len([tip for tip in tips if tip.startswith(WRONG)]) == 2, "a line and a bar"
+
+
+def test_an_audit_of_a_model_that_keeps_nothing() -> None:
+    model = torch.nn.Sequential(torch.nn.ReLU())
+    page = brim.audit(model, torch.ones(4)).to_html()
+    assert "keeps nothing" in page
+    parts_of(page)
+
+
+def test_an_estimate_over_time_and_by_place() -> None:
+    layer = torch.nn.Linear(64, 64)
+
+    def step(x: torch.Tensor) -> None:
+        layer(x).relu().sum().backward()
+
+    found = brim.estimate(step, torch.ones(32, 64), device="cpu", capacity="64KiB")
+    tags, tips = parts_of(found.to_html())
+    assert tags.count("svg") == 2
+    held = brim.format_bytes(found.held_before + found.peak)
+    assert any(tip.startswith(f"held {held}, ") for tip in tips)
+    assert any("last allocated at test_plot_pages.py:" in tip for tip in tips)
+    tip = next(tip for tip in tips if tip.startswith("weight\n"))
+    assert "1 × parameter" in tip
+    assert "capacity 64.00 KiB (dashed)" in found.to_html()
