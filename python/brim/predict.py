@@ -161,7 +161,13 @@ class PolynomialRegression(_C.PolynomialRegression):
 
 
 class Peaks(list[PeakSample]):
-    """What `collect_peaks` returns: a list of `PeakSample`, aligned with the inputs."""
+    """What `collect_peaks` returns: a list of `PeakSample`, aligned with the inputs.
+
+    Example:
+        >>> found = collect_peaks(lambda size: torch.zeros(size).numel(), [256], device="cpu")
+        >>> found.features, found.out_of_memory
+        ([256], [False])
+    """
 
     @property
     def features(self) -> list[Any]:

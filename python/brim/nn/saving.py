@@ -69,7 +69,14 @@ def check_recompute(recompute: str | None) -> None:
 
 
 class Saving(TorchFunctionMode):
-    """What `brim.saving()` gives."""
+    """What `brim.saving()` gives.
+
+    Example:
+        >>> import torch, brim
+        >>> with brim.saving():  # torch's functions are brim's here
+        ...     torch.relu(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
 
     def __init__(self, recompute: bool = False, is_shared: bool = False) -> None:
         """A region; if shared, all modules enter it, and `redirected.hooks` is theirs."""
