@@ -337,6 +337,8 @@ class MemoryModel(_C.MemoryModel):
         if whole != shapes:
             wrong = next(a for a, b in zip(shapes, whole, strict=True) if a != b)
             raise TypeError(f"sizes must be ints, got {wrong if batch else wrong[0]!r}")
+        if not callable(fn):
+            raise TypeError(f"fn must be callable, got {fn!r}")
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
         undo = Undo(restore, fn)

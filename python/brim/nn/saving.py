@@ -176,19 +176,17 @@ def paused() -> Iterator[None]:
 
 def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether the input is a plain tensor of a floating type, and the others are plain too."""
-    given = args[0] if args else kwargs.get("input")
-    return (
-        isinstance(given, Tensor)
-        and "out" not in kwargs
-        and given.is_floating_point()
-        and given.layout is torch.strided
-        and all(map(_is_plain, args))
-        and all(map(_is_plain, kwargs.values()))
-    )
+    given: Any = args[0] if args else kwargs.get("input")
+    if type(given) not in _PLAIN or given.dtype not in _FLOATING or "out" in kwargs:
+        return False
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, Tensor) and type(each) not in _PLAIN:
+            return False
+    return given.layout is torch.strided
 
 
-def _is_plain(value: object) -> bool:
-    return not isinstance(value, Tensor) or type(value) in (Tensor, torch.nn.Parameter)
+_PLAIN = frozenset([Tensor, torch.nn.Parameter])
+_FLOATING = frozenset([torch.float32, torch.float64, torch.bfloat16, torch.float16])
 
 
 # -- What arrives under which name ----------------------------------------------------------------
