@@ -36,7 +36,8 @@ bool is_first_copy() {
 }
 
 namespace {
-// A constructor with a priority runs before all initialisers of this copy, which register operators.
+// A constructor with a priority runs before all initialisers of this copy, which register
+// operators.
 [[gnu::constructor(101)]] void ask_at_load() { is_first_copy(); }
 }  // namespace
 
