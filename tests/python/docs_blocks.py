@@ -211,14 +211,16 @@ def run_page(page: Path, *, run_jobs: bool = False) -> str | None:
     """Run the blocks of a page in the current folder; returns what the last one printed."""
     import torch
 
-    warnings.simplefilter("error")
+    blocks = blocks_of(page)
+    # Frameworks warn of each other.
+    warnings.simplefilter("ignore" if any(block.needs for block in blocks) else "error")
     # What torch says where a product of matrices runs out of memory: see Limits in adapt.md.
     warnings.filterwarnings("ignore", "mkldnn_matmul failed")
     sys.path.insert(0, os.getcwd())  # files that a page writes can be imported by it
     torch.manual_seed(0)
     torch.set_num_threads(1)
     runner = Page(str(page.relative_to(ROOT)), run_jobs=run_jobs)
-    for block in blocks_of(page):
+    for block in blocks:
         runner.run(block)
     return runner.printed
 

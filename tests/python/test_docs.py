@@ -46,7 +46,14 @@ def server() -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-@pytest.mark.parametrize("page", with_blocks("python", "console"), ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [  # frameworks take seconds to import, and have tests of their own
+        pytest.param(page, marks=pytest.mark.slow if "integrations" in page.parts else ())
+        for page in with_blocks("python", "console")
+    ],
+    ids=name_of,
+)
 def test_blocks_run(page: Path, tmp_path: Path, server: subprocess.Popen[str]) -> None:
     for block in blocks_of(page):
         if block.needs and importlib.util.find_spec(block.needs) is None:
