@@ -81,8 +81,9 @@ def try_out(wheel: Path, work: Path) -> None:
         if not (packages / entry.name).exists() and not entry.name.startswith("brim"):
             (packages / entry.name).symlink_to(entry)
     os.environ.pop("PYTHONPATH", None)
-    run(python, "-m", "pip", "install", "--no-index", wheel)
-    run(python, "-m", "brim", "info")
+    run(python, "-m", "pip", "install", "--quiet", "--no-index", wheel)
+    run(python, "-m", "brim", "--version")
+    run(environment / "bin" / "brim", "info")
     where = subprocess.run(
         [python, "-m", "brim", "--cmake-dir"], check=True, capture_output=True, text=True
     ).stdout.strip()
