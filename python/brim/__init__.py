@@ -12,7 +12,8 @@ A function whose batch size should fit:
     `maximize` lowers an argument until the call fits, and remembers it. `batch`, `range` and
     `chunked` pass a size, the ends of a part, or a piece of a tensor; `run_batch`, `run_range` and
     `run_chunked` do so at once. Decorators return an `AdaptiveFunction`. All take `Options`, tell
-    of each `Attempt` (`Attempts`) and learn (`SizeMemory`). Ranks that disagree get a `RankError`.
+    of each `Attempt` (`record` returns `Attempts`) and learn (`SizeMemory`). Ranks that disagree
+    get a `RankError`.
 
 A training step:
     `Microbatches` runs a batch in parts that fit, with the gradients of the whole. `estimate` tells
@@ -36,11 +37,11 @@ Below all of them:
     `collect_peaks` (`Peaks`, `PeakSample`).
 
 Also:
+    `.plot()` of reports, models and records draws a picture (`pip install 'brim[plot]'`).
     `brim.testing` makes memory run out in your tests. `brim.integrations` is for Lightning,
     accelerate, transformers, PyTorch Geometric and datasets. `brim.compat` has the faces of
-    torch_max_mem, toma, memsave_torch and bionemo. `brim.plot` draws reports, models, audits,
-    estimates and attempts. `cmake_prefix_path` is for C++ programs. On the command line:
-    `brim --help`.
+    torch_max_mem, toma, memsave_torch and bionemo. `cmake_prefix_path` is for C++ programs. On the
+    command line: `brim --help`.
 """
 
 import os

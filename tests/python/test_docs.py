@@ -48,9 +48,8 @@ def server() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize(
     "page",
-    [
-        # Importing the frameworks takes long.
-        pytest.param(page, marks=[pytest.mark.slow] * ("integrations" in page.parts))
+    [  # frameworks take seconds to import, and have tests of their own
+        pytest.param(page, marks=pytest.mark.slow if "integrations" in page.parts else ())
         for page in with_blocks("python", "console")
     ],
     ids=name_of,
