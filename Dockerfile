@@ -1,7 +1,7 @@
 # A CPU image whose command is brim:
 #     docker build -t brim .
 #     docker run --rm brim                                   the demo
-#     docker run --rm -v "$PWD:/data" -w /data brim audit model.py:make --input 8x3x224x224
+#     docker run --rm -v "$PWD:/data" -w /data brim audit model.py:make --input 8,3,224,224
 FROM python:3.12-slim AS build
 ARG TORCH=torch==2.13.0
 # PyPI's torch for Linux brings CUDA's libraries along. https://download.pytorch.org/whl/cpu has one

@@ -36,7 +36,8 @@ bool is_first_copy() {
 }
 
 namespace {
-// A constructor with a priority runs before all initialisers of this copy, which register operators.
+// Before any initialiser of this copy registers an operator: those run after constructors that have
+// a priority.
 [[gnu::constructor(101)]] void ask_at_load() { is_first_copy(); }
 }  // namespace
 

@@ -165,7 +165,7 @@ Example:
     >>> import brim, torch
     >>> with brim.PeakMeter("cpu") as meter:
     ...     x = torch.zeros(1024)
-    ...     y = x + 1
+    ...     y = x.clone()
     ...     del x
     >>> meter.peak, meter.left
     (8192, 4096)

@@ -2,10 +2,46 @@
 
 Example:
     >>> import brim, torch
-    >>> with brim.budget("1GiB", device="cpu"), brim.PeakMeter("cpu") as meter:
-    ...     x = torch.zeros(1024, 1024)
-    >>> meter.peak
-    4194304
+    >>> @brim.maximize("batch_size")  # 4096, or as much of it as fits
+    ... def norms(x, batch_size=4096):
+    ...     return torch.cat([part.norm(dim=1) for part in x.split(batch_size)])
+    >>> norms(torch.ones(10_000, 4)).shape
+    torch.Size([10000])
+
+A function whose batch size should fit:
+    `maximize` lowers an argument until the call fits, and remembers it. `batch`, `range` and
+    `chunked` pass a size, the ends of a part, or a piece of a tensor; `run_batch`, `run_range` and
+    `run_chunked` do so at once. Decorators return an `AdaptiveFunction`. All take `Options`, tell
+    of each `Attempt` (`record` returns `Attempts`) and learn (`SizeMemory`). Ranks that disagree
+    get a `RankError`.
+
+A training step:
+    `Microbatches` runs a batch in parts that fit, with the gradients of the whole. `estimate` tells
+    the peak without running (`Estimate`, `EstimateError`), `largest_size` the size that fits.
+
+A model that keeps too much for backward:
+    `audit` measures it layer by layer (`Audit`), `convert` changes the layers in place
+    (`ConversionReport`), `restore` changes them back, `saving` does it for a block of code, and
+    `assert_saved` checks it in a test. `brim.nn` has the layers, `brim.nn.functional` the same as
+    functions.
+
+Samples of different sizes:
+    `brim.data` has the samplers, under a budget in tokens or, by `fit`, in bytes.
+
+Below all of them:
+    memory: `memory_stats` (`MemoryStats`), `PeakMeter`, `budget` (`Budget`), `reset_peak`,
+    `release_cached`, `fragmentation` (`Fragmentation`), `default_device`, `DeviceLike`,
+    `install_cpu_allocator`, `cpu_allocator_installed`, `format_bytes`, `parse_bytes`.
+    errors: `is_out_of_memory`, `classify_error` (`OomCause`, `OomKind`).
+    models of memory: `MemoryModel` (`MemorySample`, `ModelError`), `PolynomialRegression`,
+    `collect_peaks` (`Peaks`, `PeakSample`).
+
+Also:
+    `.plot()` of reports, models and records draws a picture (`pip install 'brim[plot]'`).
+    `brim.testing` makes memory run out in your tests. `brim.integrations` is for Lightning,
+    accelerate, transformers, PyTorch Geometric and datasets. `brim.compat` has the faces of
+    torch_max_mem, toma, memsave_torch and bionemo. `cmake_prefix_path` is for C++ programs. On the
+    command line: `brim --help`.
 """
 
 import os
@@ -25,21 +61,22 @@ from brim.predict import *  # noqa: E402, F403
 cmake_prefix_path: str = os.path.join(os.path.dirname(_C.__file__), "lib", "cmake", "brim")
 """What CMAKE_PREFIX_PATH needs for `find_package(brim)`: the directory of brimConfig.cmake."""
 
+# In the order of the docstring.
 __all__ = [
+    *adapt.__all__,
+    *foresee.__all__,
     "Audit",
     "ConversionReport",
-    "__version__",
     "assert_saved",
     "audit",
-    "cmake_prefix_path",
     "convert",
-    "data",
-    "nn",
     "restore",
     "saving",
+    *memory.__all__,
+    *predict.__all__,
+    "nn",
+    "data",
     "testing",
+    "cmake_prefix_path",
+    "__version__",
 ]
-__all__ += adapt.__all__
-__all__ += foresee.__all__
-__all__ += memory.__all__
-__all__ += predict.__all__

@@ -79,6 +79,11 @@ class RankSetting:
     Raises:
         TypeError: if `ranks` is neither a bool nor a process group.
         ValueError: for other words than these, or options that exclude each other.
+
+    Example:
+        >>> agreement = RankSetting(True, "work", sync="settled")
+        >>> agreement() is None  # there is no process group
+        True
     """
 
     def __init__(

@@ -161,7 +161,13 @@ class PolynomialRegression(_C.PolynomialRegression):
 
 
 class Peaks(list[PeakSample]):
-    """What `collect_peaks` returns: a list of `PeakSample`, aligned with the inputs."""
+    """What `collect_peaks` returns: a list of `PeakSample`, aligned with the inputs.
+
+    Example:
+        >>> found = collect_peaks(lambda size: torch.zeros(size).numel(), [256], device="cpu")
+        >>> found.features, found.out_of_memory
+        ([256], [False])
+    """
 
     @property
     def features(self) -> list[Any]:
@@ -331,6 +337,8 @@ class MemoryModel(_C.MemoryModel):
         if whole != shapes:
             wrong = next(a for a, b in zip(shapes, whole, strict=True) if a != b)
             raise TypeError(f"sizes must be ints, got {wrong if batch else wrong[0]!r}")
+        if not callable(fn):
+            raise TypeError(f"fn must be callable, got {fn!r}")
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
         undo = Undo(restore, fn)

@@ -216,6 +216,9 @@ def run_page(page: Path, *, run_jobs: bool = False) -> str | None:
     warnings.simplefilter("ignore" if any(block.needs for block in blocks) else "error")
     # What torch says where a product of matrices runs out of memory: see Limits in adapt.md.
     warnings.filterwarnings("ignore", "mkldnn_matmul failed")
+    if "integrations" in page.parts:  # frameworks warn of torch and of each other
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", module="brim|__page__")
     sys.path.insert(0, os.getcwd())  # files that a page writes can be imported by it
     torch.manual_seed(0)
     torch.set_num_threads(1)

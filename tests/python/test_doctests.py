@@ -15,7 +15,7 @@ MODULES = sorted(
     + [
         module.name
         for module in pkgutil.walk_packages(brim.__path__, "brim.")
-        if module.name.rpartition(".")[2] not in {"__main__", "_C"}
+        if module.name.rpartition(".")[2] != "__main__"
     ]
 )
 

@@ -98,3 +98,12 @@ def test_what_needs_values_is_an_error_that_names_the_line(
 def test_the_functions_own_errors_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match=r"must have same reduction dim|cannot be multiplied"):
         brim.estimate(lambda: torch.ones(2, 3) @ torch.ones(2, 3), device="cpu")
+
+
+def test_a_size_from_a_tensors_value_is_named() -> None:
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        return x[: int(x.sum())]
+
+    expected = line_of(cut, 1) + "the code depends on a tensor's value"
+    with pytest.raises(brim.EstimateError, match=expected):
+        brim.estimate(cut, torch.rand(8), device="cpu")

@@ -586,8 +586,10 @@ def test_the_hint_names_a_class_that_is_not_recognised() -> None:
     )
 
 
-def test_a_model_that_keeps_nothing_has_no_hint() -> None:
-    assert brim.audit(frozen(nn.Linear(4, 4)), torch.ones(2, 4)).hint == ""
+def test_the_hint_of_a_model_that_keeps_nothing() -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    assert brim.audit(model, x).hint == ""
+    assert brim.audit(frozen(model), x).hint.startswith("hint: no parameter needs a gradient")
 
 
 def test_assert_saved_measures_the_model_as_it_is() -> None:

@@ -29,6 +29,7 @@ struct BRIM_API FittedLimit {
   [[nodiscard]] batching::Limit limit() const;
 };
 
+/// Options of fit_batching and fit_weights.
 struct FitOptions {
   std::int64_t budget = 0;  ///< bytes that the device may hold at once, older tensors included
   /// What memory depends on: n samples padded to the longest, or their sum.
@@ -55,7 +56,8 @@ using MakeBatching = std::function<std::shared_ptr<const batching::Batching>(con
 ///     auto batching = make(fitted);
 ///
 /// The work runs some twenty times, and may then hold up to twice the budget; on CUDA up to a
-/// hundred times more, to see what torch's allocator loses between blocks.
+/// hundred times more, to see what torch's allocator loses between blocks. What it changes, such as
+/// the weights of a model that it trains, stays changed: put it back yourself (SavedState).
 ///
 /// @param sizes of all samples by index.
 /// @throws std::invalid_argument for no sizes, a negative size, a cost other than padded and sum, a

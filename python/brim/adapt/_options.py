@@ -64,6 +64,12 @@ class Options(TypedDict, total=False):
             `"inside"` (FSDP, tensor parallel): then sizes start small and grow only as far as is
             known to fit on every rank, and running out of memory is final on all of them.
         observer: called with each `Attempt` after it ended.
+
+    Example:
+        >>> import brim
+        >>> options = brim.Options(strategy="halving", lower=8)
+        >>> brim.run_batch(64, lambda size: size, **options)
+        64
     """
 
     strategy: Literal["predictive", "halving", "bisect"]

@@ -36,7 +36,13 @@ class SamplerOptions(TypedDict, total=False):
 
 
 class Plan(NamedTuple):
-    """All batches of one rank: batch b is `indices[offsets[b]:offsets[b + 1]]`."""
+    """All batches of one rank: batch b is `indices[offsets[b]:offsets[b + 1]]`.
+
+    Example:
+        >>> from brim.data import PackedBatchSampler
+        >>> PackedBatchSampler([5, 2, 8], max_total_size=10).plan()
+        Plan(offsets=tensor([0, 2, 3]), indices=tensor([2, 1, 0]))
+    """
 
     offsets: torch.Tensor
     indices: torch.Tensor
@@ -141,6 +147,12 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             a warning, and counted in `report()`), `"error"`, `"alone"` (a batch of its own, over
             the budget) or `"truncate"`: it counts as `largest_size`, to which the program cuts it.
         as_tensors: yield batches as int64 tensors, which is faster than lists.
+
+    Example:
+        >>> from brim.data import PackedBatchSampler
+        >>> sampler = PackedBatchSampler([5, 2, 8, 3], max_total_size=10)
+        >>> len(sampler), list(sampler)
+        (2, [[2], [0, 3, 1]])
     """
 
     _budget_required: ClassVar[bool] = True

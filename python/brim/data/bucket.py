@@ -23,7 +23,12 @@ from brim.data.sizes import (
 
 
 class Buckets(NamedTuple):
-    """Ranges of sizes: bucket b holds the sizes in [boundary b, boundary b + 1)."""
+    """Ranges of sizes: bucket b holds the sizes in [boundary b, boundary b + 1).
+
+    Example:
+        >>> create_buckets([1, 1, 2, 3, 22, 22], max_width=5, min_bucket_count=10).bucket_boundaries
+        tensor([ 1,  6, 11, 16, 21, 23])
+    """
 
     bucket_boundaries: torch.Tensor
     bucket_sizes: torch.Tensor

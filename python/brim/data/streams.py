@@ -28,6 +28,11 @@ class StreamBatches(IterableDataset[Any]):
     For a DataLoader with `batch_size=None`, or to iterate over. Each iteration reads the iterable
     anew. All ranks and workers read all samples, and each gets its own batches: all ranks equally
     many, and batches of one step cost about the same.
+
+    Example:
+        >>> from brim.data import pack_stream
+        >>> list(pack_stream(["aaa", "b", "cc"], max_total_size=3))
+        [['aaa'], ['cc', 'b']]
     """
 
     def __init__(

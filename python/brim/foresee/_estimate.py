@@ -144,6 +144,13 @@ def _estimate(
         raise EstimateError(
             f"{line_of(error)}: cannot be traced with fake tensors: {text}"
         ) from error
+    except ValueError as error:
+        if "float NaN" not in str(error):
+            raise
+        raise EstimateError(
+            f"{line_of(error)}: the code depends on a tensor's value, which is not known without "
+            f"running it: {error}"
+        ) from error
     finally:
         live = tracer.stop()
         swap.restore()

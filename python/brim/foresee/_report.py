@@ -26,6 +26,12 @@ class Estimate:
         capacity: what the allocator may take, or None if that is not known.
         fits: whether the call stays within the capacity.
         assumptions: what was assumed, in sentences.
+
+    Example:
+        >>> import brim, torch
+        >>> estimate = brim.estimate(lambda x: x + 1, torch.ones(1024), device="cpu")
+        >>> estimate.peak, estimate.held_before, estimate.fits
+        (4096, 4096, True)
     """
 
     def __init__(

@@ -112,12 +112,14 @@ def fit_graph_sampler(
         A sampler; its `weights` are what a node and an edge count.
 
     Example:
+        >>> import brim
         >>> from torch_geometric.data import Data
         >>> def path(n): return Data(x=torch.rand(n, 1), edge_index=torch.zeros(2, n - 1).long())
         >>> def step(batch): return (batch.x @ torch.rand(1, 64))[batch.edge_index[0]].sum()
-        >>> sampler = fit_graph_sampler([path(n) for n in range(2, 50)], step, "1GiB", "cpu")
-        >>> len(sampler), len(sampler.weights)
-        (1, 2)
+        >>> budget = brim.memory_stats("cpu").allocated + 2**20
+        >>> sampler = fit_graph_sampler([path(n) for n in range(2, 50)], step, budget, "cpu")
+        >>> sampler.report().batched, len(sampler.weights)
+        (48, 2)
     """
     from torch_geometric.data import Batch
 

@@ -83,6 +83,7 @@ def hint_of(
     *,
     converted: bool,
     eval_mode: int | None,
+    trained: bool,
     unconverted: Iterable[Unconverted] = (),
 ) -> str:
     """What would keep less, one line for each, the most saving first; "" if nothing saves much.
@@ -91,10 +92,12 @@ def hint_of(
         layers: the rows.
         converted: whether the model has layers of brim.
         eval_mode: what brim keeps if BatchNorm layers with frozen weights were in eval mode.
+        trained: whether a parameter of the model needs a gradient.
         unconverted: what `convert` leaves as it is.
     """
     if not any(any(figures(layer)) for layer in layers):
-        return ""
+        why = "hint: no parameter needs a gradient: unfreeze what is to be trained before the audit"
+        return "" if trained else why
     torch_nn, brim, cheap, _ = (sum(column) for column in zip(*map(figures, layers), strict=True))
     now = brim if converted else torch_nn
     best = min(brim, cheap)

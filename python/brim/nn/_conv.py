@@ -96,9 +96,11 @@ def conv_transpose(
     return ops().conv(input, weight, bias, *window, True, more, groups, None, recompute)
 
 
-conv1d, conv2d, conv3d = over(1, conv), over(2, conv), over(3, conv)
+_EXAMPLE = "torch.ones(1, 2, 8…), torch.ones(4, 2, 3…)", "1, 4, 6…"
+conv1d, conv2d, conv3d = over(1, conv, _EXAMPLE), over(2, conv, _EXAMPLE), over(3, conv, _EXAMPLE)
+_EXAMPLE = "torch.ones(1, 2, 8…), torch.ones(2, 4, 2…), stride=2", "1, 4, 16…"
 conv_transpose1d, conv_transpose2d, conv_transpose3d = (
-    over(1, conv_transpose),
-    over(2, conv_transpose),
-    over(3, conv_transpose),
+    over(1, conv_transpose, _EXAMPLE),
+    over(2, conv_transpose, _EXAMPLE),
+    over(3, conv_transpose, _EXAMPLE),
 )

@@ -45,7 +45,12 @@ def max_pool(
     return run(input, kernel, steps, pads, gaps, ceil_mode)
 
 
-max_pool1d, max_pool2d, max_pool3d = over(1, max_pool), over(2, max_pool), over(3, max_pool)
+_EXAMPLE = "torch.ones(1, 2, 8…), 2", "1, 2, 4…"
+max_pool1d, max_pool2d, max_pool3d = (
+    over(1, max_pool, _EXAMPLE),
+    over(2, max_pool, _EXAMPLE),
+    over(3, max_pool, _EXAMPLE),
+)
 
 
 def avg_pool(
@@ -75,11 +80,17 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """As `torch.nn.functional.avg_pool1d`; keeps nothing."""
+    """As `torch.nn.functional.avg_pool1d`; keeps nothing.
+
+    Example:
+        >>> import torch
+        >>> avg_pool1d(torch.arange(4.0).reshape(1, 4), 2)
+        tensor([[0.5000, 2.5000]])
+    """
     return avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
-avg_pool2d, avg_pool3d = over(2, avg_pool), over(3, avg_pool)
+avg_pool2d, avg_pool3d = over(2, avg_pool, _EXAMPLE), over(3, avg_pool, _EXAMPLE)
 
 
 def _steps(stride: Numbers | None, kernel: Sequence[int], dimensions: int) -> Sequence[int]:
@@ -101,10 +112,11 @@ def adaptive_avg_pool(dimensions: int, input: Tensor, output_size: Any) -> Tenso
     return ops().adaptive_avg_pool(input, sizes)
 
 
+_ADAPTIVE = "torch.ones(1, 2, 8…), 1", "1, 2, 1…"
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (
-    over(1, adaptive_avg_pool),
-    over(2, adaptive_avg_pool),
-    over(3, adaptive_avg_pool),
+    over(1, adaptive_avg_pool, _ADAPTIVE),
+    over(2, adaptive_avg_pool, _ADAPTIVE),
+    over(3, adaptive_avg_pool, _ADAPTIVE),
 )
 
 

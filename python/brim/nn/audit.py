@@ -45,6 +45,11 @@ class LayerAudit:
         brim: kept by brim's.
         cheap: kept by brim's with `recompute="cheap"`.
         least: that have to be kept here for the model to keep the least possible.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.audit(torch.nn.ReLU(), torch.ones(1024, requires_grad=True)).layers[0].brim
+        128
     """
 
     name: str
@@ -64,6 +69,12 @@ class Audit:
         hint: what would keep less, one line each, with figures that were measured, the most saving
             first; "" if there is nothing.
         note: why the least is only the smallest of the measured sums; "" if it was worked out.
+
+    Example:
+        >>> import torch, brim
+        >>> audit = brim.audit(torch.nn.ReLU(), torch.ones(1024, requires_grad=True))
+        >>> audit.torch_nn, audit.brim
+        (4096, 128)
     """
 
     layers: tuple[LayerAudit, ...]
@@ -235,7 +246,10 @@ def _audit(
     step("cheap")
     layers = _rows(torchs, ours, cheap)
     left = _unconverted(model, layers, report)
-    hint = hint_of(layers, converted=converted, eval_mode=eval_mode, unconverted=left)
+    trained = any(parameter.requires_grad for parameter in model.parameters())
+    hint = hint_of(
+        layers, converted=converted, eval_mode=eval_mode, trained=trained, unconverted=left
+    )
     return Audit(layers, hint, note)
 
 

@@ -56,6 +56,11 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
     Raises:
         ValueError: if p is not from 0 to 1.
+
+    Example:
+        >>> import torch
+        >>> dropout(torch.ones(3), p=0.0)
+        tensor([1., 1., 1.])
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must be from 0 to 1, got {p}")
@@ -133,6 +138,12 @@ def batch_norm(
 
     Raises:
         ValueError: if eps is negative, or 0 in training.
+
+    Example:
+        >>> import torch
+        >>> batch_norm(torch.tensor([[1.0], [3.0]]), None, None, training=True)
+        tensor([[-1.0000],
+                [ 1.0000]])
     """
     if eps <= 0.0 and (training or eps < 0.0):
         raise ValueError(f"eps must be positive (0 is allowed outside training), got {eps}")
@@ -146,7 +157,13 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """As `torch.nn.functional.layer_norm`; keeps the input where more than the bias needs it."""
+    """As `torch.nn.functional.layer_norm`; keeps the input where more than the bias needs it.
+
+    Example:
+        >>> import torch
+        >>> layer_norm(torch.tensor([1.0, 3.0]), [2])
+        tensor([-1.0000,  1.0000])
+    """
     return ops().layer_norm(input, normalized_shape, weight, bias, eps, False)
 
 
@@ -157,7 +174,13 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """As `torch.nn.functional.group_norm`; keeps the input where more than the bias needs it."""
+    """As `torch.nn.functional.group_norm`; keeps the input where more than the bias needs it.
+
+    Example:
+        >>> import torch
+        >>> group_norm(torch.tensor([[1.0, 3.0]]), 1)
+        tensor([[-1.0000,  1.0000]])
+    """
     return ops().group_norm(input, num_groups, weight, bias, eps, False)
 
 
@@ -167,7 +190,13 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """As `torch.nn.functional.rms_norm`; keeps the input, once."""
+    """As `torch.nn.functional.rms_norm`; keeps the input, once.
+
+    Example:
+        >>> import torch
+        >>> rms_norm(torch.tensor([3.0, 4.0]), [2])
+        tensor([0.8485, 1.1314])
+    """
     return ops().rms_norm(input, normalized_shape, weight, eps, False)
 
 

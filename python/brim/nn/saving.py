@@ -69,7 +69,14 @@ def check_recompute(recompute: str | None) -> None:
 
 
 class Saving(TorchFunctionMode):
-    """What `brim.saving()` gives."""
+    """What `brim.saving()` gives.
+
+    Example:
+        >>> import torch, brim
+        >>> with brim.saving():  # torch's functions are brim's here
+        ...     torch.relu(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
 
     def __init__(self, recompute: bool = False, is_shared: bool = False) -> None:
         """A region; if shared, all modules enter it, and `redirected.hooks` is theirs."""
@@ -169,19 +176,17 @@ def paused() -> Iterator[None]:
 
 def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether the input is a plain tensor of a floating type, and the others are plain too."""
-    given = args[0] if args else kwargs.get("input")
-    return (
-        isinstance(given, Tensor)
-        and "out" not in kwargs
-        and given.is_floating_point()
-        and given.layout is torch.strided
-        and all(map(_is_plain, args))
-        and all(map(_is_plain, kwargs.values()))
-    )
+    given: Any = args[0] if args else kwargs.get("input")
+    if type(given) not in _PLAIN or given.dtype not in _FLOATING or "out" in kwargs:
+        return False
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, Tensor) and type(each) not in _PLAIN:
+            return False
+    return given.layout is torch.strided
 
 
-def _is_plain(value: object) -> bool:
-    return not isinstance(value, Tensor) or type(value) in (Tensor, torch.nn.Parameter)
+_PLAIN = frozenset([Tensor, torch.nn.Parameter])
+_FLOATING = frozenset([torch.float32, torch.float64, torch.bfloat16, torch.float16])
 
 
 # -- What arrives under which name ----------------------------------------------------------------

@@ -71,13 +71,24 @@ CONTEXT_CACHE_SIZE = 2**14
 
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Whether memory ran out, so that a smaller size may succeed."""
+    """Whether memory ran out, so that a smaller size may succeed.
+
+    Example:
+        >>> should_reduce_batch_size(MemoryError()), should_reduce_batch_size(ValueError())
+        (True, False)
+    """
     return memory.is_out_of_memory(exception) or is_cudnn_snafu(exception)
 
 
 @functools.lru_cache(CONTEXT_CACHE_SIZE)
 def get_cache_for_context(batchsize_cache_type: CacheType, context: Hashable) -> BatchsizeCache:
-    """The cache of that type for a function or a context; created on first use."""
+    """The cache of that type for a function or a context; created on first use.
+
+    Example:
+        >>> one = get_cache_for_context(GlobalBatchsizeCache, "mine")
+        >>> one is get_cache_for_context(GlobalBatchsizeCache, "mine")
+        True
+    """
     return batchsize_cache_type()
 
 
@@ -116,6 +127,10 @@ class explicit:  # noqa: N801  the original's name
 
     `toma_cache_type` is the type of the cache, `DEFAULT_CACHE_TYPE` if None. The cache belongs to
     `toma_context`, or to the function if that is None. Other arguments are passed on.
+
+    Example:
+        >>> explicit.batch(lambda batchsize: batchsize, 64)
+        64
     """
 
     @staticmethod
@@ -178,7 +193,12 @@ class explicit:  # noqa: N801  the original's name
 
 
 class simple:  # noqa: N801
-    """The same calls, but they remember nothing."""
+    """The same calls, but they remember nothing.
+
+    Example:
+        >>> simple.batch(lambda batchsize: batchsize, 64)
+        64
+    """
 
     @staticmethod
     def batch(func: Callable[..., Any], initial_batchsize: int, *args: Any, **kwargs: Any) -> Any:
@@ -313,6 +333,13 @@ class toma:  # noqa: N801
 
     A call of a decorated function may replace the decorator's arguments, with `toma_` before their
     names.
+
+    Example:
+        >>> @toma.batch(initial_batchsize=64)
+        ... def run(batchsize):
+        ...     return batchsize
+        >>> run()
+        64
     """
 
     DEFAULT_CACHE_TYPE: CacheType = StacktraceMemoryBatchsizeCache

@@ -55,7 +55,12 @@ class BatchsizeCache:
 
 @dataclass
 class NoBatchsizeCache(BatchsizeCache):
-    """Remembers nothing: every call starts with the size it is given."""
+    """Remembers nothing: every call starts with the size it is given.
+
+    Example:
+        >>> NoBatchsizeCache().get_batchsize(64).get()
+        64
+    """
 
     def get_batchsize(self, initial_batchsize: int) -> Batchsize:
         """A new size."""
@@ -64,7 +69,14 @@ class NoBatchsizeCache(BatchsizeCache):
 
 @dataclass
 class GlobalBatchsizeCache(BatchsizeCache):
-    """Remembers the last size, wherever the function is called from."""
+    """Remembers the last size, wherever the function is called from.
+
+    Example:
+        >>> cache = GlobalBatchsizeCache()
+        >>> cache.get_batchsize(64).decrease_batchsize()
+        >>> cache.get_batchsize(64).get()
+        32
+    """
 
     batchsize: Batchsize | None = None
 
@@ -76,7 +88,12 @@ class GlobalBatchsizeCache(BatchsizeCache):
 
 
 class StacktraceMemoryBatchsizeCache(BatchsizeCache):
-    """Remembers the last size for each call site and amount of free memory."""
+    """Remembers the last size for each call site and amount of free memory.
+
+    Example:
+        >>> StacktraceMemoryBatchsizeCache().get_batchsize(64).get()
+        64
+    """
 
     LRU_CACHE_SIZE: int = 2**16  # sizes
     MEMORY_GRANULARITY: int = 2**28  # bytes: free memory is rounded down to multiples

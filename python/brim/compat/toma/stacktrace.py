@@ -71,7 +71,15 @@ def watermark() -> AbstractContextManager[None]:
 
 
 def set_watermark(func: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that all frames outside it are left out while it runs."""
+    """Decorate a function so that all frames outside it are left out while it runs.
+
+    Example:
+        >>> @set_watermark
+        ... def outermost():
+        ...     return len(get_simple_traceback())
+        >>> outermost()
+        1
+    """
 
     @functools.wraps(func)
     def marked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -10,7 +10,11 @@ from brim import memory
 
 
 def gc_cuda() -> None:
-    """Collect garbage and release torch's cached CUDA memory."""
+    """Collect garbage and release torch's cached CUDA memory.
+
+    Example:
+        >>> gc_cuda()
+    """
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -44,14 +48,24 @@ def get_cuda_blocked_memory() -> int:
 
 
 def is_cuda_out_of_memory(exception: BaseException) -> bool:
-    """Whether an error means that the memory of a CUDA device ran out."""
+    """Whether an error means that the memory of a CUDA device ran out.
+
+    Example:
+        >>> is_cuda_out_of_memory(RuntimeError("CUDA error: out of memory"))
+        True
+    """
     cause = memory.classify_error(exception)
     is_cuda = cause.device is None or cause.device.type == "cuda"
     return cause.kind == memory.OomKind.device_memory and is_cuda
 
 
 def is_cudnn_snafu(exception: BaseException) -> bool:
-    """Whether a CUDA library had no memory for its workspace."""
+    """Whether a CUDA library had no memory for its workspace.
+
+    Example:
+        >>> is_cudnn_snafu(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"))
+        True
+    """
     text = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."
     if isinstance(exception, RuntimeError) and text in str(exception):
         return True

@@ -191,6 +191,11 @@ def set_memory_budget(budget: int, device: int | str | torch.device | None = Non
 
     Returns:
         The budget as a fraction of the device's memory, at most 1.0.
+
+    Example:
+        >>> set_memory_budget(0)
+        Traceback (most recent call last):
+        ValueError: budget=0 must be positive.
     """
     if budget <= 0:
         raise ValueError(f"budget={budget} must be positive.")

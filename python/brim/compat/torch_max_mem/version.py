@@ -11,7 +11,12 @@ VERSION = "0.1.6"
 
 
 def get_git_hash() -> str:
-    """The first eight digits of the commit of this file, or `"UNHASHED"` if there is none."""
+    """The first eight digits of the commit of this file, or `"UNHASHED"` if there is none.
+
+    Example:
+        >>> len(get_git_hash())
+        8
+    """
     command = ["git", "rev-parse", "HEAD"]
     try:
         text = subprocess.check_output(
@@ -23,7 +28,12 @@ def get_git_hash() -> str:
 
 
 def get_version(with_git_hash: bool = False) -> str:
-    """The version, followed by `-` and the commit if asked for."""
+    """The version, followed by `-` and the commit if asked for.
+
+    Example:
+        >>> get_version()
+        '0.1.6'
+    """
     return f"{VERSION}-{get_git_hash()}" if with_git_hash else VERSION
 
 

@@ -47,7 +47,13 @@ class Activation:
 
 
 class ReLU(Activation, torch.nn.ReLU):
-    """`torch.nn.ReLU` that keeps one bit per element, or nothing where the next layer keeps it."""
+    """`torch.nn.ReLU` that keeps one bit per element, or nothing where the next layer keeps it.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.ReLU()(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
 
     output_tells = True
 
@@ -57,7 +63,13 @@ class ReLU(Activation, torch.nn.ReLU):
 
 
 class Hardtanh(Activation, torch.nn.Hardtanh):
-    """`torch.nn.Hardtanh` that keeps one bit per element, or nothing."""
+    """`torch.nn.Hardtanh` that keeps one bit per element, or nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Hardtanh()(torch.tensor([-1.0, 2.0]))
+        tensor([-1.,  1.])
+    """
 
     output_tells = True
 
@@ -68,14 +80,26 @@ class Hardtanh(Activation, torch.nn.Hardtanh):
 
 
 class ReLU6(Activation, torch.nn.ReLU6):
-    """`torch.nn.ReLU6` that keeps one bit per element, or nothing."""
+    """`torch.nn.ReLU6` that keeps one bit per element, or nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.ReLU6()(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
 
     output_tells = True
     forward = Hardtanh.forward
 
 
 class LeakyReLU(Activation, torch.nn.LeakyReLU):
-    """`torch.nn.LeakyReLU` that keeps one bit per element, or nothing."""
+    """`torch.nn.LeakyReLU` that keeps one bit per element, or nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.LeakyReLU()(torch.tensor([-1.0, 2.0]))
+        tensor([-0.0100,  2.0000])
+    """
 
     output_tells = True
 
@@ -85,7 +109,13 @@ class LeakyReLU(Activation, torch.nn.LeakyReLU):
 
 
 class Hardsigmoid(Activation, torch.nn.Hardsigmoid):
-    """`torch.nn.Hardsigmoid` that keeps one bit per element."""
+    """`torch.nn.Hardsigmoid` that keeps one bit per element.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Hardsigmoid()(torch.tensor([-1.0, 2.0]))
+        tensor([0.3333, 0.8333])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """A sigmoid of straight lines."""
@@ -93,7 +123,13 @@ class Hardsigmoid(Activation, torch.nn.Hardsigmoid):
 
 
 class PReLU(torch.nn.PReLU):
-    """`torch.nn.PReLU` that keeps one bit per element if its weight is frozen."""
+    """`torch.nn.PReLU` that keeps one bit per element if its weight is frozen.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.PReLU().requires_grad_(False)(torch.tensor([-1.0, 2.0]))
+        tensor([-0.2500,  2.0000])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """The input, times the weight below zero."""
@@ -101,7 +137,13 @@ class PReLU(torch.nn.PReLU):
 
 
 class GELU(Activation, torch.nn.GELU):
-    """`torch.nn.GELU`; keeps its input."""
+    """`torch.nn.GELU`; keeps its input.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.GELU()(torch.tensor([-1.0, 2.0]))
+        tensor([-0.1587,  1.9545])
+    """
 
     needs = "input"
 
@@ -111,7 +153,13 @@ class GELU(Activation, torch.nn.GELU):
 
 
 class SiLU(Activation, torch.nn.SiLU):
-    """`torch.nn.SiLU`; keeps its input."""
+    """`torch.nn.SiLU`; keeps its input.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.SiLU()(torch.tensor([-1.0, 2.0]))
+        tensor([-0.2689,  1.7616])
+    """
 
     needs = needs_in_place = "input"
 
@@ -121,7 +169,13 @@ class SiLU(Activation, torch.nn.SiLU):
 
 
 class Hardswish(Activation, torch.nn.Hardswish):
-    """`torch.nn.Hardswish`; keeps its input."""
+    """`torch.nn.Hardswish`; keeps its input.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Hardswish()(torch.tensor([-1.0, 2.0]))
+        tensor([-0.3333,  1.6667])
+    """
 
     needs = needs_in_place = "input"
 
@@ -131,7 +185,13 @@ class Hardswish(Activation, torch.nn.Hardswish):
 
 
 class Mish(Activation, torch.nn.Mish):
-    """`torch.nn.Mish`; keeps its input."""
+    """`torch.nn.Mish`; keeps its input.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Mish()(torch.tensor([-1.0, 2.0]))
+        tensor([-0.3034,  1.9440])
+    """
 
     needs = needs_in_place = "input"
 
@@ -141,7 +201,13 @@ class Mish(Activation, torch.nn.Mish):
 
 
 class Softplus(Activation, torch.nn.Softplus):
-    """`torch.nn.Softplus`; keeps its input."""
+    """`torch.nn.Softplus`; keeps its input.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Softplus()(torch.tensor([-1.0, 2.0]))
+        tensor([0.3133, 2.1269])
+    """
 
     needs = "input"
 
@@ -151,7 +217,13 @@ class Softplus(Activation, torch.nn.Softplus):
 
 
 class ELU(Activation, torch.nn.ELU):
-    """`torch.nn.ELU`; keeps its input, or in place its output."""
+    """`torch.nn.ELU`; keeps its input, or in place its output.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.ELU()(torch.tensor([-1.0, 2.0]))
+        tensor([-0.6321,  2.0000])
+    """
 
     needs = "input"
     needs_in_place = "output"
@@ -162,7 +234,13 @@ class ELU(Activation, torch.nn.ELU):
 
 
 class Sigmoid(Activation, torch.nn.Sigmoid):
-    """`torch.nn.Sigmoid`; keeps its output."""
+    """`torch.nn.Sigmoid`; keeps its output.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Sigmoid()(torch.tensor([-1.0, 2.0]))
+        tensor([0.2689, 0.8808])
+    """
 
     needs = "output"
 
@@ -172,7 +250,13 @@ class Sigmoid(Activation, torch.nn.Sigmoid):
 
 
 class Tanh(Activation, torch.nn.Tanh):
-    """`torch.nn.Tanh`; keeps its output."""
+    """`torch.nn.Tanh`; keeps its output.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Tanh()(torch.tensor([-1.0, 2.0]))
+        tensor([-0.7616,  0.9640])
+    """
 
     needs = "output"
 

@@ -52,7 +52,13 @@ class _ConvTranspose:
 
 
 class Conv1d(_Conv, torch.nn.Conv1d):
-    """`torch.nn.Conv1d` that keeps its input only where the weight needs a gradient."""
+    """`torch.nn.Conv1d` that keeps its input only where the weight needs a gradient.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Conv1d(2, 4, kernel_size=3)(torch.ones(1, 2, 8)).shape
+        torch.Size([1, 4, 6])
+    """
 
 
 class Conv2d(_Conv, torch.nn.Conv2d):
@@ -67,16 +73,40 @@ class Conv2d(_Conv, torch.nn.Conv2d):
 
 
 class Conv3d(_Conv, torch.nn.Conv3d):
-    """`torch.nn.Conv3d` that keeps its input only where the weight needs a gradient."""
+    """`torch.nn.Conv3d` that keeps its input only where the weight needs a gradient.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Conv3d(2, 4, kernel_size=3)(torch.ones(1, 2, 8, 8, 8)).shape
+        torch.Size([1, 4, 6, 6, 6])
+    """
 
 
 class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
-    """`torch.nn.ConvTranspose1d` that keeps its input only where the weight needs a gradient."""
+    """`torch.nn.ConvTranspose1d` that keeps its input only where the weight needs a gradient.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.ConvTranspose1d(2, 4, kernel_size=3)(torch.ones(1, 2, 8)).shape
+        torch.Size([1, 4, 10])
+    """
 
 
 class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
-    """`torch.nn.ConvTranspose2d` that keeps its input only where the weight needs a gradient."""
+    """`torch.nn.ConvTranspose2d` that keeps its input only where the weight needs a gradient.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.ConvTranspose2d(2, 4, kernel_size=3)(torch.ones(1, 2, 8, 8)).shape
+        torch.Size([1, 4, 10, 10])
+    """
 
 
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
-    """`torch.nn.ConvTranspose3d` that keeps its input only where the weight needs a gradient."""
+    """`torch.nn.ConvTranspose3d` that keeps its input only where the weight needs a gradient.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.ConvTranspose3d(2, 4, kernel_size=3)(torch.ones(1, 2, 8, 8, 8)).shape
+        torch.Size([1, 4, 10, 10, 10])
+    """

@@ -11,7 +11,13 @@ __all__ = ["Dropout"]
 
 
 class Dropout(torch.nn.Dropout):
-    """`torch.nn.Dropout` that keeps one bit per element; the same result under the same seed."""
+    """`torch.nn.Dropout` that keeps one bit per element; the same result under the same seed.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Dropout(p=0.1)(torch.ones(2, 4)).shape
+        torch.Size([2, 4])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """The input with some of its elements zeroed and the others scaled up."""

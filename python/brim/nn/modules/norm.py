@@ -38,7 +38,13 @@ def _forward(self: Any, input: Tensor) -> Tensor:  # `Any`: of torch.nn too
 
 
 class BatchNorm1d(torch.nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d` that keeps nothing in eval() with a frozen weight."""
+    """`torch.nn.BatchNorm1d` that keeps nothing in eval() with a frozen weight.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.BatchNorm1d(2).eval()(torch.ones(1, 2, 8)).shape
+        torch.Size([1, 2, 8])
+    """
 
     forward = _forward
 
@@ -57,13 +63,25 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
 
 
 class BatchNorm3d(torch.nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d` that keeps nothing in eval() with a frozen weight."""
+    """`torch.nn.BatchNorm3d` that keeps nothing in eval() with a frozen weight.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.BatchNorm3d(2).eval()(torch.ones(1, 2, 8, 8, 8)).shape
+        torch.Size([1, 2, 8, 8, 8])
+    """
 
     forward = _forward
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """`torch.nn.LayerNorm` that keeps its input only where more than the bias needs it."""
+    """`torch.nn.LayerNorm` that keeps its input only where more than the bias needs it.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.LayerNorm(4)(torch.ones(2, 4)).shape
+        torch.Size([2, 4])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """The input normalised over its last dimensions."""
@@ -71,7 +89,13 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class GroupNorm(torch.nn.GroupNorm):
-    """`torch.nn.GroupNorm` that keeps its input only where more than the bias needs it."""
+    """`torch.nn.GroupNorm` that keeps its input only where more than the bias needs it.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.GroupNorm(2, 4)(torch.ones(1, 4, 8)).shape
+        torch.Size([1, 4, 8])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """The input normalised over groups of channels."""
@@ -79,7 +103,13 @@ class GroupNorm(torch.nn.GroupNorm):
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """`torch.nn.RMSNorm` that keeps its input once, where torch keeps two such tensors."""
+    """`torch.nn.RMSNorm` that keeps its input once, where torch keeps two such tensors.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.RMSNorm(4)(torch.ones(2, 4)).shape
+        torch.Size([2, 4])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """The input divided by the root of its mean square over the last dimensions."""

@@ -57,7 +57,13 @@ def _adaptive_forward(self: Any, input: Tensor) -> Tensor:
 
 
 class MaxPool1d(torch.nn.MaxPool1d):
-    """`torch.nn.MaxPool1d` that keeps one byte per output: the place in the window."""
+    """`torch.nn.MaxPool1d` that keeps one byte per output: the place in the window.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.MaxPool1d(2)(torch.ones(1, 2, 8)).shape
+        torch.Size([1, 2, 4])
+    """
 
     _dimensions = 1
     forward = _max_forward
@@ -78,49 +84,91 @@ class MaxPool2d(torch.nn.MaxPool2d):
 
 
 class MaxPool3d(torch.nn.MaxPool3d):
-    """`torch.nn.MaxPool3d` that keeps one byte per output: the place in the window."""
+    """`torch.nn.MaxPool3d` that keeps one byte per output: the place in the window.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.MaxPool3d(2)(torch.ones(1, 2, 8, 8, 8)).shape
+        torch.Size([1, 2, 4, 4, 4])
+    """
 
     _dimensions = 3
     forward = _max_forward
 
 
 class AvgPool1d(torch.nn.AvgPool1d):
-    """`torch.nn.AvgPool1d` that keeps nothing."""
+    """`torch.nn.AvgPool1d` that keeps nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.AvgPool1d(2)(torch.ones(1, 2, 8)).shape
+        torch.Size([1, 2, 4])
+    """
 
     _dimensions = 1
     forward = _avg_forward
 
 
 class AvgPool2d(torch.nn.AvgPool2d):
-    """`torch.nn.AvgPool2d` that keeps nothing."""
+    """`torch.nn.AvgPool2d` that keeps nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.AvgPool2d(2)(torch.ones(1, 2, 8, 8)).shape
+        torch.Size([1, 2, 4, 4])
+    """
 
     _dimensions = 2
     forward = _avg_forward
 
 
 class AvgPool3d(torch.nn.AvgPool3d):
-    """`torch.nn.AvgPool3d` that keeps nothing."""
+    """`torch.nn.AvgPool3d` that keeps nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.AvgPool3d(2)(torch.ones(1, 2, 8, 8, 8)).shape
+        torch.Size([1, 2, 4, 4, 4])
+    """
 
     _dimensions = 3
     forward = _avg_forward
 
 
 class AdaptiveAvgPool1d(torch.nn.AdaptiveAvgPool1d):
-    """`torch.nn.AdaptiveAvgPool1d` that keeps nothing."""
+    """`torch.nn.AdaptiveAvgPool1d` that keeps nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.AdaptiveAvgPool1d(1)(torch.ones(1, 2, 8)).shape
+        torch.Size([1, 2, 1])
+    """
 
     _dimensions = 1
     forward = _adaptive_forward
 
 
 class AdaptiveAvgPool2d(torch.nn.AdaptiveAvgPool2d):
-    """`torch.nn.AdaptiveAvgPool2d` that keeps nothing."""
+    """`torch.nn.AdaptiveAvgPool2d` that keeps nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.AdaptiveAvgPool2d(1)(torch.ones(1, 2, 8, 8)).shape
+        torch.Size([1, 2, 1, 1])
+    """
 
     _dimensions = 2
     forward = _adaptive_forward
 
 
 class AdaptiveAvgPool3d(torch.nn.AdaptiveAvgPool3d):
-    """`torch.nn.AdaptiveAvgPool3d` that keeps nothing."""
+    """`torch.nn.AdaptiveAvgPool3d` that keeps nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.AdaptiveAvgPool3d(1)(torch.ones(1, 2, 8, 8, 8)).shape
+        torch.Size([1, 2, 1, 1, 1])
+    """
 
     _dimensions = 3
     forward = _adaptive_forward

@@ -68,6 +68,11 @@ def collect_cuda_peak_alloc(
     Returns:
         The features, and the peaks in bytes. An element that ran out of memory is in neither, and
         is reported on stderr; `brim.collect_peaks` keeps it, as a lower bound.
+
+    Example:
+        >>> collect_cuda_peak_alloc([1], torch.zeros, torch.device("cpu"))
+        Traceback (most recent call last):
+        ValueError: device is cpu; collect_cuda_peak_alloc is for CUDA devices only
     """
     device = torch.device(device)
     if device.type != "cuda":

@@ -127,7 +127,12 @@ class RMSLayerNorm(torch.nn.Module):
 
 
 class MemSaveRMSLayerNorm(RMSLayerNorm):
-    """`RMSLayerNorm` that saves its input only once."""
+    """`RMSLayerNorm` that saves its input only once.
+
+    Example:
+        >>> MemSaveRMSLayerNorm(2, eps=0.0)(torch.tensor([3.0, 4.0])).detach()
+        tensor([0.8485, 1.1314])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the input."""
@@ -222,6 +227,12 @@ def recursive_setattr(
     """Set a module inside another by its qualified name, such as "layer4.1.bn2".
 
     With `clone_params` its parameters are cloned; frozen ones stay frozen.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU()))
+        >>> recursive_setattr(model, "0.0", torch.nn.GELU(), clone_params=False)
+        >>> model[0][0]
+        GELU(approximate='none')
     """
     parent, _, name = attr.rpartition(".")
     setattr(obj.get_submodule(parent), name, value)

@@ -28,14 +28,32 @@ if TYPE_CHECKING:
 
 
 def _relu(x: Tensor) -> Tensor:
+    """As `torch.nn.functional.relu`; keeps one bit per element.
+
+    Example:
+        >>> reluMemSave(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
     return functional.relu(x)
 
 
 def _dropout(x: Tensor, p: float, training: bool) -> Tensor:
+    """As `torch.nn.functional.dropout`; keeps one bit per element.
+
+    Example:
+        >>> dropoutMemSave(torch.ones(2), 0.5, False)
+        tensor([1., 1.])
+    """
     return functional.dropout(x, p, training)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `torch.nn.functional.linear`; keeps the input only where the weight needs a gradient.
+
+    Example:
+        >>> linearMemSave(torch.ones(2), torch.ones(1, 2))
+        tensor([2.])
+    """
     return functional.linear(x, weight, bias)
 
 
@@ -67,7 +85,13 @@ def _conv(
     transposed: bool,
     output_padding: Numbers,
 ) -> Tensor:
-    """A convolution; the weight's shape gives the number of dimensions."""
+    """A convolution; the weight's shape gives the number of dimensions.
+
+    Example:
+        >>> x, weight = torch.ones(1, 2, 8), torch.ones(4, 2, 3)
+        >>> convMemSave(x, weight, None, 1, 0, 1, 1, False, 0).shape
+        torch.Size([1, 4, 6])
+    """
     if weight.dim() not in (3, 4, 5):
         raise ValueError(f"weight must have 3, 4 or 5 dimensions, got {weight.dim()}")
     size = weight.dim() - 2
@@ -79,7 +103,12 @@ def _conv(
 
 
 def _rms_norm(input: Tensor, weight: Tensor, eps: float = 1e-05) -> Tensor:
-    """Division by the root mean square over the last dimension, times the weight."""
+    """Division by the root mean square over the last dimension, times the weight.
+
+    Example:
+        >>> rms_normMemSave(torch.tensor([3.0, 4.0]), torch.ones(2))
+        tensor([0.8485, 1.1314])
+    """
     return rms_norm_with(functional.rms_norm, input, weight, eps)
 
 
@@ -99,6 +128,7 @@ def rms_norm_with(norm: Callable[..., Tensor], x: Tensor, weight: Tensor, eps: f
     return weight * normalised
 
 
+_EXAMPLE = "torch.ones(1, 2, 8…), torch.ones(2, 4, 2…), None, 2, 0, 0, 1, 1", "1, 4, 16…"
 _FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "BatchNorm": {"batch_norm": functional.batch_norm},
     "Conv": {
@@ -107,7 +137,10 @@ _FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "conv3d": functional.conv3d,
         "conv": _conv,
     },
-    "ConvTranspose": {f"conv_transpose{n}d": over(n, _conv_transpose) for n in (1, 2, 3)},
+    "ConvTranspose": {
+        f"conv_transpose{n}d": over(n, _conv_transpose, _EXAMPLE, __name__, "MemSave")
+        for n in (1, 2, 3)
+    },
     "Dropout": {"dropout": _dropout},
     "LayerNorm": {"layer_norm": functional.layer_norm, "rms_norm": _rms_norm},
     "Linear": {"linear": _linear},
