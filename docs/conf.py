@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import brim
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS / "pictures"))
+
+import pages  # noqa: E402  what draws the pictures
+
 GENERATED = DOCS / "_generated"  # not in git: pictures and the stubs of the Python reference
 DOXYGEN = DOCS.parent / "build" / "doxygen"
+
+pages.draw(GENERATED / "pictures")
 
 project = "brim"
 author = "the authors of brim"

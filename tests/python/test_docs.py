@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -161,3 +162,27 @@ def test_cpp_blocks_compile(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    for module in ("breathe", "furo", "myst_nb", "sphinxcontrib.mermaid", "matplotlib"):
+        pytest.importorskip(module)
+    if not shutil.which("doxygen"):
+        pytest.skip("needs doxygen")
+    (ROOT / "build" / "doxygen").mkdir(parents=True, exist_ok=True)
+    subprocess.run(["doxygen", "docs/Doxyfile"], cwd=ROOT, check=True)
+    build = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-n",
+        "-q",
+        "docs",
+        str(tmp_path),
+    ]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").exists()

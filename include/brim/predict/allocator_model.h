@@ -78,7 +78,7 @@ struct AllocatorSegment {
 /// garbage_collection_threshold, private pools (CUDA graphs) and frees that wait for another stream
 /// (record_stream: free when that stream is done). Among free blocks of one size torch takes the
 /// lowest address, which the driver decides; here segments get addresses in the order in which they
-/// are made (see docs/predict.md). The address space of expandable segments never runs out.
+/// are made (see predict.md of docs). The address space of expandable segments never runs out.
 ///
 /// A value type without torch in it. Reading one from several threads is safe.
 class BRIM_API AllocatorModel {

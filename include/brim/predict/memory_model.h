@@ -53,7 +53,7 @@ struct MemoryModelState {
 /// The peak is `max(floor, phases…)`, each phase a sum of terms with coefficients that are not
 /// negative: of 1, nL, nL² (and n or L² if the samples require it) for a batch, of 1, s, s²
 /// for one size. So it never falls as n or L grows. Up to two phases are fitted, by non-negative
-/// least squares of the relative error. See docs/predict.md.
+/// least squares of the relative error. See docs/explanation/predict.md.
 ///
 /// Bytes are those of the whole device (PeakSample::peak), so they compare with a budget.
 /// A value type without torch in it. Reading one from several threads is safe.

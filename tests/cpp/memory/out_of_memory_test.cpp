@@ -53,7 +53,7 @@ const std::string kCudnnText =
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
     "non-contiguous input.";
 
-/// Each row of the table in docs/memory.md, as C++ code meets it.
+/// Each row of the table in docs/explanation/memory.md, as C++ code meets it.
 std::vector<Row> known_failures() {
   const c10::Device cpu(at::kCPU);
   const c10::Device cuda(at::kCUDA);

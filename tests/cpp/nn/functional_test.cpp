@@ -158,7 +158,7 @@ TEST(Functional, ValuesAndGradientsAreTorchs) {
     const at::Tensor cotangent = at::randn_like(f.torchs(f.tensors));
     for (const unsigned mask : {1U, 7U}) {
       const Tensors tensors = leaves(f.tensors, mask);
-      // Without the weight's gradient, ARM has another kernel for the input's (see docs/nn.md).
+      // Without the weight's gradient, ARM has another kernel for the input's (see nn.md of docs).
       const bool is_conv = std::string(f.name).starts_with("conv");
       expect_same(seeded(f.ours, tensors, cotangent), seeded(f.torchs, tensors, cotangent), 0,
                   is_conv && mask == 1 ? 1e-5 : f.tolerance, f.name);
