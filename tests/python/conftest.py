@@ -18,11 +18,11 @@ hypothesis.settings.load_profile("brim")
 
 
 #: All tests in these are slow, and so are their imports.
-SLOW_FILES = {"test_integrations_lightning.py"}
+SLOW_FILES = "test_integrations_lightning*.py"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    left_out = config.option.markexpr == "not slow" and collection_path.name in SLOW_FILES
+    left_out = config.option.markexpr == "not slow" and collection_path.match(SLOW_FILES)
     return True if left_out else None
 
 

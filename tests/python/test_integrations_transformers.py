@@ -197,6 +197,33 @@ def test_losses_that_have_no_parts_are_refused(run: Run) -> None:
         run(BrimCallback(size=2, count=lambda inputs: len(inputs["labels"])))
 
 
+def test_losses_that_draw_random_numbers(run: Run) -> None:
+    class Noise(transformers.Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            logits = model(input_ids=inputs["input_ids"]).logits
+            return (logits - torch.randn_like(logits)).square().mean()
+
+    with pytest.raises(ValueError, match="the loss is random"):
+        run(BrimCallback(size=2), kind=Noise)
+    callback = BrimCallback(size=2, count=lambda inputs: len(inputs["labels"]), check=False)
+    run(callback, kind=Noise, max_steps=1)
+    assert callback.step is not None
+    assert callback.step.size == 2
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_steps_with_other_than_one_backward_are_refused(run: Run, times: int) -> None:
+    class Own(transformers.Trainer):  # type: ignore[misc]
+        def training_step(self, model: Any, inputs: Any, *args: Any) -> torch.Tensor:
+            loss = self.compute_loss(model, inputs)
+            for _ in range(times):
+                self.accelerator.backward(loss)
+            return loss.detach()  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match=f"training_step of Own .* {times} times"):
+        run(BrimCallback(), kind=Own)
+
+
 def test_checkpoints_are_those_of_the_plain_trainer(run: Run, tmp_path: Path) -> None:
     files = {}
     whole = run(num_train_epochs=3)
@@ -232,6 +259,11 @@ def test_peft(run: Run) -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="size is for microbatches, which are switched off"):
         BrimCallback(microbatches=False, size=3)
+    for name in ("reduction", "model", "scaler"):
+        with pytest.raises(TypeError, match=f"BrimCallback sets {name} itself"):
+            BrimCallback(**{name: None})
+    with pytest.raises(ValueError, match="check=False needs count="):
+        BrimCallback(check=False)
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         BrimCallback(size=0)
     with pytest.raises(RuntimeError, match=r"must be called by a transformers\.Trainer"):

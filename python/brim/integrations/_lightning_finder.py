@@ -248,7 +248,8 @@ class _Trial:
             return
         optimization = loop.epoch_loop.automatic_optimization
         optimizer = trainer.optimizers[0]
-        # Of the class: a callback may have put its own in its place. 0: gradients are zeroed.
+        # The method of the class, since a callback may have replaced that of the instance. The
+        # last argument is a batch index: with 0, the closure sets gradients to zero first.
         closure = type(optimization)._make_closure(optimization, kwargs, optimizer, 0)
         optimizer.step(closure)
 

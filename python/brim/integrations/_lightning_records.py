@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from brim.integrations._weights import nothing
+
 
 @dataclass
 class _Part:
@@ -116,6 +118,8 @@ class Records:
             made = kind(None, extra=parts[0].result.extra)
             made.loss = parts[0].result.loss
             return made
+        if not parts:  # nothing in the batch counts
+            return kind(nothing(self._module).detach())
         made = kind(None, extra={name: self._extra(name, parts) for name in parts[0].result.extra})
         made.loss = sum(part.weight * part.result.loss for part in parts)
         return made

@@ -10,8 +10,9 @@ import torch
 
 import brim
 from brim.adapt._microbatches import _splitting
+from brim.integrations import _options
 from brim.integrations._lightning_records import Records
-from brim.integrations._weights import Count, Weights, nothing, undisturbed
+from brim.integrations._weights import Count, Weights, labels_kept, nothing
 
 
 class AdaptiveStepsLogic:
@@ -22,10 +23,13 @@ class AdaptiveStepsLogic:
     part, with the same bits as without this callback. Under DDP the ranks agree on the size.
 
     Args:
-        reduction: `"mean"` or `"sum"`: what the loss of `training_step` is over the samples of a
-            batch. Before the first batch is split, two samples of it show whether that is so.
-        count: how many items a loss is a mean over, as a function of the batch, where these are not
-            samples (tokens that are no padding).
+        reduction: `"mean"` or `"sum"`: what the loss of `training_step` is over a batch: over its
+            samples, or, if a mean shows that, over labels that are not -100.
+        count: how many items a loss is a mean over, as a function of the batch, where these are
+            something else (tokens that are no padding).
+        check: compare pairs of samples with both together in batches that are split, and refuse
+            losses that do not follow from their parts. False trusts `reduction` and `count`, for
+            losses that draw random numbers.
         **options: for `brim.Microbatches`: `size`, `foresee`, `split`, `length`, `allow`, ….
 
     Attributes:
@@ -43,12 +47,14 @@ class AdaptiveStepsLogic:
         self,
         reduction: Literal["mean", "sum"] = "mean",
         count: Count | None = None,
+        check: bool = True,
         **options: Any,
     ) -> None:
         if reduction == "sum" and count is not None:
             raise ValueError("count is for a mean, but reduction is 'sum'")
-        brim.Microbatches(lambda part: part, reduction=reduction, **options)  # checks them at once
-        self._reduction, self._count, self._options = reduction, count, options
+        _options.check("AdaptiveSteps", {"reduction": reduction, **options}, "model", "scaler")
+        self._reduction, self._count, self._check = reduction, count, check
+        self._options = options
         self.step: brim.Microbatches | None = None
         self._arguments: Any = None  # of the present training_step
         self._batch: Any = None
@@ -77,6 +83,7 @@ class AdaptiveStepsLogic:
         """Forward and backward of a batch; returns what Lightning keeps of the step."""
         assert self.step is not None
         self._arguments, self._batch = arguments, arguments["batch"]
+        self._weights.next_batch()
         try:
             with self._records.of_logs():
                 loss = self.step(self._batch)
@@ -84,6 +91,7 @@ class AdaptiveStepsLogic:
             self._records.log()
             return self._records.result(self._optimization.output_result_cls)
         except _SkippedError:
+            self._records.log()
             return self._optimization.output_result_cls(None)
         finally:
             self._arguments = self._batch = None
@@ -137,23 +145,28 @@ class AdaptiveStepsLogic:
         return self._trainer.precision_plugin.pre_backward(loss, self._module)  # type: ignore[no-any-return]
 
     def _weights_of(self, step: brim.Microbatches) -> Weights:
-        rules: dict[str, Count | None] = {"a mean over samples": step._length}
+        rules: dict[str, Count | None] = {
+            "a mean over samples": step._length,
+            "a mean over labels that are not -100": labels_kept(0, step),
+            "a mean over labels but -100 and each sample's first": labels_kept(1, step),
+        }
         if self._count is not None:
             rules = {"a mean over count(batch)": self._count}
         elif self._reduction == "sum":
             rules = {"a sum over samples": None}
         half = "16" in str(self._trainer.precision)
-        return Weights(rules, self._value, step, 2e-2 if half else 1e-4, self._count)
+        return Weights(rules, self._value, step, self._module, half, self._check)
 
-    def _value(self, samples: Any) -> float:
-        """The loss of some samples, without a trace."""
+    def _value(self, samples: Any) -> torch.Tensor:
+        """The loss of some samples. Nothing is logged, and metrics are put back."""
         states = self._records.save_metrics()
         precision = self._trainer.precision_plugin.train_step_context()
-        with self._records.discarded(), undisturbed(self._module), precision:
+        with self._records.discarded(), precision:
             arguments = {**self._arguments, "batch": samples}
             out = self._module.training_step(*arguments.values())
         self._records.put_metrics_back(states)
-        return float(out["loss"] if isinstance(out, Mapping) else out)
+        loss: torch.Tensor = out["loss"] if isinstance(out, Mapping) else out
+        return loss
 
 
 class _SkippedError(Exception):

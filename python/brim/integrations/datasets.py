@@ -15,9 +15,10 @@ __all__ = ["WholeStream", "lengths_of"]
 def lengths_of(dataset: Any, column: str) -> torch.Tensor:
     """The length of each sample, for the samplers of `brim.data`.
 
-    Only the offsets of the Arrow column are read, not its values: a memory-mapped data set stays on
-    the disk. Selections and shuffles of the data set (`select`, `shuffle`, `train_test_split`, …)
-    are followed.
+    Of lists, arrays and bytes only the offsets of the Arrow column are read, not the values: a
+    memory-mapped data set stays on the disk. Texts are read, one chunk after the other, to count
+    their characters. Selections and shuffles of the data set (`select`, `shuffle`,
+    `train_test_split`, …) are followed.
 
     Args:
         dataset: a `datasets.Dataset`, or a `pyarrow.Table`.

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 import brim
-from brim.integrations._weights import Count, Weights, nothing, undisturbed
+from brim.integrations import _options
+from brim.integrations._weights import Count, Weights, nothing
 from brim.nn.convert import Choices, ConversionReport
 
 try:
@@ -44,8 +45,10 @@ class BrimCallback(TrainerCallback):
         microbatches: run a batch that does not fit in parts.
         count: how many items the loss of some inputs is a mean over, as a function of the inputs.
             By default it is worked out: the loss is divided by `num_items_in_batch`, or it is a
-            mean over labels that are not -100, or over samples. Before the first batch is split,
-            two samples of it show whether this is so.
+            mean over labels that are not -100, or over samples.
+        check: compare pairs of samples with both together in batches that are split, and refuse
+            losses that do not follow from their parts. False trusts `count`, for losses that draw
+            random numbers.
         **options: for `brim.Microbatches`: `size`, `foresee`, `split`, `length`, `allow`, ….
 
     Attributes:
@@ -66,16 +69,20 @@ class BrimCallback(TrainerCallback):
         skip: Choices | None = None,
         microbatches: bool = True,
         count: Count | None = None,
+        check: bool = True,
         **options: Any,
     ) -> None:
+        if not check and count is None:
+            raise ValueError("check=False needs count=, which is then trusted")
         if not microbatches and (count is not None or options):
             given = ", ".join([*options, *(["count"] if count is not None else [])])
             raise ValueError(f"{given} is for microbatches, which are switched off")
-        brim.Microbatches(lambda part: part, **options)  # wrong options are errors at once
+        _options.check("BrimCallback", options, "reduction", "model", "scaler")
         self._convert: dict[str, Any] | None = None
         if convert:
             self._convert = {"recompute": recompute, "only": only, "skip": skip}
-        self._microbatches, self._count, self._options = microbatches, count, options
+        self._microbatches, self._options = microbatches, options
+        self._count, self._check = count, check
         self._converted: Callable[[], torch.nn.Module | None] = lambda: None
         self.report: ConversionReport | None = None
         self.step: brim.Microbatches | None = None
@@ -149,6 +156,7 @@ class _Step:
             self._model, self._owner.step = model, self._made_for(model)
             self._weights = self._weights_of(self._owner.step)
         self._inputs, self._num_items = inputs, num_items_in_batch
+        self._weights.next_batch()
         try:
             loss = self._owner.step(inputs)
             return loss * int(self._trainer.accelerator.gradient_accumulation_steps)
@@ -175,14 +183,19 @@ class _Step:
             return nothing(self._model)
         with _caught_backward(accelerator) as caught:
             self._run(self._model, part, self._num_items)
+        if len(caught) != 1:
+            raise ValueError(
+                f"training_step of {type(self._trainer).__name__} called accelerator.backward "
+                f"{len(caught)} times, but steps in parts need exactly one call, with the whole "
+                "loss: add the losses up, or pass microbatches=False"
+            )
         loss: torch.Tensor = caught[0] / accelerator.gradient_accumulation_steps
         weight /= accelerator.num_processes  # DDP would take the mean over ranks
         return loss if weight == 1 else loss * weight
 
     def _weights_of(self, step: brim.Microbatches) -> Weights:
         arguments = self._trainer.args
-        dtype = next(self._model.parameters()).dtype
-        half = arguments.bf16 or arguments.fp16 or dtype.itemsize < 4
+        model = self._trainer.accelerator.unwrap_model(self._model)
         rules: dict[str, Count | None] = {
             "divided by num_items_in_batch": None,
             "a mean over labels that are not -100": self._labels,
@@ -190,7 +203,8 @@ class _Step:
         }
         if self._count is not None:
             rules = {"a mean over count(inputs)": self._count}
-        return Weights(rules, self._value, step, 2e-2 if half else 1e-4, self._labels)
+        half = arguments.bf16 or arguments.fp16
+        return Weights(rules, self._value, step, model, half, self._owner._check)
 
     def _labels(self, inputs: Any) -> float:
         """How many labels count: models of causal language have none for the first token."""
@@ -199,13 +213,16 @@ class _Step:
         kept = [labels[..., first:] if labels.ndim > 1 else labels for labels in found]
         return float(sum(int((labels != -100).sum()) for labels in kept))
 
-    def _value(self, inputs: Any) -> float:
-        """The loss of some samples, without a trace."""
+    def _value(self, inputs: Any) -> torch.Tensor:
+        """The loss of some samples."""
         trainer = self._trainer
         model = trainer.accelerator.unwrap_model(self._model)
-        with undisturbed(model), trainer.compute_loss_context_manager():
+        with trainer.compute_loss_context_manager():
             own = trainer._prepare_inputs(inputs)
-            return float(trainer.compute_loss(model, own, num_items_in_batch=self._num_items))
+            loss: torch.Tensor = trainer.compute_loss(
+                model, own, num_items_in_batch=self._num_items
+            )
+        return loss
 
 
 @contextmanager
