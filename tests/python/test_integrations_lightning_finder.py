@@ -79,6 +79,42 @@ def test_the_finder_in_the_middle_of_training(held: int) -> None:
     assert run.global_step == 50 + 2 * 7
 
 
+def test_the_finder_puts_back_what_no_optimizer_holds() -> None:
+    """A frozen teacher, gradients that are accumulated, and metrics of the epoch so far."""
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Taught(Large):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = torch.nn.Linear(8, 1).double().requires_grad_(False)
+            self.mean = torchmetrics.MeanMetric()
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.teacher.weight.mul_(0.9)
+            self.mean(batch[0].mean())
+            return super().training_step(batch, batch_idx)
+
+    class Later(BatchSizeFinder):
+        def on_fit_start(self, *_: Any) -> None:
+            pass
+
+        def on_train_batch_start(self, trainer: Any, module: Any, _: Any, batch_idx: int) -> None:
+            def state() -> list[torch.Tensor]:
+                teacher, mean = module.teacher.weight.detach().clone(), module.mean
+                gradients = [p.grad.clone() for p in module.net.parameters()]
+                return [teacher, mean.mean_value.clone(), mean.weight.clone(), *gradients]
+
+            if batch_idx == 1:
+                before, updates = state(), module.mean._update_count
+                self.scale_batch_size(trainer, module)
+                assert all(map(torch.equal, state(), before))
+                assert module.mean._update_count == updates == 1
+
+    finder = Later(max_val=16)
+    trainer(finder, max_steps=1, accumulate_grad_batches=2).fit(Taught())
+    assert finder.optimal_batch_size == 16
+
+
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_the_finder_for_other_stages(stage: str, held: int) -> None:
     net, finder = Large(), BatchSizeFinder("binsearch", margin=0)

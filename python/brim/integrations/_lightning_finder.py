@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import logging
 import warnings
@@ -17,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from brim._arguments import positive, real
 from brim.adapt import _parts, batch
 from brim.adapt import range as adaptive_range
+from brim.adapt._undo import Undo, _state_of
+from brim.integrations._lightning_records import Records
 from brim.memory import release_cached
 
 _log = logging.getLogger("brim")
@@ -271,47 +272,25 @@ class _Trial:
 
 @contextmanager
 def _as_before(package: str, trainer: Any, module: Any) -> Iterator[None]:
-    """Put back what trial steps change. Copies lie on the host and leave the device its room."""
-    seed = importlib.import_module(f"{package}.utilities.seed")
+    """Put back what trial steps change."""
     loggers = importlib.import_module(f"{package}.loggers.logger")
-    loop = trainer._active_loop
-    tensors = [*(p for p in module.parameters() if p.requires_grad), *module.buffers()]
-    values = [tensor.detach().cpu().clone() for tensor in tensors]
-    stateful = [config.scheduler for config in trainer.lr_scheduler_configs]
-    saved = [copy.deepcopy(each.state_dict()) for each in (*stateful, trainer.precision_plugin)]
-    optimizers = [(each, _on_host(each)) for each in trainer.optimizers]
-    progress = copy.deepcopy(loop.state_dict())
-    modes = [(each, each.training) for each in module.modules()]
+    loop, precision, records = trainer._active_loop, trainer.precision_plugin, Records(module)
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    undo = Undo(
+        [
+            module,
+            *trainer.optimizers,
+            *map(_state_of, (*schedulers, precision, loop)),
+            (records.save_metrics, records.put_metrics_back),
+        ]
+    )
     callbacks, trainer.callbacks = trainer.callbacks, []
     before, trainer.loggers = trainer.loggers, [loggers.DummyLogger() for _ in trainer.loggers]
     module.__dict__["log"] = lambda *_, **__: None
     try:
-        with seed.isolate_rng():
-            yield
+        yield
     finally:
         del module.__dict__["log"]
         trainer.callbacks, trainer.loggers = callbacks, before
-        with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
-                tensor.copy_(value)
-        for parameter in module.parameters():
-            parameter.grad = None
-        for each, state in zip((*stateful, trainer.precision_plugin), saved, strict=True):
-            each.load_state_dict(state)
-        for optimizer, state in optimizers:
-            had_state = bool(state["state"])
-            optimizer.load_state_dict(state)
-            if not had_state:
-                optimizer.state.clear()
-        for each, training in modes:
-            each.training = training
-            if hasattr(each, "metric_state"):  # torchmetrics
-                each.reset()
-        loop.load_state_dict(progress)
+        undo.put_back()
         loop.restarting = False
-
-
-def _on_host(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return torch.utils._pytree.tree_map_only(  # type: ignore[no-any-return]
-        torch.Tensor, lambda tensor: tensor.detach().cpu().clone(), optimizer.state_dict()
-    )
