@@ -261,6 +261,21 @@ def test_a_mean_over_something_unknown_is_refused(counts: tuple[int, ...], preci
         assert ours.allclose(theirs, rtol=1e-10)
 
 
+def test_pairs_that_do_not_fit_with_a_graph_are_compared_without(held: int) -> None:
+    def of_deep(net: nn.Module, x: torch.Tensor, *_: object) -> torch.Tensor:
+        wide = net(x).repeat(1, 1, 2**12)  # 960 KiB per sample
+        for _ in range(12):
+            wide = wide.sin()
+        return wide.mean()
+
+    net, steps = Tokens(of_deep, (6,) * 4), AdaptiveSteps()
+    nn.init.ones_(net.net.weight)
+    with brim.budget(brim.memory_stats("cpu").allocated + 18 * 2**20, device="cpu"):
+        train(net, steps, max_epochs=1)
+    assert steps.step is not None
+    assert steps.step.size == 1
+
+
 def test_losses_that_draw_random_numbers() -> None:
     with pytest.raises(ValueError, match=r"the loss is random.*check=False"):
         train(Tokens(of_noise), AdaptiveSteps(size=2))

@@ -163,8 +163,10 @@ class AdaptiveStepsLogic:
         precision = self._trainer.precision_plugin.train_step_context()
         with self._records.discarded(), precision:
             arguments = {**self._arguments, "batch": samples}
-            out = self._module.training_step(*arguments.values())
-        self._records.put_metrics_back(states)
+            try:
+                out = self._module.training_step(*arguments.values())
+            finally:
+                self._records.put_metrics_back(states)
         loss: torch.Tensor = out["loss"] if isinstance(out, Mapping) else out
         return loss
 

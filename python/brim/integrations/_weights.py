@@ -19,6 +19,7 @@ Count: TypeAlias = Callable[[Any], Any]
 """How many items the loss of a part is a mean over."""
 
 _CLEARLY = 4.0  # times as far off as the best rule: not the rule of this loss
+_LARGE = 2**20  # elements of a parameter
 
 
 class Weights:
@@ -134,22 +135,23 @@ class Weights:
     def _measured(self, samples: Any) -> list[torch.Tensor]:
         """The loss, and its gradient of one parameter where there is memory for a graph."""
         try:
-            loss = self._loss_of(samples)
-            return [loss.detach().double().cpu(), *self._gradient_of(loss)]
+            return self._with_gradient(self._loss_of(samples))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
         with torch.no_grad():
             return [self._loss_of(samples).double().cpu()]
 
-    def _gradient_of(self, loss: torch.Tensor) -> list[torch.Tensor]:
-        """That of the last parameter, near which backward ends soon."""
-        parameters = [each for each in self._model.parameters() if each.requires_grad]
-        for parameter in reversed(parameters if loss.requires_grad else []):
-            found = torch.autograd.grad(loss, parameter, retain_graph=True, allow_unused=True)[0]
+    def _with_gradient(self, loss: torch.Tensor) -> list[torch.Tensor]:
+        """For one of the last parameters, where backward ends soon, and none that is large."""
+        measured = [loss.detach().double().cpu()]
+        parameters = [each for each in self._model.parameters() if each.requires_grad][::-1]
+        parameters.sort(key=lambda each: each.numel() > _LARGE)
+        for parameter in parameters if loss.requires_grad else ():
+            (found,) = torch.autograd.grad(loss, parameter, retain_graph=True, allow_unused=True)
             if found is not None:
-                return [found.double().cpu()]
-        return []
+                return [*measured, found.to_dense().double().cpu()]
+        return measured
 
 
 def labels_kept(first: int, step: Microbatches) -> Count:
