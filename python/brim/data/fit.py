@@ -159,7 +159,9 @@ class FittedBatchSampler(BatchSamplerBase):
             `print(sampler.fit_report)` tells what ran and what was put back.
 
         Warns:
-            UserWarning: if batches need over 25 % more than measurements of other batches predict.
+            UserWarning: if batches need over 25 % more than measurements of other batches predict;
+                or if the work changed parameters that are not put back: frozen ones, or those of a
+                module that was not found.
 
         Example:
             >>> import brim, torch
@@ -221,24 +223,20 @@ class FittedBatchSampler(BatchSamplerBase):
             made._tell_of_left_out()
             return made
         weights = None
-        undo = Undo(restore, work, collate_fn)
-        with bar("fit", "batch", enabled=progress) as step:
+        with Undo(restore, work, collate_fn) as undo, bar("fit", "batch", enabled=progress) as step:
 
             def measured(indices: list[int]) -> None:
                 run(indices)
                 step(f"{len(indices)} samples")
 
-            try:
-                if several:
-                    columns = given_sizes.shape[1]
-                    flat = given_sizes.flatten()
-                    weights = _C.fit_weights(flat, columns, measured, limit, device)
-                    sizes = _combined(given_sizes, weights)
-                maximum, found, error = _C.fit_batching(
-                    sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
-                )
-            finally:
-                undo.put_back()
+            if several:
+                columns = given_sizes.shape[1]
+                flat = given_sizes.flatten()
+                weights = _C.fit_weights(flat, columns, measured, limit, device)
+                sizes = _combined(given_sizes, weights)
+            maximum, found, error = _C.fit_batching(
+                sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
+            )
         _C.release_cached(device)  # of gradients and state that only the measurements had
         report = FitReport(runs, limit, error, "" if restore is False else str(undo))
         _logger.info("%s.fit: %s", cls.__name__, str(report).replace("\n", "; "))
