@@ -18,6 +18,7 @@ BRIM_API void check_only_copy();
 /// Runs `wait(context)`, which may block for long. The Python package sets one that releases the
 /// GIL meanwhile.
 using Waiter = void (*)(void (*wait)(const void*), const void* context);
+/// Sets the waiter, for the whole process.
 BRIM_API void set_waiter(Waiter waiter) noexcept;
 
 /// Runs `wait(context)` through the waiter that was set, or directly.

@@ -26,7 +26,7 @@ A model that keeps too much for backward:
     functions.
 
 Samples of different sizes:
-    `brim.data` has the samplers, under a budget in tokens or, by `fit`, in bytes.
+    `brim.data` has the samplers, under a budget in tokens or, by their method `fit`, in bytes.
 
 Below all of them:
     memory: `memory_stats` (`MemoryStats`), `PeakMeter`, `budget` (`Budget`), `reset_peak`,

@@ -20,9 +20,11 @@ constexpr std::size_t kEpochs = 4;
 constexpr std::size_t kMostRead = 200'000;  // that are read, in all epochs together
 constexpr std::size_t kMostMeasured = 32;   // of a batching's own batches
 constexpr int kMostRounds = 48;             // of making a batching and measuring its batches
-constexpr double kNoisy = 0.01;    // a model with a larger margin is checked on more batches
-constexpr double kSmaller = 0.96;  // a limit that was too large is reduced to this share
-constexpr double kGrowth = 2.0;    // the most by which a limit changes at once
+constexpr double kNoisy = 0.01;         // a model with a larger margin is checked on more batches
+constexpr double kSmaller = 0.96;       // a limit that was too large is reduced to this share
+constexpr double kGrowth = 2.0;         // the most by which a limit changes at once
+constexpr double kWorthGrowing = 1.05;  // smaller steps follow the bounds of all batches
+constexpr double kFlat = 1.01;          // of the least: a need up to there is the floor
 // A total is large enough once this share of the budget is in use; steps aim a little higher.
 constexpr double kUsed = 0.96;
 constexpr double kAim = 0.99;
@@ -94,6 +96,7 @@ class TotalSearch {
     const BatchNeed need = known_[terms] = search_.measure(samples);
     error_ = std::max(error_, need.peak / bound_.at(terms) - 1);
     most_held_ = std::max(most_held_, need.peak);
+    least_ = std::min(least_, need.peak);
     if (!need.out_of_memory) {
       bound_.add(terms, need.peak);
     }
@@ -154,10 +157,12 @@ class TotalSearch {
         out_of_memory |= need.out_of_memory;
         highest = std::max(highest, need.peak);
       }
-      // Far below the limit one batch of each total is enough: a high floor (an optimizer's step)
-      // makes bounds high, and no measurement lowers them.
-      if (!out_of_memory && kGrowth * highest <= limit) {
-        return std::min(whole(kGrowth * static_cast<double>(total)), everything_);
+      // Far below the limit, or where the need does not grow, one batch of each total is enough: a
+      // high floor (an optimizer's step) makes bounds high, and only larger totals lower them.
+      const bool is_flat = highest <= kFlat * least_;
+      const double growth = std::min(kGrowth, kAim * limit / highest);
+      if (!out_of_memory && (kGrowth * highest <= limit || (is_flat && growth >= kWorthGrowing))) {
+        return std::min(whole(growth * static_cast<double>(total)), everything_);
       }
       near_ += order.size();
       if (!out_of_memory) {
@@ -253,7 +258,8 @@ class TotalSearch {
   std::int64_t good_ = 0;  // the largest total within the limit
   std::int64_t bad_ = 0;   // the smallest total that is not
   double used_ = 0.0;      // bytes, by batches of the total that is good
-  std::size_t near_ = 0;   // COUNT of batches that were measured near the limit
+  double least_ = std::numeric_limits<double>::infinity();  // bytes, by any batch
+  std::size_t near_ = 0;  // COUNT of batches that were measured near the limit
 };
 
 }  // namespace

@@ -134,10 +134,10 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["nothing.txt"], "there is no file nothing.txt"),
         (["lengths.pt"], "must end in .txt, .csv, .npy"),
-        (["wrong.txt"], "wrong.txt: must hold numbers between spaces, commas or line ends"),
+        (["wrong.txt"], "got 'three' in line 1"),
         (["empty.txt"], "empty.txt holds no lengths"),
         (["negative.txt"], "got -5 at index 1"),
-        (["wrong.npy"], "is not a file that numpy.save or numpy.savez wrote"),
+        (["wrong.npy"], "holds no numbers that numpy.save or numpy.savez wrote"),
         (["matrix.npy"], "matrix.npy: lengths must have one dimension, got shape (2, 3)"),
         (["words.npy"], "words.npy: lengths must be ints or floats"),
         (["lengths.npz"], "--column must be one of lengths, other, got none"),
@@ -151,7 +151,8 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
         (["lengths.txt", "--output", "nowhere/plan.npy"], "there is no folder nowhere"),
         (["lengths.txt", "--oversize", "error", "--max-total-size", "9"], "exceeds the budget"),
         (["lengths.txt", "--buckets", "3", "--boundaries", "1,2"], "not allowed with argument"),
-        (["lengths.txt", "--method", "bucket", "--boundaries", "a"], "must be numbers such as"),
+        (["lengths.txt", "--method", "bucket", "--boundaries", "a"], "must be ascending numbers"),
+        (["lengths.txt", "--method", "bucket", "--boundaries", "5,2"], "must be ascending numbers"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(

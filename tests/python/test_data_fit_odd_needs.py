@@ -91,10 +91,16 @@ def test_empty_samples_do_not_stand_for_others(held: int) -> None:
     assert 0.9 <= max(used) <= 1
 
 
-def test_samples_after_each_other_with_a_high_floor_are_all_used(held: int) -> None:
+@pytest.mark.parametrize("floor", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize("before", [0, 1000, 2**20])
+def test_samples_after_each_other_with_a_high_floor_are_all_used(
+    floor: float, before: int, held: int
+) -> None:
     def bytes_of(lengths: list[int]) -> float:
-        return max(2**20, 100 * sum(lengths))
+        return max(floor * 2**21, 100 * sum(lengths))
 
+    kept = torch.empty(before, dtype=torch.uint8)
+    held += kept.nbytes
     made = PackedBatchSampler.fit(
         LENGTHS, made_of_bytes(bytes_of), LENGTHS, held + 2 * 2**20, "cpu", cost="sum", shuffle=True
     )

@@ -136,3 +136,8 @@ def test_what_cannot_be_foreseen_runs_as_usual_and_says_so(
 def test_foresee_takes_one_name() -> None:
     with pytest.raises(ValueError, match="foresee takes one name"):
         brim.maximize("a", "b", foresee=True)
+
+
+def test_the_size_that_is_searched_must_not_be_given() -> None:
+    with pytest.raises(ValueError, match="n is the size that is searched, and must not be given"):
+        brim.largest_size(lambda n: torch.empty(n), "n", "1KiB", device="cpu", upper=100, n=5)

@@ -632,3 +632,15 @@ def test_it_lets_go_of_the_model_and_can_be_collected(net: Net, data: Any) -> No
     gone = run_and_forget()
     gc.collect()
     assert gone() is None
+
+
+def test_its_text_names_the_loss_and_the_size() -> None:
+    model = nn.Linear(2, 1)
+
+    def loss_of(part: torch.Tensor) -> torch.Tensor:
+        return model(part).mean()
+
+    step = brim.Microbatches(loss_of, model=model)
+    assert repr(step).endswith("loss_of: not called yet>")
+    step(torch.ones(4, 2))
+    assert repr(step).endswith("loss_of: parts of 4>")

@@ -521,7 +521,7 @@ def test_the_table_and_the_dict() -> None:
         'brim keeps 3.1% of what torch.nn keeps, 3.1% with recompute="cheap"; the least is 3.1%'
     )
     assert lines[7] == (
-        "hint: brim.convert(model) keeps 1.00 KiB instead of 32.00 KiB; the largest part is 1: "
+        "hint: brim.convert(model) keeps 1.00 KiB instead of 32.00 KiB; most is saved at 1 (ReLU): "
         "1.00 KiB instead of 32.00 KiB"
     )
     figures = json.loads(json.dumps(audit.to_dict()))

@@ -83,6 +83,7 @@ enum class Collectives : std::uint8_t {
             ///< rank, and a failure ends the call on every rank
 };
 
+/// How the ranks of a job agree.
 struct AgreementOptions {
   bool per_rank = false;  ///< each rank keeps its own size; all learn whether all have fitted
   Sync sync = Sync::always;

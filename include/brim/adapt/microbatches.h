@@ -22,6 +22,7 @@
 
 namespace brim {
 
+/// Options of Microbatches.
 struct MicrobatchOptions {
   Reduction reduction = Reduction::mean;
   std::int64_t size = 0;  ///< the longest part; 0: the whole batch

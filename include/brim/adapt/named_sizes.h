@@ -87,6 +87,7 @@ class BRIM_API Sizes {
 [[nodiscard]] inline std::int64_t infer(const at::Tensor& x) {
   return std::max<std::int64_t>(x.size(0), 1);
 }
+/// The same for a container.
 template <class Container>
 [[nodiscard]] std::int64_t infer(const Container& x) {
   return std::max<std::int64_t>(std::ssize(x), 1);

@@ -19,6 +19,7 @@ struct Parameter {
   std::int64_t lower = 1;
 };
 
+/// What a ParameterSearch looks for.
 struct ParameterSearchOptions {
   Strategy strategy = Strategy::predictive;
   Start start = Start::at_upper;

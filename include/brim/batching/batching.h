@@ -97,6 +97,7 @@ struct BRIM_API Order {
     AnyColumns columns, Order order = {}, Oversize oversize = Oversize::leave_out,
     std::int64_t batch_multiple = 1);
 
+/// Options of packed_batching.
 struct PackOptions {
   /// COUNT of samples that are packed together (more if one batch holds more). A sample is in a
   /// batch of its window or, if that batch could still be filled, of the next window. Without a
@@ -118,6 +119,7 @@ struct PackOptions {
                                                                        Order order = {},
                                                                        PackOptions options = {});
 
+/// Options of bucketed_batching.
 struct BucketOptions {
   /// Ascending; bucket b holds sizes from boundary b up to, but not including, boundary b + 1.
   std::vector<double> boundaries;

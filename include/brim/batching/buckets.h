@@ -56,6 +56,7 @@ struct Buckets {
 /// @endcode
 [[nodiscard]] BRIM_API std::vector<std::int64_t> least_padding_boundaries(
     std::span<const std::int64_t> sizes, std::size_t buckets);
+/// The same for sizes that are fractions.
 [[nodiscard]] BRIM_API std::vector<double> least_padding_boundaries(std::span<const double> sizes,
                                                                     std::size_t buckets);
 
@@ -73,6 +74,7 @@ struct BucketGroups {
 /// than 2^24 buckets, or a size that is not finite, naming its index.
 [[nodiscard]] BRIM_API BucketGroups group_by_bucket(std::span<const std::int64_t> sizes,
                                                     std::span<const std::int64_t> boundaries);
+/// The same for sizes that are fractions.
 [[nodiscard]] BRIM_API BucketGroups group_by_bucket(std::span<const double> sizes,
                                                     std::span<const double> boundaries);
 

@@ -15,6 +15,7 @@
 
 namespace brim::batching {
 
+/// Options of LookAhead.
 struct LookAheadOptions {
   /// COUNT of samples that are packed together, as PackOptions::window. Up to twice as many are
   /// held. For buckets, the most that wait for their batch to fill.

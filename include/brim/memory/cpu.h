@@ -16,6 +16,7 @@ namespace brim {
 /// Costs some tens of nanoseconds per allocation. Thread-safe; a second call does nothing.
 BRIM_API void install_cpu_allocator();
 
+/// Whether CPU tensors are being counted.
 BRIM_API bool cpu_allocator_installed();
 
 }  // namespace brim

@@ -49,6 +49,7 @@ BRIM_API OomCause classify(const std::exception_ptr& error) noexcept;
 BRIM_API OomCause classify_message(std::string_view message,
                                    OomKind otherwise = OomKind::none) noexcept;
 
+/// Whether classify finds that memory ran out.
 BRIM_API bool is_out_of_memory(const std::exception_ptr& error) noexcept;
 BRIM_API bool is_out_of_memory(const std::exception& error) noexcept;
 

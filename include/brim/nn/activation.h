@@ -14,6 +14,8 @@ namespace brim::nn {
 // takes it so: the signature decides what an AnyModule accepts.
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method,performance-unnecessary-value-param)
 
+/// torch::nn::ReLU that keeps one bit per element for backward, or nothing where the next layer
+/// keeps its output.
 class BRIM_API ReLUImpl : public RecomputingLayer<ReLUImpl, torch::nn::ReLUImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -24,6 +26,7 @@ class BRIM_API ReLUImpl : public RecomputingLayer<ReLUImpl, torch::nn::ReLUImpl>
 };
 TORCH_MODULE(ReLU);
 
+/// torch::nn::ReLU6 that keeps one bit per element for backward.
 class BRIM_API ReLU6Impl : public RecomputingLayer<ReLU6Impl, torch::nn::ReLU6Impl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -34,6 +37,7 @@ class BRIM_API ReLU6Impl : public RecomputingLayer<ReLU6Impl, torch::nn::ReLU6Im
 };
 TORCH_MODULE(ReLU6);
 
+/// torch::nn::LeakyReLU that keeps one bit per element for backward.
 class BRIM_API LeakyReLUImpl : public RecomputingLayer<LeakyReLUImpl, torch::nn::LeakyReLUImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -44,6 +48,7 @@ class BRIM_API LeakyReLUImpl : public RecomputingLayer<LeakyReLUImpl, torch::nn:
 };
 TORCH_MODULE(LeakyReLU);
 
+/// torch::nn::Hardtanh that keeps one bit per element for backward.
 class BRIM_API HardtanhImpl : public RecomputingLayer<HardtanhImpl, torch::nn::HardtanhImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -55,6 +60,7 @@ class BRIM_API HardtanhImpl : public RecomputingLayer<HardtanhImpl, torch::nn::H
 };
 TORCH_MODULE(Hardtanh);
 
+/// torch::nn::GELU that keeps its input.
 class BRIM_API GELUImpl : public RecomputingLayer<GELUImpl, torch::nn::GELUImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -65,6 +71,7 @@ class BRIM_API GELUImpl : public RecomputingLayer<GELUImpl, torch::nn::GELUImpl>
 };
 TORCH_MODULE(GELU);
 
+/// torch::nn::SiLU that keeps its input.
 class BRIM_API SiLUImpl : public RecomputingLayer<SiLUImpl, torch::nn::SiLUImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -73,6 +80,7 @@ class BRIM_API SiLUImpl : public RecomputingLayer<SiLUImpl, torch::nn::SiLUImpl>
 };
 TORCH_MODULE(SiLU);
 
+/// torch::nn::Mish that keeps its input.
 class BRIM_API MishImpl : public RecomputingLayer<MishImpl, torch::nn::MishImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -81,6 +89,7 @@ class BRIM_API MishImpl : public RecomputingLayer<MishImpl, torch::nn::MishImpl>
 };
 TORCH_MODULE(Mish);
 
+/// torch::nn::ELU that keeps its input.
 class BRIM_API ELUImpl : public RecomputingLayer<ELUImpl, torch::nn::ELUImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -91,6 +100,7 @@ class BRIM_API ELUImpl : public RecomputingLayer<ELUImpl, torch::nn::ELUImpl> {
 };
 TORCH_MODULE(ELU);
 
+/// torch::nn::Softplus that keeps its input.
 class BRIM_API SoftplusImpl : public RecomputingLayer<SoftplusImpl, torch::nn::SoftplusImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -101,6 +111,7 @@ class BRIM_API SoftplusImpl : public RecomputingLayer<SoftplusImpl, torch::nn::S
 };
 TORCH_MODULE(Softplus);
 
+/// torch::nn::Sigmoid that keeps its output.
 class BRIM_API SigmoidImpl : public RecomputingLayer<SigmoidImpl, torch::nn::SigmoidImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -109,6 +120,7 @@ class BRIM_API SigmoidImpl : public RecomputingLayer<SigmoidImpl, torch::nn::Sig
 };
 TORCH_MODULE(Sigmoid);
 
+/// torch::nn::Tanh that keeps its output.
 class BRIM_API TanhImpl : public RecomputingLayer<TanhImpl, torch::nn::TanhImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -141,6 +153,7 @@ class BRIM_API OwnActivation : public torch::nn::Cloneable<Impl> {
   bool recompute = false;  // as in RecomputingLayer
 };
 
+/// `torch.nn.Hardsigmoid`, which torch::nn lacks; keeps one bit per element for backward.
 class BRIM_API HardsigmoidImpl : public OwnActivation<HardsigmoidImpl> {
  public:
   using OwnActivation::OwnActivation;
@@ -151,6 +164,7 @@ class BRIM_API HardsigmoidImpl : public OwnActivation<HardsigmoidImpl> {
 };
 TORCH_MODULE(Hardsigmoid);
 
+/// `torch.nn.Hardswish`, which torch::nn lacks; keeps its input.
 class BRIM_API HardswishImpl : public OwnActivation<HardswishImpl> {
  public:
   using OwnActivation::OwnActivation;

@@ -11,6 +11,7 @@ namespace brim::nn {
 // Torch's forward is not virtual: layer.h says what follows from that.
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
+/// torch::nn::Conv1d that keeps its input only if the weight is trained.
 class BRIM_API Conv1dImpl : public RecomputingLayer<Conv1dImpl, torch::nn::Conv1dImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -19,6 +20,7 @@ class BRIM_API Conv1dImpl : public RecomputingLayer<Conv1dImpl, torch::nn::Conv1
 };
 TORCH_MODULE(Conv1d);
 
+/// torch::nn::Conv2d that keeps its input only if the weight is trained.
 class BRIM_API Conv2dImpl : public RecomputingLayer<Conv2dImpl, torch::nn::Conv2dImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -27,6 +29,7 @@ class BRIM_API Conv2dImpl : public RecomputingLayer<Conv2dImpl, torch::nn::Conv2
 };
 TORCH_MODULE(Conv2d);
 
+/// torch::nn::Conv3d that keeps its input only if the weight is trained.
 class BRIM_API Conv3dImpl : public RecomputingLayer<Conv3dImpl, torch::nn::Conv3dImpl> {
  public:
   using RecomputingLayer::RecomputingLayer;
@@ -35,6 +38,7 @@ class BRIM_API Conv3dImpl : public RecomputingLayer<Conv3dImpl, torch::nn::Conv3
 };
 TORCH_MODULE(Conv3d);
 
+/// torch::nn::ConvTranspose1d that keeps its input only if the weight is trained.
 class BRIM_API ConvTranspose1dImpl
     : public RecomputingLayer<ConvTranspose1dImpl, torch::nn::ConvTranspose1dImpl> {
  public:
@@ -47,6 +51,7 @@ class BRIM_API ConvTranspose1dImpl
 };
 TORCH_MODULE(ConvTranspose1d);
 
+/// torch::nn::ConvTranspose2d that keeps its input only if the weight is trained.
 class BRIM_API ConvTranspose2dImpl
     : public RecomputingLayer<ConvTranspose2dImpl, torch::nn::ConvTranspose2dImpl> {
  public:
@@ -57,6 +62,7 @@ class BRIM_API ConvTranspose2dImpl
 };
 TORCH_MODULE(ConvTranspose2d);
 
+/// torch::nn::ConvTranspose3d that keeps its input only if the weight is trained.
 class BRIM_API ConvTranspose3dImpl
     : public RecomputingLayer<ConvTranspose3dImpl, torch::nn::ConvTranspose3dImpl> {
  public:

@@ -60,6 +60,7 @@ class BRIM_API LayerChoice {
   bool inside_ = false;
 };
 
+/// Options of convert.
 struct ConvertOptions {
   /// Replace these alone; empty means all.
   std::vector<LayerChoice> only = {};

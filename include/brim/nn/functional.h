@@ -24,16 +24,21 @@ namespace brim::nn::functional {
 
 // -- Activations: one bit per element, or nothing where the consumer keeps the output -----------
 
+/// The input, 0 where it is negative.
 /// @param recompute of every activation: keep nothing where the layer before can recompute its
 ///        output in backward
 BRIM_API at::Tensor relu(const at::Tensor& input, bool inplace = false, bool recompute = false);
+/// The input, held between 0 and 6.
 BRIM_API at::Tensor relu6(const at::Tensor& input, bool inplace = false, bool recompute = false);
 
+/// The input, held between two bounds.
 /// @throws c10::ValueError if min_val > max_val.
 BRIM_API at::Tensor hardtanh(const at::Tensor& input, double min_val = -1, double max_val = 1,
                              bool inplace = false, bool recompute = false);
+/// The input, times `negative_slope` where it is negative.
 BRIM_API at::Tensor leaky_relu(const at::Tensor& input, double negative_slope = 0.01,
                                bool inplace = false, bool recompute = false);
+/// A sigmoid of straight lines.
 BRIM_API at::Tensor hardsigmoid(const at::Tensor& input, bool inplace = false,
                                 bool recompute = false);
 
@@ -42,22 +47,30 @@ BRIM_API at::Tensor prelu(const at::Tensor& input, const at::Tensor& weight);
 
 // -- Activations that keep their input, as torch does: nothing smaller is exact -----------------
 
+/// The input times the share of a normal distribution below it.
 /// @param approximate "none" or "tanh"
 BRIM_API at::Tensor gelu(const at::Tensor& input, std::string_view approximate = "none",
                          bool recompute = false);
+/// The input times its sigmoid.
 BRIM_API at::Tensor silu(const at::Tensor& input, bool inplace = false, bool recompute = false);
+/// The input times its hardsigmoid.
 BRIM_API at::Tensor hardswish(const at::Tensor& input, bool inplace = false,
                               bool recompute = false);
+/// The input times the tanh of its softplus.
 BRIM_API at::Tensor mish(const at::Tensor& input, bool inplace = false, bool recompute = false);
+/// log(1 + exp(beta x)) / beta, and the input itself where beta x > threshold.
 BRIM_API at::Tensor softplus(const at::Tensor& input, double beta = 1, double threshold = 20,
                              bool recompute = false);
+/// The input, alpha (exp(x) - 1) where it is negative.
 /// In place: keeps its output.
 BRIM_API at::Tensor elu(const at::Tensor& input, double alpha = 1, bool inplace = false,
                         bool recompute = false);
 
 // -- Activations that keep their output, as torch does ------------------------------------------
 
+/// 1 / (1 + exp(-x)).
 BRIM_API at::Tensor sigmoid(const at::Tensor& input, bool recompute = false);
+/// The hyperbolic tangent.
 BRIM_API at::Tensor tanh(const at::Tensor& input, bool recompute = false);
 
 // -- Activations by name, alone and as gates: their inputs are kept, and nothing inside ---------
@@ -115,6 +128,7 @@ BRIM_API at::Tensor conv(const at::Tensor& input, const at::Tensor& weight,
                          at::IntArrayRef padding = {}, at::IntArrayRef dilation = {},
                          std::int64_t groups = 1, bool recompute = false);
 
+/// The transposed convolution; options as for conv.
 BRIM_API at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
                                    const std::optional<at::Tensor>& bias = {},
                                    at::IntArrayRef stride = {}, at::IntArrayRef padding = {},
@@ -132,10 +146,12 @@ BRIM_API at::Tensor batch_norm(const at::Tensor& input,
                                const std::optional<at::Tensor>& bias = {}, bool training = false,
                                double momentum = 0.1, double eps = 1e-5);
 
+/// Over the last dimensions; keeps its input, and two numbers per row.
 BRIM_API at::Tensor layer_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
                                const std::optional<at::Tensor>& weight = {},
                                const std::optional<at::Tensor>& bias = {}, double eps = 1e-5);
 
+/// Over groups of channels; keeps its input, and two numbers per group.
 BRIM_API at::Tensor group_norm(const at::Tensor& input, std::int64_t num_groups,
                                const std::optional<at::Tensor>& weight = {},
                                const std::optional<at::Tensor>& bias = {}, double eps = 1e-5);

@@ -25,6 +25,7 @@ BRIM_API at::Tensor cross_entropy(const at::Tensor& input, const at::Tensor& tar
                                   std::string_view reduction = "mean", double label_smoothing = 0,
                                   bool in_float32 = false, bool recompute = false);
 
+/// Options of linear_cross_entropy.
 struct LinearCrossEntropyOptions {
   std::optional<at::Tensor> weight = std::nullopt;  ///< one number per class
   std::int64_t ignore_index = -100;                 ///< a target that does not count

@@ -24,6 +24,7 @@ class BRIM_API BatchNorm1dImpl : public Layer<BatchNorm1dImpl, torch::nn::BatchN
 };
 TORCH_MODULE(BatchNorm1d);
 
+/// torch::nn::BatchNorm2d that see BatchNorm1d.
 class BRIM_API BatchNorm2dImpl : public Layer<BatchNorm2dImpl, torch::nn::BatchNorm2dImpl> {
  public:
   using Layer::Layer;
@@ -32,6 +33,7 @@ class BRIM_API BatchNorm2dImpl : public Layer<BatchNorm2dImpl, torch::nn::BatchN
 };
 TORCH_MODULE(BatchNorm2d);
 
+/// torch::nn::BatchNorm3d that see BatchNorm1d.
 class BRIM_API BatchNorm3dImpl : public Layer<BatchNorm3dImpl, torch::nn::BatchNorm3dImpl> {
  public:
   using Layer::Layer;
@@ -40,6 +42,7 @@ class BRIM_API BatchNorm3dImpl : public Layer<BatchNorm3dImpl, torch::nn::BatchN
 };
 TORCH_MODULE(BatchNorm3d);
 
+/// torch::nn::LayerNorm that keeps its input.
 class BRIM_API LayerNormImpl : public Layer<LayerNormImpl, torch::nn::LayerNormImpl> {
  public:
   using Layer::Layer;
@@ -48,6 +51,7 @@ class BRIM_API LayerNormImpl : public Layer<LayerNormImpl, torch::nn::LayerNormI
 };
 TORCH_MODULE(LayerNorm);
 
+/// torch::nn::GroupNorm that keeps its input.
 class BRIM_API GroupNormImpl : public Layer<GroupNormImpl, torch::nn::GroupNormImpl> {
  public:
   using Layer::Layer;

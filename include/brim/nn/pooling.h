@@ -13,6 +13,7 @@ namespace brim::nn {
 // Torch's forward is not virtual: layer.h says what follows from that.
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
+/// torch::nn::MaxPool1d that keeps one byte per output element.
 class BRIM_API MaxPool1dImpl : public Layer<MaxPool1dImpl, torch::nn::MaxPool1dImpl> {
  public:
   using Layer::Layer;
@@ -24,6 +25,7 @@ class BRIM_API MaxPool1dImpl : public Layer<MaxPool1dImpl, torch::nn::MaxPool1dI
 };
 TORCH_MODULE(MaxPool1d);
 
+/// torch::nn::MaxPool2d that keeps one byte per output element.
 class BRIM_API MaxPool2dImpl : public Layer<MaxPool2dImpl, torch::nn::MaxPool2dImpl> {
  public:
   using Layer::Layer;
@@ -35,6 +37,7 @@ class BRIM_API MaxPool2dImpl : public Layer<MaxPool2dImpl, torch::nn::MaxPool2dI
 };
 TORCH_MODULE(MaxPool2d);
 
+/// torch::nn::MaxPool3d that keeps one byte per output element.
 class BRIM_API MaxPool3dImpl : public Layer<MaxPool3dImpl, torch::nn::MaxPool3dImpl> {
  public:
   using Layer::Layer;
@@ -46,6 +49,7 @@ class BRIM_API MaxPool3dImpl : public Layer<MaxPool3dImpl, torch::nn::MaxPool3dI
 };
 TORCH_MODULE(MaxPool3d);
 
+/// torch::nn::AvgPool1d that keeps nothing.
 class BRIM_API AvgPool1dImpl : public Layer<AvgPool1dImpl, torch::nn::AvgPool1dImpl> {
  public:
   using Layer::Layer;
@@ -54,6 +58,7 @@ class BRIM_API AvgPool1dImpl : public Layer<AvgPool1dImpl, torch::nn::AvgPool1dI
 };
 TORCH_MODULE(AvgPool1d);
 
+/// torch::nn::AvgPool2d that keeps nothing.
 class BRIM_API AvgPool2dImpl : public Layer<AvgPool2dImpl, torch::nn::AvgPool2dImpl> {
  public:
   using Layer::Layer;
@@ -62,6 +67,7 @@ class BRIM_API AvgPool2dImpl : public Layer<AvgPool2dImpl, torch::nn::AvgPool2dI
 };
 TORCH_MODULE(AvgPool2d);
 
+/// torch::nn::AvgPool3d that keeps nothing.
 class BRIM_API AvgPool3dImpl : public Layer<AvgPool3dImpl, torch::nn::AvgPool3dImpl> {
  public:
   using Layer::Layer;
@@ -70,6 +76,7 @@ class BRIM_API AvgPool3dImpl : public Layer<AvgPool3dImpl, torch::nn::AvgPool3dI
 };
 TORCH_MODULE(AvgPool3d);
 
+/// torch::nn::AdaptiveAvgPool1d that keeps nothing.
 class BRIM_API AdaptiveAvgPool1dImpl
     : public Layer<AdaptiveAvgPool1dImpl, torch::nn::AdaptiveAvgPool1dImpl> {
  public:
@@ -79,6 +86,7 @@ class BRIM_API AdaptiveAvgPool1dImpl
 };
 TORCH_MODULE(AdaptiveAvgPool1d);
 
+/// torch::nn::AdaptiveAvgPool2d that keeps nothing.
 class BRIM_API AdaptiveAvgPool2dImpl
     : public Layer<AdaptiveAvgPool2dImpl, torch::nn::AdaptiveAvgPool2dImpl> {
  public:
@@ -88,6 +96,7 @@ class BRIM_API AdaptiveAvgPool2dImpl
 };
 TORCH_MODULE(AdaptiveAvgPool2d);
 
+/// torch::nn::AdaptiveAvgPool3d that keeps nothing.
 class BRIM_API AdaptiveAvgPool3dImpl
     : public Layer<AdaptiveAvgPool3dImpl, torch::nn::AdaptiveAvgPool3dImpl> {
  public:

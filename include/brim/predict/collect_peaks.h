@@ -23,6 +23,7 @@ struct PeakSample {
   std::optional<std::int64_t> requested;  ///< asked for when it ran out, if the error says
 };
 
+/// Options of collect_peaks.
 struct CollectOptions {
   std::optional<c10::Device> device{};  ///< default_device() if empty
 

@@ -25,6 +25,7 @@ enum class MemoryKind : std::uint8_t {
   workspace,        ///< of a library, such as cuBLAS
   other,
 };
+/// COUNT of the kinds above.
 inline constexpr std::size_t kMemoryKinds = 8;
 
 /// "parameter", "optimizer state", …

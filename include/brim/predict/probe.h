@@ -12,6 +12,7 @@
 
 namespace brim {
 
+/// Options of probe_memory and probe_batches.
 struct ProbeOptions {
   std::optional<c10::Device> device{};  ///< default_device() if empty
   std::optional<std::int64_t>

@@ -102,6 +102,7 @@ class Microbatches:
         self._scale = None if scaler is None else scaler.scale
         self._items = self._size = 0
         self._model, self._allow = model, allow
+        self._name = name_of(loss_fn)
         self._busy = threading.Lock()
         self._pass = _C.BatchPass(reduction)
         self._ranks = rank_setting(options, f"Microbatches {name_of(loss_fn)}")
@@ -152,6 +153,10 @@ class Microbatches:
     def record(self, batch: Any) -> tuple[torch.Tensor, Attempts]:
         """The same, with the attempts that it took."""
         return self._run(batch, record=True)
+
+    def __repr__(self) -> str:
+        size = f"parts of {self._size}" if self._size else "not called yet"
+        return f"<Microbatches of {self._name}: {size}>"
 
     @property
     def size(self) -> int:

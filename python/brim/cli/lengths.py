@@ -52,13 +52,23 @@ def read_lengths(path: Path, column: str | None) -> torch.Tensor:
 
 
 def _read_text(path: Path, column: str | None) -> Any:
-    words = path.read_text(encoding="utf-8").replace(",", " ").split()
-    for read in (int, float):
-        try:
-            return [read(word) for word in words]
-        except ValueError as error:
-            reason = error
-    raise ValueError(f"must hold numbers between spaces, commas or line ends: {reason}")
+    try:
+        lines = path.read_text(encoding="utf-8").replace(",", " ").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(
+            "is no text: must hold numbers between spaces, commas or line ends"
+        ) from None
+    numbers: list[float] = []
+    for place, line in enumerate(lines, start=1):
+        for word in line.split():
+            try:
+                numbers.append(int(word) if word.isdecimal() else float(word))
+            except ValueError:
+                raise ValueError(
+                    "must hold only numbers between spaces, commas or line ends, without a header; "
+                    f"got {word!r} in line {place}"
+                ) from None
+    return numbers
 
 
 def _read_numpy(path: Path, column: str | None) -> Any:
@@ -67,7 +77,7 @@ def _read_numpy(path: Path, column: str | None) -> Any:
     try:
         loaded = np.load(path, mmap_mode="r" if path.suffix.lower() == ".npy" else None)
     except (ValueError, EOFError):
-        raise ValueError("is not a file that numpy.save or numpy.savez wrote") from None
+        raise ValueError("holds no numbers that numpy.save or numpy.savez wrote") from None
     if isinstance(loaded, np.ndarray):
         return loaded
     with loaded:

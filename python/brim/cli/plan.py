@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from itertools import pairwise
 from typing import Any
 
 import brim
@@ -136,11 +137,14 @@ def _number(text: str) -> float:
 
 def _boundaries(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
+        numbers = []
+    if not numbers or any(a >= b for a, b in pairwise(numbers)):
         raise argparse.ArgumentTypeError(
-            f"must be numbers such as 0,64,256,1024, got {text}"
-        ) from None
+            f"must be ascending numbers such as 0,64,256,1024, got {text}"
+        )
+    return numbers
 
 
 def run(arguments: argparse.Namespace) -> Result:
@@ -182,9 +186,8 @@ def run(arguments: argparse.Namespace) -> Result:
     }
     if arguments.output:
         figures["output"] = str(arguments.output)
-    return Result(
-        _parts(report, figures), figures, draw=report.plot, status=0 if report.batches else 1
-    )
+    lost = any(reason.startswith("over") for reason in report.left_out) or not report.batches
+    return Result(_parts(report, figures), figures, draw=report.plot, status=int(lost))
 
 
 def _sampler(lengths: Any, arguments: argparse.Namespace) -> data.BatchSamplerBase:

@@ -332,6 +332,10 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
 
     # ---- batches ---------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        limit = f"max_total_size={self.max_total_size!r}, shuffle={self.shuffle}"
+        return f"{type(self).__name__}({limit}, epoch={self.epoch})"
+
     def __iter__(self) -> Iterator[Batch]:
         """Batches as lists of indices, or as tensors with `as_tensors=True`."""
         shared = shared_by_accelerate(self._ranks)

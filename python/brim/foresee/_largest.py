@@ -73,6 +73,10 @@ def largest_size(
     most = 2**40 if upper is None else positive("upper", upper)
     if most < lower:
         raise ValueError(f"upper must not be below lower ({lower}), got {upper}")
+    if name in kwargs:
+        raise ValueError(
+            f"{name} is the size that is searched, and must not be given, got {kwargs[name]!r}"
+        )
     target = _target(device)
     limit, others = _limits(budget, target)
     outside = 0  # what the call does not use, and so does not see
@@ -85,7 +89,7 @@ def largest_size(
             assumed = outside
             capacity = max(limit - assumed, 1)
             options: dict[str, Any] = {"device": target, "capacity": capacity, "calls": calls}
-            found = estimate(fn, *args, **options, progress=False, **{name: size, **kwargs})
+            found = estimate(fn, *args, **options, progress=False, **kwargs, **{name: size})
             step(f"{name} {size}")
             outside = max(outside, others - found.held_before)
             if outside == assumed:

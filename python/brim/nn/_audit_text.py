@@ -140,5 +140,5 @@ def _conversion(layers: Sequence[LayerAudit], converted: bool, brim: int, cheap:
     of_it = [_C.format_bytes(each) for each in reversed(kept(largest))]
     return (
         f"{call} keeps {of_all[0]} instead of {of_all[1]}; "
-        f"the largest part is {largest.name}: {of_it[0]} instead of {of_it[1]}"
+        f"most is saved at {largest.name} ({largest.type}): {of_it[0]} instead of {of_it[1]}"
     )

@@ -207,7 +207,7 @@ def audit(model: torch.nn.Module, /, *inputs: Any, progress: bool = True, **kwar
         ----------------------------------------------------------------------
         total                          64.00 KiB  2.00 KiB  2.00 KiB  2.00 KiB
         brim keeps 3.1% of what torch.nn keeps, 3.1% with recompute="cheap"; the least is 3.1%
-        hint: brim.convert(model) keeps 2.00 KiB instead of 64.00 KiB; the largest part is 1: 2.00 KiB instead of 64.00 KiB
+        hint: brim.convert(model) keeps 2.00 KiB instead of 64.00 KiB; most is saved at 1 (ReLU): 2.00 KiB instead of 64.00 KiB
     """  # noqa: E501
     check_module(model)
     with bar("audit", "run", total=3, enabled=progress) as step:

@@ -61,14 +61,15 @@ def _paint(axes: Any, found: Estimate, beside: Mapping[str, Estimate]) -> None:
         for name, color in STACK
     ]
     layers = [layer for layer in layers if any(layer[2])]
-    axes.stackplot(
-        progress,
-        *(values for _, _, values in layers),
-        step="post",
-        colors=[color for _, color, _ in layers],
-        labels=[name for name, _, _ in layers],
-        linewidth=0,
-    )
+    if layers:
+        axes.stackplot(
+            progress,
+            *(values for _, _, values in layers),
+            step="post",
+            colors=[color for _, color, _ in layers],
+            labels=[name for name, _, _ in layers],
+            linewidth=0,
+        )
     most = found.held_before + found.peak
     for (name, other), line in zip(beside.items(), _LINES, strict=False):
         sums = [sum(moment.held) for moment in other._timeline()]
