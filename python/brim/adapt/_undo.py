@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -220,8 +221,9 @@ def _tensors_of(module: torch.nn.Module) -> Callable[[], None]:
 
     def put_back() -> None:
         for now, then in zip(kept, before, strict=True):
+            same = [*now] == [*then] and all(map(operator.is_, now.values(), then.values()))
             # Who shards parameters exchanges them too, and knows which ones are there.
-            if not any(hasattr(tensor, "to_local") for tensor in then.values()):
+            if not same and not any(hasattr(tensor, "to_local") for tensor in then.values()):
                 now.clear()
                 now.update(then)
         module._non_persistent_buffers_set = set(temporary)

@@ -147,7 +147,8 @@ class FittedBatchSampler(BatchSamplerBase):
                 (parameters, gradients, buffers, training mode), optimizers, schedulers and gradient
                 scalers that the code, the closure and the attributes of `work` lead to, and for the
                 random state of torch, NumPy and `random`. Else these things themselves, as in
-                `brim.Options`; False for nothing. Copies take memory of the host.
+                `brim.Options`; False for nothing. Copies take memory of the host; with True none is
+                made of parameters that do not require gradients.
             progress: whether to show a bar on a terminal if it takes long.
             **options: keywords of the sampler; for `SizeAwareBatchSampler` also `sampler`, the
                 order of the samples.
