@@ -1,4 +1,4 @@
-"""Progress bars for work that takes more than a moment, drawn by tqdm where it is installed."""
+"""Progress bars, drawn by tqdm: for work that takes more than a moment, and where asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 _DELAY = 1.0  # seconds: faster work shows no bar
 _OFF = ("0", "off", "false", "no")
@@ -37,7 +38,7 @@ def progress(
         >>> with progress("probe", "call", 3) as step:
         ...     step("size 1")
     """
-    if not enabled or not _wanted():
+    if not enabled or _is_off() or sys.stderr is None or not sys.stderr.isatty():
         yield _nothing
         return
     try:
@@ -55,6 +56,25 @@ def progress(
         yield step
 
 
-def _wanted() -> bool:
-    off = os.environ.get("BRIM_PROGRESS", "").strip().lower() in _OFF
-    return not off and sys.stderr is not None and sys.stderr.isatty()
+def asked_for(name: str) -> Callable[[int], Any]:
+    """What makes a bar from a total, for who wrote `progress=True`: drawn at once, in pipes too.
+
+    Only `BRIM_PROGRESS=0` turns it off.
+
+    Raises:
+        ImportError: if tqdm is not installed.
+
+    Example:
+        >>> bar = asked_for("chunks")(3)
+        >>> _ = bar.update(3)
+        >>> bar.close()
+    """
+    try:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+    return lambda total: tqdm(total=total, desc=name, leave=False, disable=_is_off())
+
+
+def _is_off() -> bool:
+    return os.environ.get("BRIM_PROGRESS", "").strip().lower() in _OFF

@@ -341,17 +341,13 @@ class MemoryModel(_C.MemoryModel):
             raise TypeError(f"fn must be callable, got {fn!r}")
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
-        undo = Undo(restore, fn)
-        with bar("probe", "call", enabled=progress) as step:
+        with Undo(restore, fn), bar("probe", "call", enabled=progress) as step:
 
             def work(*size: int) -> None:
                 fn(*size)
                 step(f"size {' x '.join(map(str, size))}")
 
-            try:
-                model._assign(_C.probe_memory(work, whole, batch, device, limit, probes, cleanup))
-            finally:
-                undo.put_back()
+            model._assign(_C.probe_memory(work, whole, batch, device, limit, probes, cleanup))
         return model
 
     def peak(self, n: float, length: float | None = None) -> float:

@@ -323,10 +323,15 @@ def test_the_bar_is_closed_when_an_error_passes(bars: list[FakeBar]) -> None:
     assert FakeBar.bars[-1].closed == 1
 
 
-def test_progress_with_the_real_tqdm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_with_the_real_tqdm(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tqdm")
     brim.run_range(0, 9, 3, lambda s, e: None, progress=True)
-    assert "9" in capsys.readouterr().err
+    assert "9" in capsys.readouterr().err  # which is no terminal
+    monkeypatch.setenv("BRIM_PROGRESS", "0")
+    brim.run_range(0, 9, 3, lambda s, e: None, progress=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_progress_without_tqdm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

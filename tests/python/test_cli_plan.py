@@ -67,6 +67,9 @@ def test_columns_of_arrow_and_parquet(capsys: pytest.CaptureFixture[str]) -> Non
             "length": LENGTHS,
             "tokens": [[0] * length for length in LENGTHS],
             "text": ["x" * length for length in LENGTHS],
+            "raw": [b"x" * length for length in LENGTHS],
+            "seconds": [float(length) for length in LENGTHS],
+            "holes": [*LENGTHS[1:], None],
         }
     )
     pq.write_table(table, "data.parquet")
@@ -75,11 +78,14 @@ def test_columns_of_arrow_and_parquet(capsys: pytest.CaptureFixture[str]) -> Non
         writer.write_table(table)
     expected = figures_of(capsys, "lengths.txt", "--max-total-size", "1000")
     for file in ("data.parquet", "data.arrow", "stream.arrow"):
-        for column in ("length", "tokens", "text"):
+        for column in ("length", "tokens", "text", "raw", "seconds"):
             words = [file, "--column", column, "--max-total-size", "1000"]
             assert figures_of(capsys, *words) == expected, words
     assert main(["plan", "data.parquet", "--max-total-size", "1000", "--column", "x"]) == 2
-    assert "--column must be one of length, tokens, text, got 'x'" in capsys.readouterr().err
+    assert "--column must be one of length, tokens, text, raw" in capsys.readouterr().err
+    assert main(["plan", "data.parquet", "--max-total-size", "1000", "--column", "holes"]) == 2
+    last = len(LENGTHS) - 1
+    assert f"data.parquet: column 'holes' is null in row {last}" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("folder")

@@ -22,6 +22,8 @@ MODULES = sorted(
 
 #: What the examples of a module need beside torch.
 NEEDED = {
+    "brim._progress": "tqdm",
+    "brim.data._arrow": "pyarrow",
     "brim.integrations._lightning_finder": "lightning",
     "brim.integrations._lightning_steps": "lightning",
     "brim.integrations.datasets": "datasets",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from brim._arguments import flag, positive
+from brim._progress import asked_for
 from brim.adapt._options import Options, make, name_of
 
 
@@ -24,16 +25,7 @@ def sized(
     specific["collect"] = flag("collect", collect)
 
     def decorate(function: Callable[..., object]) -> Any:
-        return make(kind, function, options, progress=_bar(function, progress), **specific)
+        bar = asked_for(name_of(function)) if progress else None
+        return make(kind, function, options, progress=bar, **specific)
 
     return decorate
-
-
-def _bar(function: Callable[..., Any], progress: object) -> Callable[[int], Any] | None:
-    if not progress:
-        return None
-    try:
-        from tqdm.auto import tqdm  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-    return lambda total: tqdm(total=total, desc=name_of(function), leave=False)

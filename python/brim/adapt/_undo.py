@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
+import logging
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
+from typing_extensions import Self
 
 from brim.adapt._restore import Restorable, collect, flat
+from brim.adapt._watched import Watched
+
+_logger = logging.getLogger("brim")
 
 #: True for what the work reaches, False for nothing, or what to put back.
 Restore: TypeAlias = "bool | Restorable | Iterable[Restorable]"
@@ -19,7 +26,9 @@ class Undo:
 
     Of a module, its parameters, their gradients, its buffers and whether it is in training mode; of
     an optimizer, its parameters and all of its state; and what schedulers and gradient scalers
-    hold. Copies are in the host's memory, which no count of tensors sees.
+    hold. Copies are in the host's memory, which no count of tensors sees. Parameters that do not
+    require gradients are copied only if `restore` names them or their module: a frozen model may be
+    large.
 
     Args:
         restore: True for what the work's code, closure and arguments lead to, False for nothing, or
@@ -27,12 +36,14 @@ class Undo:
             case but False.
         work: the piece of work.
 
+    Warns:
+        UserWarning: with `restore=True`, if the work changed parameters that were not copied.
+
     Example:
         >>> layer = torch.nn.Linear(2, 2)
-        >>> undo = Undo(True, lambda: layer.weight.data.zero_())
         >>> before = layer.weight.tolist()
-        >>> _ = layer.weight.data.zero_()
-        >>> undo.put_back()
+        >>> with Undo(True, lambda: layer.weight.data.zero_()) as undo:
+        ...     _ = layer.weight.data.zero_()
         >>> layer.weight.tolist() == before, str(undo)
         (True, 'Linear and the random state')
     """
@@ -43,7 +54,9 @@ class Undo:
         from brim.foresee._reach import HELPERS
 
         self._names: list[str] = []
+        self._left: list[str] = []
         self._put_back: list[Callable[[], object]] = []
+        self._watched: Watched | None = None
         if restore is False:
             return
         random = Kept()
@@ -54,27 +67,74 @@ class Undo:
         self._names = [
             "a pair" if isinstance(thing, tuple) else type(thing).__name__ for thing in things
         ]
+        self._left = [
+            f"{type(module).__name__}.{name}"
+            for module in modules
+            for name, tensor in (*module.named_parameters(), *module.named_buffers())
+            if is_lazy(tensor)
+        ]
         parameters = [parameter for module in modules for parameter in module.parameters()]
         things = [_state_of(thing) if isinstance(thing, HELPERS) else thing for thing in things]
         values, gradients, others = collect([*things, *parameters], [])
-        self._put_back += others
-        copies: dict[int, Any] = {}  # so that tensors that share memory share the copy
-        self._put_back += [_values_of(tensor, copies) for tensor in _once(values)]
-        self._put_back += [_gradient_of(tensor, copies) for tensor in _once(gradients)]
-        self._put_back += [
-            _mode_of(part)
-            for part in _once(part for module in modules for part in module.modules())
+        frozen: dict[str, torch.Tensor] = {}
+        if restore is True:
+            frozen = _frozen(modules)
+            self._watched = Watched(frozen, known=gradients)
+        left = {id(tensor) for tensor in frozen.values()}
+        copied = [
+            tensor
+            for tensor in _once(values)
+            if id(tensor) not in left and not is_lazy(tensor) and not tensor.is_meta
         ]
+        parts = _once(part for module in modules for part in module.modules())
+        self._put_back += others
+        self._put_back += [_tensors_of(part) for part in parts]
+        copies: dict[int, Any] = {}  # so that tensors that share memory share the copy
+        self._put_back += [_values_of(tensor, copies) for tensor in copied]
+        self._put_back += [_gradient_of(tensor, copies) for tensor in _once(gradients)]
+        self._put_back += [_mode_of(part) for part in parts]
         self._put_back.append(random.restore)
 
+    def __enter__(self) -> Self:
+        """The work runs inside the block."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Put back; an error of the work goes before one of putting back."""
+        try:
+            self.put_back()
+        except Exception as failed:
+            if error is None:
+                raise
+            _logger.warning("not everything is as before the work: %s", failed)
+        if error is None:
+            self._tell_of_changes()
+
     def put_back(self) -> None:
-        """Make everything as it was, and drop the copies."""
+        """Make everything as it was, and drop the copies; the first error is raised at the end."""
+        errors = []
         for put_back in self._put_back:
-            put_back()
+            try:
+                put_back()
+            except Exception as error:
+                errors.append(error)
         self._put_back.clear()
+        if errors:
+            raise errors[0]
+
+    def _tell_of_changes(self) -> None:
+        from brim.data.base import warn
+
+        if self._watched is not None and (changed := self._watched.changed()):
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            warn(
+                f"the work changed parameters that are not put back: {', '.join(changed[:5])}"
+                f"{more}; pass what to put back, such as restore=[model, optimizer]"
+            )
 
     def __str__(self) -> str:
-        return " and ".join(filter(None, [", ".join(self._names), "the random state"]))
+        text = " and ".join(filter(None, [", ".join(self._names), "the random state"]))
+        return text + (f", not {', '.join(self._left)} (not initialised)" if self._left else "")
 
 
 def _reached(work: Iterable[Callable[..., Any] | None]) -> list[Any]:
@@ -96,16 +156,44 @@ def _once(things: Iterable[Any]) -> list[Any]:
     return list({id(thing): thing for thing in things}.values())
 
 
+def _frozen(modules: Iterable[torch.nn.Module]) -> dict[str, torch.Tensor]:
+    return {
+        f"{type(module).__name__}.{name}": parameter
+        for module in modules
+        for name, parameter in module.named_parameters()
+        if not parameter.requires_grad and not is_lazy(parameter)
+    }
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What can be written: of a DTensor this rank's part, of expanded dimensions one element."""
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    tensor = tensor.data
+    if tensor.layout == torch.strided and not tensor.is_nested:
+        for dim, stride in enumerate(tensor.stride()):
+            if stride == 0 and tensor.shape[dim] > 1:
+                tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def _copy(tensor: torch.Tensor, copies: dict[int, Any]) -> torch.Tensor:
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    if plain and tensor.device.type != "cpu":
-        return tensor.detach().to("cpu", copy=True)
-    return copy.deepcopy(tensor.detach(), copies)
+    memory = _memory_of(tensor)
+    if memory.device.type != "cpu":
+        return memory.to("cpu", copy=True)
+    return copy.deepcopy(memory, copies)
 
 
-def _values_of(tensor: torch.Tensor, copies: dict[int, Any]) -> Callable[[], object]:
+def _values_of(tensor: torch.Tensor, copies: dict[int, Any]) -> Callable[[], None]:
     before = _copy(tensor, copies)
-    return lambda: tensor.data.copy_(before)  # which leaves its version as it is
+
+    def put_back() -> None:
+        if before.layout == torch.strided:
+            _memory_of(tensor).copy_(before)  # which leaves its version as it is
+        else:
+            tensor.data = before.to(tensor.device)
+
+    return put_back
 
 
 def _gradient_of(tensor: torch.Tensor, copies: dict[int, Any]) -> Callable[[], None]:
@@ -115,10 +203,30 @@ def _gradient_of(tensor: torch.Tensor, copies: dict[int, Any]) -> Callable[[], N
     def put_back() -> None:
         if before is None:
             tensor.grad = None
+        elif before.layout != torch.strided:
+            tensor.grad = before.to(tensor.device)
         else:
-            if tensor.grad is None:
-                tensor.grad = torch.empty_like(before, device=tensor.device)
-            tensor.grad.data.copy_(before)
+            if tensor.grad is None or tensor.grad.layout != torch.strided:
+                tensor.grad = torch.empty_like(tensor, dtype=before.dtype, requires_grad=False)
+            _memory_of(tensor.grad).copy_(before)
+
+    return put_back
+
+
+def _tensors_of(module: torch.nn.Module) -> Callable[[], None]:
+    """Which tensors are its parameters and buffers: the work may assign others, or add some."""
+    kept: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    before = [dict(each) for each in kept]
+    temporary = set(module._non_persistent_buffers_set)
+
+    def put_back() -> None:
+        for now, then in zip(kept, before, strict=True):
+            same = [*now] == [*then] and all(map(operator.is_, now.values(), then.values()))
+            # Who shards parameters exchanges them too, and knows which ones are there.
+            if not same and not any(hasattr(tensor, "to_local") for tensor in then.values()):
+                now.clear()
+                now.update(then)
+        module._non_persistent_buffers_set = set(temporary)
 
     return put_back
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from brim.data._arrow import lengths_of_column
 from brim.data.sizes import one_column
 
 _ENDINGS = {
@@ -36,7 +37,7 @@ def read_lengths(path: Path, column: str | None) -> torch.Tensor:
 
     Args:
         path: text has numbers between spaces, commas or line ends; `.npy` one array; `.npz`, Arrow
-            and Parquet have several columns. Of a column of lists or strings the lengths are taken.
+            and Parquet have several columns. Of lists, texts and bytes the lengths are taken.
         column: which of them; may be None if there is only one.
 
     Raises:
@@ -87,7 +88,6 @@ def _read_numpy(path: Path, column: str | None) -> Any:
 def _read_arrow(path: Path, column: str | None) -> Any:
     try:
         import pyarrow as pa
-        import pyarrow.compute as pc
         import pyarrow.feather as feather
         import pyarrow.parquet as pq
     except ImportError:
@@ -100,17 +100,11 @@ def _read_arrow(path: Path, column: str | None) -> Any:
             values = pq.read_table(path, columns=[name])[name]
         else:
             table = _read_ipc(pa, feather, path)
-            values = table[_chosen(column, table.column_names)]
+            name = _chosen(column, table.column_names)
+            values = table[name]
     except pa.ArrowException as error:
         raise ValueError(error) from None
-    kind = values.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        values = pc.list_value_length(values)
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        values = pc.utf8_length(values)
-    if values.null_count:
-        raise ValueError(f"{values.null_count} values are missing (null)")
-    return values.to_numpy()
+    return lengths_of_column(values, name)
 
 
 def _read_ipc(pa: Any, feather: Any, path: Path) -> Any:

@@ -147,7 +147,8 @@ class FittedBatchSampler(BatchSamplerBase):
                 (parameters, gradients, buffers, training mode), optimizers, schedulers and gradient
                 scalers that the code, the closure and the attributes of `work` lead to, and for the
                 random state of torch, NumPy and `random`. Else these things themselves, as in
-                `brim.Options`; False for nothing. Copies take memory of the host.
+                `brim.Options`; False for nothing. Copies take memory of the host; with True none is
+                made of parameters that do not require gradients.
             progress: whether to show a bar on a terminal if it takes long.
             **options: keywords of the sampler; for `SizeAwareBatchSampler` also `sampler`, the
                 order of the samples.
@@ -159,7 +160,9 @@ class FittedBatchSampler(BatchSamplerBase):
             `print(sampler.fit_report)` tells what ran and what was put back.
 
         Warns:
-            UserWarning: if batches need over 25 % more than measurements of other batches predict.
+            UserWarning: if batches need over 25 % more than measurements of other batches predict;
+                or if the work changed parameters that are not put back: frozen ones, or those of a
+                module that was not found.
 
         Example:
             >>> import brim, torch
@@ -221,24 +224,20 @@ class FittedBatchSampler(BatchSamplerBase):
             made._tell_of_left_out()
             return made
         weights = None
-        undo = Undo(restore, work, collate_fn)
-        with bar("fit", "batch", enabled=progress) as step:
+        with Undo(restore, work, collate_fn) as undo, bar("fit", "batch", enabled=progress) as step:
 
             def measured(indices: list[int]) -> None:
                 run(indices)
                 step(f"{len(indices)} samples")
 
-            try:
-                if several:
-                    columns = given_sizes.shape[1]
-                    flat = given_sizes.flatten()
-                    weights = _C.fit_weights(flat, columns, measured, limit, device)
-                    sizes = _combined(given_sizes, weights)
-                maximum, found, error = _C.fit_batching(
-                    sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
-                )
-            finally:
-                undo.put_back()
+            if several:
+                columns = given_sizes.shape[1]
+                flat = given_sizes.flatten()
+                weights = _C.fit_weights(flat, columns, measured, limit, device)
+                sizes = _combined(given_sizes, weights)
+            maximum, found, error = _C.fit_batching(
+                sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
+            )
         _C.release_cached(device)  # of gradients and state that only the measurements had
         report = FitReport(runs, limit, error, "" if restore is False else str(undo))
         _logger.info("%s.fit: %s", cls.__name__, str(report).replace("\n", "; "))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
@@ -10,6 +11,7 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,11 +19,14 @@ import torch
 from brim.foresee._kept import attributes_of, names_in, slots_of
 
 _MOST_OBJECTS = 20_000
+_MANY = 1_000  # data rather than parts of the program
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype)
 HELPERS = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _PLAIN = (types.SimpleNamespace, argparse.Namespace)
-_FOREIGN = ("torch", "builtins", "numpy", "typing", "collections", "logging", "threading")
+_TARGETS = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, *HELPERS)
+_FOREIGN = {"torch", "builtins", "numpy", "typing", "collections", "logging", "threading"}
+_NOT_FOLLOWED = {*_FOREIGN, "brim", *sys.builtin_module_names}
 _LIBRARIES = tuple({os.path.join(folder, "") for folder in sysconfig.get_paths().values()})
 
 
@@ -40,20 +45,29 @@ class Reachable:
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """Search breadth first; what is not found here is found when the call touches it."""
+        """Search breadth first, what is in large containers last, and not all of it.
+
+        What is not found here is found when the call touches it.
+        """
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.tensors: list[torch.Tensor] = []
         self.helpers: list[Any] = []
         self.state: list[tuple[Any, bool]] = []
-        seen: set[int] = set()
-        queue: list[tuple[Any, bool]] = [(each, True) for each in (fn, *args, *kwargs.values())]
-        for found, own in queue:  # grows while it is read
+        seen: dict[int, object] = {}  # by address, and alive so that addresses stay theirs
+        queue = deque((each, True) for each in (fn, *args, *kwargs.values()))
+        large: deque[tuple[Any, bool]] = deque()
+        while queue or large:
+            if not queue:
+                inside, own = large.popleft()
+                queue.extend((each, own) for each in islice(_inside(inside), _MOST_OBJECTS))
+                continue
+            found, own = queue.popleft()
             if isinstance(found, _ATOMS) or id(found) in seen:
                 continue
             if len(seen) >= _MOST_OBJECTS:
                 break
-            seen.add(id(found))
+            seen[id(found)] = found
             if isinstance(found, torch.Tensor):
                 self.tensors.append(found)
             elif isinstance(found, torch.nn.Module):
@@ -67,7 +81,14 @@ class Reachable:
             elif not _is_foreign(found):
                 own = own and not _is_of_library(found)
                 self.state.append((found, own))
-                queue.extend((each, own) for each in _inside(found))
+                if isinstance(found, (Mapping, *_CONTAINERS)) and len(found) > _MANY:
+                    large.append((found, own))
+                else:
+                    queue.extend((each, own) for each in _inside(found))
+
+
+def _top_level(module: str | None) -> str:
+    return (module or "").partition(".")[0]
 
 
 def _is_foreign(found: Any) -> bool:
@@ -75,8 +96,8 @@ def _is_foreign(found: Any) -> bool:
     if isinstance(found, (functools.partial, types.MethodType, Mapping, *_CONTAINERS)):
         return False
     if isinstance(found, (types.FunctionType, functools._lru_cache_wrapper)):
-        return (found.__module__ or "").startswith(_FOREIGN)
-    return type(found).__module__.startswith(_FOREIGN)
+        return _top_level(found.__module__) in _FOREIGN
+    return _top_level(type(found).__module__) in _FOREIGN
 
 
 def _is_of_library(found: Any) -> bool:
@@ -84,7 +105,11 @@ def _is_of_library(found: Any) -> bool:
     if isinstance(found, (functools.partial, types.MethodType, Mapping, *_CONTAINERS, *_PLAIN)):
         return False
     code = found if isinstance(found, types.FunctionType) else type(found)
-    file = getattr(sys.modules.get(code.__module__ or ""), "__file__", None)
+    return _is_library(sys.modules.get(code.__module__ or ""))
+
+
+def _is_library(module: types.ModuleType | None) -> bool:
+    file = getattr(module, "__file__", None)
     return file is not None and file.startswith(_LIBRARIES)
 
 
@@ -113,20 +138,48 @@ def _inside(found: Any) -> Iterator[Any]:
     else:
         yield from attributes_of(found).values()
         yield from (value for _, value in slots_of(found))
+        yield from _of_class(type(found))
         call = getattr(type(found), "__call__", None)  # noqa: B004  the function itself
         if isinstance(call, types.FunctionType):
             yield call
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Any]:
+    cells = []
     for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
+        with contextlib.suppress(ValueError):  # not assigned yet
+            cells.append(cell.cell_contents)
+    yield from cells
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     yield from function.__dict__.values()
-    for name in names_in(function.__code__):
-        if name in function.__globals__:
-            yield function.__globals__[name]
+    names = names_in(function.__code__)
+    globals_ = [function.__globals__[name] for name in names if name in function.__globals__]
+    yield from globals_
+    for holder in (*globals_, *cells):
+        yield from _named_in(holder, names)
+
+
+def _of_class(kind: type) -> Iterator[Any]:
+    """Models and the like that a class of the user's holds for all of its objects."""
+    for base in kind.__mro__:
+        if _top_level(base.__module__) not in _FOREIGN:
+            yield from (value for value in vars(base).values() if isinstance(value, _TARGETS))
+
+
+def _named_in(holder: Any, names: set[str]) -> Iterator[Any]:
+    """What code that uses these names finds in a module or a class of the user's."""
+    seen: set[int] = set()
+    holders = [holder]
+    for each in holders:  # grows while it is read
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, type):
+            yield from _of_class(each)
+        elif isinstance(each, types.ModuleType) and not (
+            _top_level(each.__name__) in _NOT_FOLLOWED or _is_library(each)
+        ):
+            found = [value for name, value in vars(each).items() if name in names]
+            yield from found
+            holders += found

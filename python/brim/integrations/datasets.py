@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from brim.data.sizes import index_tensor, size_column
+from brim.data._arrow import lengths_of_column
+from brim.data.sizes import index_tensor
 
 __all__ = ["WholeStream", "lengths_of"]
 
@@ -22,11 +23,11 @@ def lengths_of(dataset: Any, column: str) -> torch.Tensor:
 
     Args:
         dataset: a `datasets.Dataset`, or a `pyarrow.Table`.
-        column: lists or arrays (their lengths), texts (characters), bytes, or integers, which are
+        column: lists or arrays (their lengths), texts (characters), bytes, or numbers, which are
             lengths themselves.
 
     Returns:
-        An int64 tensor with one length per sample.
+        A tensor with one length per sample: int64, or float64 of a column of floats.
 
     Raises:
         TypeError: if the data set is streamed or has several splits, or if the column is of a type
@@ -47,40 +48,11 @@ def lengths_of(dataset: Any, column: str) -> torch.Tensor:
         )
     if column not in names:
         raise ValueError(f"column {column!r} is not among those of the dataset: {', '.join(names)}")
-    lengths = _lengths_of_arrow(table.column(column), column)
+    lengths = lengths_of_column(table.column(column), column)
     chosen = getattr(dataset, "_indices", None)
     if chosen is not None:
         lengths = lengths[index_tensor("indices", chosen.column(0).to_numpy())]
     return lengths
-
-
-def _lengths_of_arrow(column: Any, name: str) -> torch.Tensor:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as kinds
-
-    if isinstance(column.type, pa.ExtensionType):  # Array2D and its like
-        column = pa.chunked_array(
-            [chunk.storage for chunk in column.chunks], column.type.storage_type
-        )
-    kind = column.type
-    if kinds.is_string(kind) or kinds.is_large_string(kind):
-        lengths = pc.utf8_length(column)
-    elif kinds.is_binary(kind) or kinds.is_large_binary(kind):
-        lengths = pc.binary_length(column)
-    elif kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
-        lengths = pc.list_value_length(column)
-    elif kinds.is_integer(kind):
-        lengths = column
-    else:
-        raise TypeError(
-            f"column {name!r} is of the type {kind}: lengths are those of lists, texts or bytes, "
-            "or integers"
-        )
-    if lengths.null_count:
-        row = pc.index(pc.is_null(lengths), True).as_py()
-        raise ValueError(f"column {name!r} is null in row {row}, which has no length")
-    return size_column(name, lengths.cast("int64").to_numpy())
 
 
 class WholeStream(Iterable[Any]):

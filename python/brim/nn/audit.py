@@ -17,6 +17,7 @@ from brim.memory import parse_bytes
 from brim.nn import _causal_lm_loss
 from brim.nn._audit_text import Unconverted, figures, folded, hint_of
 from brim.nn._derived import is_made, original_of, recipe_of
+from brim.nn._hints import frozen_batch_norms
 from brim.nn._saved import MODEL, Run, measure, with_sizes
 from brim.nn._torchs_work import with_torchs_work
 from brim.nn._values import Place
@@ -25,7 +26,6 @@ from brim.nn.convert import (
     ConversionReport,
     check_module,
     convert,
-    frozen_batch_norms,
     own_base,
 )
 from brim.nn.saving import paused

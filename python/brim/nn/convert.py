@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
@@ -17,6 +16,7 @@ from brim import _C
 from brim.nn import _causal_lm_loss, modules
 from brim.nn._derived import MAKERS, Recipe, derived, is_made, original_of
 from brim.nn._functions import is_region, leave_out, take_in, with_functions
+from brim.nn._hints import conversion_hint
 from brim.nn.recognisers import recognise
 from brim.nn.saving import check_recompute
 
@@ -250,7 +250,7 @@ def convert(
                 module.__dict__[flag] = True
     for module in _first_inside_regions(model, (places.keys() - chosen) | left_out):
         leave_out(module)
-    hint = _hint(model, recompute)
+    hint = conversion_hint(model, recompute)
     return ConversionReport(tuple(replaced), tuple(kept), tuple(around), hint)
 
 
@@ -421,39 +421,6 @@ MAKERS["layer"] = _members
 
 WORK = ("forward", "_conv_forward")
 """The methods that brim's layers override."""
-
-
-def frozen_batch_norms(model: Module) -> list[Module]:
-    """Those that use the batch's statistics although nothing of them is trained.
-
-    Example:
-        >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4).eval())
-        >>> len(frozen_batch_norms(model)), len(frozen_batch_norms(model.requires_grad_(False)))
-        (0, 1)
-    """
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, _BatchNorm)
-        and module.training
-        and module.track_running_stats
-        and not any(parameter.requires_grad for parameter in module.parameters())
-    ]
-
-
-def _hint(model: Module, recompute: str | None) -> str:
-    """What would save more; without inputs it cannot be measured here."""
-    measure = "brim.audit(model, *inputs) measures it"
-    if found := frozen_batch_norms(model):
-        layers = "1 BatchNorm layer" if len(found) == 1 else f"{len(found)} BatchNorm layers"
-        return (
-            f"hint: {layers} with frozen weights, but in training mode, in which the input is "
-            f"kept: call .eval(). {measure}"
-        )
-    trained = [parameter.requires_grad for parameter in model.parameters()]
-    if recompute is None and trained and all(trained):
-        return f'hint: all weights are trained, where recompute="cheap" saves most. {measure}'
-    return ""
 
 
 def same_work(kind: type[Module], base: type[Module]) -> bool:
