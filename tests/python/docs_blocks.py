@@ -36,11 +36,14 @@ import tokenize
 import traceback
 import warnings
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MADE_WITH = "2.13."
+"""The version of torch that the pages show the output of."""
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<info>.*)$")
@@ -165,6 +168,8 @@ class Page:
         return "".join(shown)
 
     def _compare(self, block: Block, printed: str) -> None:
+        if not version("torch").startswith(MADE_WITH):
+            return  # other versions keep and need other bytes
         seen, expected = printed.strip(), block.text.strip()
         if block.marks == "numbers differ":
             seen, expected = without_numbers(seen), without_numbers(expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -41,7 +42,8 @@ def with_blocks(*languages: str) -> list[Path]:
 def server() -> Iterator[subprocess.Popen[str]]:
     """Runs pages one after the other: see `docs_blocks.serve`."""
     run = [sys.executable, str(Path(__file__).with_name("docs_blocks.py"))]
-    with subprocess.Popen(run, stdin=PIPE, stdout=PIPE, text=True) as process:
+    without_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # the pages are about a CPU
+    with subprocess.Popen(run, stdin=PIPE, stdout=PIPE, text=True, env=without_gpu) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
