@@ -238,9 +238,7 @@ class FittedBatchSampler(BatchSamplerBase):
             maximum, found, error = _C.fit_batching(
                 sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
             )
-            # Else what is put back would split blocks that the batches need whole.
-            _C.release_cached(device)
-        _C.release_cached(device)  # of gradients and state that only the measurements had
+        # torch's cache stays as it is: in these blocks all batches have fitted.
         report = FitReport(runs, limit, error, "" if restore is False else str(undo))
         _logger.info("%s.fit: %s", cls.__name__, str(report).replace("\n", "; "))
         model = None
