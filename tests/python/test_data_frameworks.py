@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +13,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from brim.data import BucketBatchSampler, PackedBatchSampler, SizeAwareBatchSampler
+
+from .torchrun import results_of, torchrun
 
 SIZES = [(7 * i) % 19 + 1 for i in range(97)]
 MAKERS: dict[str, Callable[..., Any]] = {
@@ -374,10 +373,8 @@ def test_two_processes_train_on_each_sample_once(package: str, script: str, tmp_
     pytest.importorskip(package)
     program = tmp_path / "train.py"
     program.write_text(PRELUDE + script)
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*run, program, tmp_path], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    shares = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    torchrun(program, tmp_path)
+    shares = results_of(tmp_path)
     epochs = []
     for mine, others in zip(*shares, strict=True):
         assert len(mine) == len(others)

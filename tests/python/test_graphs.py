@@ -14,27 +14,13 @@ from brim.data import PackedBatchSampler
 
 geometric = pytest.importorskip("torch_geometric")
 
-from torch_geometric.data import Batch, Data  # noqa: E402
+from torch_geometric.data import Batch  # noqa: E402
 from torch_geometric.loader import DataLoader  # noqa: E402
 from torch_geometric.nn import GCNConv, global_mean_pool  # noqa: E402
 
+from .graph_samples import graphs  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-def graphs(count: int, seed: int = 0) -> list[Any]:
-    """Some have many edges for each node, some have few."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def graph() -> Any:
-        nodes = int(torch.randint(3, 40, (), generator=generator))
-        edges = nodes * int(torch.randint(1, 20, (), generator=generator))
-        return Data(
-            x=torch.rand(nodes, 4, generator=generator),
-            edge_index=torch.randint(0, nodes, (2, edges), generator=generator),
-            y=torch.rand(1, generator=generator),
-        )
-
-    return [graph() for _ in range(count)]
 
 
 def sizes_of(samples: list[Any]) -> torch.Tensor:

@@ -6,9 +6,6 @@ All of this is slow, since importing Lightning is; conftest.py leaves the file o
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from brim.data import PackedBatchSampler
 pytest.importorskip("lightning")
 
 from .lightning_modules import MARKS, Steps
+from .torchrun import results_of, torchrun
 
 pytestmark = MARKS
 
@@ -95,13 +93,9 @@ os._exit(0)  # gloo's threads can outlive the interpreter
 def test_two_ranks(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(JOB)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, program, tmp_path, Path(__file__).parent]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(program, tmp_path, Path(__file__).parent)
     found = []
-    for rank in range(2):
-        plain, whole, parts, (size, largest) = json.loads((tmp_path / f"{rank}.json").read_text())
+    for rank, (plain, whole, parts, (size, largest)) in enumerate(results_of(tmp_path)):
         for ours in (whole, parts):
             assert ours[0] == pytest.approx(plain[0], rel=1e-9)
             assert ours[1] == pytest.approx(plain[1], rel=1e-6)

@@ -15,23 +15,9 @@ pytest.importorskip("torch_geometric")
 from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.loader import DataLoader, DynamicBatchSampler
 
+from .graph_samples import graphs
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch_geometric")
-
-
-def graphs(count: int = 40) -> list[Any]:
-    """Some have many edges for each node, some have few."""
-    generator = torch.Generator().manual_seed(0)
-
-    def graph() -> Any:
-        nodes = int(torch.randint(3, 40, (), generator=generator))
-        edges = nodes * int(torch.randint(1, 20, (), generator=generator))
-        return Data(
-            x=torch.rand(nodes, 4, generator=generator),
-            edge_index=torch.randint(0, nodes, (2, edges), generator=generator),
-            y=torch.rand(1, generator=generator),
-        )
-
-    return [graph() for _ in range(count)]
 
 
 class InMemory(InMemoryDataset):  # type: ignore[misc]

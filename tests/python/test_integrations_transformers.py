@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,14 +309,12 @@ os._exit(0)  # gloo's threads can outlive the interpreter
 
 @pytest.mark.slow
 def test_two_ranks_train_as_under_ddp(tmp_path: Path) -> None:
+    from .torchrun import results_of, torchrun  # the job imports this file by itself
+
     program = tmp_path / "train.py"
     program.write_text(JOB)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, program, tmp_path, Path(__file__).parent]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for rank in range(2):
-        plain, whole, parts = json.loads((tmp_path / f"{rank}.json").read_text())
+    torchrun(program, tmp_path, Path(__file__).parent)
+    for plain, whole, parts in results_of(tmp_path):
         for ours in (whole, parts):
             assert ours[0] == pytest.approx(plain[0], rel=1e-9)
             assert ours[1] == pytest.approx(plain[1], rel=1e-5)

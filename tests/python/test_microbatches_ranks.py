@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,8 @@ from torch import nn
 import brim
 from brim import _C
 
+from .torchrun import results_of, torchrun
+
 JOB = Path(__file__).parent / "microbatches_job.py"
 
 
@@ -22,12 +21,8 @@ JOB = Path(__file__).parent / "microbatches_job.py"
 def job(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks returned, by case."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(JOB), str(folder)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    torchrun(JOB, folder, timeout=120)
+    return results_of(folder)
 
 
 def close(found: Any, expected: Any) -> bool:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from torch import nn
 import brim
 
 from .nn_families import FAMILIES, TEXT, Family, imported, tokens
+from .torchrun import torchrun
 
 STEPS = 20
 FAST = ("llama", "gpt2", "timm convnext")
@@ -257,15 +255,7 @@ def test_units_of_fsdp(first: str) -> None:
 @pytest.mark.slow
 def test_fsdp_on_two_ranks(tmp_path: Path) -> None:
     imported("transformers")
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            *(str(Path(__file__).with_name("fsdp_job.py")), str(tmp_path)),
-        ],
-        check=True,
-        timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    torchrun(Path(__file__).with_name("fsdp_job.py"), tmp_path)
     for rank in range(2):
         results = torch.load(tmp_path / f"{rank}.pt")
         for kind in ("float32", "mixed"):

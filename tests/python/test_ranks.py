@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 import brim
 
+from .torchrun import results_of, torchrun
+
 if not dist.is_gloo_available():
     pytest.skip("needs gloo", allow_module_level=True)
 
@@ -30,18 +32,10 @@ QUICK = [
 Results = list[dict[str, Any]]
 
 
-def torchrun(folder: Path, ranks: int, cases: list[str], *options: str, **env: str) -> Results:
+def run_cases(folder: Path, ranks: int, cases: list[str], *options: str, **env: str) -> Results:
     """What the cases returned on each rank."""
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={ranks}", *options, str(JOB), str(folder), *cases),
-        ],
-        check=True,
-        timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
-    )
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+    torchrun(JOB, folder, *cases, ranks=ranks, options=options, **env)
+    return results_of(folder, ranks)
 
 
 def without_torchrun(folder: Path, ranks: int, case: str) -> list[tuple[int, Any]]:
@@ -78,7 +72,7 @@ def shared(factory: pytest.TempPathFactory, ranks: int) -> Results:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            torchrun(folder, ranks, QUICK)
+            run_cases(folder, ranks, QUICK)
             (folder / "done").touch()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
@@ -247,7 +241,7 @@ def test_a_failure_inside_of_a_collective_step_is_named_on_all_ranks(tmp_path: P
 @pytest.mark.slow
 def test_after_a_restart_by_torchrun_sizes_are_known(tmp_path: Path) -> None:
     sizes = str(tmp_path / "sizes")
-    results = torchrun(tmp_path, 2, ["restarted"], "--max-restarts=1", SIZES=sizes)
+    results = run_cases(tmp_path, 2, ["restarted"], "--max-restarts=1", SIZES=sizes)
     sizes_used, attempts = zip(*(result["restarted"] for result in results), strict=True)
     assert sizes_used[0] == sizes_used[1]
     assert min(sizes_used[0]) >= 90
@@ -302,7 +296,7 @@ def test_a_rank_error_is_not_taken_for_a_lack_of_memory() -> None:
 
 @pytest.mark.cuda
 def test_nccl_with_one_rank(tmp_path: Path) -> None:
-    [result] = torchrun(tmp_path, 1, ["nccl"])
+    [result] = run_cases(tmp_path, 1, ["nccl"])
     between, inside, (kind, text) = result["nccl"]
     assert 10 <= between <= 20
     assert inside[0] == 10

@@ -105,7 +105,7 @@ class Microbatches:
         self._name = name_of(loss_fn)
         self._busy = threading.Lock()
         self._pass = _C.BatchPass(reduction)
-        self._ranks = rank_setting(options, f"Microbatches {name_of(loss_fn)}")
+        self._ranks = rank_setting(options, f"Microbatches {self._name}")
         self._reduction: _C.GradientReduction | None = None
         if self._ranks is not None and options.get("collectives", "between") == "between":
             if model is None:

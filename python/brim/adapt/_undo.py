@@ -12,6 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from typing_extensions import Self
 
+from brim._warn import warn
 from brim.adapt._restore import Restorable, collect, flat
 from brim.adapt._watched import Watched
 
@@ -123,8 +124,6 @@ class Undo:
             raise errors[0]
 
     def _tell_of_changes(self) -> None:
-        from brim.data.base import warn
-
         if self._watched is not None and (changed := self._watched.changed()):
             more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
             warn(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
@@ -14,6 +13,7 @@ from torch.utils.data import Sampler
 
 from brim import _C
 from brim._arguments import flag, whole
+from brim._warn import warn
 from brim.data.ranks import Ranks, RankSource, SamplerType, shared_by_accelerate
 from brim.data.sizes import Budget, Cost, Limits, check_oversize
 
@@ -62,14 +62,6 @@ class Opened(NamedTuple):
     iterator: Any
     batching: _C.SampleBatching | None
     start: Start
-
-
-def warn(message: str) -> None:
-    """Warn at the caller's line, however deep inside brim the reason is found."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].split(".")[0] == "brim":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def left_out_message(indices: torch.Tensor | Sequence[int], samples: int, reason: str) -> str:

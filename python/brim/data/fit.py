@@ -14,8 +14,9 @@ from typing_extensions import Self
 
 from brim import _C
 from brim._progress import progress as bar
+from brim._warn import warn
 from brim.adapt._undo import Restore, Undo
-from brim.data.base import BatchSamplerBase, check_state, warn
+from brim.data.base import BatchSamplerBase, check_state
 from brim.data.sizes import (
     Limits,
     Sizes,

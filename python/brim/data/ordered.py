@@ -13,7 +13,8 @@ from typing_extensions import Self, Unpack
 
 from brim import _C
 from brim._arguments import whole
-from brim.data.base import Batch, SamplerOptions, Start, left_out_message, warn
+from brim._warn import warn
+from brim.data.base import Batch, SamplerOptions, Start, left_out_message
 from brim.data.fit import FittedBatchSampler
 from brim.data.ranks import RankSource
 from brim.data.sizes import (

@@ -9,7 +9,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from brim import _C
 from brim._arguments import flag, whole
-from brim.data.base import check_same_run, check_state, left_out_message, warn
+from brim._warn import warn
+from brim.data.base import check_same_run, check_state, left_out_message
 from brim.data.ranks import RankSource, shared_by_accelerate
 from brim.data.sizes import (
     Budget,

@@ -1,0 +1,36 @@
+"""Starts a program on several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def torchrun(
+    program: Path,
+    folder: Path,
+    *arguments: object,
+    ranks: int = 2,
+    options: tuple[str, ...] = (),
+    timeout: float = 240,
+    **env: str,
+) -> None:
+    """Run `program folder arguments...` on each rank; its output is shown if it fails."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launch, f"--nproc-per-node={ranks}", *options, *map(str, (program, folder, *arguments))],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def results_of(folder: Path, ranks: int = 2) -> list[Any]:
+    """What each rank wrote to its file."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
