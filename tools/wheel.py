@@ -37,7 +37,8 @@ def say(text: str) -> None:
 
 
 def run(*command: str | Path) -> None:
-    subprocess.run(command, check=True)
+    if subprocess.run(command).returncode != 0:
+        raise SystemExit(f"this command failed: {' '.join(map(str, command))}")
 
 
 def output(*command: str | Path) -> str:
