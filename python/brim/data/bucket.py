@@ -135,7 +135,7 @@ class BucketBatchSampler(BatchSamplerBase):
         left_out = self._ready().left_out
         if sum(len(indices) for indices in left_out.values()) == len(self.sizes):
             raise RuntimeError(
-                "no sample is in any bucket: all sizes are outside bucket_boundaries, or over "
+                "no sample is in any bucket: all sizes are outside of the boundaries, or over "
                 "the budget"
             )
         self._tell_of_left_out()
