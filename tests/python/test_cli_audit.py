@@ -16,8 +16,7 @@ import torch
 def model():
     return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
 
-def words():
-    return torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.ReLU())
+words = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.ReLU())  # no function
 
 def nothing():
     return 3
@@ -61,8 +60,9 @@ def test_a_page_says_where_the_classes_are(program: str, tmp_path: Path) -> None
         (["model", "--freeze", "head.*"], "'head.*' matches no parameter"),
         (["missing"], "was not found"),
         (["sized"], "sized takes (width), but is called as sized(): missing"),
-        (["model", "--input", "2,4,10,10"], "the model fails with --input (2, 4, 10, 10): Given"),
+        (["model", "--input", "2,4,10,10"], "the model fails with --input 2,4,10,10: Given"),
         (["model", "--input", "2,3,9,9", "--input", "1"], "too many positional arguments"),
+        (["model", "--input", f"{10**10},{10**10}"], f"--input {10**10},{10**10}: Storage size"),
         (["model", "--html", "page.txt"], "must end in .html or .htm, got page.txt"),
     ],
 )

@@ -123,7 +123,7 @@ COMMON: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"generator": 5}, TypeError, "generator must be a torch.Generator, got 5"),
     ({"generator": torch.Generator(), "seed": 1}, ValueError, "either seed or generator, not both"),
     ({"generator": torch.Generator(), "seed": 0}, ValueError, "got seed=0 and generator=<torch"),
-    ({"colour": 1}, TypeError, "unexpected keyword argument 'colour'"),
+    ({"colour": 1}, TypeError, r"^\w+BatchSampler got an unexpected keyword argument 'colour'"),
     (
         {"shuffle": True, "generator": torch.Generator(), "world_size": 2},
         ValueError,

@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
 from brim.data import (
+    BatchSamplerBase,
     BucketBatchSampler,
     PackedBatchSampler,
     SizeAwareBatchSampler,
+    bucket_stream,
     create_buckets,
     least_padding_boundaries,
+    pack_stream,
     size_aware_batching,
 )
 
@@ -223,7 +226,7 @@ def test_huge_ints_keep_their_last_digit() -> None:
     assert list(SizeAwareBatchSampler(range(2), [2**60, 2], budget)) == [[0], [1]]
 
 
-@given(st.lists(st.floats(0, 10), max_size=30), st.floats(10, 50))
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=30), st.floats(10, 50))
 def test_sizes_between_whole_numbers(sizes: list[float], budget: float) -> None:
     for sampler in (
         SizeAwareBatchSampler(range(len(sizes)), sizes, budget),
@@ -435,24 +438,36 @@ def test_wrong_size_from_a_callable_names_the_sample(
         PackedBatchSampler(sizeof, 5, indices=range(4))
 
 
-def test_nothing_to_batch_gives_no_batches() -> None:
-    for sampler in (
-        SizeAwareBatchSampler([], [], 5),
-        SizeAwareBatchSampler(range(0), lambda index: 1, 5),
-        SizeAwareBatchSampler([], SIZES, 5),
-        PackedBatchSampler([], 5),
-        PackedBatchSampler(torch.empty(0), 5, shuffle=True),
-        PackedBatchSampler(SIZES, 5, indices=[]),
-        PackedBatchSampler([], 5, window=None, rank=1, world_size=2),
-    ):
-        assert len(sampler) == 0
-        assert list(sampler) == []
-        assert sampler.report().samples == 0
-        assert sampler.plan().offsets.tolist() == [0]
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SizeAwareBatchSampler([], [], 5),
+        lambda: SizeAwareBatchSampler(range(0), lambda index: 1, 5),
+        lambda: SizeAwareBatchSampler([], SIZES, 5),
+        lambda: PackedBatchSampler([], 5),
+        lambda: PackedBatchSampler(torch.empty(0), 5, shuffle=True),
+        lambda: PackedBatchSampler(SIZES, 5, indices=[]),
+        lambda: PackedBatchSampler([], 5, window=None, rank=1, world_size=2),
+        lambda: BucketBatchSampler([], [0, 5], batch_size=2),
+        lambda: BucketBatchSampler([], [0, 5], max_total_size=2),
+    ],
+)
+def test_without_samples_there_are_no_batches_and_a_warning(
+    make: Callable[[], BatchSamplerBase],
+) -> None:
+    with pytest.warns(UserWarning, match=r"there are no samples, so the \w+Sampler has no batches"):
+        batches = len(sampler := make())  # some read their samples only now
+    assert batches == 0
+    assert list(sampler) == []
+    assert sampler.report().samples == 0
+    assert sampler.plan().offsets.tolist() == [0]
+
+
+def test_a_stream_without_samples_has_no_batches() -> None:
+    assert list(pack_stream([], 5)) == []
+    assert list(bucket_stream([], [0, 5], 5)) == []
     assert list(size_aware_batching([], len, 5)) == []
     with pytest.raises(ValueError, match="sizes is empty"):
         create_buckets([], 3, 1)
     with pytest.raises(ValueError, match="sizes is empty"):
         least_padding_boundaries([], 2)
-    with pytest.raises(RuntimeError, match="no sample is in any bucket"):
-        BucketBatchSampler([], [0, 5], batch_size=2)

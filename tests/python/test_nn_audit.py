@@ -210,6 +210,7 @@ def test_what_needs_no_gradient_keeps_nothing() -> None:
     audit = brim.audit(model, image())
     assert (audit.torch_nn, audit.brim, audit.cheap, audit.least) == (0, 0, 0, 0)
     assert "brim keeps" not in str(audit)
+    assert repr(audit) == "<Audit: torch.nn keeps 0 B, brim 0 B, with recompute 0 B>"
     assert "… 3 layers keep nothing" in str(audit)
 
 

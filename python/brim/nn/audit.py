@@ -133,6 +133,10 @@ class Audit:
 
         return audit_page(self, places or {})
 
+    def __repr__(self) -> str:
+        torch_nn, brim, cheap = map(_C.format_bytes, (self.torch_nn, self.brim, self.cheap))
+        return f"<Audit: torch.nn keeps {torch_nn}, brim {brim}, with recompute {cheap}>"
+
     def __str__(self) -> str:
         return text_of(self._parts())
 
