@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <optional>
+
 #include "nn/autograd/for_this_backward.h"
 
 namespace brim::nn {
