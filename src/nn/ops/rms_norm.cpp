@@ -1,6 +1,5 @@
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/rms_norm.h>
 #include <brim/nn/functional.h>
 
@@ -15,8 +14,6 @@
 
 namespace brim::nn {
 namespace {
-
-using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 
 /// `-1`, `-2`, ... for `dims` dimensions.
 c10::DimVector last_dims(std::int64_t dims) {
@@ -71,10 +68,7 @@ TwoTensors backward_anywhere(const at::Tensor& grad, const at::Tensor& input,
 TwoTensors backward_meta(const at::Tensor&, const at::Tensor& input, const at::Tensor&,
                          const MaybeTensor& weight, std::int64_t, bool input_grad,
                          bool weight_grad) {
-  const auto like = [](const at::Tensor& tensor) {
-    return at::empty_like(tensor, {}, at::MemoryFormat::Contiguous);
-  };
-  return {input_grad ? like(input) : at::Tensor(), weight_grad ? like(*weight) : at::Tensor()};
+  return grads_like(input, weight, input_grad, weight_grad);
 }
 
 const Operator<backward_anywhere> kBackward(
