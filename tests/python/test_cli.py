@@ -73,6 +73,7 @@ def test_a_terminal_gets_tables_of_rich(monkeypatch: pytest.MonkeyPatch) -> None
     output = sys.stdout.getvalue()  # type: ignore[attr-defined]
     assert "\x1b[" in output
     assert "───" in output
+    assert output.startswith(f"brim {brim.__version__}, torch "), "sentences have no colours"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
     assert all(len(line) <= 80 for line in plain.splitlines())
 

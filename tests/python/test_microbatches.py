@@ -601,6 +601,22 @@ def test_the_check_for_a_sum_runs_once_and_only_for_what_ends_in_one(net: Net, d
     assert calls == [3, 4, 4, 2, 2, 2, 4, 4, 4, 4, 2]
 
 
+def test_a_job_of_several_ranks_is_not_checked_for_a_sum(
+    net: Net, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        calls.append(len(part[0]))
+        return squares(net, part).sum()
+
+    brim.Microbatches(loss_fn, model=net, size=4, ranks=True)(data)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    brim.Microbatches(loss_fn, model=net, size=4)(data)
+    assert calls == [4, 4, 2] * 2  # else a rank that splits would wait for one that does not
+
+
 # ---- wrong input ---------------------------------------------------------------------------------
 
 

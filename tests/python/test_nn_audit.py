@@ -532,6 +532,17 @@ def test_the_table_and_the_dict() -> None:
     assert figures["hint"] == lines[7]
 
 
+def test_a_row_whose_least_is_counted_elsewhere_is_explained() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(), nn.Linear(256, 64))
+    audit = brim.audit(model, torch.ones(32, 64))
+    dropout = audit.layers[2]
+    assert dropout.least > dropout.brim  # the dropout's output, which the last layer keeps
+    assert audit.least <= audit.brim
+    note = "note: where a row's least is above the others, a value counts at another layer"
+    assert note in str(audit)
+    assert note not in str(brim.audit(nn.Sequential(make(), nn.ReLU()), image(**GRADIENT)))
+
+
 def test_equal_rows_of_repeated_blocks_are_one_line() -> None:
     def block() -> nn.Module:
         return nn.Sequential(make(), nn.GELU())

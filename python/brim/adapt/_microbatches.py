@@ -108,10 +108,10 @@ class Microbatches:
         self._name = name_of(loss_fn)
         self._busy = threading.Lock()
         self._pass = _C.BatchPass(reduction)
-        self._sum_check: SumCheck | None = None  # until a batch was split
-        if reduction == "mean" and options.get("collectives", "between") == "between":
-            self._sum_check = SumCheck(self._loss_fn, model)
         self._ranks = rank_setting(options, f"Microbatches {self._name}")
+        self._sum_check: SumCheck | None = None  # until a batch was split
+        if reduction == "mean" and self._ranks is None:
+            self._sum_check = SumCheck(self._loss_fn, model)
         self._reduction: _C.GradientReduction | None = None
         if self._ranks is not None and options.get("collectives", "between") == "between":
             if model is None:
@@ -216,8 +216,7 @@ class Microbatches:
         if self._size < self._items:
             check, self._sum_check = self._sum_check, None
             if check is not None and check.is_needed:
-                with self._without_collectives():
-                    check.run(self._items, lambda *bounds: self._split(batch, *bounds))
+                check.run(self._items, lambda *bounds: self._split(batch, *bounds))
         self._pass.finish()
         return loss, attempts
 

@@ -19,7 +19,8 @@ class SumCheck:
     Most losses show in their graph that they are means, and cost nothing here. One that ends in a
     sum may still be a mean (`sum() / len(part)`), so `loss_fn` is called four times more, with two
     and four items. No mean can seem to be a sum: it lies between the two losses. Losses that draw
-    random numbers are not judged.
+    random numbers are not judged. Nor are those in a job of several ranks, of which only some may
+    split their batch: a forward with collectives would wait for the others.
 
     Attributes:
         is_needed: whether the loss that was watched looks like a sum.
@@ -32,7 +33,9 @@ class SumCheck:
     def watched(self, part: Any) -> Any:
         """What `loss_fn` returns; looks at its graph."""
         result = self._loss_fn(part)
-        self.is_needed = isinstance(result, torch.Tensor) and _ends_in_a_sum(result)
+        self.is_needed = (
+            isinstance(result, torch.Tensor) and not _has_other_ranks() and _ends_in_a_sum(result)
+        )
         return result
 
     def run(self, items: int, part: Callable[[int, int], Any]) -> None:
@@ -48,7 +51,8 @@ class SumCheck:
         half, end = min(items, 4) // 2, min(items, 4)
         bounds = ((0, half), (half, end), (0, end), (0, end))
         try:
-            with undisturbed(self._model):
+            # Without a graph: DistributedDataParallel would wait for its backward.
+            with undisturbed(self._model), torch.no_grad():
                 a, b, together, again = (self._loss_fn(part(*each)).item() for each in bounds)
         except Exception:  # out of memory, a layer that cannot take one item
             return
@@ -59,6 +63,15 @@ class SumCheck:
                 f"{together:.6g}, those of their halves are {a:.6g} and {b:.6g}), but reduction is "
                 "'mean': pass reduction=\"sum\", or return the mean"
             )
+
+
+def _has_other_ranks() -> bool:
+    distributed = torch.distributed
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 def _ends_in_a_sum(loss: torch.Tensor) -> bool:

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "values",
         nargs="*",
+        default=[],
         type=_literal,
         metavar="ARGUMENT",
         help="what to call it with: Python literals such as 64 or (3, 224, 224)",

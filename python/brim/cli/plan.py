@@ -1,7 +1,7 @@
 """Put samples into batches under a budget, from their lengths alone.
 
-The lengths are in a text file (numbers between spaces, commas or line ends), or a column of a .npy,
-.npz, .arrow, .feather or .parquet file; of a column of lists or strings the lengths are taken.
+The lengths are whole numbers in a text file (between spaces, commas or line ends), or a column of
+a .npy, .npz, .arrow, .feather or .parquet file; of lists or strings in it the lengths are taken.
 """
 
 from __future__ import annotations

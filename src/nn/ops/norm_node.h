@@ -119,7 +119,7 @@ class NormNode final : public SavingNode {
     ++askers_;
     // The copies are no larger than what the layer behind does not keep.
     const c10::SymInt most = elements() / std::max(1, weights_);
-    return weight_.freeze(most) && bias_.freeze(most);
+    return Kept::freeze(weight_, bias_, most);
   }
 
   at::Tensor recompute() override {
