@@ -166,7 +166,7 @@ class WatchedModel {
         fresh = AnyModule(std::make_shared<Watched>(std::move(wanted), recorder, i + 1));
       }
       if (replace(place, fresh.ptr(), fresh)) {
-        undo_.push_back({&place, fresh.ptr()});
+        undo_.emplace_back(&place, fresh.ptr());
       }
     }
   }

@@ -65,8 +65,8 @@ std::vector<LayerRule> rules(Layers<Ours...> /*list*/) {
 }
 
 /// What a Sequential calls the layer through; empty for other parents.
-AnyModule element_of(Module& parent, const std::shared_ptr<Module>& layer) {
-  if (auto* const sequential = dynamic_cast<torch::nn::SequentialImpl*>(&parent)) {
+AnyModule element_of(const Module& parent, const std::shared_ptr<Module>& layer) {
+  if (const auto* const sequential = dynamic_cast<const torch::nn::SequentialImpl*>(&parent)) {
     for (const AnyModule& element : *sequential) {
       if (element.ptr() == layer) {
         return element;
