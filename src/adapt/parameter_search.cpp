@@ -83,6 +83,7 @@ ParameterSearch::Group ParameterSearch::make_group(const ParameterSearchOptions&
                            .start = options.start,
                            .margin = options.margin,
                            .packs = options.packs,
+                           .allocator = options.allocator,
                            .available = options.available};
   for (const std::size_t member : members) {
     search.upper = std::max(search.upper, parameters_[member].maximum);

@@ -8,6 +8,7 @@
 
 #include "adapt/size_lattice.h"
 #include "predict/growth.h"
+#include "predict/recorded_growth.h"
 
 namespace brim {
 namespace {
@@ -28,6 +29,8 @@ constexpr double kWorthMovingLate = 1.0 / 8;
 
 // A prediction may be off by a step of padded sizes, or by small tensors.
 constexpr double kHeldBack = 1.0 / 200;
+// So may one where the last call's gradients lie between the blocks: where exactly is not known.
+constexpr double kHeldBackWhereOthersLie = 1.0 / 50;
 // What CUDA's allocator takes from the device at once for tensors below 10 MiB: as much may be out
 // of reach at the end. Of little memory, no more than this share.
 constexpr double kSegment = 20.0 * (1 << 20);
@@ -169,6 +172,9 @@ std::int64_t SizeSearch::hint() const noexcept {
 std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   if (options_.strategy == Strategy::predictive) {
     const Growth growth(known_);
+    if (const auto recorded = recorded_choice(growth, high)) {
+      return *recorded;
+    }
     const auto expected = predicted(growth, options_.margin * kSmallMargin);
     const bool guess = growth.fits() == 1 && expected && !expected->confirmed;
     // A single fit that nothing has failed beside says little about far larger sizes.
@@ -200,6 +206,39 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   }
   const std::int64_t size = best_ > 0 ? 0 : hint();
   return size > 0 ? size : high;
+}
+
+/// Where blocks do not pack: the largest size whose requests the allocator can serve, as far as
+/// records of smaller ones show.
+std::optional<std::int64_t> SizeSearch::recorded_choice(const Growth& growth,
+                                                        std::int64_t high) const {
+  const double bytes = usable();
+  const auto records =
+      options_.packs || bytes < 0 ? std::nullopt : detail::RecordedGrowth::of(known_);
+  if (!records || growth.largest_fit() == nullptr) {
+    return std::nullopt;
+  }
+  const auto used = static_cast<double>(*growth.largest_fit()->need());
+  const double available =
+      records->knows_growth() ? bytes : bytes - options_.margin * std::max(bytes - used, 0.0);
+  const auto best = static_cast<double>(best_);
+  double most = static_cast<double>(high);
+  if (!records->knows_growth()) {
+    most = std::min(most, growth.largest_within(available, true).size);
+  }
+  const double low = std::max(best, static_cast<double>(options_.lower));
+  double size = records->largest(low, most, available, options_.allocator);
+  if (!records->knows_growth() && best > 0 && size < kWorthLearning * best &&
+      growth.ceiling(bytes) > kWorthLearning * best) {
+    return clamp(kLearningShare * best, options_.lower, high);
+  }
+  size *= 1 - (records->frees_older() ? kHeldBackWhereOthersLie : kHeldBack);
+  if (failure_ != 0 && records->knows_growth() &&
+      records->fits(static_cast<double>(failure_), available, options_.allocator)) {
+    size = std::min(size, kNearFailure * static_cast<double>(failure_));
+  }
+  const bool worth_it = size >= (1 + kWorthMoving) * best;
+  return best_ > 0 && !worth_it ? best_ : clamp(size, std::max(best_, options_.lower), high);
 }
 
 /// Never worse than halving. It tries the sizes that halving would, without those that cannot fit.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iterator>
+#include <ranges>
 #include <utility>
 
 #include "adapt/size_file.h"
@@ -13,6 +14,8 @@
 
 namespace brim {
 namespace {
+
+constexpr std::ptrdiff_t kKeysWithRecords = 16;
 
 auto find_same(std::vector<Attempt>& attempts, const Attempt& attempt) {
   return std::find_if(attempts.begin(), attempts.end(), [&](const Attempt& old) {
@@ -45,6 +48,9 @@ void add_attempt(std::vector<Attempt>& attempts, Attempt attempt) {
     attempt.rate = same == attempts.end() ? 0.0 : same->rate;
   }
   if (same != attempts.end()) {
+    if (!attempt.record) {
+      attempt.record = std::move(same->record);
+    }
     attempts.erase(same);
   } else {
     const auto is_kin = [&](const Attempt& old) { return old.fitted() == attempt.fitted(); };
@@ -107,11 +113,16 @@ void SizeMemory::learn(std::uint64_t key, const Attempt& attempt) {
   const std::lock_guard lock(mutex_);
   Entry& known = entry(key);
   add_attempt(known.attempts, attempt);
+  // Records are large, and help only until a size has settled.
+  for (Entry& old : entries_ | std::views::drop(kKeysWithRecords) | std::views::take(1)) {
+    std::ranges::for_each(old.attempts, [](Attempt& each) { each.record.reset(); });
+  }
   if (directory_) {
     const auto kept = find_same(known.kept, attempt);
     if (kept == known.kept.end() || !alike(*kept, known.attempts.back())) {
       known.kept = known.attempts;
-      size_writer::put(file_of(key), key, known.attempts);
+      std::ranges::for_each(known.kept, [](Attempt& each) { each.record.reset(); });
+      size_writer::put(file_of(key), key, known.kept);
     }
   }
 }

@@ -108,7 +108,11 @@ void SizeSearch::add(const Attempt& attempt, bool remembered) {
     known_.push_back(attempt);
   } else {
     std::rotate(place, place + 1, known_.end());
+    auto record = known_.back().size() == attempt.size() ? known_.back().record : nullptr;
     known_.back() = attempt;  // in its memory: most parts of a range repeat a size
+    if (!known_.back().record) {
+      known_.back().record = std::move(record);
+    }
   }
   Attempt& added = known_.back();
   added.remembered = remembered;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <brim/export.h>
+#include <brim/memory/allocation_event.h>
 #include <brim/memory/stats.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
@@ -8,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "memory/cpu_allocator.h"
 
@@ -49,6 +51,10 @@ class DeviceBackend {
 
   /// Gives cached memory back to the system.
   virtual void release_cached(c10::Device device) = 0;
+
+  /// For AllocationLog. False where a log is open already, or where the device cannot tell.
+  virtual bool start_log(c10::Device /*device*/) { return false; }
+  virtual std::vector<AllocationEvent> end_log(c10::Device /*device*/) { return {}; }
 };
 
 /// @throws c10::ValueError where `device` has no memory that brim can see.

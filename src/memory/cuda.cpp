@@ -7,8 +7,10 @@
 #include <cmath>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "memory/backend.h"
+#include "memory/cuda_log.h"
 
 namespace brim {
 namespace {
@@ -61,7 +63,11 @@ class CudaBackend final : public AcceleratorBackend {
     }
   }
 
+  bool start_log(c10::Device device) override { return log_.start(device.index()); }
+  std::vector<AllocationEvent> end_log(c10::Device /*device*/) override { return log_.end(); }
+
  private:
+  CudaLog log_;
   std::mutex mutex_;
   std::unordered_map<c10::DeviceIndex, double> outer_fraction_;  // in force before our first limit
 };

@@ -30,6 +30,7 @@ struct ParameterSearchOptions {
   std::vector<std::vector<std::size_t>> groups{};
   double margin = SizeSearchOptions{}.margin;
   bool packs = SizeSearchOptions{}.packs;
+  AllocatorOptions allocator{};             ///< as in SizeSearchOptions
   std::optional<std::int64_t> available{};  ///< as in SizeSearchOptions
   /// Whether values that failed at the floor of one group are tried again as the maximum of the
   /// next. They can only fail again: it reproduces the exact sequence of torch_max_mem.

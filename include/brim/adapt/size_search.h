@@ -2,6 +2,7 @@
 
 #include <brim/adapt/strategy.h>
 #include <brim/export.h>
+#include <brim/predict/allocator_model.h>
 #include <brim/predict/attempt.h>
 
 #include <cstddef>
@@ -33,6 +34,8 @@ struct SizeSearchOptions {
   /// the largest fit left free. Else at least as much stays free as CUDA's allocator takes at once,
   /// and more for work that left gaps (`Attempt::unused`).
   bool packs = true;
+  /// Where it does not pack: the device's allocator, but for its capacity.
+  AllocatorOptions allocator{};
   /// Bytes an attempt may use now. Only remembered attempts need it: one that is recorded has its
   /// own.
   std::optional<std::int64_t> available{};
@@ -114,6 +117,8 @@ class BRIM_API SizeSearch {
   [[nodiscard]] std::optional<Prediction> predicted(const detail::Growth& growth,
                                                     double margin) const;
   [[nodiscard]] bool failed_with_room() const;
+  [[nodiscard]] std::optional<std::int64_t> recorded_choice(const detail::Growth& growth,
+                                                            std::int64_t high) const;
   [[nodiscard]] std::int64_t first_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;

@@ -3,6 +3,7 @@
 #include <brim/memory/bytes.h>
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
+#include <brim/predict/allocation_record.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -55,6 +56,11 @@ void AttemptMonitor::begin(bool new_size) {
     release_cached(device);
     released_ = true;
   }
+  log_.reset();
+  if (released_) {
+    log_.emplace(device);
+    reserved_ = backend_for(device).headroom(device).reserved;
+  }
   // Work on CPU tensors is not told apart from work on an accelerator until it has run, so both are
   // watched where both can be.
   const bool host_too = !options_.device && !device.is_cpu() && CpuAllocator::installed();
@@ -90,15 +96,22 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
   const std::int64_t freed = meter_->freed(device);
   const std::int64_t held = meter_->start(device) - freed;
   const std::int64_t peak = meter_->peak(device) + freed;
-  const Attempt attempt{.values = {values.begin(), values.end()},
-                        .peak = peak,
-                        .held = held,
-                        .freed = freed,
-                        .available = room.allocated + room.free - held,
-                        .unused = std::max<std::int64_t>(room.reserved - held - peak, 0),
-                        .device = device,
-                        .seconds = seconds.count(),
-                        .repeats = needed_release_.has_value()};
+  Attempt attempt{.values = {values.begin(), values.end()},
+                  .peak = peak,
+                  .held = held,
+                  .freed = freed,
+                  .available = room.allocated + room.free - held,
+                  .unused = std::max<std::int64_t>(room.reserved - held - peak, 0),
+                  .device = device,
+                  .seconds = seconds.count(),
+                  .repeats = needed_release_.has_value()};
+  if (log_) {
+    const auto events = log_->take();
+    if (!events.empty() && device == checkpoint_.device()) {
+      attempt.record = record_of(events, reserved_ - held);
+    }
+    log_.reset();
+  }
   publish(attempt);
   meter_.reset();
   return attempt;
@@ -109,6 +122,7 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   const OomCause& cause = failure.cause;
   last_message_ = failure.message;
   checkpoint_.restore_onednn();
+  log_.reset();
   // A message may name a device that is not here (a wrapped error, a test): then its figures say
   // nothing of the one that is watched. The host can always be looked at.
   const bool on_host = cause.device && cause.device->is_cpu();

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "memory/allocation_log.h"
+
 namespace brim {
 
 /// Whether a request failed although there was room for it, so that cached memory was in the way.
@@ -73,6 +75,8 @@ class AttemptMonitor {
   const AdaptOptions& options_;
   Checkpoint checkpoint_;
   std::optional<PeakMeter> meter_;
+  std::optional<AllocationLog> log_;  // of an attempt that begins with an empty cache
+  std::int64_t reserved_ = 0;         // when it began
   std::chrono::steady_clock::time_point begun_;
   std::vector<Attempt> failures_;  // the newest few, for the summary
   std::string last_message_;

@@ -4,9 +4,11 @@
 #include <brim/adapt/detail/throughput.h>
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
+#include <brim/predict/allocator_settings.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <stdexcept>
 #include <utility>
@@ -22,6 +24,23 @@ constexpr std::int64_t kOne = 1;
 double margin(const AdaptOptions& options, const Recollection& known, c10::Device device) {
   constexpr double kInside = 0.5;
   return cannot_repeat(options) ? kInside : known.margin(device);
+}
+
+/// Torch's settings of its allocator. What the model does not follow is as without it.
+const AllocatorOptions& allocator_options() {
+  static const AllocatorOptions options = [] {
+    for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+      if (const char* text = std::getenv(name); text != nullptr && *text != '\0') {
+        try {
+          return parse_allocator_settings(text).options;
+        } catch (const std::invalid_argument&) {  // torch itself will say so
+          break;
+        }
+      }
+    }
+    return AllocatorOptions{};
+  }();
+  return options;
 }
 
 /// The searches know no torch and throw std::invalid_argument: here it becomes a ValueError.
@@ -48,6 +67,7 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
                                 .groups = {call.groups.begin(), call.groups.end()},
                                 .margin = margin(options, known, device),
                                 .packs = known.packs(device),
+                                .allocator = allocator_options(),
                                 .available = known.available,
                                 .revisit_floor = options.exact_halving};
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {

@@ -182,7 +182,7 @@ Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& memory) {
       work.empty_cache();
       released = true;
     }
-    const Attempt attempt = work.run(search.next());
+    const Attempt attempt = work.run(search.next(), released);
     if (attempt.fitted()) {
       add_attempt(memory, attempt);
       if (needed_release) {

@@ -5,6 +5,7 @@
 
 #include <brim/adapt/size_memory.h>
 #include <brim/adapt/size_search.h>
+#include <brim/predict/allocation_record.h>
 #include <brim/predict/allocator_model.h>
 
 #include <algorithm>
@@ -154,13 +155,20 @@ class Work {
   }
 
   /// What the driver would measure of an attempt.
-  Attempt run(std::int64_t size) {
+  /// @param cache_is_empty whether it records the requests, as the driver does then.
+  Attempt run(std::int64_t size, bool cache_is_empty = false) {
+    std::vector<AllocationEvent> events;
+    const std::int64_t reserved = device_.now().reserved;
+    const auto address = [](std::int64_t allocation) {
+      return static_cast<std::uintptr_t>(allocation + 1);
+    };
     const bool exact = device_.options().kind == AllocatorKind::exact;
     const std::int64_t start = device_.now().allocated;
     device_.reset_peak();
     std::int64_t low = start;
     const auto release = [&](std::optional<std::int64_t>& allocation) {
       if (allocation) {
+        events.push_back({address(*allocation), device_.block_size(*allocation), 0, true});
         device_.free(*std::exchange(allocation, std::nullopt));
         low = std::min(low, device_.now().allocated);
       }
@@ -178,7 +186,9 @@ class Work {
       } else if (!kept_[i]) {
         const std::int64_t bytes = bytes_of(step, static_cast<double>(size));
         kept_[i] = device_.allocate(bytes);
-        if (!kept_[i]) {
+        if (kept_[i]) {
+          events.push_back({address(*kept_[i]), bytes, 0, false});
+        } else {
           attempt.outcome = OomKind::device_memory;
           attempt.requested = bytes;
           attempt.peak = device_.now().allocated;
@@ -202,6 +212,7 @@ class Work {
     *attempt.peak -= low;
     if (attempt.fitted() && !exact) {
       attempt.unused = std::max<std::int64_t>(device_.now().reserved - low - *attempt.peak, 0);
+      attempt.record = cache_is_empty ? record_of(events, reserved - attempt.held) : nullptr;
     }
     return attempt;
   }
@@ -239,7 +250,7 @@ class Work {
     Work copy = *this;
     copy.run(1);
     copy.empty_cache();
-    const int times = device_.options().kind == AllocatorKind::exact ? 1 : 3;
+    const int times = device_.options().kind == AllocatorKind::exact ? 1 : 6;
     for (int i = 0; i < times; ++i) {
       if (!copy.run(size).fitted()) {
         return false;

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+
+namespace brim {
+
+/// Something that an allocator did for its caller.
+struct AllocationEvent {
+  std::uintptr_t address = 0;
+  std::int64_t bytes = 0;   ///< asked for, without what the allocator adds
+  std::int64_t stream = 0;  ///< any number that tells streams apart
+  bool freed = false;       ///< else allocated
+};
+
+}  // namespace brim

@@ -1,0 +1,44 @@
+#include <brim/predict/allocation_record.h>
+
+#include <unordered_map>
+
+namespace brim {
+
+std::shared_ptr<const AllocationRecord> record_of(std::span<const AllocationEvent> events,
+                                                  std::int64_t outside) {
+  auto record = std::make_shared<AllocationRecord>();
+  record->outside = outside;
+  // Two passes: what was held before comes first.
+  std::unordered_map<std::uintptr_t, std::int32_t> held;
+  std::vector<std::int32_t> older;  // by event: the number of the request that it frees, or -1
+  for (const AllocationEvent& event : events) {
+    older.push_back(-1);
+    if (!event.freed) {
+      held[event.address] = 0;
+    } else if (held.erase(event.address) == 0) {
+      older.back() = static_cast<std::int32_t>(record->requests.size());
+      record->requests.push_back({event.bytes, event.stream, true});
+    }
+  }
+  record->older = record->requests.size();
+  held.clear();
+  record->events.reserve(events.size());
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const AllocationEvent& event = events[i];
+    if (older[i] >= 0) {
+      record->events.push_back(~older[i]);
+    } else if (event.freed) {
+      const std::int32_t request = held[event.address];
+      record->requests[static_cast<std::size_t>(request)].freed = true;
+      record->events.push_back(~request);
+    } else {
+      const auto request = static_cast<std::int32_t>(record->requests.size());
+      held[event.address] = request;
+      record->requests.push_back({event.bytes, event.stream, false});
+      record->events.push_back(request);
+    }
+  }
+  return record;
+}
+
+}  // namespace brim
