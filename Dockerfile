@@ -2,7 +2,7 @@
 #     docker build -t brim .
 #     docker run --rm brim                                   the demo
 #     docker run --rm -v "$PWD:/data" -w /data brim audit model.py:make --input 8,3,224,224
-FROM python:3.12-slim AS build
+FROM python:3.13-slim AS build
 ARG TORCH=torch==2.13.0
 # PyPI's torch for Linux brings CUDA's libraries along. https://download.pytorch.org/whl/cpu has one
 # without, a tenth of the size.
@@ -15,7 +15,7 @@ COPY . /src
 RUN pip install --no-build-isolation '/src[plot]' \
  && pip uninstall -y cmake ninja scikit-build-core
 
-FROM python:3.12-slim
+FROM python:3.13-slim
 COPY --from=build /opt/brim /opt/brim
 ENV PATH=/opt/brim/bin:$PATH
 RUN useradd --create-home brim

@@ -34,7 +34,7 @@ templates_path = ["_templates"]
 
 html_theme = "furo"
 html_title = "brim"
-html_theme_options = {"source_repository": "", "navigation_with_keys": True}
+html_theme_options = {"navigation_with_keys": True}
 
 # MyST: anchors of headings as GitHub makes them, so that links work there too.
 myst_heading_anchors = 4

@@ -13,10 +13,10 @@ namespace brim::compat {
 
 using torch::autograd::Node;
 
-/// How autograd holds its nodes: std::shared_ptr in torch 2.11, c10::intrusive_ptr later.
+/// How autograd holds its nodes: std::shared_ptr up to torch 2.12, c10::intrusive_ptr from 2.13 on.
 using NodePtr = decltype(torch::autograd::Edge::function);
 
-#if TORCH_VERSION_MINOR <= 11
+#if TORCH_VERSION_MINOR <= 12
 template <class N>
 using PtrTo = std::shared_ptr<N>;
 

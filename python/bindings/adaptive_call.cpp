@@ -17,10 +17,12 @@
 
 #include "argument_versions.h"
 #include "bindings.h"
+#include "call_log.h"
 #include "changed_arguments.h"
 #include "core_warnings.h"
 #include "interpreter.h"
 #include "numbers.h"
+#include "progress_bar.h"
 #include "python_error.h"
 #include "tensor_argument.h"
 
@@ -43,38 +45,6 @@ std::int64_t size_argument(const ArgumentSlot& slot, PyObject* value) {
   TORCH_CHECK_VALUE(size >= 1, name, " must ", kMust, ", got ", size);
   return size;
 }
-
-/// A progress bar, where one is wanted; closed whatever happens.
-class Progress {
- public:
-  Progress(const AdaptiveConfig& config, std::int64_t total) {
-    if (config.progress) {
-      bar_ = invoke(config.progress, total);
-    }
-  }
-  ~Progress() {
-    if (bar_) {
-      const py::error_scope pending;  // an exception may be on its way
-      try {
-        invoke(attribute(bar_, "close"));
-      } catch (py::error_already_set& error) {
-        error.discard_as_unraisable("brim's progress bar");
-      }
-      release(std::move(bar_));
-    }
-  }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-
-  void advance(std::int64_t size) {
-    if (bar_) {
-      invoke(attribute(bar_, "update"), size);
-    }
-  }
-
- private:
-  py::object bar_;
-};
 
 bool only_cpu() {
   static const bool only = default_device().is_cpu();
@@ -108,60 +78,6 @@ std::int64_t chunk_dim(const AdaptiveConfig& config, const CallArguments& argume
   const auto rank = static_cast<std::int64_t>(py::len(attribute(tensor, "shape")));
   return detail::chunk_dim(rank, config.dim);
 }
-
-/// What the logger "brim" is told of one call: failed attempts at INFO, those that fit at DEBUG,
-/// and at INFO the size that a call with failures used in the end.
-class CallLog {
- public:
-  explicit CallLog(const AdaptiveConfig& config)
-      : config_(config), wanted_(invoke(attribute(logger(), "getEffectiveLevel")).cast<int>()) {}
-
-  [[nodiscard]] bool is_wanted() const { return wanted_ <= kInfo; }
-
-  void add(const Attempt& attempt) {
-    tell(attempt.fitted() ? kDebug : kInfo, "%s: %r", config_.log_name, attempt);
-    if (attempt.fitted()) {
-      used_ = std::max(used_, attempt.values);  // the last part of a range is a remainder
-      return;
-    }
-    if (failures_++ == 0) {
-      first_ = attempt.values;
-    }
-    used_.clear();
-  }
-
-  void finish() const {
-    if (failures_ > 0 && !used_.empty()) {
-      tell(kInfo, "%s: used %s = %s, after %d failed attempt(s) from %s on", config_.log_name,
-           config_.options.name, c10::str(c10::Join(", ", used_)), failures_,
-           c10::str(c10::Join(", ", first_)));
-    }
-  }
-
- private:
-  static constexpr int kDebug = 10;
-  static constexpr int kInfo = 20;
-
-  static py::handle logger() {
-    // Held for the life of the process, on purpose.
-    static const py::handle found =
-        py::module_::import("logging").attr("getLogger")("brim").release();
-    return found;
-  }
-
-  template <class... Arguments>
-  void tell(int level, const Arguments&... arguments) const {
-    if (level >= wanted_) {
-      invoke(attribute(logger(), "log"), level, arguments...);
-    }
-  }
-
-  const AdaptiveConfig& config_;
-  int wanted_;
-  int failures_ = 0;
-  std::vector<std::int64_t> first_;  // that failed
-  std::vector<std::int64_t> used_;   // since the last failure
-};
 
 /// One call of an adaptive function, between the core's driver and the interpreter.
 class Call {
@@ -410,11 +326,11 @@ class Call {
   template <class Part>
   void in_parts(std::int64_t start, std::int64_t end, const AdaptOptions& options,
                 const Part& part) {
-    std::optional<Progress> progress;
+    std::optional<ProgressBar> progress;
     py::list collected;
     detail::range(start, end, config_.initial, options, [&](std::int64_t from, std::int64_t to) {
       if (!progress) {
-        progress.emplace(config_, end - start);
+        progress.emplace(config_.progress, end - start);
       }
       versions_.take(arguments_);  // parts that fitted may have written to them
       auto failure = part(py::int_(from), py::int_(to));
@@ -422,7 +338,7 @@ class Call {
         if (config_.collect) {
           collected.append(result_);
         }
-        release(std::move(result_));  // else it must not live beside the next part
+        release(std::move(result_));  // a result that nobody collects is gone before the next part
         progress->advance(to - from);
       }
       return failure;

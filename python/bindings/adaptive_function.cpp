@@ -3,10 +3,13 @@
 #include "adaptive_function.h"
 
 #include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
 #include <pybind11/stl.h>
 #include <structmember.h>
 
+#include <array>
 #include <new>
+#include <string>
 #include <utility>
 
 #include "adaptive_call.h"
@@ -288,11 +291,20 @@ void dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
+/// `<brim.maximize(batch_size) of knn>`, `<brim.chunked(1024) of work>`.
 PyObject* represent(PyObject* self) {
-  PyObject* const inner = wrapped(self, nullptr);
-  PyObject* const text = inner == nullptr ? nullptr : PyUnicode_FromFormat("<adaptive %R>", inner);
-  Py_XDECREF(inner);
-  return text;
+  const AdaptiveFunction* function = decorated(self);
+  if (function == nullptr) {
+    return nullptr;
+  }
+  static constexpr std::array kKinds{"maximize", "batch", "range", "chunked"};
+  const AdaptiveConfig& config = *function->config;
+  const std::string text = c10::str(
+      "<", as_function(self)->base == nullptr ? "" : "bound ", "brim.",
+      kKinds.at(static_cast<std::size_t>(config.kind)), "(",
+      config.kind == AdaptKind::maximize ? config.options.name : std::to_string(config.initial),
+      ") of ", config.log_name, ">");
+  return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
 }
 
 /// A bound one is pickled as a method is, a function by its name, or by value for cloudpickle.

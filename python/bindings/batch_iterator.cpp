@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "int_list.h"
 #include "interpreter.h"
 #include "sample_batching.h"
 #include "tensors.h"
@@ -79,22 +80,6 @@ std::optional<std::span<const std::int64_t>> next_batch(State& state) {
   return state.stream.at_block_end()
              ? without_gil([&] { return checked([&] { return state.stream.next(); }); })
              : state.stream.next();
-}
-
-PyObject* as_list(std::span<const std::int64_t> batch) {
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(batch.size()));
-  if (list == nullptr) {
-    return nullptr;
-  }
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    PyObject* index = PyLong_FromLongLong(batch[i]);
-    if (index == nullptr) {
-      Py_DECREF(list);
-      return nullptr;
-    }
-    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), index);
-  }
-  return list;
 }
 
 /// A view of the block's indices: one allocation per block, and no dispatcher call per batch.

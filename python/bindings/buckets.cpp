@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "int_list.h"
 #include "interpreter.h"
 #include "tensors.h"
 
@@ -51,14 +52,22 @@ py::tuple group_by_bucket(const py::object& sizes, const py::object& boundaries)
   return py::make_tuple(to_tensor(std::move(result.indices)), to_tensor(std::move(result.offsets)));
 }
 
-py::tuple balance(const py::object& costs, const py::object& parts, bool equal_count) {
+py::list balance(const py::object& costs, const py::object& parts, bool equal_count) {
   const at::Tensor tensor = numbers_argument("costs", costs);
   TORCH_CHECK_VALUE(tensor.scalar_type() == at::kDouble, "costs must be a float64 tensor, got ",
                     tensor.scalar_type());
   const std::int64_t count = integer_argument("parts", parts);
-  batching::Batches result =
+  const batching::Batches division =
       without_gil([&] { return batching::balance(values_of<double>(tensor), count, equal_count); });
-  return py::make_tuple(to_tensor(std::move(result.offsets)), to_tensor(std::move(result.indices)));
+  py::list result(division.count());
+  for (std::size_t part = 0; part < division.count(); ++part) {
+    PyObject* const list = as_list(division[part]);
+    if (list == nullptr) {
+      throw py::error_already_set();
+    }
+    PyList_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(part), list);
+  }
+  return result;
 }
 
 py::object flops(const py::object& lengths, double linear, double squared) {

@@ -16,7 +16,7 @@ def check(found: str = torch.__version__, built: str = TORCH_VERSION) -> None:
     if found.split(".")[:2] != built.split(".")[:2]:
         raise ImportError(
             f"brim was built for torch {built} and cannot be used with torch {found}: "
-            "build it again with `pip install --no-build-isolation --force-reinstall "
-            "--no-deps brim`, "
+            "build it again with `pip install --no-build-isolation --no-cache-dir "
+            "--force-reinstall --no-deps brim`, "
             f"or install torch {built}."
         )

@@ -6,10 +6,13 @@ Everything here is a thin face of the C++ core (`include/brim/memory`).
 from __future__ import annotations
 
 import functools
+import re
+import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
+from typing_extensions import Self
 
 from brim import _C
 from brim._arguments import runs_in_parts
@@ -83,6 +86,21 @@ class Budget(_C.Budget):
         """As `brim.budget`."""
         super().__init__(limit, device)
         self._asked = limit
+        self._onednn = False  # whether it was on when the block was entered
+
+    def __enter__(self) -> Self:
+        """Open it."""
+        super().__enter__()
+        if self.device.type == "cpu":
+            self._onednn = torch._C._get_mkldnn_enabled()
+            _hide_fallback()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close it, and switch oneDNN on again if torch has switched it off."""
+        super().__exit__(*exception)
+        if self._onednn:
+            torch._C._set_mkldnn_enabled(True)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: each call runs under a budget of its own.
@@ -120,11 +138,24 @@ class Budget(_C.Budget):
         return f"Budget({self._asked!r}, device={str(self.device)!r}, {now})"
 
 
+# Where brim refuses oneDNN memory for a matrix product, torch warns, takes another kernel for it,
+# and switches oneDNN off. Nobody need act on it: the product has its value, or runs out of memory.
+_FALLBACK = r"mkldnn_\w+ failed, switching to [\w ]+: *CPU out of memory\. Tried to allocate"
+
+
+def _hide_fallback() -> None:
+    """Ignore that warning, which quotes brim's refusal, and no other."""
+    ignored = ("ignore", re.compile(_FALLBACK, re.IGNORECASE), UserWarning, None, 0)
+    if ignored not in warnings.filters:  # adding it again would repeat warnings already shown
+        warnings.filterwarnings("ignore", _FALLBACK, UserWarning)
+
+
 def budget(limit: int | str, device: DeviceLike = None) -> Budget:
     """Keep the memory of a device under a limit, in a `with` block or in a decorated function.
 
     Budgets nest and hold for the whole process; the tightest open one is in force. An allocation
-    that would go over raises `torch.OutOfMemoryError`.
+    that would go over raises `torch.OutOfMemoryError`. If it was oneDNN's, torch takes another
+    kernel instead and switches oneDNN off; closing the budget switches it on again.
 
     Args:
         limit: bytes as an int, or `"512MiB"`, `"8GB"`, or `"50%"` of the limit in force when the

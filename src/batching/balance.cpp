@@ -2,28 +2,32 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
-#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "batching/descending_sort.h"
+#include "batching/differencing.h"
+#include "batching/least_loaded.h"
 #include "check_argument.h"
 
 namespace brim::batching {
 namespace {
 
 using brim::detail::check_argument;
+using detail::Differencing;
+using detail::LeastLoaded;
 
 // Within this share of the bound, two divisions are equally good.
 constexpr double kTolerance = 1e-9;
 constexpr std::int64_t kMostParts = std::int64_t{1} << 24;
 constexpr std::size_t kMostItems = std::size_t{1} << 31;
-// COUNT of items that differencing gets after LPT has placed the others: at least this many, so
-// that what LPT leaves uneven is evened out, and some for each part.
-constexpr std::size_t kLastItems = 4096;
-constexpr std::size_t kLastItemsPerPart = 32;
+// COUNT of items that differencing gets after LPT has placed all: at least this many, so that what
+// LPT leaves uneven is evened out, and some for each part.
+constexpr std::size_t kSomeItems = 16384;
+constexpr std::size_t kSomeItemsPerPart = 128;
+constexpr std::size_t kShareFromAmongAll = 4;  // a fourth of them; the others are the last ones
 
 /// The part of each item, by its place in the order of descending costs, and the largest load.
 struct Division {
@@ -31,263 +35,43 @@ struct Division {
   double largest = 0.0;
 };
 
-/// Each item to the part that costs least so far.
-class LeastLoaded {
- public:
-  LeastLoaded(std::size_t parts, std::size_t items, bool equal_count)
-      : loads_(parts),
-        floor_(equal_count ? items / parts : items),
-        larger_parts_(equal_count ? items % parts : 0) {
-    for (std::size_t p = 0; p < parts; ++p) {
-      loads_[p].part = static_cast<std::uint32_t>(p);
-    }
-  }
-
-  std::uint32_t add(double cost) {
-    while (is_full(loads_[0])) {
-      full_.push_back(loads_[0]);
-      loads_[0] = loads_.back();
-      loads_.pop_back();
-      sink();
-    }
-    Load& least = loads_[0];
-    larger_parts_ -= least.count == floor_ ? 1 : 0;
-    const std::uint32_t part = least.part;
-    least.load += cost;
-    least.count += 1;
-    sink();
-    return part;
-  }
-
-  /// All parts, in no order.
-  [[nodiscard]] std::vector<std::pair<double, std::uint32_t>> loads() const {
-    std::vector<std::pair<double, std::uint32_t>> result;
-    for (const auto* some : {&loads_, &full_}) {
-      for (const Load& load : *some) {
-        result.emplace_back(load.load, load.part);
-      }
-    }
-    return result;
-  }
-
- private:
-  struct Load {
-    double load = 0.0;
-    std::size_t count = 0;
-    std::uint32_t part = 0;
-
-    // Of two parts that cost the same, the one with fewer items: items may cost nothing.
-    friend bool operator<(const Load& a, const Load& b) {
-      return a.load != b.load ? a.load < b.load : a.count < b.count;
-    }
+/// What the largest load cannot be below, for costs that descend.
+double least_possible(std::span<const double> costs, std::size_t parts, bool equal_count) {
+  const auto sum = [](std::span<const double> some) {
+    return std::accumulate(some.begin(), some.end(), 0.0);
   };
+  const double total = sum(costs);
+  const bool whole =
+      total < 0x1p53 &&
+      std::ranges::all_of(costs, [](double cost) { return cost == std::floor(cost); });
+  const double mean = total / static_cast<double>(parts);
+  // Of the first `full` · parts + 1 items, a part has one more than `full`.
+  const std::size_t full = (costs.size() - 1) / parts;
+  const double crowded = sum(costs.first(full * parts + 1).last(full + 1));
+  // The part of the costliest item has others too.
+  const double others = equal_count ? sum(costs.last(costs.size() / parts - 1)) : 0.0;
+  return std::max({costs.front() + others, crowded, whole ? std::ceil(mean) : mean});
+}
 
-  [[nodiscard]] bool is_full(const Load& load) const {
-    return load.count > floor_ || (load.count == floor_ && larger_parts_ == 0);
-  }
-
-  // Moves the first load of the heap down to its place.
-  void sink() {
-    const Load moved = loads_[0];
-    std::size_t hole = 0;
-    for (std::size_t child = 1; child < loads_.size(); child = 2 * hole + 1) {
-      if (child + 1 < loads_.size() && loads_[child + 1] < loads_[child]) {
-        ++child;
-      }
-      if (!(loads_[child] < moved)) {
-        break;
-      }
-      loads_[hole] = loads_[child];
-      hole = child;
-    }
-    loads_[hole] = moved;
-  }
-
-  std::vector<Load> loads_;  // a heap, the least first
-  std::vector<Load> full_;
-  std::size_t floor_;         // COUNT of items that every part may get
-  std::size_t larger_parts_;  // COUNT of parts that may get one more than floor_
-};
-
-/// Largest differencing: of all partial divisions, the two with the largest difference between
-/// their parts are merged, the costliest part of one with the cheapest of the other, until one
-/// division is left.
-class Differencing {
- public:
-  Differencing(std::size_t parts, std::size_t items) : parts_(parts), next_(items, kNone) {}
-
-  /// A part of a partial division: its cost, and its items as a linked list.
-  struct Slot {
-    double load;
-    std::uint32_t first;
-    std::uint32_t last;
-
-    friend bool operator<(const Slot& a, const Slot& b) {  // the costliest first
-      return a.load != b.load ? a.load > b.load : a.first < b.first;
-    }
-  };
-  /// Parts in descending order of their cost; empty ones are not stored.
-  using Slots = std::vector<Slot>;
-
-  void add(Slots slots) {
-    const double difference = difference_of(slots);
-    heap_.push_back({difference, added_++, std::move(slots)});
-    std::push_heap(heap_.begin(), heap_.end());
-  }
-
-  /// Merges b into a.
-  void merge(Slots& a, Slots& b) {
-    if (a.size() < b.size()) {
-      a.swap(b);
-    }
-    const std::size_t apart = std::min(b.size(), parts_ - a.size());  // that meet empty parts
-    for (std::size_t j = apart; j < b.size(); ++j) {
-      join(a[parts_ - 1 - j], b[j]);
-    }
-    a.insert(a.end(), b.begin(), b.begin() + static_cast<std::ptrdiff_t>(apart));
-    if (a.size() > kFewParts) {
-      std::sort(a.begin(), a.end());
-    } else {
-      for (std::size_t i = 1; i < a.size(); ++i) {
-        rise(a, i);
-      }
-    }
-  }
-
-  /// Merges what was added with single items, whose costs descend: item i has `costs[i]`.
-  Slots run(std::span<const double> costs) {
-    singles_ = costs;
-    while (true) {
-      State a = take();
-      if (singles_.empty() && heap_.empty() && !held_) {
-        return std::move(a.slots);
-      }
-      if (single_is_next()) {
-        merge_single(a.slots);
-      } else {
-        State b = take();
-        merge(a.slots, b.slots);
-      }
-      if (held_) {
-        heap_.push_back(std::move(*held_));
-        std::push_heap(heap_.begin(), heap_.end());
-      }
-      held_ = State{difference_of(a.slots), added_++, std::move(a.slots)};
-    }
-  }
-
-  /// Calls `place(item)` for each item of a part.
-  template <class Place>
-  void for_each(const Slot& slot, const Place& place) const {
-    for (std::uint32_t item = slot.first; item != kNone; item = next_[item]) {
-      place(item);
-    }
-  }
-
- private:
-  static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
-  static constexpr std::size_t kFewParts = 24;  // up to which sorting by insertion is faster
-
-  struct State {
-    double difference;
-    std::size_t number;  // of equal differences, the latest division is the next
-    Slots slots;
-
-    friend bool operator<(const State& a, const State& b) {
-      return a.difference != b.difference ? a.difference < b.difference : a.number < b.number;
-    }
-  };
-
-  [[nodiscard]] double difference_of(const Slots& slots) const {
-    return slots.front().load - (slots.size() == parts_ ? slots.back().load : 0.0);
-  }
-
-  void join(Slot& slot, const Slot& other) {
-    slot.load += other.load;
-    next_[slot.last] = other.first;
-    slot.last = other.last;
-  }
-
-  // Moves a slot that may be too far back to its place.
-  static void rise(Slots& slots, std::size_t i) {
-    const Slot moved = slots[i];
-    for (; i > 0 && moved < slots[i - 1]; --i) {
-      slots[i] = slots[i - 1];
-    }
-    slots[i] = moved;
-  }
-
-  [[nodiscard]] bool single_is_next() const {
-    return !singles_.empty() && (heap_.empty() || heap_.front().difference < singles_.front()) &&
-           (!held_ || held_->difference < singles_.front());
-  }
-
-  Slot take_single() {
-    const Slot single{singles_.front(), next_single_, next_single_};
-    singles_ = singles_.subspan(1);
-    ++next_single_;
-    return single;
-  }
-
-  void merge_single(Slots& slots) {
-    if (slots.size() < parts_) {
-      slots.push_back(take_single());
-    } else {
-      join(slots.back(), take_single());
-    }
-    rise(slots, slots.size() - 1);
-  }
-
-  // The division with the largest difference. The last one merged is held beside the heap: with
-  // fewer items than parts it is the next to be taken.
-  State take() {
-    if (single_is_next()) {
-      const Slot single = take_single();
-      return {single.load, added_++, {single}};
-    }
-    if (held_ && (heap_.empty() || held_->difference >= heap_.front().difference)) {
-      State result = std::move(*held_);
-      held_.reset();
-      return result;
-    }
-    std::pop_heap(heap_.begin(), heap_.end());
-    State result = std::move(heap_.back());
-    heap_.pop_back();
-    return result;
-  }
-
-  std::size_t parts_;
-  std::vector<std::uint32_t> next_;
-  std::vector<State> heap_;
-  std::optional<State> held_;
-  std::span<const double> singles_;
-  std::uint32_t next_single_ = 0;
-  std::size_t added_ = 0;
-};
-
-/// All ways to divide the costs, which descend.
+/// All ways to divide the costs, which descend, among no more parts than there are items.
 class Divider {
  public:
   Divider(std::span<const double> costs, std::size_t parts, bool equal_count)
-      : costs_(costs), parts_(parts), equal_count_(equal_count) {
-    const double total = std::accumulate(costs.begin(), costs.end(), 0.0);
-    const bool whole = total < 0x1p53 && std::all_of(
-                                             costs.begin(), costs.end(),
-                                             [](double cost) { return cost == std::floor(cost); });
-    const double mean = total / static_cast<double>(parts);
-    bound_ = std::max(costs.front(), whole ? std::ceil(mean) : mean) * (1 + kTolerance);
-  }
+      : costs_(costs),
+        parts_(parts),
+        equal_count_(equal_count),
+        good_(least_possible(costs, parts, equal_count) * (1 + kTolerance)) {}
 
   Division best() {
-    std::size_t first = costs_.size() - std::min(costs_.size() / 4,
-                                                 std::max(kLastItems, kLastItemsPerPart * parts_));
-    first -= equal_count_ ? first % parts_ : 0;
-    Division best = least_loaded(first);
-    for (const std::size_t placed : {first, std::size_t{0}}) {
-      if (best.largest > bound_ && placed < costs_.size()) {
-        keep_better(best,
-                    equal_count_ ? difference_equal(placed) : difference_any(best.part, placed));
-      }
+    Division best = least_loaded();
+    const std::size_t some = std::max(kSomeItems / parts_, kSomeItemsPerPart);
+    if (best.largest > good_ && some * parts_ < costs_.size() / 4) {
+      keep_better(best, difference(best, some_items(best, some)));
+    }
+    if (best.largest > good_) {
+      std::vector<std::uint32_t> all(costs_.size());
+      std::iota(all.begin(), all.end(), 0U);
+      keep_better(best, difference({}, all));
     }
     return best;
   }
@@ -299,84 +83,113 @@ class Divider {
     }
   }
 
-  Division least_loaded(std::size_t first_items) {
-    LeastLoaded parts(parts_, costs_.size(), equal_count_);
+  [[nodiscard]] Division least_loaded() const {
+    LeastLoaded parts{std::vector<double>(parts_)};
+    if (equal_count_) {
+      parts.keep_counts_equal(costs_.size(), parts_);
+    }
     Division result{std::vector<std::uint32_t>(costs_.size())};
+    std::ranges::transform(costs_, result.part.begin(),
+                           [&](double cost) { return parts.add(cost); });
+    result.largest = parts.largest();
+    return result;
+  }
+
+  // `count` items of each part, or all that it has. Most are its last, which even out what is left
+  // uneven in the end; the rest are from among all others, which even out what these cannot.
+  [[nodiscard]] std::vector<std::uint32_t> some_items(const Division& division,
+                                                      std::size_t count) const {
+    struct Chosen {
+      std::size_t items = 0;  // COUNT of all
+      std::size_t next = 0;   // to be chosen, of those before the last ones
+      std::size_t step = 0;
+      std::size_t seen = 0;
+      std::size_t last = 0;
+    };
+    std::vector<Chosen> parts(parts_);
+    for (const std::uint32_t part : division.part) {
+      ++parts[part].items;
+    }
+    const std::size_t spread = count / kShareFromAmongAll;
+    for (Chosen& part : parts) {
+      part.last = part.items - std::min(part.items, count - spread);
+      part.step = std::max(part.last / spread, std::size_t{1});
+      part.next = part.last % part.step;  // so that `spread` of them remain
+    }
+    std::vector<std::uint32_t> result;
     for (std::size_t i = 0; i < costs_.size(); ++i) {
-      if (i == first_items) {
-        loads_of_first_ = parts.loads();
+      Chosen& part = parts[division.part[i]];
+      const std::size_t place = part.seen++;
+      if (place == part.next || place >= part.last) {
+        part.next += part.step;
+        result.push_back(static_cast<std::uint32_t>(i));
       }
-      result.part[i] = parts.add(costs_[i]);
-    }
-    for (const auto& [load, part] : parts.loads()) {
-      result.largest = std::max(result.largest, load);
     }
     return result;
   }
 
-  // The first items stay in the parts of LPT, each of which counts as one item.
-  [[nodiscard]] Division difference_any(const std::vector<std::uint32_t>& least_loaded,
-                                        std::size_t first_items) const {
-    const std::size_t last = costs_.size() - first_items;
-    Differencing differencing(parts_, last + parts_);
-    if (first_items > 0) {
-      Differencing::Slots first;
-      for (const auto& [load, part] : loads_of_first_) {
-        const auto item = static_cast<std::uint32_t>(last + part);
-        first.push_back({load, item, item});
-      }
-      std::sort(first.begin(), first.end());
-      differencing.add(std::move(first));
+  // Divides these items, which ascend, anew. The others stay in their parts, each of which counts
+  // as one item. For equal counts, as many items as there are parts begin as one division, in which
+  // each part gets one of them: neighbours, or first some that differ much, which can even out
+  // more.
+  [[nodiscard]] Division difference(const Division& from,
+                                    const std::vector<std::uint32_t>& items) const {
+    std::vector<double> costs(items.size());
+    std::ranges::transform(items, costs.begin(), [&](std::uint32_t item) { return costs_[item]; });
+    const bool all = items.size() == costs_.size();
+    Differencing differencing(parts_, items.size() + (all ? 0 : parts_));
+    if (!all) {
+      const std::uint32_t others = differencing.make();
+      fill_with_others(differencing[others], from, items);
+      differencing.sort(differencing[others]);
+      differencing.add(others);
     }
-    const auto slots = differencing.run(costs_.subspan(first_items));
+    const std::size_t mixed = all ? 0 : items.size() / parts_ / kShareFromAmongAll;
+    for (std::size_t i = 0; i < items.size() && equal_count_; i += parts_) {
+      const std::uint32_t division = differencing.make();
+      const std::size_t count = std::min(parts_, items.size() - i);
+      const std::size_t number = i / parts_;
+      for (std::size_t p = 0; p < count; ++p) {
+        const std::size_t item = number < mixed ? number + p * mixed : i + p;
+        differencing[division][p] = {costs[item], static_cast<std::uint32_t>(item),
+                                     static_cast<std::uint32_t>(item)};
+      }
+      differencing.add(division);
+    }
+    const auto slots = differencing.run(equal_count_ ? std::span<double>() : costs);
+    const std::vector<std::uint32_t> part = differencing.parts_of_items(slots);
     Division result{std::vector<std::uint32_t>(costs_.size()), slots.front().load};
-    std::vector<std::uint32_t> renamed(parts_);
-    for (std::size_t p = 0; p < slots.size(); ++p) {
-      differencing.for_each(slots[p], [&](std::uint32_t item) {
-        (item < last ? result.part[first_items + item] : renamed[item - last]) =
-            static_cast<std::uint32_t>(p);
-      });
+    if (!all) {
+      std::ranges::transform(from.part, result.part.begin(),
+                             [&](std::uint32_t before) { return part[items.size() + before]; });
     }
-    for (std::size_t i = 0; i < first_items; ++i) {
-      result.part[i] = renamed[least_loaded[i]];
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      result.part[items[i]] = part[i];
     }
     return result;
   }
 
-  // As many items as there are parts begin as one division: each part gets one of them. Those of
-  // the first items are merged one after the other, the others by their difference.
-  [[nodiscard]] Division difference_equal(std::size_t first_items) const {
-    Differencing differencing(parts_, costs_.size());
-    Differencing::Slots first;
-    for (std::size_t begin = 0; begin < costs_.size(); begin += parts_) {
-      Differencing::Slots slots;
-      slots.reserve(parts_);
-      for (std::size_t i = begin; i < std::min(begin + parts_, costs_.size()); ++i) {
-        slots.push_back({costs_[i], static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i)});
-      }
-      if (begin < first_items) {
-        differencing.merge(first, slots);
+  // The parts of a division without these items, which ascend.
+  void fill_with_others(Differencing::Slots slots, const Division& from,
+                        const std::vector<std::uint32_t>& items) const {
+    for (std::size_t p = 0; p < parts_; ++p) {
+      const auto item = static_cast<std::uint32_t>(items.size() + p);
+      slots[p] = {0.0, item, item};
+    }
+    auto next = items.begin();
+    for (std::size_t i = 0; i < costs_.size(); ++i) {
+      if (next != items.end() && *next == i) {
+        ++next;
       } else {
-        differencing.add(std::move(slots));
+        slots[from.part[i]].load += costs_[i];
       }
     }
-    if (!first.empty()) {
-      differencing.add(std::move(first));
-    }
-    const auto slots = differencing.run({});
-    Division result{std::vector<std::uint32_t>(costs_.size()), slots.front().load};
-    for (std::size_t p = 0; p < slots.size(); ++p) {
-      differencing.for_each(
-          slots[p], [&](std::uint32_t item) { result.part[item] = static_cast<std::uint32_t>(p); });
-    }
-    return result;
   }
 
   std::span<const double> costs_;
   std::size_t parts_;
   bool equal_count_;
-  double bound_;  // what the largest load cannot be below
-  std::vector<std::pair<double, std::uint32_t>> loads_of_first_;
+  double good_;  // a largest load with which there is nothing to gain
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "number_text.h"
 #include "predict/frontier.h"
+#include "predict/phase_fit.h"
 #include "predict/probe_plan.h"
 
 namespace brim {
@@ -87,14 +88,16 @@ class Prober {
       plan.add(*shape, static_cast<double>(sample.peak), static_cast<double>(sample.start),
                sample.out_of_memory);
     }
+    const auto fitted = std::ranges::count_if(
+        plan.samples(), [](const MemorySample& sample) { return !sample.out_of_memory; });
+    const std::size_t least = detail::least_shapes(kind_);
+    TORCH_CHECK_VALUE(static_cast<std::size_t>(fitted) >= least, "the limit of ",
+                      format_bytes(static_cast<std::int64_t>(limit())),
+                      " is too small for these sizes: a fit needs ", least, " of them, but only ",
+                      fitted, fitted == 1 ? " stays" : " stay",
+                      " within it. Raise the budget, or pass smaller sizes");
     MemoryModel model;
-    try {
-      model.fit(plan.samples(), kind_);
-    } catch (const std::invalid_argument& error) {
-      throw std::invalid_argument(std::string(error.what()) +
-                                  "; the others are expected to need more than the limit of " +
-                                  format_bytes(static_cast<std::int64_t>(limit())));
-    }
+    model.fit(plan.samples(), kind_);
     return model;
   }
 

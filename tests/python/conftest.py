@@ -54,3 +54,10 @@ def held() -> int:
     """Bytes that CPU tensors hold at the start of the test."""
     brim.install_cpu_allocator()
     return brim.memory_stats("cpu").allocated
+
+
+@pytest.fixture
+def steady_memory(held: int) -> Iterator[None]:
+    """A size that failed is tried again when more is free, and on a machine that always varies."""
+    with brim.budget(held + 2**26, device="cpu"):
+        yield

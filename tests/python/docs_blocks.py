@@ -219,8 +219,6 @@ def run_page(page: Path, *, run_jobs: bool = False) -> str | None:
     blocks = blocks_of(page)
     # Frameworks warn of each other.
     warnings.simplefilter("ignore" if any(block.needs for block in blocks) else "error")
-    # What torch says where a product of matrices runs out of memory: see Limits in adapt.md.
-    warnings.filterwarnings("ignore", "mkldnn_matmul failed")
     if "integrations" in page.parts:  # frameworks warn of torch and of each other
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", module="brim|__page__")

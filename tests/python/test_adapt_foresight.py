@@ -18,7 +18,6 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from adaptive_works import MIB, WORKS, Run, largest_that_fits
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),
     # A try that fails in backward leaves gradients, which the works release when they begin.
     pytest.mark.filterwarnings("ignore:.*did not come back"),
 ]

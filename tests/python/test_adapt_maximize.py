@@ -249,7 +249,7 @@ def test_looks_like_the_function() -> None:
     )
     assert inspect.unwrap(documented) is documented.__wrapped__
     assert callable(documented)
-    assert "documented" in repr(documented)
+    assert repr(documented) == "<brim.maximize(batch_size) of documented>"
     assert isinstance(documented, brim.AdaptiveFunction)
 
 

@@ -142,7 +142,9 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
         (["lengths.pt"], "must end in .txt, .csv, .npy"),
         (["wrong.txt"], "got 'three' in line 1"),
         (["empty.txt"], "empty.txt holds no lengths"),
-        (["negative.txt"], "got -5 at index 1"),
+        (["negative.txt"], "lengths must be whole numbers of at least 0, got -5 at index 1"),
+        (["fractions.txt"], "fractions.txt: lengths must be whole numbers of at least 0, got 2.5"),
+        (["nan.npy"], "nan.npy: lengths must be whole numbers of at least 0, got nan at index 1"),
         (["wrong.npy"], "holds no numbers that numpy.save or numpy.savez wrote"),
         (["matrix.npy"], "matrix.npy: lengths must have one dimension, got shape (2, 3)"),
         (["words.npy"], "words.npy: lengths must be ints or floats"),
@@ -157,8 +159,24 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
         (["lengths.txt", "--output", "nowhere/plan.npy"], "there is no folder nowhere"),
         (["lengths.txt", "--oversize", "error", "--max-total-size", "9"], "exceeds the budget"),
         (["lengths.txt", "--buckets", "3", "--boundaries", "1,2"], "not allowed with argument"),
-        (["lengths.txt", "--method", "bucket", "--boundaries", "a"], "must be ascending numbers"),
-        (["lengths.txt", "--method", "bucket", "--boundaries", "5,2"], "must be ascending numbers"),
+        (["lengths.txt", "--method", "bucket", "--boundaries", "a"], "must be two or more"),
+        (["lengths.txt", "--method", "bucket", "--boundaries", "5,2"], "must be two or more"),
+        (["lengths.txt", "--method", "bucket", "--boundaries", "5"], "must be two or more"),
+        (["lengths.txt", "--method", "bucket", "--boundaries", "5,inf"], "must be two or more"),
+        (
+            ["lengths.txt", "--method", "bucket", "--boundaries", "500,600"],
+            "no sample is in any bucket: all sizes are outside of the boundaries",
+        ),
+        (
+            ["lengths.txt", "--method", "bucket", "--batch-size", "4"],
+            "buckets take either --batch-size or --max-total-size, not both",
+        ),
+        (
+            ["lengths.txt", "--method", "bucket", "--drop-last"],
+            "--drop-last needs --batch-size: under --max-total-size no batch",
+        ),
+        (["lengths.txt", "--seed", str(2**63)], "must be below 2**63"),
+        (["lengths.txt", "--output", "folder.npy"], "must be a file, but folder.npy is a folder"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(
@@ -168,6 +186,9 @@ def test_wrong_input_is_one_line_and_status_2(
     Path("wrong.txt").write_text("1 2 three")
     Path("empty.txt").write_text("")
     Path("negative.txt").write_text("1 -5")
+    Path("fractions.txt").write_text("1 2.5")
+    Path("folder.npy").mkdir()
+    np.save("nan.npy", np.array([1, np.nan]))
     Path("wrong.npy").write_text("wrong")
     np.save("matrix.npy", np.ones((2, 3)))
     np.save("words.npy", np.array(["a", "b"]))

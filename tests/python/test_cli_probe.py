@@ -29,6 +29,9 @@ def exits(size):
 
 def huge(size):
     torch.empty(size * 2**55, dtype=torch.uint8)
+
+def wrong(size):
+    torch.addmm(torch.zeros(2), torch.zeros(3))
 """
 
 
@@ -101,13 +104,20 @@ def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
         (["/no/such/file.py:f"], "was not found"),
         (["torch:no_such_name"], "was not found"),
         (["torch:__version__"], "is not a function"),
-        (["torch:empty", "--sizes", "5:1"], "such as 1:64"),
+        (["torch:empty", "--sizes", "5:1"], "from the smallest to the largest, such as 1:5, got"),
+        (["torch:empty", "--sizes", "1:1e9"], "whole numbers from 1 to 2**53, such as 1:64"),
+        (["torch:empty", "--sizes", f"1:{10**20}"], "whole numbers from 1 to 2**53"),
         (["torch:empty", "--sizes", "0:4"], "such as 1:64"),
         (["torch:empty", "--sizes", "1:x"], "such as 1:64"),
         (["torch:empty", "--budget", "lots"], "lots"),
         (["torch:empty", "--device", "meta"], "--device"),
-        (["torch:empty", "--sizes", "5"], "at least 2 different"),
-        (["torch:empty", "--probes", "0"], "must be a whole number of at least 1, got 0"),
+        (["torch:empty", "--sizes", "5"], "--sizes must hold at least 2 different"),
+        (["torch:empty", "--probes", "1"], "must be a whole number of at least 2, got 1"),
+        (["FILE:square", "--lengths", "4", "--probes", "2"], "--probes must be 3 or more, got 2"),
+        (["FILE:line", "--budget", "9000"], "too small for these sizes: a fit needs 2 of them"),
+        (["FILE:wrong"], "program.py:22: TypeError: addmm() received an invalid combination of "),
+        (["FILE:line", "--plot", "folder.png"], "must be a file, but folder.png is a folder"),
+        (["FILE:line", "--html", "x.html"], "brim probe: unknown argument --html x.html"),
         (["FILE:line", "--lengths", "1:4"], "line takes (size), but is called as line(1, 1)"),
         (["FILE:fails"], "program.py:13: KeyError: 'key'"),
         (["FILE:exits"], "program.py:16: SystemExit: 3"),
@@ -115,11 +125,20 @@ def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_wrong_command_line_ends_with_a_sentence(
-    words: list[str], text: str, program: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    text: str,
+    program: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "--plot" in words:
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(Path(program).parent)
+    Path("folder.png").mkdir()
     sizes = [] if "--sizes" in words else ["--sizes", "1:4"]
     words = [words[0].replace("FILE", program), *words[1:]]
     assert main(["probe", *words, *sizes]) == 2
     errors = capsys.readouterr().err
     assert text in errors
+    assert "expected one of" not in errors
     assert len(errors.splitlines()) == 1

@@ -433,6 +433,8 @@ def test_the_value_of_a_loss_is_assumed_and_said() -> None:
     [
         ({"fn": 3}, TypeError, "fn must be a function"),
         ({"device": "mps"}, ValueError, "device must be"),
+        ({"device": "tpu"}, ValueError, 'device must be "cpu" or "cuda", got \'tpu\''),
+        ({"device": 1.5}, ValueError, 'device must be "cpu" or "cuda", got 1.5'),
         ({"calls": 0}, ValueError, "calls must be"),
         ({"capacity": "many"}, ValueError, "many"),
     ],

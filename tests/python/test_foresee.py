@@ -236,7 +236,6 @@ def test_a_foreseen_function_within_another_is_not_traced_by_itself(searches: li
     assert len(searches) == 2  # outer's, then inner's own in the real call
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("accumulates", [False, True])
 def test_microbatches_start_at_the_size_that_fits(accumulates: bool) -> None:
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -261,6 +262,20 @@ class TestBudget:
             assert quarter.limit == 16 * MIB
         with quarter:
             assert quarter.limit == brim.parse_bytes("25%", of=machine)
+
+    def test_hides_torchs_fallback_from_onednn_and_no_other_warning(self) -> None:
+        failed = "mkldnn_matmul failed, switching to BLAS gemm:"
+        refused = "CPU out of memory. Tried to allocate 1.00 MiB"
+        before = torch.backends.mkldnn.enabled
+        with brim.budget("1GiB", device="cpu"):
+            warnings.warn(failed + refused, stacklevel=1)
+            with pytest.warns(UserWarning, match="could not create a primitive"):
+                warnings.warn(f"{failed}could not create a primitive", stacklevel=1)
+            torch._C._set_mkldnn_enabled(False)  # as torch does then
+        assert torch.backends.mkldnn.enabled == before
+        filters = list(warnings.filters)
+        with brim.budget("1GiB", device="cpu"):
+            assert list(warnings.filters) == filters, "added once"
 
     def test_tells_limit_and_device(self) -> None:
         budget = brim.budget(np.int64(5 * MIB), device="cpu:0")

@@ -1,16 +1,9 @@
-"""brim.audit and brim.assert_saved: what is counted, and that the model is as it was."""
+"""brim.audit: what is counted."""
 
 from __future__ import annotations
 
-import json
-import pickle
-import random
-import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  as everyone calls it
@@ -18,33 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import brim
-from brim.cli import main
 from brim.compat import memsave_torch
 
-N, C, H = 4, 8, 16
-ELEMENTS = N * C * H * H
-
-
-def image(**options: Any) -> Tensor:
-    return torch.randn(N, C, H, H, **options)
-
-
-def by_name(audit: brim.Audit) -> dict[str, tuple[int, int, int, int]]:
-    """torch.nn, brim, cheap, least."""
-    assert audit.least <= min(audit.torch_nn, audit.brim, audit.cheap)
-    return {each.name: (each.torch_nn, each.brim, each.cheap, each.least) for each in audit.layers}
-
-
-def make() -> nn.Module:
-    """Its output cannot be recomputed cheaply; it keeps nothing itself."""
-    return nn.Linear(H, H, bias=False).requires_grad_(False)
-
-
-def frozen(*layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*layers).requires_grad_(False)
-
-
-GRADIENT = {"requires_grad": True}
+from .audit_cases import ELEMENTS, GRADIENT, C, H, N, by_name, frozen, image, make
 
 
 @pytest.mark.parametrize(
@@ -241,6 +210,7 @@ def test_what_needs_no_gradient_keeps_nothing() -> None:
     audit = brim.audit(model, image())
     assert (audit.torch_nn, audit.brim, audit.cheap, audit.least) == (0, 0, 0, 0)
     assert "brim keeps" not in str(audit)
+    assert repr(audit) == "<Audit: torch.nn keeps 0 B, brim 0 B, with recompute 0 B>"
     assert "… 3 layers keep nothing" in str(audit)
 
 
@@ -263,119 +233,6 @@ def test_recompute_is_part_of_the_second_run() -> None:
     assert cheap.torch_nn == plain.torch_nn
     assert cheap.brim <= plain.brim - 4 * ELEMENTS + ELEMENTS // 8
     assert model[2].recompute is True
-
-
-class Everything(nn.Module):
-    """Changes its buffers, its input and the random state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.ReLU(inplace=True), nn.BatchNorm2d(C), nn.Dropout(0.5), nn.Conv2d(C, C, 3)
-        )
-        self.register_buffer("calls", torch.zeros(()))
-        self.register_buffer("nothing", None)
-
-    def forward(self, x: Tensor, *, scale: float = 1.0, more: Any = None) -> dict[str, Tensor]:
-        self.calls += random.random() + np.random.random()
-        return {"y": self.layers(x) * scale + more["z"][0]}
-
-
-def test_the_model_is_as_it_was() -> None:
-    model = Everything()
-    model.layers[0].eval()
-    x = image()
-    z = torch.ones((), requires_grad=True)
-    model(x.clone(), more={"z": [z]})["y"].sum().backward()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    buffers = {name: (id(b), b._version) for name, b in model.named_buffers()}
-    classes = [type(module) for module in model.modules()]
-    flags = [module.training for module in model.modules()]
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
-    values, states = x.clone(), (torch.get_rng_state(), random.getstate())
-    numpys = pickle.dumps(np.random.get_state())
-
-    audit = brim.audit(model, x, scale=2.0, more={"z": [z]})
-    assert 0 < audit.brim < audit.torch_nn
-
-    assert torch.equal(x, values)
-    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
-    assert {name: (id(b), b._version) for name, b in model.named_buffers()} == buffers
-    assert "nothing" in model._buffers
-    assert len(grads) == len(list(model.parameters()))
-    for parameter, grad in zip(model.parameters(), grads, strict=True):
-        assert torch.equal(parameter.grad, grad)  # type: ignore[arg-type]
-    assert [type(module) for module in model.modules()] == classes
-    assert [module.training for module in model.modules()] == flags
-    assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()] == hooks
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-    assert pickle.dumps(np.random.get_state()) == numpys
-
-
-def test_the_model_is_as_it_was_after_an_error() -> None:
-    model = nn.Sequential(nn.BatchNorm2d(C), nn.Conv2d(3, 3, 3))
-    mean = model[0].running_mean
-    with pytest.raises((RuntimeError, ValueError)):
-        brim.audit(model, image())
-    assert [type(layer) for layer in model] == [nn.BatchNorm2d, nn.Conv2d]
-    assert model[0].running_mean is mean
-    assert torch.equal(mean, torch.zeros(C))  # type: ignore[arg-type]
-    assert not model[0]._forward_hooks
-    assert not model[0]._forward_pre_hooks
-
-
-def scripted() -> nn.Sequential:
-    norm = nn.BatchNorm2d(C)
-    traced = torch.jit.trace(nn.BatchNorm2d(C).eval(), image())  # type: ignore[no-untyped-call]
-    return nn.Sequential(nn.Conv2d(C, C, 1), torch.jit.script(norm), nn.ReLU(), traced)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated")
-@pytest.mark.parametrize("fails", [False, True])
-def test_modules_of_torch_jit_are_measured_and_stay_as_they_were(fails: bool) -> None:
-    model = scripted()
-    if fails:
-        model.append(nn.Conv2d(3, 3, 3))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    addresses = {name: buffer.data_ptr() for name, buffer in model.named_buffers()}
-    classes = [type(module) for module in model.modules()]
-    if fails:
-        with pytest.raises((RuntimeError, ValueError)):
-            brim.audit(model, image())
-    else:
-        figures = by_name(brim.audit(model, image()))
-        # The scripted layers are not entered: what they keep is the model's.
-        assert figures["(model)"][0] >= 4 * ELEMENTS
-        assert figures["2"][:2] == (4 * ELEMENTS, ELEMENTS // 8)
-    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
-    assert {name: buffer.data_ptr() for name, buffer in model.named_buffers()} == addresses
-    assert [type(module) for module in model.modules()] == classes
-    assert model[1].num_batches_tracked == 0
-    if not fails:
-        model(image()).sum().backward()
-        assert model[1].num_batches_tracked == 1
-
-
-def test_buffers_come_back_where_one_cannot_be_copied() -> None:
-    class Unusual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("state", torch.zeros(2).as_subclass(NoCopy))
-
-    model = nn.Sequential(nn.BatchNorm2d(C), Unusual(), nn.BatchNorm2d(C))
-    buffers = {name: id(buffer) for name, buffer in model.named_buffers()}
-    with pytest.raises(RuntimeError, match="no copy"):
-        brim.audit(model, image())
-    assert {name: id(buffer) for name, buffer in model.named_buffers()} == buffers
-
-
-class NoCopy(Tensor):
-    """A tensor that cannot be copied."""
-
-    def clone(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("no copy")
 
 
 def test_inside_inference_mode_it_measures_the_same() -> None:
@@ -445,16 +302,6 @@ def test_a_model_of_the_compatible_face_is_measured_against_torch() -> None:
     assert norm.torch_nn > norm.brim
 
 
-def test_nothing_stays_in_memory() -> None:
-    model = nn.Sequential(nn.Conv2d(C, C, 3), nn.ReLU())
-    x = image()
-    brim.install_cpu_allocator()
-    brim.audit(model, x)
-    with brim.PeakMeter("cpu") as meter:
-        brim.audit(model, x)
-    assert meter.left == 0
-
-
 def test_a_layer_used_twice_has_one_row() -> None:
     act = nn.ReLU()
     figures = by_name(brim.audit(frozen(act, act), image(**GRADIENT)))
@@ -507,233 +354,3 @@ def test_on_tensors_without_memory() -> None:
     audit = brim.audit(model, image(device="meta", requires_grad=True))
     assert (audit.brim, audit.least) == (ELEMENTS // 8, 0)
     assert audit.torch_nn >= 4 * ELEMENTS
-
-
-def test_the_table_and_the_dict() -> None:
-    audit = brim.audit(nn.Sequential(make(), nn.ReLU(), make()), image(**GRADIENT))
-    lines = str(audit).splitlines()
-    assert lines[0].split() == ["layer", "type", "torch.nn", "brim", "cheap", "least"]
-    kept = ["32.00", "KiB", *("1.00", "KiB") * 3]
-    assert lines[2].split() == ["1", "ReLU", *kept]
-    assert lines[3] == "… 2 layers keep nothing"
-    assert lines[5].split() == ["total", *kept]
-    assert lines[6] == (
-        'brim keeps 3.1% of what torch.nn keeps, 3.1% with recompute="cheap"; the least is 3.1%'
-    )
-    assert lines[7] == (
-        "hint: brim.convert(model) keeps 1.00 KiB instead of 32.00 KiB; most is saved at 1 (ReLU): "
-        "1.00 KiB instead of 32.00 KiB"
-    )
-    figures = json.loads(json.dumps(audit.to_dict()))
-    total = {"torch_nn": 32768, "brim": 1024, "cheap": 1024, "least": 1024}
-    assert figures["layers"][1] == {"name": "1", "type": "ReLU"} | total
-    assert figures["total"] == total
-    assert figures["hint"] == lines[7]
-
-
-def test_equal_rows_of_repeated_blocks_are_one_line() -> None:
-    def block() -> nn.Module:
-        return nn.Sequential(make(), nn.GELU())
-
-    model = nn.Sequential(*(block() for _ in range(4)), nn.GELU())
-    audit = brim.audit(model, image(**GRADIENT))
-    assert len(audit.layers) == 9
-    lines = str(audit).splitlines()
-    assert lines[2].split()[:6] == ["0-3.1", "×", "4", "GELU", "128.00", "KiB"]
-    assert lines[3].split()[:2] == ["4", "GELU"]
-    assert lines[4] == "… 4 layers keep nothing"
-    # Each column begins at the same character.
-    assert len({line.index("KiB") for line in (lines[2], lines[6])}) == 1
-
-
-@pytest.mark.parametrize("recompute", [None, "cheap"])
-def test_the_hint_names_what_is_not_yet_done(recompute: str | None) -> None:
-    model = nn.Sequential(
-        make(), nn.BatchNorm2d(C), nn.ReLU(), nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 1)
-    )
-    x = image(**GRADIENT)
-    expected = 'hint: brim.convert(model, recompute="cheap") keeps'
-    assert brim.audit(model, x).hint.startswith(expected)
-    brim.convert(model, recompute=recompute)
-    assert brim.audit(model, x).hint.startswith(expected) == (recompute is None)
-
-
-def test_the_hint_on_frozen_batch_norms_was_measured() -> None:
-    model = frozen(nn.Conv2d(C, C, 1), nn.BatchNorm2d(C), nn.ReLU())
-    model[0].requires_grad_(True)
-    hint = brim.audit(model, image()).hint
-    expected = "after .eval() on them brim.convert(model) keeps 1.6% of torch.nn's instead of 5"
-    assert expected in hint.splitlines()[0]  # it saves more than the conversion alone
-    assert hint.splitlines()[1].startswith('hint: brim.convert(model, recompute="cheap") keeps')
-    assert model[1].training
-    assert ".eval()" not in brim.audit(model.eval(), image()).hint
-
-
-def test_the_hint_names_a_class_that_is_not_recognised() -> None:
-    class Soft(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.erfinv(torch.tanh(x) * 0.5)
-
-    model = nn.Sequential(make(), Soft(), make(), Soft())
-    audit = brim.audit(model, image(**GRADIENT))
-    line = next(line for line in audit.hint.splitlines() if "Soft" in line)
-    rows = [layer for layer in audit.layers if layer.type == "Soft"]
-    kept = brim.format_bytes(sum(min(row.brim, row.cheap) for row in rows))
-    least = brim.format_bytes(sum(row.least for row in rows))
-    assert line == (
-        f"hint: 2 × Soft ({__name__}) keep {kept}, at the least {least}: "
-        "brim does not recognise this class"
-    )
-
-
-def test_the_hint_of_a_model_that_keeps_nothing() -> None:
-    model, x = nn.Linear(4, 4), torch.ones(2, 4)
-    assert brim.audit(model, x).hint == ""
-    assert brim.audit(frozen(model), x).hint.startswith("hint: no parameter needs a gradient")
-
-
-def test_assert_saved_measures_the_model_as_it_is() -> None:
-    x = image(**GRADIENT)
-    model = frozen(nn.ReLU(), nn.Conv2d(C, C, 1))
-    assert brim.assert_saved(model, x, at_most="32KiB") == 32768
-    with pytest.raises(AssertionError) as caught:
-        brim.assert_saved(model, x, at_most=32767)
-    message = str(caught.value)
-    assert message.startswith("the model keeps 32768 bytes for backward, at most 32767 are allowed")
-    assert message.splitlines()[-1].split() == ["0", "ReLU", "32.00", "KiB"]
-    brim.convert(model)
-    assert brim.assert_saved(model, x, at_most="1KiB") == 1024
-
-
-def test_assert_saved_passes_keyword_arguments_on() -> None:
-    z = torch.ones(())
-    kept = brim.assert_saved(Everything(), image(), scale=2.0, more={"z": [z]}, at_most="1GiB")
-    assert kept > 0
-
-
-def test_a_limit_is_anything_that_is_a_whole_number() -> None:
-    layer, x = nn.ReLU(), image(**GRADIENT) * 1
-    assert brim.assert_saved(layer, x, at_most=np.int64(4 * ELEMENTS)) == 4 * ELEMENTS
-    with pytest.raises(AssertionError, match=f"at most {ELEMENTS} are allowed"):
-        brim.assert_saved(layer, x, at_most=np.int32(ELEMENTS))
-    assert brim.assert_saved(nn.Identity(), x, at_most="0") == 0
-    with pytest.raises(AssertionError, match="at most 0 are allowed"):
-        brim.assert_saved(layer, x, at_most="0")
-
-
-@pytest.mark.parametrize("at_most", ["lots", "50%", -1, np.int64(-1)])
-def test_a_wrong_limit_is_an_error(at_most: Any) -> None:
-    with pytest.raises(ValueError, match=rf"at_most must be .*, got .?{at_most}"):
-        brim.assert_saved(nn.ReLU(), image(), at_most=at_most)
-
-
-@pytest.mark.parametrize("at_most", [True, 1.5, None, np.float32(1.0), [1]])
-def test_a_limit_of_a_wrong_type_is_an_error(at_most: Any) -> None:
-    with pytest.raises(TypeError, match="at_most must be an int"):
-        brim.assert_saved(nn.ReLU(), image(), at_most=at_most)
-
-
-def test_nothing_is_a_limit_too() -> None:
-    assert brim.assert_saved(nn.AvgPool2d(2).to("cpu"), image(), at_most=0) == 0
-    with pytest.raises(AssertionError):
-        brim.assert_saved(nn.Sequential(nn.ReLU()), image(**GRADIENT), at_most=0)
-
-
-@pytest.mark.parametrize("function", [brim.audit, lambda m: brim.assert_saved(m, at_most=1)])
-def test_only_modules(function: Callable[[Any], object]) -> None:
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got 3"):
-        function(3)
-
-
-PROGRAM = """
-import torch
-
-def model():
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
-
-def words():
-    return torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.ReLU())
-
-def nothing():
-    return 3
-
-def sized(width):
-    return torch.nn.Linear(width, width)
-"""
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> str:
-    path = tmp_path / "audited_program.py"
-    path.write_text(PROGRAM)
-    return str(path)
-
-
-def test_on_the_command_line(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["audit", f"{program}:model", "--input", "2,3,10,10", "--device", "cpu"]
-    assert main([*words, "--train-only", "0.*", "--eval"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split() == ["1", "ReLU", "4.00", "KiB", *("128", "B") * 3]
-    assert main([*words, "--freeze", "*", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["total"]["torch_nn"] == 0
-    assert main(["audit", f"{program}:words", "--input", "2,3:int64", "--device", "cpu"]) == 0
-    assert "ReLU" in capsys.readouterr().out
-
-
-def test_a_page_says_where_the_classes_are(program: str, tmp_path: Path) -> None:
-    page = tmp_path / "kept.html"
-    words = ["audit", f"{program}:model", "--input", "2,3,10,10", "--device", "cpu"]
-    assert main([*words, "--html", str(page)]) == 0
-    assert re.search(r"ReLU in activation\.py:\d+", page.read_text())
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["nothing"], "must return a torch.nn.Module, got 3"),
-        (["model", "--input", "2,x"], "must be a shape such as"),
-        (["model", "--input", "2:no_type"], "must be a shape such as"),
-        (["model", "--freeze", "head.*"], "'head.*' matches no parameter"),
-        (["missing"], "was not found"),
-        (["sized"], "sized takes (width), but is called as sized(): missing"),
-        (["model", "--input", "2,4,10,10"], "the model fails with --input (2, 4, 10, 10): Given"),
-        (["model", "--input", "2,3,9,9", "--input", "1"], "too many positional arguments"),
-        (["model", "--html", "page.txt"], "must end in .html or .htm, got page.txt"),
-    ],
-)
-def test_a_wrong_command_line_ends_with_a_sentence(
-    program: str, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name, *rest = words
-    shape = [] if "--input" in rest else ["--input", "2,3,10,10"]
-    assert main(["audit", f"{program}:{name}", *shape, *rest, "--device", "cpu"]) == 2
-    errors = capsys.readouterr().err
-    assert text in errors
-    assert len(errors.splitlines()) == 1
-
-
-# -- Lazy layers ----------------------------------------------------------------------------------
-
-
-def test_lazy_layers_get_their_sizes_on_a_copy() -> None:
-    def net(of: str) -> nn.Sequential:
-        torch.manual_seed(0)
-        sizes = {"": [(C,), (C,), (C,)], "Lazy": [(), (), ()]}[of]
-        return nn.Sequential(
-            getattr(nn, of + "Conv2d")(*sizes[0], C, 3),
-            getattr(nn, of + "BatchNorm2d")(*sizes[1]),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            getattr(nn, of + "Linear")(*sizes[2], 2),
-        )
-
-    whole, lazy, x = net(""), net("Lazy"), image()
-    state = torch.get_rng_state()
-    found = brim.audit(lazy, x)
-    kept = brim.assert_saved(lazy, x, at_most="1MiB")
-    assert torch.equal(torch.get_rng_state(), state)
-    assert found == brim.audit(whole, x)
-    assert kept == found.torch_nn
-    assert type(lazy[0]) is nn.LazyConv2d
-    assert all(isinstance(p, nn.parameter.UninitializedParameter) for p in lazy.parameters())

@@ -442,6 +442,7 @@ def test_a_report_that_is_used_as_a_model_says_what_it_is(use: Any) -> None:
     with pytest.raises((TypeError, AttributeError), match=r"not `model = brim.convert\(model\)`"):
         use(report)
     assert copy.deepcopy(report) == pickle.loads(pickle.dumps(report)) == report
+    assert repr(report) == "<ConversionReport: 1 layer replaced, 0 kept as they are>"
 
 
 def test_a_printed_model_shows_what_was_converted() -> None:

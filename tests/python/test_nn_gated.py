@@ -1,9 +1,9 @@
-"""Activations by name, gated activations, and functions that run again in backward."""
+"""Activations by name, and gated activations."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,9 @@ import brim
 import brim.nn.functional as F  # noqa: N812
 from brim.nn._elementwise import ELEMENTWISE
 
-from .nn_cases import FLOATS, HALVES, same_bits
+from .nn_cases import FLOATS, HALVES
+from .nn_functions import assert_same, run
+from .nn_kept import really_held
 
 GPU = pytest.param("cuda", marks=pytest.mark.cuda)
 DEVICES = ["cpu", GPU]
@@ -32,22 +34,6 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
     if x.numel() > 8:
         x.view(-1)[:4] = torch.tensor([0.0, -0.0, 30.0, -30.0])
     return x.to(device, dtype)
-
-
-def run(call: Call, inputs: list[Tensor], needs: list[bool]) -> list[Tensor]:
-    """The value and the gradients."""
-    leaves = [x.detach().requires_grad_(need) for x, need in zip(inputs, needs, strict=True)]
-    output = call(*leaves)
-    torch.manual_seed(1)
-    output.backward(torch.randn(output.shape).to(output))
-    return [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-
-
-def assert_same(ours: list[Tensor], torchs: list[Tensor], what: str = "") -> None:
-    assert len(ours) == len(torchs), what
-    for index, (a, b) in enumerate(zip(ours, torchs, strict=True)):
-        assert same_bits(a, b), (what, index, (a.double() - b.double()).abs().max())
-        assert a.stride() == b.stride(), (what, index)
 
 
 def gated(name: str) -> tuple[Call, Call]:
@@ -180,13 +166,6 @@ def test_shapes_are_broadcast_by_torch() -> None:
 # -- What is kept ----------------------------------------------------------------------------------
 
 
-def kept_by(call: Callable[[], Tensor]) -> int:
-    """Bytes that stay allocated after the call, without its result."""
-    with brim.PeakMeter("cpu") as meter:
-        loss = call()
-    return meter.left - loss.nbytes
-
-
 def test_the_two_inputs_are_kept() -> None:
     x = torch.randn(64, 512, requires_grad=True)
 
@@ -195,20 +174,16 @@ def test_the_two_inputs_are_kept() -> None:
 
     for name in ONE_OPERATOR:
         mine, torchs = gated(name)
-        assert kept_by(call(mine)) == 2 * x.nbytes, name
-        shares = name in (
-            "relu",
-            "sigmoid",
-            "tanh",
-        )  # torch keeps their output, which mul keeps too
-        assert kept_by(call(torchs)) == (2 if shares else 3) * x.nbytes, name
+        assert really_held(call(mine)) == 2 * x.nbytes, name
+        shares = name in ("relu", "sigmoid", "tanh")  # torch keeps their output, as mul does
+        assert really_held(call(torchs)) == (2 if shares else 3) * x.nbytes, name
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_activation_keeps_its_input(name: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(64, 512, dtype=dtype, requires_grad=True)
-        assert kept_by(lambda x=x: F.activation(x.clone(), name).sum()) == x.nbytes
+        assert really_held(lambda x=x: F.activation(x.clone(), name).sum()) == x.nbytes
 
 
 def test_halves_are_kept_once() -> None:
@@ -217,7 +192,7 @@ def test_halves_are_kept_once() -> None:
         lambda: F.gated_packed(x.clone()).sum(),
         lambda: F.gated(*x.clone().chunk(2, -1)).sum(),
     ):
-        assert kept_by(call) == x.nbytes
+        assert really_held(call) == x.nbytes
 
 
 class Mlp(nn.Module):
@@ -263,8 +238,8 @@ def test_the_layer_behind_keeps_nothing(halves: bool, name: str) -> None:
     x = torch.randn(256, 16)
     assert_same(grads_of(ours, x, nn.Module.__call__), grads_of(torchs, x, nn.Module.__call__))
     hidden = 256 * 128 * 4
-    assert kept_by(lambda: ours(x).sum()) == hidden
-    assert kept_by(lambda: torchs(x).sum()) >= 2 * hidden
+    assert really_held(lambda: ours(x).sum()) == hidden
+    assert really_held(lambda: torchs(x).sum()) >= 2 * hidden
 
 
 def test_cheap_inputs_are_not_kept() -> None:
@@ -276,7 +251,9 @@ def test_cheap_inputs_are_not_kept() -> None:
         up = F.activation(x, "laplace")
         return F.gated(gate, up, "gelu", recompute=recompute)
 
-    kept = {recompute: kept_by(lambda r=recompute: call(r).sum()) for recompute in (True, False)}
+    kept = {
+        recompute: really_held(lambda r=recompute: call(r).sum()) for recompute in (True, False)
+    }
     assert kept == {True: 0, False: 2 * x.nbytes}
     outcomes = []
     for recompute in (True, False):
@@ -423,89 +400,3 @@ def test_wrong_arguments() -> None:
         F.gated(x, None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="must match the size"):
         F.gated(x, torch.randn(4, 5))
-
-
-# -- rerun -----------------------------------------------------------------------------------------
-
-
-def parts(x: Tensor, scale: Tensor) -> Tensor:
-    return torch.tanh(x.exp() * scale) * x + scale.square()
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_rerun_is_the_function(device: str) -> None:
-    for dtype in FLOATS:
-        inputs = [
-            torch.randn(4, 8, device=device).to(dtype),
-            torch.randn(8, device=device).to(dtype),
-        ]
-        for needs in ([True, True], [True, False], [False, True]):
-            ours = run(lambda *args: F.rerun(parts, *args), inputs, needs)
-            assert_same(ours, run(parts, inputs, needs), f"{dtype} {needs}")
-
-
-def test_rerun_keeps_its_inputs() -> None:
-    x = torch.randn(64, 512, requires_grad=True)
-    scale = torch.randn(512, requires_grad=True)
-    assert kept_by(lambda: F.rerun(parts, x.clone(), scale).sum()) == x.nbytes
-    assert kept_by(lambda: parts(x.clone(), scale).sum()) >= 3 * x.nbytes
-
-
-def test_rerun_runs_under_the_autocast_of_forward() -> None:
-    weight = torch.randn(8, 8)
-
-    def function(x: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x, weight) * x
-
-    x = torch.randn(4, 8)
-
-    def under_autocast(call: Call) -> Call:
-        def run_it(x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return call(x)
-
-        return run_it
-
-    ours = run(under_autocast(lambda x: F.rerun(function, x)), [x], [True])
-    assert_same(ours, run(under_autocast(function), [x], [True]))
-    assert not torch.is_autocast_enabled("cpu")
-
-
-def test_rerun_finds_gradients_that_would_be_lost() -> None:
-    x, hidden = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
-    output = F.rerun(lambda x: x * hidden.exp(), x)
-    with pytest.raises(RuntimeError, match="not one of its inputs"):
-        output.sum().backward()
-    plain = F.rerun(lambda x: x * hidden.exp(), x.detach())  # nothing of ours: the plain function
-    plain.sum().backward()
-    assert hidden.grad is not None
-
-
-def test_rerun_passes_errors_on() -> None:
-    calls: Iterator[int] = itertools.count()
-
-    def fails_later(x: Tensor) -> Tensor:
-        if next(calls) > 0:
-            raise KeyError("later")
-        return x * 2
-
-    output = F.rerun(fails_later, torch.randn(4, requires_grad=True))
-    with pytest.raises(KeyError, match="later"):
-        output.sum().backward()
-    with pytest.raises(ValueError, match="at least one input"):
-        F.rerun(lambda: torch.zeros(1))
-
-
-def test_rerun_gives_its_value_again() -> None:
-    linear = brim.nn.Linear(32, 8)
-    linear.recompute = True
-    x = torch.randn(16, 32, requires_grad=True)
-
-    def call() -> Tensor:
-        return linear(F.rerun(lambda x: x * x.sigmoid(), x)).sum()
-
-    assert kept_by(call) == 0
-    call().backward()
-    reference = torch.nn.functional.linear(x * x.sigmoid(), linear.weight, linear.bias).sum()
-    expected = torch.autograd.grad(reference, [x, linear.weight])
-    assert_same([x.grad, linear.weight.grad], list(expected))

@@ -90,6 +90,8 @@ def test_a_model_with_a_budget_shows_the_largest_size(model: brim.MemoryModel) -
     agg.FigureCanvasAgg(figure).draw()
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert {"64 KiB", "1 MiB"} <= set(labels)
+    sizes = [label.get_text() for label in axes.get_xticklabels()]
+    assert {"256", "1,024", "4,096"} <= set(sizes)
 
 
 def test_a_model_of_batches_and_failures() -> None:
@@ -97,8 +99,14 @@ def test_a_model_of_batches_and_failures() -> None:
     peaks = [10_000 + 64 * n * length + n * length**2 for n, length in sizes]
     model = brim.MemoryModel().fit(sizes, peaks, [False] * 5 + [True])
     axes = model.plot(budget="1MiB").axes[0]
-    assert {"measured", "out of memory above", "budget 1.00 MiB"} <= set(texts(axes))
-    assert axes.get_xlabel() == "samples × length"
+    most = "most samples within 1.00 MiB"
+    assert {"measured", "out of memory above", most} <= set(texts(axes))
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("length", "samples")
+    line = next(line for line in axes.lines if line.get_label() == most)
+    for length, n in line.get_xydata()[::10]:
+        assert model.safe_peak(n, length) <= 2**20 < model.safe_peak(n + 1, length)
+    assert most not in texts(model.plot(budget=1).axes[0]), "nothing fits"
+    assert most not in texts(model.plot().axes[0])
     with pytest.raises(ValueError, match="must be fitted"):
         brim.MemoryModel().plot()
 
@@ -107,7 +115,7 @@ def test_an_audit_has_a_bar_per_layer_and_column(audit: brim.Audit) -> None:
     axes = audit.plot().axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     keeping = [each for each in audit.layers if each.torch_nn or each.brim or each.least]
-    assert names == [each.name for each in keeping]
+    assert names == [f"{each.name} ({each.type})" for each in keeping]
     widths = [bar.get_width() for bars in axes.containers for bar in bars]
     figures = [[e.torch_nn for e in keeping], [e.brim for e in keeping]]
     assert widths[: 2 * len(names)] == [*figures[0], *figures[1]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.dom.minidom
+from html import escape
 from html.parser import HTMLParser
 
 import torch
@@ -43,6 +44,19 @@ def test_an_audit_by_layer() -> None:
     assert "GELU in gelu.py:1" in tip
     assert "torch.nn: 128 B" in tip
     assert len([tip for tip in tips if tip.startswith(WRONG)]) == 2, "a line and a bar"
+    shown = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    assert {"layers, in the order of the forward", "kept so far"} <= set(shown)
+    assert {"0", "50 B", "100 B", escape(WRONG)} <= set(shown)
+
+
+def test_each_hint_has_a_line_of_its_own() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 8)
+    )
+    model[1].requires_grad_(False)
+    found = brim.audit(model, torch.ones(64, 8))
+    assert len(found.hint.splitlines()) == 2
+    assert found.to_html().count("<br>hint: ") == 2
 
 
 def test_an_audit_of_a_model_that_keeps_nothing() -> None:
@@ -67,3 +81,6 @@ def test_an_estimate_over_time_and_by_place() -> None:
     tip = next(tip for tip in tips if tip.startswith("weight\n"))
     assert "1 × parameter" in tip
     assert "capacity 64.00 KiB (dashed)" in found.to_html()
+    shown = re.findall(r"<text[^>]*>([^<]*)</text>", found.to_html())
+    assert {"allocations and releases of the call, in order", "held", "25 %"} <= set(shown)
+    assert {"0", "20 KiB", "40 KiB", "60 KiB"} <= set(shown)

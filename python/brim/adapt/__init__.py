@@ -121,6 +121,14 @@ def maximize(
         torch.Size([10])
     """
     if len(names) == 1 and callable(names[0]):
+        function, _ = inside(names[0])
+        found = list(inspect.signature(function).parameters)
+        if "batch_size" not in found:
+            raise ValueError(
+                f"@brim.maximize without names adapts batch_size, but {name_of(function)} has "
+                f"{', '.join(found) or 'no argument'}: name those to adapt, as in "
+                f'@brim.maximize("{(found or ["size"])[-1]}")'
+            )
         return maximize("batch_size")(names[0])
     groups = [
         tuple(group) if isinstance(group, Sequence) and not isinstance(group, str) else (group,)

@@ -18,6 +18,7 @@ from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
 from brim.adapt._identity import structure
 from brim.adapt._options import Options, identity, inside, make, name_of, rank_setting
+from brim.adapt._sum_check import SumCheck
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
 _Module = TypeVar("_Module", bound=torch.nn.Module)
@@ -44,7 +45,8 @@ class Microbatches:
         model: checked for layers that see the whole batch, as BatchNorm in training. Also needed
             for reentrant checkpoints, which hide parameters from the loss's graph, and with
             `ranks`.
-        reduction: `"mean"` or `"sum"`: what `loss_fn` does over the items of a part.
+        reduction: `"mean"` or `"sum"`: what `loss_fn` does over the items of a part. A loss that
+            looks like a sum is checked once, in the first batch that is split.
         size: the longest part, tried first; the whole batch if None.
         dim: the dimension of the batch's tensors along which its items are.
         split: a function `(batch, start, stop)` -> the part with these items, for batches that are
@@ -62,8 +64,9 @@ class Microbatches:
             With `collectives="inside"` the model reduces its gradients itself (FSDP).
 
     Raises:
-        ValueError: if a layer sees the whole batch, the members of a batch differ in length, or,
-            with `ranks`, the loss has gradients for parameters that are not in `model`.
+        ValueError: if a layer sees the whole batch, the members of a batch differ in length, the
+            loss is a sum but `reduction` is `"mean"`, or, with `ranks`, the loss has gradients for
+            parameters that are not in `model`.
 
     Example:
         >>> import brim, torch
@@ -106,6 +109,9 @@ class Microbatches:
         self._busy = threading.Lock()
         self._pass = _C.BatchPass(reduction)
         self._ranks = rank_setting(options, f"Microbatches {self._name}")
+        self._sum_check: SumCheck | None = None  # until a batch was split
+        if reduction == "mean" and self._ranks is None:
+            self._sum_check = SumCheck(self._loss_fn, model)
         self._reduction: _C.GradientReduction | None = None
         if self._ranks is not None and options.get("collectives", "between") == "between":
             if model is None:
@@ -207,6 +213,10 @@ class Microbatches:
             loss, attempts = self._adaptive(batch, most), Attempts()
         if self._reduces():
             loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
+        if self._size < self._items:
+            check, self._sum_check = self._sum_check, None
+            if check is not None and check.is_needed:
+                check.run(self._items, lambda *bounds: self._split(batch, *bounds))
         self._pass.finish()
         return loss, attempts
 
@@ -218,8 +228,10 @@ class Microbatches:
                 return batch
             return self._split(batch, start, stop)
 
+        check = self._sum_check if size < self._items else None
+        loss_fn = self._loss_fn if check is None else check.watched
         with self._without_collectives():
-            loss = self._pass.run(self._items, size, self._loss_fn, part, self._scale)
+            loss = self._pass.run(self._items, size, loss_fn, part, self._scale)
         if self._reduces():
             self._refuse_other_parameters()
             self._reduction.prepare(loss, self._pass.count)  # type: ignore[union-attr]

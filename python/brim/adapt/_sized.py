@@ -20,6 +20,11 @@ def sized(
     **specific: Any,
 ) -> Any:
     """The decorator of the kinds with one size, which brim passes to the function."""
+    if callable(initial):
+        raise TypeError(
+            f"initial must be an int, got the function {name_of(initial)}: write "
+            f"@brim.{kind}(1024), with the largest size to try"
+        )
     specific |= {"initial": positive("initial", initial), "quanta": [positive("q", q)]}
     flag("progress", progress)
     specific["collect"] = flag("collect", collect)

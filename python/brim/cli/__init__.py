@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, parser=command)
     return parser
 
 
@@ -98,7 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        chosen = _parser().parse_args(arguments)
+        chosen, unknown = _parser().parse_known_args(arguments)
+        if unknown:  # argparse itself would not name the command
+            chosen.parser.error(f"unknown argument {' '.join(unknown)}")
     except SystemExit as said:  # --help, --version, or a wrong word
         return int(said.code or 0)
     try:
@@ -106,5 +108,5 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except (Exception, SystemExit) as error:  # the latter of the user's code
-        print(f"brim {chosen.command}: {in_one_line(error)}", file=sys.stderr)
+        print(f"brim {chosen.command}: {in_one_line(error, vars(chosen))}", file=sys.stderr)
         return 2

@@ -7,8 +7,9 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,41 @@ def budget(text: str) -> str:
     return text
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
-    return int(text)
+def whole(least: int) -> Callable[[str], int]:
+    """A whole number of at least so much.
+
+    Example:
+        >>> whole(1)("64")
+        64
+    """
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number of at least {least}, got {text}"
+            )
+        if int(text) >= 2**63:
+            raise argparse.ArgumentTypeError(f"must be below 2**63, got {text}")
+        return int(text)
+
+    return parse
+
+
+def output_file(*endings: str) -> Callable[[str], str]:
+    """A file that can be written: wrong ones are refused before anything is run."""
+
+    def check(text: str) -> str:
+        path = Path(text)
+        if path.suffix.lower() not in endings:
+            allowed = f"{', '.join(endings[:-1])} or {endings[-1]}"
+            raise argparse.ArgumentTypeError(f"must end in {allowed}, got {text}")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"there is no folder {path.parent}, got {text}")
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"must be a file, but {text} is a folder")
+        return text
+
+    return check
 
 
 def function(text: str) -> Callable[..., Any]:
@@ -117,12 +148,24 @@ def _import(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def in_one_line(error: BaseException) -> str:
-    """What an error says; one that was raised in the user's code also by its kind and place."""
+def in_one_line(error: BaseException, options: Iterable[str] = ()) -> str:
+    """What an error says; one that was raised in the user's code also by its kind and place.
+
+    Args:
+        error: any exception.
+        options: arguments of brim that options of the command line are named after: "batch_size"
+            becomes "--batch-size".
+    """
     from brim.foresee._places import line_of  # imports parts of torch that few need
 
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).partition(", but expected one of:")[0]  # torch's overloads
     if isinstance(error, SyntaxError):
         return f"{Path(error.filename or '').name}:{error.lineno}: {error.msg}"
     line = "" if isinstance(error, brim.EstimateError) else line_of(error)
-    return f"{line}: {type(error).__name__}: {text}" if line else text or type(error).__name__
+    if line:
+        return ": ".join(filter(None, (line, type(error).__name__, text)))
+    for name in options:
+        # A single word is the argument only where the error says what it must be.
+        named = rf"\b{name}\b" if "_" in name else rf"^{name}\b(?= must)"
+        text = re.sub(named, f"--{name.replace('_', '-')}", text)
+    return text or type(error).__name__

@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "factory",
         type=types.function,
-        help="module:function or file.py:function; called without arguments, returns the model",
+        help="module:function or file.py:function; called without arguments, returns the model "
+        "(a model itself will do)",
     )
     parser.add_argument(
         "--input",
@@ -65,28 +66,24 @@ def _shape(text: str) -> tuple[list[int], torch.dtype]:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Make the model and its inputs, freeze parameters and measure."""
-    types.check_call(arguments.factory)
-    model = arguments.factory()
+    model = arguments.factory
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"the factory must return a torch.nn.Module, got {model!r}")
+        types.check_call(model)
+        model = model()
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the factory must return a torch.nn.Module, got {model!r:.100}")
     device = arguments.device or brim.default_device()
     model = model.to(device)
     if arguments.eval:
         model.eval()
     _freeze(model, arguments.freeze, arguments.train_only)
     torch.manual_seed(0)
-    inputs = [
-        # Integers are mostly indices, and 0 is always a valid one.
-        torch.randn(shape, device=device).to(dtype)
-        if dtype.is_floating_point
-        else torch.zeros(shape, device=device, dtype=dtype)
-        for shape, dtype in arguments.input
-    ]
-    types.check_call(model.forward, *inputs)
+    shapes = " and ".join(",".join(map(str, shape)) for shape, _ in arguments.input)
     try:
+        inputs = [_input(shape, dtype, device) for shape, dtype in arguments.input]
+        types.check_call(model.forward, *inputs)
         found = brim.audit(model, *inputs)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        shapes = " and ".join(str(tuple(each.shape)) for each in inputs)
         reason = types.in_one_line(error)
         raise ValueError(f"the model fails with --input {shapes}: {reason}") from error
     return Result(
@@ -95,6 +92,12 @@ def run(arguments: argparse.Namespace) -> Result:
         draw=found.plot,
         page=lambda: found.to_html(places=_places(model)),
     )
+
+
+def _input(shape: list[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape, device=device).to(dtype)
+    return torch.zeros(shape, device=device, dtype=dtype)  # mostly indices: 0 is always a valid one
 
 
 def _places(model: torch.nn.Module) -> dict[str, str]:

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "values",
         nargs="*",
+        default=[],
         type=_literal,
         metavar="ARGUMENT",
         help="what to call it with: Python literals such as 64 or (3, 224, 224)",
@@ -36,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--capacity", type=types.budget, help="what the device has, e.g. 24GiB")
     parser.add_argument(
-        "--calls", type=int, default=1, help="calls in a row; 2 for a step after the first one"
+        "--calls",
+        type=types.whole(1),
+        default=1,
+        help="calls in a row; 2 for a step after the first one",
     )
     parser.add_argument(
         "--convert",

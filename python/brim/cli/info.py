@@ -87,7 +87,12 @@ def _parts(figures: dict[str, Any]) -> list[Part]:
         for what, limit in figures["limits"].items()
     ]
     kernels = figures["kernels"]
-    library = "libbrim_cuda is there" if figures["libbrim_cuda"] else "there is no libbrim_cuda"
+    if not figures["libbrim_cuda"]:
+        library = "there is no libbrim_cuda"
+    elif kernels["cuda"]:
+        library = "libbrim_cuda is there"
+    else:
+        library = "libbrim_cuda is there, not loaded without a CUDA device"
     return [
         f"brim {figures['brim']}, torch {figures['torch']} ({cuda}), Python {figures['python']}",
         f"{figures['platform']}, {figures['cores']} cores",
@@ -97,7 +102,7 @@ def _parts(figures: dict[str, Any]) -> list[Part]:
         Table(["limit of the CPU's memory", ""], limits),
         "",
         f"operators with kernels of brim's own: {kernels['cpu']} on the CPU, {kernels['cuda']} on "
-        f"CUDA ({library}{'' if kernels['cuda'] else ', not loaded without a CUDA device'})",
+        f"CUDA ({library})",
     ]
 
 

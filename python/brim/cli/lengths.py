@@ -47,9 +47,22 @@ def read_lengths(path: Path, column: str | None) -> torch.Tensor:
     if column is not None and (kind == "text" or path.suffix.lower() == ".npy"):
         raise ValueError(f"--column goes with .npz, .arrow and .parquet: {path} has no columns")
     try:
-        return one_column("lengths", _READERS[kind](path, column))
+        lengths = one_column("lengths", _READERS[kind](path, column))
+        _refuse_fractions(lengths)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
+    return lengths
+
+
+def _refuse_fractions(lengths: torch.Tensor) -> None:
+    wrong = ~(lengths >= 0)
+    if lengths.is_floating_point():
+        wrong |= ~lengths.isfinite() | (lengths != lengths.trunc())
+    if wrong.any():
+        at = int(wrong.int().argmax())
+        raise ValueError(
+            f"lengths must be whole numbers of at least 0, got {lengths[at].item():g} at index {at}"
+        )
 
 
 def _read_text(path: Path, column: str | None) -> Any:

@@ -1,14 +1,16 @@
 """Put samples into batches under a budget, from their lengths alone.
 
-The lengths are in a text file (numbers between spaces, commas or line ends), or a column of a .npy,
-.npz, .arrow, .feather or .parquet file; of a column of lists or strings the lengths are taken.
+The lengths are whole numbers in a text file (between spaces, commas or line ends), or a column of
+a .npy, .npz, .arrow, .feather or .parquet file; of lists or strings in it the lengths are taken.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import warnings
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import brim
@@ -16,7 +18,7 @@ from brim import data
 from brim._table import Part, Table
 from brim.cli import arguments as types
 from brim.cli.lengths import lengths_file, read_lengths
-from brim.cli.plan_file import plan_file, write_plan
+from brim.cli.plan_file import write_plan
 from brim.cli.result import Result, add_output_options
 
 HELP = "batches of samples of different lengths, under a budget"
@@ -61,16 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--seed",
         metavar="N",
-        type=_whole,
+        type=types.whole(0),
         default=0,
         help="determines the order with --epoch (default: 0)",
     )
-    add("--epoch", metavar="N", type=_whole, default=0, help="default: 0")
-    add("--max-batch-size", metavar="N", type=types.positive, help="the most samples in a batch")
+    add("--epoch", metavar="N", type=types.whole(0), default=0, help="default: 0")
+    add("--max-batch-size", metavar="N", type=types.whole(1), help="the most samples in a batch")
     add(
         "--batch-multiple",
         metavar="N",
-        type=types.positive,
+        type=types.whole(1),
         default=1,
         help="a batch has a multiple of so many samples (default: 1)",
     )
@@ -83,28 +85,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--world-size",
         metavar="N",
-        type=types.positive,
+        type=types.whole(1),
         default=1,
         help="how many ranks share the batches",
     )
     add(
         "--rank",
         metavar="N",
-        type=_whole,
+        type=types.whole(0),
         default=0,
         help="whose batches --output writes (default: 0)",
     )
     add(
         "--window",
         metavar="N",
-        type=types.positive,
+        type=types.whole(1),
         help="packed: samples that are packed together",
     )
     buckets = parser.add_mutually_exclusive_group()
     buckets.add_argument(
         "--buckets",
         metavar="N",
-        type=types.positive,
+        type=types.whole(1),
         help="bucket: how many, with the least padding (default: 30)",
     )
     buckets.add_argument(
@@ -113,16 +115,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_boundaries,
         help="bucket: their boundaries, such as 0,64,256,1024",
     )
-    add("--batch-size", metavar="N", type=types.positive, help="bucket: instead of a budget")
+    add("--batch-size", metavar="N", type=types.whole(1), help="bucket: instead of a budget")
     add("--drop-last", action="store_true", help="bucket: leave out batches below --batch-size")
-    add("--output", type=plan_file, metavar="FILE", help="write the plan: .parquet, .npz or .npy")
+    add(
+        "--output",
+        type=types.output_file(".npy", ".npz", ".parquet"),
+        metavar="FILE",
+        help="write the plan: .parquet, .npz or .npy",
+    )
     add_output_options(parser, plot=True)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, got {text}")
-    return int(text)
 
 
 def _number(text: str) -> float:
@@ -140,9 +141,10 @@ def _boundaries(text: str) -> list[float]:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or any(a >= b for a, b in pairwise(numbers)):
+    ascend = all(a < b for a, b in pairwise(numbers))
+    if len(numbers) < 2 or not ascend or not all(map(math.isfinite, numbers)):
         raise argparse.ArgumentTypeError(
-            f"must be ascending numbers such as 0,64,256,1024, got {text}"
+            f"must be two or more ascending numbers such as 0,64,256,1024, got {text}"
         )
     return numbers
 
@@ -168,7 +170,7 @@ def run(arguments: argparse.Namespace) -> Result:
     sampler.set_epoch(arguments.epoch)
     report = sampler.report()
     if arguments.output:
-        write_plan(sampler.plan(), arguments.output)
+        write_plan(sampler.plan(), Path(arguments.output))
     figures = {
         "method": arguments.method,
         "cost": arguments.cost,
@@ -185,7 +187,7 @@ def run(arguments: argparse.Namespace) -> Result:
         "padding_histogram": report.padding_histogram,
     }
     if arguments.output:
-        figures["output"] = str(arguments.output)
+        figures["output"] = arguments.output
     lost = any(reason.startswith("over") for reason in report.left_out) or not report.batches
     return Result(_parts(report, figures), figures, draw=report.plot, status=int(lost))
 

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from brim.data import Plan
-
-
-def plan_file(text: str) -> Path:
-    """A file that `write_plan` can write."""
-    path = Path(text)
-    if path.suffix.lower() not in (".npy", ".npz", ".parquet"):
-        raise argparse.ArgumentTypeError(f"must end in .npy, .npz or .parquet, got {text}")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}, got {text}")
-    return path
 
 
 def write_plan(plan: Plan, path: Path) -> None:

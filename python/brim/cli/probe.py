@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", type=types.budget, help="e.g. 8GiB (default: 90%% of what is free)"
     )
     parser.add_argument(
-        "--probes", type=types.positive, default=7, help="how many sizes to measure (default: 7)"
+        "--probes", type=types.whole(2), default=7, help="how many sizes to measure (default: 7)"
     )
     add_output_options(parser, plot=True)
 
@@ -52,17 +52,20 @@ def _range(text: str) -> list[int]:
         >>> _range("1:6"), _range("8,2"), len(_range("1:100000"))
         ([1, 2, 3, 4, 5, 6], [8, 2], 31)
     """
-    wrong = argparse.ArgumentTypeError(f"must be positive, such as 1:64 or 1,2,4, got {text}")
     first, colon, last = text.partition(":")
     parts = [first, last] if colon else text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise wrong
+    if not all(part.strip().isdecimal() and 0 < int(part) <= _ANY for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"must be whole numbers from 1 to 2**53, such as 1:64 or 1,2,4, got {text}"
+        )
     numbers = [int(part) for part in parts]
     if not colon:
         return numbers
     low, high = numbers
     if low > high:
-        raise wrong
+        raise argparse.ArgumentTypeError(
+            f"must go from the smallest to the largest, such as {high}:{low}, got {text}"
+        )
     if high - low < _MOST_CANDIDATES:
         return list(range(low, high + 1))
     step = math.log(high / low) / (_MOST_CANDIDATES - 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from brim._table import Part
+from brim.cli.arguments import output_file
 from brim.cli.screen import show
 
 
@@ -51,7 +52,7 @@ def add_output_options(
     if html:
         parser.add_argument(
             "--html",
-            type=_page_file,
+            type=output_file(".html", ".htm"),
             metavar="FILE",
             help="write a page for the browser, which needs no network",
         )
@@ -81,24 +82,10 @@ def publish(result: Result, arguments: argparse.Namespace) -> int:
 
 
 def _picture_file(text: str) -> str:
-    """A file that a picture can be written to: wrong ones are refused before anything is run."""
     from brim.plot import check_available
 
     try:
         check_available()
     except ImportError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    return _file(text, (".png", ".svg", ".pdf"))
-
-
-def _page_file(text: str) -> str:
-    return _file(text, (".html", ".htm"))
-
-
-def _file(text: str, endings: tuple[str, ...]) -> str:
-    path = Path(text)
-    if path.suffix.lower() not in endings:
-        raise argparse.ArgumentTypeError(f"must end in {' or '.join(endings)}, got {text}")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}, got {text}")
-    return text
+    return output_file(".png", ".svg", ".pdf")(text)

@@ -27,7 +27,7 @@ def _console() -> Any:
         from rich.console import Console
     except ImportError:
         return None
-    return Console(emoji=False)
+    return Console(emoji=False, highlight=False)  # else it colours names and numbers in sentences
 
 
 def _drawn(table: Table) -> Any:

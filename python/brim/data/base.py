@@ -111,7 +111,8 @@ def _repeated(batches: Iterator[Batch], times: int) -> Iterator[Batch]:
 class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
     """Iterates over the batches of a C++ batching; resumes, shards and reports.
 
-    For `batch_sampler=` of a DataLoader. Iterations that run at the same time are independent. A
+    For `batch_sampler=` of a DataLoader. Without samples there are no batches, and a warning says
+    so. Iterations that run at the same time are independent. A
     sampler can be pickled and copied if its arguments can. A copy starts at the next epoch, or at a
     loaded position that no iteration has used yet.
 
@@ -166,7 +167,12 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         batch_multiple: int = 1,
         oversize: str = "leave_out",
         as_tensors: bool = False,
+        **unknown: object,
     ) -> None:
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} got an unexpected keyword argument {next(iter(unknown))!r}"
+            )
         if seed is not None and generator is not None:
             raise ValueError(
                 f"give either seed or generator, not both: got seed={seed!r:.100} and "
@@ -319,6 +325,8 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
 
     def _tell_of_left_out(self) -> None:
         batching = self._ready()
+        if batching.samples == 0:
+            warn(f"there are no samples, so the {type(self).__name__} has no batches")
         for reason, indices in batching.left_out.items():
             warn(left_out_message(indices, batching.samples, reason))
 

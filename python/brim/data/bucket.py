@@ -133,9 +133,9 @@ class BucketBatchSampler(BatchSamplerBase):
         self._drop_last = flag("drop_last", drop_last)
         self._columns = columns
         left_out = self._ready().left_out
-        if sum(len(indices) for indices in left_out.values()) == len(self.sizes):
+        if 0 < len(self.sizes) == sum(len(indices) for indices in left_out.values()):
             raise RuntimeError(
-                "no sample is in any bucket: all sizes are outside bucket_boundaries, or over "
+                "no sample is in any bucket: all sizes are outside of the boundaries, or over "
                 "the budget"
             )
         self._tell_of_left_out()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 
 from brim import _C
@@ -34,11 +32,7 @@ def balance(costs: Sizes, parts: int, equal_count: bool = False) -> list[list[in
         [[0, 3], [1, 2]]
     """
     column = one_column("costs", costs).double()
-    offsets, indices = _C.balance(column, parts, flag("equal_count", equal_count))
-    numbers = indices.tolist()
-    used = min(len(offsets) - 1, len(numbers))  # the parts after these are empty
-    result = [numbers[begin:end] for begin, end in pairwise(offsets[: used + 1].tolist())]
-    return result + [[] for _ in range(len(offsets) - 1 - used)]
+    return _C.balance(column, parts, flag("equal_count", equal_count))
 
 
 def flops(lengths: Sizes, linear: float = 24576.0, squared: float = 1.0) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import re
 import sys
 import threading
@@ -221,6 +222,7 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
             elsewhere,
             _not_packed(tracer),
             _always_stepping(),
+            _not_logged(),
         ):
             yield
     finally:
@@ -231,6 +233,21 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
 
 def _none(_: object) -> list[Any]:
     return []
+
+
+@contextlib.contextmanager
+def _not_logged() -> Iterator[None]:
+    """An operator that fails raises: torch would print the same with a traceback of its own."""
+    log = logging.getLogger(fake_tensor.__name__)
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("failed while attempting to run meta")
+
+    log.addFilter(is_other)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other)
 
 
 @contextlib.contextmanager
@@ -272,7 +289,10 @@ def _tensors_on(found: Reachable, kind: str) -> Iterator[bool]:
 def _target(device: DeviceLike) -> torch.device:
     if device is None:
         return default_device()
-    target = torch.device(device)
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError):  # torch lists all kinds that it has ever had
+        target = torch.device("meta")
     if target.type not in ("cpu", "cuda"):
         raise ValueError(f'device must be "cpu" or "cuda", got {device!r}')
     return torch.device("cuda", target.index or 0) if target.type == "cuda" else target

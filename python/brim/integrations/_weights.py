@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -12,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from brim.adapt import Microbatches
-from brim.foresee._kept import Kept
+from brim.adapt._sum_check import undisturbed
 from brim.memory import is_out_of_memory
 
 Count: TypeAlias = Callable[[Any], Any]
@@ -71,7 +70,7 @@ class Weights:
         if part is whole or any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(part)):
             return 1.0  # fake tensors are foresight's, for which only memory counts
         if not self._checked:
-            with _undisturbed(self._model):
+            with undisturbed(self._model):
                 self._compare_pairs(whole)
             self._checked = True
         if not self._agree(part, whole):
@@ -217,17 +216,3 @@ def nothing(model: torch.nn.Module) -> torch.Tensor:
     """A loss of 0 with a graph, for parts that count nothing."""
     leaf = next(parameter for parameter in model.parameters() if parameter.requires_grad)
     return leaf.flatten()[:1].sum() * 0.0
-
-
-@contextmanager
-def _undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """In eval mode; modes and random state are put back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    random = Kept()
-    model.eval()
-    try:
-        yield
-    finally:
-        random.restore()
-        for module, training in modes:
-            module.training = training

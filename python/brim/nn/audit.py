@@ -44,7 +44,8 @@ class LayerAudit:
         torch_nn: kept by torch.nn's layers.
         brim: kept by brim's.
         cheap: kept by brim's with `recompute="cheap"`.
-        least: that have to be kept here for the model to keep the least possible.
+        least: that have to be kept here for the whole model to keep the least possible. Where it is
+            more than `brim`, the others keep the same value at another layer.
 
     Example:
         >>> import torch, brim
@@ -133,6 +134,10 @@ class Audit:
 
         return audit_page(self, places or {})
 
+    def __repr__(self) -> str:
+        torch_nn, brim, cheap = map(_C.format_bytes, (self.torch_nn, self.brim, self.cheap))
+        return f"<Audit: torch.nn keeps {torch_nn}, brim {brim}, with recompute {cheap}>"
+
     def __str__(self) -> str:
         return text_of(self._parts())
 
@@ -156,10 +161,16 @@ class Audit:
                 f'brim keeps {brim} of what torch.nn keeps, {cheap} with recompute="cheap"; '
                 f"the least is {least}"
             )
-        return [*lines, *filter(None, (self.note, self.hint))]
+        if any(each.least > each.brim for each in self.layers):
+            lines.append(_ELSEWHERE)
+        return [*lines, *filter(None, (self.note, *self.hint.splitlines()))]
 
 
 _COLUMNS = ("torch_nn", "brim", "cheap", "least")
+_ELSEWHERE = (
+    "note: where a row's least is above the others, a value counts at another layer in the other "
+    "columns; compare the totals"
+)
 
 
 def audit(model: torch.nn.Module, /, *inputs: Any, progress: bool = True, **kwargs: Any) -> Audit:

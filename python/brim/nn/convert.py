@@ -132,12 +132,18 @@ class ConversionReport:
         missing = f"a ConversionReport has no attribute {name!r}"
         raise AttributeError(missing if name.startswith("__") else f"{missing}: {_IN_PLACE}")
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return f"<ConversionReport: {self._head()}>"
+
+    def _head(self) -> str:
         layers = "layer" if len(self.replaced) == 1 else "layers"
         head = f"{len(self.replaced)} {layers} replaced, {len(self.kept)} kept as they are"
         if self.functions:
             modules = "module" if len(self.functions) == 1 else "modules"
             head += f", functions redirected in {len(self.functions)} {modules}"
+        return head
+
+    def __str__(self) -> str:
         tables = []
         known = Counter((each.type, each.recognised) for each in self.replaced if each.recognised)
         if known:
@@ -146,7 +152,7 @@ class ConversionReport:
         if self.kept:
             rows = list(self._rows_of_kept())
             tables.append(_C.text_table(["layer", "type", "kept because"], rows, left=3))
-        text = "\n\n".join([head, *tables])
+        text = "\n\n".join([self._head(), *tables])
         return f"{text}\n{self.hint}" if self.hint else text
 
     def _rows_of_kept(self) -> Iterator[list[str]]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from brim.nn.audit import Audit
 
 _MOST_ROWS = 14
-_LONGEST_NAME = 34
+_LONGEST_NAME = 28
 _COLUMNS = (
     ("torch.nn", "#333333", ""),
     ("brim", BLUE, ""),
@@ -41,7 +41,9 @@ def _rows(found: Audit) -> list[tuple[str, tuple[int, ...]]]:
     layers = folded(found.layers)
     largest = sorted(layers, key=lambda layer: -max(figures(layer)))[:_MOST_ROWS]
     rows: list[tuple[str, tuple[int, ...]]] = [
-        (_shortened(each.name), figures(each)) for each in layers if each in largest
+        (f"{_shortened(each.name)} ({each.type})", figures(each))
+        for each in layers
+        if each in largest
     ]
     others = [figures(each) for each in layers if each not in largest]
     if others:
@@ -51,7 +53,7 @@ def _rows(found: Audit) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
+    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :].lstrip('. ')}"
 
 
 def _paint(axes: Any, rows: list[tuple[str, tuple[int, ...]]], found: Audit) -> None:

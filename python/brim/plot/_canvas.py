@@ -58,9 +58,9 @@ def bytes_on(axis: Any, most: float, *, logarithmic: bool = False) -> None:
 
     if logarithmic:
         axis.axes.set_yscale("log", base=2)
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _in_unit(value, _unit(value))))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _in_unit(value, unit_of(value))))
         return
-    unit = _unit(most)
+    unit = unit_of(most)
 
     class Locator(MaxNLocator):  # type: ignore[misc]
         def tick_values(self, vmin: float, vmax: float) -> Any:
@@ -70,7 +70,8 @@ def bytes_on(axis: Any, most: float, *, logarithmic: bool = False) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: _in_unit(value, unit)))
 
 
-def _unit(most: float) -> tuple[str, int]:
+def unit_of(most: float) -> tuple[str, int]:
+    """The unit that suits a number of bytes: its name and its size."""
     return next((name, unit) for name, unit in _UNITS if most >= unit or unit == 1)
 
 

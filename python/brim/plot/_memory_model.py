@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from brim.plot._canvas import BLUE, ORANGE, SKY, budget_on, draw, legend_below, tidy
-from brim.plot._sizes import seconds_on, sizes_on
+from brim import _C
+from brim.plot._canvas import (
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    SKY,
+    budget_on,
+    bytes_on,
+    draw,
+    legend_below,
+    tidy,
+)
+from brim.plot._sizes import seconds_on, size_axis, sizes_on
 
 if TYPE_CHECKING:
     from brim.predict import MemoryModel
 
 _POINTS = 200
 _FURTHEST = 2.0**40  # a size beyond it means that memory hardly grows
+# Of the map of two sizes: points in each direction, and how far it goes beyond what was measured.
+_SHADES = 100
+_MARGIN, _BEYOND = 1.1, 2
 
 
 def memory_model(
@@ -24,13 +40,14 @@ def memory_model(
 ) -> Any:
     """Draw measured peaks against the size, the model through them, and what fits a budget.
 
-    Sizes (n, length) are drawn as n × length, without the model's line: it has two arguments.
+    For sizes (n, length) the axes are these two, the predicted peak is a shade, and a line shows
+    how many samples of each length fit the budget.
 
     Args:
         model: a fitted model.
         where: an Axes of matplotlib, a file to write, or None.
         budget: bytes, drawn as a line, with the largest size that fits.
-        seconds: how long each size took.
+        seconds: how long each size took; not drawn for sizes (n, length).
 
     Returns:
         The Figure.
@@ -40,6 +57,8 @@ def memory_model(
     """
     if not model.fitted:
         raise ValueError("model must be fitted to be drawn")
+    if model.kind == "batch":
+        return draw(where, lambda axes: _paint_batches(axes, model, budget))
     return draw(where, lambda axes: _paint(axes, model, budget, seconds or {}))
 
 
@@ -49,24 +68,17 @@ def _paint(
     budget: float | None,
     seconds: Mapping[tuple[float, ...], float],
 ) -> None:
-    batch = model.kind == "batch"
-    points = [(s.n * (s.length if batch else 1), s.peak, s.out_of_memory) for s in model.samples]
-    sizes, peaks = [size for size, _, _ in points], [peak for _, peak, _ in points]
+    sizes, peaks = [each.n for each in model.samples], [each.peak for each in model.samples]
     furthest = max(sizes)
     chosen = 0
     if budget is not None:
         budget_on(axes, budget)
         peaks.append(budget)
-        chosen = 0 if batch else model.largest_size(budget)
+        chosen = model.largest_size(budget)
         chosen = chosen if chosen < _FURTHEST else 0
         furthest = max(furthest, chosen)
-    if not batch:
-        _lines(axes, model, min(sizes), max(sizes), furthest)
-    for failed, style, label in ((False, "o", "measured"), (True, "x", "out of memory above")):
-        some = [(size, peak) for size, peak, over in points if over is failed]
-        if some:
-            color = ORANGE if failed else BLUE
-            axes.plot(*zip(*some, strict=True), style, color=color, markersize=7, label=label)
+    _lines(axes, model, min(sizes), max(sizes), furthest)
+    _samples(axes, model, lambda sample: (sample.n, sample.peak))
     if chosen:
         axes.plot(
             chosen,
@@ -77,16 +89,26 @@ def _paint(
             markeredgecolor="black",
             label=f"largest size that fits: {chosen}",
         )
-    times = [(shape[0] * (shape[1] if batch else 1), each) for shape, each in seconds.items()]
     tidy(axes, "Memory against size")
-    sizes_on(axes, [*sizes, furthest], "samples × length" if batch else "size", peaks)
-    legend_below(axes, seconds_on(axes, times))
+    sizes_on(axes, [*sizes, furthest], "size", peaks)
+    legend_below(axes, seconds_on(axes, [(size[0], each) for size, each in seconds.items()]))
+
+
+def _samples(
+    axes: Any, model: MemoryModel, place: Callable[[_C.MemorySample], tuple[float, float]]
+) -> None:
+    """Points where something was measured, and crosses where memory ran out."""
+    for failed, style, label in ((False, "o", "measured"), (True, "x", "out of memory above")):
+        some = [place(sample) for sample in model.samples if sample.out_of_memory is failed]
+        if some:
+            look = {"color": RED, "markeredgewidth": 2} if failed else {"markeredgecolor": "white"}
+            look = {"color": BLUE, "markersize": 8, **look}
+            axes.plot(*zip(*some, strict=True), style, label=label, **look)
 
 
 def _lines(axes: Any, model: MemoryModel, first: float, last: float, furthest: float) -> None:
     """The model, dashed beyond what was measured, and its margin."""
-    ratio = max(furthest / first, 1.0)
-    line = [first * ratio ** (i / (_POINTS - 1)) for i in range(_POINTS)]
+    line = _spread(first, max(furthest, first), _POINTS)
     inside = [x for x in line if x < last] + [last]
     beyond = [last] + [x for x in line if x > last]
     peaks, most = list(map(model.peak, line)), list(map(model.safe_peak, line))
@@ -96,3 +118,41 @@ def _lines(axes: Any, model: MemoryModel, first: float, last: float, furthest: f
     if furthest > 1.05 * last:
         dashed = list(map(model.peak, beyond))
         axes.plot(beyond, dashed, color=BLUE, linestyle="--", label="extrapolated")
+
+
+def _paint_batches(axes: Any, model: MemoryModel, budget: float | None) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    counts, lengths = zip(*((each.n, each.length) for each in model.samples), strict=True)
+    across = _spread(min(lengths) / _MARGIN, max(lengths) * _MARGIN, _SHADES)
+    up = _spread(min(counts) / _MARGIN, _BEYOND * max(counts), _SHADES)
+    peaks = [[model.peak(n, length) for length in across] for n in up]
+    first, last = (math.log2(each) for each in (min(map(min, peaks)), max(map(max, peaks))))
+    shades = axes.contourf(
+        across,
+        up,
+        peaks,
+        levels=[2.0**level for level in range(math.floor(first), math.ceil(last) + 1)],
+        cmap=LinearSegmentedColormap.from_list("shades", ["white", GREY]),
+        norm="log",
+    )
+    bar = axes.figure.colorbar(shades, ax=axes, label="predicted peak memory")
+    bytes_on(bar.ax.yaxis, peaks[-1][-1], logarithmic=True)
+    most = [(x, 0 if budget is None else model.largest_batch(x, budget)) for x in across]
+    most = [(x, n) for x, n in most if n >= 1]
+    if budget is not None and most:
+        label = f"most samples within {_C.format_bytes(round(budget))}"
+        axes.plot(*zip(*most, strict=True), color=RED, linewidth=2, label=label)
+    axes.axhline(max(counts), color="black", linestyle=":", label="not measured above")
+    _samples(axes, model, lambda sample: (sample.length, sample.n))
+    tidy(axes, "Memory against samples and length")
+    axes.grid(visible=False)
+    size_axis(axes.xaxis, across, "length")
+    size_axis(axes.yaxis, up, "samples")
+    axes.set(xlim=(across[0], across[-1]), ylim=(up[0], up[-1]))
+    legend_below(axes, columns=2)
+
+
+def _spread(first: float, last: float, count: int) -> list[float]:
+    """Numbers spread evenly on a logarithmic scale."""
+    return [first * (last / first) ** (i / (count - 1)) for i in range(count)]

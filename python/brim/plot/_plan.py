@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from brim.plot._canvas import BLUE, ORANGE, draw, legend_below, tidy
+from brim.plot._sizes import size_text
 
 if TYPE_CHECKING:
     from brim._C import PlanReport
@@ -24,7 +25,7 @@ def plan(report: PlanReport, where: Any = None) -> Any:
 
 
 def _paint(axes: Any, report: PlanReport) -> None:
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
     fill, padding = report.fill_histogram, report.padding_histogram
     edges = [5 * i for i in range(len(fill) + 1)]
@@ -46,4 +47,5 @@ def _paint(axes: Any, report: PlanReport) -> None:
     axes.set_xlim(0, 105 if fill[-1] else 100)
     axes.xaxis.set_major_formatter(PercentFormatter(symbol=" %"))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
     legend_below(axes)

@@ -12,30 +12,36 @@ _WIDE = 20  # times the smallest: more needs a logarithmic axis
 
 def sizes_on(axes: Any, sizes: Sequence[float], name: str, peaks: Sequence[float]) -> None:
     """Set up the axes of sizes and of memory."""
-    from matplotlib.ticker import FuncFormatter
-
-    wide = max(sizes) > _WIDE * min(sizes)
-    if wide:
-        axes.set_xscale("log", base=2)
-    axes.set_xlabel(name)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    wide = size_axis(axes.xaxis, sizes, name)
     axes.set_ylabel("peak memory")
     bytes_on(axes.yaxis, max(peaks), logarithmic=wide)
     if not wide:
         axes.set_ylim(0, 1.15 * max(peaks))
 
 
-def _short(size: float) -> str:
-    """A size in few characters.
+def size_axis(axis: Any, sizes: Sequence[float], name: str) -> bool:
+    """Label an axis of sizes; returns whether they span so much that it is logarithmic."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    wide = max(sizes) > _WIDE * min(sizes)
+    if wide:
+        getattr(axis.axes, f"set_{axis.axis_name}scale")("log", base=2)
+        axis.set_major_locator(LogLocator(base=2, numticks=7))
+    axis.set_label_text(name)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
+    return wide
+
+
+def size_text(size: float) -> str:
+    """A size in few characters, in one notation for all axes.
 
     Example:
-        >>> _short(512), _short(65536), _short(3000)
-        ('512', '64 Ki', '3000')
+        >>> size_text(512), size_text(65536), size_text(2.5)
+        ('512', '65,536', '2.5')
     """
-    for name, unit in (("Mi", 2**20), ("Ki", 2**10)):
-        if size >= 8 * unit and size % unit == 0:
-            return f"{size / unit:g} {name}"
-    return f"{size:g}" if size < 1e6 else f"{size:.2g}"
+    if size >= 1e9:
+        return f"{size:.2g}"
+    return f"{size:,.0f}" if size == round(size) else f"{size:g}"
 
 
 def seconds_on(axes: Any, points: Sequence[tuple[float, float]]) -> list[Any]:
@@ -58,19 +64,21 @@ def seconds_on(axes: Any, points: Sequence[tuple[float, float]]) -> list[Any]:
         label="time",
     )
     right.set_ylabel("time")
-    right.yaxis.set_major_formatter(lambda value, _: _duration(value))
+    logarithmic = right.get_yscale() == "log"
+    right.yaxis.set_major_formatter(
+        lambda value, _: _duration(value, value if logarithmic else max(times))
+    )
     right.spines[["top", "left"]].set_visible(False)
     return lines
 
 
-def _duration(seconds: float) -> str:
-    """Seconds, milliseconds or microseconds.
+def _duration(seconds: float, most: float) -> str:
+    """A time in the unit that suits the longest one.
 
     Example:
-        >>> _duration(2.5), _duration(0.01), _duration(2e-5)
-        ('2.5 s', '10 ms', '20 µs')
+        >>> _duration(2.5, 3), _duration(0.5, 3), _duration(0.01, 0.02), _duration(2e-5, 2e-5)
+        ('2.5 s', '0.5 s', '10 ms', '20 µs')
     """
-    for name, unit in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= unit or seconds == 0:
-            return f"{seconds / unit:g} {name}"
-    return f"{seconds / 1e-6:g} µs"
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+    name, unit = next((each for each in units if most >= each[1]), units[-1])
+    return f"{seconds / unit:g} {name}"

@@ -7,9 +7,11 @@ from html import escape
 from typing import NamedTuple
 
 from brim import _C
+from brim.plot._canvas import unit_of
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 320, 90, 20, 12, 26
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 340, 90, 20, 12, 46
 _ROW, _NAMES = 15, 330
+_MOST_TICKS = 6
 
 
 class Series(NamedTuple):
@@ -20,7 +22,17 @@ class Series(NamedTuple):
     values: Sequence[int]
 
 
-def areas(series: Sequence[Series], tips: Sequence[str], limit: int | None = None) -> str:
+class Axes(NamedTuple):
+    """What the axes of a chart mean: their names, and marks of the one across."""
+
+    across: str
+    up: str
+    marks: Sequence[tuple[float, str]]  # a place of the chart, and what it is called
+
+
+def areas(
+    series: Sequence[Series], tips: Sequence[str], axes: Axes, limit: int | None = None
+) -> str:
     """What is held, one kind on top of the other; `tips[i]` is shown over place i."""
     sums = [0] * len(tips)
     shapes = []
@@ -38,10 +50,10 @@ def areas(series: Sequence[Series], tips: Sequence[str], limit: int | None = Non
     if limit is not None:
         y = _y(limit, most)
         line = f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
-    return _framed(most, "".join(paths) + line + _hover(across, tips))
+    return _framed(most, "".join(paths) + line + _hover(across, tips), axes, len(tips))
 
 
-def steps(series: Sequence[Series], tips: Sequence[str]) -> str:
+def steps(series: Sequence[Series], tips: Sequence[str], axes: Axes) -> str:
     """What each of several runs has kept so far, as lines."""
     most = max(max(each.values, default=1) for each in series)
     across = [_x(i, len(tips)) for i in range(len(tips) + 1)]
@@ -49,7 +61,7 @@ def steps(series: Sequence[Series], tips: Sequence[str]) -> str:
         f'<path class="line" stroke="{each.color}" d="M{_steps(across, each.values, most)}"/>'
         for each in series
     ]
-    return _framed(max(most, 1), "".join(paths) + _hover(across, tips))
+    return _framed(max(most, 1), "".join(paths) + _hover(across, tips), axes, len(tips))
 
 
 def bars(names: Sequence[str], series: Sequence[Series], tips: Sequence[str]) -> str:
@@ -72,8 +84,14 @@ def bars(names: Sequence[str], series: Sequence[Series], tips: Sequence[str]) ->
         label = f'<text x="{_NAMES - 8}" y="{middle}" text-anchor="end">{escape(shown)}</text>'
         place = f'<rect class="hover" y="{top - 4}" width="{_WIDTH}" height="{group}" {_tip(tip)}/>'
         rows.append(label + "".join(cells) + place)
-    height = group * len(names) + 4
-    return f'<svg viewBox="0 -4 {_WIDTH} {height}">{"".join(rows)}</svg>'
+    height = group * len(names)
+    grid = "".join(
+        f'<line class="grid" x1="{x}" x2="{x}" y1="-4" y2="{height}"/>'
+        f'<text x="{x}" y="{height + 14}" text-anchor="middle">{escape(text)}</text>'
+        for value, text in _ticks(most)
+        for x in (round(_NAMES + value / most * room, 2),)
+    )
+    return f'<svg viewBox="0 -4 {_WIDTH} {height + 22}">{grid}{"".join(rows)}</svg>'
 
 
 def legend(series: Sequence[Series], more: str = "") -> str:
@@ -85,7 +103,7 @@ def legend(series: Sequence[Series], more: str = "") -> str:
     return f'<p class="legend">{entries}{escape(more)}</p>'
 
 
-def _x(place: int, count: int) -> float:
+def _x(place: float, count: int) -> float:
     return round(_LEFT + place / max(count, 1) * (_WIDTH - _LEFT - _RIGHT), 2)
 
 
@@ -117,11 +135,43 @@ def _tip(text: str) -> str:
     return f'data-tip="{escape(text, quote=True)}"'
 
 
-def _framed(most: int, inside: str) -> str:
+def _ticks(most: int) -> list[tuple[int, str]]:
+    """Round numbers of bytes from 0 to `most`, each with its text.
+
+    Example:
+        >>> _ticks(473 * 2**10)[:3]
+        [(0, '0'), (102400, '100 KiB'), (204800, '200 KiB')]
+    """
+    unit = unit_of(most)
+    step = next(
+        step * 10**power
+        for power in range(4)
+        for step in (1, 2, 5)
+        if most < _MOST_TICKS * step * 10**power * unit[1]
+    )
+    values = range(0, most // unit[1] + 1, step)
+    return [(value * unit[1], f"{value} {unit[0]}" if value else "0") for value in values]
+
+
+def _framed(most: int, inside: str, axes: Axes, count: int) -> str:
+    left, right, bottom = _LEFT, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     lines = [
-        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
-        f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{_C.format_bytes(value)}</text>'
-        for value in (most * i // 4 for i in range(5))
+        f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>'
+        f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{escape(text)}</text>'
+        for value, text in _ticks(most)
         for y in (_y(value, most),)
     ]
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(lines)}{inside}</svg>'
+    marks = [
+        f'<line class="tick" x1="{x}" x2="{x}" y1="{bottom}" y2="{bottom + 5}"/>'
+        f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{escape(text)}</text>'
+        for place, text in axes.marks
+        for x in (_x(place, count),)
+    ]
+    names = (
+        f'<text class="axis" x="{(left + right) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">'
+        f"{escape(axes.across)}</text>"
+        f'<text class="axis" transform="translate(14 {bottom / 2}) rotate(-90)" '
+        f'text-anchor="middle">{escape(axes.up)}</text>'
+    )
+    drawn = "".join(lines + marks) + names
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{drawn}{inside}</svg>'

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from brim import _C
 from brim.nn._audit_text import figures, folded
 from brim.plot._estimate import KINDS, STACK
-from brim.plot._svg import Series, areas, bars, legend, steps
+from brim.plot._svg import Axes, Series, areas, bars, legend, steps
 
 if TYPE_CHECKING:
     from brim.foresee import Estimate
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MOMENTS = 400  # a place to hover over is then more than two pixels wide
 _MOST_BARS = 40
+_MOST_MARKS = 6
 _COLUMNS = (
     ("torch.nn", "#333333"),
     ("brim", "#0072B2"),
@@ -30,7 +31,7 @@ body { font: 14px/1.45 system-ui, sans-serif; max-width: 1000px; margin: 2em aut
        color: #222; background: #fff; }
 h1 { font-size: 1.4em; } h2 { font-size: 1.1em; margin: 1.6em 0 .4em; }
 svg { width: 100%; height: auto; font-size: 12px; overflow: visible; }
-svg .grid { stroke: #ddd; }
+svg .grid { stroke: #ddd; } svg .tick { stroke: #666; } svg .axis { fill: #444; }
 svg .limit { stroke: #b03a00; stroke-width: 1.5; stroke-dasharray: 6 4; }
 svg .line { fill: none; stroke-width: 2.5; } svg .line:last-of-type { stroke-dasharray: 5 4; }
 svg .hover { fill: transparent; }
@@ -73,7 +74,7 @@ def estimate_page(found: Estimate) -> str:
         found._head(),
         [
             ("Held while the call runs", legend(series, capacity)),
-            ("", areas(series, tips, found.capacity if near else None)),
+            ("", areas(series, tips, _of_call(len(tips)), found.capacity if near else None)),
             ("Held at the peak, by place in the code", _place_bars(held)),
             ("Assumed", f"<ul>{assumed}</ul>") if assumed else ("", ""),
         ],
@@ -94,6 +95,7 @@ def audit_page(found: Audit, places: Mapping[str, str]) -> str:
         Series(name, color, [figures(each)[k] for each in blocks])
         for k, (name, color) in enumerate(_COLUMNS)
     ]
+    tips = [_layer_tip(each, places, sums, i) for i, each in enumerate(rows)]
     lines = [str(part) for part in found._parts()[1:]]
     if not rows:
         return _page("Kept for backward", [*lines, "The model keeps nothing for backward."], [])
@@ -102,11 +104,28 @@ def audit_page(found: Audit, places: Mapping[str, str]) -> str:
         lines,
         [
             ("Kept so far, as the forward runs", legend(sums)),
-            ("", steps(sums, [_layer_tip(each, places, sums, i) for i, each in enumerate(rows)])),
+            ("", steps(sums, tips, _of_layers(rows))),
             ("Kept by layer", legend(groups)),
             ("", bars(names, groups, [_layer_tip(each, places) for each in blocks])),
         ],
     )
+
+
+def _of_call(moments: int) -> Axes:
+    marks = [(share / 100 * moments, f"{share} %") for share in (0, 25, 50, 75, 100)]
+    return Axes("allocations and releases of the call, in order", "held", marks)
+
+
+def _of_layers(rows: Sequence[LayerAudit]) -> Axes:
+    """Marks a few layers: their names take space."""
+    count = min(len(rows), _MOST_MARKS)
+    chosen = [i * len(rows) // count for i in range(count)]
+    marks = [
+        (i + 0.5, name if len(name) <= 20 else f"…{name[-19:]}")
+        for i in chosen
+        for name in (rows[i].name,)
+    ]
+    return Axes("layers, in the order of the forward", "kept so far", marks)
 
 
 def _page(title: str, lines: Sequence[str], sections: Sequence[tuple[str, str]]) -> str:

@@ -75,6 +75,8 @@ inline void check_normalized_shape(const at::Tensor& input, at::IntArrayRef shap
 ///     bool keeps_statistics(input, weight) const;  // or computes them again in backward
 ///     NormGrads backward(grad, input, weight, bias, statistics, mask) const;  the bias's may lack
 ///     at::Tensor bias_grad(grad, type) const;
+///     at::Tensor run_as(type, input, weight, bias, statistics) const;  optional: the output in
+///         another type, undefined if there is no kernel for it
 template <class Kind>
 class NormNode final : public SavingNode {
  public:
@@ -106,7 +108,7 @@ class NormNode final : public SavingNode {
     ++askers_;
     // The copies are no larger than what the layer behind does not keep.
     const c10::SymInt most = elements() / std::max(1, weights_);
-    return weight_.freeze(most) && bias_.freeze(most);
+    return Kept::freeze(weight_, bias_, most);
   }
 
   at::Tensor recompute() override {
@@ -123,9 +125,26 @@ class NormNode final : public SavingNode {
     return output;
   }
 
+  std::optional<at::Tensor> recompute_as(at::ScalarType type) override {
+    if constexpr (requires { &Kind::run_as; }) {
+      const std::lock_guard lock(mutex_);
+      at::Tensor output = again_as_.get();
+      if (!output.defined() || output.scalar_type() != type) {
+        output = kind_.run_as(type, input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
+                              {{}, mean_.lend(), rstd_.lend()});
+        if (askers_ > 1) {
+          again_as_.set(output);
+        }
+      }
+      return maybe(output);
+    }
+    return std::nullopt;
+  }
+
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
     again_.reset();
+    again_as_.reset();
     variable_list result(3);
     const at::Tensor& grad = grads[0];
     if (!grad.defined()) {
@@ -155,6 +174,7 @@ class NormNode final : public SavingNode {
   void release_variables() override {
     const std::lock_guard lock(mutex_);
     again_.reset();
+    again_as_.reset();
     for (Kept* const each : {&input_, &weight_, &bias_, &mean_, &rstd_}) {
       each->release();
     }
@@ -174,7 +194,9 @@ class NormNode final : public SavingNode {
   Kept bias_;
   Kept mean_;
   Kept rstd_;
-  ForThisBackward again_;  // the output, between the first of several askers and apply
+  // The output, and that in another type, between the first of several askers and apply.
+  ForThisBackward again_;
+  ForThisBackward again_as_;
 };
 
 /// A low precision input as the node keeps it. Of a part of a larger tensor torch keeps a copy too,

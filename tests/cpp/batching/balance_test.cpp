@@ -206,9 +206,10 @@ TEST(Balance, OfEqualDifferencesTheLatestIsMergedFirst) {
   }
 }
 
+// From 65536 items on, some are divided anew before all are.
 TEST(Balance, OfManyWholeCostsIsPerfect) {
   Random random(3);
-  Doubles costs(30'000);
+  Doubles costs(70'000);
   for (double& cost : costs) {
     cost = static_cast<double>(any_int(random, 30, 2000));
   }
@@ -223,13 +224,33 @@ TEST(Balance, OfManyWholeCostsIsPerfect) {
   }
 }
 
+TEST(Balance, OfManyCostsOfAllMagnitudesIsPerfect) {
+  Random random(6);
+  Doubles costs(70'000);
+  for (double& cost : costs) {  // the last ones, which are nearly equal, cannot even out the first
+    cost = std::pow(static_cast<double>(any_int(random, 1, 1 << 20)) / (1 << 20), -0.7);
+  }
+  for (const bool equal_count : {false, true}) {
+    const double mean = std::accumulate(costs.begin(), costs.end(), 0.0) / 2;
+    EXPECT_NEAR(checked(balance(costs, 2, equal_count), costs, 2, equal_count) / mean, 1.0, 1e-9);
+  }
+}
+
+TEST(Balance, OfEqualCostsNeedsNoDifferencing) {
+  // The bound of a part that has one item more than others is met, and not only the mean.
+  for (const bool equal_count : {false, true}) {
+    EXPECT_EQ(largest(balance(Doubles(1001, 0.1), 10, equal_count).loads),
+              largest(balance(Doubles(101, 0.1), 1, equal_count).loads));
+  }
+}
+
 TEST(Balance, LastItemsThatCannotEvenOutAreNoExcuse) {
   // Differencing of the last items, which cost nothing, would leave what the greedy method made.
   Random random(4);
   Doubles costs = random_costs(random, 200);
   const double expected = differencing(costs, 7, false);
   ASSERT_LT(expected, greedy(costs, 7, false));
-  costs.resize(20'000);
+  costs.resize(70'000);
   EXPECT_LE(checked(balance(costs, 7), costs, 7, false), expected * (1 + 1e-9));
 }
 

@@ -1,0 +1,77 @@
+"""brim audit on the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from brim.cli import main
+
+PROGRAM = """
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
+
+words = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.ReLU())  # no function
+
+def nothing():
+    return 3
+
+def sized(width):
+    return torch.nn.Linear(width, width)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "audited_program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def test_on_the_command_line(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["audit", f"{program}:model", "--input", "2,3,10,10", "--device", "cpu"]
+    assert main([*words, "--train-only", "0.*", "--eval"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["1", "ReLU", "4.00", "KiB", *("128", "B") * 3]
+    assert main([*words, "--freeze", "*", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["torch_nn"] == 0
+    assert main(["audit", f"{program}:words", "--input", "2,3:int64", "--device", "cpu"]) == 0
+    assert "ReLU" in capsys.readouterr().out
+
+
+def test_a_page_says_where_the_classes_are(program: str, tmp_path: Path) -> None:
+    page = tmp_path / "kept.html"
+    words = ["audit", f"{program}:model", "--input", "2,3,10,10", "--device", "cpu"]
+    assert main([*words, "--html", str(page)]) == 0
+    assert re.search(r"ReLU in activation\.py:\d+", page.read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["nothing"], "must return a torch.nn.Module, got 3"),
+        (["model", "--input", "2,x"], "must be a shape such as"),
+        (["model", "--input", "2:no_type"], "must be a shape such as"),
+        (["model", "--freeze", "head.*"], "'head.*' matches no parameter"),
+        (["missing"], "was not found"),
+        (["sized"], "sized takes (width), but is called as sized(): missing"),
+        (["model", "--input", "2,4,10,10"], "the model fails with --input 2,4,10,10: Given"),
+        (["model", "--input", "2,3,9,9", "--input", "1"], "too many positional arguments"),
+        (["model", "--input", f"{10**10},{10**10}"], f"--input {10**10},{10**10}: Storage size"),
+        (["model", "--html", "page.txt"], "must end in .html or .htm, got page.txt"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_a_sentence(
+    program: str, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *rest = words
+    shape = [] if "--input" in rest else ["--input", "2,3,10,10"]
+    assert main(["audit", f"{program}:{name}", *shape, *rest, "--device", "cpu"]) == 2
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert len(errors.splitlines()) == 1

@@ -1,0 +1,114 @@
+"""A loss that is a sum and declared a mean is found; no mean is taken for a sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+import brim
+
+from .microbatches_cases import Net, gradients, same
+
+
+@pytest.fixture
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.rand(10, 6).double(), torch.rand(10).double()
+
+
+def squares(net: Net, part: Any) -> torch.Tensor:
+    return (net(part[0]) - part[1]) ** 2  # type: ignore[no-any-return]
+
+
+SUMS: dict[str, Any] = {
+    "sum": lambda net, part: squares(net, part).sum(),
+    "over a constant": lambda net, part: squares(net, part).sum() / 64,
+    "of two terms": lambda net, part: squares(net, part).sum() + 0.1 * net(part[0]).exp().sum(),
+    "torch's loss": lambda net, part: mse_loss(net(part[0]), part[1], reduction="sum"),
+    "brim's loss": lambda net, part: brim.nn.functional.cross_entropy(
+        net(part[0])[:, None] * torch.ones(3).double(), part[1].long(), reduction="sum"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_a_sum_that_is_declared_a_mean_is_an_error(data: Any, kind: str) -> None:
+    net = Net(dropout=0.5)
+    step = brim.Microbatches(lambda part: SUMS[kind](net, part), model=net, size=3)
+    with pytest.raises(ValueError, match=r'returns a sum.*pass reduction="sum"'):
+        step(data)
+    assert all(grad is None for grad in gradients(net))
+
+
+MEANS: dict[str, Any] = {
+    "sum by the length": lambda net, part: squares(net, part).sum() / len(part[0]),
+    "sum of means": lambda net, part: torch.stack([squares(net, part)] * 2, 1).mean(0).sum(),
+    "normalised weights": lambda net, part: (
+        squares(net, part) * torch.full((len(part[0]),), 1 / len(part[0])).double()
+    ).sum(),
+    "the first two do not count": lambda net, part: (
+        (squares(net, part) * (part[1] > 0)).sum() / (part[1] > 0).sum().clamp(min=1)
+    ),
+    "random": lambda net, part: squares(net, part).sum() * torch.rand(()) * 3 / len(part[0]),
+    "fails with two items": lambda net, part: squares(net, part).sum() / len(part[0][2:]),
+}
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_no_mean_is_taken_for_a_sum(data: Any, kind: str) -> None:
+    net = Net(dropout=0.5)
+    data[1][:2] = -1
+    results = []
+    for check in (True, False):
+        torch.manual_seed(2)
+        step = brim.Microbatches(lambda part: MEANS[kind](net, part), model=net, size=5)
+        if not check:
+            step._sum_check = None
+        step(data)
+        results.append((gradients(net), torch.get_rng_state()))
+        net.zero_grad()
+    assert same(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert net.training
+
+
+def test_the_check_for_a_sum_runs_once_and_only_for_what_ends_in_one(data: Any) -> None:
+    net, calls = Net(), []
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        calls.append(len(part[0]))
+        return squares(net, part).mean()
+
+    step = brim.Microbatches(loss_fn, model=net, size=4)
+    step(data)
+    assert calls == [4, 4, 2]
+
+    def by_length(part: Any) -> torch.Tensor:
+        calls.append(len(part[0]))
+        return squares(net, part).sum() / len(part[0])
+
+    calls.clear()
+    step = brim.Microbatches(by_length, model=net, size=4)
+    step((data[0][:3], data[1][:3]))  # is not split
+    step(data)
+    step(data)
+    assert calls == [3, 4, 4, 2, 2, 2, 4, 4, 4, 4, 2]
+
+
+def test_a_job_of_several_ranks_is_not_checked_for_a_sum(
+    data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, calls = Net(), []
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        calls.append(len(part[0]))
+        return squares(net, part).sum()
+
+    brim.Microbatches(loss_fn, model=net, size=4, ranks=True)(data)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    brim.Microbatches(loss_fn, model=net, size=4)(data)
+    assert calls == [4, 4, 2] * 2  # else a rank that splits would wait for one that does not
