@@ -1,7 +1,7 @@
 #pragma once
 
+#include "nn/autograd/node.h"
 #include "nn/autograd/optional_tensor.h"
-#include "nn/autograd/saved_tensor.h"
 
 namespace brim::nn {
 
