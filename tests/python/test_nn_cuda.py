@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,8 @@ from .nn_cases import (
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),
+    # In a process whose first product is that of a backward.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
 ]
 
 NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in FLOATS}
@@ -317,6 +320,30 @@ def test_autocast_layer_norm_of_low_precision(
         for ours, torchs in zip(results[1], results[0], strict=True):
             assert near(ours, torchs)
             assert ours.stride() == torchs.stride()
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("size", [7, 24, 768, 1000, 8192])
+@pytest.mark.parametrize("affine", ["both", "weight", "none"])
+def test_layer_norm_is_given_again_in_the_type_of_the_layers_behind(
+    size: int, affine: str, low: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    options = {"elementwise_affine": affine != "none", "bias": affine == "both"}
+    norm = nn.LayerNorm(size, **options).cuda()
+    layers = nn.ModuleList([norm, nn.Linear(size, 3).cuda(), nn.Linear(size, 2).cuda()])
+    with torch.no_grad():
+        for each in norm.parameters():
+            each.normal_()
+    ours = copy.deepcopy(layers)
+    brim.convert(ours, recompute="cheap")
+    x = torch.randn(33, size, device="cuda")
+    for net in (layers, ours):
+        with torch.autocast("cuda", low):
+            normal = net[0](x.requires_grad_())
+            sum(layer(normal).float().square().sum() for layer in (net[1], net[2])).backward()
+    for mine, theirs in zip(ours.parameters(), layers.parameters(), strict=True):
+        assert same_bits(mine.grad, theirs.grad)
 
 
 # -- Streams, graphs, sizes -----------------------------------------------------------------------

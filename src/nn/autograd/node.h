@@ -87,6 +87,13 @@ class SavingNode : public Node {
   /// The same output, bit for bit. Called during backward, before this node itself runs.
   virtual at::Tensor recompute();
 
+  /// The same output copied to another type, in one pass, or nothing if this node has no kernel for
+  /// it.
+  virtual std::optional<at::Tensor> recompute_as(at::ScalarType type) {
+    (void)type;
+    return std::nullopt;
+  }
+
   /// relu(output + added) in one pass, or nothing if this node has no kernel for it.
   /// @param added undefined: nothing is added
   virtual std::optional<at::Tensor> recompute_relu(const at::Tensor& added) {

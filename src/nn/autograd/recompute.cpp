@@ -207,8 +207,16 @@ std::optional<int> layers_of_sum(const torchs::AddBackward0& sum, const TensorVe
     return std::nullopt;
   }
   const auto layers = layers_of(*made_first);
-  const auto others = layers ? layers_of(*made_second) : std::nullopt;
-  return others ? std::optional(std::max(*layers, *others)) : std::nullopt;
+  return layers ? most_layers(layers, layers_of(*made_second)) : std::nullopt;
+}
+
+at::Tensor recompute_as(Node& node, at::ScalarType type) {
+  if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
+    if (auto fused = layer->recompute_as(type)) {
+      return *std::move(fused);
+    }
+  }
+  return recompute(node).to(type);
 }
 
 }  // namespace
@@ -244,12 +252,13 @@ at::Tensor recompute(Node& node) {
   if (const SavedVariable* const kept = output_kept_by(node)) {
     return kept->unpack(compat::pointer_to(node));
   }
+  if (typeid(node) == typeid(torchs::ToCopyBackward0)) {
+    return recompute_as(*node.next_edge(0).function,
+                        c10::typeMetaToScalarType(node.input_metadata(0).options().dtype()));
+  }
   const at::Tensor source = recompute(*node.next_edge(0).function);
   if (typeid(node) == typeid(torchs::AddBackward0)) {
     return at::add(source, recompute(*node.next_edge(1).function));
-  }
-  if (typeid(node) == typeid(torchs::ToCopyBackward0)) {
-    return source.to(c10::typeMetaToScalarType(node.input_metadata(0).options().dtype()));
   }
   if (typeid(node) == typeid(torchs::UnsafeViewBackward0)) {
     return reshape(node, source);

@@ -164,6 +164,24 @@ NormGrads layer_forward(const at::Tensor& input, at::IntArrayRef shape, const Ma
   return {std::move(output), std::move(mean), std::move(rstd)};
 }
 
+at::Tensor layer_as_type(const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& mean,
+                         const at::Tensor& rstd, const MaybeTensor& weight, const MaybeTensor& bias,
+                         double /*eps*/, at::ScalarType type) {
+  const at::Tensor x = input.contiguous();
+  const MaybeTensor factors = wide(weight);
+  const MaybeTensor moved = wide(bias);
+  const at::Tensor level = mean.contiguous();
+  const at::Tensor scale = rstd.contiguous();
+  at::Tensor output = at::empty_like(x, x.options().dtype(type));
+  NormRows rows = layer_norm_rows(x, shape, factors, moved);
+  rows.product = number_of(output, "brim::layer_norm");
+  launch_on(x, [&](cudaStream_t stream) {
+    normalise_rows_as(rows, x.const_data_ptr(), level.const_data_ptr<float>(),
+                      scale.const_data_ptr<float>(), output.mutable_data_ptr(), stream);
+  });
+  return output;
+}
+
 NormGrads layer_backward(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape,
                          const at::Tensor& mean, const at::Tensor& rstd, const MaybeTensor& weight,
                          const MaybeTensor& bias, std::array<bool, 3> mask) {
@@ -195,6 +213,7 @@ TORCH_LIBRARY_IMPL(brim, CUDA, m) {
   m.impl("float32_rms_norm_backward", rms_backward);
   m.impl("layer_norm_as_float32", layer_forward);
   m.impl("layer_norm_as_float32_backward", layer_backward);
+  m.impl("layer_norm_as_type", layer_as_type);
 }
 
 }  // namespace brim::nn::cuda

@@ -190,6 +190,33 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// Rounds as torch's layer norm and a copy do.
+template <class T, class O, int kSize>
+__global__ void __launch_bounds__(kThreads)
+    forward_as_kernel(const T* __restrict__ in, O* __restrict__ out,
+                      const float* __restrict__ means, const float* __restrict__ rstds,
+                      const Factors<float> factors, const Factors<float> bias,
+                      const std::int64_t rows, const unsigned size) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= rows) {
+    return;
+  }
+  const float mean = means[row];
+  const float rstd = rstds[row];
+  for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+    const auto values = load_wide<kSize>(in + row * size + i);
+    const auto factor = factors.template load_at<kSize>(i);
+    const auto moved = bias.template load_at<kSize>(i);
+    Pack<float, kSize> result;
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      const float normal = __fmul_rn(__fsub_rn(values.at[k], mean), rstd);
+      result.at[k] = __fmaf_rn(normal, factor.at[k], moved.at[k]);
+    }
+    store_narrow(result, out + row * size + i);
+  }
+}
+
 // -- Backward ---------------------------------------------------------------------------------
 
 /// Each block works on every gridDim.x-th group of rows. Its share of the weights' gradient is
@@ -379,6 +406,37 @@ void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, 
     };
     with_pack<T>(rows, run, in, out);
   });
+}
+
+void normalise_rows_as(const NormRows& rows, const void* in, const float* mean, const float* rstd,
+                       void* out, cudaStream_t stream) {
+  const auto with = [&](auto t, auto o) {
+    using T = typename decltype(t)::Element;
+    using O = typename decltype(o)::Element;
+    const auto run = [&](auto pack) {
+      constexpr int kSize = decltype(pack)::value;
+      const dim3 threads = threads_for(rows.size / kSize);
+      const Factors<float> bias{static_cast<const float*>(rows.bias), 0, 0};
+      forward_as_kernel<T, O, kSize>
+          <<<static_cast<unsigned>(groups_of(rows.rows, threads)), threads, 0, stream>>>(
+              static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<float>(rows),
+              bias, rows.rows, static_cast<unsigned>(rows.size));
+    };
+    with_pack<T>(rows, run, in, out);
+  };
+  const auto of_type = [&](auto t) {
+    rows.product == Number::float16 ? with(t, Type<__half>()) : with(t, Type<__nv_bfloat16>());
+  };
+  switch (rows.type) {
+    case Number::float32:
+      return of_type(Type<float>());
+    case Number::float16:
+      return of_type(Type<__half>());
+    case Number::bfloat16:
+      return of_type(Type<__nv_bfloat16>());
+    default:
+      return;
+  }
 }
 
 std::int64_t columns_of(const NormRows& rows) { return rows.centred ? 2 * rows.size : rows.size; }

@@ -30,6 +30,11 @@ struct NormRows {
 void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, float* mean,
                     float* rstd, cudaStream_t stream);
 
+/// The same from the statistics, rounded to `product`, any half-width type. Only if `centred`; the
+/// elements may be float32 too.
+void normalise_rows_as(const NormRows& rows, const void* in, const float* mean, const float* rstd,
+                       void* out, cudaStream_t stream);
+
 /// Numbers that the gradient of weight and bias has: the weight's, then, if `centred`, the bias's.
 std::int64_t columns_of(const NormRows& rows);
 

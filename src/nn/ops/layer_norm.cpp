@@ -44,6 +44,19 @@ const Operator<low_backward_anywhere> kLowBackward(
     "layer_norm_as_float32_backward(Tensor grad, Tensor input, int[] normalized_shape, Tensor "
     "mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] mask) -> (Tensor, Tensor, Tensor)");
 
+// -- The output in another type, from the statistics ----------------------------------------------
+
+at::Tensor as_type_anywhere(const at::Tensor& input, at::IntArrayRef shape,
+                            const at::Tensor& /*mean*/, const at::Tensor& /*rstd*/,
+                            const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                            at::ScalarType type) {
+  return std::get<0>(low_forward_anywhere(input, shape, weight, bias, eps)).to(type);
+}
+
+const Operator<as_type_anywhere> kAsType(
+    "layer_norm_as_type(Tensor input, int[] normalized_shape, Tensor mean, Tensor rstd, Tensor? "
+    "weight, Tensor? bias, float eps, ScalarType dtype) -> Tensor");
+
 // -- The layer ------------------------------------------------------------------------------------
 
 struct LayerNorm {
@@ -59,6 +72,20 @@ struct LayerNorm {
     auto [output, mean, rstd] = as_float32 ? kLowForward(input, shape, weight, bias, eps)
                                            : at::native_layer_norm(input, shape, weight, bias, eps);
     return {std::move(output), std::move(mean), std::move(rstd)};
+  }
+
+  /// What autocast casts for the layer behind. Torch's kernels keep the statistics in float32.
+  at::Tensor run_as(at::ScalarType type, const at::Tensor& input, const MaybeTensor& weight,
+                    const MaybeTensor& bias, const Normalised& statistics) const {
+    const auto is_float32 = [](const MaybeTensor& tensor) {
+      return !is_given(tensor) || tensor->scalar_type() == at::kFloat;
+    };
+    const bool is_known = input.is_cuda() && !is_traced(input) && !at::GradMode::is_enabled() &&
+                          (as_float32 || input.scalar_type() == at::kFloat) && is_float32(weight) &&
+                          is_float32(bias) && (type == at::kHalf || type == at::kBFloat16);
+    return is_known
+               ? kAsType(input, shape, statistics.mean, statistics.rstd, weight, bias, eps, type)
+               : at::Tensor();
   }
 
   static bool keeps_statistics(const at::Tensor& /*input*/, const MaybeTensor& /*weight*/) {

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include <algorithm>
 #include <array>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "nn/autograd/node.h"
@@ -39,6 +41,17 @@ struct Normalised {
 [[nodiscard]] inline at::Tensor rms_rstd(const at::Tensor& wide_input, at::IntArrayRef dims,
                                          double eps) {
   return wide_input.pow(2).mean(dims, true).add(eps).rsqrt();
+}
+
+using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
+
+/// Room for the gradients of an RMS norm that are asked for.
+[[nodiscard]] inline TwoTensors grads_like(const at::Tensor& input, const MaybeTensor& weight,
+                                           bool input_grad, bool weight_grad) {
+  const auto like = [](const at::Tensor& tensor) {
+    return at::empty_like(tensor, {}, at::MemoryFormat::Contiguous);
+  };
+  return {input_grad ? like(input) : at::Tensor(), weight_grad ? like(*weight) : at::Tensor()};
 }
 
 /// @throws c10::Error as torch does, where `shape` is not that of the input's last dimensions or of
@@ -75,6 +88,8 @@ inline void check_normalized_shape(const at::Tensor& input, at::IntArrayRef shap
 ///     bool keeps_statistics(input, weight) const;  // or computes them again in backward
 ///     NormGrads backward(grad, input, weight, bias, statistics, mask) const;  the bias's may lack
 ///     at::Tensor bias_grad(grad, type) const;
+///     at::Tensor run_as(type, input, weight, bias, statistics) const;  optional: the output in
+///         another type, undefined if there is no kernel for it
 template <class Kind>
 class NormNode final : public SavingNode {
  public:
@@ -123,9 +138,26 @@ class NormNode final : public SavingNode {
     return output;
   }
 
+  std::optional<at::Tensor> recompute_as(at::ScalarType type) override {
+    if constexpr (requires { &Kind::run_as; }) {
+      const std::lock_guard lock(mutex_);
+      at::Tensor output = again_as_.get();
+      if (!output.defined() || output.scalar_type() != type) {
+        output = kind_.run_as(type, input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
+                              {{}, mean_.lend(), rstd_.lend()});
+        if (askers_ > 1) {
+          again_as_.set(output);
+        }
+      }
+      return maybe(output);
+    }
+    return std::nullopt;
+  }
+
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
     again_.reset();
+    again_as_.reset();
     variable_list result(3);
     const at::Tensor& grad = grads[0];
     if (!grad.defined()) {
@@ -155,6 +187,7 @@ class NormNode final : public SavingNode {
   void release_variables() override {
     const std::lock_guard lock(mutex_);
     again_.reset();
+    again_as_.reset();
     for (Kept* const each : {&input_, &weight_, &bias_, &mean_, &rstd_}) {
       each->release();
     }
@@ -174,7 +207,9 @@ class NormNode final : public SavingNode {
   Kept bias_;
   Kept mean_;
   Kept rstd_;
-  ForThisBackward again_;  // the output, between the first of several askers and apply
+  // The output, and that in another type, between the first of several askers and apply.
+  ForThisBackward again_;
+  ForThisBackward again_as_;
 };
 
 /// A low precision input as the node keeps it. Of a part of a larger tensor torch keeps a copy too,
