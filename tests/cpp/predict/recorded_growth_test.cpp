@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "tensors.h"
+
 namespace brim {
 namespace {
 
 using detail::RecordedGrowth;
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+using tests::kMiB;
 constexpr AllocatorOptions kCuda{};
 
 AllocationEvent made(std::uintptr_t address, std::int64_t bytes) {

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "tensors.h"
+
 namespace brim {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+using tests::kMiB;
 
 /// 10 MiB held before, 3 MiB, then 2 and 4 MiB per item.
 MemoryTrace trace_at(std::int64_t size) {
