@@ -48,6 +48,7 @@
 #include <brim/predict/memory_trace.h>
 #include <brim/predict/polynomial_regression.h>
 #include <brim/predict/probe.h>
+#include <brim/predict/scaled_trace.h>
 #include <brim/runtime.h>
 #include <brim/testing/oom_injector.h>
 #include <brim/text_table.h>

@@ -2,6 +2,7 @@
 #include <brim/predict/allocator_model.h>
 #include <brim/predict/allocator_settings.h>
 #include <brim/predict/memory_trace.h>
+#include <brim/predict/scaled_trace.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
@@ -197,6 +198,17 @@ void register_report(py::module_& m) {
       .def_readonly("allocation", &Moment::allocation);
   m.def("timeline", &timeline, py::arg("trace"), py::arg("options") = AllocatorOptions{},
         py::arg("start") = 0, py::arg("points") = 1000);
+  using Sized = std::tuple<const MemoryTrace&, std::int64_t, std::int64_t>;  // trace, size, start
+  m.def(
+      "largest_scaled",
+      [](const Sized& trace, const Sized& other, const AllocatorOptions& options, std::int64_t low,
+         std::int64_t high) {
+        const auto sized = [](const Sized& it) {
+          return SizedTrace{std::get<0>(it), std::get<1>(it), std::get<2>(it)};
+        };
+        return largest_scaled(sized(trace), sized(other), options, low, high);
+      },
+      py::arg("trace"), py::arg("other"), py::arg("options"), py::arg("low"), py::arg("high"));
   m.def(
       "replay",
       [](const MemoryTrace& trace, const AllocatorOptions& options, std::int64_t start,

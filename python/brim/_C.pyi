@@ -391,6 +391,13 @@ def timeline(
 def replay(
     trace: MemoryTrace, options: AllocatorOptions = ..., start: int = 0, largest: int = 10
 ) -> TraceReport: ...
+def largest_scaled(
+    trace: tuple[MemoryTrace, int, int],
+    other: tuple[MemoryTrace, int, int],
+    options: AllocatorOptions,
+    low: int,
+    high: int,
+) -> int | None: ...
 def collect_peaks(
     work: Callable[[_T], Any],
     inputs: Iterable[_T],

@@ -59,14 +59,19 @@ class CudaLog {
   template <class Entry>
   void note(const Entry& entry) {
     const bool freed = entry.action_ == Entry::FREE_COMPLETED;
-    if (!is_open_.load(std::memory_order_acquire) || (!freed && entry.action_ != Entry::ALLOC)) {
+    const bool refused = entry.action_ == Entry::OOM;
+    if (!is_open_.load(std::memory_order_acquire) ||
+        (!freed && !refused && entry.action_ != Entry::ALLOC)) {
       return;
     }
     const std::lock_guard lock(mutex_);
     if (entry.device_ == device_ && events_.size() <= kMostEvents) {
       events_.push_back(
-          {static_cast<std::uintptr_t>(entry.addr_), static_cast<std::int64_t>(entry.size_),
-           static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(entry.stream_)), freed});
+          {.address = static_cast<std::uintptr_t>(entry.addr_),
+           .bytes = static_cast<std::int64_t>(entry.size_),
+           .stream = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(entry.stream_)),
+           .freed = freed,
+           .refused = refused});
     }
   }
 

@@ -5,14 +5,19 @@
 namespace brim {
 
 std::shared_ptr<const AllocationRecord> record_of(std::span<const AllocationEvent> events,
-                                                  std::int64_t outside) {
+                                                  std::int64_t outside, bool fitted) {
   auto record = std::make_shared<AllocationRecord>();
   record->outside = outside;
+  std::int64_t refused = 0;
   // Two passes: what was held before comes first.
   std::unordered_map<std::uintptr_t, std::int32_t> held;
   std::vector<std::int32_t> older;  // by event: the number of the request that it frees, or -1
   for (const AllocationEvent& event : events) {
     older.push_back(-1);
+    refused += event.refused ? 1 : 0;
+    if (event.refused) {
+      continue;
+    }
     if (!event.freed) {
       held[event.address] = 0;
     } else if (held.erase(event.address) == 0) {
@@ -20,11 +25,15 @@ std::shared_ptr<const AllocationRecord> record_of(std::span<const AllocationEven
       record->requests.push_back({event.bytes, event.stream, true});
     }
   }
+  record->goes_on_refused = refused > (fitted ? 0 : 1);  // the last one ended it
   record->older = record->requests.size();
   held.clear();
   record->events.reserve(events.size());
   for (std::size_t i = 0; i < events.size(); ++i) {
     const AllocationEvent& event = events[i];
+    if (event.refused) {
+      continue;
+    }
     if (older[i] >= 0) {
       record->events.push_back(~older[i]);
     } else if (event.freed) {

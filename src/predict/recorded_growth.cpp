@@ -5,12 +5,11 @@
 #include <ranges>
 #include <utility>
 
+#include "predict/request_growth.h"
+
 namespace brim::detail {
 namespace {
 
-// A request that grows faster than this power grows with a power, else along a line.
-constexpr double kStraight = 1.02;
-constexpr double kMostPower = 3;
 // Calls in a row that have to fit: each finds the blocks that the one before left.
 constexpr int kMostCalls = 8;
 // How exactly the size is found, and how far below it others must fit too: fragments may let a size
@@ -48,8 +47,17 @@ std::vector<std::int64_t> matched(const AllocationRecord& record, const Allocati
 
 }  // namespace
 
-RecordedGrowth::RecordedGrowth(const Attempt& newest, const Attempt* other)
-    : record_(newest.record.get()), size_(static_cast<double>(newest.size())) {
+RecordedGrowth::RecordedGrowth(const Attempt& newest, const Attempt* other, bool goes_on_refused)
+    : record_(newest.record.get()),
+      size_(static_cast<double>(newest.size())),
+      optional_(record_->requests.size()) {
+  // A workspace is freed by the next event.
+  for (std::size_t i = 0; goes_on_refused && i + 1 < record_->events.size(); ++i) {
+    const std::int32_t event = record_->events[i];
+    if (event >= 0 && record_->events[i + 1] == ~event) {
+      optional_[static_cast<std::size_t>(event)] = true;
+    }
+  }
   if (other != nullptr) {
     other_bytes_ = matched(*record_, *other->record);
     other_ = other_bytes_.empty() ? nullptr : other->record.get();
@@ -60,6 +68,9 @@ RecordedGrowth::RecordedGrowth(const Attempt& newest, const Attempt* other)
 std::optional<RecordedGrowth> RecordedGrowth::of(std::span<const Attempt> attempts) {
   const Attempt* newest = nullptr;
   const Attempt* other = nullptr;
+  const bool goes_on_refused = std::ranges::any_of(attempts, [](const Attempt& attempt) {
+    return attempt.record && attempt.record->goes_on_refused;
+  });
   for (const Attempt& attempt : std::views::reverse(attempts)) {
     if (attempt.fitted() && attempt.record) {
       if (newest == nullptr) {
@@ -70,7 +81,8 @@ std::optional<RecordedGrowth> RecordedGrowth::of(std::span<const Attempt> attemp
       }
     }
   }
-  return newest == nullptr ? std::nullopt : std::optional(RecordedGrowth(*newest, other));
+  return newest == nullptr ? std::nullopt
+                           : std::optional(RecordedGrowth(*newest, other, goes_on_refused));
 }
 
 std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
@@ -80,12 +92,7 @@ std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
   }
   double bytes = here * size / size_;
   if (other_ != nullptr) {
-    const auto there = static_cast<double>(other_bytes_[request]);
-    const double slope = (here - there) / (size_ - other_size_);
-    const double power =
-        here > 0 && there > 0 ? std::log(here / there) / std::log(size_ / other_size_) : 0;
-    bytes = power > kStraight ? here * std::pow(size / size_, std::min(power, kMostPower))
-                              : here + std::max(slope, 0.0) * (size - size_);
+    bytes = request_at(size, here, size_, static_cast<double>(other_bytes_[request]), other_size_);
   }
   constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
   return static_cast<std::int64_t>(std::clamp(std::ceil(bytes), 0.0, kMost));
@@ -123,7 +130,7 @@ class RecordedGrowth::Device {
     const auto id =
         model_.allocate(growth_.bytes_at(request, size), growth_.record_->requests[request].stream);
     ids_[request] = id.value_or(-1);
-    return id.has_value();
+    return id.has_value() || growth_.optional_[request];
   }
 
   void release(std::size_t request) {

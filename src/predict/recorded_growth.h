@@ -1,5 +1,6 @@
 #pragma once
 
+#include <brim/export.h>
 #include <brim/predict/allocation_record.h>
 #include <brim/predict/allocator_model.h>
 #include <brim/predict/attempt.h>
@@ -16,7 +17,7 @@ namespace brim::detail {
 ///
 /// Bytes alone do not tell: blocks that do not fit into each other run out of memory at 70 to 99 %
 /// of it, and only the order of requests shows at which.
-class RecordedGrowth {
+class BRIM_API RecordedGrowth {
  public:
   /// From the newest fit that has a record, and another one at a different size if its requests are
   /// the same ones. Empty without a record.
@@ -38,7 +39,7 @@ class RecordedGrowth {
  private:
   class Device;
 
-  RecordedGrowth(const Attempt& newest, const Attempt* other);
+  RecordedGrowth(const Attempt& newest, const Attempt* other, bool goes_on_refused);
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size) const;
   [[nodiscard]] double search(double low, double high, double available,
                               const AllocatorOptions& options) const;
@@ -48,6 +49,7 @@ class RecordedGrowth {
   double size_;
   double other_size_ = 0;
   std::vector<std::int64_t> other_bytes_;  // of the same requests
+  std::vector<bool> optional_;             // requests that may be refused
 };
 
 }  // namespace brim::detail

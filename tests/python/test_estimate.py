@@ -42,6 +42,7 @@ def training(
     autocast: bool = False,
     set_to_none: bool = True,
     parts: int = 1,
+    loss: Callable[[torch.Tensor], torch.Tensor] = lambda out: out.float().square().mean(),
 ) -> Step:
     step = optimizer(model.parameters())
 
@@ -49,8 +50,8 @@ def training(
         step.zero_grad(set_to_none=set_to_none)
         for _ in range(parts):
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                loss = model(*inputs).float().square().mean()
-            loss.backward()
+                value = loss(model(*inputs))
+            value.backward()
         step.step()
 
     return run
@@ -196,6 +197,11 @@ def converted() -> nn.Module:
     return model
 
 
+def cheap(model: nn.Module) -> nn.Module:
+    assert brim.convert(model, recompute="cheap").replaced
+    return model
+
+
 MODELS: dict[str, Callable[[], Step]] = {
     "MLP, SGD": lambda: training(mlp(), torch.randn(512, 256)),
     "MLP, momentum": lambda: training(mlp(), torch.randn(512, 256), optimizer=momentum),
@@ -254,6 +260,33 @@ MODELS: dict[str, Callable[[], Step]] = {
     "no_grad": lambda: inference(torch.no_grad),
     "inference mode": lambda: inference(torch.inference_mode),
     "brim.nn": lambda: training(converted(), torch.randn(512, 256)),
+    "brim.nn, attention with dropout runs again": lambda: training(
+        cheap(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)), torch.randn(16, 32, 64)
+    ),
+    "brim.nn, attention without dropout": lambda: training(
+        cheap(nn.TransformerEncoderLayer(64, 4, 128, dropout=0, batch_first=True)),
+        torch.randn(16, 32, 64),
+    ),
+    "brim.nn, ResNet-like": lambda: training(
+        cheap(nn.Sequential(*(Residual(16) for _ in range(3)))), images()
+    ),
+    "along one dimension": lambda: training(
+        nn.Sequential(
+            nn.Conv1d(16, 32, 5), nn.GroupNorm(4, 32), nn.GELU(), nn.Conv1d(32, 32, 5, dilation=2)
+        ),
+        torch.randn(8, 16, 256),
+    ),
+    "an expanded gradient of GELU": lambda: training(
+        nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.GELU(), nn.Flatten(0)),
+        torch.randn(512, 256),
+        loss=torch.sum,
+    ),
+    "transposed convolutions": lambda: training(
+        nn.Sequential(
+            nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.ConvTranspose2d(32, 8, 4, 2, 1), nn.GELU()
+        ),
+        images(),
+    ),
 }
 
 

@@ -10,6 +10,7 @@ struct AllocationEvent {
   std::int64_t bytes = 0;   ///< asked for, without what the allocator adds
   std::int64_t stream = 0;  ///< any number that tells streams apart
   bool freed = false;       ///< else allocated
+  bool refused = false;     ///< asked for in vain
 };
 
 }  // namespace brim

@@ -26,6 +26,9 @@ struct AllocationRecord {
   std::size_t older = 0;
   /// n: the request n is made; ~n: it is freed.
   std::vector<std::int32_t> events;
+  /// Whether it went on after a request had been refused: a library that can do with a smaller
+  /// workspace, as cuDNN.
+  bool goes_on_refused = false;
   /// Bytes that were reserved before the work, with an empty cache, beyond Attempt::held.
   std::int64_t outside = 0;
 
@@ -40,7 +43,8 @@ struct AllocationRecord {
 };
 
 /// @param events at most 2^30 of them.
+/// @param fitted whether the work ended well, and not with the last request that was refused.
 [[nodiscard]] BRIM_API std::shared_ptr<const AllocationRecord> record_of(
-    std::span<const AllocationEvent> events, std::int64_t outside);
+    std::span<const AllocationEvent> events, std::int64_t outside, bool fitted = true);
 
 }  // namespace brim

@@ -81,6 +81,7 @@ class CpuTemporaries:
             aten.native_group_norm_backward: self._group_norm_backward,
             aten._scaled_dot_product_flash_attention_for_cpu: self._attention,
             aten._scaled_dot_product_flash_attention_for_cpu_backward: self._attention_backward,
+            aten.gelu_backward: self._gelu_backward,
             aten.upsample_nearest2d: self._upsample,
             aten.upsample_bilinear2d: self._upsample,
             aten._upsample_nearest_exact2d: self._upsample,
@@ -125,7 +126,7 @@ class CpuTemporaries:
             return ()
         size = _generally(func, args, kwargs, outputs)
         rule = self._table.get(func)
-        if rule is not None:
+        if rule is not None and kwargs.get("approximate") != "tanh":  # torch's own kernel of GELU
             size += rule(args, outputs)
         return (Temporary(int(size)),) if size > 0 else ()
 
@@ -140,6 +141,11 @@ class CpuTemporaries:
     # Sums of each thread for weight and bias.
     def _layer_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return 8 * torch.get_num_threads() * math.prod(args[2]) if len(outputs) > 1 else 0
+
+    # oneDNN's kernel cannot read an expanded gradient.
+    def _gelu_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        grad, x = args[:2]
+        return bytes_of(x) if x.is_contiguous() and 0 in grad.stride() else 0
 
     # Two sums for each sample and channel.
     def _group_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:

@@ -173,8 +173,13 @@ def _arm_unfolded(call: _Call) -> int:
         return samples * call.unfolded(-(-call.weight.size(1) // 4) * 4)
     dilated = any(step != 1 for step in call.dilation)
     strided = any(step != 1 for step in call.stride)
-    if strided or (max(call.weight.shape[2:]) <= 3 and not dilated):
+    sides = call.weight.shape[2:]
+    # Along one dimension oneDNN unfolds nothing, unless there are gaps: then all at once.
+    line = call.x.dim() == 3
+    if strided or (not dilated and (line or max(sides) <= (5 if min(sides) == 1 else 3))):
         return 0
+    if line:
+        return samples * call.unfolded() + bytes_of(call.out)
     panels = max(13 * call.unfolded() // 10, _ARM_PANELS)
     return min(samples * call.unfolded(), panels) + (bytes_of(call.out) if dilated else 0)
 
@@ -195,7 +200,7 @@ def _arm_backward(call: _Call, of_input: bool) -> int:
     if last or not of_input:
         return for_weight
     if call.transposed:
-        return max(for_weight, x if call.x.dim() == 5 or call.groups > 1 else grad)
+        return max(for_weight, x if call.x.dim() == 5 or call.groups > 1 else max(grad, 2 * x))
     # Threads unfold a sample each, or all of them work on one.
     threads, samples = torch.get_num_threads(), call.x.size(0) * call.groups
     busy = threads if threads <= samples else 1

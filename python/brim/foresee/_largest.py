@@ -12,11 +12,12 @@ from brim._arguments import positive
 from brim._progress import progress as bar
 from brim.foresee._errors import EstimateError
 from brim.foresee._estimate import _target, bytes_of, estimate
+from brim.foresee._report import Estimate
 from brim.memory import DeviceLike
 from brim.predict import MemoryModel
 
 _MOST_TRACES = 12
-_MOST_GROWTH = 64  # from one trace to the next
+_MOST_GROWTH = 64  # from one trace to the next: what does not matter at small sizes may beyond
 _MOST_SHRINKING = 16  # the same, downwards
 _NO_GROWTH = 2**15  # times the least size: if that needs the same, memory does not grow
 _FULL = 0.995  # of the budget, or of the largest size: another trace would gain too little
@@ -37,9 +38,9 @@ def largest_size(
 ) -> int:
     """Find the largest size with which `fn(*args, name=size, **kwargs)` fits, without running it.
 
-    Traces the function as `brim.estimate` does, mostly three to five times. The answer was traced
-    itself, so the allocator's rounding and cache are part of it. If memory does not grow with the
-    size step by step, a larger size may fit too.
+    Traces the function as `brim.estimate` does, mostly three to five times. Two traces show how
+    each allocation grows, and with it what the allocator does at other sizes. The answer was traced
+    itself, so the allocator's rounding and cache are part of it.
 
     Args:
         fn: what is to fit, such as a training step.
@@ -81,6 +82,19 @@ def largest_size(
     limit, others = _limits(budget, target)
     outside = 0  # what the call does not use, and so does not see
     seen: dict[int, int] = {}
+    traces: dict[int, Estimate] = {}
+
+    def expected(low: int, high: int) -> int | None:
+        """The largest size from `low` to `high` that fits by the two traces nearest to `low`.
+
+        `low - 1` if none does, None where the traces do not consist of the same allocations.
+        """
+        if len(traces) < 2:
+            return None
+        nearest = sorted(traces, key=lambda size: max(size, low) / min(size, low))[:2]
+        sized = [(traces[size]._replayed[0], size, traces[size]._replayed[2]) for size in nearest]
+        options = traces[nearest[0]]._replayed[1]
+        return _C.largest_scaled(sized[0], sized[1], options, low, high)
 
     def trace(size: int) -> tuple[int, bool]:
         """Bytes held at the peak, and whether they fit."""
@@ -96,6 +110,7 @@ def largest_size(
                 break
         held = found.held_before + found.peak + outside
         seen[size] = held
+        traces[size] = found
         if upper is None and size >= _NO_GROWTH * lower and len(set(seen.values())) == 1:
             raise EstimateError(
                 f"the memory of {getattr(fn, '__name__', fn)} does not depend on {name} (from "
@@ -104,7 +119,8 @@ def largest_size(
         return held, found.fits and held <= limit
 
     with bar("largest_size", "trace", enabled=progress) as step:
-        return _search(trace, limit, lower, most, most if upper is not None else lower)
+        first = most if upper is not None else lower
+        return _search(trace, expected, limit, lower, most, first)
 
 
 def _limits(budget: int | str, target: torch.device) -> tuple[int, int]:
@@ -117,7 +133,12 @@ def _limits(budget: int | str, target: torch.device) -> tuple[int, int]:
 
 
 def _search(
-    trace: Callable[[int], tuple[int, bool]], limit: int, lower: int, most: int, first: int
+    trace: Callable[[int], tuple[int, bool]],
+    expected: Callable[[int, int], int | None],
+    limit: int,
+    lower: int,
+    most: int,
+    first: int,
 ) -> int:
     """The largest size that was found to fit; each candidate follows from the others."""
     held: dict[int, int] = {}
@@ -132,7 +153,13 @@ def _search(
         )
         if high - low <= 1 or full:
             return low if low >= lower else 0
-        candidate = _next(held, limit, low, high, lower, misses)
+        guess = expected(low + 1, min(high - 1, _MOST_GROWTH * candidate))
+        if guess is None or (guess <= low and low < lower):
+            candidate = _next(held, limit, low, high, lower, misses)
+        elif _FULL * guess <= low:
+            return low
+        else:
+            candidate = guess
 
 
 def _next(held: dict[int, int], limit: int, low: int, high: int, lower: int, misses: int) -> int:
@@ -156,5 +183,5 @@ def _next(held: dict[int, int], limit: int, low: int, high: int, lower: int, mis
     if not any_fits:
         guess = max(guess, high // _MOST_SHRINKING)  # beyond all data, a size changes nothing
     elif max(held) == low:
-        guess = min(guess, _MOST_GROWTH * low)  # what does not matter at small sizes may beyond
+        guess = min(guess, _MOST_GROWTH * low)
     return max(low + 1, min(guess, high - 1))

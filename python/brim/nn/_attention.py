@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import _disable_current_modes
 
 from brim.nn._gated import rerun
 
@@ -35,10 +37,26 @@ def attention(
     if (
         any(each.device.type != "cpu" for each in given)
         or (attn_mask is not None and attn_mask.requires_grad)
-        or torch._fused_sdp_choice(*given, attn_mask, *args, **options) != _WRITTEN_OUT
+        or _choice(*given, attn_mask, *args, **options) != _WRITTEN_OUT
     ):
         return run(*given)
     return rerun(_Repeatable(run, attn_mask), *given, recompute=True, is_cheap=False)
+
+
+def _choice(*args: Any, **options: Any) -> int:
+    """The kernel that torch takes. It does not tell for fake tensors, so real ones ask instead."""
+    if any(isinstance(each, FakeTensor) for each in args):
+        with _disable_current_modes(), torch.no_grad():
+            return int(torch._fused_sdp_choice(*map(_stand_in, args), **options))
+    return int(torch._fused_sdp_choice(*args, **options))
+
+
+def _stand_in(value: Any) -> Any:
+    """A real tensor that takes one row of memory."""
+    if not isinstance(value, FakeTensor) or value.dim() == 0:
+        return value
+    row = torch.empty(value.shape[-1], value.stride(-1) or 1, dtype=value.dtype)[:, 0]
+    return row.expand(value.shape)
 
 
 _WRITTEN_OUT = 0  # torch.nn.attention.SDPBackend.MATH, which takes a second to import

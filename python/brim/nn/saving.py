@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.nn.functional
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from brim import _C
@@ -185,7 +186,8 @@ def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return given.layout is torch.strided
 
 
-_PLAIN = frozenset([Tensor, torch.nn.Parameter])
+# Those of brim.estimate run as real ones do.
+_PLAIN = frozenset([Tensor, torch.nn.Parameter, FakeTensor])
 _FLOATING = frozenset([torch.float32, torch.float64, torch.bfloat16, torch.float16])
 
 

@@ -122,6 +122,7 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   const OomCause& cause = failure.cause;
   last_message_ = failure.message;
   checkpoint_.restore_onednn();
+  const auto events = log_ ? log_->take() : std::vector<AllocationEvent>();
   log_.reset();
   // A message may name a device that is not here (a wrapped error, a test): then its figures say
   // nothing of the one that is watched. The host can always be looked at.
@@ -135,6 +136,10 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
                   .requested = cause.requested,
                   .device = device,
                   .repeats = needed_release_.has_value()};
+  if (!events.empty()) {
+    auto record = record_of(events, 0, false);
+    attempt.record = record->goes_on_refused ? std::move(record) : nullptr;
+  }
   const std::optional<std::int64_t> before = checkpoint_.held(device);
   std::optional<std::int64_t> start = before;
   if (meter_) {

@@ -30,8 +30,7 @@ at::Tensor rerun(std::function<at::Tensor(const std::vector<at::Tensor>&)> funct
                  const std::vector<at::Tensor>& inputs, bool recompute, bool is_cheap) {
   TORCH_CHECK_VALUE(!inputs.empty(), "rerun needs at least one input");
   const bool is_ours = needs_grad(at::TensorList(inputs)) &&
-                       std::ranges::all_of(inputs, [](const auto& x) { return is_known(x); }) &&
-                       !is_traced(inputs.front());
+                       std::ranges::all_of(inputs, [](const auto& x) { return is_known(x); });
   if (!is_ours) {
     return function(inputs);
   }

@@ -39,21 +39,14 @@ struct Kind {
   // A need that first stays the same and then grows, one that is mostly constant and else
   // quadratic, or one in steps looks like another until it has failed.
   Allowed cpu{};
-  // Also work that leaves gaps between its blocks: nothing that can be measured at a smaller size
-  // tells where it ends, only that it does.
   Allowed cuda{};
   double smallest = 300;  // largest size that fits, at least
 };
 
-// On CUDA. Of 512 MiB, 20 MiB stay free for blocks that the allocator cuts out of segments.
-constexpr Allowed kFewBlocks{0, 0.2};
-constexpr Allowed kManyBlocks{0.05, 0.35};
-// What stays free is much of what is left to grow into.
-constexpr Allowed kLittleGrows{0, 0.97};
-// Gaps between the blocks: it runs out of memory at 72 to 99 % of the bytes.
-constexpr Allowed kGaps{0.25, 0.3};
-// What outlives a call lies between the blocks of the next, and what it frees is not seen.
-constexpr Allowed kKept{0.3, 0.9};
+// On CUDA. Work that frees blocks which others do not fill: how they lie changes from call to call.
+constexpr Allowed kGaps{0.03, 0.05};
+// What outlives a call lies between the blocks of the next: where exactly is not known.
+constexpr Allowed kKept{0.25, 0.5};
 
 std::vector<Kind> kinds() {
   std::vector<Kind> all;
@@ -62,45 +55,36 @@ std::vector<Kind> kinds() {
     all.push_back({std::move(name), std::move(make), cpu, cuda, smallest});
   };
   for (const int k : {1, 2, 3, 4, 5, 7, 10, 20, 35, 50}) {
-    add(
-        "equal_" + std::to_string(k), [=](Random&) { return held(k, [](int) { return 1.0; }); }, {},
-        k < 20 ? kFewBlocks : kManyBlocks);
+    add("equal_" + std::to_string(k), [=](Random&) { return held(k, [](int) { return 1.0; }); });
   }
   for (const int k : {2, 5, 20}) {
-    add(
-        "random_" + std::to_string(k),
-        [=](Random& random) { return held(k, [&](int) { return random.real(0.02, 1); }); }, {},
-        k < 20 ? kFewBlocks : kManyBlocks);
+    add("random_" + std::to_string(k),
+        [=](Random& random) { return held(k, [&](int) { return random.real(0.02, 1); }); });
     add(
         "freed_" + std::to_string(k + 1), [=](Random& random) { return freed(k + 1, random); }, {},
-        k < 5 ? kFewBlocks : kGaps);
+        k < 5 ? Allowed{} : kGaps);
   }
   add("growing", [](Random&) { return held(8, [](int i) { return std::exp2(i); }); });
   add("shrinking", [](Random&) { return held(8, [](int i) { return std::exp2(-i); }); });
   for (const int percent : {10, 25, 50, 75, 90, 95}) {
     for (const int k : {1, 6}) {
-      add(
-          "constant_" + std::to_string(percent) + "_of_" + std::to_string(k),
-          [=](Random& random) {
-            return held(k, [&](int) { return random.real(0.2, 1); }, percent / 100.0);
-          },
-          {}, percent < 75 ? kFewBlocks : kLittleGrows);
+      add("constant_" + std::to_string(percent) + "_of_" + std::to_string(k), [=](Random& random) {
+        return held(k, [&](int) { return random.real(0.2, 1); }, percent / 100.0);
+      });
     }
   }
   add("square_1", [](Random&) { return Program{square(1)}; });
   add("square_3", [](Random&) { return Program{square(1), square(1), square(0.4)}; });
-  add(
-      "linear_and_square",
+  add("linear_and_square",
       [](Random& random) {
         return Program{grows(random.real(0.1, 1)), square(random.real(0.1, 1)), grows(0.1)};
       },
-      {0.02, 0.15}, kFewBlocks);
+      {0.02, 0.15});
   for (const int percent : {25, 50, 75}) {
     add(
         "constant_" + std::to_string(percent) + "_and_square",
         [=](Random&) { return Program{constant(percent / 100.0), square(1), square(1)}; },
-        percent > 50 ? Allowed{0.05, 0.3} : Allowed{0, 0.05},
-        percent > 50 ? kLittleGrows : kFewBlocks);
+        percent > 50 ? Allowed{0.05, 0.3} : Allowed{0, 0.05});
   }
   for (const int k : {1, 6}) {
     add(
@@ -112,7 +96,7 @@ std::vector<Kind> kinds() {
           }
           return program;
         },
-        {0.05, 0.2}, kFewBlocks, 6400);
+        {0.05, 0.2}, {}, 6400);
   }
   for (const int layers : {3, 6, 20, 50}) {
     const std::string name = "training_" + std::to_string(layers);
@@ -122,7 +106,7 @@ std::vector<Kind> kinds() {
     add(name, with({}), {}, kGaps);
     add(name + "_gradients", with({.gradients = 0.15, .temporaries = 0.15}), {0.02, 0.1}, kGaps);
     add(name + "_large_optimizer_step", with({.gradients = 0.45, .temporaries = 0.45}),
-        {0.25, 0.95}, {0.5, 0.95});
+        {0.25, 0.95}, {0.45, 0.2});
     // zero_grad() at the start: each call frees the gradients that the last one left.
     const Life kept = Life::replaced;
     for (const int percent : {2, 15}) {
@@ -140,20 +124,33 @@ std::vector<Kind> kinds() {
       return [=](Random&) { return training(resnet_widths(), options); };
     };
     const std::string name = "resnet_workspace_" + std::to_string(percent);
-    add(name, with({.gradients = 0.016, .workspace = workspace}), {}, kManyBlocks);
+    add(name, with({.gradients = 0.016, .workspace = workspace}));
     add(name + "_zero_grad_first",
         with({.gradients = 0.016,
               .state = 0.016,
               .workspace = workspace,
               .gradients_live = Life::replaced}),
-        {0, 0.05}, {0.05, 0.9});
+        {0, 0.05}, {0, 0.15});
   }
-  add("floor",
+  add(
+      "floor",
       [](Random& random) {
         return Program{constant(random.real(0.2, 0.9)), frees(0), grows(1), grows(1)};
       },
-      {0.01, 0.05}, {0.2, 0.7});
-  add("workspace", [](Random&) { return Program{grows(1), constant(0.3)}; }, {}, kFewBlocks);
+      {0.01, 0.05}, kGaps);
+  // cuDNN takes other kernels where a workspace is refused.
+  add("optional_workspaces",
+      [](Random& random) {
+        Program program;
+        for (const double width : random_widths(8, random)) {
+          program.push_back(grows(width));
+          program.push_back({.linear = random.real(1, 3), .optional = true});
+          program.push_back(frees(std::ssize(program) - 1));
+        }
+        return program;
+      },
+      {0.05, 1}, {0.02, 0.15});  // the CPU has no such libraries
+  add("workspace", [](Random&) { return Program{grows(1), constant(0.3)}; });
   return all;
 }
 
@@ -250,7 +247,7 @@ void hold_promise(const Kind& kind, const Device& device, const Allowed& allowed
   EXPECT_LE(below, allowed.below * device.cases);
 }
 
-class NeverWorseThanHalving : public testing::TestWithParam<Kind> {};
+class NeverWorseThanHalving : public ::testing::TestWithParam<Kind> {};
 
 TEST_P(NeverWorseThanHalving, AndNearTheLargestSizeFromTheThirdCallOn) {
   const auto bytes = [](Random& random, int) { return random.magnitude(1e8, 8e10); };
@@ -268,7 +265,7 @@ TEST_P(NeverWorseThanHalving, OnCuda) {
                GetParam().cuda);
 }
 
-INSTANTIATE_TEST_SUITE_P(SizeSearch, NeverWorseThanHalving, testing::ValuesIn(kinds()),
+INSTANTIATE_TEST_SUITE_P(SizeSearch, NeverWorseThanHalving, ::testing::ValuesIn(kinds()),
                          [](const auto& setting) { return setting.param.name; });
 
 }  // namespace

@@ -34,6 +34,7 @@ struct Step {
   double constant = 0, linear = 0, square = 0;
   double padding = 1;  // sizes are rounded up to multiples of it
   Life life = Life::call;
+  bool optional = false;     // a workspace: if it is refused, the work goes on without
   std::ptrdiff_t free = -1;  // releases what that step allocated, and allocates nothing
 };
 using Program = std::vector<Step>;
@@ -186,9 +187,12 @@ class Work {
       } else if (!kept_[i]) {
         const std::int64_t bytes = bytes_of(step, static_cast<double>(size));
         kept_[i] = device_.allocate(bytes);
-        if (kept_[i]) {
+        if (!kept_[i] && step.optional) {
+          events.push_back({.bytes = bytes, .refused = true});
+        } else if (kept_[i]) {
           events.push_back({address(*kept_[i]), bytes, 0, false});
         } else {
+          events.push_back({.bytes = bytes, .refused = true});
           attempt.outcome = OomKind::device_memory;
           attempt.requested = bytes;
           attempt.peak = device_.now().allocated;
@@ -210,9 +214,11 @@ class Work {
     attempt.held = attempt.fitted() ? low : std::max(low, end - attempt.freed);
     attempt.available = device_.options().capacity - attempt.held;
     *attempt.peak -= low;
+    if (cache_is_empty && !exact) {
+      attempt.record = record_of(events, reserved - attempt.held, attempt.fitted());
+    }
     if (attempt.fitted() && !exact) {
       attempt.unused = std::max<std::int64_t>(device_.now().reserved - low - *attempt.peak, 0);
-      attempt.record = cache_is_empty ? record_of(events, reserved - attempt.held) : nullptr;
     }
     return attempt;
   }

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from brim.nn import functional
 from brim.nn._derived import MAKERS, Kind
@@ -19,7 +20,7 @@ from brim.nn._elsewhere import is_traced
 
 __all__: list[str] = []
 
-_PLAIN = (Tensor, nn.Parameter)
+_PLAIN = (Tensor, nn.Parameter, FakeTensor)
 
 
 def _members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
@@ -59,7 +60,7 @@ MAKERS["attention"] = _members
 def _is_ours(module: Any, x: Tensor) -> bool:
     weight = module.in_proj_weight
     return (
-        type(x) is Tensor
+        type(x) in _PLAIN
         and x.dim() == 3
         and x.numel() > 0
         and torch.is_grad_enabled()  # without, torch has one kernel for all of it
