@@ -234,6 +234,28 @@ def settled(rank: int) -> Any:
 
 
 @case
+def settled_each_with_its_own_size(rank: int) -> Any:
+    """Rank 1 fails alone, before and after all count as settled: the other must not skip more."""
+    model = net()
+    step = brim.Microbatches(
+        lambda part: mse_loss(model(part[0]), part[1]),
+        model=model,
+        ranks=True,
+        per_rank=True,
+        sync="settled",
+        size=4,
+    )
+    batch = batch_of(rank)
+    found = []
+    for call in range(8):
+        model.zero_grad()
+        with brim.testing.inject_oom(at=3 if rank == 1 and call in (1, 6) else 2**40):
+            loss = step(batch)
+        found.append(result(model, loss))
+    return found, expected(lambda model: mse_loss(model(batches()[0]), batches()[1]))
+
+
+@case
 def budgets(rank: int) -> Any:
     """Rank 1 has half of the memory: the same size on both, or each its own."""
     brim.install_cpu_allocator()

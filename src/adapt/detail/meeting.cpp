@@ -152,7 +152,9 @@ Meeting::Answer Meeting::exchange(const Message& message) {
 void Meeting::end(const Answer& last, bool as_agreed) {
   if (!silent_) {
     agreement_.agree(options_.key, {.values = last.later, .wish = wish_});
-    agreement_.count_exchange(as_agreed && last.next == last.later);
+    // Sizes that are each rank's own say nothing that all ranks know.
+    const bool calm = agreement_.options().per_rank || (as_agreed && last.next == last.later);
+    agreement_.count_exchange(calm);
   } else if (agreement_.options().per_rank) {
     agreement_.agree(options_.key, {.values = last.later, .wish = last.later});
   } else if (!agreement_.vote()) {
