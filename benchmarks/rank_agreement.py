@@ -27,10 +27,10 @@ def call_of_nothing(show: bool) -> None:
     def nothing(size: int) -> None:
         return None
 
-    numbers = torch.zeros(28, dtype=torch.int64)
+    numbers = torch.zeros(30, dtype=torch.int64)
     works: dict[str, Work] = {
         "brim.batch, alone": brim.batch(64)(nothing),
-        "a gloo all_reduce of 28 numbers": lambda: dist.all_reduce(numbers),
+        "a gloo all_reduce of 30 numbers": lambda: dist.all_reduce(numbers),
         "brim.batch, ranks=True": brim.batch(64, ranks=True)(nothing),
         'brim.batch, ranks=True, sync="settled"': brim.batch(64, ranks=True, sync="settled")(
             nothing
@@ -39,7 +39,7 @@ def call_of_nothing(show: bool) -> None:
     times = medians(works, 31, calls=64, warmup=3)
     if show:
         print("A call that does nothing, on two ranks of one machine")
-        reduction = times["a gloo all_reduce of 28 numbers"]
+        reduction = times["a gloo all_reduce of 30 numbers"]
         for name, seconds in times.items():
             row(name, f"{seconds * 1e6:.1f} µs", f"{seconds / reduction:.2f} × the all_reduce")
 

@@ -4,7 +4,9 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings.h"
@@ -53,8 +55,18 @@ std::vector<at::Tensor> tensors_argument(const py::sequence& given) {
 
 /// @param cut (start, stop) -> a part
 /// @param scale a loss -> the loss to call backward on; None: itself
+/// @param all (parts, unit, same_items, mean) of detail::BatchPass::AllRanks, or None
 py::object run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
-               const py::object& loss_fn, const py::object& cut, const py::object& scale) {
+               const py::object& loss_fn, const py::object& cut, const py::object& scale,
+               const std::optional<std::tuple<std::int64_t, double, bool, py::object>>& all) {
+  std::optional<detail::BatchPass::AllRanks> ranks;
+  if (all) {
+    const py::object& mean = std::get<3>(*all);
+    ranks = {.parts = std::get<0>(*all),
+             .unit = std::get<1>(*all),
+             .same_items = std::get<2>(*all),
+             .mean = [&](double count) { return invoke(mean, count).cast<double>(); }};
+  }
   return to_python(pass.run(
       items, size,
       [&](std::int64_t begin, std::int64_t end) {
@@ -68,7 +80,8 @@ py::object run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
         const py::object scaled = scale.is_none() ? own : invoke(scale, own);
         release(invoke(attribute(scaled, "backward"),
                        weight.defined() ? to_python(weight) : py::none()));
-      }));
+      },
+      ranks ? &*ranks : nullptr));
 }
 
 }  // namespace

@@ -33,6 +33,12 @@ void Agreement::refuse_call(const std::string& why) {
   }
 }
 
+std::int64_t Agreement::Lengths::cut(std::int64_t size) noexcept {
+  const auto times = [](std::int64_t all, std::int64_t each) { return (all + each - 1) / each; };
+  parts = times(longest, size);
+  return times(own, parts);
+}
+
 bool Agreement::skips_a_call() noexcept {
   constexpr int kCalmCalls = 3;
   constexpr int kSkipped = 63;

@@ -95,35 +95,40 @@ class Divider {
     return result;
   }
 
-  // `count` items of each part, or all that it has. Most are its last, which even out what is left
-  // uneven in the end; the rest are from among all others, which even out what these cannot.
+  // `count` items of each part, exactly, or all that it has: equal counts depend on it. Most are
+  // its last, which even out what is left uneven in the end; the rest are from among all others,
+  // which even out what these cannot.
   [[nodiscard]] std::vector<std::uint32_t> some_items(const Division& division,
                                                       std::size_t count) const {
-    struct Chosen {
-      std::size_t items = 0;  // COUNT of all
-      std::size_t next = 0;   // to be chosen, of those before the last ones
-      std::size_t step = 0;
+    struct Part {
+      std::size_t last =
+          0;  // COUNT of items before the last ones; of all, as long as they are counted
+      std::size_t step = 0;  // from one to the next that is chosen before these
+      std::size_t next = 0;
+      std::size_t left = 0;  // COUNT to be chosen before these
       std::size_t seen = 0;
-      std::size_t last = 0;
     };
-    std::vector<Chosen> parts(parts_);
+    std::vector<Part> parts(parts_);
     for (const std::uint32_t part : division.part) {
-      ++parts[part].items;
+      ++parts[part].last;
     }
     const std::size_t spread = count / kShareFromAmongAll;
-    for (Chosen& part : parts) {
-      part.last = part.items - std::min(part.items, count - spread);
+    for (Part& part : parts) {
+      part.last -= std::min(part.last, count - spread);
       part.step = std::max(part.last / spread, std::size_t{1});
-      part.next = part.last % part.step;  // so that `spread` of them remain
+      part.left = spread;
     }
     std::vector<std::uint32_t> result;
     for (std::size_t i = 0; i < costs_.size(); ++i) {
-      Chosen& part = parts[division.part[i]];
+      Part& part = parts[division.part[i]];
       const std::size_t place = part.seen++;
-      if (place == part.next || place >= part.last) {
+      if (place == part.next && part.left > 0) {
         part.next += part.step;
-        result.push_back(static_cast<std::uint32_t>(i));
+        --part.left;
+      } else if (place < part.last) {
+        continue;
       }
+      result.push_back(static_cast<std::uint32_t>(i));
     }
     return result;
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <brim/memory/stats.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -17,6 +18,9 @@ inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 inline at::Tensor tensor_of(std::int64_t bytes) {
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
 }
+
+/// Bytes that CPU tensors hold now.
+inline std::int64_t held() { return memory_stats(at::kCPU).allocated; }
 
 /// What an expected exception says; the test fails where none is thrown or it has another type.
 template <class Error, class Work>

@@ -258,17 +258,25 @@ def budgets(rank: int) -> Any:
     return found
 
 
+def layers(sharded: bool) -> nn.Module:
+    """With `sharded`, a model whose ranks wait for each other in every part."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    if sharded:
+        fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    return model
+
+
+def whole_gradients(model: nn.Module) -> list[list[float]]:
+    return [p.grad.full_tensor().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
+
+
 @case
 def fully_sharded(rank: int) -> Any:
     """FSDP2 reduces its gradients itself, part by part."""
-    from torch.distributed.fsdp import fully_shard
-
-    def layers() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-
-    model = layers()
-    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    model = layers(sharded=True)
     x = torch.rand(2, 8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     step = brim.Microbatches(
         lambda part: model(part).square().mean(),
@@ -279,10 +287,39 @@ def fully_sharded(rank: int) -> Any:
     )
     for _ in range(2):  # the gradients of both add up
         step(x[rank])
-    plain = layers()
+    plain = layers(sharded=False)
     (2 * plain(x.flatten(0, 1)).square().mean()).backward()
-    found = [p.grad.full_tensor().flatten().tolist() for p in model.parameters()]  # type: ignore[union-attr]
-    return found, gradients(plain)
+    return whole_gradients(model), gradients(plain)
+
+
+@case
+def fully_sharded_of_any_length(rank: int) -> Any:
+    """As many parts on each rank, also of fewer items; weighed by items or by counts."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(2, 8, 4, generator=generator, dtype=torch.float64)
+    count = torch.randint(1, 9, (2, 8), generator=generator)  # of each item
+    outcome = []
+    for counts in (False, True):
+        model, plain = layers(sharded=True), layers(sharded=False)
+
+        def weighed(model: nn.Module, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+            return (model(x).square().squeeze(1) * count).sum() / count.sum()
+
+        def loss_fn(part: Any, model: nn.Module = model, counts: bool = counts) -> Any:
+            return (
+                (weighed(model, *part), part[1].sum()) if counts else model(part[0]).square().mean()
+            )
+
+        step = brim.Microbatches(loss_fn, model=model, ranks=True, collectives="inside", size=3)
+        for lengths in ((8, 8), (8, 5), (2, 8), (7, 1)):
+            model.zero_grad()
+            plain.zero_grad()
+            step((x[rank, : lengths[rank]], count[rank, : lengths[rank]]))
+            all_x = torch.cat([x[i, :n] for i, n in enumerate(lengths)])
+            all_counts = torch.cat([count[i, :n] for i, n in enumerate(lengths)])
+            weighed(plain, all_x, all_counts if counts else torch.ones_like(all_counts)).backward()
+            outcome.append((whole_gradients(model), gradients(plain)))
+    return outcome
 
 
 @case

@@ -70,6 +70,13 @@ def test_a_model_that_reduces_its_gradients_itself(job: Any) -> None:
         assert close(found, expected)
 
 
+def test_ranks_of_such_a_model_may_have_batches_of_any_length(job: Any) -> None:
+    for rank in job:
+        assert len(rank["fully_sharded_of_any_length"]) == 8
+        for found, expected in rank["fully_sharded_of_any_length"]:
+            assert close(found, expected)
+
+
 def test_an_error_on_one_rank_leaves_nothing_on_any(job: Any) -> None:
     (here, left_here), (there, left_there) = (rank["error_on_one_rank"] for rank in job)
     assert (here, there) == ("RankError", "KeyError")

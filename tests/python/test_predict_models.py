@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import sys
+from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import brim
 
-Step = Callable[[int, int], None]
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-
-def step_of(net: nn.Module, optimize: bool, make: Callable[[int, int], torch.Tensor]) -> Step:
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3) if optimize else None
-
-    def step(n: int, size: int) -> None:
-        net(make(n, size)).sum().backward()
-        if optimizer is not None:
-            optimizer.step()
-        net.zero_grad(set_to_none=True)
-
-    return step
-
-
-def transformer(device: str, optimize: bool) -> Step:
-    width = 64 if device == "cpu" else 256
-    net = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, device=device)
-    return step_of(net, optimize, lambda n, length: torch.randn(n, length, width, device=device))
-
-
-def cnn(device: str, optimize: bool) -> Step:
-    net = nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(32, 10),
-    ).to(device)
-    return step_of(net, optimize, lambda n, side: torch.randn(n, 3, side, side, device=device))
+from bench_predict import Step, cnn, transformer
 
 
 def held_out_errors(

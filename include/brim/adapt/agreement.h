@@ -125,6 +125,20 @@ class BRIM_API Agreement {
   void vote_with(std::function<bool(bool done)> vote) { vote_ = std::move(vote); }
   [[nodiscard]] const std::function<bool(bool done)>& vote() const noexcept { return vote_; }
 
+  /// For work in parts with collectives inside: as many parts must run on every rank, however long
+  /// its own batch is. Then each call begins with an exchange of the lengths, and has no other.
+  struct Lengths {
+    std::int64_t own = 0;  ///< COUNT of items of this rank's next batch; 0: the work has no parts
+    std::int64_t shortest = 0;  ///< of all ranks, in the call that runs
+    std::int64_t longest = 0;
+    std::int64_t parts = 0;  ///< COUNT, in the attempt that runs
+
+    /// Sets `parts` so that none has more items than `size` on any rank.
+    /// @return the items of this rank's longest part.
+    std::int64_t cut(std::int64_t size) noexcept;
+  };
+  Lengths lengths{};
+
   /// Whether the call that begins now makes no exchange, by Sync::settled. Counts the call.
   bool skips_a_call() noexcept;
   /// Tells how the exchanges of a call went: whether every rank used the size that it was expected

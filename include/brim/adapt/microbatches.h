@@ -65,6 +65,10 @@ class Microbatches {
     TORCH_CHECK_VALUE(options_.size >= 0, "size must be 0 or more, got ", options_.size);
     TORCH_CHECK_VALUE(!reduces() || options_.sum_over_ranks,
                       "sum_over_ranks must be given for parts on several ranks");
+    TORCH_CHECK_VALUE(
+        !reduces() || options_.adapt.ranks->options().collectives == Collectives::between,
+        "ranks must have their collectives between the calls: the gradients are "
+        "reduced after the parts");
     if (options_.adapt.memory == nullptr) {
       options_.adapt.memory = &sizes_;
     }

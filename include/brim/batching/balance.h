@@ -14,7 +14,7 @@ namespace brim::batching {
 /// The costliest part costs no more than with the better of two methods: each item to the part that
 /// costs least, the costliest item first (LPT), and the largest differencing method (Karmarkar and
 /// Karp), which merges the latest of the divisions whose differences are equal. Differencing runs
-/// on all items only if neither LPT nor differencing of the last items comes within a billionth of
+/// on all items only if neither LPT nor differencing of some items comes within a billionth of
 /// what no division can be below. The same on every machine.
 ///
 /// @param equal_count the numbers of items in two parts differ by one at most.

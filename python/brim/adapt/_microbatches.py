@@ -113,6 +113,7 @@ class Microbatches:
         if reduction == "mean" and self._ranks is None:
             self._sum_check = SumCheck(self._loss_fn, model)
         self._reduction: _C.GradientReduction | None = None
+        self._inside: _C.Agreement | None = None  # with collectives inside of the parts
         if self._ranks is not None and options.get("collectives", "between") == "between":
             if model is None:
                 raise ValueError("ranks needs model=, whose gradients are reduced over the ranks")
@@ -200,6 +201,9 @@ class Microbatches:
             self._refuse_whole_batch()
             self._refuse_waiting()
             self._items = whole("the length of the batch", self._length(batch), 1)
+            self._inside = agreement if self._reduction is None else None
+            if self._inside is not None:
+                self._inside.length = self._items
         except Exception as error:
             if agreement is not None:  # else the other ranks' present call meets our next one
                 agreement.refuse_call(f"{type(error).__name__}: {error}")
@@ -231,11 +235,26 @@ class Microbatches:
         check = self._sum_check if size < self._items else None
         loss_fn = self._loss_fn if check is None else check.watched
         with self._without_collectives():
-            loss = self._pass.run(self._items, size, loss_fn, part, self._scale)
+            loss = self._pass.run(self._items, size, loss_fn, part, self._scale, self._all_ranks())
         if self._reduces():
             self._refuse_other_parameters()
             self._reduction.prepare(loss, self._pass.count)  # type: ignore[union-attr]
         return loss
+
+    def _all_ranks(self) -> tuple[int, float, bool, Callable[[float], float]] | None:
+        """How the parts of all ranks fit together, if they have collectives inside."""
+        ranks = self._inside
+        if ranks is None:
+            return None
+        device = next((p.device for p in self._model.parameters()), None) if self._model else None
+
+        def mean(count: float) -> float:
+            total = torch.tensor(count, dtype=torch.float64, device=device)
+            group: Any = self._ranks.group
+            torch.distributed.all_reduce(total, group=group)
+            return float(total) / float(group.size())
+
+        return ranks.parts, float(ranks.longest), ranks.same_length, mean
 
     def _foresight(self, options: Options) -> _Foresight:
         parameters = [] if self._model is None else list(self._model.parameters())

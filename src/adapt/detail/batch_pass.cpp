@@ -31,24 +31,23 @@ using torch::autograd::Node;
 /// half precision would overflow.
 class WeightedLoss {
  public:
-  WeightedLoss(Reduction reduction, std::int64_t items)
-      : reduction_(reduction), items_(static_cast<double>(items)) {}
+  /// @param unit of all weights; 0: all items, or the first count.
+  WeightedLoss(Reduction reduction, std::int64_t items, double unit)
+      : reduction_(reduction), items_(static_cast<double>(items)), unit_(unit) {}
 
-  /// The weight of a part; empty where it does not count.
-  std::optional<double> add(const PartLoss& part, std::int64_t items) {
+  /// The weight of a part. @param items COUNT; 0: it does not count, whatever it says.
+  double add(const PartLoss& part, std::int64_t items) {
     check(part);
-    const double count = part.count.value_or(static_cast<double>(items));
+    const double count = items == 0 ? 0.0 : part.count.value_or(static_cast<double>(items));
     count_ += count;
     options_ = part.value.options().requires_grad(false);
-    if (part.count && unit_ == 0) {
-      unit_ = count;
+    if (unit_ == 0) {
+      unit_ = part.count ? count : items_;
     }
     if (count == 0) {
-      return std::nullopt;  // a mean over nothing is NaN
+      return 0.0;  // a mean over nothing is NaN
     }
-    const double weight = part.count                     ? count / unit_
-                          : reduction_ == Reduction::sum ? 1.0
-                                                         : count / items_;
+    const double weight = reduction_ == Reduction::sum ? 1.0 : count / unit_;
     const at::Tensor value = part.value.detach().to(at::toOpMathType(part.value.scalar_type()));
     if (!sum_.defined()) {
       sum_ = weight == 1.0 ? value : at::mul(value, weight);
@@ -58,16 +57,21 @@ class WeightedLoss {
     return weight;
   }
 
-  /// By which the gradients of the weighted parts are multiplied in the end.
-  [[nodiscard]] double factor() const { return counts_.value_or(false) ? unit_ / count_ : 1.0; }
+  /// By which what is weighted is multiplied in the end. @param count of all parts.
+  [[nodiscard]] double factor(double count) const {
+    return reduction_ == Reduction::sum || count == 0 ? 1.0 : unit_ / count;
+  }
 
   [[nodiscard]] double count() const { return count_; }
+  /// Whether the parts count for themselves.
+  [[nodiscard]] bool counts() const { return counts_.value_or(false); }
 
   [[nodiscard]] at::Tensor total() const {
     if (!sum_.defined()) {
       return at::full({}, std::numeric_limits<double>::quiet_NaN(), options_);
     }
-    return (factor() == 1.0 ? sum_ : at::mul(sum_, factor())).to(options_.dtype());
+    const double last = factor(count_);
+    return (last == 1.0 ? sum_ : at::mul(sum_, last)).to(options_.dtype());
   }
 
  private:
@@ -91,7 +95,7 @@ class WeightedLoss {
   Reduction reduction_;
   double items_;
   double count_ = 0;
-  double unit_ = 0;             // of counts: the first that is not 0
+  double unit_;
   std::optional<bool> counts_;  // whether parts count for themselves; empty before the first
   at::Tensor sum_;
   at::TensorOptions options_;  // of the parts' losses
@@ -99,13 +103,13 @@ class WeightedLoss {
 
 }  // namespace
 
-at::Tensor BatchPass::run(std::int64_t items, std::int64_t size, Forward forward,
-                          Backward backward) {
+at::Tensor BatchPass::run(std::int64_t items, std::int64_t size, Forward forward, Backward backward,
+                          const AllRanks* all) {
   TORCH_CHECK_VALUE(items >= 1, "the batch must have 1 item or more, got ", items);
   TORCH_CHECK_VALUE(size >= 1, "the size of a part must be 1 or more, got ", size);
   undo();
   try {
-    return run_parts(items, size, forward, backward);
+    return run_parts(items, size, forward, backward, all);
   } catch (...) {
     undo();  // ahead of whoever looks at how much memory came back
     throw;
@@ -113,27 +117,34 @@ at::Tensor BatchPass::run(std::int64_t items, std::int64_t size, Forward forward
 }
 
 at::Tensor BatchPass::run_parts(std::int64_t items, std::int64_t size, Forward forward,
-                                Backward backward) {
+                                Backward backward, const AllRanks* all) {
   for (const at::Tensor& leaf : named_) {
     if (leaf.requires_grad()) {
       put_aside(leaf);
     }
   }
   named_leaves_ = leaves_.size();
-  WeightedLoss loss(reduction_, items);
-  for (std::int64_t begin = 0; begin < items;) {
-    const std::int64_t count = std::min(size, items - begin);
-    const PartLoss part = forward(begin, begin + count);
-    begin += count;
-    if (const std::optional<double> weight = loss.add(part, count)) {
+  WeightedLoss loss(reduction_, items, all != nullptr ? all->unit : 0.0);
+  const std::int64_t parts = all != nullptr ? all->parts : (items + size - 1) / size;
+  const auto start = [&](std::int64_t part) {
+    return all != nullptr ? part * items / parts : std::min(part * size, items);
+  };
+  for (std::int64_t i = 0; i < parts; ++i) {
+    const std::int64_t begin = start(i);
+    const std::int64_t count = start(i + 1) - begin;
+    const PartLoss part = count == 0 ? forward(0, 1) : forward(begin, begin + count);
+    const double weight = loss.add(part, count);
+    if (weight > 0 || all != nullptr) {  // where other ranks wait, a part that counts 0 runs too
       put_aside_leaves_of(part.value);
-      backward(part.value, *weight == 1.0 ? at::Tensor() : at::full_like(part.value, *weight));
+      backward(part.value, weight == 1.0 ? at::Tensor() : at::full_like(part.value, weight));
     }
   }
-  if (loss.factor() != 1.0 && loss.count() > 0) {
-    scale_gradients(loss.factor());
-  }
   count_ = loss.count();
+  const bool differ =
+      all != nullptr && reduction_ == Reduction::mean && (loss.counts() || !all->same_items);
+  if (const double factor = loss.factor(differ ? all->mean(count_) : count_); factor != 1.0) {
+    scale_gradients(factor);
+  }
   return loss.total();
 }
 

@@ -114,9 +114,12 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   // The values of all ranks, and how far this one uses them.
-  Values values = meeting.agreed();
+  Values values = meeting.begins_with_lengths() ? Values() : meeting.agreed();
   const auto own = [&](Values common) {
     std::ranges::transform(common, call.maxima, common.begin(), std::ranges::min);
+    if (meeting.begins_with_lengths()) {
+      common.front() = meeting.cut(common.front());
+    }
     return common;
   };
   const bool agreed_before = values.size() == call.maxima.size();
@@ -153,6 +156,9 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       const std::optional<Failure> failure = attempt(trying);
       if (!failure) {
         fit = learn_fit(call, options, known, monitor, trying);
+        if (meeting.begins_with_lengths()) {
+          return;  // a rank that failed has told the others
+        }
         later = next_time(call, options, *fit);
         break;
       }

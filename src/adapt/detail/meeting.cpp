@@ -21,7 +21,9 @@ constexpr std::size_t kDone = 3;
 constexpr std::size_t kNext = 4;
 constexpr std::size_t kNotNext = kNext + kMostValues;
 constexpr std::size_t kLater = kNotNext + kMostValues;
-using Numbers = std::array<std::int64_t, kLater + kMostValues>;
+constexpr std::size_t kLength = kLater + kMostValues;
+constexpr std::size_t kNotLength = kLength + 1;
+using Numbers = std::array<std::int64_t, kNotLength + 1>;
 
 std::string text_of(const std::exception_ptr& error) {
   try {
@@ -122,12 +124,16 @@ Meeting::Answer Meeting::exchange(const Message& message) {
     numbers[kNotNext + i] = ~message.next[i];
     numbers[kLater + i] = later[i];
   }
+  numbers[kLength] = agreement_.lengths.own;
+  numbers[kNotLength] = ~agreement_.lengths.own;
   try {
     channel_.least(numbers);
   } catch (const RankError&) {
     throw_if_called_off(channel_);
     throw;
   }
+  agreement_.lengths.shortest = numbers[kLength];
+  agreement_.lengths.longest = ~numbers[kNotLength];
   if (numbers[kFailed] < channel_.ranks()) {
     throw_failures();
   }

@@ -46,6 +46,13 @@ class Meeting {
   [[nodiscard]] bool inside() const noexcept {
     return agreement_.options().collectives == Collectives::inside;
   }
+  /// Whether this call begins with an exchange of the lengths, and has no other.
+  [[nodiscard]] bool begins_with_lengths() const noexcept {
+    return inside() && agreement_.lengths.own > 0;
+  }
+  /// The size of this rank's longest part, where no part on any rank exceeds `size`.
+  [[nodiscard]] std::int64_t cut(std::int64_t size) { return agreement_.lengths.cut(size); }
+
   /// The values that earlier calls agreed on for this one; empty: none.
   [[nodiscard]] Values agreed() const { return agreement_.agreed(options_.key).values; }
 

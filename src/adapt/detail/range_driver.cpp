@@ -137,9 +137,11 @@ void range_together(Parts& parts, std::int64_t upper, Meeting& meeting) {
     return meeting.exchange({.done = !parts.left(), .next = {&next, 1}, .later = {&later, 1}});
   };
   const Meeting::Values agreed = meeting.agreed();
-  bool settled = !agreed.empty();
-  std::int64_t step = settled ? std::min(agreed.front(), upper) : ask().next.front();
-  for (bool first = settled;; first = false) {
+  // With collectives inside, ranks whose ranges differ must know it before they wait for each other.
+  const bool asks = agreed.empty() || meeting.inside();
+  std::int64_t step = asks ? ask().next.front() : std::min(agreed.front(), upper);
+  bool settled = !agreed.empty() && step == std::min(agreed.front(), upper);
+  for (bool first = !asks;; first = false) {
     meeting.trying({&step, 1});
     while (parts.left() && parts.run(step) && settled) {
     }

@@ -6,8 +6,8 @@
 
 namespace brim::nn {
 
-/// One of several tensors that a layer's backward may read, and from which the layer's output can
-/// be computed again: kept, or asked of the layer that made it. Used under the lock of its node.
+/// A tensor that a layer's backward may read, and from which the layer's output can be computed
+/// again: kept, or asked of the layer that made it. Used under the lock of its node.
 class Operand {
  public:
   explicit Operand(const at::Tensor& tensor)
@@ -16,8 +16,7 @@ class Operand {
   /// At forward, if backward reads it.
   /// @param recompute keep nothing, if the layer before can recompute it
   void keep(const at::Tensor& tensor, bool recompute) {
-    if (recompute && are_few(before_.with(producer_.get())) &&
-        nn::prepare_to_recompute(*producer_)) {
+    if (recompute && ask()) {
       strides_ = c10::SymDimVector(tensor.sym_strides());
       return;
     }
@@ -26,6 +25,16 @@ class Operand {
     is_kept_ = true;
     is_leaf_ = tensor.is_leaf();
   }
+
+  /// At forward: whether take() and lend() need no copy, from here on.
+  [[nodiscard]] bool ask() {
+    is_asked_for_ = is_asked_for_ || (are_few(before_.without(producer_.get())) &&
+                                      nn::prepare_to_recompute(*producer_));
+    return is_asked_for_;
+  }
+
+  /// Else take() costs time.
+  [[nodiscard]] bool is_kept() const { return is_kept_; }
 
   /// As SavingNode::layers_to_recompute(), for the layer that reads it.
   [[nodiscard]] std::optional<int> layers() const {
@@ -78,6 +87,7 @@ class Operand {
   NodePtr producer_;
   LayersBefore before_;
   bool is_kept_ = false;
+  bool is_asked_for_ = false;
   bool is_leaf_ = false;
   Kept saved_;
   c10::SymDimVector strides_;  // if backward reads what it asks for

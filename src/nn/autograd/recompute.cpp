@@ -207,8 +207,7 @@ std::optional<int> layers_of_sum(const torchs::AddBackward0& sum, const TensorVe
     return std::nullopt;
   }
   const auto layers = layers_of(*made_first);
-  const auto others = layers ? layers_of(*made_second) : std::nullopt;
-  return others ? std::optional(std::max(*layers, *others)) : std::nullopt;
+  return layers ? most_layers(layers, layers_of(*made_second)) : std::nullopt;
 }
 
 at::Tensor recompute_as(Node& node, at::ScalarType type) {

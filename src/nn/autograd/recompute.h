@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "nn/autograd/node.h"
 
 // A layer that needs its input only for the gradient of its weight may keep nothing and ask the
@@ -24,6 +26,12 @@ namespace brim::nn {
 /// backward reaches it: without a limit, a deep network would need more memory than it saves.
 [[nodiscard]] constexpr bool are_few(std::optional<int> layers) { return layers && *layers <= 8; }
 
+/// The most of two numbers of layers, for a value made of two.
+[[nodiscard]] constexpr std::optional<int> most_layers(std::optional<int> first,
+                                                       std::optional<int> second) {
+  return first && second ? std::optional(std::max(*first, *second)) : std::nullopt;
+}
+
 /// The number of layers for the input of a layer and the layer itself. Computed once: in a deep
 /// network the answer goes through all the layers before.
 class LayersBefore {
@@ -31,12 +39,18 @@ class LayersBefore {
   /// @param input as the layer saw it at its forward
   explicit LayersBefore(const TensorVersion& input) : input_(input) {}
 
-  [[nodiscard]] std::optional<int> with(const Node* producer) const {
+  /// For the input alone.
+  [[nodiscard]] std::optional<int> without(const Node* producer) const {
     if (!is_known_) {
       layers_ = layers_to_recompute(producer, input_);
       is_known_ = true;
     }
-    return layers_ ? std::optional(*layers_ + 1) : std::nullopt;
+    return layers_;
+  }
+
+  [[nodiscard]] std::optional<int> with(const Node* producer) const {
+    const auto layers = without(producer);
+    return layers ? std::optional(*layers + 1) : std::nullopt;
   }
 
  private:

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "nn/cpu/grain.h"
 #include "nn/cpu/number.h"
 #include "nn/cpu/widen.h"
 #include "nn/ops/bitmask_functions.h"
@@ -24,7 +25,6 @@ namespace brim::nn::cpu {
 namespace {
 
 constexpr std::int64_t kBlock = 64;
-constexpr std::int64_t kGrain = 32768;  // elements; as much as ATen gives a thread at least
 
 template <class T>
 using Block = std::array<T, kBlock>;

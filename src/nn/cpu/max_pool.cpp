@@ -7,6 +7,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "nn/cpu/grain.h"
 #include "nn/cpu/number.h"
 #include "nn/ops/max_pool_kernels.h"
 
@@ -18,9 +19,6 @@ using Int = std::int64_t;
 // Outputs (or channels) that are worked on together: what they need lies in the first cache.
 constexpr Int kBlock = 512;
 constexpr Int kLeastChannels = 64;  // fewer for a thread, and threads share cache lines
-constexpr Int kGrain = 32768;       // values read; as much as ATen gives a thread at least
-
-Int grain_of(Int values_each) { return std::max<Int>(1, kGrain / std::max<Int>(1, values_each)); }
 
 // -- Which value is larger ---------------------------------------------------------------------
 

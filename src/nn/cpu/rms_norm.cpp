@@ -9,12 +9,11 @@
 #include <array>
 #include <vector>
 
+#include "nn/cpu/grain.h"
 #include "nn/cpu/number.h"
 
 namespace brim::nn::cpu {
 namespace {
-
-constexpr std::int64_t kGrain = 32768;  // elements; as much as ATen gives a thread at least
 
 // Rows that are summed by themselves first: thousands of numbers added one by one round too often.
 constexpr std::int64_t kRows = 64;
@@ -108,22 +107,22 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad,
         const W* const w = factors.defined() ? factors.const_data_ptr<W>() : nullptr;
         auto* const dx = input_grad ? into_input.mutable_data_ptr<scalar_t>() : nullptr;
         auto* const dw = weight_grad ? into_weight.mutable_data_ptr<W>() : nullptr;
-        const std::int64_t grain =
-            std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, size));
-        at::parallel_for(0, scale.numel(), grain, [&](std::int64_t begin, std::int64_t end) {
-          RowBackward<scalar_t> rows(w, size);
-          std::vector<W> part(dw != nullptr ? static_cast<std::size_t>(size) : 0);
-          for (std::int64_t from = begin; from < end; from += kRows) {
-            for (std::int64_t i = from; i < std::min(end, from + kRows); ++i) {
-              rows.run(g + i * size, x + i * size, r[i], dx != nullptr ? dx + i * size : nullptr,
-                       dw != nullptr ? part.data() : nullptr);
-            }
-            for (std::size_t i = 0; i < part.size(); ++i) {
-              dw[at::get_thread_num() * size + static_cast<std::int64_t>(i)] += part[i];
-              part[i] = 0;
-            }
-          }
-        });
+        at::parallel_for(
+            0, scale.numel(), grain_of(size), [&](std::int64_t begin, std::int64_t end) {
+              RowBackward<scalar_t> rows(w, size);
+              std::vector<W> part(dw != nullptr ? static_cast<std::size_t>(size) : 0);
+              for (std::int64_t from = begin; from < end; from += kRows) {
+                for (std::int64_t i = from; i < std::min(end, from + kRows); ++i) {
+                  rows.run(g + i * size, x + i * size, r[i],
+                           dx != nullptr ? dx + i * size : nullptr,
+                           dw != nullptr ? part.data() : nullptr);
+                }
+                for (std::size_t i = 0; i < part.size(); ++i) {
+                  dw[at::get_thread_num() * size + static_cast<std::int64_t>(i)] += part[i];
+                  part[i] = 0;
+                }
+              }
+            });
       });
   if (weight_grad) {
     into_weight = into_weight.sum(0).view(row).to(weight->scalar_type());

@@ -4,12 +4,11 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/nn/modules/common.h>
 #include <torch/utils.h>
 
 #include <memory>
 #include <ostream>
-#include <tuple>
-#include <typeindex>
 #include <unordered_map>
 #include <utility>
 
@@ -106,98 +105,82 @@ class Call {
   std::size_t references_;
 };
 
-/// A `Base` that records its calls.
-template <class Base, class Forward = decltype(&Base::forward)>
-class Watched;
-
-template <class Base, class Owner, class... Args>
-class Watched<Base, at::Tensor (Owner::*)(Args...)> : public Base {
+/// Stands in a Sequential for one of its elements, and records its calls.
+class Watched : public Module {
  public:
-  template <class From>
-  Watched(const From& from, std::shared_ptr<Recorder> recorder, std::size_t layer)
-      : Base(from), recorder_(std::move(recorder)), layer_(layer) {}
+  Watched(AnyModule watched, std::shared_ptr<Recorder> recorder, std::size_t layer)
+      : element(std::move(watched)), recorder_(std::move(recorder)), layer_(layer) {}
 
-  // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method): see brim/nn/layer.h
-  at::Tensor forward(Args... args) {
-    Call call(*recorder_, layer_, std::get<0>(std::tie(args...)));
-    at::Tensor output = Base::forward(std::forward<Args>(args)...);
+  /// @param output_size which only transposed convolutions take
+  at::Tensor forward(const at::Tensor& input, const std::optional<at::IntArrayRef>& output_size) {
+    Call call(*recorder_, layer_, input);
+    at::Tensor output = output_size ? element.forward(input, output_size) : element.forward(input);
     call.finish(output);
     return output;
   }
+
+  AnyModule element;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<at::IntArrayRef>())})
 
  private:
   std::shared_ptr<Recorder> recorder_;
   std::size_t layer_;
 };
 
-using Watch = AnyModule (*)(const Module& from, const std::shared_ptr<Recorder>&,
-                            std::size_t layer);
+}  // namespace
+}  // namespace brim::nn
 
-template <class From, class Base>
-AnyModule watch(const Module& from, const std::shared_ptr<Recorder>& recorder, std::size_t layer) {
-  return AnyModule(
-      std::make_shared<Watched<Base>>(static_cast<const From&>(from), recorder, layer));
+/// Whoever asks the Sequential for the layer gets the layer.
+template <>
+std::shared_ptr<torch::nn::Module> torch::nn::AnyModuleHolder<
+    brim::nn::Watched, const at::Tensor&, const std::optional<at::IntArrayRef>&>::ptr() {
+  return module->element.ptr();
 }
 
-/// What can be put in the place of a layer of some type.
-struct Kind {
-  Watch theirs;
-  Watch ours;
-  AnyModule (*itself)(const std::shared_ptr<Module>& layer);
-};
+namespace brim::nn {
+namespace {
 
-template <class Layer, class Theirs, class Ours>
-Kind kind() {
-  return {watch<Theirs, Theirs>, watch<Layer, Ours>, [](const std::shared_ptr<Module>& layer) {
-            return AnyModule(std::static_pointer_cast<Layer>(layer));
-          }};
-}
-
-const std::unordered_map<std::type_index, Kind>& kinds() {
-  static const std::unordered_map<std::type_index, Kind> all = [] {
-    std::unordered_map<std::type_index, Kind> made;
-    for_each_layer(ConvertibleLayers(), [&]<class Ours>() {
-      using Theirs = typename Ours::Theirs;
-      made.emplace(typeid(Theirs), kind<Theirs, Theirs, Ours>());
-      made.emplace(typeid(Ours), kind<Ours, Theirs, Ours>());
-    });
-    return made;
-  }();
-  return all;
-}
-
-/// While it lives, the model has watched layers in its containers.
+/// While it lives, the model has torch::nn's layers in its containers, or ours, and Sequentials
+/// record their calls.
 class WatchedModel {
  public:
-  WatchedModel(const std::vector<LayerPlace>& places, Watch Kind::* which,
+  WatchedModel(const std::vector<LayerPlace>& places, bool ours,
                const std::shared_ptr<Recorder>& recorder) {
     std::unordered_map<const Module*, AnyModule> made;
     for (std::size_t i = 0; i < places.size(); ++i) {
       const LayerPlace& place = places[i];
-      if (const auto found = kinds().find(typeid(*place.layer)); found != kinds().end()) {
-        const Kind& kind = found->second;
-        AnyModule& fresh = made[place.layer.get()];
-        if (fresh.is_empty()) {
-          fresh = (kind.*which)(*place.layer, recorder, i + 1);
+      const Module& layer = *place.layer;
+      const LayerRule* const other = rule_for(layer, ours ? &LayerRule::theirs : &LayerRule::ours);
+      if (other == nullptr && !rule_for(layer, ours ? &LayerRule::ours : &LayerRule::theirs)) {
+        continue;
+      }
+      AnyModule& fresh = made[&layer];
+      if (fresh.is_empty()) {
+        AnyModule wanted =
+            other == nullptr ? place.element : (ours ? other->to_ours : other->to_theirs)(layer);
+        if (wanted.is_empty()) {
+          continue;  // it is the one wanted, and no Sequential calls it
         }
-        if (replace(place, fresh)) {
-          undo_.push_back(
-              {{place.parent, place.key, place.name, fresh.ptr()}, kind.itself(place.layer)});
-        }
+        fresh = AnyModule(std::make_shared<Watched>(std::move(wanted), recorder, i + 1));
+      }
+      if (replace(place, fresh.ptr(), fresh)) {
+        undo_.emplace_back(&place, fresh.ptr());
       }
     }
   }
 
   ~WatchedModel() {
-    for (const auto& [place, layer] : undo_) {
-      replace(place, layer);
+    for (const auto& [place, fresh] : undo_) {
+      replace({place->parent, place->key, place->name, fresh, {}}, place->layer, place->element);
     }
   }
   WatchedModel(const WatchedModel&) = delete;
   WatchedModel& operator=(const WatchedModel&) = delete;
 
  private:
-  std::vector<std::pair<LayerPlace, AnyModule>> undo_;
+  std::vector<std::pair<const LayerPlace*, std::shared_ptr<Module>>> undo_;
 };
 
 /// Puts buffers such as running statistics back.
@@ -223,10 +206,10 @@ class BufferGuard {
 };
 
 /// Bytes that one run keeps, by layer.
-std::vector<std::int64_t> measure(const std::vector<LayerPlace>& places, Watch Kind::* which,
+std::vector<std::int64_t> measure(const std::vector<LayerPlace>& places, bool ours,
                                   const std::function<at::Tensor()>& forward) {
   const auto recorder = std::make_shared<Recorder>();
-  const WatchedModel watched(places, which, recorder);
+  const WatchedModel watched(places, ours, recorder);
   at::Tensor output;  // holds the graph
   {
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, recorder);
@@ -270,8 +253,8 @@ Audit audit(Module& model, const std::function<at::Tensor()>& forward) {
   const torch::AutoGradMode gradients(true);
   const BufferGuard buffers(model);
   const std::vector<LayerPlace> places = layer_places(model);
-  const auto torchs = measure(places, &Kind::theirs, forward);
-  const auto ours = measure(places, &Kind::ours, forward);
+  const auto torchs = measure(places, false, forward);
+  const auto ours = measure(places, true, forward);
   Audit result;
   for (std::size_t i = 0; i < places.size(); ++i) {
     const LayerPlace& place = places[i];

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <ostream>
-#include <typeindex>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -59,60 +58,9 @@ class ChosenModules {
 
 namespace {
 
-using Make = AnyModule (*)(const Module& layer);
-
-struct Rule {
-  std::type_index theirs;
-  std::type_index ours;
-  bool (*derives)(const Module& layer);  // from torch::nn's
-  Make to_ours;
-  Make to_theirs;
-  void (*recompute)(Module& ours);
-};
-
-/// A layer of another class that shares the tensors of `layer`.
-template <class Theirs, class New>
-AnyModule make(const Module& layer) {
-  return AnyModule(std::make_shared<New>(static_cast<const Theirs&>(layer)));
-}
-
-template <class Theirs>
-bool derives(const Module& layer) {
-  return dynamic_cast<const Theirs*>(&layer) != nullptr;
-}
-
-template <class Ours>
-void set_recompute(Module& layer) {
-  if constexpr (requires(Ours& ours) { ours.recompute; }) {
-    static_cast<Ours&>(layer).recompute = true;
-  }
-}
-
-const std::vector<Rule>& rules() {
-  static const std::vector<Rule> all = [] {
-    std::vector<Rule> made;
-    for_each_layer(ConvertibleLayers(), [&]<class Ours>() {
-      using Theirs = typename Ours::Theirs;
-      made.push_back({typeid(Theirs), typeid(Ours), derives<Theirs>, make<Theirs, Ours>,
-                      make<Theirs, Theirs>, set_recompute<Ours>});
-    });
-    return made;
-  }();
-  return all;
-}
-
-const Rule* rule_for(const Module& layer, std::type_index Rule::* type) {
-  for (const Rule& rule : rules()) {
-    if (rule.*type == typeid(layer)) {
-      return &rule;
-    }
-  }
-  return nullptr;
-}
-
 /// Why convert() does not know a layer.
 const char* why_unknown(const Module& layer) {
-  for (const Rule& rule : rules()) {
+  for (const LayerRule& rule : layer_rules()) {
     if (rule.derives(layer)) {
       return "it is a class of its own, derived from a layer of torch::nn";
     }
@@ -132,12 +80,12 @@ class Replacing {
   }
 
   /// The new layer, or nothing where the old one has to stay.
-  std::shared_ptr<Module> replace_with(const LayerPlace& place, Make make_new) {
+  std::shared_ptr<Module> replace_with(const LayerPlace& place, LayerRule::Make make) {
     auto made = made_.find(place.layer.get());
     if (made == made_.end()) {
-      made = made_.emplace(place.layer.get(), make_new(*place.layer)).first;
+      made = made_.emplace(place.layer.get(), make(*place.layer)).first;
     }
-    if (replace(place, made->second)) {
+    if (replace(place, made->second.ptr(), made->second)) {
       report_.replaced.push_back({place.name, type_of(*place.layer), ""});
       return made->second.ptr();
     }
@@ -164,8 +112,8 @@ ConversionReport convert(Module& model, const ConvertOptions& options) {
   Replacing replacing(model);
   for (const LayerPlace& place : replacing.places()) {
     const Module& layer = *place.layer;
-    const Rule* const ours = rule_for(layer, &Rule::ours);
-    const Rule* rule = ours;
+    const LayerRule* const ours = rule_for(layer, &LayerRule::ours);
+    const LayerRule* rule = ours;
     std::shared_ptr<Module> result;
     if (!options.only.empty() && !only.contains(layer)) {
       replacing.keep(place, "not chosen by `only`");
@@ -174,7 +122,7 @@ ConversionReport convert(Module& model, const ConvertOptions& options) {
     } else if (ours != nullptr) {
       replacing.keep(place, "it is brim's already");
       result = place.layer;
-    } else if (rule = rule_for(layer, &Rule::theirs); rule != nullptr) {
+    } else if (rule = rule_for(layer, &LayerRule::theirs); rule != nullptr) {
       result = replacing.replace_with(place, rule->to_ours);
     } else {
       replacing.keep(place, why_unknown(layer));
@@ -189,7 +137,7 @@ ConversionReport convert(Module& model, const ConvertOptions& options) {
 ConversionReport restore(Module& model) {
   Replacing replacing(model);
   for (const LayerPlace& place : replacing.places()) {
-    if (const Rule* const rule = rule_for(*place.layer, &Rule::ours)) {
+    if (const LayerRule* const rule = rule_for(*place.layer, &LayerRule::ours)) {
       replacing.replace_with(place, rule->to_theirs);
     }
   }

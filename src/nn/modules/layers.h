@@ -1,38 +1,33 @@
 #pragma once
 
-#include <brim/nn/modules.h>
 #include <torch/nn/modules/container/any.h>
 
 #include <memory>
 #include <string>
+#include <typeindex>
 #include <vector>
 
 // The layers that a model holds in containers, and which of ours stands for which of torch::nn.
 
 namespace brim::nn {
 
-template <class First, class Second>
-struct Joined;
+/// A layer of torch::nn and ours that stands for it. What is made shares the tensors of `layer`.
+struct LayerRule {
+  using Make = torch::nn::AnyModule (*)(const torch::nn::Module& layer);
 
-template <class... First, class... Second>
-struct Joined<Layers<First...>, Layers<Second...>> {
-  using Both = Layers<First..., Second...>;
+  std::type_index theirs;
+  std::type_index ours;
+  bool (*derives)(const torch::nn::Module& layer);  // from torch::nn's
+  Make to_ours;
+  Make to_theirs;
+  void (*recompute)(torch::nn::Module& ours);
 };
 
-/// The layers that stand for one of torch::nn, `Theirs`.
-using ConvertibleLayers =
-    Joined<Layers<Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl, ConvTranspose2dImpl,
-                  ConvTranspose3dImpl, LinearImpl, BatchNorm1dImpl, BatchNorm2dImpl,
-                  BatchNorm3dImpl, LayerNormImpl, GroupNormImpl, DropoutImpl, MaxPool1dImpl,
-                  MaxPool2dImpl, MaxPool3dImpl, AvgPool1dImpl, AvgPool2dImpl, AvgPool3dImpl,
-                  AdaptiveAvgPool1dImpl, AdaptiveAvgPool2dImpl, AdaptiveAvgPool3dImpl>,
-           Activations>::Both;
+const std::vector<LayerRule>& layer_rules();
 
-/// Calls `visit.operator()<Ours>()` for each layer of a list.
-template <class Visit, class... Ours>
-void for_each_layer(Layers<Ours...> /*list*/, Visit visit) {
-  (visit.template operator()<Ours>(), ...);
-}
+/// The rule for a layer of torch::nn (`&LayerRule::theirs`) or of ours (`&LayerRule::ours`), or
+/// nullptr.
+const LayerRule* rule_for(const torch::nn::Module& layer, std::type_index LayerRule::* type);
 
 /// A layer, which is a module without children, in one of its places.
 struct LayerPlace {
@@ -40,15 +35,17 @@ struct LayerPlace {
   std::string key;            // its name in the parent
   std::string name;           // in the model
   std::shared_ptr<torch::nn::Module> layer;
+  torch::nn::AnyModule element;  // a Sequential's, which calls the layer; else empty
 };
 
 /// All places below the model; of a model that is itself a layer, that one without a parent or an
 /// owner. A container that two parents share is entered once.
 std::vector<LayerPlace> layer_places(torch::nn::Module& model);
 
-/// Puts `fresh` where the parent holds the layer. False where the parent is no container, or has
-/// registered the layer without holding it as an element.
-bool replace(const LayerPlace& place, const torch::nn::AnyModule& fresh);
+/// Puts `fresh` where the parent holds the layer, in a Sequential as `element`. False where the
+/// parent is no container, or has registered the layer without holding it as an element.
+bool replace(const LayerPlace& place, const std::shared_ptr<torch::nn::Module>& fresh,
+             const torch::nn::AnyModule& element);
 
 /// As programs write it: torch::nn::Conv2d for torch::nn::Conv2dImpl.
 std::string type_of(const torch::nn::Module& layer);

@@ -15,6 +15,7 @@
 
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
+#include "nn/cpu/grain.h"
 #include "nn/cpu/number.h"
 
 namespace brim::nn {
@@ -173,9 +174,7 @@ void scale_loop(const at::Tensor& grad, const MaybeTensor& weight, const at::Ten
   const bool channels_last = blocks.inner == 1;
   const std::int64_t rows = channels_last ? blocks.outer : blocks.outer * blocks.channels;
   const std::int64_t size = channels_last ? blocks.channels : blocks.inner;
-  constexpr std::int64_t kGrain = 32768;  // elements; as much as ATen gives a thread at least
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / size);
-  at::parallel_for(0, rows, grain, [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, rows, grain_of(size), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const T* const from = in + row * size;
       T* const into = out + row * size;

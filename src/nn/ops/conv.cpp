@@ -16,11 +16,12 @@
 #include <tuple>
 #include <utility>
 
+#include "nn/autograd/cast_weight.h"
 #include "nn/autograd/held_output.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operand.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
-#include "nn/autograd/saved_input.h"
 
 namespace brim::nn {
 namespace {
@@ -148,6 +149,7 @@ class ConvNode final : public OutputHoldingNode {
            const MaybeTensor& bias, bool recompute)
       : OutputHoldingNode(recompute),
         options_(options),
+        input_(input),
         type_(input.scalar_type()),
         batched_(input.dim() == weight.dim()),
         has_bias_(is_given(bias)) {
@@ -173,7 +175,7 @@ class ConvNode final : public OutputHoldingNode {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const at::Tensor grad = batched_ ? grads[0] : grads[0].unsqueeze(0);
     const bool asked_for_weight = task_should_compute_output(1);
-    if (trains_weight_ && (asked_for_weight || !input_.asks())) {
+    if (trains_weight_ && (asked_for_weight || input_.is_kept())) {
       all_grads(grad, asked_for_weight, result);
     } else {
       if (task_should_compute_output(0)) {
@@ -203,7 +205,7 @@ class ConvNode final : public OutputHoldingNode {
 
   void all_grads(const at::Tensor& grad, bool asked_for_weight, variable_list& result) {
     const Options& options = options_;
-    const at::Tensor kept = input_.get();
+    const at::Tensor kept = input_.take();
     const std::array<c10::SymInt, 1> bias_size = {grad.sym_size(1)};
     std::tie(result[0], result[1], result[2]) = at::convolution_backward_symint(
         grad, batched_ ? kept : kept.unsqueeze(0), weight(),
@@ -220,7 +222,7 @@ class ConvNode final : public OutputHoldingNode {
   }
 
   Options options_;
-  KeptInput input_;
+  Operand input_;
   SavedVariable weight_;
   Sizes sizes_;
   at::ScalarType type_;

@@ -13,8 +13,6 @@
 namespace brim::nn {
 namespace {
 
-using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
-
 /// What the normalised rows are multiplied by; undefined for nothing.
 at::Tensor factors_of(const MaybeTensor& weight, double offset, bool cast_first) {
   if (!is_given(weight)) {
@@ -92,10 +90,7 @@ TwoTensors backward_anywhere(const at::Tensor& grad, const at::Tensor& input,
 TwoTensors backward_meta(const at::Tensor& /*grad*/, const at::Tensor& input,
                          const at::Tensor& /*rstd*/, const MaybeTensor& weight, double /*offset*/,
                          bool /*cast_first*/, bool input_grad, bool weight_grad) {
-  const auto like = [](const at::Tensor& tensor) {
-    return at::empty_like(tensor, {}, at::MemoryFormat::Contiguous);
-  };
-  return {input_grad ? like(input) : at::Tensor(), weight_grad ? like(*weight) : at::Tensor()};
+  return grads_like(input, weight, input_grad, weight_grad);
 }
 
 const Operator<backward_anywhere> kBackward(

@@ -3,9 +3,9 @@
 #include <ATen/ops/mul.h>
 #include <brim/nn/functional.h>
 
+#include "nn/autograd/cast_weight.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/rerun.h"
-#include "nn/autograd/saved_input.h"
 #include "nn/ops/gated_kernels.h"
 
 // Activations by name, and their products with a second tensor: the MLPs of most language models.

@@ -7,9 +7,9 @@
 #include <ranges>
 
 #include "nn/autograd/autocast.h"
+#include "nn/autograd/cast_weight.h"
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
-#include "nn/autograd/saved_input.h"
 #include "nn/ops/bits.h"
 
 namespace brim::nn {

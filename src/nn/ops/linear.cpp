@@ -8,11 +8,12 @@
 
 #include <numeric>
 
+#include "nn/autograd/cast_weight.h"
 #include "nn/autograd/node.h"
+#include "nn/autograd/operand.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/runs_again.h"
-#include "nn/autograd/saved_input.h"
 #include "nn/autograd/storage_pinning.h"
 
 namespace brim::nn {
@@ -57,6 +58,8 @@ bool is_plain(const at::Tensor& input, const at::Tensor& weight, const MaybeTens
 // rounds differently.
 class LinearNode final : public SavingNode, public RunsAgain {
  public:
+  explicit LinearNode(const at::Tensor& input) : input_(input) {}
+
   /// At forward, below autograd: the output.
   /// @param kept the input, or a copy without gaps
   at::Tensor run(const at::Tensor& input, const at::Tensor& kept, const at::Tensor& weight,
@@ -77,11 +80,7 @@ class LinearNode final : public SavingNode, public RunsAgain {
     return product(matrix, weight, bias);
   }
 
-  void keep_input(const at::Tensor& input, bool recompute) {
-    input_.keep(input, recompute);
-    keeps_input_ = true;
-  }
-
+  void keep_input(const at::Tensor& input, bool recompute) { input_.keep(input, recompute); }
   void keep_weight(const at::Tensor& weight) { weight_ = Kept(weight); }
 
   /// At forward, after the others: what recompute() needs besides the weight.
@@ -89,15 +88,15 @@ class LinearNode final : public SavingNode, public RunsAgain {
     // A copy that autocast made of the bias would be memory of its own.
     const bool keeps_copy = is_given(bias) && (casts || !bias->is_leaf());
     if (input.requires_grad() && !batched_ && !keeps_copy) {
-      before_ = version_of(input);
+      runs_again_ = true;
       bias_ = kept(bias);
     }
   }
 
   bool prepare_to_run_again() override {
     const std::lock_guard lock(mutex_);
-    return before_ && is_weight_there() && bias_.freeze(elements()) &&
-           (keeps_input_ || input_.asks() || input_.ask(next_edge(0).function, *before_));
+    return runs_again_ && is_weight_there() && bias_.freeze(elements()) &&
+           (input_.is_kept() || input_.ask());
   }
 
   at::Tensor recompute() override {
@@ -115,7 +114,7 @@ class LinearNode final : public SavingNode, public RunsAgain {
       result[0] = batched_ ? input_grad_batched(grads[0]) : input_grad(matrix_of(grads[0]));
     }
     if (task_should_compute_output(1)) {
-      const at::Tensor input = matrix_of(input_.get());
+      const at::Tensor input = matrix_of(input_.take());
       const at::Tensor grad = matrix_of(grads[0]);
       result[1] = row_major_weight_ ? grad.t().mm(input) : input.t().mm(grad).t();
     }
@@ -197,9 +196,8 @@ class LinearNode final : public SavingNode, public RunsAgain {
     return grad.sum(leading);
   }
 
-  KeptInput input_;
-  bool keeps_input_ = false;
-  std::optional<TensorVersion> before_;  // the input, if this node may run again
+  Operand input_;
+  bool runs_again_ = false;  // if a layer behind asks for the output
   Kept weight_;
   Kept bias_;
   c10::SymDimVector sizes_;
@@ -228,7 +226,7 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
   const bool copies =
       weight.requires_grad() && input.dim() > 2 && pins_more_than_itself(input) && !folds(input);
   const at::Tensor kept = copies ? input.contiguous() : input;
-  auto node = make_node<LinearNode>();
+  auto node = make_node<LinearNode>(kept);
   node->set_next_edges(torch::autograd::collect_next_edges(kept, weight, bias));
   const at::Tensor output = [&] {
     const BelowAutograd below;

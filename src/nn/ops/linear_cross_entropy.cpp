@@ -15,9 +15,9 @@
 #include <limits>
 #include <utility>
 
+#include "nn/autograd/cast_weight.h"
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
-#include "nn/autograd/saved_input.h"
 #include "nn/ops/cross_entropy_rows.h"
 
 // The last linear layer of a model and its loss. The logits never exist as a whole and nothing of

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include <algorithm>
 #include <array>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "nn/autograd/node.h"
@@ -39,6 +41,17 @@ struct Normalised {
 [[nodiscard]] inline at::Tensor rms_rstd(const at::Tensor& wide_input, at::IntArrayRef dims,
                                          double eps) {
   return wide_input.pow(2).mean(dims, true).add(eps).rsqrt();
+}
+
+using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
+
+/// Room for the gradients of an RMS norm that are asked for.
+[[nodiscard]] inline TwoTensors grads_like(const at::Tensor& input, const MaybeTensor& weight,
+                                           bool input_grad, bool weight_grad) {
+  const auto like = [](const at::Tensor& tensor) {
+    return at::empty_like(tensor, {}, at::MemoryFormat::Contiguous);
+  };
+  return {input_grad ? like(input) : at::Tensor(), weight_grad ? like(*weight) : at::Tensor()};
 }
 
 /// @throws c10::Error as torch does, where `shape` is not that of the input's last dimensions or of

@@ -2,8 +2,6 @@
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
-#include <algorithm>
-
 #include "nn/autograd/node.h"
 #include "nn/autograd/operand.h"
 #include "nn/autograd/operator.h"
@@ -28,8 +26,7 @@ class ProductNode final : public SavingNode {
 
   std::optional<int> layers_to_recompute() const override {
     const auto first = first_.layers();
-    const auto second = first ? second_.layers() : std::nullopt;
-    return second ? std::optional(std::max(*first, *second)) : std::nullopt;
+    return first ? most_layers(first, second_.layers()) : std::nullopt;
   }
 
   bool prepare_to_recompute() override {

@@ -1,6 +1,5 @@
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/rms_norm.h>
 #include <brim/nn/functional.h>
 
@@ -15,8 +14,6 @@
 
 namespace brim::nn {
 namespace {
-
-using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 
 /// `-1`, `-2`, ... for `dims` dimensions.
 c10::DimVector last_dims(std::int64_t dims) {
@@ -48,9 +45,9 @@ double eps_of(const at::Tensor& input, std::optional<double> eps) {
 // -- Backward: gradients of input and weight, undefined if not asked for --------------------------
 
 /// Any device; differentiable by all but `rstd`.
-TwoTensors backward_anywhere(const at::Tensor& grad, const at::Tensor& input,
-                             const at::Tensor& rstd, const MaybeTensor& weight, std::int64_t dims,
-                             bool input_grad, bool weight_grad) {
+TwoTensors rms_backward_anywhere(const at::Tensor& grad, const at::Tensor& input,
+                                 const at::Tensor& rstd, const MaybeTensor& weight,
+                                 std::int64_t dims, bool input_grad, bool weight_grad) {
   const at::ScalarType wide = at::toOpMathType(input.scalar_type());
   const at::Tensor up = grad.to(wide);
   const at::Tensor normal = input.to(wide).mul(rstd);
@@ -68,19 +65,17 @@ TwoTensors backward_anywhere(const at::Tensor& grad, const at::Tensor& input,
   return result;
 }
 
-TwoTensors backward_meta(const at::Tensor&, const at::Tensor& input, const at::Tensor&,
-                         const MaybeTensor& weight, std::int64_t, bool input_grad,
-                         bool weight_grad) {
-  const auto like = [](const at::Tensor& tensor) {
-    return at::empty_like(tensor, {}, at::MemoryFormat::Contiguous);
-  };
-  return {input_grad ? like(input) : at::Tensor(), weight_grad ? like(*weight) : at::Tensor()};
+TwoTensors rms_backward_meta(const at::Tensor&, const at::Tensor& input, const at::Tensor&,
+                             const MaybeTensor& weight, std::int64_t, bool input_grad,
+                             bool weight_grad) {
+  return grads_like(input, weight, input_grad, weight_grad);
 }
 
-const Operator<backward_anywhere> kBackward(
+const Operator<rms_backward_anywhere> kRmsBackward(
     "rms_norm_backward(Tensor grad, Tensor input, Tensor rstd, Tensor? weight, int dims, bool "
     "input_grad, bool weight_grad) -> (Tensor, Tensor)",
-    {.cpu = cpu::rms_norm_backward, .meta = backward_meta}, {at::Tag::needs_fixed_stride_order});
+    {.cpu = cpu::rms_norm_backward, .meta = rms_backward_meta},
+    {at::Tag::needs_fixed_stride_order});
 
 // -- The layer --------------------------------------------------------------------------------
 
@@ -133,11 +128,11 @@ struct RmsNorm {
                                            last_dims(dims()), eps_of(input, eps));
     TwoTensors result;
     if (differentiable) {
-      result = backward_anywhere(grad, input, rstd, weight, dims(), mask[0], mask[1]);
+      result = rms_backward_anywhere(grad, input, rstd, weight, dims(), mask[0], mask[1]);
     } else if (has_kernel(input, weight)) {
       result = at::_fused_rms_norm_backward(grad, input, shape, rstd, weight, {mask[0], mask[1]});
     } else {
-      result = kBackward(grad, input, rstd, weight, dims(), mask[0], mask[1]);
+      result = kRmsBackward(grad, input, rstd, weight, dims(), mask[0], mask[1]);
       if (mask[0]) {
         // Of torch's products the gradient's comes first.
         at::Tensor& input_grad = std::get<0>(result);

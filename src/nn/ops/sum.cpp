@@ -26,9 +26,10 @@ class SumNode final : public OutputHoldingNode {
       return OutputHoldingNode::layers_to_recompute();
     }
     const auto first = before_first_.with(next_edge(0).function.get());
-    const auto second = first ? before_second_.with(next_edge(1).function.get()) : std::nullopt;
+    const auto both =
+        first ? most_layers(first, before_second_.with(next_edge(1).function.get())) : first;
     // One more: the value is not held, so each layer that asks runs the sums before it again.
-    return second ? std::optional(std::max(*first, *second) + 1) : std::nullopt;
+    return both ? std::optional(*both + 1) : std::nullopt;
   }
 
   bool prepare_to_recompute() override {

@@ -540,6 +540,31 @@ TEST(Agreement, OfALongRangeOnlyTheEndIsExchangedOnceSettled) {
   EXPECT_EQ(after[2], after[0] + 2);
 }
 
+TEST(Agreement, WithCollectivesInsideBatchesOfAnyLengthHaveAsManyParts) {
+  ThreadRanks all(2);
+  const std::vector<std::vector<std::int64_t>> lengths{{8, 8, 3, 7, 90}, {8, 5, 8, 4, 3}};
+  std::vector<std::vector<std::int64_t>> parts(2);
+  const auto errors = all.run([&](std::int64_t number) {
+    Rank rank(all, number, {.collectives = Collectives::inside});
+    const auto at = static_cast<std::size_t>(number);
+    for (const std::int64_t length : lengths[at]) {
+      rank.agreement.lengths.own = length;
+      batch(
+          3,
+          [&](std::int64_t size) {
+            parts[at].push_back(rank.agreement.lengths.parts);
+            EXPECT_EQ(size, (length + parts[at].back() - 1) / parts[at].back());
+            EXPECT_LE(size, 3);
+          },
+          rank.options());
+    }
+  });
+  EXPECT_EQ(text_of(errors[0]), "no error");
+  EXPECT_EQ(parts[0].size(), 5U);
+  EXPECT_EQ(parts[0], parts[1]);
+  EXPECT_GE(parts[0].back(), 30);
+}
+
 TEST(Agreement, WithCollectivesInsideSizesGrowFromSmallAndAFailureEndsAllRanks) {
   ThreadRanks all(2);
   std::vector<std::vector<std::int64_t>> sizes(2);

@@ -26,7 +26,7 @@ inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 /// Bytes that CPU tensors hold now.
 inline std::int64_t held_now() {
   install_cpu_allocator();
-  return memory_stats(at::kCPU).allocated;
+  return held();
 }
 
 /// A budget of so many bytes above what is held now.

@@ -12,11 +12,13 @@
 #include <random>
 #include <vector>
 
+#include "tensors.h"
+
 namespace brim::simulation {
 
 using Need = std::function<std::int64_t(std::int64_t)>;
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+using tests::kMiB;
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 
 class Random {

@@ -248,7 +248,7 @@ void hold_promise(const Kind& kind, const Device& device, const Allowed& allowed
   EXPECT_LE(below, allowed.below * device.cases);
 }
 
-class NeverWorseThanHalving : public testing::TestWithParam<Kind> {};
+class NeverWorseThanHalving : public ::testing::TestWithParam<Kind> {};
 
 TEST_P(NeverWorseThanHalving, AndNearTheLargestSizeFromTheThirdCallOn) {
   const auto bytes = [](Random& random, int) { return random.magnitude(1e8, 8e10); };
@@ -266,7 +266,7 @@ TEST_P(NeverWorseThanHalving, OnCuda) {
                GetParam().cuda);
 }
 
-INSTANTIATE_TEST_SUITE_P(SizeSearch, NeverWorseThanHalving, testing::ValuesIn(kinds()),
+INSTANTIATE_TEST_SUITE_P(SizeSearch, NeverWorseThanHalving, ::testing::ValuesIn(kinds()),
                          [](const auto& setting) { return setting.param.name; });
 
 }  // namespace

@@ -113,7 +113,7 @@ struct SeveralRequests {
   double near;              // share of the cases whose first fit is at least 97 % of the maximum
 };
 
-class RequestsOneAfterTheOther : public testing::TestWithParam<SeveralRequests> {};
+class RequestsOneAfterTheOther : public ::testing::TestWithParam<SeveralRequests> {};
 
 TEST_P(RequestsOneAfterTheOther, AreFoundOneByOneAndTheThirdCallIsNearTheMaximum) {
   // Up to three tensors, all kept: a smaller size fails at a later one, and no failure tells of the
@@ -172,8 +172,8 @@ TEST_P(RequestsOneAfterTheOther, AreFoundOneByOneAndTheThirdCallIsNearTheMaximum
 }
 
 INSTANTIATE_TEST_SUITE_P(SizeSearch, RequestsOneAfterTheOther,
-                         testing::Values(SeveralRequests{0.0, 3.2, 0.5},
-                                         SeveralRequests{0.05, 3.3, 0.48}));
+                         ::testing::Values(SeveralRequests{0.0, 3.2, 0.5},
+                                           SeveralRequests{0.05, 3.3, 0.48}));
 
 // ---------------------------------------------------------------- beside halving
 
@@ -185,7 +185,7 @@ struct Program {
   double end = 1;  // at least this share of halving's size; coarse steps hide how the need grows
 };
 
-class BesideHalving : public testing::TestWithParam<Program> {};
+class BesideHalving : public ::testing::TestWithParam<Program> {};
 
 TEST_P(BesideHalving, FailsAtMostOnceMoreAndEndsNoLower) {
   Random random(77);
@@ -235,14 +235,14 @@ TEST_P(BesideHalving, FailsAtMostOnceMoreAndEndsNoLower) {
 
 INSTANTIATE_TEST_SUITE_P(
     SizeSearch, BesideHalving,
-    testing::Values(Program{"affine", [](double x) { return x; }},
-                    Program{"quadratic", [](double x) { return x * x; }},
-                    Program{"concave", [](double x) { return std::pow(x, 0.7); }},
-                    Program{"stepped", [](double x) { return std::ceil(x * 9) / 9; }, 0.88},
-                    Program{"plateau", [](double x) { return x < 0.5 ? 0.6 : 0.2 + 0.8 * x; }},
-                    Program{"workspace", [](double x) { return 0.7 * x + (x > 0.4 ? 0.3 : 0.0); }},
-                    Program{"doubling", [](double x) { return std::exp2(std::ceil(std::log2(x))); },
-                            0.45}),
+    ::testing::Values(
+        Program{"affine", [](double x) { return x; }},
+        Program{"quadratic", [](double x) { return x * x; }},
+        Program{"concave", [](double x) { return std::pow(x, 0.7); }},
+        Program{"stepped", [](double x) { return std::ceil(x * 9) / 9; }, 0.88},
+        Program{"plateau", [](double x) { return x < 0.5 ? 0.6 : 0.2 + 0.8 * x; }},
+        Program{"workspace", [](double x) { return 0.7 * x + (x > 0.4 ? 0.3 : 0.0); }},
+        Program{"doubling", [](double x) { return std::exp2(std::ceil(std::log2(x))); }, 0.45}),
     [](const auto& setting) { return std::string(setting.param.name); });
 
 TEST(SizeSearch, ProbingLeavesTinySizes) {
@@ -306,7 +306,7 @@ struct Kind {
   double most = 8e10;
 };
 
-class ProbingHarderNeeds : public testing::TestWithParam<Kind> {};
+class ProbingHarderNeeds : public ::testing::TestWithParam<Kind> {};
 
 TEST_P(ProbingHarderNeeds, RarelyFailsAndComesClose) {
   const Kind& kind = GetParam();
@@ -339,12 +339,12 @@ TEST_P(ProbingHarderNeeds, RarelyFailsAndComesClose) {
 
 INSTANTIATE_TEST_SUITE_P(
     SizeSearch, ProbingHarderNeeds,
-    testing::Values(Kind{"coarse", [](double x) { return x; }, 2 * kMiB, 1.0, 0.98},
-                    Kind{"coarse_beside_little", [](double x) { return x; }, 2 * kMiB, 0.99, 0.85,
-                         1e8, 1e9},
-                    Kind{"quadratic", [](double x) { return x * x; }, 512, 0.995, 0.98},
-                    Kind{"quadratic_coarse", [](double x) { return x * x; }, 2 * kMiB, 0.97, 0.93},
-                    Kind{"concave", [](double x) { return std::pow(x, 0.8); }, 512, 0.99, 0.95}),
+    ::testing::Values(
+        Kind{"coarse", [](double x) { return x; }, 2 * kMiB, 1.0, 0.98},
+        Kind{"coarse_beside_little", [](double x) { return x; }, 2 * kMiB, 0.99, 0.85, 1e8, 1e9},
+        Kind{"quadratic", [](double x) { return x * x; }, 512, 0.995, 0.98},
+        Kind{"quadratic_coarse", [](double x) { return x * x; }, 2 * kMiB, 0.97, 0.93},
+        Kind{"concave", [](double x) { return std::pow(x, 0.8); }, 512, 0.99, 0.95}),
     [](const auto& setting) { return std::string(setting.param.name); });
 
 TEST(SizeSearch, ProbingSurvivesAnotherKernelAtSmallSizes) {

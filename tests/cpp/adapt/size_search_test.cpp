@@ -74,7 +74,7 @@ struct Setting {
   bool numbers;
 };
 
-class SizeSearchOnAnyPredicate : public testing::TestWithParam<Setting> {};
+class SizeSearchOnAnyPredicate : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(SizeSearchOnAnyPredicate, EndsWithinItsBoundOnTheLatticeWithoutRepeatingAFailedSize) {
   const auto [strategy, start, numbers] = GetParam();
@@ -109,12 +109,12 @@ TEST_P(SizeSearchOnAnyPredicate, EndsWithinItsBoundOnTheLatticeWithoutRepeatingA
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SizeSearchOnAnyPredicate,
-                         testing::Values(Setting{Strategy::predictive, Start::at_upper, true},
-                                         Setting{Strategy::predictive, Start::at_upper, false},
-                                         Setting{Strategy::predictive, Start::probe, false},
-                                         Setting{Strategy::halving, Start::at_upper, true},
-                                         Setting{Strategy::bisect, Start::at_upper, true},
-                                         Setting{Strategy::bisect, Start::at_upper, false}));
+                         ::testing::Values(Setting{Strategy::predictive, Start::at_upper, true},
+                                           Setting{Strategy::predictive, Start::at_upper, false},
+                                           Setting{Strategy::predictive, Start::probe, false},
+                                           Setting{Strategy::halving, Start::at_upper, true},
+                                           Setting{Strategy::bisect, Start::at_upper, true},
+                                           Setting{Strategy::bisect, Start::at_upper, false}));
 
 TEST(SizeSearch, FindsTheExactMaximumOfAnyMonotonePredicate) {
   Random random(2);

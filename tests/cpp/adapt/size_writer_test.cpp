@@ -95,14 +95,14 @@ TEST_F(SizeWriter, ForgettingRemovesOurFilesAndNoOther) {
 
 // ---------------------------------------------------------------- when and what is written
 
-Attempt fit(std::int64_t peak, double rate = 0) {
+Attempt fit_with_peak(std::int64_t peak, double rate = 0) {
   return {.values = {8}, .peak = peak, .available = 1000 * kMiB, .seconds = 1, .rate = rate};
 }
 
 TEST_F(SizeWriter, IsWrittenInTheBackground) {
   SizeMemory memory(4, directory_);
   for (std::int64_t peak = 1; peak <= 1024; peak *= 2) {
-    memory.learn(kKey, fit(peak * kMiB));
+    memory.learn(kKey, fit_with_peak(peak * kMiB));
   }
   // No flush. The first is written at once, the last a second later.
   const auto last = [&] {
@@ -123,17 +123,17 @@ TEST_F(SizeWriter, OnlyNewsIsWritten) {
     SizeMemory::flush();
     return fs::exists(file_);
   };
-  EXPECT_TRUE(written(fit(100 * kMiB)));
-  EXPECT_FALSE(written(fit(100 * kMiB)));
-  EXPECT_FALSE(written(fit(101 * kMiB))) << "memory varies by so much";
-  EXPECT_TRUE(written(fit(110 * kMiB)));
-  EXPECT_FALSE(written(fit(112 * kMiB)));
-  EXPECT_FALSE(written(fit(114 * kMiB)));
-  EXPECT_TRUE(written(fit(117 * kMiB))) << "small steps add up";
+  EXPECT_TRUE(written(fit_with_peak(100 * kMiB)));
+  EXPECT_FALSE(written(fit_with_peak(100 * kMiB)));
+  EXPECT_FALSE(written(fit_with_peak(101 * kMiB))) << "memory varies by so much";
+  EXPECT_TRUE(written(fit_with_peak(110 * kMiB)));
+  EXPECT_FALSE(written(fit_with_peak(112 * kMiB)));
+  EXPECT_FALSE(written(fit_with_peak(114 * kMiB)));
+  EXPECT_TRUE(written(fit_with_peak(117 * kMiB))) << "small steps add up";
   EXPECT_EQ(memory.recall(kKey).back().peak, 117 * kMiB);
-  EXPECT_TRUE(written(fit(117 * kMiB, 50.0))) << "a rate where there was none";
-  EXPECT_FALSE(written(fit(117 * kMiB, 51.0)));
-  Attempt failure = fit(117 * kMiB);
+  EXPECT_TRUE(written(fit_with_peak(117 * kMiB, 50.0))) << "a rate where there was none";
+  EXPECT_FALSE(written(fit_with_peak(117 * kMiB, 51.0)));
+  Attempt failure = fit_with_peak(117 * kMiB);
   failure.outcome = OomKind::host_memory;
   EXPECT_TRUE(written(failure));
 }
@@ -146,7 +146,7 @@ TEST_F(SizeWriter, NewsThatNeverEndsIsNotWrittenWithoutAPause) {
   std::thread news([&] {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     for (std::int64_t i = 0; !(in_time = flushed.load()); ++i) {
-      memory.learn(kKey, fit((i % 2 + 1) * 100 * kMiB));
+      memory.learn(kKey, fit_with_peak((i % 2 + 1) * 100 * kMiB));
       begun = true;
       if (std::chrono::steady_clock::now() > deadline) {
         return;
@@ -168,7 +168,7 @@ TEST_F(SizeWriter, AnotherWritersTemporaryFilesAreNotInTheWay) {
     fs::create_directory(file_.string() + "." + std::to_string(getpid()) + "." +
                          std::to_string(counter) + ".tmp");
   }
-  EXPECT_FALSE(size_file::write(file_, kKey, {fit(1)}));
+  EXPECT_FALSE(size_file::write(file_, kKey, {fit_with_peak(1)}));
   EXPECT_EQ(size_file::read(file_, kKey).size(), 1U);
 }
 
@@ -225,7 +225,7 @@ TEST_F(PrunedFiles, ADirectoryKeepsSixtyFourMebibytes) {
     make(key, static_cast<int>(key), "", std::uintmax_t{4} << 20);
   }
   SizeMemory memory(4, directory_);
-  memory.learn(kKey, fit(1));
+  memory.learn(kKey, fit_with_peak(1));
   SizeMemory::flush();
   EXPECT_TRUE(fs::exists(file_));
   EXPECT_TRUE(fs::exists(directory_ / size_file::name(13)));
@@ -250,9 +250,10 @@ template <class Work>
 TEST_F(SizeWriter, AForkedChildWritesWhatItLearns) {
   SizeMemory memory(100, directory_);
   for (std::uint64_t key = 1; key <= 20; ++key) {
-    memory.learn(key, fit(1));  // the thread that writes is at work, or waits with some of them
+    memory.learn(
+        key, fit_with_peak(1));  // the thread that writes is at work, or waits with some of them
     EXPECT_TRUE(in_child([&] {
-      memory.learn(100 + key, fit(1));
+      memory.learn(100 + key, fit_with_peak(1));
       SizeMemory::flush();
       return memory.recall(key).size() == 1 && fs::exists(directory_ / size_file::name(100 + key));
     }));
@@ -268,7 +269,7 @@ TEST_F(SizeWriter, ManyProcessesWriteOneFile) {
     if (children.back() == 0) {
       SizeMemory memory(4, directory_);
       for (std::int64_t peak = 1; peak < 200; ++peak) {
-        memory.learn(kKey, fit(peak * peak * kMiB));
+        memory.learn(kKey, fit_with_peak(peak * peak * kMiB));
         SizeMemory::flush();
       }
       _exit(0);
@@ -293,7 +294,7 @@ TEST_F(SizeWriter, ThreadsLearnForgetAndFlush) {
     SizeMemory memory(3, directory_);
     for (int i = 0; i < 150; ++i) {
       const auto key = static_cast<std::uint64_t>((i + thread) % 7);
-      memory.learn(key, fit((1 + i * i % 1000) * kMiB));
+      memory.learn(key, fit_with_peak((1 + i * i % 1000) * kMiB));
       EXPECT_LE(memory.recall(key).size(), 1U);
       if (i % 40 == 0) {
         memory.forget(key);

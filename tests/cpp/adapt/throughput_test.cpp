@@ -18,7 +18,7 @@ namespace {
 using namespace tests;
 using Sizes = std::vector<std::int64_t>;
 
-Attempt fit(std::int64_t size, double rate) {
+Attempt fit_at_rate(std::int64_t size, double rate) {
   return {.values = {size}, .seconds = 1, .rate = rate};
 }
 
@@ -29,7 +29,7 @@ Sizes choices(const std::function<double(std::int64_t)>& rate, std::int64_t larg
   Sizes chosen;
   for (int i = 0; i < count; ++i) {
     chosen.push_back(throughput_choice(attempts, largest, lower, quantum));
-    attempts.push_back(fit(chosen.back(), rate(chosen.back())));
+    attempts.push_back(fit_at_rate(chosen.back(), rate(chosen.back())));
   }
   return chosen;
 }
@@ -64,22 +64,25 @@ TEST(Throughput, TwoPercentAreNegligibleAndThreeAreNot) {
 }
 
 TEST(Throughput, WhatDoesNotFitNowDoesNotCount) {
-  const std::vector<Attempt> attempts{fit(1000, 50.0), fit(500, 50.0), fit(100, 10.0)};
+  const std::vector<Attempt> attempts{fit_at_rate(1000, 50.0), fit_at_rate(500, 50.0),
+                                      fit_at_rate(100, 10.0)};
   EXPECT_EQ(throughput_choice(attempts, 100, 1, 1), 50) << "of those that fit, 100 is the best";
   EXPECT_EQ(throughput_choice(attempts, 300, 1, 1), 300) << "and 300 has not been measured";
 }
 
 TEST(Throughput, AShortLastPartIsNoSizeToChoose) {
   // 35 in parts of 16: the last one has 3.
-  const std::vector<Attempt> attempts{fit(16, 5.0), fit(8, 1.0), fit(3, 9.0)};
+  const std::vector<Attempt> attempts{fit_at_rate(16, 5.0), fit_at_rate(8, 1.0),
+                                      fit_at_rate(3, 9.0)};
   EXPECT_EQ(throughput_choice(attempts, 16, 8, 8), 16) << "3 is below the floor";
-  const std::vector<Attempt> others{fit(16, 5.0), fit(8, 1.0), fit(11, 9.0)};
+  const std::vector<Attempt> others{fit_at_rate(16, 5.0), fit_at_rate(8, 1.0),
+                                    fit_at_rate(11, 9.0)};
   EXPECT_EQ(throughput_choice(others, 16, 1, 8), 16) << "11 is no multiple of 8";
   EXPECT_EQ(throughput_choice(others, 16, 1, 1), 5) << "here it is as good as any";
 }
 
 TEST(Throughput, FailuresAndFitsThatWereNotMeasuredDoNotCount) {
-  std::vector<Attempt> attempts{fit(64, 0.0)};
+  std::vector<Attempt> attempts{fit_at_rate(64, 0.0)};
   EXPECT_EQ(throughput_choice(attempts, 64, 1, 1), 64);
   attempts.push_back({.values = {64}, .outcome = OomKind::host_memory, .rate = 9.0});
   EXPECT_EQ(throughput_choice(attempts, 64, 1, 1), 64);
@@ -140,9 +143,9 @@ TEST(Throughput, TheFirstRunOfASizeIsNotCounted) {
 
 TEST(Throughput, ARateOfAnotherProcessOutlastsTheFirstRunOfThisOne) {
   std::vector<Attempt> attempts{{.values = {64}, .rate = 50.0}};  // as read from a file
-  add_attempt(attempts, fit(64, 1.0));
+  add_attempt(attempts, fit_at_rate(64, 1.0));
   EXPECT_EQ(attempts.back().rate, 50.0);
-  add_attempt(attempts, fit(64, 40.0));
+  add_attempt(attempts, fit_at_rate(64, 40.0));
   EXPECT_EQ(attempts.back().rate, 40.0);
 }
 

@@ -226,7 +226,7 @@ TEST(Balance, OfManyWholeCostsIsPerfect) {
 
 TEST(Balance, OfManyCostsOfAllMagnitudesIsPerfect) {
   Random random(6);
-  Doubles costs(70'000);
+  Doubles costs(69'631);  // so that one item more in a part changes which of its items are chosen
   for (double& cost : costs) {  // the last ones, which are nearly equal, cannot even out the first
     cost = std::pow(static_cast<double>(any_int(random, 1, 1 << 20)) / (1 << 20), -0.7);
   }

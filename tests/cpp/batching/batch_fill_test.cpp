@@ -19,8 +19,6 @@ namespace {
 
 using namespace reference;
 
-constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
-
 const std::array<Cost, 5>& costs() {
   static const std::array<Cost, 5> all{Cost::sum(), Cost::count(), Cost::padded(),
                                        Cost::padded_squared(), Cost::flops()};

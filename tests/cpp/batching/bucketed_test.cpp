@@ -17,8 +17,6 @@ namespace {
 
 using namespace reference;
 
-constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
-
 BucketOptions in_order(Doubles boundaries, Ints batch_sizes = {}) {
   BucketOptions options;
   options.boundaries = std::move(boundaries);

@@ -4,40 +4,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <numeric>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "batching/reference.h"
 
 namespace brim::batching {
 namespace {
 
-using Ints = std::vector<std::int64_t>;
-using Doubles = std::vector<double>;
+using namespace reference;
 
-constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kSmallest = std::numeric_limits<std::int64_t>::min();
-
-std::string message(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-void expect_message(const std::function<void()>& call, const std::vector<std::string>& parts) {
-  const std::string text = message(call);
-  for (const std::string& part : parts) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
-  }
-}
 
 /// Sizes of several shapes: few distinct ones, many, far apart (the sort instead of the count).
 Ints random_sizes(std::mt19937& random, std::int64_t count) {

@@ -12,8 +12,7 @@ namespace brim::batching {
 namespace {
 
 using reference::expect_message;
-
-constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+using reference::kLargest;
 
 TEST(Limit, KeepsWholeBudgetsExactly) {
   for (const std::int64_t maximum : {std::int64_t{1}, std::int64_t{16384}, std::int64_t{1} << 53,

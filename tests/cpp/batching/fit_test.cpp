@@ -126,7 +126,7 @@ TEST(FitSearch, PaddedModelLearnsFromBatchesThatNeedMoreThanItAllows) {
 
 // ---------------------------------------------------------------- real work
 
-struct FitBatching : testing::TestWithParam<Cost::Kind> {
+struct FitBatching : ::testing::TestWithParam<Cost::Kind> {
   void SetUp() override { install_cpu_allocator(); }
 };
 
@@ -161,7 +161,7 @@ TEST_P(FitBatching, FillsABudgetOfTheCpuAndStaysUnderIt) {
   EXPECT_GE(share, 0.85);
 }
 
-INSTANTIATE_TEST_SUITE_P(Costs, FitBatching, testing::Values(Cost::Kind::padded, Cost::Kind::sum),
+INSTANTIATE_TEST_SUITE_P(Costs, FitBatching, ::testing::Values(Cost::Kind::padded, Cost::Kind::sum),
                          [](const auto& kind) {
                            return kind.param == Cost::Kind::padded ? "Padded" : "Sum";
                          });

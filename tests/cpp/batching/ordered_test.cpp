@@ -14,8 +14,6 @@ namespace {
 
 using namespace reference;
 
-constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
-
 /// One sample after the other; what does not fit by itself is left out. Sums and products are made
 /// anew only where that is cheap enough.
 template <class T>

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -23,6 +24,8 @@ using Ints = std::vector<std::int64_t>;
 using Doubles = std::vector<double>;
 using Lists = std::vector<Ints>;  // batches
 using Random = std::mt19937_64;
+
+inline constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
 
 __extension__ using Wide = __int128;
 

@@ -14,8 +14,6 @@ namespace {
 
 using namespace reference;
 
-constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
-
 /// Reads `steps` batches on each rank. The ranks agree on where they stand after each.
 Lists read_steps(std::vector<BatchStream>& streams, std::int64_t steps) {
   Lists lists;

@@ -23,11 +23,10 @@
 namespace brim {
 namespace {
 
+using tests::held;
 using tests::in_threads;
 using tests::kMiB;
 using tests::tensor_of;
-
-std::int64_t held() { return memory_stats(at::kCPU).allocated; }
 
 std::int64_t limit_now() { return memory_stats(at::kCPU).limit; }
 

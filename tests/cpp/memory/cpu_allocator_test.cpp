@@ -27,10 +27,9 @@ extern "C" const char* __asan_default_options() { return "allocator_may_return_n
 namespace brim {
 namespace {
 
+using tests::held;
 using tests::in_threads;
 using tests::tensor_of;
-
-std::int64_t held() { return memory_stats(at::kCPU).allocated; }
 
 class CpuAllocator : public ::testing::Test {
  protected:

@@ -5,7 +5,9 @@
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -87,10 +89,30 @@ TEST(Audit, LeavesLayersAndBuffersAsTheyWere) {
   EXPECT_EQ(model->children(), children);
 }
 
+TEST(Audit, ForwardFindsTheLayersOfASequential) {
+  Sequential model{torch::nn::Linear(8, 8), torch::nn::ReLU()};
+  const Tensor x = at::randn({16, 8});
+  const Audit found = audit(*model, [&] {
+    const auto& linear = *model[0]->as<torch::nn::Linear>();
+    return model->forward(x) + linear.weight.sum();
+  });
+  EXPECT_EQ(found.layers[1].brim, 16);
+}
+
+TEST(Audit, TheFirstLayerGetsItsOutputSize) {
+  Sequential model{
+      torch::nn::ConvTranspose1d(torch::nn::ConvTranspose1dOptions(2, 2, 3).stride(2))};
+  const std::array<std::int64_t, 1> size{10};
+  const std::optional<at::IntArrayRef> output_size(size);
+  Tensor output;
+  audit(*model, [&] { return output = model->forward(at::randn({1, 2, 4}), output_size); });
+  EXPECT_EQ(output.size(2), 10);
+}
+
 /// A layer by its type, which cannot be replaced, and a container.
-class NetImpl : public torch::nn::Module {
+class TwoPartsImpl : public torch::nn::Module {
  public:
-  NetImpl() {
+  TwoPartsImpl() {
     stem = register_module("stem", torch::nn::Linear(8, 8));
     body = register_module("body", Sequential(torch::nn::ReLU(), torch::nn::Dropout(0.5)));
   }
@@ -99,10 +121,10 @@ class NetImpl : public torch::nn::Module {
   torch::nn::Linear stem{nullptr};
   Sequential body{nullptr};
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(TwoParts);
 
 TEST(Audit, CountsWhatIsKeptOutsideOfContainersInOneRow) {
-  Net net;
+  TwoParts net;
   const Tensor x = at::randn({16, 8});
   const Audit found = audit(*net, [&] { return net->forward(x); });
   ASSERT_EQ(found.layers.size(), 4U);

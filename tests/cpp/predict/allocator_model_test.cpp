@@ -13,11 +13,12 @@
 #include <vector>
 
 #include "predict/slow_allocator.h"
+#include "tensors.h"
 
 namespace brim {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+using tests::kMiB;
 constexpr std::int64_t kUnlimited = AllocatorOptions::kUnlimited;
 
 std::int64_t block_of(std::int64_t bytes, const AllocatorOptions& options = {}) {

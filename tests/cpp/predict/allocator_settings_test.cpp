@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "tensors.h"
+
 namespace brim {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+using tests::kMiB;
 
 TEST(AllocatorSettings, NothingMeansTorchsDefaults) {
   for (const char* text : {"", " ", ","}) {

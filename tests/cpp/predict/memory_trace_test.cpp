@@ -10,10 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "tensors.h"
+
 namespace brim {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+using tests::kMiB;
 constexpr AllocatorOptions kExact{.kind = AllocatorKind::exact};
 
 std::int64_t held(const TraceReport& report, MemoryKind kind) {

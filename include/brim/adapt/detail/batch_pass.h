@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -31,6 +32,16 @@ class BRIM_API BatchPass {
   /// Calls backward on the loss. @param weight the gradient to start with; undefined: 1.
   using Backward = c10::function_ref<void(const at::Tensor& loss, const at::Tensor& weight)>;
 
+  /// For ranks that wait for each other inside of every part, and whose gradients are averaged
+  /// there: all run as many parts, and weigh them in the same units.
+  struct AllRanks {
+    std::int64_t parts = 0;   ///< COUNT, on each rank; one that has fewer items repeats its first
+    double unit = 0;          ///< that counts 1
+    bool same_items = false;  ///< on each rank
+    /// The mean of a count over the ranks: a collective.
+    std::function<double(double count)> mean{};
+  };
+
   /// @param named leaves that the graph may not show.
   explicit BatchPass(Reduction reduction, std::vector<at::Tensor> named = {})
       : reduction_(reduction), named_(std::move(named)) {}
@@ -40,8 +51,10 @@ class BRIM_API BatchPass {
 
   /// Runs the parts of `items` items, each of `size` but for the last. Undoes a pass that was not
   /// finished first. If it throws, the gradients are as before.
+  /// @param all parts of one length instead, with collectives inside; null: there are none.
   /// @return the loss of the whole batch, without a graph.
-  at::Tensor run(std::int64_t items, std::int64_t size, Forward forward, Backward backward);
+  at::Tensor run(std::int64_t items, std::int64_t size, Forward forward, Backward backward,
+                 const AllRanks* all = nullptr);
 
   /// Adds the gradients that were put aside. Allocates nothing unless one of them is sparse.
   void finish();
@@ -64,7 +77,8 @@ class BRIM_API BatchPass {
     at::Tensor before;  // its gradient; undefined where there was none
   };
 
-  at::Tensor run_parts(std::int64_t items, std::int64_t size, Forward forward, Backward backward);
+  at::Tensor run_parts(std::int64_t items, std::int64_t size, Forward forward, Backward backward,
+                       const AllRanks* all);
   void put_aside(const at::Tensor& leaf);
   void put_aside_leaves_of(const at::Tensor& loss);
   void scale_gradients(double factor);
