@@ -74,7 +74,7 @@ def rows(device: torch.device, budget: int) -> Iterator[list[str]]:
     def fits(run: Run, size: int) -> bool:
         # An accelerator's cache may be in the way of the next run: a size fits if it does so again.
         try:
-            for _ in range(1 if device.type == "cpu" else 3):
+            for _ in range(1 if device.type == "cpu" else 6):
                 run(size)
         except torch.OutOfMemoryError:
             return False

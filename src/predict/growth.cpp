@@ -218,7 +218,21 @@ Growth::Prediction Growth::largest_within(double bytes, bool trust_two) const {
   if (fits_.size() > 1) {
     return beyond_two_fits(bytes, trust_two);
   }
-  return {size_of(last) * std::sqrt(bytes / std::max(need_of(last), 1.0)), false};
+  return {size_of(last) * std::pow(bytes / std::max(need_of(last), 1.0), 1 / steepest_power()),
+          false};
+}
+
+/// With which power the need grows at least beyond the largest fit, and 2.
+double Growth::steepest_power() const {
+  const Attempt& last = *fits_.back();
+  double power = 2;
+  for (const Attempt* failure : failures_) {
+    if (failure->size() > last.size() && need_of(*failure) > need_of(last)) {
+      power = std::max(power, std::log(need_of(*failure) / std::max(need_of(last), 1.0)) /
+                                  std::log(size_of(*failure) / size_of(last)));
+    }
+  }
+  return power;
 }
 
 Growth::Prediction Growth::beyond_two_fits(double bytes, bool trust_two) const {
@@ -269,16 +283,16 @@ std::optional<Growth::Ceiling> Growth::below_failure(std::int64_t size, double b
   }
   const Attempt& failure = **at;
   const double share = std::min(bytes / std::max(need_of(failure), 1.0), 1.0);
-  const double square = size_of(failure) * std::sqrt(share);
+  const double cube = size_of(failure) * std::cbrt(share);
   if (!dominated(failure)) {
-    return Ceiling{square, 0};
+    return Ceiling{cube, 0};
   }
   const auto index = static_cast<std::size_t>(at - failures_.begin());
   if (const auto curve = same_tensor_again(failures_.subspan(index))) {
     const double largest = std::min(curve->size_at(bytes), size_of(failure));
     return Ceiling{largest, largest};
   }
-  return Ceiling{square, size_of(failure) * share};
+  return Ceiling{cube, size_of(failure) * share};
 }
 
 }  // namespace brim::detail

@@ -26,8 +26,9 @@ class Growth {
   /// The largest size expected to need at most `bytes`, if anything has fitted.
   ///
   /// Safe for a need that grows with the size or its square, with a constant part or without: from
-  /// one fit it grows as far as the square allows. Once three fits lie on a line, or a fit on the
-  /// curve of a failure that one tensor caused, the need follows it.
+  /// one fit it grows as far as the square allows, or a failure that shows a higher power. Once
+  /// three fits lie on a line, or a fit on the curve of a failure that one tensor caused, the need
+  /// follows it.
   /// @param trust_two whether the line through two fits is followed too, unless a failure shows
   ///     that the need rises above it. Else the need is taken to be the steepest sum of 1, s and s²
   ///     that passes through both (the terms of a MemoryModel).
@@ -39,7 +40,7 @@ class Growth {
 
   /// What a failure shows before anything has fitted.
   struct Ceiling {
-    double size;   ///< whatever is larger fails too, if the need grows at most with the square
+    double size;   ///< whatever is larger fails too, if the need grows at most with the cube
     double guess;  ///< the largest size that fits if one tensor makes up the need; 0: unlikely
   };
 
@@ -60,6 +61,7 @@ class Growth {
  private:
   [[nodiscard]] std::size_t apart_from(std::size_t fit) const;
   [[nodiscard]] double below_fits(double bytes) const;
+  [[nodiscard]] double steepest_power() const;
   [[nodiscard]] Prediction beyond_two_fits(double bytes, bool trust_two) const;
   template <class Curve>
   [[nodiscard]] bool refuted(const Curve& size_at) const;

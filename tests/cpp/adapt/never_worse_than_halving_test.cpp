@@ -74,6 +74,7 @@ std::vector<Kind> kinds() {
     }
   }
   add("square_1", [](Random&) { return Program{square(1)}; });
+  add("cube", [](Random&) { return Program{{.cube = 1}}; }, {0.01, 0});
   add("square_3", [](Random&) { return Program{square(1), square(1), square(0.4)}; });
   add("linear_and_square",
       [](Random& random) {

@@ -31,7 +31,7 @@ enum class Life : std::uint8_t {
 /// Growing bytes are in units that are scaled until the program needs all of the available bytes at
 /// the largest size, constant ones a share of the available bytes.
 struct Step {
-  double constant = 0, linear = 0, square = 0;
+  double constant = 0, linear = 0, square = 0, cube = 0;
   double padding = 1;  // sizes are rounded up to multiples of it
   Life life = Life::call;
   bool optional = false;     // a workspace: if it is refused, the work goes on without
@@ -268,7 +268,7 @@ class Work {
   [[nodiscard]] std::int64_t bytes_of(const Step& step, double size) const {
     const double x = std::ceil(size / step.padding) * step.padding / unit_;
     const double bytes = step.constant * static_cast<double>(capacity()) +
-                         scale_ * (step.linear * x + step.square * x * x);
+                         scale_ * (step.linear * x + step.square * x * x + step.cube * x * x * x);
     constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
     return static_cast<std::int64_t>(std::min(bytes, kMost));
   }
