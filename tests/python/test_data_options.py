@@ -63,6 +63,15 @@ def test_oversize_samples_alone_or_truncated(kind: str, cost: str) -> None:
     assert any(price(batch) > 45 and len(batch) > 0 for batch in truncated)
 
 
+def test_to_skip_is_to_leave_out() -> None:
+    with pytest.warns(UserWarning, match="exceed"):
+        batches = [
+            list(PackedBatchSampler(SIZES, 45, oversize=name)) for name in ("skip", "leave_out")
+        ]
+    assert batches[0] == batches[1]
+    assert 0 < len(samples_of(batches[0])) < 400
+
+
 def test_the_largest_size_is_what_samples_are_cut_to() -> None:
     assert PackedBatchSampler(SIZES, 100).largest_size == 100
     assert PackedBatchSampler(SIZES, 3600, cost="padded_squared").largest_size == 60

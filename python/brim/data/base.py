@@ -136,9 +136,10 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         max_batch_size: the most samples in a batch, beside the budget.
         batch_multiple: batches have a multiple of this many samples, unless fewer fit the budget or
             are left. Not for a `PackedBatchSampler` under a sum.
-        oversize: what to do with a sample that exceeds the budget by itself: `"leave_out"` (with
-            a warning, and counted in `report()`), `"error"`, `"alone"` (a batch of its own, over
-            the budget) or `"truncate"`: it counts as `largest_size`, to which the program cuts it.
+        oversize: what to do with a sample that exceeds the budget by itself: `"leave_out"` or
+            `"skip"` (with a warning, and counted in `report()`), `"error"`, `"alone"` (a batch of
+            its own, over the budget) or `"truncate"`: it counts as `largest_size`, to which the
+            program cuts it.
         as_tensors: yield batches as int64 tensors, which is faster than lists.
 
     Example:

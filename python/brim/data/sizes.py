@@ -274,7 +274,9 @@ def size_function(sizeof: object) -> Callable[[Any], Any] | None:
 
 
 def check_oversize(oversize: object) -> str:
-    """Check the argument `oversize` of a sampler."""
+    """Check the argument `oversize` of a sampler; `"skip"` is another name for leaving out."""
+    if oversize == "skip":
+        return "leave_out"
     if oversize not in ("leave_out", "error", "alone", "truncate"):
         raise ValueError(
             f'oversize must be "leave_out", "error", "alone" or "truncate", got {oversize!r:.100}'
