@@ -7,15 +7,15 @@
 namespace brim {
 namespace {
 
-constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+constexpr std::int64_t kScaledMiB = std::int64_t{1} << 20;
 
 /// 10 MiB held before, 3 MiB, then 2 and 4 MiB per item.
 MemoryTrace trace_at(std::int64_t size) {
   MemoryTrace trace;
-  trace.allocate(10 * kMiB);
-  const std::int64_t constant = trace.allocate(3 * kMiB);
-  const std::int64_t first = trace.allocate(2 * size * kMiB);
-  trace.allocate(4 * size * kMiB);
+  trace.allocate(10 * kScaledMiB);
+  const std::int64_t constant = trace.allocate(3 * kScaledMiB);
+  const std::int64_t first = trace.allocate(2 * size * kScaledMiB);
+  trace.allocate(4 * size * kScaledMiB);
   trace.free(first);
   trace.free(constant);
   return trace;
@@ -45,7 +45,7 @@ TEST(ScaledTrace, TheLargestIsThatOfTheAllocator) {
   const MemoryTrace small = trace_at(3);
   const MemoryTrace large = trace_at(7);
   for (const AllocatorKind kind : {AllocatorKind::exact, AllocatorKind::caching}) {
-    const AllocatorOptions options{.kind = kind, .capacity = 1000 * kMiB};
+    const AllocatorOptions options{.kind = kind, .capacity = 1000 * kScaledMiB};
     std::int64_t largest = 0;
     for (std::int64_t size = 1; size < 300; ++size) {
       largest = replay(trace_at(size), options, 1).fits() ? size : largest;
