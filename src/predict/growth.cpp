@@ -283,16 +283,21 @@ std::optional<Growth::Ceiling> Growth::below_failure(std::int64_t size, double b
   }
   const Attempt& failure = **at;
   const double share = std::min(bytes / std::max(need_of(failure), 1.0), 1.0);
-  const double cube = size_of(failure) * std::cbrt(share);
-  if (!dominated(failure)) {
-    return Ceiling{cube, 0};
-  }
   const auto index = static_cast<std::size_t>(at - failures_.begin());
+  // Until two failures show that the need grows no faster than the square, it may with the cube.
+  const bool slower = std::ranges::any_of(failures_.subspan(index + 1), [&](const Attempt* larger) {
+    const double times = size_of(*larger) / size_of(failure);
+    return dominated(*larger) && need_of(*larger) <= times * times * need_of(failure);
+  });
+  const double most = size_of(failure) * (slower ? std::sqrt(share) : std::cbrt(share));
+  if (!dominated(failure)) {
+    return Ceiling{most, 0};
+  }
   if (const auto curve = same_tensor_again(failures_.subspan(index))) {
     const double largest = std::min(curve->size_at(bytes), size_of(failure));
     return Ceiling{largest, largest};
   }
-  return Ceiling{cube, size_of(failure) * share};
+  return Ceiling{most, size_of(failure) * share};
 }
 
 }  // namespace brim::detail

@@ -28,7 +28,7 @@ bool same_events(const SizedTrace& a, const SizedTrace& b) {
                     });
 }
 
-void check(const SizedTrace& trace, const SizedTrace& other) {
+void check_sizes(const SizedTrace& trace, const SizedTrace& other) {
   detail::check_argument(trace.size > 0 && other.size > 0 && trace.size != other.size,
                          "size must be positive and differ, got ", trace.size, " and ", other.size);
 }
@@ -37,7 +37,7 @@ void check(const SizedTrace& trace, const SizedTrace& other) {
 
 std::optional<MemoryTrace> scaled(const SizedTrace& trace, const SizedTrace& other,
                                   std::int64_t size) {
-  check(trace, other);
+  check_sizes(trace, other);
   if (!same_events(trace, other)) {
     return std::nullopt;
   }
@@ -74,7 +74,7 @@ std::optional<MemoryTrace> scaled(const SizedTrace& trace, const SizedTrace& oth
 std::optional<std::int64_t> largest_scaled(const SizedTrace& trace, const SizedTrace& other,
                                            const AllocatorOptions& options, std::int64_t low,
                                            std::int64_t high) {
-  check(trace, other);
+  check_sizes(trace, other);
   detail::check_argument(low >= 1 && high >= low, "low must be from 1 to high, got ", low, " and ",
                          high);
   if (!same_events(trace, other)) {

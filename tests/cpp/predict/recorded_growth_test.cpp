@@ -14,28 +14,30 @@ namespace {
 using detail::RecordedGrowth;
 
 using tests::kMiB;
-constexpr AllocatorOptions kCuda{};
+constexpr AllocatorOptions kRecordedCuda{};
 
-AllocationEvent made(std::uintptr_t address, std::int64_t bytes) {
+AllocationEvent alloc_event(std::uintptr_t address, std::int64_t bytes) {
   return {.address = address, .bytes = bytes};
 }
-AllocationEvent freed(std::uintptr_t address, std::int64_t bytes = 0) {
+AllocationEvent free_event(std::uintptr_t address, std::int64_t bytes = 0) {
   return {.address = address, .bytes = bytes, .freed = true};
 }
-AllocationEvent refused(std::int64_t bytes) { return {.bytes = bytes, .refused = true}; }
+AllocationEvent refused_event(std::int64_t bytes) { return {.bytes = bytes, .refused = true}; }
 
-Attempt fit(std::int64_t size, const std::vector<AllocationEvent>& events) {
+Attempt recorded_fit(std::int64_t size, const std::vector<AllocationEvent>& events) {
   return {.values = {size}, .record = record_of(events, 0)};
 }
 
 /// Three tensors, of which the second is freed before the third is made: 4, 3 and 5 MiB per item.
 Attempt with_a_gap(std::int64_t size) {
-  return fit(size, {made(1, 4 * size * kMiB), made(2, 3 * size * kMiB), freed(2),
-                    made(3, 5 * size * kMiB), freed(1), freed(3)});
+  return recorded_fit(
+      size, {alloc_event(1, 4 * size * kMiB), alloc_event(2, 3 * size * kMiB), free_event(2),
+             alloc_event(3, 5 * size * kMiB), free_event(1), free_event(3)});
 }
 
 TEST(AllocationRecord, WhatWasHeldBeforeComesFirst) {
-  const std::vector<AllocationEvent> events{made(1, 10), freed(7, 20), freed(1), made(7, 30)};
+  const std::vector<AllocationEvent> events{alloc_event(1, 10), free_event(7, 20), free_event(1),
+                                            alloc_event(7, 30)};
   const auto record = record_of(events, 5);
   EXPECT_EQ(record->older, 1U);
   EXPECT_EQ(record->outside, 5);
@@ -47,7 +49,8 @@ TEST(AllocationRecord, WhatWasHeldBeforeComesFirst) {
 }
 
 TEST(AllocationRecord, GoesOnRefusedUnlessThatEndedIt) {
-  const std::vector<AllocationEvent> events{made(1, 10), refused(20), made(2, 5)};
+  const std::vector<AllocationEvent> events{alloc_event(1, 10), refused_event(20),
+                                            alloc_event(2, 5)};
   EXPECT_TRUE(record_of(events, 0)->goes_on_refused);
   EXPECT_FALSE(record_of(events, 0, false)->goes_on_refused);
   EXPECT_EQ(record_of(events, 0)->requests.size(), 2U);
@@ -62,41 +65,43 @@ TEST(RecordedGrowth, FitsWhereTheBlocksDo) {
   const auto growth = RecordedGrowth::of(attempts);
   ASSERT_TRUE(growth && growth->knows_growth());
   // 9 MiB per item at most are held. The block of 3 cannot be used for 5, but is given back.
-  EXPECT_TRUE(growth->fits(100, 900.0 * kMiB, kCuda));
-  EXPECT_FALSE(growth->fits(101, 900.0 * kMiB, kCuda));
-  const double largest = growth->largest(20, 1000, 900.0 * kMiB, kCuda);
+  EXPECT_TRUE(growth->fits(100, 900.0 * kMiB, kRecordedCuda));
+  EXPECT_FALSE(growth->fits(101, 900.0 * kMiB, kRecordedCuda));
+  const double largest = growth->largest(20, 1000, 900.0 * kMiB, kRecordedCuda);
   EXPECT_GT(largest, 99);
   EXPECT_LE(largest, 100);
 }
 
 TEST(RecordedGrowth, TellsAConstantPartFromASquare) {
   const auto work = [](std::int64_t size) {
-    return fit(size, {made(1, 100 * kMiB), made(2, size * size * kMiB), freed(2), freed(1)});
+    return recorded_fit(size, {alloc_event(1, 100 * kMiB), alloc_event(2, size * size * kMiB),
+                               free_event(2), free_event(1)});
   };
   const std::vector<Attempt> attempts{work(4), work(8)};
   const auto growth = RecordedGrowth::of(attempts);
-  EXPECT_TRUE(growth->fits(20, 500.0 * kMiB, kCuda));
-  EXPECT_FALSE(growth->fits(21, 500.0 * kMiB, kCuda));
+  EXPECT_TRUE(growth->fits(20, 500.0 * kMiB, kRecordedCuda));
+  EXPECT_FALSE(growth->fits(21, 500.0 * kMiB, kRecordedCuda));
 }
 
 TEST(RecordedGrowth, MatchesWithoutWhatTheFirstCallMadeForGood) {
   const auto work = [](std::int64_t size, bool first) {
-    std::vector<AllocationEvent> events{made(1, size * kMiB)};
+    std::vector<AllocationEvent> events{alloc_event(1, size * kMiB)};
     if (first) {
-      events.push_back(made(9, 50 * kMiB));
+      events.push_back(alloc_event(9, 50 * kMiB));
     }
-    events.push_back(freed(1));
-    return fit(size, events);
+    events.push_back(free_event(1));
+    return recorded_fit(size, events);
   };
   const std::vector<Attempt> attempts{work(10, true), work(20, false)};
   const auto growth = RecordedGrowth::of(attempts);
   ASSERT_TRUE(growth);
   EXPECT_TRUE(growth->knows_growth());
-  EXPECT_TRUE(growth->fits(100, 100.0 * kMiB, kCuda));
+  EXPECT_TRUE(growth->fits(100, 100.0 * kMiB, kRecordedCuda));
 }
 
 TEST(RecordedGrowth, OtherRequestsDoNotMatch) {
-  const std::vector<Attempt> attempts{with_a_gap(10), fit(20, {made(1, kMiB), freed(1)})};
+  const std::vector<Attempt> attempts{with_a_gap(10),
+                                      recorded_fit(20, {alloc_event(1, kMiB), free_event(1)})};
   const auto growth = RecordedGrowth::of(attempts);
   ASSERT_TRUE(growth);
   EXPECT_FALSE(growth->knows_growth());
@@ -104,17 +109,17 @@ TEST(RecordedGrowth, OtherRequestsDoNotMatch) {
 
 TEST(RecordedGrowth, AWorkspaceMayBeRefusedWhereOneWasBefore) {
   const auto work = [](std::int64_t size) {
-    return std::vector<AllocationEvent>{made(1, size * kMiB), made(2, 4 * size * kMiB), freed(2),
-                                        freed(1)};
+    return std::vector<AllocationEvent>{
+        alloc_event(1, size * kMiB), alloc_event(2, 4 * size * kMiB), free_event(2), free_event(1)};
   };
-  std::vector<Attempt> attempts{fit(10, work(10)), fit(20, work(20))};
-  EXPECT_FALSE(RecordedGrowth::of(attempts)->fits(100, 200.0 * kMiB, kCuda));
+  std::vector<Attempt> attempts{recorded_fit(10, work(10)), recorded_fit(20, work(20))};
+  EXPECT_FALSE(RecordedGrowth::of(attempts)->fits(100, 200.0 * kMiB, kRecordedCuda));
   auto events = work(50);
-  events.push_back(refused(200 * kMiB));
-  events.push_back(refused(100 * kMiB));
+  events.push_back(refused_event(200 * kMiB));
+  events.push_back(refused_event(100 * kMiB));
   attempts.push_back(
       {.values = {50}, .outcome = OomKind::device_memory, .record = record_of(events, 0, false)});
-  EXPECT_TRUE(RecordedGrowth::of(attempts)->fits(100, 200.0 * kMiB, kCuda));
+  EXPECT_TRUE(RecordedGrowth::of(attempts)->fits(100, 200.0 * kMiB, kRecordedCuda));
 }
 
 }  // namespace
