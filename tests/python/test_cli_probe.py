@@ -114,7 +114,10 @@ def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
         (["torch:empty", "--sizes", "5"], "--sizes must hold at least 2 different"),
         (["torch:empty", "--probes", "1"], "must be a whole number of at least 2, got 1"),
         (["FILE:square", "--lengths", "4", "--probes", "2"], "--probes must be 3 or more, got 2"),
-        (["FILE:line", "--budget", "9000"], "too small for these sizes: a fit needs 2 of them"),
+        (
+            ["FILE:line", "--device", "cpu", "--budget", "9000"],
+            "too small for these sizes: a fit needs 2 of them",
+        ),
         (["FILE:wrong"], "program.py:22: TypeError: addmm() received an invalid combination of "),
         (["FILE:line", "--plot", "folder.png"], "must be a file, but folder.png is a folder"),
         (["FILE:line", "--html", "x.html"], "brim probe: unknown argument --html x.html"),

@@ -186,7 +186,9 @@ class Work {
         release(kept_[static_cast<std::size_t>(step.free)]);
       } else if (!kept_[i]) {
         const std::int64_t bytes = bytes_of(step, static_cast<double>(size));
-        kept_[i] = device_.allocate(bytes);
+        if (bytes <= AllocatorModel::kLargestRequest) {
+          kept_[i] = device_.allocate(bytes);
+        }
         if (!kept_[i] && step.optional) {
           events.push_back({.bytes = bytes, .refused = true});
         } else if (kept_[i]) {
@@ -269,7 +271,7 @@ class Work {
     const double x = std::ceil(size / step.padding) * step.padding / unit_;
     const double bytes = step.constant * static_cast<double>(capacity()) +
                          scale_ * (step.linear * x + step.square * x * x + step.cube * x * x * x);
-    constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
+    constexpr double kMost = 1e18;
     return static_cast<std::int64_t>(std::min(bytes, kMost));
   }
 
