@@ -273,17 +273,19 @@ def test_the_peak_with_only_the_bias_trained_is_no_higher_than_torchs(
     layer: str, weights: torch.dtype, held: int
 ) -> None:
     args = {"BatchNorm2d": (8,), "GroupNorm": (2, 8), "LayerNorm": (32,)}[layer]
+    x = torch.randn(32, 8, 32, 32, dtype=torch.bfloat16, generator=torch.manual_seed(0))
     peaks, grads = [], []
     for of in (brim.nn, nn):
         net = getattr(of, layer)(*args).to(weights)
         set_needs(net, frozenset(["bias"]))
-        x = torch.randn(32, 8, 32, 32, dtype=torch.bfloat16, generator=torch.manual_seed(0))
         with brim.PeakMeter("cpu") as meter:
             net(x.clone()).backward(x)
         peaks.append(meter.peak)
         grads.append(net.bias.grad)
     assert peaks[0] <= peaks[1]
-    assert near(grads[0], grads[1], torch.bfloat16)
+    # Not beside torch's own: with one thread its layer norm adds up in bfloat16 (15 % off).
+    exact = x.double().sum((0, 1, 2) if layer == "LayerNorm" else (0, 2, 3))
+    assert near(grads[0], exact.to(weights), torch.bfloat16)
 
 
 # -- What needs no gradient, and changes of mind --------------------------------------------------
