@@ -222,7 +222,7 @@ std::optional<std::int64_t> SizeSearch::recorded_choice(const Growth& growth,
   const double available =
       records->knows_growth() ? bytes : bytes - options_.margin * std::max(bytes - used, 0.0);
   const auto best = static_cast<double>(best_);
-  double most = static_cast<double>(high);
+  auto most = static_cast<double>(high);
   if (!records->knows_growth()) {
     most = std::min(most, growth.largest_within(available, true).size);
   }

@@ -96,8 +96,8 @@ std::optional<std::int64_t> largest_scaled(const SizedTrace& trace, const SizedT
       return size;
     }
   }
-  return detail::largest_that_holds(
-      low - 1, least, [&](std::int64_t each) { return replayed(each, options); });
+  return detail::largest_that_holds(low - 1, least,
+                                    [&](std::int64_t each) { return replayed(each, options); });
 }
 
 }  // namespace brim

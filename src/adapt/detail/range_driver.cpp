@@ -137,7 +137,8 @@ void range_together(Parts& parts, std::int64_t upper, Meeting& meeting) {
     return meeting.exchange({.done = !parts.left(), .next = {&next, 1}, .later = {&later, 1}});
   };
   const Meeting::Values agreed = meeting.agreed();
-  // With collectives inside, ranks whose ranges differ must know it before they wait for each other.
+  // With collectives inside, ranks whose ranges differ must know it before they wait for each
+  // other.
   const bool asks = agreed.empty() || meeting.inside();
   std::int64_t step = asks ? ask().next.front() : std::min(agreed.front(), upper);
   bool settled = !agreed.empty() && step == std::min(agreed.front(), upper);
