@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include "number_text.h"
 #include "predict/frontier.h"
@@ -91,7 +92,7 @@ class Prober {
     const auto fitted = std::ranges::count_if(
         plan.samples(), [](const MemorySample& sample) { return !sample.out_of_memory; });
     const std::size_t least = detail::least_shapes(kind_);
-    TORCH_CHECK_VALUE(static_cast<std::size_t>(fitted) >= least, "the limit of ",
+    TORCH_CHECK_VALUE(std::cmp_greater_equal(fitted, least), "the limit of ",
                       format_bytes(static_cast<std::int64_t>(limit())),
                       " is too small for these sizes: a fit needs ", least, " of them, but only ",
                       fitted, fitted == 1 ? " stays" : " stay",

@@ -25,6 +25,7 @@ using Request = AllocationRecord::Request;
 /// a first call made for good (an optimizer's state, a library's workspace) is in one of them only.
 std::vector<std::int64_t> matched(const AllocationRecord& record, const AllocationRecord& other) {
   std::vector<std::int64_t> bytes;
+  bytes.reserve(record.requests.size());
   for (std::size_t i = 0; i < record.older; ++i) {
     bytes.push_back(record.requests[i].bytes);
   }
@@ -109,7 +110,8 @@ class RecordedGrowth::Device {
     release_all();
     for (const std::int32_t event : growth_.record_->events) {
       if (event < 0) {
-        release(static_cast<std::size_t>(~event));
+        const std::int32_t request = ~event;
+        release(static_cast<std::size_t>(request));
       } else if (!allocate(static_cast<std::size_t>(event), size)) {
         return false;
       }
