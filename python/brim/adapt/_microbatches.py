@@ -18,7 +18,7 @@ from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
 from brim.adapt._identity import structure
 from brim.adapt._options import Options, identity, inside, make, name_of, rank_setting
-from brim.adapt._sum_check import SumCheck
+from brim.adapt._reduction_check import ReductionCheck
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
 _Module = TypeVar("_Module", bound=torch.nn.Module)
@@ -109,9 +109,9 @@ class Microbatches:
         self._busy = threading.Lock()
         self._pass = _C.BatchPass(reduction)
         self._ranks = rank_setting(options, f"Microbatches {self._name}")
-        self._sum_check: SumCheck | None = None  # until a batch was split
-        if reduction == "mean" and self._ranks is None:
-            self._sum_check = SumCheck(self._loss_fn, model)
+        self._check: ReductionCheck | None = None  # until a batch was split
+        if self._ranks is None:
+            self._check = ReductionCheck(reduction, self._loss_fn, model)
         self._reduction: _C.GradientReduction | None = None
         self._inside: _C.Agreement | None = None  # with collectives inside of the parts
         if self._ranks is not None and options.get("collectives", "between") == "between":
@@ -218,7 +218,7 @@ class Microbatches:
         if self._reduces():
             loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
         if self._size < self._items:
-            check, self._sum_check = self._sum_check, None
+            check, self._check = self._check, None
             if check is not None and check.is_needed:
                 check.run(self._items, lambda *bounds: self._split(batch, *bounds))
         self._pass.finish()
@@ -232,7 +232,7 @@ class Microbatches:
                 return batch
             return self._split(batch, start, stop)
 
-        check = self._sum_check if size < self._items else None
+        check = self._check if size < self._items else None
         loss_fn = self._loss_fn if check is None else check.watched
         with self._without_collectives():
             loss = self._pass.run(self._items, size, loss_fn, part, self._scale, self._all_ranks())

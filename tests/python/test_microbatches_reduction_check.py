@@ -1,4 +1,4 @@
-"""A loss that is a sum and declared a mean is found; no mean is taken for a sum."""
+"""A sum that is declared a mean is found, and the reverse; none is taken for the other."""
 
 from __future__ import annotations
 
@@ -57,6 +57,36 @@ MEANS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(
+    "mean",
+    [
+        lambda net, part: squares(net, part).mean(),
+        lambda net, part: mse_loss(net(part[0]), part[1]),
+        lambda net, part: squares(net, part).mean() + 0.1 * net(part[0]).exp().mean(),
+    ],
+)
+def test_a_mean_that_is_declared_a_sum_is_an_error(data: Any, mean: Any) -> None:
+    net = Net(dropout=0.5)
+    step = brim.Microbatches(lambda part: mean(net, part), model=net, size=3, reduction="sum")
+    with pytest.raises(ValueError, match=r'returns a mean.*pass reduction="mean"'):
+        step(data)
+    assert all(grad is None for grad in gradients(net))
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda net, part: squares(net, part).mean() * len(part[0]),
+        lambda net, part: squares(net, part)[:, None].expand(-1, 4).mean(1).sum(),
+    ],
+)
+def test_no_sum_is_taken_for_a_mean(data: Any, total: Any) -> None:
+    net = Net()
+    whole = torch.autograd.grad(total(net, data), net.last.weight)[0]
+    brim.Microbatches(lambda part: total(net, part), model=net, size=3, reduction="sum")(data)
+    torch.testing.assert_close(net.last.weight.grad, whole)
+
+
 @pytest.mark.parametrize("kind", MEANS)
 def test_no_mean_is_taken_for_a_sum(data: Any, kind: str) -> None:
     net = Net(dropout=0.5)
@@ -66,7 +96,7 @@ def test_no_mean_is_taken_for_a_sum(data: Any, kind: str) -> None:
         torch.manual_seed(2)
         step = brim.Microbatches(lambda part: MEANS[kind](net, part), model=net, size=5)
         if not check:
-            step._sum_check = None
+            step._check = None
         step(data)
         results.append((gradients(net), torch.get_rng_state()))
         net.zero_grad()

@@ -1,11 +1,11 @@
-"""Noticing that a loss that was declared a mean is a sum over the items of a batch."""
+"""Noticing that a loss is a sum over the items of a batch and not a mean, or the reverse."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,28 +13,35 @@ _SAME = 1e-3  # relative: two losses are the same
 _COUNTS = 0.01  # of a sum: the least share of a term, so that no mean of the terms is their sum
 
 
-class SumCheck:
-    """Compares the losses of two pairs of items with that of both, if the loss looks like a sum.
+class ReductionCheck:
+    """Compares the losses of two pairs of items with that of both, if the loss looks wrong.
 
-    Most losses show in their graph that they are means, and cost nothing here. One that ends in a
-    sum may still be a mean (`sum() / len(part)`), so `loss_fn` is called four times more, with two
-    and four items. No mean can seem to be a sum: it lies between the two losses. Losses that draw
-    random numbers are not judged. Nor are those in a job of several ranks, of which only some may
-    split their batch: a forward with collectives would wait for the others.
+    Most losses show in their graph that they are what was declared, and cost nothing here. One that
+    ends in a sum may still be a mean (`sum() / len(part)`), so `loss_fn` is called four times more,
+    with two and four items. No mean can seem to be a sum: it lies between the two losses. Losses
+    that draw random numbers are not judged. Nor are those in a job of several ranks, of which only
+    some may split their batch: a forward with collectives would wait for the others.
 
     Attributes:
-        is_needed: whether the loss that was watched looks like a sum.
+        is_needed: whether the loss that was watched looks like the other reduction.
     """
 
-    def __init__(self, loss_fn: Callable[[Any], Any], model: torch.nn.Module | None) -> None:
-        self._loss_fn, self._model = loss_fn, model
+    def __init__(
+        self, reduction: str, loss_fn: Callable[[Any], Any], model: torch.nn.Module | None
+    ) -> None:
+        self._reduction, self._loss_fn, self._model = reduction, loss_fn, model
+        self._other = _Ending("Sum", 2) if reduction == "mean" else _Ending("Mean", 1)
         self.is_needed = False
 
     def watched(self, part: Any) -> Any:
         """What `loss_fn` returns; looks at its graph."""
         result = self._loss_fn(part)
         self.is_needed = (
-            isinstance(result, torch.Tensor) and not _has_other_ranks() and _ends_in_a_sum(result)
+            isinstance(result, torch.Tensor)
+            and not _has_other_ranks()
+            and _may_end_in(
+                result, _Ending("Sum", 2) if self._reduction == "mean" else _Ending("Mean", 1)
+            )
         )
         return result
 
@@ -46,7 +53,7 @@ class SumCheck:
             part: (start, stop) -> a part of the batch.
 
         Raises:
-            ValueError: if the loss of the first items is the sum of those of their halves.
+            ValueError: if the loss of the first items is the other reduction of their halves'.
         """
         half, end = min(items, 4) // 2, min(items, 4)
         bounds = ((0, half), (half, end), (0, end), (0, end))
@@ -56,12 +63,20 @@ class SumCheck:
                 a, b, together, again = (self._loss_fn(part(*each)).item() for each in bounds)
         except Exception:  # out of memory, a layer that cannot take one item
             return
-        is_sum = together == again and math.isclose(a + b, together, rel_tol=_SAME)
-        if is_sum and together != 0 and min(a / together, b / together) >= _COUNTS:
+        if together != again or together == 0:
+            return
+        is_sum = math.isclose(a + b, together, rel_tol=_SAME)
+        mean = (a * half + b * (end - half)) / end
+        if self._reduction == "mean":
+            is_wrong = is_sum and min(a / together, b / together) >= _COUNTS
+        else:
+            is_wrong = not is_sum and math.isclose(mean, together, rel_tol=_SAME)
+        if is_wrong:
+            other = "sum" if self._reduction == "mean" else "mean"
             raise ValueError(
-                f"loss_fn returns a sum over the items of a batch (that of {end} items is "
+                f"loss_fn returns a {other} over the items of a batch (that of {end} items is "
                 f"{together:.6g}, those of their halves are {a:.6g} and {b:.6g}), but reduction is "
-                "'mean': pass reduction=\"sum\", or return the mean"
+                f'{self._reduction!r}: pass reduction="{other}", or return the {self._reduction}'
             )
 
 
@@ -74,8 +89,13 @@ def _has_other_ranks() -> bool:
     )
 
 
-def _ends_in_a_sum(loss: torch.Tensor) -> bool:
-    """Whether one of the terms that the loss consists of is a sum, or may be one."""
+class _Ending(NamedTuple):
+    node: str  # how the names of its nodes begin
+    reduction: int  # its number in torch's losses
+
+
+def _may_end_in(loss: torch.Tensor, ending: _Ending) -> bool:
+    """Whether one of the terms that the loss consists of is of this kind, or may be."""
     todo, seen = [loss.grad_fn], set()
     while todo:
         node: Any = todo.pop()
@@ -83,7 +103,7 @@ def _ends_in_a_sum(loss: torch.Tensor) -> bool:
             continue
         seen.add(node)
         name = node.name()
-        if name.startswith("Sum") or getattr(node, "_saved_reduction", 0) == 2:
+        if name.startswith(ending.node) or getattr(node, "_saved_reduction", 0) == ending.reduction:
             return True
         if name.startswith("brim::cross_entropy"):  # does not tell
             return True
