@@ -20,7 +20,7 @@ import torch
 from typing_extensions import TypedDict
 
 from brim import _C
-from brim._arguments import flag, positive, runs_in_parts
+from brim._arguments import flag, positive, runs_in_parts, shown
 from brim._C import Attempt, SizeMemory
 from brim.adapt._restore import Restorable, flat
 from brim.memory import DeviceLike
@@ -93,7 +93,7 @@ class Options(TypedDict, total=False):
 
 def _check_callable(name: str, value: object) -> None:
     if not callable(value):
-        raise TypeError(f"{name} must be callable, got {value!r}")
+        raise TypeError(f"{name} must be callable, got {shown(value)}")
 
 
 def inside(function: Any) -> tuple[Callable[..., Any], str]:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from brim import _C
-from brim._arguments import flag, whole
+from brim._arguments import flag, shown, whole
 from brim._warn import warn
 from brim.data.ranks import Ranks, RankSource, SamplerType, shared_by_accelerate
 from brim.data.sizes import Budget, Cost, Limits, check_oversize
@@ -80,7 +80,7 @@ def check_state(state: object, keys: set[str]) -> None:
         ValueError: if it lacks one.
     """
     if not isinstance(state, Mapping):
-        raise TypeError(f"state must be what state_dict() returned, got {state!r:.100}")
+        raise TypeError(f"state must be what state_dict() returned, got {shown(state)}")
     missing = keys - state.keys()
     if missing:
         raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
@@ -180,11 +180,11 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             )
         if seed is not None and generator is not None:
             raise ValueError(
-                f"give either seed or generator, not both: got seed={seed!r:.100} and "
-                f"generator={generator!r:.100}"
+                f"give either seed or generator, not both: got seed={shown(seed)} and "
+                f"generator={shown(generator)}"
             )
         if generator is not None and not isinstance(generator, torch.Generator):
-            raise TypeError(f"generator must be a torch.Generator, got {generator!r:.100}")
+            raise TypeError(f"generator must be a torch.Generator, got {shown(generator)}")
         self.shuffle = flag("shuffle", shuffle)
         # Whether nothing was given to shuffle by.
         self._seed_is_default = seed is None and generator is None
