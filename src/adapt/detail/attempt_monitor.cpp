@@ -37,9 +37,12 @@ bool is_another(c10::Device named, c10::Device watched) {
 }  // namespace
 
 std::string detail::describe(const Attempt& attempt) {
-  std::string text = attempt.fitted() ? "fitted" : to_string(attempt.outcome);
+  const bool of_memory =
+      attempt.outcome == OomKind::device_memory || attempt.outcome == OomKind::host_memory;
+  std::string text = of_memory ? "out of " : "";
+  text += attempt.fitted() ? "fitted" : to_string(attempt.outcome);
   if (attempt.peak) {
-    text += ", peak " + format_bytes(*attempt.peak);
+    text += (attempt.fitted() ? ", peak " : ", held ") + format_bytes(*attempt.peak);
   }
   if (attempt.requested) {
     text += ", asked for " + format_bytes(*attempt.requested) + " more";
