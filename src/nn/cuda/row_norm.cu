@@ -344,27 +344,18 @@ __global__ void __launch_bounds__(kWarp* kLines)
 /// elements, weights and product.
 template <class Run>
 void with_types(const NormRows& rows, const Run& run) {
-  const auto of_type = [&](auto t) {
-    if (rows.centred) {
-      run(t, Type<float>(), Type<float>(), std::true_type());
-    } else if (rows.weights == rows.type) {
-      run(t, t, t, std::false_type());
-    } else if (rows.product == rows.type) {
-      run(t, Type<float>(), t, std::false_type());
-    } else {
-      run(t, Type<float>(), Type<float>(), std::false_type());
+  with_float(rows.type, [&](auto t) {
+    if constexpr (!std::is_same_v<decltype(t), Type<float>>) {
+      if (rows.centred) {
+        return run(t, Type<float>(), Type<float>(), std::true_type());
+      }
+      if (rows.weights != rows.type) {
+        return rows.product == rows.type ? run(t, Type<float>(), t, std::false_type())
+                                         : run(t, Type<float>(), Type<float>(), std::false_type());
+      }
     }
-  };
-  switch (rows.type) {
-    case Number::float32:
-      return run(Type<float>(), Type<float>(), Type<float>(), std::false_type());
-    case Number::float16:
-      return of_type(Type<__half>());
-    case Number::bfloat16:
-      return of_type(Type<__nv_bfloat16>());
-    default:
-      return;
-  }
+    run(t, t, t, std::false_type());
+  });
 }
 
 /// Calls run(std::integral_constant<int, elements that a thread loads at once>()).
@@ -383,8 +374,14 @@ Factors<P> factors_of(const NormRows& rows) {
   return {static_cast<const P*>(rows.weight), rows.offset, 1};
 }
 
-std::int64_t groups_of(std::int64_t rows, const dim3& threads) {
-  return (rows + threads.y - 1) / threads.y;
+template <class P>
+Factors<P> bias_of(const NormRows& rows) {
+  return {static_cast<const P*>(rows.bias), 0, 0};
+}
+
+/// Blocks for all rows, each row once.
+unsigned blocks_of(const NormRows& rows, const dim3& threads) {
+  return static_cast<unsigned>((rows.rows + threads.y - 1) / threads.y);
 }
 
 }  // namespace
@@ -398,11 +395,10 @@ void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, 
     const auto run = [&](auto pack) {
       constexpr int kSize = decltype(pack)::value;
       const dim3 threads = threads_for(rows.size / kSize);
-      const Factors<P> bias{static_cast<const P*>(rows.bias), 0, 0};
       forward_kernel<T, P, O, kSize, decltype(centred)::value>
-          <<<static_cast<unsigned>(groups_of(rows.rows, threads)), threads, 0, stream>>>(
+          <<<blocks_of(rows, threads), threads, 0, stream>>>(
               static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<P>(rows),
-              bias, rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
+              bias_of<P>(rows), rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
     };
     with_pack<T>(rows, run, in, out);
   });
@@ -410,33 +406,22 @@ void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, 
 
 void normalise_rows_as(const NormRows& rows, const void* in, const float* mean, const float* rstd,
                        void* out, cudaStream_t stream) {
-  const auto with = [&](auto t, auto o) {
+  const auto of_types = [&](auto t, auto o) {
     using T = typename decltype(t)::Element;
     using O = typename decltype(o)::Element;
     const auto run = [&](auto pack) {
       constexpr int kSize = decltype(pack)::value;
       const dim3 threads = threads_for(rows.size / kSize);
-      const Factors<float> bias{static_cast<const float*>(rows.bias), 0, 0};
-      forward_as_kernel<T, O, kSize>
-          <<<static_cast<unsigned>(groups_of(rows.rows, threads)), threads, 0, stream>>>(
-              static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<float>(rows),
-              bias, rows.rows, static_cast<unsigned>(rows.size));
+      forward_as_kernel<T, O, kSize><<<blocks_of(rows, threads), threads, 0, stream>>>(
+          static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<float>(rows),
+          bias_of<float>(rows), rows.rows, static_cast<unsigned>(rows.size));
     };
     with_pack<T>(rows, run, in, out);
   };
-  const auto of_type = [&](auto t) {
-    rows.product == Number::float16 ? with(t, Type<__half>()) : with(t, Type<__nv_bfloat16>());
-  };
-  switch (rows.type) {
-    case Number::float32:
-      return of_type(Type<float>());
-    case Number::float16:
-      return of_type(Type<__half>());
-    case Number::bfloat16:
-      return of_type(Type<__nv_bfloat16>());
-    default:
-      return;
-  }
+  with_float(rows.type, [&](auto t) {
+    rows.product == Number::float16 ? of_types(t, Type<__half>())
+                                    : of_types(t, Type<__nv_bfloat16>());
+  });
 }
 
 std::int64_t columns_of(const NormRows& rows) { return rows.centred ? 2 * rows.size : rows.size; }
@@ -464,9 +449,9 @@ void normalise_rows_backward(const NormRows& rows, const void* grad, const void*
       const dim3 threads = threads_for(rows.size / kSize);
       const std::size_t bytes = sizeof(float) * threads.y * columns;
       const bool in_shared = sums != nullptr && bytes <= kShared;
-      const std::int64_t blocks = sums == nullptr ? groups_of(rows.rows, threads) : parts;
+      const auto blocks = sums == nullptr ? blocks_of(rows, threads) : static_cast<unsigned>(parts);
       backward_kernel<T, P, O, kSize, decltype(centred)::value>
-          <<<static_cast<unsigned>(blocks), threads, in_shared ? bytes : 0, stream>>>(
+          <<<blocks, threads, in_shared ? bytes : 0, stream>>>(
               static_cast<const O*>(grad), static_cast<const T*>(in), mean, rstd,
               static_cast<T*>(grad_in), sums, in_shared, factors_of<P>(rows), rows.cast_first,
               rows.rows, static_cast<unsigned>(rows.size));
