@@ -16,6 +16,7 @@ import brim
 from .nn_cases import (
     CASES,
     FLOATS,
+    HALVES,
     ONE_OF_EACH,
     Case,
     compare,
@@ -346,7 +347,7 @@ def test_layer_norm_is_given_again_in_the_type_of_the_layers_behind(
         assert same_bits(mine.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("dtype", FLOATS[:3], ids=[NAMES[dtype] for dtype in FLOATS[:3]])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("shape", [(3, 12, 7, 5), (2, 8, 16), (2, 64, 64, 64), (5, 320, 8, 8)])
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_group_norm_is_given_again_from_its_statistics(

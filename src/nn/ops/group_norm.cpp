@@ -32,14 +32,14 @@ at::Tensor for_kernel(const at::Tensor& tensor, at::MemoryFormat format) {
 
 // -- The output again, from the statistics --------------------------------------------------------
 
-at::Tensor as_type_anywhere(const at::Tensor& input, std::int64_t groups,
-                            const at::Tensor& /*mean*/, const at::Tensor& /*rstd*/,
-                            const MaybeTensor& weight, const MaybeTensor& bias, double eps,
-                            at::ScalarType type) {
+at::Tensor group_norm_as_type_anywhere(const at::Tensor& input, std::int64_t groups,
+                                       const at::Tensor& /*mean*/, const at::Tensor& /*rstd*/,
+                                       const MaybeTensor& weight, const MaybeTensor& bias,
+                                       double eps, at::ScalarType type) {
   return at::group_norm(input.to(at::kFloat), groups, weight, bias, eps).to(type);
 }
 
-const Operator<as_type_anywhere> kAsType(
+const Operator<group_norm_as_type_anywhere> kGroupNormAsType(
     "group_norm_as_type(Tensor input, int num_groups, Tensor mean, Tensor rstd, Tensor? weight, "
     "Tensor? bias, float eps, ScalarType dtype) -> Tensor");
 
@@ -68,9 +68,9 @@ struct GroupNorm {
     const bool is_known =
         runs_again_as(type, input, weight, bias) && statistics.mean.scalar_type() == at::kFloat &&
         (is_given(weight) || is_given(bias)) && input.numel() > input.size(0) * input.size(1);
-    return is_known
-               ? kAsType(input, groups, statistics.mean, statistics.rstd, weight, bias, eps, type)
-               : at::Tensor();
+    return is_known ? kGroupNormAsType(input, groups, statistics.mean, statistics.rstd, weight,
+                                       bias, eps, type)
+                    : at::Tensor();
   }
 
   static bool keeps_statistics(const at::Tensor& /*input*/, const MaybeTensor& /*weight*/) {
