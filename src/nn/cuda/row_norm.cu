@@ -232,7 +232,8 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t group = row / channels_in_group;
   const std::int64_t channel = row % channels;
   const float factor = weight == nullptr ? rstds[group] : __fmul_rn(rstds[group], weight[channel]);
-  const float moved = __fmaf_rn(-factor, means[group], bias == nullptr ? 0 : bias[channel]);
+  const float moved =
+      __fsub_rn(bias == nullptr ? 0 : bias[channel], __fmul_rn(factor, means[group]));
   for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
     auto values = load_wide<kSize>(in + row * size + i);
 #pragma unroll
