@@ -41,9 +41,7 @@ class ReductionCheck:
         self.is_needed = (
             isinstance(result, torch.Tensor)
             and not _has_other_ranks()
-            and _may_end_in(
-                result, _Ending("Sum", 2) if self._reduction == "mean" else _Ending("Mean", 1)
-            )
+            and _may_end_in(result, self._other)
         )
         return result
 
