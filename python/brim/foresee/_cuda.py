@@ -69,11 +69,6 @@ def _workspace_setting(default: int) -> int:
     return sum(int(size) * int(count) for size, count in pairs) * 1024 or default
 
 
-def allocator_settings() -> str:
-    """The settings of torch's allocator in the environment."""
-    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-
-
 @contextlib.contextmanager
 def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
     """Take CUDA's kernels where an operator's C++ code chooses by the device, and its autocast.
