@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from brim.adapt._random_state import RandomState
+
 _SAME = 1e-3  # relative: two losses are the same
 _COUNTS = 0.01  # of a sum: the least share of a term, so that no mean of the terms is their sum
 
@@ -39,9 +41,7 @@ class ReductionCheck:
         self.is_needed = (
             isinstance(result, torch.Tensor)
             and not _has_other_ranks()
-            and _may_end_in(
-                result, _Ending("Sum", 2) if self._reduction == "mean" else _Ending("Mean", 1)
-            )
+            and _may_end_in(result, self._other)
         )
         return result
 
@@ -115,15 +115,12 @@ def _may_end_in(loss: torch.Tensor, ending: _Ending) -> bool:
 @contextmanager
 def undisturbed(model: torch.nn.Module | None) -> Iterator[None]:
     """In eval mode; modes and random state are put back afterwards."""
-    from brim.foresee._kept import Kept  # imports parts of torch that few need
-
     modes = [] if model is None else [(module, module.training) for module in model.modules()]
-    random = Kept()
     if model is not None:
         model.eval()
     try:
-        yield
+        with RandomState():
+            yield
     finally:
-        random.restore()
         for module, training in modes:
             module.training = training
