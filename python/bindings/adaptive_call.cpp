@@ -145,7 +145,7 @@ class Call {
     return failure;
   }
 
-  /// Names arguments that a failed attempt has changed in place and nobody puts back.
+  /// Names arguments that a failed attempt has changed in place and that are not put back.
   void warn_of_changes() {
     std::vector<std::string> names;
     versions_.changed(arguments_, [&](Py_ssize_t place, const at::Tensor& tensor) {
@@ -362,7 +362,7 @@ class Call {
         } else {
           warn_of_result();
         }
-        release(std::move(result_));  // a result that nobody collects is gone before the next part
+        release(std::move(result_));  // not collected: it is gone before the next part
         progress->advance(to - from);
       }
       return failure;

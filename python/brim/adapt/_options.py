@@ -59,7 +59,7 @@ class Options(TypedDict, total=False):
         per_rank: with `ranks`, each rank keeps its own size; all learn whether all succeeded.
         sync: with `ranks`, `"always"` (default) for one exchange of messages per call,
             `"settled"` for one in 64 calls once the size stays the same; for none in
-            `Microbatches`, whose reduction tells of failures.
+            `Microbatches`, whose reduction reports failures.
         collectives: with `ranks`, where the work has collectives: `"between"` calls (default), or
             `"inside"` (FSDP, tensor parallel): then sizes start small and grow only as far as is
             known to fit on every rank, and running out of memory is final on all of them.

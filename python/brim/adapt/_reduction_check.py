@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from brim._warn import warn
+from brim.adapt._random_state import RandomState
 
 _SAME = 1e-3  # relative: two losses are the same
 _COUNTS = 0.01  # of a sum: the least share of a term, so that no mean of the terms is their sum
@@ -148,15 +149,12 @@ def _may_end_in(loss: torch.Tensor, ending: _Ending) -> bool:
 @contextmanager
 def undisturbed(model: torch.nn.Module | None) -> Iterator[None]:
     """In eval mode; modes and random state are put back afterwards."""
-    from brim.foresee._kept import Kept  # imports parts of torch that few need
-
     modes = [] if model is None else [(module, module.training) for module in model.modules()]
-    random = Kept()
     if model is not None:
         model.eval()
     try:
-        yield
+        with RandomState():
+            yield
     finally:
-        random.restore()
         for module, training in modes:
             module.training = training

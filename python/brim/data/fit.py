@@ -271,7 +271,7 @@ class FittedBatchSampler(BatchSamplerBase):
         """Make the next iteration resume where the state was taken.
 
         A sampler that `fit` made takes over the memory model that the state was made with, so that
-        a restarted job, which has measured other bytes, goes on with the same batches.
+        a restarted job, which has measured other bytes, continues with the same batches.
 
         Raises:
             ValueError: if the state is of another sampler, other samples, or other settings that

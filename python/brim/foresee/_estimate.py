@@ -172,9 +172,7 @@ def _estimate(
     if target.type == "cpu":
         options = _C.AllocatorOptions("exact", capacity=limit)
     else:
-        options, unknown = _C.AllocatorOptions.from_settings(
-            _cuda.allocator_settings(), capacity=limit
-        )
+        options, unknown = _C.AllocatorOptions.from_settings(capacity=limit)
         tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
     return Estimate(trace, options, start, target, limit, tuple(tracer.assumptions))
 

@@ -207,7 +207,7 @@ void AttemptMonitor::wait_for_memory(c10::Device device, std::int64_t attempt_pe
     options_.collect_garbage();
   }
   const std::int64_t kept = left();
-  // While other threads are in calls of their own, nobody can tell whose memory it is.
+  // While other threads are in calls of their own, it cannot be told whose memory it is.
   if (kept > tolerance && !warned_ && !another_call_runs()) {
     warned_ = true;
     TORCH_WARN(format_bytes(kept), " of a failed attempt's memory on ", device.str(),

@@ -112,7 +112,7 @@ at::Tensor BatchPass::run(std::int64_t items, std::int64_t size, Forward forward
   try {
     return run_parts(items, size, forward, backward, all);
   } catch (...) {
-    undo();  // ahead of whoever looks at how much memory came back
+    undo();  // before the driver checks how much memory came back
     throw;
   }
 }
