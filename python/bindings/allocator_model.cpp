@@ -56,12 +56,13 @@ void register_options(py::module_& m) {
            py::arg("roundup_power2_divisions") = defaults.roundup_power2_divisions)
       .def_static(
           "from_settings",
-          [](const std::string& text, const std::optional<std::int64_t>& capacity) {
-            AllocatorSettings settings = parse_allocator_settings(text);
+          [](const std::optional<std::string>& text, const std::optional<std::int64_t>& capacity) {
+            AllocatorSettings settings =
+                parse_allocator_settings(text ? *text : allocator_settings_in_environment());
             settings.options.capacity = limit_of(capacity);
             return py::make_tuple(settings.options, settings.not_modelled);
           },
-          py::arg("text"), py::kw_only(), py::arg("capacity") = py::none())
+          py::arg("text") = py::none(), py::kw_only(), py::arg("capacity") = py::none())
       .def_property_readonly("kind",
                              [](const Options& self) {
                                return self.kind == AllocatorKind::exact ? "exact" : "caching";

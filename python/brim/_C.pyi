@@ -273,9 +273,14 @@ class AllocatorOptions:
     ) -> None: ...
     @staticmethod
     def from_settings(
-        text: str, *, capacity: int | None = None
+        text: str | None = None, *, capacity: int | None = None
     ) -> tuple[AllocatorOptions, list[str]]:
-        """Reads `PYTORCH_CUDA_ALLOC_CONF`; also says which settings are not modelled."""
+        """Reads `PYTORCH_CUDA_ALLOC_CONF`; also says which settings are not modelled.
+
+        Args:
+            text: the settings. Those of the environment by default.
+            capacity: in bytes. No limit by default.
+        """
     kind: Final[str]
     capacity: Final[int | None]
     expandable_segments: Final[bool]

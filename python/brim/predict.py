@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from brim import _C
-from brim._arguments import real
+from brim._arguments import real, shown
 from brim._C import MemorySample, ModelError, PeakSample
 from brim._progress import progress as bar
 from brim.adapt._undo import Restore, Undo
@@ -38,7 +38,7 @@ _LARGEST_SIZE = 2**53
 def _tensor(name: str, values: Numbers) -> torch.Tensor:
     """The numbers in double precision on the CPU."""
     if isinstance(values, (str, bytes, dict, set)):
-        raise TypeError(f"{name} must be numbers, got {values!r}")
+        raise TypeError(f"{name} must be numbers, got {shown(values)}")
     is_array = hasattr(values, "__array__")  # torch's tensors too
     if not is_array and isinstance(values, Iterable):
         values = list(values)
@@ -46,7 +46,7 @@ def _tensor(name: str, values: Numbers) -> torch.Tensor:
         # Without a dtype, Python's floats would become single precision.
         tensor = torch.as_tensor(values, dtype=None if is_array else torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be numbers, got {values!r}: {error}") from None
+        raise TypeError(f"{name} must be numbers, got {shown(values)}: {error}") from None
     if tensor.is_complex():
         raise TypeError(f"{name} must be real numbers, got {tensor.dtype}")
     return tensor.detach().to("cpu", torch.float64)
@@ -228,7 +228,7 @@ def _shapes(sizes: Numbers) -> tuple[list[tuple[float, float]], bool]:
     if not kinds:
         raise ValueError("sizes is empty")
     if len(kinds) > 1:
-        raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {values!r}")
+        raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {shown(values)}")
     tensor = torch.stack([_tensor("sizes", value) for value in values])
     if tensor.dim() == 1:
         return [(size, 0.0) for size in tensor.tolist()], False
@@ -314,7 +314,8 @@ class MemoryModel(_C.MemoryModel):
             device: where to measure.
             budget: bytes that the device may hold, or text such as `"8GiB"`; 90 % of what is free
                 if None.
-            probes: how many sizes to measure at most.
+            probes: how many sizes to measure at most. Twice as many where memory hardly grows, so
+                that with these, one careful step after the other, the largest is not reached.
             cleanup: called after each call of `fn`.
             restore: what the function changes and is put back after measuring: True for the modules
                 and optimizers that it leads to, or these things themselves; False for nothing. See
@@ -338,7 +339,7 @@ class MemoryModel(_C.MemoryModel):
             wrong = next(a for a, b in zip(shapes, whole, strict=True) if a != b)
             raise TypeError(f"sizes must be ints, got {wrong if batch else wrong[0]!r}")
         if not callable(fn):
-            raise TypeError(f"fn must be callable, got {fn!r}")
+            raise TypeError(f"fn must be callable, got {shown(fn)}")
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
         with Undo(restore, fn), bar("probe", "call", enabled=progress) as step:

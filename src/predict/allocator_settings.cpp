@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 
 #include "check_argument.h"
 #include "number_text.h"
@@ -89,6 +90,15 @@ AllocatorSettings parse_allocator_settings(std::string_view text) {
   }
   static_cast<void>(AllocatorModel(result.options));  // for its checks
   return result;
+}
+
+std::string allocator_settings_in_environment() {
+  for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+    if (const char* text = std::getenv(name); text != nullptr && *text != '\0') {
+      return text;
+    }
+  }
+  return {};
 }
 
 }  // namespace brim

@@ -174,6 +174,15 @@ def test_options_from_python() -> None:
     assert model.retries == 1
 
 
+def test_settings_are_those_of_the_environment_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert _C.AllocatorOptions.from_settings()[0].expandable_segments
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:40")  # the newer name wins
+    options = _C.AllocatorOptions.from_settings()[0]
+    assert (options.expandable_segments, options.max_split_size) == (False, 40 * MIB)
+
+
 def test_trace_from_python() -> None:
     trace = _C.MemoryTrace()
     kind = _C.MemoryKind

@@ -246,3 +246,13 @@ def test_a_sampler_nests_in_torchs_own_parts() -> None:
     sampler = PackedBatchSampler(SIZES, 40)
     grouped = BatchSampler(sampler, batch_size=2, drop_last=False)  # type: ignore[arg-type]
     assert sum(len(pair) for pair in grouped) == len(sampler)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_sampler_in_the_place_of_single_samples_is_told(batch_size: int) -> None:
+    sampler = PackedBatchSampler(SIZES, 40)
+    data = torch.arange(len(SIZES))  # takes lists of indices too: nothing else would tell
+    loader = DataLoader(data, sampler=sampler, batch_size=batch_size, collate_fn=list)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=r"PackedBatchSampler as sampler=.* pass it as batch_samp"):
+        next(iter(loader))
+    list(DataLoader(data, sampler=sampler, batch_size=None))  # type: ignore[arg-type]

@@ -22,4 +22,8 @@ struct AllocatorSettings {
 ///     what torch allows.
 BRIM_API AllocatorSettings parse_allocator_settings(std::string_view text);
 
+/// The text of these settings in the environment: PYTORCH_ALLOC_CONF, else PYTORCH_CUDA_ALLOC_CONF,
+/// else nothing.
+BRIM_API std::string allocator_settings_in_environment();
+
 }  // namespace brim

@@ -239,7 +239,7 @@ def range(  # noqa: A001  the public name
         q: prefer multiples of this.
         progress: show a tqdm bar.
         collect: return a list of what the function returned for each part, in order. Tensors in it
-            take memory beside the next parts.
+            take memory beside the next parts. Without it results are dropped, with a warning.
         **options: see `Options`.
 
     Example:

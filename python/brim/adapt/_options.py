@@ -20,7 +20,7 @@ import torch
 from typing_extensions import TypedDict
 
 from brim import _C
-from brim._arguments import flag, positive, runs_in_parts
+from brim._arguments import flag, positive, runs_in_parts, shown
 from brim._C import Attempt, SizeMemory
 from brim.adapt._restore import Restorable, flat
 from brim.memory import DeviceLike
@@ -59,7 +59,7 @@ class Options(TypedDict, total=False):
         per_rank: with `ranks`, each rank keeps its own size; all learn whether all succeeded.
         sync: with `ranks`, `"always"` (default) for one exchange of messages per call,
             `"settled"` for one in 64 calls once the size stays the same; for none in
-            `Microbatches`, whose reduction tells of failures.
+            `Microbatches`, whose reduction reports failures.
         collectives: with `ranks`, where the work has collectives: `"between"` calls (default), or
             `"inside"` (FSDP, tensor parallel): then sizes start small and grow only as far as is
             known to fit on every rank, and running out of memory is final on all of them.
@@ -93,7 +93,7 @@ class Options(TypedDict, total=False):
 
 def _check_callable(name: str, value: object) -> None:
     if not callable(value):
-        raise TypeError(f"{name} must be callable, got {value!r}")
+        raise TypeError(f"{name} must be callable, got {shown(value)}")
 
 
 def inside(function: Any) -> tuple[Callable[..., Any], str]:

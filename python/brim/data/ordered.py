@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from typing_extensions import Self, Unpack
 
 from brim import _C
-from brim._arguments import whole
+from brim._arguments import shown, whole
 from brim._warn import warn
 from brim.data.base import Batch, SamplerOptions, Start, left_out_message
 from brim.data.fit import FittedBatchSampler
@@ -74,11 +74,11 @@ def size_aware_batching(
     limits = Limits.read(cost, max_total_size, max_batch_size)
     function = size_function(sizeof)
     if function is None:
-        raise TypeError(f"sizeof must be a callable or a mapping here, got {sizeof!r:.100}")
+        raise TypeError(f"sizeof must be a callable or a mapping here, got {shown(sizeof)}")
     if collate_fn is not None and not callable(collate_fn):
-        raise TypeError(f"collate_fn must be a callable, got {collate_fn!r:.100}")
+        raise TypeError(f"collate_fn must be a callable, got {shown(collate_fn)}")
     if isinstance(dataset, str) or not isinstance(dataset, Iterable):
-        raise TypeError(f"dataset must be an iterable of samples, got {dataset!r:.100}")
+        raise TypeError(f"dataset must be an iterable of samples, got {shown(dataset)}")
     stream = _stream(dataset, function, limits, check_oversize(oversize), 0)
 
     # A generator of its own, so that wrong arguments are errors of this call.

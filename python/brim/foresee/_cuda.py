@@ -69,18 +69,13 @@ def _workspace_setting(default: int) -> int:
     return sum(int(size) * int(count) for size, count in pairs) * 1024 or default
 
 
-def allocator_settings() -> str:
-    """The settings of torch's allocator in the environment."""
-    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-
-
 @contextlib.contextmanager
 def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
     """Take CUDA's kernels where an operator's C++ code chooses by the device, and its autocast.
 
     Args:
         moves: whether the CPU's tensors, and its autocast, are taken to be CUDA's.
-        empty_cache: called in the place of torch's.
+        empty_cache: called instead of torch's.
     """
     autocast = Autocast()
     new, leave = torch.autocast.__init__, torch.autocast.__exit__

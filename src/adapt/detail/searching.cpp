@@ -8,7 +8,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <exception>
 #include <iterator>
 #include <optional>
@@ -34,16 +33,11 @@ double margin(const AdaptOptions& options, const Recollection& known, c10::Devic
 /// Torch's settings of its allocator. What the model does not follow is as without it.
 const AllocatorOptions& allocator_options() {
   static const AllocatorOptions options = [] {
-    for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
-      if (const char* text = std::getenv(name); text != nullptr && *text != '\0') {
-        try {
-          return parse_allocator_settings(text).options;
-        } catch (const std::invalid_argument&) {  // torch itself will say so
-          break;
-        }
-      }
+    try {
+      return parse_allocator_settings(allocator_settings_in_environment()).options;
+    } catch (const std::invalid_argument&) {  // torch itself will say so
+      return AllocatorOptions{};
     }
-    return AllocatorOptions{};
   }();
   return options;
 }

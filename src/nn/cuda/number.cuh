@@ -48,14 +48,12 @@ struct Type {
   using Element = T;
 };
 
-/// Calls run(Type<T>()) for the type of the elements. Not for bytes.
+/// Calls run(Type<T>()) for types that calculate in float32.
 template <class Run>
-void with_type(Number type, const Run& run) {
+void with_float(Number type, const Run& run) {
   switch (type) {
     case Number::float32:
       return run(Type<float>());
-    case Number::float64:
-      return run(Type<double>());
     case Number::float16:
       return run(Type<__half>());
     case Number::bfloat16:
@@ -63,6 +61,15 @@ void with_type(Number type, const Run& run) {
     default:
       return;
   }
+}
+
+/// As with_float, and for float64.
+template <class Run>
+void with_type(Number type, const Run& run) {
+  if (type == Number::float64) {
+    return run(Type<double>());
+  }
+  with_float(type, run);
 }
 
 }  // namespace brim::nn::cuda

@@ -217,6 +217,33 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// Rounds as torch's group norm does, and a copy.
+template <class T, class O, int kSize>
+__global__ void __launch_bounds__(kThreads)
+    groups_as_kernel(const T* __restrict__ in, O* __restrict__ out, const float* __restrict__ means,
+                     const float* __restrict__ rstds, const float* __restrict__ weight,
+                     const float* __restrict__ bias, const unsigned channels,
+                     const unsigned channels_in_group, const std::int64_t rows,
+                     const unsigned size) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= rows) {
+    return;
+  }
+  const std::int64_t group = row / channels_in_group;
+  const std::int64_t channel = row % channels;
+  const float factor = weight == nullptr ? rstds[group] : __fmul_rn(rstds[group], weight[channel]);
+  const float moved =
+      __fsub_rn(bias == nullptr ? 0 : bias[channel], __fmul_rn(factor, means[group]));
+  for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+    auto values = load_wide<kSize>(in + row * size + i);
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      values.at[k] = __fmaf_rn(values.at[k], factor, moved);
+    }
+    store_narrow(values, out + row * size + i);
+  }
+}
+
 // -- Backward ---------------------------------------------------------------------------------
 
 /// Each block works on every gridDim.x-th group of rows. Its share of the weights' gradient is
@@ -344,27 +371,18 @@ __global__ void __launch_bounds__(kWarp* kLines)
 /// elements, weights and product.
 template <class Run>
 void with_types(const NormRows& rows, const Run& run) {
-  const auto of_type = [&](auto t) {
-    if (rows.centred) {
-      run(t, Type<float>(), Type<float>(), std::true_type());
-    } else if (rows.weights == rows.type) {
-      run(t, t, t, std::false_type());
-    } else if (rows.product == rows.type) {
-      run(t, Type<float>(), t, std::false_type());
-    } else {
-      run(t, Type<float>(), Type<float>(), std::false_type());
+  with_float(rows.type, [&](auto t) {
+    if constexpr (!std::is_same_v<decltype(t), Type<float>>) {
+      if (rows.centred) {
+        return run(t, Type<float>(), Type<float>(), std::true_type());
+      }
+      if (rows.weights != rows.type) {
+        return rows.product == rows.type ? run(t, Type<float>(), t, std::false_type())
+                                         : run(t, Type<float>(), Type<float>(), std::false_type());
+      }
     }
-  };
-  switch (rows.type) {
-    case Number::float32:
-      return run(Type<float>(), Type<float>(), Type<float>(), std::false_type());
-    case Number::float16:
-      return of_type(Type<__half>());
-    case Number::bfloat16:
-      return of_type(Type<__nv_bfloat16>());
-    default:
-      return;
-  }
+    run(t, t, t, std::false_type());
+  });
 }
 
 /// Calls run(std::integral_constant<int, elements that a thread loads at once>()).
@@ -383,8 +401,14 @@ Factors<P> factors_of(const NormRows& rows) {
   return {static_cast<const P*>(rows.weight), rows.offset, 1};
 }
 
-std::int64_t groups_of(std::int64_t rows, const dim3& threads) {
-  return (rows + threads.y - 1) / threads.y;
+template <class P>
+Factors<P> bias_of(const NormRows& rows) {
+  return {static_cast<const P*>(rows.bias), 0, 0};
+}
+
+/// Blocks for all rows, each row once.
+unsigned blocks_of(const NormRows& rows, const dim3& threads) {
+  return static_cast<unsigned>((rows.rows + threads.y - 1) / threads.y);
 }
 
 }  // namespace
@@ -398,11 +422,10 @@ void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, 
     const auto run = [&](auto pack) {
       constexpr int kSize = decltype(pack)::value;
       const dim3 threads = threads_for(rows.size / kSize);
-      const Factors<P> bias{static_cast<const P*>(rows.bias), 0, 0};
       forward_kernel<T, P, O, kSize, decltype(centred)::value>
-          <<<static_cast<unsigned>(groups_of(rows.rows, threads)), threads, 0, stream>>>(
+          <<<blocks_of(rows, threads), threads, 0, stream>>>(
               static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<P>(rows),
-              bias, rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
+              bias_of<P>(rows), rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
     };
     with_pack<T>(rows, run, in, out);
   });
@@ -410,33 +433,43 @@ void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, 
 
 void normalise_rows_as(const NormRows& rows, const void* in, const float* mean, const float* rstd,
                        void* out, cudaStream_t stream) {
-  const auto with = [&](auto t, auto o) {
+  const auto of_types = [&](auto t, auto o) {
     using T = typename decltype(t)::Element;
     using O = typename decltype(o)::Element;
     const auto run = [&](auto pack) {
       constexpr int kSize = decltype(pack)::value;
       const dim3 threads = threads_for(rows.size / kSize);
-      const Factors<float> bias{static_cast<const float*>(rows.bias), 0, 0};
-      forward_as_kernel<T, O, kSize>
-          <<<static_cast<unsigned>(groups_of(rows.rows, threads)), threads, 0, stream>>>(
-              static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<float>(rows),
-              bias, rows.rows, static_cast<unsigned>(rows.size));
+      forward_as_kernel<T, O, kSize><<<blocks_of(rows, threads), threads, 0, stream>>>(
+          static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<float>(rows),
+          bias_of<float>(rows), rows.rows, static_cast<unsigned>(rows.size));
     };
     with_pack<T>(rows, run, in, out);
   };
-  const auto of_type = [&](auto t) {
-    rows.product == Number::float16 ? with(t, Type<__half>()) : with(t, Type<__nv_bfloat16>());
-  };
-  switch (rows.type) {
-    case Number::float32:
-      return of_type(Type<float>());
-    case Number::float16:
-      return of_type(Type<__half>());
-    case Number::bfloat16:
-      return of_type(Type<__nv_bfloat16>());
-    default:
-      return;
-  }
+  with_float(rows.type, [&](auto t) {
+    rows.product == Number::float16 ? of_types(t, Type<__half>())
+                                    : of_types(t, Type<__nv_bfloat16>());
+  });
+}
+
+void normalise_groups_as(const NormRows& rows, std::int64_t channels,
+                         std::int64_t channels_in_group, const void* in, const float* mean,
+                         const float* rstd, void* out, cudaStream_t stream) {
+  with_float(rows.type, [&](auto t) {
+    with_float(rows.product, [&](auto o) {
+      using T = typename decltype(t)::Element;
+      using O = typename decltype(o)::Element;
+      const auto run = [&](auto pack) {
+        constexpr int kSize = decltype(pack)::value;
+        const dim3 threads = threads_for(rows.size / kSize);
+        groups_as_kernel<T, O, kSize><<<blocks_of(rows, threads), threads, 0, stream>>>(
+            static_cast<const T*>(in), static_cast<O*>(out), mean, rstd,
+            static_cast<const float*>(rows.weight), static_cast<const float*>(rows.bias),
+            static_cast<unsigned>(channels), static_cast<unsigned>(channels_in_group), rows.rows,
+            static_cast<unsigned>(rows.size));
+      };
+      with_pack<T>(rows, run, in, out);
+    });
+  });
 }
 
 std::int64_t columns_of(const NormRows& rows) { return rows.centred ? 2 * rows.size : rows.size; }
@@ -464,9 +497,9 @@ void normalise_rows_backward(const NormRows& rows, const void* grad, const void*
       const dim3 threads = threads_for(rows.size / kSize);
       const std::size_t bytes = sizeof(float) * threads.y * columns;
       const bool in_shared = sums != nullptr && bytes <= kShared;
-      const std::int64_t blocks = sums == nullptr ? groups_of(rows.rows, threads) : parts;
+      const auto blocks = sums == nullptr ? blocks_of(rows, threads) : static_cast<unsigned>(parts);
       backward_kernel<T, P, O, kSize, decltype(centred)::value>
-          <<<static_cast<unsigned>(blocks), threads, in_shared ? bytes : 0, stream>>>(
+          <<<blocks, threads, in_shared ? bytes : 0, stream>>>(
               static_cast<const O*>(grad), static_cast<const T*>(in), mean, rstd,
               static_cast<T*>(grad_in), sums, in_shared, factors_of<P>(rows), rows.cast_first,
               rows.rows, static_cast<unsigned>(rows.size));
