@@ -50,6 +50,6 @@ def _check_arity(kind: str, function: Any) -> None:
     passed = _CALLED_WITH[kind]
     if signature := refused(inner, len(passed) + (binding == "owner"), more=True):
         raise TypeError(
-            f"brim.{kind} calls the function with ({', '.join(passed)}) and then what it is called "
-            f"with, but {name_of(inner)} takes {signature}"
+            f"brim.{kind} calls the function as f({', '.join(passed)}, …), but {name_of(inner)} "
+            f"takes {signature}"
         )
