@@ -145,9 +145,16 @@ class Call {
     return failure;
   }
 
-  /// Names arguments that a failed attempt has changed in place and that are not put back.
+  /// Names arguments that a failed attempt has changed in place and that are not put back, and
+  /// those that it may have taken from.
   void warn_of_changes() {
     std::vector<std::string> names;
+    std::vector<std::string> iterators;
+    for (Py_ssize_t i = arguments_.receivers; i < arguments_.count(); ++i) {
+      if (PyIter_Check(arguments_.values[i]) != 0) {
+        iterators.push_back(name_of(i));
+      }
+    }
     versions_.changed(arguments_, [&](Py_ssize_t place, const at::Tensor& tensor) {
       const bool chunk = config_.kind == AdaptKind::chunked && place == arguments_.receivers;
       const bool put_back = chunk && config_.restores_chunk;
@@ -155,11 +162,19 @@ class Call {
         names.push_back(name_of(place));
       }
     });
-    if (names.empty() || config_.warned_of_changes.exchange(true)) {
+    if ((names.empty() && iterators.empty()) || config_.warned_of_changes.exchange(true)) {
       return;
     }
     if (!warnings_) {
       warnings_.emplace();
+    }
+    if (!iterators.empty()) {
+      TORCH_WARN(config_.log_name, ": an attempt that ran out of memory may have taken from ",
+                 c10::Join(", ", iterators),
+                 ", an iterator, so that the next one starts in its middle. Pass a list instead");
+    }
+    if (names.empty()) {
+      return;
     }
     TORCH_WARN(config_.log_name, ": an attempt that ran out of memory had already changed ",
                c10::Join(", ", names),

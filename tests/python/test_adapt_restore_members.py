@@ -105,3 +105,17 @@ def test_what_is_not_initialised_yet_is_left_alone() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())
     run_once_failed("batch", lambda: model(torch.ones(4, 2)), model)
     assert model[1].num_features == 2
+
+
+@pytest.mark.parametrize("make", [iter, lambda items: (item for item in items)])
+def test_an_iterator_that_a_failed_attempt_took_from_is_named(make: Callable[..., Any]) -> None:
+    @brim.batch(4, strategy="halving", remember="none")
+    def work(size: int, samples: Any) -> list[int]:
+        taken = list(samples)
+        if size > 2:
+            raise torch.OutOfMemoryError("CPU out of memory")
+        return taken
+
+    with pytest.warns(UserWarning, match="may have taken from samples, an iterator"):
+        assert work(samples=make([1, 2])) == []
+    assert work(samples=[1, 2]) == [1, 2]
