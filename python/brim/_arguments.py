@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import operator
+from typing import Any, cast
 
-__all__ = ["flag", "positive", "real", "runs_in_parts", "whole"]
+__all__ = ["check_callable", "flag", "positive", "real", "runs_in_parts", "whole"]
 
 
 def whole(name: str, value: object, least: int, below: int = 2**63) -> int:
@@ -15,9 +17,10 @@ def whole(name: str, value: object, least: int, below: int = 2**63) -> int:
         Traceback (most recent call last):
         ValueError: rank must be at least 0, got -1
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {value!r:.100}")
-    number = int(value.__index__())
+    try:
+        number = operator.index(cast(Any, None if isinstance(value, bool) else value))
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {value!r:.100}") from None
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     if number >= below:
@@ -42,6 +45,12 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r:.100}")
     return value
+
+
+def check_callable(name: str, value: object) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {value!r:.100}")
 
 
 def runs_in_parts(function: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from brim import _C
-from brim._arguments import real
+from brim._arguments import check_callable, real
 from brim._C import MemorySample, ModelError, PeakSample
 from brim._progress import progress as bar
 from brim.adapt._undo import Restore, Undo
@@ -223,13 +223,15 @@ def collect_peaks(
 
 def _shapes(sizes: Numbers) -> tuple[list[tuple[float, float]], bool]:
     """Pairs of numbers, and whether they are batches (n, length) or sizes (size, 0)."""
-    values = sizes if isinstance(sizes, torch.Tensor) else list(sizes)
-    kinds = {torch.as_tensor(value).shape for value in values}
-    if not kinds:
+    try:
+        values = [_tensor("sizes", value) for value in sizes]
+    except TypeError:
+        raise TypeError(f"sizes must be numbers or pairs (n, length), got {sizes!r:.100}") from None
+    if not values:
         raise ValueError("sizes is empty")
-    if len(kinds) > 1:
-        raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {values!r}")
-    tensor = torch.stack([_tensor("sizes", value) for value in values])
+    if len({value.shape for value in values}) > 1:
+        raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {sizes!r:.100}")
+    tensor = torch.stack(values)
     if tensor.dim() == 1:
         return [(size, 0.0) for size in tensor.tolist()], False
     if tensor.dim() != 2 or tensor.shape[1] != 2:
@@ -333,12 +335,11 @@ class MemoryModel(_C.MemoryModel):
             4096
         """
         shapes, batch = _shapes(sizes)
+        for n, length in shapes:
+            if not (n.is_integer() and length.is_integer()):
+                raise TypeError(f"sizes must be ints, got {(n, length) if batch else n!r}")
         whole = [(int(n), int(length)) for n, length in shapes]
-        if whole != shapes:
-            wrong = next(a for a, b in zip(shapes, whole, strict=True) if a != b)
-            raise TypeError(f"sizes must be ints, got {wrong if batch else wrong[0]!r}")
-        if not callable(fn):
-            raise TypeError(f"fn must be callable, got {fn!r}")
+        check_callable("fn", fn)
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
         with Undo(restore, fn), bar("probe", "call", enabled=progress) as step:

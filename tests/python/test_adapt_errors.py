@@ -350,7 +350,13 @@ def function(x: object, size: int = 4, other: int = 4) -> None: ...
         (lambda: brim.batch(2**63), ValueError, "initial must be below 2"),
         (lambda: brim.batch("4"), TypeError, "initial must be an int, got '4'"),
         (lambda: brim.batch(True), TypeError, "initial must be an int, got True"),
+        (lambda: brim.batch(torch.ones(2)), TypeError, r"initial must be an int, got tensor\("),
         (lambda: brim.batch(4, q=0), ValueError, "q must be"),
+        (
+            lambda: brim.run_chunked(torch.ones(2), 2, function, dim=0.5),
+            TypeError,
+            "dim must be an int, got 0.5",
+        ),
         (lambda: brim.range(-1), ValueError, "initial must be"),
         (lambda: brim.batch(function), TypeError, r"got the function .*: write @brim.batch\("),
         (lambda: brim.range(function), TypeError, r"got the function .*: write @brim.range\("),

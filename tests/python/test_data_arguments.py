@@ -251,7 +251,9 @@ def test_a_callable_needs_indices_to_pack() -> None:
         ({"dataset": "abc"}, TypeError, "dataset must be an iterable of samples, got 'abc'"),
         ({"sizeof": [1, 2]}, TypeError, r"sizeof must be a callable or a mapping.*got \[1, 2\]"),
         ({"sizeof": 5}, TypeError, "sizeof must be a callable, a mapping.*got 5"),
-        ({"collate_fn": 5}, TypeError, "collate_fn must be a callable, got 5"),
+        ({"collate_fn": 5}, TypeError, "collate_fn must be callable, got 5"),
+        ({"info_logger": 5}, TypeError, "info_logger must be callable, got 5"),
+        ({"warn_logger": 5}, TypeError, "warn_logger must be callable, got 5"),
         ({"oversize": "x"}, ValueError, "oversize must be .*got 'x'"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
-from brim._arguments import flag, positive, whole
+from brim._arguments import flag, positive
 from brim._C import AdaptiveFunction, Attempt, RankError, SizeMemory
 from brim.adapt._attempts import Attempts
 from brim.adapt._decorators import (
@@ -315,5 +315,4 @@ def chunked(
         >>> out.sum()
         tensor(200.)
     """
-    whole("dim", dim, -(2**63))
     return sized("chunked", initial, q, options, progress, collect, dim=dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from brim._arguments import flag, positive
+from brim._arguments import flag, positive, whole
 from brim._progress import asked_for
 from brim.adapt._options import Options, make, name_of
 
@@ -26,6 +26,8 @@ def sized(
             f"@brim.{kind}(1024), with the largest size to try"
         )
     specific |= {"initial": positive("initial", initial), "quanta": [positive("q", q)]}
+    if "dim" in specific:
+        whole("dim", specific["dim"], -(2**63))
     flag("progress", progress)
     specific["collect"] = flag("collect", collect)
 

@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from typing_extensions import Self, Unpack
 
 from brim import _C
-from brim._arguments import whole
+from brim._arguments import check_callable, whole
 from brim._warn import warn
 from brim.data.base import Batch, SamplerOptions, Start, left_out_message
 from brim.data.fit import FittedBatchSampler
@@ -75,8 +75,13 @@ def size_aware_batching(
     function = size_function(sizeof)
     if function is None:
         raise TypeError(f"sizeof must be a callable or a mapping here, got {sizeof!r:.100}")
-    if collate_fn is not None and not callable(collate_fn):
-        raise TypeError(f"collate_fn must be a callable, got {collate_fn!r:.100}")
+    for name, given in (
+        ("collate_fn", collate_fn),
+        ("info_logger", info_logger),
+        ("warn_logger", warn_logger),
+    ):
+        if given is not None:
+            check_callable(name, given)
     if isinstance(dataset, str) or not isinstance(dataset, Iterable):
         raise TypeError(f"dataset must be an iterable of samples, got {dataset!r:.100}")
     stream = _stream(dataset, function, limits, check_oversize(oversize), 0)
