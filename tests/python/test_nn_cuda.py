@@ -16,6 +16,7 @@ import brim
 from .nn_cases import (
     CASES,
     FLOATS,
+    HALVES,
     ONE_OF_EACH,
     Case,
     compare,
@@ -342,6 +343,41 @@ def test_layer_norm_is_given_again_in_the_type_of_the_layers_behind(
         with torch.autocast("cuda", low):
             normal = net[0](x.requires_grad_())
             sum(layer(normal).float().square().sum() for layer in (net[1], net[2])).backward()
+    for mine, theirs in zip(ours.parameters(), layers.parameters(), strict=True):
+        assert same_bits(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("shape", [(3, 12, 7, 5), (2, 8, 16), (2, 64, 64, 64), (5, 320, 8, 8)])
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_group_norm_is_given_again_from_its_statistics(
+    shape: tuple[int, ...], dtype: torch.dtype, low: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, device="cuda").to(dtype)
+    weight, bias = torch.randn(2, shape[1], device="cuda")
+    sizes = (shape[0], shape[1], math.prod(shape[2:]), 4)
+    for affine in ((weight, bias), (weight, None), (None, bias)):
+        wide, mean, rstd = torch.native_group_norm(x.float(), *affine, *sizes, 1e-5)
+        for kind in (torch.float32, low):
+            again = torch.ops.brim.group_norm_as_type(x, 4, mean, rstd, *affine, 1e-5, kind)
+            assert same_bits(again, wide.to(kind))
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["autocast", "float32"])
+@pytest.mark.parametrize("between", [nn.Identity, nn.SiLU])
+def test_layers_behind_a_group_norm_ask_it(between: type[nn.Module], enabled: bool) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), between(), nn.Conv2d(8, 4, 3))
+    with torch.no_grad():
+        for each in layers[1].parameters():
+            each.normal_()
+    ours = copy.deepcopy(layers.cuda())
+    brim.convert(ours, recompute="cheap")
+    x = torch.randn(2, 3, 18, 18, device="cuda")
+    for net in (layers, ours):
+        with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+            net(x).float().square().sum().backward()
     for mine, theirs in zip(ours.parameters(), layers.parameters(), strict=True):
         assert same_bits(mine.grad, theirs.grad)
 

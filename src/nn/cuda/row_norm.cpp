@@ -12,8 +12,8 @@
 #include "nn/cuda/tensors.h"
 #include "nn/ops/channels.h"
 
-// The operators of ops/float32_rms_norm.cpp and ops/layer_norm.cpp on CUDA, which are not called
-// for float64.
+// The operators of ops/float32_rms_norm.cpp, ops/layer_norm.cpp and ops/group_norm.cpp on CUDA,
+// which are not called for float64.
 
 namespace brim::nn::cuda {
 namespace {
@@ -206,6 +206,37 @@ NormGrads layer_backward(const at::Tensor& grad, const at::Tensor& input, at::In
   return result;
 }
 
+// -- group_norm from its statistics -----------------------------------------------------------
+
+at::Tensor group_as_type(const at::Tensor& input, std::int64_t groups, const at::Tensor& mean,
+                         const at::Tensor& rstd, const MaybeTensor& weight, const MaybeTensor& bias,
+                         double /*eps*/, at::ScalarType type) {
+  const at::Tensor x = input.contiguous();
+  const MaybeTensor factors = wide(weight);
+  const MaybeTensor moved = wide(bias);
+  const at::Tensor level = mean.contiguous();
+  const at::Tensor scale = rstd.contiguous();
+  at::Tensor output = at::empty_like(x, x.options().dtype(type));
+  const std::int64_t channels = x.size(1);
+  const std::int64_t rows = x.size(0) * channels;
+  const NormRows planes{.rows = rows,
+                        .size = rows == 0 ? 0 : x.numel() / rows,
+                        .centred = true,
+                        .type = number_of(x, "brim::group_norm"),
+                        .product = number_of(output, "brim::group_norm"),
+                        .weights = Number::float32,
+                        .weight = data_of(factors),
+                        .bias = data_of(moved),
+                        .offset = 0,
+                        .cast_first = false};
+  launch_on(x, [&](cudaStream_t stream) {
+    normalise_groups_as(planes, channels, channels / groups, x.const_data_ptr(),
+                        level.const_data_ptr<float>(), scale.const_data_ptr<float>(),
+                        output.mutable_data_ptr(), stream);
+  });
+  return output;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(brim, CUDA, m) {
@@ -214,6 +245,7 @@ TORCH_LIBRARY_IMPL(brim, CUDA, m) {
   m.impl("layer_norm_as_float32", layer_forward);
   m.impl("layer_norm_as_float32_backward", layer_backward);
   m.impl("layer_norm_as_type", layer_as_type);
+  m.impl("group_norm_as_type", group_as_type);
 }
 
 }  // namespace brim::nn::cuda

@@ -217,6 +217,33 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// Rounds as torch's group norm does, and a copy.
+template <class T, class O, int kSize>
+__global__ void __launch_bounds__(kThreads)
+    groups_as_kernel(const T* __restrict__ in, O* __restrict__ out, const float* __restrict__ means,
+                     const float* __restrict__ rstds, const float* __restrict__ weight,
+                     const float* __restrict__ bias, const unsigned channels,
+                     const unsigned channels_in_group, const std::int64_t rows,
+                     const unsigned size) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= rows) {
+    return;
+  }
+  const std::int64_t group = row / channels_in_group;
+  const std::int64_t channel = row % channels;
+  const float factor = weight == nullptr ? rstds[group] : __fmul_rn(rstds[group], weight[channel]);
+  const float moved =
+      __fsub_rn(bias == nullptr ? 0 : bias[channel], __fmul_rn(factor, means[group]));
+  for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
+    auto values = load_wide<kSize>(in + row * size + i);
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      values.at[k] = __fmaf_rn(values.at[k], factor, moved);
+    }
+    store_narrow(values, out + row * size + i);
+  }
+}
+
 // -- Backward ---------------------------------------------------------------------------------
 
 /// Each block works on every gridDim.x-th group of rows. Its share of the weights' gradient is
@@ -421,6 +448,27 @@ void normalise_rows_as(const NormRows& rows, const void* in, const float* mean, 
   with_float(rows.type, [&](auto t) {
     rows.product == Number::float16 ? of_types(t, Type<__half>())
                                     : of_types(t, Type<__nv_bfloat16>());
+  });
+}
+
+void normalise_groups_as(const NormRows& rows, std::int64_t channels,
+                         std::int64_t channels_in_group, const void* in, const float* mean,
+                         const float* rstd, void* out, cudaStream_t stream) {
+  with_float(rows.type, [&](auto t) {
+    with_float(rows.product, [&](auto o) {
+      using T = typename decltype(t)::Element;
+      using O = typename decltype(o)::Element;
+      const auto run = [&](auto pack) {
+        constexpr int kSize = decltype(pack)::value;
+        const dim3 threads = threads_for(rows.size / kSize);
+        groups_as_kernel<T, O, kSize><<<blocks_of(rows, threads), threads, 0, stream>>>(
+            static_cast<const T*>(in), static_cast<O*>(out), mean, rstd,
+            static_cast<const float*>(rows.weight), static_cast<const float*>(rows.bias),
+            static_cast<unsigned>(channels), static_cast<unsigned>(channels_in_group), rows.rows,
+            static_cast<unsigned>(rows.size));
+      };
+      with_pack<T>(rows, run, in, out);
+    });
   });
 }
 

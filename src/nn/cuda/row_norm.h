@@ -7,7 +7,7 @@
 #include "nn/cuda/bits.h"
 
 // Normalisation of rows in float32, on plain pointers: functional::float32_rms_norm, and layer norm
-// as autocast wants it. See nn/cuda/bits.h for what holds for all kernels. Not for float64.
+// and group norm as autocast wants them. See nn/cuda/bits.h for what holds for all kernels. Not for float64.
 
 namespace brim::nn::cuda {
 
@@ -34,6 +34,14 @@ void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, 
 /// elements may be float32 too.
 void normalise_rows_as(const NormRows& rows, const void* in, const float* mean, const float* rstd,
                        void* out, cudaStream_t stream);
+
+/// Group norm from its statistics. A row is a channel of a sample, which has one weight and one
+/// bias; `product` is any type.
+/// @param channels of a sample
+/// @param mean, rstd of each group of `channels_in_group` rows
+void normalise_groups_as(const NormRows& rows, std::int64_t channels,
+                         std::int64_t channels_in_group, const void* in, const float* mean,
+                         const float* rstd, void* out, cudaStream_t stream);
 
 /// Numbers that the gradient of weight and bias has: the weight's, then, if `centred`, the bias's.
 std::int64_t columns_of(const NormRows& rows);

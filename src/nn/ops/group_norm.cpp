@@ -30,6 +30,21 @@ at::Tensor for_kernel(const at::Tensor& tensor, at::MemoryFormat format) {
   return tensor.contiguous(tensor.is_cpu() ? format : at::MemoryFormat::Contiguous);
 }
 
+// -- The output again, from the statistics --------------------------------------------------------
+
+at::Tensor group_norm_as_type_anywhere(const at::Tensor& input, std::int64_t groups,
+                                       const at::Tensor& /*mean*/, const at::Tensor& /*rstd*/,
+                                       const MaybeTensor& weight, const MaybeTensor& bias,
+                                       double eps, at::ScalarType type) {
+  return at::group_norm(input.to(at::kFloat), groups, weight, bias, eps).to(type);
+}
+
+const Operator<group_norm_as_type_anywhere> kGroupNormAsType(
+    "group_norm_as_type(Tensor input, int num_groups, Tensor mean, Tensor rstd, Tensor? weight, "
+    "Tensor? bias, float eps, ScalarType dtype) -> Tensor");
+
+// -- The layer ------------------------------------------------------------------------------------
+
 struct GroupNorm {
   static constexpr const char* kName = "brim::group_norm_backward";
   static constexpr bool kReadsBias = false;
@@ -44,6 +59,18 @@ struct GroupNorm {
         at::native_group_norm_symint(for_kernel(input, input.suggest_memory_format()), weight, bias,
                                      sizes.samples, sizes.channels, sizes.places, groups, eps);
     return {std::move(output), std::move(mean), std::move(rstd)};
+  }
+
+  /// torch's kernel in one pass on CUDA, where the statistics are in float32. Without weights, or
+  /// with one value per channel, it has another formula.
+  at::Tensor run_as(at::ScalarType type, const at::Tensor& input, const MaybeTensor& weight,
+                    const MaybeTensor& bias, const Normalised& statistics) const {
+    const bool is_known =
+        runs_again_as(type, input, weight, bias) && statistics.mean.scalar_type() == at::kFloat &&
+        (is_given(weight) || is_given(bias)) && input.numel() > input.size(0) * input.size(1);
+    return is_known ? kGroupNormAsType(input, groups, statistics.mean, statistics.rstd, weight,
+                                       bias, eps, type)
+                    : at::Tensor();
   }
 
   static bool keeps_statistics(const at::Tensor& /*input*/, const MaybeTensor& /*weight*/) {

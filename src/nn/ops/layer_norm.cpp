@@ -77,12 +77,8 @@ struct LayerNorm {
   /// What autocast casts for the layer behind. Torch's kernels keep the statistics in float32.
   at::Tensor run_as(at::ScalarType type, const at::Tensor& input, const MaybeTensor& weight,
                     const MaybeTensor& bias, const Normalised& statistics) const {
-    const auto is_float32 = [](const MaybeTensor& tensor) {
-      return !is_given(tensor) || tensor->scalar_type() == at::kFloat;
-    };
-    const bool is_known = input.is_cuda() && !is_traced(input) && !at::GradMode::is_enabled() &&
-                          (as_float32 || input.scalar_type() == at::kFloat) && is_float32(weight) &&
-                          is_float32(bias) && (type == at::kHalf || type == at::kBFloat16);
+    const bool is_known = runs_again_as(type, input, weight, bias) && type != at::kFloat &&
+                          (as_float32 || input.scalar_type() == at::kFloat);
     return is_known
                ? kAsType(input, shape, statistics.mean, statistics.rstd, weight, bias, eps, type)
                : at::Tensor();

@@ -110,16 +110,25 @@ class LinearNode final : public SavingNode, public RunsAgain {
     if (!grads[0].defined()) {
       return result;
     }
+    if (task_should_compute_output(2) && !fused_) {
+      result[2] = bias_grad(grads[0]);
+    }
+    if (batched_) {
+      if (task_should_compute_output(0)) {
+        result[0] = input_grad_batched(grads[0]);
+      }
+      return result;
+    }
+    const at::Tensor grad = matrix_of(grads[0]);  // may be a copy
     if (task_should_compute_output(0)) {
-      result[0] = batched_ ? input_grad_batched(grads[0]) : input_grad(matrix_of(grads[0]));
+      result[0] = input_grad(grad);
     }
     if (task_should_compute_output(1)) {
       const at::Tensor input = matrix_of(input_.take());
-      const at::Tensor grad = matrix_of(grads[0]);
       result[1] = row_major_weight_ ? grad.t().mm(input) : input.t().mm(grad).t();
     }
-    if (task_should_compute_output(2)) {
-      result[2] = bias_grad(grads[0]);
+    if (task_should_compute_output(2) && fused_) {
+      result[2] = grad.sum(0);
     }
     return result;
   }
@@ -184,10 +193,8 @@ class LinearNode final : public SavingNode, public RunsAgain {
         .reshape_symint(sizes_);
   }
 
-  [[nodiscard]] at::Tensor bias_grad(const at::Tensor& grad) const {
-    if (fused_) {
-      return matrix_of(grad).sum(0);
-    }
+  /// Of a bias that was added after the product.
+  [[nodiscard]] static at::Tensor bias_grad(const at::Tensor& grad) {
     if (grad.dim() == 1) {
       return grad;
     }

@@ -74,6 +74,18 @@ inline void check_normalized_shape(const at::Tensor& input, at::IntArrayRef shap
       "], but got input of size ", sizes);
 }
 
+/// Whether there may be a kernel on CUDA that gives the output again, in this type, from statistics
+/// and weights in float32.
+[[nodiscard]] inline bool runs_again_as(at::ScalarType type, const at::Tensor& input,
+                                        const MaybeTensor& weight, const MaybeTensor& bias) {
+  const auto is_float32 = [](const MaybeTensor& tensor) {
+    return !is_given(tensor) || tensor->scalar_type() == at::kFloat;
+  };
+  return input.is_cuda() && !is_traced(input) && !at::GradMode::is_enabled() &&
+         input.scalar_type() != at::kDouble && is_float32(weight) && is_float32(bias) &&
+         (type == at::kFloat || type == at::kHalf || type == at::kBFloat16);
+}
+
 /// The input as the layer calculates with it.
 [[nodiscard]] inline at::Tensor widened(const at::Tensor& input, bool as_float32) {
   return as_float32 ? input.to(at::kFloat) : input;
@@ -88,8 +100,8 @@ inline void check_normalized_shape(const at::Tensor& input, at::IntArrayRef shap
 ///     bool keeps_statistics(input, weight) const;  // or computes them again in backward
 ///     NormGrads backward(grad, input, weight, bias, statistics, mask) const;  the bias's may lack
 ///     at::Tensor bias_grad(grad, type) const;
-///     at::Tensor run_as(type, input, weight, bias, statistics) const;  optional: the output in
-///         another type, undefined if there is no kernel for it
+///     at::Tensor run_as(type, input, weight, bias, statistics) const;  optional: the output again,
+///         in any type; undefined if there is no kernel for it
 template <class Kind>
 class NormNode final : public SavingNode {
  public:
@@ -103,6 +115,7 @@ class NormNode final : public SavingNode {
             const Normalised& result) {
     tell_producer_kept(input);
     keeps_input_ = true;
+    type_ = result.output.scalar_type();
     input_ = Kept(input);
     weight_ = kept(weight);
     bias_ = kept(bias);
@@ -128,9 +141,13 @@ class NormNode final : public SavingNode {
     const std::lock_guard lock(mutex_);
     at::Tensor output = again_.get();
     if (!output.defined()) {
-      output =
-          kind_.run(widened(input_.lend(), as_float32_), maybe(weight_.lend()), maybe(bias_.lend()))
-              .output;
+      output = from_statistics(type_);
+      if (!output.defined()) {
+        output = kind_
+                     .run(widened(input_.lend(), as_float32_), maybe(weight_.lend()),
+                          maybe(bias_.lend()))
+                     .output;
+      }
       if (askers_ > 1) {  // such as the projections to query, key and value
         again_.set(output);
       }
@@ -139,19 +156,15 @@ class NormNode final : public SavingNode {
   }
 
   std::optional<at::Tensor> recompute_as(at::ScalarType type) override {
-    if constexpr (requires { &Kind::run_as; }) {
-      const std::lock_guard lock(mutex_);
-      at::Tensor output = again_as_.get();
-      if (!output.defined() || output.scalar_type() != type) {
-        output = kind_.run_as(type, input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
-                              {{}, mean_.lend(), rstd_.lend()});
-        if (askers_ > 1) {
-          again_as_.set(output);
-        }
+    const std::lock_guard lock(mutex_);
+    at::Tensor output = again_as_.get();
+    if (!output.defined() || output.scalar_type() != type) {
+      output = from_statistics(type);
+      if (askers_ > 1) {
+        again_as_.set(output);
       }
-      return maybe(output);
     }
-    return std::nullopt;
+    return maybe(output);
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -196,11 +209,21 @@ class NormNode final : public SavingNode {
   std::string name() const override { return Kind::kName; }
 
  private:
+  /// Undefined if there is no kernel for it.
+  at::Tensor from_statistics(at::ScalarType type) {
+    if constexpr (requires { &Kind::run_as; }) {
+      return kind_.run_as(type, input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
+                          {{}, mean_.lend(), rstd_.lend()});
+    }
+    return {};
+  }
+
   Kind kind_;
   bool as_float32_;
   int weights_;
   int askers_ = 0;
   bool keeps_input_ = false;
+  at::ScalarType type_ = at::kFloat;  // of the output
   at::ScalarType bias_type_;
   Kept input_;
   Kept weight_;
