@@ -56,7 +56,7 @@ def _bytes(name: str, value: float | str, device: DeviceLike = None) -> float:
     """Bytes as a number, or text such as "8GiB"; a percentage is of the device's limit."""
     if isinstance(value, str):
         whole = _C.memory_stats(device).limit if value.strip().endswith("%") else None
-        return _C.parse_bytes(value, whole)
+        return _C.parse_bytes(value, whole, name)
     return real(name, value)
 
 
@@ -101,7 +101,9 @@ class PolynomialRegression(_C.PolynomialRegression):
                 f"x and y must have the same length, got {points.shape[0]} and {values.shape[0]}"
             )
         features = 1 if points.dim() == 1 else points.shape[1]
-        self._fit(points.flatten().tolist(), values.tolist(), features)
+        given = (points.flatten().tolist(), values.tolist(), features)
+        self._fit(*given)
+        self._points = given
         return self
 
     def predict(self, x: Numbers) -> Any:
@@ -153,6 +155,16 @@ class PolynomialRegression(_C.PolynomialRegression):
             raise ValueError(f"at must hold None once, for the feature to solve, got {at!r}")
         point = [0.0 if value is None else real("at", value) for value in at]
         return self._inverse(limit, point, list(at).index(None), lower, upper)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as the points, from which a copy is fitted again."""
+        return (type(self), (self.degree,), self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The other half of `__reduce__`."""
+        self.__dict__.update(state)
+        if "_points" in state:
+            self._fit(*state["_points"])
 
     def __repr__(self) -> str:
         """The degree, and the number of features once it is fitted."""
@@ -401,6 +413,10 @@ class MemoryModel(_C.MemoryModel):
             ValueError: if an entry is missing or out of range.
             TypeError: if one is of the wrong type.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict must be what state_dict() returned, got {state_dict!r:.100}"
+            )
         self._load(dict(state_dict))
 
     def __reduce__(self) -> tuple[Any, ...]:
