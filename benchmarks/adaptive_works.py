@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def _tensors(*kib: float, square: float = 0, constant: float = 0, padding: int = 1) -> Make:
-    """Tensors that are all held, of so many KiB per item; then one that grows with the square."""
+    """Tensors of `kib` KiB per item, all held; then one that grows with the square."""
 
     def make(device: torch.device) -> Run:
         def run(size: int) -> None:

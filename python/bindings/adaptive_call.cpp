@@ -145,7 +145,7 @@ class Call {
     return failure;
   }
 
-  /// Names arguments that a failed attempt has changed in place and nobody puts back.
+  /// Names arguments that a failed attempt has changed in place and that are not put back.
   void warn_of_changes() {
     std::vector<std::string> names;
     versions_.changed(arguments_, [&](Py_ssize_t place, const at::Tensor& tensor) {
@@ -166,6 +166,28 @@ class Call {
                " in place, so that the next one starts from changed values. Where they are not "
                "merely overwritten, name them in restore= to have them put back: restore=\"",
                names.front(), "\"");
+  }
+
+  /// Tells of a result that nobody gets. What works in place returns a view, or an argument.
+  void warn_of_result() {
+    if (result_.is_none() || config_.warned_of_result) {
+      return;
+    }
+    if (const at::Tensor* tensor = tensor_in(result_.ptr())) {
+      bool given = tensor->is_view();
+      for (Py_ssize_t i = 0; i < arguments_.count() && !given; ++i) {
+        const at::Tensor* argument = tensor_in(arguments_.values[i]);
+        given = argument != nullptr && tensor->has_storage() && argument->has_storage() &&
+                tensor->is_alias_of(*argument);
+      }
+      if (given) {
+        return;
+      }
+    }
+    config_.warned_of_result = true;
+    TORCH_WARN(config_.log_name, " returns something for each part (",
+               Py_TYPE(result_.ptr())->tp_name,
+               "), which is dropped: pass collect=True to get a list of it");
   }
 
   std::string name_of(Py_ssize_t place) const {
@@ -337,8 +359,10 @@ class Call {
       if (!failure) {
         if (config_.collect) {
           collected.append(result_);
+        } else {
+          warn_of_result();
         }
-        release(std::move(result_));  // a result that nobody collects is gone before the next part
+        release(std::move(result_));  // not collected: it is gone before the next part
         progress->advance(to - from);
       }
       return failure;

@@ -64,6 +64,7 @@ struct AdaptiveConfig {
   std::int64_t dim = 0;       // chunked
   pybind11::object progress;  // total -> an object with update(n) and close(); null: none
   bool collect = false;       // range, chunked: return what the parts returned, as a list
+  mutable std::atomic<bool> warned_of_result = false;  // that was not collected
 
   // remembering
   std::shared_ptr<FunctionMemory> memory;  // null: nothing is remembered

@@ -6,7 +6,23 @@ import inspect
 import operator
 from typing import Any, cast
 
-__all__ = ["check_callable", "flag", "positive", "real", "runs_in_parts", "whole"]
+import torch
+
+__all__ = ["check_callable", "flag", "positive", "real", "runs_in_parts", "shown", "whole"]
+
+
+def shown(value: object) -> str:
+    """A value in an error: in a few words, whatever it holds.
+
+    Example:
+        >>> shown(torch.zeros(8, 4)), shown(torch.nn.Sequential()), shown("text")
+        ('a tensor of shape [8, 4]', 'a module Sequential', "'text'")
+    """
+    if isinstance(value, torch.Tensor) and value.ndim > 0:
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, torch.nn.Module):
+        return f"a module {type(value).__name__}"
+    return f"{value!r:.100}"
 
 
 def whole(name: str, value: object, least: int, below: int = 2**63) -> int:
@@ -20,7 +36,7 @@ def whole(name: str, value: object, least: int, below: int = 2**63) -> int:
     try:
         number = operator.index(cast(Any, None if isinstance(value, bool) else value))
     except TypeError:
-        raise TypeError(f"{name} must be an int, got {value!r:.100}") from None
+        raise TypeError(f"{name} must be an int, got {shown(value)}") from None
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     if number >= below:
@@ -36,21 +52,21 @@ def positive(name: str, value: object) -> int:
 def real(name: str, value: object) -> float:
     """A number, which may be NumPy's or a tensor of one element."""
     if isinstance(value, (str, bytes, bool)) or not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number, got {value!r:.100}")
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
     return float(value)  # type: ignore[arg-type]
 
 
 def flag(name: str, value: object) -> bool:
     """True or False, and nothing that is merely truthy."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r:.100}")
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
     return value
 
 
 def check_callable(name: str, value: object) -> None:
     """Refuse what cannot be called."""
     if not callable(value):
-        raise TypeError(f"{name} must be callable, got {value!r:.100}")
+        raise TypeError(f"{name} must be callable, got {shown(value)}")
 
 
 def runs_in_parts(function: object) -> str:

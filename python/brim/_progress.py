@@ -13,7 +13,7 @@ _OFF = ("0", "off", "false", "no")
 
 
 def _nothing(note: str = "") -> None:
-    """A step that nobody sees."""
+    """A step that shows nothing."""
 
 
 @contextlib.contextmanager

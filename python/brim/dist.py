@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
-from brim._arguments import flag
+from brim._arguments import flag, shown
 from brim._C import Agreement, AgreementOptions, GroupChannel, RankError
 
 __all__ = ["RankError", "RankSetting"]
@@ -97,7 +97,7 @@ class RankSetting:
     ) -> None:
         """Only checks; the group may not be there yet."""
         if ranks is not True and not isinstance(ranks, dist.ProcessGroup):
-            raise TypeError(f"ranks must be a bool or a process group, got {ranks!r:.100}")
+            raise TypeError(f"ranks must be a bool or a process group, got {shown(ranks)}")
         self._ranks = ranks
         self._function = function
         self._options = AgreementOptions(flag("per_rank", per_rank), sync, collectives)

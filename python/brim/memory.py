@@ -15,7 +15,7 @@ import torch
 from typing_extensions import Self
 
 from brim import _C
-from brim._arguments import runs_in_parts
+from brim._arguments import runs_in_parts, shown
 from brim._C import Fragmentation, MemoryStats, OomCause, OomKind, PeakMeter
 
 __all__ = [
@@ -112,12 +112,12 @@ class Budget(_C.Budget):
         if isinstance(function, (type, classmethod, staticmethod)) or not callable(function):
             raise TypeError(
                 "a budget decorates a function, below @classmethod and @staticmethod, got "
-                f"{function!r:.100}"
+                f"{shown(function)}"
             )
         kind = runs_in_parts(function) or runs_in_parts(type(function).__call__)
         if kind:
             raise TypeError(
-                f"{function!r:.100} is {kind} function, which runs after the call has returned: "
+                f"{shown(function)} is {kind} function, which runs after the call has returned: "
                 "open the budget inside of it, in a `with` block"
             )
 

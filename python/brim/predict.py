@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from brim import _C
-from brim._arguments import check_callable, real
+from brim._arguments import check_callable, real, shown
 from brim._C import MemorySample, ModelError, PeakSample
 from brim._progress import progress as bar
 from brim.adapt._undo import Restore, Undo
@@ -38,7 +38,7 @@ _LARGEST_SIZE = 2**53
 def _tensor(name: str, values: Numbers) -> torch.Tensor:
     """The numbers in double precision on the CPU."""
     if isinstance(values, (str, bytes, dict, set)):
-        raise TypeError(f"{name} must be numbers, got {values!r}")
+        raise TypeError(f"{name} must be numbers, got {shown(values)}")
     is_array = hasattr(values, "__array__")  # torch's tensors too
     if not is_array and isinstance(values, Iterable):
         values = list(values)
@@ -46,7 +46,7 @@ def _tensor(name: str, values: Numbers) -> torch.Tensor:
         # Without a dtype, Python's floats would become single precision.
         tensor = torch.as_tensor(values, dtype=None if is_array else torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be numbers, got {values!r}: {error}") from None
+        raise TypeError(f"{name} must be numbers, got {shown(values)}: {error}") from None
     if tensor.is_complex():
         raise TypeError(f"{name} must be real numbers, got {tensor.dtype}")
     return tensor.detach().to("cpu", torch.float64)
@@ -242,7 +242,7 @@ def _shapes(sizes: Numbers) -> tuple[list[tuple[float, float]], bool]:
     if not values:
         raise ValueError("sizes is empty")
     if len({value.shape for value in values}) > 1:
-        raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {sizes!r:.100}")
+        raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {shown(sizes)}")
     tensor = torch.stack(values)
     if tensor.dim() == 1:
         return [(size, 0.0) for size in tensor.tolist()], False
@@ -328,7 +328,8 @@ class MemoryModel(_C.MemoryModel):
             device: where to measure.
             budget: bytes that the device may hold, or text such as `"8GiB"`; 90 % of what is free
                 if None.
-            probes: how many sizes to measure at most.
+            probes: how many sizes to measure at most. Twice as many where memory hardly grows, so
+                that with these, one careful step after the other, the largest is not reached.
             cleanup: called after each call of `fn`.
             restore: what the function changes and is put back after measuring: True for the modules
                 and optimizers that it leads to, or these things themselves; False for nothing. See

@@ -43,7 +43,7 @@ struct Writer {
   std::map<fs::path, Directory> directories;
   Clock::time_point next{};           // not before
   bool running = false;               // there is a thread that writes
-  std::vector<std::string> failures;  // of the thread, to be told by whoever comes next
+  std::vector<std::string> failures;  // of the thread; the next caller warns of them
 };
 
 /// Never destroyed: the thread may outlive everything else.
@@ -122,7 +122,7 @@ void start_thread(Writer* writer) {
     std::thread(&work, writer).detach();
   } catch (const std::system_error&) {
     const std::lock_guard lock(writer->queue);
-    writer->running = false;  // no thread to be had: the next news tries again, else the exit
+    writer->running = false;  // could not start: the next put tries again, or flush at exit
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -142,7 +142,7 @@ void put(const fs::path& file, std::uint64_t key, std::vector<Attempt> attempts)
       start = !first && !std::exchange(writer.running, true);
     }
   }
-  if (first) {  // here, so that a directory that cannot be written is told of at once
+  if (first) {  // here, so that the warning for a directory that cannot be written comes at once
     write_queued(writer);
   } else if (start) {
     start_thread(&writer);

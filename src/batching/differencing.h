@@ -165,7 +165,8 @@ class Differencing {
           std::ranges::transform(slots, loads_.begin(), &Slot::load);
           LeastLoaded parts(loads_);
           do {
-            join(slots[parts.add(costs[next])], take_single());
+            const std::size_t part = parts.add(costs[next]);  // before the item is taken
+            join(slots[part], take_single());
           } while (single_is_next() && slots.front().load - parts.least() >= costs[next]);
           sort(slots);
         }

@@ -203,7 +203,7 @@ struct LookAheadCore::Parts {
     look_ahead_for(ranks.world_size);
   }
 
-  // A BatchStream asks whether so many samples are left, to share the last step out.
+  // A BatchStream asks whether this many samples are left, to share the last step out.
   void look_ahead_for(std::int64_t world_size) {
     table.widen_margin(4 * std::min(world_size, kMostRanks));
   }

@@ -4,6 +4,7 @@
 #include <brim/predict/need_bound.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -66,7 +67,7 @@ std::vector<std::size_t> extreme_batches(const std::vector<BatchShape>& shapes,
            std::pair(shapes[b].longest, shapes[b].count);
   });
   std::vector<std::size_t> chosen{
-      by_length.back(), most([](const BatchShape& s) { return std::pair(s.count, s.longest); }),
+      by_length.back(), most([](const BatchShape& s) { return std::array{s.count, s.longest}; }),
       most([&](const BatchShape& s) { return model.peak(s.count, std::max(s.longest, 1.0)); }),
       most([](const BatchShape& s) { return s.count * s.longest; })};
   if (spread > 0) {

@@ -82,7 +82,7 @@ class HostReading {
     return {std::max<std::int64_t>(then.available - more, 0), then.kept};
   }
 
-  /// Tensors are about to hold so many bytes.
+  /// Tensors are about to hold this many bytes.
   void note_held(std::int64_t bytes) {
     const std::lock_guard lock(mutex_);
     most_held_ = std::max(most_held_, bytes);

@@ -119,7 +119,8 @@ bool ProbePlan::open(const Shape& shape) const {
 }
 
 std::optional<ProbePlan::Shape> ProbePlan::next(double limit, double beyond) {
-  if (!samples_.empty() && samples_.size() >= probes_) {
+  const bool planned = samples_.empty() || samples_.size() < probes_;
+  if (!planned && !may_climb()) {
     return std::nullopt;
   }
   Target target{1, 1};
@@ -155,7 +156,25 @@ std::optional<ProbePlan::Shape> ProbePlan::next(double limit, double beyond) {
       cheapest = shape;
     }
   }
+  if (!planned) {
+    return nearest && nearest->first > largest_measured() ? nearest : std::nullopt;
+  }
   return nearest ? nearest : cheapest;
+}
+
+std::int64_t ProbePlan::largest_measured() const {
+  double largest = 0;
+  for (const MemorySample& sample : samples_) {
+    largest = std::max(largest, sample.out_of_memory ? 0.0 : sample.n);
+  }
+  return static_cast<std::int64_t>(largest);
+}
+
+/// A high floor hides growth, so that each size may be only little larger than the one before. Of
+/// one size, twice as many are then measured to reach the largest.
+bool ProbePlan::may_climb() const {
+  return kind_ == SizeKind::size && samples_.size() < 2 * probes_ &&
+         largest_measured() < most_.first;
 }
 
 void ProbePlan::add(const Shape& shape, double peak, double base, bool out_of_memory) {

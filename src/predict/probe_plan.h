@@ -23,7 +23,8 @@ class BRIM_API ProbePlan {
 
   [[nodiscard]] const Shape& smallest() const { return candidates_.front(); }
 
-  /// The next to measure; empty if there are enough, or none is left that is expected to fit.
+  /// The next to measure; empty if there are enough, or none is left that is expected to fit. Of
+  /// one size up to twice `probes` are measured where fewer do not reach the largest.
   /// @param limit bytes that the work may hold at most.
   /// @param beyond if no candidate is known to stay within the limit, the one with the lowest bound
   ///     is chosen, up to these bytes. At first only the fastest possible growth is known, and work
@@ -45,6 +46,8 @@ class BRIM_API ProbePlan {
   [[nodiscard]] Target place(const Shape& shape) const;
   [[nodiscard]] double cautious_need(const Shape& shape) const;
   [[nodiscard]] bool open(const Shape& shape) const;
+  [[nodiscard]] std::int64_t largest_measured() const;
+  [[nodiscard]] bool may_climb() const;
   [[nodiscard]] std::optional<double> length_of(const Shape& shape) const;
 
   std::vector<Shape> candidates_;

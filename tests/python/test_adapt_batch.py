@@ -396,7 +396,7 @@ def test_tries_are_logged_under_brim(caplog: pytest.LogCaptureFixture) -> None:
         ("brim", "DEBUG"),
         ("brim", "INFO"),
     ]
-    assert "named: Attempt(size=16, host memory" in caplog.records[0].getMessage()
+    assert "named: Attempt(size=16, out of host memory" in caplog.records[0].getMessage()
     assert "Attempt(size=4, fitted" in caplog.records[2].getMessage()
     assert (
         caplog.records[3]

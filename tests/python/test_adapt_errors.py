@@ -159,7 +159,7 @@ def test_at_the_floor_it_gives_up_with_a_summary(kind: str, held: int) -> None:
     assert f"It does not fit even with {name} = 1, the smallest that is allowed" in text
     for size in (8, 4, 2, 1):
         more = brim.format_bytes((3 + size) * MIB)
-        assert f"{name} = {size}: host memory, peak 1.00 MiB, asked for {more} more" in text
+        assert f"{name} = {size}: out of host memory, held 1.00 MiB, asked for {more} more" in text
     assert "On cpu: limit" in text
     assert "in use before the call" in text
     assert brim.is_out_of_memory(caught.value)
@@ -207,11 +207,10 @@ class Leaky:
     def __init__(self) -> None:
         self.kept: list[torch.Tensor] = []
 
-    def __call__(self, size: int) -> int:
+    def __call__(self, size: int) -> None:
         if size > 2:
             self.kept.append(torch.empty(3 * MIB, dtype=torch.uint8))
             out_of_memory()
-        return size
 
 
 LEAK = r"3\.00 MiB of a failed attempt's memory on cpu did not come back"
@@ -350,7 +349,12 @@ def function(x: object, size: int = 4, other: int = 4) -> None: ...
         (lambda: brim.batch(2**63), ValueError, "initial must be below 2"),
         (lambda: brim.batch("4"), TypeError, "initial must be an int, got '4'"),
         (lambda: brim.batch(True), TypeError, "initial must be an int, got True"),
-        (lambda: brim.batch(torch.ones(2)), TypeError, r"initial must be an int, got tensor\("),
+        (lambda: brim.batch(torch.ones(2)), TypeError, r"initial must be an int, got a tensor"),
+        (
+            lambda: brim.maximize("n")(torch.empty),
+            ValueError,
+            "'n' is not an argument of .*empty: it has none by name. Wrap it in a function",
+        ),
         (lambda: brim.batch(4, q=0), ValueError, "q must be"),
         (
             lambda: brim.run_chunked(torch.ones(2), 2, function, dim=0.5),
@@ -420,3 +424,43 @@ def test_a_size_may_be_anything_that_is_an_integer() -> None:
     sized = brim.maximize("size", remember="none")(lambda size: size)
     assert sized(torch.tensor(6)) == 6
     assert brim.batch(Index())(lambda size: size)() == 6  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- what a beginner writes
+
+
+def test_a_function_that_cannot_take_its_part_is_named_at_once() -> None:
+    with pytest.raises(TypeError, match=r"brim.chunked .*\(chunk, start, end\).*da> takes \(c"):
+        brim.chunked(16)(lambda c: c.sum())
+    with pytest.raises(TypeError, match=r"brim.range .*\(start, end\).* takes \(\)"):
+        brim.run_range(0, 8, 4, lambda: None)
+
+    class Owner:
+        @brim.chunked(4)
+        def method(self, chunk: torch.Tensor, start: int, end: int) -> None: ...
+
+        @brim.batch(4)
+        @classmethod
+        def of_class(cls, size: int) -> int:
+            return size
+
+    assert Owner.of_class() == 4  # type: ignore[call-arg]
+    Owner().method(torch.zeros(8))
+
+
+def test_results_that_nobody_gets_are_told_once() -> None:
+    @brim.chunked(4)
+    def total(chunk: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        return chunk.sum()
+
+    with pytest.warns(UserWarning, match=r"total returns .*\(Tensor\), which is dropped.*collect"):
+        total(torch.ones(8))
+    total(torch.ones(8))
+    out = torch.zeros(8)
+    brim.run_chunked(out, 4, lambda chunk, start, end: chunk.add_(1))  # in place: nothing is lost
+    brim.run_range(0, 8, 4, lambda start, end: out[start:end].mul_(2))
+    with torch.inference_mode():
+        brim.run_chunked(out.clone(), 4, lambda chunk, start, end: chunk.add_(1))
+    with pytest.warns(UserWarning, match="which is dropped"):
+        brim.run_range(0, 8, 4, lambda start, end, x: torch.eye(2).to_sparse(), out)
+    assert out.tolist() == [2.0] * 8

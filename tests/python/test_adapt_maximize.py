@@ -357,7 +357,7 @@ def test_record_returns_the_result_and_the_tries(held: int) -> None:
     assert {t.available for t in tries} == {3000}
     assert all(t.seconds > 0 for t in tries)
     assert not any(t.repeats for t in tries)
-    assert repr(tries[0]).startswith("Attempt(size=5000, host memory")
+    assert repr(tries[0]).startswith("Attempt(size=5000, out of host memory, held ")
 
 
 def test_record_of_a_bound_method_and_of_several_parameters() -> None:

@@ -16,6 +16,7 @@ import torch
 
 import brim
 from brim.cli import demo, info, main
+from brim.cli.demo.situation import Situation
 
 
 def test_info_shows_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +107,7 @@ def test_demo_shows_four_situations(
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    assert main([*SMALL_DEMO, "--json"]) == 0
+    assert main([*SMALL_DEMO, "--json", "--plot", "brim_demo.svg"]) == 0
     figures = json.loads(capsys.readouterr().out)
     calls, budget = figures["adapted"]["calls"], figures["adapted"]["budget"]
     assert [call["peak"] is None for call in calls] == [False, False, False, True, False, False]
@@ -119,8 +120,9 @@ def test_demo_shows_four_situations(
     assert figures["converted"]["difference"] < 1e-5
     padding = {name: each["padding"] for name, each in figures["batched"].items()}
     assert padding["PackedBatchSampler"] < padding["SizeAwareBatchSampler"]
-    assert figures["picture"] == "brim_demo.png"
-    assert Path("brim_demo.png").read_bytes().startswith(b"\x89PNG")
+    assert figures["picture"] == "brim_demo.svg"
+    picture = Path("brim_demo.svg").read_text()
+    assert f"brim took {calls[-1]['size']}" in picture  # what the text says too
 
 
 def test_demo_without_matplotlib(
@@ -129,10 +131,17 @@ def test_demo_without_matplotlib(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # type: ignore[arg-type]
-    monkeypatch.setattr(demo, "_SITUATIONS", {"batched": demo.batched.run})
+    told = []
+
+    def batched(device: torch.device, scale: int) -> Situation:
+        told.append(capsys.readouterr().out)
+        return demo.batched.run(device, scale)
+
+    monkeypatch.setattr(demo, "_SITUATIONS", {"batched": ("Batches", batched)})
     assert main(SMALL_DEMO) == 0
+    assert told == ["1. Batches …\n"]  # ahead of the work, which takes long
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("1. Batches under a budget of 16384 tokens")
+    assert lines[0].startswith("At most 16384 tokens in a batch")
     assert lines[-1] == ("no picture was drawn: pictures need matplotlib: pip install 'brim[plot]'")
     assert list(tmp_path.iterdir()) == []
     assert main([*SMALL_DEMO, "--plot", "x.png"]) == 2

@@ -16,6 +16,15 @@ import torch
 def model():
     return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
 
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = torch.nn.Sequential(torch.nn.ReLU())
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.act(self.layer(x))
+
 words = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.ReLU())  # no function
 
 def nothing():
@@ -44,11 +53,15 @@ def test_on_the_command_line(program: str, capsys: pytest.CaptureFixture[str]) -
     assert "ReLU" in capsys.readouterr().out
 
 
-def test_a_page_says_where_the_classes_are(program: str, tmp_path: Path) -> None:
+def test_a_page_says_where_the_users_classes_are(program: str, tmp_path: Path) -> None:
     page = tmp_path / "kept.html"
-    words = ["audit", f"{program}:model", "--input", "2,3,10,10", "--device", "cpu"]
+    line = 1 + PROGRAM.splitlines().index("class Block(torch.nn.Module):")
+    words = ["audit", f"{program}:Block", "--input", "2,4", "--device", "cpu"]
     assert main([*words, "--html", str(page)]) == 0
-    assert re.search(r"ReLU in activation\.py:\d+", page.read_text())
+    assert f"ReLU in audited_program.py:{line}" in page.read_text()
+    words = ["audit", f"{program}:model", "--input", "2,3,10,10", "--device", "cpu"]
+    assert main([*words, "--html", str(page)]) == 0  # made of torch's classes alone
+    assert not re.search(r"\w+\.py:\d", page.read_text())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ import torch
 
 def line(size):
     torch.empty(size * 10_000, dtype=torch.uint8)
+
+def flat(size):
+    torch.empty(5_000_000 + size * 5_000, dtype=torch.uint8)
 
 def square(n, length):
     torch.empty(n * length**2, dtype=torch.uint8)
@@ -57,7 +61,9 @@ def test_one_size(program: str, capsys: pytest.CaptureFixture[str], held: int) -
     size = lines[-3].split()[-1]
     assert 78 <= int(size.rstrip("*")) <= 80
     assert size.endswith("*")
-    assert lines[-1].startswith("* extrapolated: the largest size that was measured is 64")
+    told = re.fullmatch(r"\* measured up to size 64\. .* alone would allow (\d+): .*", lines[-1])
+    assert told is not None
+    assert 98 <= int(told[1]) <= 100
 
 
 def test_json_and_picture(
@@ -76,6 +82,17 @@ def test_json_and_picture(
     (largest,) = figures["largest"]
     assert 25 <= largest["size"] <= 32
     assert largest["extrapolated"] == (largest["size"] > max(sizes))
+    assert largest["size"] <= largest["by_formula"] <= 32
+
+
+def test_the_largest_size_is_measured_where_a_floor_hides_growth(
+    program: str, capsys: pytest.CaptureFixture[str], held: int
+) -> None:
+    words = ["probe", f"{program}:flat", "--sizes", "1:512", "--device", "cpu", "--json"]
+    assert main([*words, "--budget", str(held + 32_000_000)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert max(each["size"][0] for each in figures["measured"]) == 512
+    assert figures["largest"][0]["by_formula"] == pytest.approx(5400, rel=0.05)
 
 
 def test_batches(program: str, capsys: pytest.CaptureFixture[str], held: int) -> None:
@@ -85,9 +102,9 @@ def test_batches(program: str, capsys: pytest.CaptureFixture[str], held: int) ->
     out = capsys.readouterr().out
     assert "1 x 16" in out
     assert f"within {brim.format_bytes(budget)} on cpu" in out
-    length, most = next(line.split() for line in out.splitlines() if line.startswith("256 "))
+    length, most, formula = next(x.split() for x in out.splitlines() if x.startswith("256 "))
     assert length == "256"
-    assert 14 <= int(most.rstrip("*")) <= 16
+    assert 14 <= int(most.rstrip("*")) <= int(formula) <= 16
 
 
 def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +125,7 @@ def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
         (["torch:empty", "--sizes", "1:1e9"], "whole numbers from 1 to 2**53, such as 1:64"),
         (["torch:empty", "--sizes", f"1:{10**20}"], "whole numbers from 1 to 2**53"),
         (["torch:empty", "--sizes", "0:4"], "such as 1:64"),
+        (["torch:empty", "--sizes", "-1:4"], "such as 1:64 or 1,2,4, got -1:4"),
         (["torch:empty", "--sizes", "1:x"], "such as 1:64"),
         (["torch:empty", "--budget", "lots"], "lots"),
         (["torch:empty", "--device", "meta"], "--device"),
@@ -118,12 +136,12 @@ def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
             ["FILE:line", "--device", "cpu", "--budget", "9000"],
             "too small for these sizes: a fit needs 2 of them",
         ),
-        (["FILE:wrong"], "program.py:22: TypeError: addmm() received an invalid combination of "),
+        (["FILE:wrong"], "program.py:25: TypeError: addmm() received an invalid combination of "),
         (["FILE:line", "--plot", "folder.png"], "must be a file, but folder.png is a folder"),
         (["FILE:line", "--html", "x.html"], "brim probe: unknown argument --html x.html"),
         (["FILE:line", "--lengths", "1:4"], "line takes (size), but is called as line(1, 1)"),
-        (["FILE:fails"], "program.py:13: KeyError: 'key'"),
-        (["FILE:exits"], "program.py:16: SystemExit: 3"),
+        (["FILE:fails"], "program.py:16: KeyError: 'key'"),
+        (["FILE:exits"], "program.py:19: SystemExit: 3"),
         (["FILE:huge"], "Even the smallest of the sizes, 1, does not fit"),
     ],
 )

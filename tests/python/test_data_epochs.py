@@ -182,6 +182,21 @@ def test_a_plain_loop_has_other_batches_in_each_epoch(options: dict[str, Any]) -
         assert list(told) == epoch
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_seeded_sampler_tells_once_that_an_epoch_begins_again(workers: int) -> None:
+    sizes = [1 + index % 19 for index in range(90)]
+    sampler = PackedBatchSampler(sizes, 40, shuffle=True, seed=0)
+    loader = DataLoader(range(len(sizes)), batch_sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+    next(iter(loader))  # a look at one batch is no epoch
+    list(loader)
+    with pytest.warns(UserWarning, match="begins epoch 0 again, with the same batches: call set_"):
+        list(loader)
+    list(loader)
+    knowing = PackedBatchSampler(sizes, 40, shuffle=True, seed=0)
+    knowing.set_epoch(0)
+    assert list(knowing) == list(knowing)
+
+
 def test_a_sampler_that_counts_epochs_resumes_in_its_epoch() -> None:
     def make() -> PackedBatchSampler:
         return PackedBatchSampler(NUMBERS, 40, shuffle=True)

@@ -54,6 +54,7 @@ def test_the_process_group_says_which_rank_this_is(kind: str) -> None:
         with process_group(rank, 3):
             for sampler in (early, make(seed=1)):  # made before the group, and after
                 assert (sampler.rank, sampler.world_size) == (rank, 3)
+                sampler.set_epoch(0)
                 assert len(sampler) == len(list(sampler))
                 assert list(sampler) == list(make(seed=1, rank=rank, world_size=3))
             shares.append(list(early))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
@@ -228,6 +229,25 @@ class Named(PackedBatchSampler):
         super().__init__(sizes, 40, shuffle=True, seed=8)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.int64])
+def test_sizes_of_any_width_are_pickled_and_copied(kind: Any) -> None:
+    """torch pickles tensors of unsigned 16 and 32 bits, but cannot read them back."""
+    sizes = np.array([5, 2, 8, 3, 7], dtype=kind)
+    samplers = [
+        PackedBatchSampler(sizes, 10),
+        BucketBatchSampler(sizes, [0, 5, 10], batch_size=2, shuffle=False),
+        BucketBatchSampler(sizes, [0, 5, 10], max_total_size=10, shuffle=False),
+        SizeAwareBatchSampler(range(5), sizes, 10),
+    ]
+    for sampler in samplers:
+        for other in (
+            pickle.loads(pickle.dumps(sampler)),
+            copy.deepcopy(sampler),
+            copy.copy(sampler),
+        ):
+            assert list(other) == list(sampler)
+
+
 def test_a_sampler_with_a_memory_model_or_a_foreign_sampler_is_pickled() -> None:
     shapes = [(1, 16), (2, 32), (32, 16), (1, 512), (8, 128), (32, 512)]
     model = brim.MemoryModel().fit(shapes, [10_000 + 64 * n * length for n, length in shapes])
@@ -246,3 +266,13 @@ def test_a_sampler_nests_in_torchs_own_parts() -> None:
     sampler = PackedBatchSampler(SIZES, 40)
     grouped = BatchSampler(sampler, batch_size=2, drop_last=False)  # type: ignore[arg-type]
     assert sum(len(pair) for pair in grouped) == len(sampler)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_sampler_in_the_place_of_single_samples_is_told(batch_size: int) -> None:
+    sampler = PackedBatchSampler(SIZES, 40)
+    data = torch.arange(len(SIZES))  # takes lists of indices too: nothing else would tell
+    loader = DataLoader(data, sampler=sampler, batch_size=batch_size, collate_fn=list)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=r"PackedBatchSampler as sampler=.* pass it as batch_samp"):
+        next(iter(loader))
+    list(DataLoader(data, sampler=sampler, batch_size=None))  # type: ignore[arg-type]

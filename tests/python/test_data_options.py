@@ -286,3 +286,14 @@ def test_wrong_options() -> None:
         PackedBatchSampler(SIZES.__getitem__, 100, indices=lambda epoch: [1])
     with pytest.raises(ValueError, match="no sample fits"):
         PackedBatchSampler(SIZES, 5, cost=lambda count, longest: 9.0, oversize="truncate")
+
+
+def test_a_sampler_shows_its_budget_and_cost() -> None:
+    sampler = PackedBatchSampler(SIZES, 600, cost="padded")
+    shown = "PackedBatchSampler(max_total_size=600, cost='padded', shuffle=False, epoch=0)"
+    assert repr(sampler) == shown
+
+
+def test_an_unknown_keyword_names_those_that_there_are() -> None:
+    with pytest.raises(TypeError, match=r"'batch_size': all samplers take .* max_batch_size,"):
+        PackedBatchSampler(SIZES, 600, batch_size=4)  # type: ignore[call-arg]

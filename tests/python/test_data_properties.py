@@ -148,6 +148,7 @@ def test_a_fitted_model_as_cost_keeps_every_batch_within_its_safe_peak() -> None
 # ---------------------------------------------------------------- epochs and seeds
 
 
+@pytest.mark.filterwarnings("ignore:.*begins epoch 0 again")
 @given(cases())
 def test_the_same_settings_give_the_same_batches_and_iterating_changes_nothing(case: Case) -> None:
     sampler = case.make()
@@ -199,6 +200,7 @@ def test_a_generator_decides_all_epochs_and_none_means_torchs_own(
 # ---------------------------------------------------------------- iterators side by side
 
 
+@pytest.mark.filterwarnings("ignore:.*begins epoch 0 again")
 @given(cases(), st.lists(st.booleans(), max_size=30))
 def test_two_live_iterators_do_not_disturb_each_other(case: Case, turns: list[bool]) -> None:
     sampler = case.make()

@@ -84,11 +84,12 @@ def test_a_repeated_index_is_asked_for_once() -> None:
 def test_shuffling_and_ranks_work_with_a_callable(options: dict[str, Any]) -> None:
     by_call = SizeAwareBatchSampler(range(50), lambda index: 1 + index % 3, 6, **options)
     by_table = SizeAwareBatchSampler(range(50), [1 + i % 3 for i in range(50)], 6, **options)
-    assert list(by_call) == list(by_table)
+    expected = list(by_table)
+    assert list(by_call) == expected
     as_tensors = SizeAwareBatchSampler(
         range(50), lambda index: 1 + index % 3, 6, as_tensors=True, **options
     )
-    assert [batch.tolist() for batch in as_tensors] == list(by_table)
+    assert [batch.tolist() for batch in as_tensors] == expected
 
 
 def test_data_without_an_end() -> None:

@@ -432,6 +432,7 @@ def test_the_value_of_a_loss_is_assumed_and_said() -> None:
     ("arguments", "error", "message"),
     [
         ({"fn": 3}, TypeError, "fn must be a function"),
+        ({"fn": torch.ones(9, 9)}, TypeError, r"estimate\(fn, .*got a tensor of shape \[9, 9\]$"),
         ({"device": "mps"}, ValueError, "device must be"),
         ({"device": "tpu"}, ValueError, 'device must be "cpu" or "cuda", got \'tpu\''),
         ({"device": 1.5}, ValueError, 'device must be "cpu" or "cuda", got 1.5'),

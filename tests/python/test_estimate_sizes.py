@@ -55,6 +55,13 @@ def test_largest_size_is_0_where_nothing_fits_and_upper_where_all_does() -> None
         brim.largest_size(quadratic, 3, "1GiB", device="cpu")  # type: ignore[arg-type]
 
 
+def test_largest_size_names_the_arguments_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"quadratic that is the size: it has n, got 'batch_size'"):
+        brim.largest_size(quadratic, "batch_size", "1GiB", device="cpu")
+    assert brim.largest_size(quadratic, "n", budget="100GiB", device="cpu", upper=7) == 7
+    assert brim.largest_size(lambda **sizes: quadratic(**sizes), "n", "1KiB", device="cpu") == 0
+
+
 def test_largest_size_of_what_does_not_grow_is_an_error_or_upper() -> None:
     def work(n: int) -> None:
         for _ in range(n):

@@ -105,6 +105,33 @@ def test_no_mean_is_taken_for_a_sum(data: Any, kind: str) -> None:
     assert net.training
 
 
+def contrastive(net: Net, part: Any) -> torch.Tensor:
+    views = torch.cat([net.first(part[0]), net.first(part[0].flip(1))])
+    scores = (views @ views.T).fill_diagonal_(-1e9)
+    pairs = torch.arange(len(views)).roll(len(part[0]))
+    return torch.nn.functional.cross_entropy(scores, pairs)
+
+
+def test_a_loss_that_compares_items_is_warned_of(data: Any) -> None:
+    net = Net()
+    step = brim.Microbatches(lambda part: contrastive(net, part), model=net, size=5)
+    with pytest.warns(UserWarning, match="no mean over the items .* as a contrastive loss does"):
+        step(data)
+    step(data)  # only once
+
+
+def test_a_square_matrix_alone_is_no_comparison(data: Any) -> None:
+    net, calls = Net(), []
+    square = torch.nn.Linear(6, 6).double()
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        calls.append(len(part[0]))
+        return net(square(part[0]).tanh()).square().mean()
+
+    brim.Microbatches(loss_fn, model=net, size=6)(data)  # 6 items of 6 numbers
+    assert calls == [6, 4, 2, 2, 4, 4]
+
+
 def test_the_check_for_a_sum_runs_once_and_only_for_what_ends_in_one(data: Any) -> None:
     net, calls = Net(), []
 

@@ -17,7 +17,7 @@ from brim.data import PackedBatchSampler
 
 def attempts() -> Any:
     with brim.budget("1MiB", device="cpu"):
-        return brim.maximize("n", device="cpu")(torch.empty).record(n=2**20)[1]
+        return brim.batch(2**20, device="cpu")(torch.empty).record()[1]
 
 
 def plan_report() -> Any:
@@ -44,7 +44,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "samples": lambda: brim.MemoryModel().fit([1, 2, 3], [100, 200, 310]).samples,
     "error": lambda: brim.MemoryModel().fit([1, 2, 3, 4], [100, 200, 310, 400]).error,
     "regression": lambda: brim.PolynomialRegression(2).fit([1, 2, 3, 5], [1, 4, 9, 26]),
-    "unfitted": lambda: brim.PolynomialRegression(2),
 }
 
 
@@ -77,6 +76,7 @@ def test_a_copied_regression_predicts_the_same_and_keeps_attributes() -> None:
     assert copied.note == "mine"
     assert copied.fit([1, 2, 3], [1, 1, 1]).predict(2) == pytest.approx(1)
     assert model.predict(7) != pytest.approx(1)
+    assert not copy.deepcopy(brim.PolynomialRegression(2)).fitted
 
 
 def test_a_copied_estimate_has_its_timeline() -> None:

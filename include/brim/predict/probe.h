@@ -16,8 +16,10 @@ namespace brim {
 struct ProbeOptions {
   std::optional<c10::Device> device{};  ///< default_device() if empty
   std::optional<std::int64_t>
-      budget{};                     ///< bytes that the work may hold; 90 % of what is free if empty
-  std::int64_t probes = 7;          ///< COUNT of sizes to measure at most
+      budget{};  ///< bytes that the work may hold; 90 % of what is free if empty
+  /// COUNT of sizes to measure at most; twice as many where one size grows too little to reach the
+  /// largest with these.
+  std::int64_t probes = 7;
   std::function<void()> cleanup{};  ///< see CollectOptions
   std::function<void()> collect_garbage{};
 };

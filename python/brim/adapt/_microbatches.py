@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -10,10 +12,10 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from typing_extensions import Unpack
+from typing_extensions import Never, Unpack
 
 from brim import _C
-from brim._arguments import check_callable, flag, positive, whole
+from brim._arguments import check_callable, flag, positive, shown, whole
 from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
 from brim.adapt._identity import structure
@@ -41,7 +43,8 @@ class Microbatches:
     Args:
         loss_fn: a part -> its loss, a tensor of one element. If that is not a mean (or sum) over
             the batch's items but over something else (tokens that are no padding), it returns
-            `(loss, count)`.
+            `(loss, count)`. A loss that compares the items of a batch with each other, as a
+            contrastive one does, cannot be cut into parts: a warning says so where it is noticed.
         model: checked for layers that see the whole batch, as BatchNorm in training. Also needed
             for reentrant checkpoints, which hide parameters from the loss's graph, and with
             `ranks`.
@@ -93,10 +96,11 @@ class Microbatches:
         foresee: bool = False,
         **options: Unpack[Options],
     ) -> None:
+        _check_loss_fn(loss_fn, model)
         if model is not None and not isinstance(model, torch.nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {model!r:.100}")
+            raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}")
         if scaler is not None and not hasattr(scaler, "scale"):
-            raise TypeError(f"scaler must have a method `scale`, got {scaler!r:.100}")
+            raise TypeError(f"scaler must have a method `scale`, got {shown(scaler)}")
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
         self._loss_fn, _ = inside(loss_fn, "loss_fn")
@@ -145,7 +149,7 @@ class Microbatches:
             foresee=self._foresight(options) if flag("foresee", foresee) else None,
         )
 
-    def __call__(self, batch: Any) -> torch.Tensor:
+    def __call__(self, batch: Any, *others: Never) -> torch.Tensor:
         """Run the batch; the gradients are in `.grad` when it returns.
 
         Returns:
@@ -155,6 +159,11 @@ class Microbatches:
             torch.OutOfMemoryError: if a part does not fit even at the floor. The gradients are then
                 as before, and so they are after any other exception.
         """
+        if others:
+            raise TypeError(
+                f"a batch is one argument, got {1 + len(others)}: pass a tuple, as step((x, y)), "
+                "which loss_fn gets in parts"
+            )
         return self._run(batch, record=False)[0]
 
     def record(self, batch: Any) -> tuple[torch.Tensor, Attempts]:
@@ -233,9 +242,19 @@ class Microbatches:
             return self._split(batch, start, stop)
 
         check = self._check if size < self._items else None
-        loss_fn = self._loss_fn if check is None else check.watched
+        loss_fn = self._loss_fn if check is None else functools.partial(check.watched, size)
         with self._without_collectives():
-            loss = self._pass.run(self._items, size, loss_fn, part, self._scale, self._all_ranks())
+            try:
+                loss = self._pass.run(
+                    self._items, size, loss_fn, part, self._scale, self._all_ranks()
+                )
+            except RuntimeError as error:
+                if "backward through the graph a second time" not in str(error):
+                    raise
+                raise RuntimeError(
+                    "the loss has a graph that backward has used already: loss_fn must not call "
+                    "backward itself, and must compute in each part all that has gradients"
+                ) from error
         if self._reduces():
             self._refuse_other_parameters()
             self._reduction.prepare(loss, self._pass.count)  # type: ignore[union-attr]
@@ -401,6 +420,26 @@ def _refuse_other_parallel(known: list[DistributedDataParallel]) -> Callable[...
             )
 
     return hook
+
+
+def _check_loss_fn(loss_fn: Any, model: torch.nn.Module | None) -> None:
+    if isinstance(loss_fn, torch.nn.Module) and model is None:
+        raise TypeError(
+            "loss_fn must be a function of a part of the batch that returns its loss, got "
+            f"{shown(loss_fn)}: pass brim.Microbatches(loss_fn, model=model), or model= too if the "
+            "module itself returns the loss"
+        )
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # no function, or one of C without a signature
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise TypeError(
+            f"loss_fn is called with one argument, a part of the batch, but {name_of(loss_fn)} "
+            f"takes {signature}: of a batch (x, y) the part is a tuple too, as in `x, y = part`"
+        ) from None
 
 
 def _splitting(split: Any, length: Any, dim: int) -> tuple[_parts.Split, _parts.Length]:

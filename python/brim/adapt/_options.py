@@ -59,7 +59,7 @@ class Options(TypedDict, total=False):
         per_rank: with `ranks`, each rank keeps its own size; all learn whether all succeeded.
         sync: with `ranks`, `"always"` (default) for one exchange of messages per call,
             `"settled"` for one in 64 calls once the size stays the same; for none in
-            `Microbatches`, whose reduction tells of failures.
+            `Microbatches`, whose reduction reports failures.
         collectives: with `ranks`, where the work has collectives: `"between"` calls (default), or
             `"inside"` (FSDP, tensor parallel): then sizes start small and grow only as far as is
             known to fit on every rank, and running out of memory is final on all of them.
@@ -128,6 +128,14 @@ def as_called(kind: str, signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=[p for p in parameters if p not in passed])
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """An empty one for a built-in function that does not tell."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return inspect.Signature()
+
+
 def slots_of(signature: inspect.Signature) -> dict[str, Slot]:
     """Where each argument is found, apart from `*args` and `**kwargs`."""
     slots: dict[str, Slot] = {}
@@ -146,7 +154,8 @@ def slot_of(
     if name not in slots:
         raise ValueError(
             f"{argument}: {name!r} is not an argument of "
-            f"{name_of(function)}: it has {', '.join(slots)}"
+            f"{name_of(function)}: it has "
+            + (", ".join(slots) or "none by name. Wrap it in a function that has it")
         )
     return slots[name]
 

@@ -1,4 +1,4 @@
-"""Noticing that a loss is a sum over the items of a batch and not a mean, or the reverse."""
+"""Noticing that a loss is a sum over the items of a batch and not a mean, or neither."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from brim._warn import warn
+from brim.adapt._random_state import RandomState
+
 _SAME = 1e-3  # relative: two losses are the same
 _COUNTS = 0.01  # of a sum: the least share of a term, so that no mean of the terms is their sum
+_DIFFERENT = 0.05  # relative: two losses are different, in any precision
 
 
 class ReductionCheck:
@@ -18,7 +22,8 @@ class ReductionCheck:
 
     Most losses show in their graph that they are what was declared, and cost nothing here. One that
     ends in a sum may still be a mean (`sum() / len(part)`), so `loss_fn` is called four times more,
-    with two and four items. No mean can seem to be a sum: it lies between the two losses. Losses
+    with two and four items. No mean can seem to be a sum: it lies between the two losses. So are
+    losses with a matrix of items by items, which may compare them with each other. Losses
     that draw random numbers are not judged. Nor are those in a job of several ranks, of which only
     some may split their batch: a forward with collectives would wait for the others.
 
@@ -31,18 +36,17 @@ class ReductionCheck:
     ) -> None:
         self._reduction, self._loss_fn, self._model = reduction, loss_fn, model
         self._other = _Ending("Sum", 2) if reduction == "mean" else _Ending("Mean", 1)
+        self._may_compare: bool | None = None  # items with each other; None before the first part
         self.is_needed = False
 
-    def watched(self, part: Any) -> Any:
-        """What `loss_fn` returns; looks at its graph."""
+    def watched(self, size: int, part: Any) -> Any:
+        """What `loss_fn` returns; looks at the graph of the first part, which has `size` items."""
         result = self._loss_fn(part)
-        self.is_needed = (
-            isinstance(result, torch.Tensor)
-            and not _has_other_ranks()
-            and _may_end_in(
-                result, _Ending("Sum", 2) if self._reduction == "mean" else _Ending("Mean", 1)
+        if self._may_compare is None and isinstance(result, torch.Tensor):
+            self._may_compare = not _has_other_ranks() and _has_matrix_of(result, size)
+            self.is_needed = self._may_compare or (
+                not _has_other_ranks() and _may_end_in(result, self._other)
             )
-        )
         return result
 
     def run(self, items: int, part: Callable[[int, int], Any]) -> None:
@@ -54,6 +58,8 @@ class ReductionCheck:
 
         Raises:
             ValueError: if the loss of the first items is the other reduction of their halves'.
+
+        Warns if it is neither, because it compares items with each other.
         """
         half, end = min(items, 4) // 2, min(items, 4)
         bounds = ((0, half), (half, end), (0, end), (0, end))
@@ -71,12 +77,22 @@ class ReductionCheck:
             is_wrong = is_sum and min(a / together, b / together) >= _COUNTS
         else:
             is_wrong = not is_sum and math.isclose(mean, together, rel_tol=_SAME)
+        losses = (
+            f"that of {end} items is {together:.6g}, those of their halves are {a:.6g} and {b:.6g}"
+        )
         if is_wrong:
             other = "sum" if self._reduction == "mean" else "mean"
             raise ValueError(
-                f"loss_fn returns a {other} over the items of a batch (that of {end} items is "
-                f"{together:.6g}, those of their halves are {a:.6g} and {b:.6g}), but reduction is "
+                f"loss_fn returns a {other} over the items of a batch ({losses}), but reduction is "
                 f'{self._reduction!r}: pass reduction="{other}", or return the {self._reduction}'
+            )
+        declared = mean if self._reduction == "mean" else a + b
+        difference = abs(declared - together)  # NaN where a loss is not finite
+        if self._may_compare and difference > _DIFFERENT * abs(together):
+            warn(
+                f"the loss is no {self._reduction} over the items of a batch ({losses}): loss_fn "
+                "seems to compare them with each other, as a contrastive loss does. Parts of the "
+                "batch then do not have the gradients of the whole"
             )
 
 
@@ -92,6 +108,24 @@ def _has_other_ranks() -> bool:
 class _Ending(NamedTuple):
     node: str  # how the names of its nodes begin
     reduction: int  # its number in torch's losses
+
+
+def _has_matrix_of(loss: torch.Tensor, items: int) -> bool:
+    """Whether a value in the graph has two dimensions of so many items, or of two views of them."""
+    todo, seen = [loss.grad_fn], set()
+    while todo:
+        node: Any = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        before = [previous for previous, _ in node.next_functions]
+        if len(before) == 1 and (before[0] is None or not before[0].next_functions):
+            continue  # a function of a parameter alone
+        shapes = [list(made.shape) for made in node._input_metadata]
+        if any(shape.count(items) > 1 or shape.count(2 * items) > 1 for shape in shapes):
+            return True
+        todo += before
+    return False
 
 
 def _may_end_in(loss: torch.Tensor, ending: _Ending) -> bool:
@@ -115,15 +149,12 @@ def _may_end_in(loss: torch.Tensor, ending: _Ending) -> bool:
 @contextmanager
 def undisturbed(model: torch.nn.Module | None) -> Iterator[None]:
     """In eval mode; modes and random state are put back afterwards."""
-    from brim.foresee._kept import Kept  # imports parts of torch that few need
-
     modes = [] if model is None else [(module, module.training) for module in model.modules()]
-    random = Kept()
     if model is not None:
         model.eval()
     try:
-        yield
+        with RandomState():
+            yield
     finally:
-        random.restore()
         for module, training in modes:
             module.training = training

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim import Optimizer
 
+from brim._arguments import shown
+
 PutBack: TypeAlias = Callable[[], object]
 
 #: What can be put back, or the name of an argument that is one of these.
@@ -38,7 +40,7 @@ def flat(restore: object) -> list[Any]:
         return [restore]
     if isinstance(restore, Iterable) and not isinstance(restore, (bytes, dict)):
         return [thing for each in restore for thing in flat(each)]
-    raise TypeError(f"restore must be {_ALLOWED}, got {restore!r:.100}")
+    raise TypeError(f"restore must be {_ALLOWED}, got {shown(restore)}")
 
 
 class _Collected:
@@ -126,7 +128,7 @@ def collect(
         if any(isinstance(thing, str) for thing in found):
             raise TypeError(
                 f"restore names {name}, which must be a module, an optimizer, a tensor, a pair of "
-                f"callables (save, put_back) or a list of them, got {value!r:.100}"
+                f"callables (save, put_back) or a list of them, got {shown(value)}"
             )
         for thing in found:
             collected.add(thing)

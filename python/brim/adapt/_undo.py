@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import Self
 
 from brim._warn import warn
+from brim.adapt._random_state import RandomState
 from brim.adapt._restore import Restorable, collect, flat
 from brim.adapt._watched import Watched
 
@@ -51,8 +52,7 @@ class Undo:
 
     def __init__(self, restore: Restore, *work: Callable[..., Any] | None) -> None:
         """Take copies of what is there now."""
-        from brim.foresee._kept import Kept  # these import parts of torch that few need
-        from brim.foresee._reach import HELPERS
+        from brim.foresee._reach import HELPERS  # imports parts of torch that few need
 
         self._names: list[str] = []
         self._left: list[str] = []
@@ -60,7 +60,7 @@ class Undo:
         self._watched: Watched | None = None
         if restore is False:
             return
-        random = Kept()
+        random_state = RandomState()
         things = _reached(work) if restore is True else flat(restore)
         if any(isinstance(thing, str) for thing in things):
             raise TypeError(f"restore must name things, not arguments of the work, got {restore!r}")
@@ -94,7 +94,7 @@ class Undo:
         self._put_back += [_values_of(tensor, copies) for tensor in copied]
         self._put_back += [_gradient_of(tensor, copies) for tensor in _once(gradients)]
         self._put_back += [_mode_of(part) for part in parts]
-        self._put_back.append(random.restore)
+        self._put_back.append(random_state.put_back)
 
     def __enter__(self) -> Self:
         """The work runs inside the block."""

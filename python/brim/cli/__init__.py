@@ -6,9 +6,10 @@ import argparse
 import io
 import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -31,6 +32,10 @@ _COMMANDS = {
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; argparse itself prints the usage ahead of it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._negative_number_matcher = re.compile(r"-\d")  # -1:4 too is a value and no option
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import brim
+from brim._arguments import shown
 from brim.cli import arguments as types
 from brim.cli.result import Result, add_output_options
 
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> Result:
         types.check_call(model)
         model = model()
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"the factory must return a torch.nn.Module, got {model!r:.100}")
+        raise TypeError(f"the factory must return a torch.nn.Module, got {shown(model)}")
     device = arguments.device or brim.default_device()
     model = model.to(device)
     if arguments.eval:
@@ -101,15 +102,19 @@ def _input(shape: list[int], dtype: torch.dtype, device: torch.device) -> torch.
 
 
 def _places(model: torch.nn.Module) -> dict[str, str]:
-    """Where the class of each module is written, as far as that is known."""
-    found = {}
+    """Where the class of each module is written; of torch's and brim's, the one that has them."""
+    found: dict[str, str] = {}
     for name, module in model.named_modules():
         kind = type(module)
-        try:
-            file, line = inspect.getsourcefile(kind), inspect.getsourcelines(kind)[1]
-        except (OSError, TypeError):
-            continue
-        found[name or "(model)"] = f"{Path(file or '').name}:{line}"
+        if kind.__module__.partition(".")[0] in ("torch", "brim"):
+            place = found.get(name.rpartition(".")[0] or "(model)", "")
+        else:
+            try:
+                file, line = inspect.getsourcefile(kind), inspect.getsourcelines(kind)[1]
+            except (OSError, TypeError):
+                continue
+            place = f"{Path(file or '').name}:{line}"
+        found[name or "(model)"] = place
     return found
 
 

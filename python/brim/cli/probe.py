@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", type=types.budget, help="e.g. 8GiB (default: 90%% of what is free)"
     )
     parser.add_argument(
-        "--probes", type=types.whole(2), default=7, help="how many sizes to measure (default: 7)"
+        "--probes",
+        type=types.whole(2),
+        default=7,
+        help="how many sizes to measure (default: 7; more if memory hardly grows)",
     )
     add_output_options(parser, plot=True)
 
@@ -149,9 +153,18 @@ def _largest(
     for each in found:
         if each["size"] >= _ANY:
             each["size"] = None  # memory does not grow
-    return [
-        {**each, "extrapolated": each["size"] is None or each["size"] > furthest} for each in found
-    ]
+        each["extrapolated"] = each["size"] is None or each["size"] > furthest
+        each["by_formula"] = _by_formula(model, each.get("length"), limit)
+    return found
+
+
+def _by_formula(model: brim.MemoryModel, length: int | None, limit: int) -> int | None:
+    """The largest size that the fitted formula allows: memory may grow faster beyond what it saw.
+
+    None if memory does not grow.
+    """
+    fits = bisect_right(range(1, _ANY), float(limit), key=lambda n: model.peak(n, length))
+    return None if fits >= _ANY - 1 else fits
 
 
 def _parts(model: brim.MemoryModel, figures: dict[str, Any]) -> list[Part]:
@@ -162,14 +175,16 @@ def _parts(model: brim.MemoryModel, figures: dict[str, Any]) -> list[Part]:
     if "length" not in found[0]:
         largest: list[Part] = [f"{within}: size {_size(found[0])}"]
     else:
-        cells = [[str(each["length"]), _size(each)] for each in found]
-        largest = [f"{within}:", "", Table(["length", "largest n"], cells)]
+        cells = [[str(each["length"]), _size(each), _formula(each)] for each in found]
+        largest = [f"{within}:", "", Table(["length", "largest n", "by the formula"], cells)]
     if any(each["extrapolated"] for each in found):
         what = "n" if "length" in found[0] else "size"
+        alone = "" if "length" in found[0] else f", which alone would allow {_formula(found[0])}"
         largest += [
             "",
-            f"* extrapolated: the largest {what} that was measured is {furthest}. Beyond it memory "
-            "may grow faster; measure with larger --sizes before you rely on it",
+            f"* measured up to {what} {furthest}. Beyond it memory may grow faster than by the "
+            f"formula{alone}: this {what} fits even with the fastest growth that the measurements "
+            "allow. Larger --sizes tell more",
         ]
     head = ["size", "measured", "predicted", "error", "time"]
     return [Table(head, rows), "", str(model), "", *largest]
@@ -191,6 +206,10 @@ def _row(
 def _size(found: dict[str, Any]) -> str:
     text = "any" if found["size"] is None else str(found["size"])
     return f"{text}*" if found["extrapolated"] else text
+
+
+def _formula(found: dict[str, Any]) -> str:
+    return "any" if found["by_formula"] is None else str(found["by_formula"])
 
 
 def _some(lengths: list[int]) -> list[int]:

@@ -6,13 +6,14 @@ import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
+from types import FrameType
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from brim import _C
-from brim._arguments import flag, whole
+from brim._arguments import flag, shown, whole
 from brim._warn import warn
 from brim.data.ranks import Ranks, RankSource, SamplerType, shared_by_accelerate
 from brim.data.sizes import Budget, Cost, Limits, check_oversize
@@ -79,7 +80,7 @@ def check_state(state: object, keys: set[str]) -> None:
         ValueError: if it lacks one.
     """
     if not isinstance(state, Mapping):
-        raise TypeError(f"state must be what state_dict() returned, got {state!r:.100}")
+        raise TypeError(f"state must be what state_dict() returned, got {shown(state)}")
     missing = keys - state.keys()
     if missing:
         raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
@@ -100,6 +101,28 @@ def check_same_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
                 f"state is of another run: its {key} is {there.get(key)!r}, here it is "
                 f"{here[key]!r}"
             )
+
+
+class _Stored(NamedTuple):
+    """A tensor whose type torch can pickle but not read back."""
+
+    array: Any
+
+
+def _stored(sizes: Any) -> Any:
+    if isinstance(sizes, torch.Tensor) and sizes.dtype in (torch.uint16, torch.uint32):
+        return _Stored(sizes.numpy())
+    if isinstance(sizes, list) and sizes and isinstance(sizes[0], torch.Tensor):
+        return [_stored(column) for column in sizes]
+    return sizes
+
+
+def _loaded(sizes: Any) -> Any:
+    if isinstance(sizes, _Stored):
+        return torch.from_numpy(sizes.array)
+    if isinstance(sizes, list) and sizes and isinstance(sizes[0], _Stored):
+        return [_loaded(column) for column in sizes]
+    return sizes
 
 
 def _repeated(batches: Iterator[Batch], times: int) -> Iterator[Batch]:
@@ -125,7 +148,8 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             bytes, or a function of n and the longest size that does not fall with either. Several
             budgets share one cost or take a list of costs.
         shuffle: whether to take the samples in random order.
-        seed: determines the order together with the epoch.
+        seed: determines the order together with the epoch. Call `set_epoch` before each epoch, else
+            all have the same batches (with a warning, once). Lightning and accelerate call it.
         generator: draws a seed for each epoch instead; not for several ranks, which must shuffle
             alike. If both are None, torch's default generator draws; several ranks use the seed 0,
             and each iteration is the next epoch.
@@ -172,15 +196,17 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
     ) -> None:
         if unknown:
             raise TypeError(
-                f"{type(self).__name__} got an unexpected keyword argument {next(iter(unknown))!r}"
+                f"{type(self).__name__} got an unexpected keyword argument "
+                f"{next(iter(unknown))!r}: all samplers take max_total_size, "
+                f"{', '.join(SamplerOptions.__annotations__)}"
             )
         if seed is not None and generator is not None:
             raise ValueError(
-                f"give either seed or generator, not both: got seed={seed!r:.100} and "
-                f"generator={generator!r:.100}"
+                f"give either seed or generator, not both: got seed={shown(seed)} and "
+                f"generator={shown(generator)}"
             )
         if generator is not None and not isinstance(generator, torch.Generator):
-            raise TypeError(f"generator must be a torch.Generator, got {generator!r:.100}")
+            raise TypeError(f"generator must be a torch.Generator, got {shown(generator)}")
         self.shuffle = flag("shuffle", shuffle)
         # Whether nothing was given to shuffle by.
         self._seed_is_default = seed is None and generator is None
@@ -192,6 +218,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self.as_tensors = flag("as_tensors", as_tensors)
         self._oversize = check_oversize(oversize)
         self.max_total_size = max_total_size
+        self.cost = cost
         self.max_batch_size = max_batch_size
         self.batch_multiple = whole("batch_multiple", batch_multiple, 1, 2**31)
         budgets = self._budget_required or max_total_size is not None
@@ -205,13 +232,26 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self._latest: Any = None
         self._opened: list[Opened] = []  # of the coming epoch
         self._running: Opened | None = None  # the last that has begun
+        # Whether the user knows about epochs, or was told.
+        self._epoch_was_set = False
         self._counted: tuple[object, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what C++ made. It is made again when needed."""
         self._settle()
         made = ("_batching", "_resumed", "_latest", "_counted", "_running")
-        return {**self.__dict__, **dict.fromkeys(made), "_opened": []}
+        state = {**self.__dict__, **dict.fromkeys(made), "_opened": []}
+        for name in ("sizes", "_columns"):
+            if name in state:
+                state[name] = _stored(state[name])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The other half of `__getstate__`."""
+        self.__dict__.update(state)
+        for name in ("sizes", "_columns"):
+            if name in state:
+                self.__dict__[name] = _loaded(state[name])
 
     @property
     def largest_size(self) -> Any:
@@ -250,6 +290,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         A loaded position is kept if it belongs to this epoch, and dropped otherwise.
         """
         epoch = whole("epoch", epoch, 0)
+        self._epoch_was_set = True
         self._settle()
         self._running = None
         if epoch != self.epoch:
@@ -331,15 +372,34 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         for reason, indices in batching.left_out.items():
             warn(left_out_message(indices, batching.samples, reason))
 
+    def _tell_of_misuse(self, caller: FrameType) -> None:
+        loader = caller.f_back.f_globals.get("__name__") if caller.f_back else ""
+        # Of sampler= a DataLoader makes one of torch's BatchSamplers.
+        if caller.f_code is BatchSampler.__iter__.__code__ and loader == DataLoader.__module__:
+            warn(
+                f"a DataLoader got a {type(self).__name__} as sampler=, and takes each batch for "
+                "one sample: pass it as batch_sampler="
+            )
+        seeded = self.shuffle and self._seed is not None and not self._seed_is_default
+        if not seeded or self._epoch_was_set or self._latest is None:
+            return
+        if self._latest.state_dict(None)["finished"]:
+            self._epoch_was_set = True  # as far as it matters here
+            warn(
+                f"{type(self).__name__} has a seed and begins epoch {self.epoch} again, with the "
+                "same batches: call set_epoch(epoch) before each epoch, or once if you mean it"
+            )
+
     # ---- batches ---------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        limit = f"max_total_size={self.max_total_size!r}, shuffle={self.shuffle}"
-        return f"{type(self).__name__}({limit}, epoch={self.epoch})"
+        limit = f"max_total_size={self.max_total_size!r}, cost={self.cost!r}"
+        return f"{type(self).__name__}({limit}, shuffle={self.shuffle}, epoch={self.epoch})"
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches as lists of indices, or as tensors with `as_tensors=True`."""
         shared = shared_by_accelerate(self._ranks)
+        self._tell_of_misuse(sys._getframe(1))
         start = self._coming()
         iterator, resumed = None, self._resumed
         if resumed is not None and resumed[1] == self._ranks.now():

@@ -13,6 +13,7 @@ import torch
 from typing_extensions import Self
 
 from brim import _C
+from brim._arguments import shown
 from brim._progress import progress as bar
 from brim._warn import warn
 from brim.adapt._undo import Restore, Undo
@@ -180,13 +181,13 @@ class FittedBatchSampler(BatchSamplerBase):
             ('Linear and the random state', None)
         """
         if cost not in ("padded", "sum"):
-            raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {cost!r:.100}')
+            raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {shown(cost)}')
         if len(dataset) == 0:
             raise ValueError("dataset is empty: there is nothing to measure")
         given_sizes = _all_sizes(dataset, sizeof)
         several = given_sizes.ndim == 2
         if several and cost != "sum":
-            raise ValueError(f'several sizes per sample need cost="sum", got {cost!r:.100}')
+            raise ValueError(f'several sizes per sample need cost="sum", got {shown(cost)}')
         sizes = given_sizes.amax(1) if several else given_sizes
         limit = _C.parse_bytes(budget, _C.memory_stats(device).limit, "budget")
         given = options.get("indices")
@@ -270,7 +271,7 @@ class FittedBatchSampler(BatchSamplerBase):
         """Make the next iteration resume where the state was taken.
 
         A sampler that `fit` made takes over the memory model that the state was made with, so that
-        a restarted job, which has measured other bytes, goes on with the same batches.
+        a restarted job, which has measured other bytes, continues with the same batches.
 
         Raises:
             ValueError: if the state is of another sampler, other samples, or other settings that

@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from typing_extensions import Self, Unpack
 
 from brim import _C
-from brim._arguments import check_callable, whole
+from brim._arguments import check_callable, shown, whole
 from brim._warn import warn
 from brim.data.base import Batch, SamplerOptions, Start, left_out_message
 from brim.data.fit import FittedBatchSampler
@@ -74,7 +74,7 @@ def size_aware_batching(
     limits = Limits.read(cost, max_total_size, max_batch_size)
     function = size_function(sizeof)
     if function is None:
-        raise TypeError(f"sizeof must be a callable or a mapping here, got {sizeof!r:.100}")
+        raise TypeError(f"sizeof must be a callable or a mapping here, got {shown(sizeof)}")
     for name, given in (
         ("collate_fn", collate_fn),
         ("info_logger", info_logger),
@@ -83,7 +83,7 @@ def size_aware_batching(
         if given is not None:
             check_callable(name, given)
     if isinstance(dataset, str) or not isinstance(dataset, Iterable):
-        raise TypeError(f"dataset must be an iterable of samples, got {dataset!r:.100}")
+        raise TypeError(f"dataset must be an iterable of samples, got {shown(dataset)}")
     stream = _stream(dataset, function, limits, check_oversize(oversize), 0)
 
     # A generator of its own, so that wrong arguments are errors of this call.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from brim import _C
-from brim._arguments import whole
+from brim._arguments import shown, whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +98,7 @@ def as_tensor(name: str, sizes: object) -> torch.Tensor:
         )
     if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
         raise TypeError(
-            f"{name} must be a tensor, an array or a sequence of numbers, got {sizes!r:.100}"
+            f"{name} must be a tensor, an array or a sequence of numbers, got {shown(sizes)}"
         )
     return _C.sizes_tensor(sizes, name)
 
@@ -119,7 +119,7 @@ def index_tensor(name: str, indices: object) -> torch.Tensor:
             )
         return tensor.contiguous()
     if isinstance(indices, (str, bytes)) or not isinstance(indices, Iterable):
-        raise TypeError(f"{name} must be an iterable of indices, got {indices!r:.100}")
+        raise TypeError(f"{name} must be an iterable of indices, got {shown(indices)}")
     return _C.indices_tensor(indices)
 
 
@@ -202,12 +202,12 @@ class Limits:
 
     def _columns_of_rows(self, sizes: object) -> list[torch.Tensor]:
         if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
-            raise TypeError(f"sizes must be an array or a sequence of tuples, got {sizes!r:.100}")
+            raise TypeError(f"sizes must be an array or a sequence of tuples, got {shown(sizes)}")
         for index, row in enumerate(sizes):
             if not isinstance(row, Sized) or isinstance(row, str) or len(row) != self.measured:
                 raise ValueError(
                     f"sizes must have {self.measured} numbers for each sample, one for each "
-                    f"budget, got {row!r:.100} at index {index}"
+                    f"budget, got {shown(row)} at index {index}"
                 )
         rows = [tuple(row) for row in sizes]
         return [_C.sizes_tensor([row[k] for row in rows]) for k in range(self.measured)]
@@ -269,7 +269,7 @@ def size_function(sizeof: object) -> Callable[[Any], Any] | None:
         return sizeof
     raise TypeError(
         "sizeof must be a callable, a mapping, or the sizes as a tensor, an array or a sequence, "
-        f"got {sizeof!r:.100}"
+        f"got {shown(sizeof)}"
     )
 
 
@@ -279,7 +279,7 @@ def check_oversize(oversize: object) -> str:
         return "leave_out"
     if oversize not in ("leave_out", "error", "alone", "truncate"):
         raise ValueError(
-            f'oversize must be "leave_out", "error", "alone" or "truncate", got {oversize!r:.100}'
+            f'oversize must be "leave_out", "error", "alone" or "truncate", got {shown(oversize)}'
         )
     return str(oversize)
 

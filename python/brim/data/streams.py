@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from torch.utils.data import IterableDataset, get_worker_info
 
 from brim import _C
-from brim._arguments import check_callable, flag, whole
+from brim._arguments import check_callable, flag, shown, whole
 from brim._warn import warn
 from brim.data.base import check_same_run, check_state, left_out_message
 from brim.data.ranks import RankSource, shared_by_accelerate
@@ -50,10 +50,10 @@ class StreamBatches(IterableDataset[Any]):
         oversize: str,
     ) -> None:
         if isinstance(iterable, str) or not isinstance(iterable, Iterable):
-            raise TypeError(f"iterable must be an iterable of samples, got {iterable!r:.100}")
+            raise TypeError(f"iterable must be an iterable of samples, got {shown(iterable)}")
         function = size_function(sizeof)
         if function is None:
-            raise TypeError(f"sizeof must be a callable or a mapping here, got {sizeof!r:.100}")
+            raise TypeError(f"sizeof must be a callable or a mapping here, got {shown(sizeof)}")
         if collate_fn is not None:
             check_callable("collate_fn", collate_fn)
         self._name = name

@@ -58,7 +58,7 @@ class InPlace:
         self._zeros = storage._cdata if func in _ZEROS else 0
 
     def variant(self, func: Any, args: Any, is_temporary: bool) -> Any:
-        """The operator that torch runs on real tensors in the place of this one.
+        """The operator that torch runs on real tensors instead of this one.
 
         Args:
             func: an operator of backward.

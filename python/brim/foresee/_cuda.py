@@ -75,7 +75,7 @@ def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
 
     Args:
         moves: whether the CPU's tensors, and its autocast, are taken to be CUDA's.
-        empty_cache: called in the place of torch's.
+        empty_cache: called instead of torch's.
     """
     autocast = Autocast()
     new, leave = torch.autocast.__init__, torch.autocast.__exit__

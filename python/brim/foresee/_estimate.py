@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as torch_optimizer
 
 from brim import _C
-from brim._arguments import runs_in_parts
+from brim._arguments import runs_in_parts, shown
 from brim._progress import progress as bar
 from brim.foresee import _cuda
 from brim.foresee._cpu import CpuTemporaries
@@ -68,7 +68,8 @@ def estimate(
         device: the device whose memory counts; it need not exist. If the call uses no tensor on it,
             tensors on the CPU are taken to be there.
         capacity: what the call may take in all, what it holds before included, as bytes or text
-            such as `"24GiB"`; by default what is free, if the device is there.
+            such as `"24GiB"`; by default what is free, if the device is there. Tensors that the
+            call does not use are no part of it, other than in the budget of `brim.largest_size`.
         calls: how many calls to trace in a row. With 2, a training step also counts what its first
             call leaves behind, such as an optimizer's state.
         progress: whether to show a bar on a terminal if it takes long.
@@ -102,7 +103,7 @@ def _estimate(
     step: Callable[[], None],
 ) -> Estimate:
     if not callable(fn):
-        raise TypeError(f"fn must be a function, got {fn!r}")
+        raise TypeError(f"fn must be a function, as in brim.estimate(fn, *args), got {shown(fn)}")
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise ValueError(f"calls must be an int of at least 1, got {calls!r}")
     kind = runs_in_parts(fn)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import itertools
 import operator
-import random
-import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 _MISSING = object()
@@ -41,26 +37,13 @@ def slots_of(thing: object) -> Iterator[tuple[types.MemberDescriptorType, Any]]:
 class Kept:
     """Puts back what Python objects referred to, in place: a trace leaves tensors without values.
 
-    Objects of C and C++ and attributes of classes are not covered, except for torch's generators
-    and those of `random` and numpy.
+    Objects of C and C++ and attributes of classes are not covered.
     """
 
     def __init__(self) -> None:
-        """Remember the random state; nothing else is kept yet."""
+        """Nothing is kept yet."""
         self._put_back: list[Callable[[], object]] = []
         self._known: dict[int, object] = {}  # by address, and alive so that addresses stay theirs
-        # A deep copy does not count as memory in use.
-        state = copy.deepcopy(torch.get_rng_state())
-        self._put_back.append(functools.partial(torch.set_rng_state, state))
-        self._put_back.append(functools.partial(random.setstate, random.getstate()))
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            states = torch.cuda.get_rng_state_all()
-            self._put_back.append(functools.partial(torch.cuda.set_rng_state_all, states))
-        if "numpy" in sys.modules:
-            numpy_random = sys.modules["numpy"].random
-            self._put_back.append(
-                functools.partial(numpy_random.set_state, numpy_random.get_state())
-            )
 
     def keep(self, thing: Any, own: bool = True) -> None:
         """Put back what a container, an object, a closure or a cache holds now.

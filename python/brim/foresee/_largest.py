@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from brim import _C
 from brim._arguments import positive
 from brim._progress import progress as bar
+from brim.adapt._options import name_of
 from brim.foresee._errors import EstimateError
 from brim.foresee._estimate import _target, bytes_of, estimate
 from brim.foresee._report import Estimate
@@ -26,8 +28,8 @@ _FULL = 0.995  # of the budget, or of the largest size: another trace would gain
 def largest_size(
     fn: Callable[..., Any],
     name: str,
-    budget: int | str,
     /,
+    budget: int | str,
     *args: Any,
     device: DeviceLike = None,
     lower: int = 1,
@@ -45,8 +47,10 @@ def largest_size(
     Args:
         fn: what is to fit, such as a training step.
         name: the argument that is the size.
-        budget: bytes that the device may hold, as `brim.budget` takes them; what other tensors of
-            this process hold is part of it. A percentage is of the device's limit.
+        budget: bytes that the device may hold, as `brim.budget` takes them. What other tensors of
+            this process hold is part of it, as far as `brim.memory_stats` knows it: on the CPU
+            those made after the first budget, meter or adaptive call, which a budget limits too. A
+            percentage is of the device's limit.
         *args: other arguments.
         device: the device; it need not exist.
         lower: the least size that counts.
@@ -80,6 +84,7 @@ def largest_size(
         raise ValueError(
             f"{name} is the size that is searched, and must not be given, got {kwargs[name]!r}"
         )
+    _check_name(fn, name)
     target = _target(device)
     limit, others = _limits(budget, target)
     outside = 0  # what the call does not use, and so does not see
@@ -123,6 +128,20 @@ def largest_size(
     with bar("largest_size", "trace", enabled=progress) as step:
         first = most if upper is not None else lower
         return _search(trace, expected, limit, lower, most, first)
+
+
+def _check_name(fn: Callable[..., Any], name: str) -> None:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # no function, or one of C without a signature
+        return
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    by_name = [each.name for each in parameters if each.kind in kinds]
+    if name not in by_name and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        raise ValueError(
+            f"name must be the argument of {name_of(fn)} that is the size: it has "
+            f"{', '.join(by_name) or 'none'}, got {name!r}"
+        )
 
 
 def _limits(budget: int | str, target: torch.device) -> tuple[int, int]:

@@ -104,7 +104,7 @@ class Estimate:
         return estimate_page(self)
 
     def _timeline(self, points: int = 1000) -> list[_C.HeldMoment]:
-        """What is held from the beginning of the call on, in at most so many moments."""
+        """What is held from the start of the call on, at no more than `points` moments."""
         trace, options, start = self._replayed
         return _C.timeline(trace, options, start, points)
 

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from brim.adapt._random_state import RandomState
 from brim.foresee._kept import Kept
 
 _SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -45,6 +46,7 @@ class Swap:
             int, weakref.ref[torch.UntypedStorage]
         ] = {}  # by the real one's address
         self._swapped: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+        self._random_state = RandomState()
         self._kept = Kept()
         self.keep = self._kept.keep
 
@@ -113,3 +115,4 @@ class Swap:
                 tensor.grad = None if isinstance(grad, FakeTensor) else grad
         self._swapped.clear()
         self._kept.restore()
+        self._random_state.put_back()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import random
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from brim.adapt._random_state import RandomState
 from brim.nn._lower_bound import Need, least, nodes_behind, refine
 from brim.nn._values import Place, Values
 
@@ -199,7 +198,7 @@ def measure(
         undo.enter_context(torch.inference_mode(False))
         undo.enter_context(torch.enable_grad())
         inputs, kwargs, tensors = _copied(inputs, dict(kwargs))
-        undo.enter_context(_random_state([*tensors, *model.parameters(), *model.buffers()]))
+        undo.enter_context(RandomState())
         undo.enter_context(_own_buffers(model))
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
@@ -236,8 +235,8 @@ def with_sizes(
         id(each): type(each)(each.requires_grad, each.data.device, each.data.dtype) for each in lazy
     }
     model = copy.deepcopy(model, fresh)
-    inputs, kwargs, copies = _copied(inputs, dict(kwargs))
-    with torch.no_grad(), _random_state([*copies, *tensors]):
+    inputs, kwargs, _ = _copied(inputs, dict(kwargs))
+    with torch.no_grad(), RandomState():
         model(*inputs, **kwargs)
     return model
 
@@ -283,19 +282,3 @@ def _set_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) 
     else:
         module._buffers.clear()
         module._buffers.update(buffers)
-
-
-@contextlib.contextmanager
-def _random_state(tensors: list[Tensor]) -> Iterator[None]:
-    """Restores the random state of Python, NumPy, the CPU and the tensors' devices."""
-    devices = {tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}
-    numpy: Any = sys.modules.get("numpy.random")
-    with contextlib.ExitStack() as undo:
-        undo.callback(random.setstate, random.getstate())
-        undo.callback(torch.set_rng_state, torch.get_rng_state())
-        if numpy is not None:
-            undo.callback(numpy.set_state, numpy.get_state())
-        for device in devices:
-            own = torch.get_device_module(device)
-            undo.callback(own.set_rng_state, own.get_rng_state(device), device)
-        yield

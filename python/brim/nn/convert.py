@@ -13,7 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from brim import _C
-from brim._arguments import flag
+from brim._arguments import flag, shown
 from brim.nn import _causal_lm_loss, modules
 from brim.nn._derived import MAKERS, Recipe, derived, is_made, original_of
 from brim.nn._functions import is_region, leave_out, take_in, with_functions
@@ -302,7 +302,7 @@ ALREADY = "brim's already"
 def check_module(model: object) -> None:
     """Refuse anything but a module."""
     if not isinstance(model, Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+        raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}")
 
 
 def own_base(kind: type[Module]) -> type[Module] | None:

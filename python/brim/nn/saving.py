@@ -129,7 +129,7 @@ class _Redirected(threading.local):
     """The innermost region of a module, of this thread.
 
     Attributes:
-        found: the functions of torch for which brim's made a node; None: nobody asks.
+        found: the functions of torch for which brim's made a node; None: not collected.
         hooks: the saved-tensor hooks that were in force when it began.
         left: the `hooks` of regions around modules that are left out.
     """
@@ -219,7 +219,7 @@ def _without(option: str, function: Callable[..., Tensor]) -> Callable[..., Tens
 def _of_two_tensors(
     own: Callable[..., Tensor], torchs: Callable[..., Tensor], how_many: int
 ) -> Callable[..., Tensor]:
-    """Brim's function for two tensors of which so many need a gradient; torch's for numbers."""
+    """Brim's function if `how_many` of two tensors need a gradient; else torch's."""
 
     def run(input: Tensor, other: Any, **options: Any) -> Tensor:
         if not isinstance(other, Tensor) or options:

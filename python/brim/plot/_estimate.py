@@ -80,8 +80,8 @@ def _paint(axes: Any, found: Estimate, beside: Mapping[str, Estimate]) -> None:
     if found.capacity is not None and found.capacity < 2 * most:
         budget_on(axes, found.capacity, "capacity")
         most = max(most, found.capacity)
-    peak = _C.format_bytes(found.held_before + found.peak)
-    tidy(axes, f"Memory over one call: {peak} at the peak on {found.device}")
+    peak, held = _C.format_bytes(found.peak), _C.format_bytes(found.held_before)
+    tidy(axes, f"Peak {peak} above the {held} held before, on {found.device}")
     axes.set_xlabel("progress of the call, in allocations and releases")
     axes.set_ylabel("memory held")
     axes.set_xlim(0, 100)

@@ -107,13 +107,13 @@ def _samples(
 
 
 def _lines(axes: Any, model: MemoryModel, first: float, last: float, furthest: float) -> None:
-    """The model, dashed beyond what was measured, and its margin."""
+    """The model, dashed beyond what was measured, and the most that a size can need."""
     line = _spread(first, max(furthest, first), _POINTS)
     inside = [x for x in line if x < last] + [last]
     beyond = [last] + [x for x in line if x > last]
     peaks, most = list(map(model.peak, line)), list(map(model.safe_peak, line))
     if any(high > 1.05 * low for low, high in zip(peaks, most, strict=True)):
-        axes.fill_between(line, peaks, most, color=SKY, linewidth=0, label="margin")
+        axes.fill_between(line, peaks, most, color=SKY, linewidth=0, label="may need at most")
     axes.plot(inside, list(map(model.peak, inside)), color=BLUE, label="model")
     if furthest > 1.05 * last:
         dashed = list(map(model.peak, beyond))

@@ -30,7 +30,12 @@ def _paint(axes: Any, report: PlanReport) -> None:
     fill, padding = report.fill_histogram, report.padding_histogram
     edges = [5 * i for i in range(len(fill) + 1)]
     axes.stairs(
-        fill, edges, fill=True, color=BLUE, alpha=0.85, label=f"fill, {report.fill:.1%} on average"
+        fill,
+        edges,
+        fill=True,
+        color=BLUE,
+        alpha=0.85,
+        label=f"filled: {report.fill:.1%} in all",
     )
     axes.stairs(
         padding,
@@ -38,11 +43,11 @@ def _paint(axes: Any, report: PlanReport) -> None:
         color=ORANGE,
         linewidth=2,
         hatch="////",
-        label=f"padding, {report.padding:.1%} in all",
+        label=f"padding: {report.padding:.1%} in all",
     )
     tidy(axes, f"{report.batches} batches of {report.batched} samples")
     over = " (last bin: over 100 %)" if fill[-1] else ""
-    axes.set_xlabel(f"share of a batch{over}")
+    axes.set_xlabel(f"share of a batch that is filled, or padding{over}")
     axes.set_ylabel("batches")
     axes.set_xlim(0, 105 if fill[-1] else 100)
     axes.xaxis.set_major_formatter(PercentFormatter(symbol=" %"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from brim import _C
 from brim.nn._audit_text import figures, folded
+from brim.plot._canvas import BLUE, ORANGE, SKY
 from brim.plot._estimate import KINDS, STACK
 from brim.plot._svg import Axes, Series, areas, bars, legend, steps
 
@@ -19,12 +20,7 @@ if TYPE_CHECKING:
 _MOMENTS = 400  # a place to hover over is then more than two pixels wide
 _MOST_BARS = 40
 _MOST_MARKS = 6
-_COLUMNS = (
-    ("torch.nn", "#333333"),
-    ("brim", "#0072B2"),
-    ("cheap", "#E69F00"),
-    ("least", "#A6D5F0"),
-)
+_COLUMNS = (("torch.nn", "#333333"), ("brim", BLUE), ("cheap", ORANGE), ("least", SKY))
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em;
@@ -178,7 +174,7 @@ def _place_bars(held: Sequence[tuple[str, int, dict[str, int]]]) -> str:
         names.append(f"{len(held) - _MOST_BARS} others")
         tips.append(f"{names[-1]}\n{_C.format_bytes(rest)}")
         sizes.append(rest)
-    return bars(names, [Series("held", "#0072B2", sizes)], tips)
+    return bars(names, [Series("held", BLUE, sizes)], tips)
 
 
 def _layer_tip(

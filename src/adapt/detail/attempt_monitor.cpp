@@ -37,9 +37,12 @@ bool is_another(c10::Device named, c10::Device watched) {
 }  // namespace
 
 std::string detail::describe(const Attempt& attempt) {
-  std::string text = attempt.fitted() ? "fitted" : to_string(attempt.outcome);
+  const bool of_memory =
+      attempt.outcome == OomKind::device_memory || attempt.outcome == OomKind::host_memory;
+  std::string text = of_memory ? "out of " : "";
+  text += attempt.fitted() ? "fitted" : to_string(attempt.outcome);
   if (attempt.peak) {
-    text += ", peak " + format_bytes(*attempt.peak);
+    text += (attempt.fitted() ? ", peak " : ", held ") + format_bytes(*attempt.peak);
   }
   if (attempt.requested) {
     text += ", asked for " + format_bytes(*attempt.requested) + " more";
@@ -204,7 +207,7 @@ void AttemptMonitor::wait_for_memory(c10::Device device, std::int64_t attempt_pe
     options_.collect_garbage();
   }
   const std::int64_t kept = left();
-  // While other threads are in calls of their own, nobody can tell whose memory it is.
+  // While other threads are in calls of their own, it cannot be told whose memory it is.
   if (kept > tolerance && !warned_ && !another_call_runs()) {
     warned_ = true;
     TORCH_WARN(format_bytes(kept), " of a failed attempt's memory on ", device.str(),

@@ -76,9 +76,10 @@ class WeightedLoss {
 
  private:
   void check(const PartLoss& part) {
-    TORCH_CHECK_VALUE(part.value.defined() && part.value.numel() == 1,
-                      "the loss of a part must have one element, got ",
-                      part.value.defined() ? c10::str("shape ", part.value.sizes()) : "none");
+    TORCH_CHECK_VALUE(
+        part.value.defined() && part.value.numel() == 1,
+        "the loss of a part must have one element, such as a mean over its items, got ",
+        part.value.defined() ? c10::str("shape ", part.value.sizes()) : "none");
     TORCH_CHECK_VALUE(part.value.requires_grad(),
                       "the loss of a part does not depend on anything that needs a gradient");
     TORCH_CHECK_VALUE(!counts_ || *counts_ == part.count.has_value(),
@@ -111,7 +112,7 @@ at::Tensor BatchPass::run(std::int64_t items, std::int64_t size, Forward forward
   try {
     return run_parts(items, size, forward, backward, all);
   } catch (...) {
-    undo();  // ahead of whoever looks at how much memory came back
+    undo();  // before the driver checks how much memory came back
     throw;
   }
 }
@@ -133,6 +134,9 @@ at::Tensor BatchPass::run_parts(std::int64_t items, std::int64_t size, Forward f
     const std::int64_t begin = start(i);
     const std::int64_t count = start(i + 1) - begin;
     const PartLoss part = count == 0 ? forward(0, 1) : forward(begin, begin + count);
+    if (i == 0) {
+      check_no_gradients();
+    }
     const double weight = loss.add(part, count);
     if (weight > 0 || all != nullptr) {  // where other ranks wait, a part that counts 0 runs too
       put_aside_leaves_of(part.value);
@@ -146,6 +150,14 @@ at::Tensor BatchPass::run_parts(std::int64_t items, std::int64_t size, Forward f
     scale_gradients(factor);
   }
   return loss.total();
+}
+
+void BatchPass::check_no_gradients() const {
+  for (const Leaf& leaf : leaves_) {
+    TORCH_CHECK_VALUE(!gradient_of(leaf.tensor).defined(),
+                      "the loss function called backward itself: it must only return the loss, on "
+                      "which Microbatches calls backward");
+  }
 }
 
 std::vector<at::Tensor> BatchPass::not_named() const {

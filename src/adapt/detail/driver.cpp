@@ -71,7 +71,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
 }
 
 /// What a rank asks the others for, where its own search is at these values. Where the maxima are
-/// the lengths of its own arguments, they limit nobody else.
+/// the lengths of its own arguments, they limit no other rank.
 Values wish(const MaximizeCall& call, const AdaptOptions& options,
             std::span<const std::int64_t> values) {
   Values result(values.begin(), values.end());

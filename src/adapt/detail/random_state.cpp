@@ -105,7 +105,7 @@ CpuRandomSnapshot* snapshot_cpu() {
     if (snapshot != nullptr && snapshot->is_current(latest.generator)) {
       return;
     }
-    if (snapshot == nullptr || snapshot->users > 1) {  // else nobody needs the old one: reuse it
+    if (snapshot == nullptr || snapshot->users > 1) {  // else the old one is not needed: reuse it
       release(std::exchange(snapshot, nullptr));
       snapshot = new Snapshot;
       snapshot->users = 1;

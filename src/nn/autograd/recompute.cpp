@@ -108,7 +108,7 @@ std::optional<TensorVersion> version_kept_by(const Node& node) {
   return output && output->defined() ? std::optional(version_of(*output)) : std::nullopt;
 }
 
-/// Whether nobody has written to the node's output up to now.
+/// Whether the node's output has not been written to since.
 bool is_untouched(const Node& node) {
   if (const auto* const layer = dynamic_cast<const SavingNode*>(&node)) {
     return layer->is_near() && layer->is_untouched();
@@ -134,7 +134,7 @@ std::optional<int> layers_of(const Node& node) {
 // -- Copies and sums: one between two layers, because torch's nodes do not know whether somebody
 //    wrote to what they made ---------------------------------------------------------------------
 
-/// For what was copied or added: its maker, if nobody has written to it up to now, else null.
+/// For what was copied or added: its maker, if it has not been written to since, else null.
 const Node* maker_behind(const Edge& edge) {
   const Node* const node = edge.input_nr == 0 ? behind_views(edge.function.get()) : nullptr;
   return node != nullptr && is_untouched(*node) ? node : nullptr;

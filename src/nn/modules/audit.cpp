@@ -132,7 +132,7 @@ class Watched : public Module {
 }  // namespace
 }  // namespace brim::nn
 
-/// Whoever asks the Sequential for the layer gets the layer.
+/// A Sequential that is asked for the layer returns the layer, not its watcher.
 template <>
 std::shared_ptr<torch::nn::Module> torch::nn::AnyModuleHolder<
     brim::nn::Watched, const at::Tensor&, const std::optional<at::IntArrayRef>&>::ptr() {

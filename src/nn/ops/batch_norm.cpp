@@ -236,7 +236,7 @@ at::Tensor batch_norm_below(const at::Tensor& input, const MaybeTensor& weight,
   return run(input, weight, bias, running_mean, running_var, training, momentum, eps).output;
 }
 
-/// torch's own, which keeps what it will.
+/// torch's own, which keeps what torch keeps.
 at::Tensor torch_batch_norm(const at::Tensor& input, const MaybeTensor& weight,
                             const MaybeTensor& bias, const MaybeTensor& running_mean,
                             const MaybeTensor& running_var, bool training, double momentum,

@@ -265,7 +265,7 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
   return output;
 }
 
-/// torch's own function for so many dimensions, which keeps what it will.
+/// torch's own function for this number of dimensions, which keeps what torch keeps.
 at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                       at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                       bool transposed, at::IntArrayRef output_padding, std::int64_t groups,

@@ -104,7 +104,7 @@ class CrossEntropyNode final : public SavingNode {
           cross_entropy_rows_grad(grads[0], logits, target, total, reduction_, ignore_index_, type)
               .to(logits.scalar_type())};
     }
-    // Logits that were made again are nobody else's.
+    // Recomputed logits have no other user.
     const bool is_ours = producer_ != nullptr && logits.is_contiguous();
     at::Tensor result = is_ours ? logits : at::empty_like(logits, at::MemoryFormat::Contiguous);
     cross_entropy_rows_backward(grads[0], logits, target, maybe(log_sums_.take()), total,

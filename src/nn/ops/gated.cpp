@@ -36,7 +36,7 @@ at::Tensor grad_of(const Elementwise& activation, const at::Tensor& grad, const 
   return activation.grad(grad, x, y);
 }
 
-/// `value`, which nobody else has, times `other`.
+/// `value`, which has no other user, times `other`.
 at::Tensor times(const at::Tensor& value, const at::Tensor& other) {
   const bool in_place = !is_recorded(value, other) && value.scalar_type() == other.scalar_type();
   return in_place ? value.mul_(other) : value.mul(other);

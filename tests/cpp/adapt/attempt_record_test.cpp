@@ -211,9 +211,11 @@ TEST(AttemptRecord, GivingUpIsOutOfMemoryWithASummary) {
     EXPECT_EQ(message.find("CPU out of memory. Tried to allocate 5.00 MiB"), 0U) << message;
     EXPECT_CONTAINS(message, "It does not fit even with batch_size = 1");
     EXPECT_CONTAINS(message,
-                    "batch_size = 8: host memory, peak 1.00 MiB, asked for 12.00 MiB more");
-    EXPECT_CONTAINS(message, "batch_size = 4: host memory, peak 1.00 MiB, asked for 8.00 MiB more");
-    EXPECT_CONTAINS(message, "batch_size = 1: host memory, peak 1.00 MiB, asked for 5.00 MiB more");
+                    "batch_size = 8: out of host memory, held 1.00 MiB, asked for 12.00 MiB more");
+    EXPECT_CONTAINS(message,
+                    "batch_size = 4: out of host memory, held 1.00 MiB, asked for 8.00 MiB more");
+    EXPECT_CONTAINS(message,
+                    "batch_size = 1: out of host memory, held 1.00 MiB, asked for 5.00 MiB more");
     EXPECT_CONTAINS(message, "limit " + format_bytes(before + 2 * kMiB));
     EXPECT_CONTAINS(message, "in use before the call " + format_bytes(before));
     EXPECT_CONTAINS(message, "free now 2.00 MiB");

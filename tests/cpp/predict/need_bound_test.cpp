@@ -53,8 +53,8 @@ TEST(NeedBound, IsNeverBelowTheNeedOfAnyMaximumOfPhases) {
   std::mt19937 random(1);
   std::uniform_real_distribution<double> unit(0, 1);
   const auto shape = [&] {
-    return std::pair(std::floor(std::pow(1000, unit(random))),
-                     std::floor(8 * std::pow(64, unit(random))));
+    return std::array{std::floor(std::pow(1000, unit(random))),
+                      std::floor(8 * std::pow(64, unit(random)))};
   };
   for (int round = 0; round < 500; ++round) {
     const Program program(random);

@@ -184,6 +184,21 @@ TEST(ProbePlan, OneSizeIsSpreadFromLeastToMost) {
   EXPECT_EQ(planned.shapes, expected);
 }
 
+TEST(ProbePlan, ManyStepsLeadToTheLargestSizeWhereAFloorHidesGrowth) {
+  Shapes sizes;
+  for (std::int64_t size = 1; size <= 512; ++size) {
+    sizes.emplace_back(size, 0);
+  }
+  const auto need = [](double s, double) { return 5e6 + 5e3 * s; };
+  ProbePlan enough(sizes, SizeKind::size, 7);
+  const Planned planned = follow(enough, need, 32e6);  // each at most 2.5 times the one before
+  EXPECT_EQ(planned.shapes.back().first, 512);
+  EXPECT_LE(planned.shapes.size(), 9U);
+  sizes.erase(sizes.begin(), sizes.begin() + 63);
+  ProbePlan narrow(sizes, SizeKind::size, 7);  // each at most 1.06 times the one before
+  EXPECT_EQ(follow(narrow, need, 6e6).shapes.size(), 14U) << "not for as long as it takes";
+}
+
 TEST(ProbePlan, WrongCandidatesAreNamed) {
   using Error = std::invalid_argument;
   const auto plan = [](Shapes shapes, SizeKind kind, std::int64_t probes) {

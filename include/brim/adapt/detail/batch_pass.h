@@ -81,6 +81,7 @@ class BRIM_API BatchPass {
                        const AllRanks* all);
   void put_aside(const at::Tensor& leaf);
   void put_aside_leaves_of(const at::Tensor& loss);
+  void check_no_gradients() const;
   void scale_gradients(double factor);
 
   Reduction reduction_;

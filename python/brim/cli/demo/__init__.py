@@ -19,10 +19,10 @@ HELP = "four situations, and a picture of them"
 EXAMPLE = "  brim demo --plot demo.svg"
 
 _SITUATIONS = {
-    "adapted": adapted.run,
-    "foreseen": foreseen.run,
-    "converted": converted.run,
-    "batched": batched.run,
+    "adapted": ("A function that adapts", adapted.run),
+    "foreseen": ("A training step that is foreseen", foreseen.run),
+    "converted": ("A model audited and converted", converted.run),
+    "batched": ("Batches under a budget", batched.run),
 }
 _PICTURE = "brim_demo.png"
 
@@ -49,13 +49,14 @@ def run(arguments: argparse.Namespace) -> Result:
     done: list[Situation] = []
 
     def parts() -> Iterator[Part]:
-        for number, (name, situation) in enumerate(_SITUATIONS.items(), 1):
+        for number, (name, (title, situation)) in enumerate(_SITUATIONS.items(), 1):
+            yield from [""] if number > 1 else []
+            yield f"{number}. {title} …"  # ahead of what may take 20 seconds
             torch.manual_seed(0)
             found = situation(device, arguments.scale)
             done.append(found)
             figures[name] = found.figures
-            yield from [""] if number > 1 else []
-            yield f"{number}. {found.headline}\n"
+            yield f"{found.headline}\n"
             yield found.table
             yield found.remark
         if without_picture:
@@ -85,6 +86,9 @@ def _draw(done: list[Situation], path: str) -> None:
 
     figure = Figure(figsize=(14, 10), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.2, h_pad=0.2)
-    for axes, situation in zip(figure.subplots(2, 2).flat, done, strict=True):
+    titles = [title for title, _ in _SITUATIONS.values()]
+    for i, (axes, situation) in enumerate(zip(figure.subplots(2, 2).flat, done, strict=True)):
         situation.paint(axes)
+        named = f"{i + 1}. {titles[i]}"
+        axes.set_title(f"{named}: {situation.caption}", loc="left", fontweight="bold")
     figure.savefig(path, dpi=110)

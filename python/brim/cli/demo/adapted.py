@@ -29,11 +29,12 @@ def run(device: torch.device, scale: int) -> Situation:
     rows = [_row(budget=budget, **each) for each in tried]
     chosen = tried[-1]["size"]
     return Situation(
-        f"A function that adapts: the {_NEIGHBOURS} nearest of {len(y)} points for each of "
-        f"{len(x)}, within {brim.format_bytes(budget)} on {device}",
+        f"The {_NEIGHBOURS} nearest of {len(y)} points for each of {len(x)}, within "
+        f"{brim.format_bytes(budget)} on {device}:",
         Table(["call", "batch size", "time", "peak", "of the budget"], rows),
         f"brim found {chosen}; there is no batch size to tune, and no call runs out of memory.",
         {"budget": budget, "calls": tried},
+        f"brim took {chosen}",
         lambda axes: _paint(axes, tried, budget),
     )
 
@@ -89,10 +90,24 @@ def _row(call: str, size: int, seconds: float | None, peak: int | None, budget: 
 
 
 def _paint(axes: Any, tried: list[dict[str, Any]], budget: int) -> None:
-    ran = {each["size"]: each for each in tried if each["peak"] is not None}
-    model = brim.MemoryModel().fit(list(ran), [each["peak"] for each in ran.values()])
-    seconds: dict[tuple[float, ...], float] = {
-        (size,): each["seconds"] for size, each in ran.items()
-    }
-    model.plot(axes, budget=budget, seconds=seconds)
-    axes.set_title("1. A function that adapts", loc="left", fontweight="bold")
+    from brim.plot._canvas import BLUE, ORANGE, budget_on, bytes_on, legend_below, tidy
+    from brim.plot._sizes import seconds_on, size_text
+
+    by_hand = [i for i, each in enumerate(tried) if each["call"] == "by hand" and each["peak"]]
+    by_brim = [i for i, each in enumerate(tried) if each["call"] != "by hand"]
+    failed = [i for i, each in enumerate(tried) if not each["peak"]]
+    for places, label, look in (
+        (by_hand, "by hand", {"color": "#C3CDD6"}),
+        (failed, "by hand: out of memory", {"color": "white", "hatch": "///", "edgecolor": ORANGE}),
+        (by_brim, "@brim.maximize, called twice", {"color": BLUE}),
+    ):
+        axes.bar(places, [tried[i]["peak"] or budget for i in places], 0.6, label=label, **look)
+    budget_on(axes, budget)
+    tidy(axes, "")
+    axes.set_xticks(range(len(tried)), [size_text(each["size"]) for each in tried])
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("peak memory")
+    axes.set_ylim(0, 1.15 * budget)
+    bytes_on(axes.yaxis, budget)
+    times = [(i, tried[i]["seconds"]) for i in (*by_hand, *by_brim)]
+    legend_below(axes, seconds_on(axes, times), columns=3)

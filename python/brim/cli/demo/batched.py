@@ -48,15 +48,34 @@ def run(device: torch.device, scale: int) -> Situation:
         shares = (f"{report.fill:.1%}", f"{report.padding:.1%}")
         rows.append([name, str(report.batches), *shares, f"{seconds:.2f} s"])
 
-    def paint(axes: Any) -> None:
-        report.plot(axes)
-        axes.set_title(f"4. Batches under a budget: {name}", loc="left", fontweight="bold")
-
     return Situation(
-        f"Batches under a budget of {_TOKENS} tokens, padding included, of {len(lengths)} samples "
-        "of 30 to 2000 tokens",
+        f"At most {_TOKENS} tokens in a batch, padding included; {len(lengths)} samples of 30 to "
+        "2000 tokens:",
         Table(["sampler", "batches", "fill", "padding", "time"], rows),
         "Samples of like lengths go together, so that little of a batch is padding.",
         figures,
-        paint,
+        "what they hold",
+        lambda axes: _paint(axes, figures),
     )
+
+
+def _paint(axes: Any, figures: dict[str, dict[str, float]]) -> None:
+    """Of the budget: samples, padding, and what stays empty."""
+    from brim.plot._canvas import BLUE, ORANGE, legend_below, tidy
+
+    names = [name.removesuffix("BatchSampler") for name in figures]
+    fills = [100 * each["fill"] for each in figures.values()]
+    padding = [fill * each["padding"] for fill, each in zip(fills, figures.values(), strict=True)]
+    samples = [fill - lost for fill, lost in zip(fills, padding, strict=True)]
+    axes.bar(names, samples, 0.6, color=BLUE, label="samples")
+    axes.bar(
+        names, padding, 0.6, samples, color="white", hatch="///", edgecolor=ORANGE, label="padding"
+    )
+    tidy(axes, "")
+    axes.set_ylim(0, 100)
+    axes.set_ylabel("share of the budget, over all batches")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
+    for place, value in enumerate(samples):
+        axes.text(place, value / 2, f"{value:.1f} %", color="white", ha="center", fontweight="bold")
+    axes.set_xlabel("…BatchSampler")
+    legend_below(axes)

@@ -38,13 +38,9 @@ def run(device: torch.device, scale: int) -> Situation:
         for name, (peak, seconds) in steps.items()
     ]
 
-    def paint(axes: Any) -> None:
-        audit.plot(axes)
-        axes.set_title("3. A model audited: kept for backward", loc="left", fontweight="bold")
-
     share = audit.brim / audit.torch_nn
     return Situation(
-        f"A model audited and converted: fine-tuning of the first layer with {len(batch)} images",
+        f"Fine-tuning of the first layer with {len(batch)} images:",
         Table(["layers", "kept for backward", "peak of a step", "time"], rows),
         f"brim keeps {share:.1%} of the bytes, and the gradients are "
         f"{f'within {difference:.0e}' if difference else 'the same to the last bit'}.",
@@ -53,7 +49,8 @@ def run(device: torch.device, scale: int) -> Situation:
             "peak": {name: peak for name, (peak, _) in steps.items()},
             "difference": difference,
         },
-        paint,
+        "kept for backward",
+        audit.plot,
     )
 
 

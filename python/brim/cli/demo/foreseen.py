@@ -40,15 +40,15 @@ def run(device: torch.device, scale: int) -> Situation:
     with_brim = brim.estimate(step, largest, device=device)
 
     def paint(axes: Any) -> None:
-        estimate.plot(axes, beside={"with brim": with_brim})
-        axes.set_title("2. A training step that is foreseen", loc="left", fontweight="bold")
+        estimate.plot(axes, beside={"after brim.convert": with_brim})
 
     return Situation(
-        f"A training step that is foreseen: brim.largest_size traced it in {seconds:.1f} s, ran "
-        f"nothing, and found {largest} samples for {brim.format_bytes(budget)}",
+        f"brim.largest_size traced it in {seconds:.1f} s, ran nothing, and found {largest} samples "
+        f"for {brim.format_bytes(budget)}:",
         Table(["batch size", "foreseen", "measured", "error"], [_row(**each) for each in compared]),
         "Whether a step fits is known before it runs, also for a GPU that is not there.",
         {"budget": budget, "largest": largest, "seconds": seconds, "compared": compared},
+        f"{largest} samples fit",
         paint,
     )
 

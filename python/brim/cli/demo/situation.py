@@ -18,6 +18,7 @@ class Situation:
         table: the figures.
         remark: what they mean, in a sentence.
         figures: the same as plain values.
+        caption: what the picture shows, in a few words.
         paint: draws them into an Axes.
     """
 
@@ -25,4 +26,5 @@ class Situation:
     table: Table
     remark: str
     figures: Any
+    caption: str
     paint: Callable[[Any], object]

@@ -1,0 +1,52 @@
+"""The random state of torch, NumPy and `random`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from typing_extensions import Self
+
+
+class RandomState:
+    """What all generators drew next when this was made: of the CPU, and of accelerators in use.
+
+    Example:
+        >>> with RandomState():
+        ...     first = torch.rand(1)
+        >>> torch.equal(torch.rand(1), first)
+        True
+    """
+
+    def __init__(self) -> None:
+        """Remember it."""
+        state = copy.deepcopy(torch.get_rng_state())  # which does not count as memory in use
+        self._put_back: list[Callable[[], object]] = [
+            functools.partial(torch.set_rng_state, state),
+            functools.partial(random.setstate, random.getstate()),
+        ]
+        accelerator: Any = torch.get_device_module()
+        if hasattr(accelerator, "get_rng_state_all") and accelerator.is_initialized():
+            states = accelerator.get_rng_state_all()
+            self._put_back.append(functools.partial(accelerator.set_rng_state_all, states))
+        numpy: Any = sys.modules.get("numpy.random")
+        if numpy is not None:
+            self._put_back.append(functools.partial(numpy.set_state, numpy.get_state()))
+
+    def put_back(self) -> None:
+        """Set all generators to it again."""
+        for put_back in self._put_back:
+            put_back()
+
+    def __enter__(self) -> Self:
+        """Numbers that are drawn inside the block are drawn again after it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Put it back."""
+        self.put_back()
