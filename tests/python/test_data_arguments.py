@@ -152,6 +152,12 @@ def test_wrong_argument_of_fit_is_an_error_before_anything_is_measured(
     assert calls == []
 
 
+@pytest.mark.parametrize("sizeof", [SIZES, SIZES.__getitem__, dict(enumerate(SIZES))])
+def test_wrong_batch_multiple_is_told_of_before_sizes_are_asked_for(sizeof: Any) -> None:
+    with pytest.raises(ValueError, match=r"batch_multiple must not exceed .*, 2, got 3"):
+        ordered(sizeof=sizeof, max_batch_size=2, batch_multiple=3)
+
+
 @pytest.mark.parametrize("make", [ordered, packed, bucket])
 def test_wrong_epoch(make: Make) -> None:
     sampler = make(shuffle=True, seed=0)

@@ -362,7 +362,7 @@ def test_probe_makes_a_bound_of_what_fails_anyway(held: int) -> None:
         ([1, 2], {"probes": 1}, ValueError, "probes must be 2 or more, got 1"),
         ([1, 2], {"probes": 2.5}, TypeError, "probes must be an int"),
         ([1, 2], {"budget": 0}, ValueError, "budget must be a positive"),
-        ([1, 2], {"budget": "lots"}, ValueError, "lots"),
+        ([1, 2], {"budget": "lots"}, ValueError, 'budget "lots" is not understood'),
         ([1, 2], {"device": "nowhere"}, ValueError, "device"),
     ],
 )

@@ -164,6 +164,8 @@ class SizeAwareBatchSampler(FittedBatchSampler):
         self._told = False  # of samples that are left out
         if self._columns is not None and not self._foreign:
             self._ready()
+        else:  # wrong options are errors at once, before there are sizes
+            self._batching_of([torch.empty(0, dtype=torch.int64)] * len(self._limits.costs), None)
 
     @classmethod
     def _of_sizes(
@@ -197,6 +199,11 @@ class SizeAwareBatchSampler(FittedBatchSampler):
                     f"sampler has {self._count} samples, and sizeof only {len(columns[0])} sizes"
                 )
             indices = torch.arange(self._count)
+        return self._batching_of(columns, indices)
+
+    def _batching_of(
+        self, columns: list[torch.Tensor], indices: torch.Tensor | None
+    ) -> _C.SampleBatching:
         sizes = (columns, self._limits.costs, self._limits.maxima)
         return _C.ordered_batching(
             *sizes, indices, self.shuffle, self._oversize, self.batch_multiple
