@@ -149,7 +149,10 @@ void register_allocator(py::module_& m) {
       .def("empty_cache", &Model::empty_cache)
       .def("reset_peak", &Model::reset_peak)
       .def("set_segment_addresses", &Model::set_segment_addresses, py::arg("addresses"))
-      .def("block_size", &Model::block_size, py::arg("allocation"))
+      .def(
+          "block_size",
+          [](const Model& model, std::int64_t allocation) { return model.block(allocation).size; },
+          py::arg("allocation"))
       .def_property_readonly("options", &Model::options)
       .def_property_readonly("now", [](const Model& self) { return self.now(); })
       .def_property_readonly("peak", [](const Model& self) { return self.peak(); })

@@ -239,6 +239,18 @@ bool ParameterSearch::remember(const Attempt& attempt) {
   return taken;
 }
 
+void ParameterSearch::remember(std::span<const Attempt> attempts) {
+  std::vector<std::vector<Attempt>> of_group(groups_.size());
+  for (const Attempt& attempt : attempts) {
+    place(attempt, [&](std::size_t g, const Attempt& scaled) { of_group[g].push_back(scaled); });
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    groups_[g].search.remember(of_group[g]);
+  }
+  current_ = attempts_ == 0 ? 0 : current_;
+  advance();
+}
+
 bool ParameterSearch::record_elsewhere(const Attempt& attempt) {
   ++attempts_;
   const bool taken = place(attempt, [&](std::size_t g, const Attempt& scaled) {

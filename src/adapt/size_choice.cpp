@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 
 #include "adapt/size_lattice.h"
 #include "predict/growth.h"
@@ -29,8 +30,6 @@ constexpr double kWorthMovingLate = 1.0 / 8;
 
 // A prediction may be off by a step of padded sizes, or by small tensors.
 constexpr double kHeldBack = 1.0 / 200;
-// So may one where the last call's gradients lie between the blocks: where exactly is not known.
-constexpr double kHeldBackWhereOthersLie = 1.0 / 50;
 // What CUDA's allocator takes from the device at once for tensors below 10 MiB: as much may be out
 // of reach at the end. Of little memory, no more than this share.
 constexpr double kSegment = 20.0 * (1 << 20);
@@ -208,37 +207,58 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   return size > 0 ? size : high;
 }
 
-/// Where blocks do not pack: the largest size whose requests the allocator can serve, as far as
-/// records of smaller ones show.
+/// Where blocks do not pack: the largest size whose requests the allocator can serve from now on,
+/// as far as records of other sizes show.
 std::optional<std::int64_t> SizeSearch::recorded_choice(const Growth& growth,
                                                         std::int64_t high) const {
   const double bytes = usable();
-  const auto records =
-      options_.packs || bytes < 0 ? std::nullopt : detail::RecordedGrowth::of(known_);
-  if (!records || growth.largest_fit() == nullptr) {
+  const auto last = std::find_if(known_.rbegin(), known_.rend(), std::mem_fn(&Attempt::fitted));
+  const bool possible = !options_.packs && options_.allocator && bytes >= 0;
+  if (!possible || last == known_.rend() || !last->record || growth.largest_fit() == nullptr) {
     return std::nullopt;
   }
+  return last->record->chosen(high, bytes, [&] { return replayed_choice(growth, bytes, high); });
+}
+
+std::optional<std::int64_t> SizeSearch::replayed_choice(const Growth& growth, double bytes,
+                                                        std::int64_t high) const {
+  auto now = options_.allocator();
+  if (!now) {
+    return std::nullopt;
+  }
+  auto records = *detail::RecordedGrowth::of(known_);
   const auto used = static_cast<double>(*growth.largest_fit()->need());
-  const double available =
-      records->knows_growth() ? bytes : bytes - options_.margin * std::max(bytes - used, 0.0);
-  const auto best = static_cast<double>(best_);
+  const bool guess = !records.knows_growth();
+  const double kept = guess ? options_.margin * std::max(bytes - used, 0.0) : 0.0;
+  const auto spared = static_cast<std::int64_t>(static_cast<double>(available_) - bytes + kept);
+  now->set_capacity(std::max<std::int64_t>(now->options().capacity - spared, 0));
+  if (!records.begin_from(*now)) {
+    return best_ > 0 ? std::optional(best_) : std::nullopt;
+  }
+  const double last = records.size();
+  const auto largest_up_to = [&](double most) {
+    const double low = std::max(last / 4, static_cast<double>(options_.lower) - 1);
+    return records.largest_between(low, std::min(most, static_cast<double>(high)));
+  };
   auto most = static_cast<double>(high);
-  if (!records->knows_growth()) {
-    most = std::min(most, growth.largest_within(available, true).size);
+  if (guess) {
+    most = std::min(most, growth.largest_within(bytes - kept, true).size);
+  } else if (failure_ != 0 && records.fits(static_cast<double>(failure_))) {
+    // The replay does not see why that failed.
+    most = std::min(most, kNearFailure * static_cast<double>(failure_));
   }
-  const double low = std::max(best, static_cast<double>(options_.lower));
-  double size = records->largest(low, most, available, options_.allocator);
-  if (!records->knows_growth() && best > 0 && size < kWorthLearning * best &&
-      growth.ceiling(bytes) > kWorthLearning * best) {
-    return clamp(kLearningShare * best, options_.lower, high);
+  double size = records.largest_above((1 + kWorthMoving) * last, most);
+  if (growth.fits() == 1 && size < kWorthLearning * last &&
+      growth.ceiling(bytes) > kWorthLearning * last) {
+    size = largest_up_to(kLearningShare * last);
   }
-  size *= 1 - (records->frees_older() ? kHeldBackWhereOthersLie : kHeldBack);
-  if (failure_ != 0 && records->knows_growth() &&
-      records->fits(static_cast<double>(failure_), available, options_.allocator)) {
-    size = std::min(size, kNearFailure * static_cast<double>(failure_));
+  if (size == 0 && last <= static_cast<double>(high) && records.fits(last)) {
+    size = last;
   }
-  const bool worth_it = size >= (1 + kWorthMoving) * best;
-  return best_ > 0 && !worth_it ? best_ : clamp(size, std::max(best_, options_.lower), high);
+  if (size == 0) {
+    size = largest_up_to(std::min(last, most));
+  }
+  return size == 0 ? std::nullopt : std::optional(clamp(size, options_.lower, high));
 }
 
 /// Never worse than halving. It tries the sizes that halving would, without those that cannot fit.

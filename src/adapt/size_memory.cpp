@@ -48,6 +48,7 @@ void add_attempt(std::vector<Attempt>& attempts, Attempt attempt) {
     attempt.rate = same == attempts.end() ? 0.0 : same->rate;
   }
   if (same != attempts.end()) {
+    attempt.calls = same->calls + 1;
     if (!attempt.record) {
       attempt.record = std::move(same->record);
     }

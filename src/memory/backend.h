@@ -2,6 +2,7 @@
 
 #include <brim/export.h>
 #include <brim/memory/allocation_event.h>
+#include <brim/memory/allocator_segment.h>
 #include <brim/memory/stats.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
@@ -55,6 +56,11 @@ class DeviceBackend {
   /// For AllocationLog. False where a log is open already, or where the device cannot tell.
   virtual bool start_log(c10::Device /*device*/) { return false; }
   virtual std::vector<AllocationEvent> end_log(c10::Device /*device*/) { return {}; }
+
+  /// What its caching allocator holds; empty where the device cannot tell.
+  virtual std::optional<std::vector<AllocatorSegment>> segments(c10::Device /*device*/) {
+    return std::nullopt;
+  }
 };
 
 /// @throws c10::ValueError where `device` has no memory that brim can see.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -25,6 +26,29 @@ double fraction_for(std::int64_t bytes, std::int64_t total) {
     fraction = std::nextafter(fraction, 2.0);
   }
   return std::min(fraction, 1.0);
+}
+
+/// What belongs to a pool of its own (CUDA graphs), or is still in use on another stream, cannot be
+/// had: it counts as allocated.
+template <class Info>
+AllocatorSegment segment_of(const Info& info) {
+  const bool is_shared = info.owner_private_pool_id == decltype(info.owner_private_pool_id){};
+  AllocatorSegment segment{
+      .address = static_cast<std::int64_t>(info.address),
+      .size = static_cast<std::int64_t>(info.total_size),
+      .stream = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(info.stream)),
+      .small = !info.is_large,
+      .blocks = {}};
+  std::int64_t address = segment.address;
+  for (const auto& block : info.blocks) {
+    const auto size = static_cast<std::int64_t>(block.size);
+    segment.blocks.push_back({.address = address,
+                              .size = size,
+                              .requested = static_cast<std::int64_t>(block.requested_size),
+                              .allocated = block.allocated || block.active || !is_shared});
+    address += size;
+  }
+  return segment;
 }
 
 class CudaBackend final : public AcceleratorBackend {
@@ -65,6 +89,16 @@ class CudaBackend final : public AcceleratorBackend {
 
   bool start_log(c10::Device device) override { return log_.start(device.index()); }
   std::vector<AllocationEvent> end_log(c10::Device /*device*/) override { return log_.end(); }
+
+  std::optional<std::vector<AllocatorSegment>> segments(c10::Device device) override {
+    std::vector<AllocatorSegment> result;
+    for (const auto& segment : caching::snapshot().segments) {
+      if (segment.device == device.index()) {
+        result.push_back(segment_of(segment));
+      }
+    }
+    return result;
+  }
 
  private:
   CudaLog log_;

@@ -1,13 +1,29 @@
 #include <brim/predict/allocation_record.h>
 
+#include <cmath>
 #include <unordered_map>
 
 namespace brim {
 
+std::optional<std::int64_t> AllocationRecord::chosen(
+    std::int64_t high, double available,
+    const std::function<std::optional<std::int64_t>()>& choose) const {
+  constexpr double kSameBytes = 1.0 / 1024;
+  const std::lock_guard lock(mutex_);
+  if (high != high_ || std::abs(available - available_) > kSameBytes * available) {
+    chosen_ = choose();
+    high_ = high;
+    available_ = available;
+  }
+  return chosen_;
+}
+
 std::shared_ptr<const AllocationRecord> record_of(std::span<const AllocationEvent> events,
-                                                  std::int64_t outside, bool fitted) {
+                                                  bool fitted) {
   auto record = std::make_shared<AllocationRecord>();
-  record->outside = outside;
+  const auto address = [](const AllocationEvent& event) {
+    return static_cast<std::int64_t>(event.address);
+  };
   std::int64_t refused = 0;
   // Two passes: what was held before comes first.
   std::unordered_map<std::uintptr_t, std::int32_t> held;
@@ -22,7 +38,7 @@ std::shared_ptr<const AllocationRecord> record_of(std::span<const AllocationEven
       held[event.address] = 0;
     } else if (held.erase(event.address) == 0) {
       older.back() = static_cast<std::int32_t>(record->requests.size());
-      record->requests.push_back({event.bytes, event.stream, true});
+      record->requests.push_back({event.bytes, event.stream, address(event), true});
     }
   }
   record->goes_on_refused = refused > (fitted ? 0 : 1);  // the last one ended it
@@ -43,7 +59,7 @@ std::shared_ptr<const AllocationRecord> record_of(std::span<const AllocationEven
     } else {
       const auto request = static_cast<std::int32_t>(record->requests.size());
       held[event.address] = request;
-      record->requests.push_back({event.bytes, event.stream, false});
+      record->requests.push_back({event.bytes, event.stream, address(event), false});
       record->events.push_back(request);
     }
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "check_argument.h"
 #include "predict/round_up.h"
 
 namespace brim {
@@ -15,6 +16,63 @@ constexpr std::int64_t kSmallPage = std::int64_t{2} << 20;
 constexpr std::int64_t kAddressSpace = std::int64_t{1} << 42;  // of an expandable segment
 
 }  // namespace
+
+AllocatorModel::AllocatorModel(const AllocatorOptions& options,
+                               std::span<const AllocatorSegment> segments)
+    : AllocatorModel(options) {
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const std::int64_t end = segments[i].address + segments[i].size;
+    const bool last = i + 1 == segments.size();
+    adopt(segments[i], last ? kAddressSpace : segments[i + 1].address - end);
+  }
+  for (Index block = 0; std::cmp_less(block, blocks_.size()); ++block) {
+    if (at(block).state != State::allocated) {
+      insert(block);
+    }
+  }
+  reset_peak();
+}
+
+/// @param space addresses that are free behind it.
+void AllocatorModel::adopt(const AllocatorSegment& segment, std::int64_t space) {
+  std::int64_t size = 0;
+  Index last = kNone;
+  const auto append = [&](const Block& block) {
+    const Index added = add_block(block);
+    if (last != kNone) {
+      link_after(last, added);
+    }
+    return last = added;
+  };
+  for (const AllocatorBlock& block : segment.blocks) {
+    const Index added = append({.address = block.address,
+                                .size = block.size,
+                                .requested = block.requested,
+                                .stream = segment.stream,
+                                .state = block.allocated ? State::allocated : State::free,
+                                .small = segment.small});
+    if (block.allocated) {
+      now_.requested += block.requested;
+      now_.allocated += block.size;
+      given_out_.push_back(added);
+    }
+    size += block.size;
+  }
+  detail::check_argument(size == segment.size, "the blocks of a segment must make up its ",
+                         segment.size, " bytes, got ", size);
+  detail::check_argument(space >= 0, "segments must be in the order of addresses, got ",
+                         segment.address, " before ", segment.address + segment.size + space);
+  const std::int64_t end = segment.address + segment.size;
+  if (options_.expandable_segments && space > 0) {
+    append({.address = end,
+            .size = space,
+            .stream = segment.stream,
+            .state = State::unmapped,
+            .small = segment.small});
+  }
+  now_.reserved += segment.size;
+  next_address_ = std::max(next_address_, end);
+}
 
 /// Maps pages so that free ones and new ones together hold the request.
 AllocatorModel::Index AllocatorModel::extend(const Request& request) {

@@ -156,9 +156,22 @@ void AllocatorModel::set_segment_addresses(std::vector<std::int64_t> addresses) 
   known_addresses_ = std::move(addresses);
 }
 
-std::int64_t AllocatorModel::block_size(std::int64_t allocation) const {
-  const Index block = checked(allocation);
-  return block == kNoBytes ? 0 : at(block).size;
+AllocatorBlock AllocatorModel::block(std::int64_t allocation) const {
+  const Index index = checked(allocation);
+  if (index == kNoBytes) {
+    return {};
+  }
+  return {at(index).address, at(index).size, at(index).requested, true};
+}
+
+std::unordered_map<std::int64_t, std::int64_t> AllocatorModel::held() const {
+  std::unordered_map<std::int64_t, std::int64_t> result;
+  for (std::size_t i = 0; i < given_out_.size(); ++i) {
+    if (const Index block = given_out_[i]; block >= 0) {
+      result[at(block).address] = static_cast<std::int64_t>(i);
+    }
+  }
+  return result;
 }
 
 AllocatorModel::Request AllocatorModel::rounded(std::int64_t bytes, std::int64_t stream) const {

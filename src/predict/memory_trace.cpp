@@ -120,7 +120,7 @@ class Replay {
       id = model_.allocate(allocation.bytes, allocation.stream);
     }
     detail::check_argument(id.has_value(), "the trace asks for more than 2^63 bytes");
-    ids_[which] = {*id, model_.block_size(*id)};
+    ids_[which] = {*id, model_.block(*id).size};
     held_by(which) += ids_[which].bytes;
     latest_ = event.allocation;
   }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <ranges>
+#include <unordered_map>
 #include <utility>
 
 #include "predict/request_growth.h"
@@ -12,12 +14,14 @@ namespace {
 
 // Calls in a row that have to fit: each finds the blocks that the one before left.
 constexpr int kMostCalls = 8;
-// How exactly the size is found, and how far below it others must fit too: fragments may let a size
-// fit between two that do not.
-constexpr double kExactly = 1.0 / 512;
-constexpr double kNeighbours[] = {1.0 / 256, 1.0 / 128, 1.0 / 64};
-// Available bytes that differ by less than this share are the same.
-constexpr double kSameBytes = 1.0 / 1024;
+// Sizes are tried upwards in large steps until two in a row do not fit, and then downwards in small
+// ones: fragments let sizes fit between others that do not.
+constexpr double kStepUp = 1.25;
+constexpr double kStepDown = 1.0 / 256;
+// What is used is so much smaller than what fits, and fits too: requests are rounded.
+constexpr double kSpare = 1.0 / 200;
+
+constexpr std::size_t kNoRequest = std::numeric_limits<std::size_t>::max();
 
 using Request = AllocationRecord::Request;
 
@@ -48,10 +52,11 @@ std::vector<std::int64_t> matched(const AllocationRecord& record, const Allocati
 
 }  // namespace
 
-RecordedGrowth::RecordedGrowth(const Attempt& newest, const Attempt* other, bool goes_on_refused)
+RecordedGrowth::RecordedGrowth(const Attempt& newest, bool goes_on_refused)
     : record_(newest.record.get()),
       size_(static_cast<double>(newest.size())),
-      optional_(record_->requests.size()) {
+      optional_(record_->requests.size()),
+      successor_(record_->older, kNoRequest) {
   // A workspace is freed by the next event.
   for (std::size_t i = 0; goes_on_refused && i + 1 < record_->events.size(); ++i) {
     const std::int32_t event = record_->events[i];
@@ -59,31 +64,47 @@ RecordedGrowth::RecordedGrowth(const Attempt& newest, const Attempt* other, bool
       optional_[static_cast<std::size_t>(event)] = true;
     }
   }
-  if (other != nullptr) {
-    other_bytes_ = matched(*record_, *other->record);
-    other_ = other_bytes_.empty() ? nullptr : other->record.get();
-    other_size_ = static_cast<double>(other->size());
+  // What it freed of the call before (its gradients), it left again: the next call will free that.
+  std::unordered_map<std::int64_t, std::vector<std::size_t>> left;  // by bytes, the last one first
+  for (std::size_t i = record_->requests.size(); i-- > record_->older;) {
+    if (!record_->requests[i].freed) {
+      left[record_->requests[i].bytes].push_back(i);
+    }
+  }
+  for (std::size_t i = 0; i < record_->older; ++i) {
+    if (auto& same = left[record_->requests[i].bytes]; !same.empty()) {
+      successor_[i] = same.back();
+      same.pop_back();
+    }
   }
 }
 
 std::optional<RecordedGrowth> RecordedGrowth::of(std::span<const Attempt> attempts) {
-  const Attempt* newest = nullptr;
-  const Attempt* other = nullptr;
   const bool goes_on_refused = std::ranges::any_of(attempts, [](const Attempt& attempt) {
     return attempt.record && attempt.record->goes_on_refused;
   });
-  for (const Attempt& attempt : std::views::reverse(attempts)) {
-    if (attempt.fitted() && attempt.record) {
-      if (newest == nullptr) {
-        newest = &attempt;
-      } else if (attempt.size() != newest->size()) {
-        other = &attempt;
-        break;
-      }
+  std::optional<RecordedGrowth> growth;
+  for (const Attempt& attempt :
+       std::views::reverse(attempts) | std::views::filter(&Attempt::fitted)) {
+    if (!growth && !attempt.record) {
+      return std::nullopt;
+    }
+    if (!growth) {
+      growth.emplace(RecordedGrowth(attempt, goes_on_refused));
+    } else if (attempt.record && growth->compare(attempt)) {
+      break;
     }
   }
-  return newest == nullptr ? std::nullopt
-                           : std::optional(RecordedGrowth(*newest, other, goes_on_refused));
+  return growth;
+}
+
+bool RecordedGrowth::compare(const Attempt& other) {
+  other_size_ = static_cast<double>(other.size());
+  if (other_size_ != size_) {
+    other_bytes_ = matched(*record_, *other.record);
+    other_ = other_bytes_.empty() ? nullptr : other.record.get();
+  }
+  return other_ != nullptr;
 }
 
 std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
@@ -102,27 +123,29 @@ std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
 /// The allocator that serves the calls.
 class RecordedGrowth::Device {
  public:
-  Device(const RecordedGrowth& growth, const AllocatorOptions& options)
-      : growth_(growth), model_(options), ids_(growth.record_->requests.size(), -1) {}
+  explicit Device(const RecordedGrowth& growth)
+      : growth_(growth), model_(growth.now_), held_(growth.left_) {}
 
-  /// A call at `size`. What the call before left is freed first, as by zero_grad().
+  /// A call at `size`.
   bool run(double size) {
-    release_all();
-    for (const std::int32_t event : growth_.record_->events) {
-      if (event < 0) {
-        const std::int32_t request = ~event;
-        release(static_cast<std::size_t>(request));
-      } else if (!allocate(static_cast<std::size_t>(event), size)) {
-        return false;
+    const AllocationRecord& record = *growth_.record_;
+    before_ = std::move(held_);
+    held_.assign(record.requests.size(), -1);
+    for (const std::int32_t event : record.events) {
+      const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
+      if (event >= 0) {
+        if (!allocate(request, size)) {
+          return false;
+        }
+      } else if (request >= record.older) {
+        release(held_[request]);
+      } else if (growth_.successor_[request] != kNoRequest) {
+        release(before_[growth_.successor_[request]]);
       }
     }
+    // What else the call before left is a result, which this one's replaces.
+    std::ranges::for_each(before_, [&](std::int64_t& allocation) { release(allocation); });
     return true;
-  }
-
-  void release_all() {
-    for (std::size_t i = 0; i < ids_.size(); ++i) {
-      release(i);
-    }
   }
 
   AllocatorModel& model() { return model_; }
@@ -131,41 +154,43 @@ class RecordedGrowth::Device {
   bool allocate(std::size_t request, double size) {
     const auto id =
         model_.allocate(growth_.bytes_at(request, size), growth_.record_->requests[request].stream);
-    ids_[request] = id.value_or(-1);
+    held_[request] = id.value_or(-1);
     return id.has_value() || growth_.optional_[request];
   }
 
-  void release(std::size_t request) {
-    if (ids_[request] >= 0) {
-      model_.free(std::exchange(ids_[request], -1));
+  void release(std::int64_t& allocation) {
+    if (allocation >= 0) {
+      model_.free(std::exchange(allocation, -1));
     }
   }
 
   const RecordedGrowth& growth_;
   AllocatorModel model_;
-  std::vector<std::int64_t> ids_;  // by request; -1: not held
+  std::vector<std::int64_t> held_;    // by request: what this call holds of it; -1: nothing
+  std::vector<std::int64_t> before_;  // the same of the call before
 };
 
-bool RecordedGrowth::fits(double size, double available, const AllocatorOptions& options) const {
-  // What the work frees of the call before (its gradients) lies in segments that are free then.
-  const auto reserved_after = [&](Device& device, double before) {
-    if (record_->older == 0) {
-      return std::int64_t{0};
+bool RecordedGrowth::begin_from(const AllocatorModel& now) {
+  now_ = now;
+  const auto held = now.held();
+  left_.assign(record_->requests.size(), -1);
+  for (std::size_t i = record_->older; i < left_.size(); ++i) {
+    const Request& request = record_->requests[i];
+    const auto found = request.freed ? held.end() : held.find(request.address);
+    if (found != held.end() && now.block(found->second).requested == request.bytes) {
+      left_[i] = found->second;
     }
-    device.run(before);
-    device.model().empty_cache();
-    return device.model().now().reserved;
-  };
-  Device device(*this, options);
-  Device then(*this, options);
-  const double before = other_ == nullptr ? size_ : other_size_;
-  const double capacity =
-      available + static_cast<double>(reserved_after(then, before) - record_->outside);
-  if (capacity < 0) {
-    return false;
   }
-  reserved_after(device, size_);
-  device.model().set_capacity(static_cast<std::int64_t>(capacity));
+  return std::ranges::all_of(successor_, [&](std::size_t request) {
+    return request == kNoRequest || left_[request] >= 0;
+  });
+}
+
+bool RecordedGrowth::fits(double size) const {
+  Device device(*this);
+  if (size != size_) {
+    device.model().empty_cache();
+  }
   for (int call = 0, same = 0; call < kMostCalls && same < 2; ++call) {
     const auto [reserved, retries] =
         std::pair(device.model().now().reserved, device.model().retries());
@@ -179,44 +204,23 @@ bool RecordedGrowth::fits(double size, double available, const AllocatorOptions&
   return true;
 }
 
-double RecordedGrowth::search(double low, double high, double available,
-                              const AllocatorOptions& options) const {
-  const auto good = [&](double size) { return fits(size, available, options); };
-  while (high > low) {
-    // The largest that fits, if all below it do.
-    double below = low;
-    double above = high;
-    if (good(high)) {
-      below = high;
-    }
-    while (below < high && above - below > kExactly * above) {
-      const double middle = (below + above) / 2;
-      (good(middle) ? below : above) = middle;
-    }
-    if (below <= low) {
-      return low;
-    }
-    const auto failing = std::ranges::find_if(kNeighbours, [&](double share) {
-      return (1 - share) * below > low && !good((1 - share) * below);
-    });
-    if (failing == std::ranges::end(kNeighbours)) {
-      return below;
-    }
-    high = (1 - *failing) * below;
+double RecordedGrowth::largest_above(double low, double high) const {
+  double size = low;
+  for (int missed = 0; size < high && missed < 2;) {
+    size = std::min(high, kStepUp * size);
+    missed = fits(size) ? 0 : missed + 1;
   }
-  return low;
+  return largest_between(low, std::min(size, high));
 }
 
-double RecordedGrowth::largest(double low, double high, double available,
-                               const AllocatorOptions& options) const {
-  const std::lock_guard lock(record_->mutex);
-  AllocationRecord::Answer& last = record_->last;
-  const bool same = last.other == other_ && last.low == low && last.high == high &&
-                    std::abs(available - last.available) <= kSameBytes * last.available;
-  if (!same) {
-    last = {other_, low, high, available, search(low, high, available, options)};
+double RecordedGrowth::largest_between(double low, double high) const {
+  for (double size = high; size > low; size *= 1 - kStepDown) {
+    const double smaller = (1 - kSpare) * size;
+    if (smaller > low && fits(size) && fits(smaller)) {
+      return smaller;
+    }
   }
-  return last.size;
+  return 0;
 }
 
 }  // namespace brim::detail

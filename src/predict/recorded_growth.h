@@ -5,6 +5,7 @@
 #include <brim/predict/allocator_model.h>
 #include <brim/predict/attempt.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -13,36 +14,43 @@
 namespace brim::detail {
 
 /// How work fills an allocator that hands out blocks, from records of its requests: which size fits
-/// is found by replaying them, each as large as it would be at that size. Pure logic.
+/// is found by replaying them, each as large as it would be at that size, from where the blocks of
+/// the device lie now. Pure logic.
 ///
 /// Bytes alone do not tell: blocks that do not fit into each other run out of memory at 70 to 99 %
-/// of it, and only the order of requests shows at which.
+/// of it, and only the order of requests shows at which. Nor does an empty device: what a call
+/// leaves (gradients) lies between the blocks of the next.
 class BRIM_API RecordedGrowth {
  public:
-  /// From the newest fit that has a record, and another one at a different size if its requests are
-  /// the same ones. Empty without a record.
+  /// From the last fit, and another one at a different size if its requests are the same ones.
+  /// Empty if the last fit has no record.
   static std::optional<RecordedGrowth> of(std::span<const Attempt> attempts);
 
   /// Whether two sizes were recorded. Else all requests are taken to grow in proportion.
   [[nodiscard]] bool knows_growth() const { return other_ != nullptr; }
-  /// Whether the work frees what the call before left.
-  [[nodiscard]] bool frees_older() const { return record_->older != 0; }
+  /// Of the last fit.
+  [[nodiscard]] double size() const { return size_; }
 
-  /// Whether calls at `size` fit, the first of which finds an empty cache.
-  /// @param available bytes that the work may use.
-  [[nodiscard]] bool fits(double size, double available, const AllocatorOptions& options) const;
+  /// Where the next call begins. False if the last fit's record is out of date: what it left, and
+  /// what the next call will free, has moved.
+  bool begin_from(const AllocatorModel& now);
 
-  /// The largest size from `low` to `high` below which those nearby fit too; `low` if none does.
-  [[nodiscard]] double largest(double low, double high, double available,
-                               const AllocatorOptions& options) const;
+  /// Whether the next calls fit at `size`. If it is another size than the last, they begin with an
+  /// empty cache.
+  [[nodiscard]] bool fits(double size) const;
+
+  /// The largest size above `low` and up to `high` that fits, where `low` is at least size(); 0 if
+  /// none is found.
+  [[nodiscard]] double largest_above(double low, double high) const;
+  /// A large size above `low` and up to `high` that fits; 0 if none is found.
+  [[nodiscard]] double largest_between(double low, double high) const;
 
  private:
   class Device;
 
-  RecordedGrowth(const Attempt& newest, const Attempt* other, bool goes_on_refused);
+  RecordedGrowth(const Attempt& newest, bool goes_on_refused);
+  bool compare(const Attempt& other);
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size) const;
-  [[nodiscard]] double search(double low, double high, double available,
-                              const AllocatorOptions& options) const;
 
   const AllocationRecord* record_;
   const AllocationRecord* other_ = nullptr;
@@ -50,6 +58,9 @@ class BRIM_API RecordedGrowth {
   double other_size_ = 0;
   std::vector<std::int64_t> other_bytes_;  // of the same requests
   std::vector<bool> optional_;             // requests that may be refused
+  std::vector<std::size_t> successor_;     // of older requests: those that took their place
+  AllocatorModel now_;
+  std::vector<std::int64_t> left_;  // by request: the allocation that the last call left; -1: none
 };
 
 }  // namespace brim::detail

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -30,8 +31,8 @@ struct ParameterSearchOptions {
   std::vector<std::vector<std::size_t>> groups{};
   double margin = SizeSearchOptions{}.margin;
   bool packs = SizeSearchOptions{}.packs;
-  AllocatorOptions allocator{};             ///< as in SizeSearchOptions
-  std::optional<std::int64_t> available{};  ///< as in SizeSearchOptions
+  std::function<std::optional<AllocatorModel>()> allocator{};  ///< as in SizeSearchOptions
+  std::optional<std::int64_t> available{};                     ///< as in SizeSearchOptions
   /// Whether values that failed at the floor of one group are tried again as the maximum of the
   /// next. They can only fail again: it reproduces the exact sequence of torch_max_mem.
   bool revisit_floor = false;
@@ -68,6 +69,7 @@ class BRIM_API ParameterSearch {
   /// @return whether it was taken in.
   /// @throws std::invalid_argument when the number of values is wrong or one is below 1.
   bool remember(const Attempt& attempt);
+  void remember(std::span<const Attempt> attempts);  ///< several, oldest first
 
   /// The values to try now, in the order of the parameters; valid until the next call of a
   /// non-const member. Once finished: the values to use, which are `best()`, or the floor of all

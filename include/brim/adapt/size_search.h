@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -14,7 +15,7 @@
 namespace brim {
 namespace detail {
 class Growth;
-}
+}  // namespace detail
 
 /// Where a predictive search begins when it remembers nothing.
 enum class Start : std::uint8_t {
@@ -34,8 +35,9 @@ struct SizeSearchOptions {
   /// the largest fit left free. Else at least as much stays free as CUDA's allocator takes at once,
   /// and more for work that left gaps (`Attempt::unused`).
   bool packs = true;
-  /// Where it does not pack: the device's allocator, but for its capacity.
-  AllocatorOptions allocator{};
+  /// Where it does not pack: the device's allocator as it is now. Called where records of requests
+  /// can be replayed on it; empty if the device does not tell.
+  std::function<std::optional<AllocatorModel>()> allocator{};
   /// Bytes an attempt may use now. Only remembered attempts need it: one that is recorded has its
   /// own.
   std::optional<std::int64_t> available{};
@@ -119,6 +121,8 @@ class BRIM_API SizeSearch {
   [[nodiscard]] bool failed_with_room() const;
   [[nodiscard]] std::optional<std::int64_t> recorded_choice(const detail::Growth& growth,
                                                             std::int64_t high) const;
+  [[nodiscard]] std::optional<std::int64_t> replayed_choice(const detail::Growth& growth,
+                                                            double bytes, std::int64_t high) const;
   [[nodiscard]] std::int64_t first_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;

@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,10 +16,12 @@ namespace brim {
 
 /// What a piece of work asked its allocator for and gave back, in order. Records at two sizes show
 /// how each request grows, and with it what the allocator will do at a third size.
-struct AllocationRecord {
+class BRIM_API AllocationRecord {
+ public:
   struct Request {
     std::int64_t bytes = 0;
     std::int64_t stream = 0;
+    std::int64_t address = 0;  ///< where the block lay
     bool freed = false;
   };
 
@@ -29,22 +33,25 @@ struct AllocationRecord {
   /// Whether it went on after a request had been refused: a library that can do with a smaller
   /// workspace, as cuDNN.
   bool goes_on_refused = false;
-  /// Bytes that were reserved before the work, with an empty cache, beyond Attempt::held.
-  std::int64_t outside = 0;
 
-  /// The last answer of RecordedGrowth::largest: most calls ask the same, and it takes
-  /// milliseconds.
-  struct Answer {
-    const AllocationRecord* other = nullptr;
-    double low = 0, high = 0, available = 0, size = 0;
-  };
-  mutable Answer last{};
-  mutable std::mutex mutex{};  ///< of `last`
+  /// The size that `choose` returns, or that it returned last if it was asked the same: most calls
+  /// ask the same, and it takes milliseconds. Threads may call it at once.
+  /// @param high the largest size that is allowed.
+  /// @param available bytes that the work may use.
+  std::optional<std::int64_t> chosen(
+      std::int64_t high, double available,
+      const std::function<std::optional<std::int64_t>()>& choose) const;
+
+ private:
+  mutable std::mutex mutex_{};
+  mutable std::int64_t high_ = 0;  // as it was asked last
+  mutable double available_ = -1;
+  mutable std::optional<std::int64_t> chosen_{};
 };
 
 /// @param events at most 2^30 of them.
 /// @param fitted whether the work ended well, and not with the last request that was refused.
 [[nodiscard]] BRIM_API std::shared_ptr<const AllocationRecord> record_of(
-    std::span<const AllocationEvent> events, std::int64_t outside, bool fitted = true);
+    std::span<const AllocationEvent> events, bool fitted = true);
 
 }  // namespace brim

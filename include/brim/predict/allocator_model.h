@@ -1,6 +1,7 @@
 #pragma once
 
 #include <brim/export.h>
+#include <brim/memory/allocator_segment.h>
 
 #include <compare>
 #include <cstddef>
@@ -8,6 +9,8 @@
 #include <limits>
 #include <optional>
 #include <set>
+#include <span>
+#include <unordered_map>
 #include <vector>
 
 namespace brim {
@@ -50,23 +53,6 @@ struct AllocatorUse {
   bool operator==(const AllocatorUse&) const = default;
 };
 
-/// Part of a segment.
-struct AllocatorBlock {
-  std::int64_t address = 0;
-  std::int64_t size = 0;
-  std::int64_t requested = 0;  ///< 0 if it is free
-  bool allocated = false;
-};
-
-/// Memory taken from the device in one piece; of an expandable segment, a range of mapped pages.
-struct AllocatorSegment {
-  std::int64_t address = 0;
-  std::int64_t size = 0;
-  std::int64_t stream = 0;
-  bool small = false;                  ///< for requests up to 1 MiB
-  std::vector<AllocatorBlock> blocks;  ///< in the order of addresses, without gaps
-};
-
 /// What a device's allocator does with a sequence of allocations and frees, without the device.
 ///
 ///     brim::AllocatorModel model({.expandable_segments = true});
@@ -89,6 +75,12 @@ class BRIM_API AllocatorModel {
   ///     large_segment_size, that no multiple of 2 MiB from 10 MiB on, or
   ///     roundup_power2_divisions neither 0 nor a power of two.
   explicit AllocatorModel(const AllocatorOptions& options = {});
+
+  /// Continues from what an allocator holds, as segments() returns it or torch's own snapshot. Of
+  /// AllocatorKind::caching only.
+  /// @throws std::invalid_argument also if segments are not in the order of addresses, or if the
+  ///     blocks of one do not make it up.
+  AllocatorModel(const AllocatorOptions& options, std::span<const AllocatorSegment> segments);
 
   /// The number of an allocation of `size` bytes, which is to be used on `stream`; they count up
   /// from 0. Empty if it does not fit the capacity, even with the cache released: then torch raises
@@ -115,8 +107,10 @@ class BRIM_API AllocatorModel {
   [[nodiscard]] const AllocatorUse& peak() const { return peak_; }
   /// COUNT of times that the cache was released to make room.
   [[nodiscard]] std::int64_t retries() const { return retries_; }
-  /// Size of the block that holds an allocation. @throws std::invalid_argument as free() does.
-  [[nodiscard]] std::int64_t block_size(std::int64_t allocation) const;
+  /// The block that holds an allocation. @throws std::invalid_argument as free() does.
+  [[nodiscard]] AllocatorBlock block(std::int64_t allocation) const;
+  /// The allocations that are held, by address; without those of 0 bytes.
+  [[nodiscard]] std::unordered_map<std::int64_t, std::int64_t> held() const;
   /// In the order of addresses; none of AllocatorKind::exact.
   [[nodiscard]] std::vector<AllocatorSegment> segments() const;
 
@@ -180,6 +174,7 @@ class BRIM_API AllocatorModel {
   void release(Index block);
   void unmap(Index block);
 
+  void adopt(const AllocatorSegment& segment, std::int64_t space);
   Index add_block(const Block& block);
   void remove_block(Index block);
   void link_after(Index block, Index added);

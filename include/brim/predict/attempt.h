@@ -11,7 +11,7 @@
 
 namespace brim {
 
-struct AllocationRecord;
+class AllocationRecord;
 
 /// What one attempt at a piece of work showed. The search for a size learns from it, a SizeMemory
 /// keeps it, and an observer is told of it. Bytes are those of `device`; missing or negative ones
@@ -25,9 +25,9 @@ struct Attempt {
   std::int64_t freed = 0;  ///< bytes in use before that it freed: gradients of the step before
   std::optional<std::int64_t> available{};  ///< bytes that it could use
   std::int64_t unused = 0;  ///< of a fit: bytes that the allocator kept beyond the peak, in gaps
-  /// Of a fit that began with an empty cache: its requests, where blocks do not pack. Not kept in
-  /// files.
+  /// Its requests, where blocks do not pack and the size has not settled. Not kept in files.
   std::shared_ptr<const AllocationRecord> record{};
+  std::int64_t calls = 1;  ///< COUNT of calls with these values and outcome, as remembered
   c10::Device device = c10::DeviceType::CPU;  ///< where the bytes were measured
   double seconds = 0.0;     ///< 0 where it was not timed, or ran in another process
   double rate = 0.0;        ///< of a fit: items (or calls) per second; 0 where not measured

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from brim._arguments import shown
@@ -57,7 +59,8 @@ class _Collected:
             self.gradients.append(thing)
         elif isinstance(thing, torch.nn.Module):
             self.gradients.extend(thing.parameters())
-            self.values.extend(thing.buffers())
+            self.values.extend(writable(each) for each in thing.buffers() if not is_lazy(each))
+            self.put_back.extend(map(_members_of, thing.modules()))
         elif isinstance(thing, Optimizer):
             self._add_optimizer(thing)
         else:
@@ -70,15 +73,15 @@ class _Collected:
             self.values.extend(group["params"])
             self.gradients.extend(group["params"])
         state = {owner: self._outline(own) for owner, own in optimizer.state.items()}
-        groups = [self._outline(group) for group in optimizer.param_groups]
+        groups = [(group, self._outline(group)) for group in optimizer.param_groups]
 
         def put_back() -> None:
             for owner in [owner for owner in optimizer.state if owner not in state]:
                 del optimizer.state[owner]
             for owner, before in state.items():
                 _refill(optimizer.state[owner], before)
-            del optimizer.param_groups[len(groups) :]
-            for group, before in zip(optimizer.param_groups, groups, strict=True):
+            optimizer.param_groups[:] = [group for group, _ in groups]
+            for group, before in groups:
                 _refill(group, before)
 
         self.put_back.append(put_back)
@@ -92,6 +95,33 @@ class _Collected:
         elif isinstance(value, list):
             return [self._outline(each) for each in value]
         return value
+
+
+def writable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or one element of each expanded dimension: a whole one cannot be written."""
+    if tensor.layout == torch.strided and not tensor.is_nested and 0 in tensor.stride():
+        for dim, stride in enumerate(tensor.stride()):
+            if stride == 0 and tensor.shape[dim] > 1:
+                tensor = tensor.data.narrow(dim, 0, 1)
+    return tensor
+
+
+def _members_of(module: torch.nn.Module) -> PutBack:
+    """Which are its parameters, buffers and parts: the work may assign others, or add some."""
+    kept: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module._modules)
+    before = [dict(each) for each in kept]
+    temporary = set(module._non_persistent_buffers_set)
+
+    def put_back() -> None:
+        for now, then in zip(kept, before, strict=True):
+            same = [*now] == [*then] and all(map(operator.is_, now.values(), then.values()))
+            # Who shards parameters exchanges them too, and knows which ones are there.
+            if not same and not any(hasattr(tensor, "to_local") for tensor in then.values()):
+                now.clear()
+                now.update(then)
+        module._non_persistent_buffers_set = set(temporary)
+
+    return put_back
 
 
 def _again(value: Any) -> Any:

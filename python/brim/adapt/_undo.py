@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -14,7 +13,7 @@ from typing_extensions import Self
 
 from brim._warn import warn
 from brim.adapt._random_state import RandomState
-from brim.adapt._restore import Restorable, collect, flat
+from brim.adapt._restore import Restorable, collect, flat, writable
 from brim.adapt._watched import Watched
 
 _logger = logging.getLogger("brim")
@@ -89,7 +88,6 @@ class Undo:
         ]
         parts = _once(part for module in modules for part in module.modules())
         self._put_back += others
-        self._put_back += [_tensors_of(part) for part in parts]
         copies: dict[int, Any] = {}  # so that tensors that share memory share the copy
         self._put_back += [_values_of(tensor, copies) for tensor in copied]
         self._put_back += [_gradient_of(tensor, copies) for tensor in _once(gradients)]
@@ -165,15 +163,8 @@ def _frozen(modules: Iterable[torch.nn.Module]) -> dict[str, torch.Tensor]:
 
 
 def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What can be written: of a DTensor this rank's part, of expanded dimensions one element."""
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    tensor = tensor.data
-    if tensor.layout == torch.strided and not tensor.is_nested:
-        for dim, stride in enumerate(tensor.stride()):
-            if stride == 0 and tensor.shape[dim] > 1:
-                tensor = tensor.narrow(dim, 0, 1)
-    return tensor
+    """What can be written; of a DTensor this rank's part."""
+    return writable((tensor.to_local() if hasattr(tensor, "to_local") else tensor).data)
 
 
 def _copy(tensor: torch.Tensor, copies: dict[int, Any]) -> torch.Tensor:
@@ -208,24 +199,6 @@ def _gradient_of(tensor: torch.Tensor, copies: dict[int, Any]) -> Callable[[], N
             if tensor.grad is None or tensor.grad.layout != torch.strided:
                 tensor.grad = torch.empty_like(tensor, dtype=before.dtype, requires_grad=False)
             _memory_of(tensor.grad).copy_(before)
-
-    return put_back
-
-
-def _tensors_of(module: torch.nn.Module) -> Callable[[], None]:
-    """Which tensors are its parameters and buffers: the work may assign others, or add some."""
-    kept: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-    before = [dict(each) for each in kept]
-    temporary = set(module._non_persistent_buffers_set)
-
-    def put_back() -> None:
-        for now, then in zip(kept, before, strict=True):
-            same = [*now] == [*then] and all(map(operator.is_, now.values(), then.values()))
-            # Who shards parameters exchanges them too, and knows which ones are there.
-            if not same and not any(hasattr(tensor, "to_local") for tensor in then.values()):
-                now.clear()
-                now.update(then)
-        module._non_persistent_buffers_set = set(temporary)
 
     return put_back
 

@@ -53,16 +53,15 @@ std::string detail::describe(const Attempt& attempt) {
 AttemptMonitor::AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint)
     : options_(options), checkpoint_(std::move(checkpoint)) {}
 
-void AttemptMonitor::begin(bool new_size) {
+void AttemptMonitor::begin(bool new_size, bool record) {
   const c10::Device device = checkpoint_.device();
   if (new_size && !device.is_cpu()) {
     release_cached(device);
     released_ = true;
   }
   log_.reset();
-  if (released_) {
+  if (released_ || record) {
     log_.emplace(device);
-    reserved_ = backend_for(device).headroom(device).reserved;
   }
   // Work on CPU tensors is not told apart from work on an accelerator until it has run, so both are
   // watched where both can be.
@@ -111,7 +110,7 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
   if (log_) {
     const auto events = log_->take();
     if (!events.empty() && device == checkpoint_.device()) {
-      attempt.record = record_of(events, reserved_ - held);
+      attempt.record = record_of(events);
     }
     log_.reset();
   }
@@ -140,7 +139,7 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
                   .device = device,
                   .repeats = needed_release_.has_value()};
   if (!events.empty()) {
-    auto record = record_of(events, 0, false);
+    auto record = record_of(events, false);
     attempt.record = record->goes_on_refused ? std::move(record) : nullptr;
   }
   const std::optional<std::int64_t> before = checkpoint_.held(device);

@@ -41,8 +41,9 @@ class AttemptMonitor {
   /// Starts to measure an attempt. One that was not begun (the first one, on the fast path) has no
   /// time, and its peak comes from what the error says.
   /// @param new_size whether an accelerator's cache is released first. It holds blocks cut for
-  ///     another size, between which the new ones may not fit.
-  void begin(bool new_size = false);
+  ///     another size, between which the new ones may not fit. Then the requests are recorded.
+  /// @param record whether they are in any case.
+  void begin(bool new_size = false, bool record = false);
 
   Attempt fitted(std::span<const std::int64_t> values);
 
@@ -75,8 +76,7 @@ class AttemptMonitor {
   const AdaptOptions& options_;
   Checkpoint checkpoint_;
   std::optional<PeakMeter> meter_;
-  std::optional<AllocationLog> log_;  // of an attempt that begins with an empty cache
-  std::int64_t reserved_ = 0;         // when it began
+  std::optional<AllocationLog> log_;
   std::chrono::steady_clock::time_point begun_;
   std::vector<Attempt> failures_;  // the newest few, for the summary
   std::string last_message_;

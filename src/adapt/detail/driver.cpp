@@ -45,7 +45,8 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
-      monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(search.next()));
+      monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(search.next()),
+                    still_moving(known.attempts));
       failure = attempt(search.next());
     }
     if (!failure) {
@@ -151,7 +152,8 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
-      monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(trying));
+      monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(trying),
+                    still_moving(known.attempts));
       repeats = true;
       const std::optional<Failure> failure = attempt(trying);
       if (!failure) {

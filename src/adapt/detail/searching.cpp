@@ -9,8 +9,13 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
+#include <optional>
 #include <stdexcept>
 #include <utility>
+#include <vector>
+
+#include "memory/backend.h"
 
 namespace brim::detail {
 namespace {
@@ -37,6 +42,19 @@ const AllocatorOptions& allocator_options() {
   return options;
 }
 
+/// The device's allocator as it is; empty where the device does not tell.
+std::optional<AllocatorModel> allocator_now(c10::Device device) {
+  DeviceBackend& backend = backend_for(device);
+  const auto segments = backend.segments(device);
+  if (!segments) {
+    return std::nullopt;
+  }
+  AllocatorOptions options = allocator_options();
+  const auto room = backend.headroom(device);
+  options.capacity = room.allocated + room.free;
+  return AllocatorModel(options, *segments);
+}
+
 /// The searches know no torch and throw std::invalid_argument: here it becomes a ValueError.
 template <class Search, class Options>
 Search checked(const Options& options) {
@@ -56,12 +74,13 @@ void check_options(const AdaptOptions& options) {
 
 ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& options,
                             const Recollection& known, c10::Device device) {
+  const c10::Device of_bytes = known.device.value_or(device);
   ParameterSearchOptions search{.strategy = options.strategy,
                                 .start = cannot_repeat(options) ? Start::probe : Start::at_upper,
                                 .groups = {call.groups.begin(), call.groups.end()},
                                 .margin = margin(options, known, device),
                                 .packs = known.packs(device),
-                                .allocator = allocator_options(),
+                                .allocator = [=] { return allocator_now(of_bytes); },
                                 .available = known.available,
                                 .revisit_floor = options.exact_halving};
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {
@@ -72,11 +91,11 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
                                  .lower = std::min(options.lower, std::max(maximum, kOne))});
   }
   auto result = checked<ParameterSearch>(search);
-  for (const Attempt& attempt : known.attempts) {
-    if (attempt.values.size() == search.parameters.size()) {
-      result.remember(attempt);
-    }
-  }
+  std::vector<Attempt> attempts;
+  std::ranges::copy_if(known.attempts, std::back_inserter(attempts), [&](const Attempt& attempt) {
+    return attempt.values.size() == search.parameters.size();
+  });
+  result.remember(attempts);
   if (options.objective == Objective::throughput && search.parameters.size() == 1) {
     Parameter& only = search.parameters.front();
     const std::int64_t largest = result.next().front();

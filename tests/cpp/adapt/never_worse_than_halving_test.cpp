@@ -43,10 +43,9 @@ struct Kind {
   double smallest = 300;  // largest size that fits, at least
 };
 
-// On CUDA. Work that frees blocks which others do not fill: how they lie changes from call to call.
-constexpr Allowed kGaps{0.03, 0.05};
-// What outlives a call lies between the blocks of the next: where exactly is not known.
-constexpr Allowed kKept{0.25, 0.5};
+// On CUDA. What outlives a call keeps segments of another size than the next call needs.
+constexpr Allowed kKept{0, 0.1};
+constexpr Allowed kMuchKept{0, 0.35};
 
 std::vector<Kind> kinds() {
   std::vector<Kind> all;
@@ -60,9 +59,7 @@ std::vector<Kind> kinds() {
   for (const int k : {2, 5, 20}) {
     add("random_" + std::to_string(k),
         [=](Random& random) { return held(k, [&](int) { return random.real(0.02, 1); }); });
-    add(
-        "freed_" + std::to_string(k + 1), [=](Random& random) { return freed(k + 1, random); }, {},
-        k < 5 ? Allowed{} : kGaps);
+    add("freed_" + std::to_string(k + 1), [=](Random& random) { return freed(k + 1, random); });
   }
   add("growing", [](Random&) { return held(8, [](int i) { return std::exp2(i); }); });
   add("shrinking", [](Random&) { return held(8, [](int i) { return std::exp2(-i); }); });
@@ -104,10 +101,10 @@ std::vector<Kind> kinds() {
     const auto with = [=](const Training& options) {
       return [=](Random& random) { return training(random_widths(layers, random), options); };
     };
-    add(name, with({}), {}, kGaps);
-    add(name + "_gradients", with({.gradients = 0.15, .temporaries = 0.15}), {0.02, 0.1}, kGaps);
+    add(name, with({}));
+    add(name + "_gradients", with({.gradients = 0.15, .temporaries = 0.15}), {0.02, 0.1});
     add(name + "_large_optimizer_step", with({.gradients = 0.45, .temporaries = 0.45}),
-        {0.25, 0.95}, {0.45, 0.2});
+        {0.25, 0.95}, {0.2, 0.1});
     // zero_grad() at the start: each call frees the gradients that the last one left.
     const Life kept = Life::replaced;
     for (const int percent : {2, 15}) {
@@ -116,7 +113,7 @@ std::vector<Kind> kinds() {
       add(start, with({.gradients = share, .gradients_live = kept}), {0.02, 0.1}, kKept);
       add(start + "_new_adam",
           with({.gradients = share, .state = 2 * share, .gradients_live = kept}), {0.02, 0.1},
-          kKept);
+          layers == 3 && percent == 15 ? kMuchKept : kKept);
     }
   }
   for (const int percent : {0, 2}) {
@@ -131,14 +128,13 @@ std::vector<Kind> kinds() {
               .state = 0.016,
               .workspace = workspace,
               .gradients_live = Life::replaced}),
-        {0, 0.05}, {0, 0.15});
+        {0, 0.05});
   }
-  add(
-      "floor",
+  add("floor",
       [](Random& random) {
         return Program{constant(random.real(0.2, 0.9)), frees(0), grows(1), grows(1)};
       },
-      {0.01, 0.05}, kGaps);
+      {0.01, 0.05}, {0.03, 0.05});
   // cuDNN takes other kernels where a workspace is refused.
   add("optional_workspaces",
       [](Random& random) {
@@ -150,7 +146,7 @@ std::vector<Kind> kinds() {
         }
         return program;
       },
-      {0.05, 1}, {0.02, 0.15});  // the CPU has no such libraries
+      {0.05, 1}, {0.02, 0.25});  // the CPU has no such libraries
   add("workspace", [](Random&) { return Program{grows(1), constant(0.3)}; });
   return all;
 }
@@ -164,6 +160,10 @@ struct Call {
 Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& memory) {
   if (!memory.empty()) {
     options.available = work.available(memory);
+    options.allocator = [&] {
+      const AllocatorModel& device = work.device();
+      return AllocatorModel(device.options(), device.segments());
+    };
   }
   std::vector<Attempt> known = memory;
   if (!options.packs) {
@@ -180,7 +180,7 @@ Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& memory) {
       work.empty_cache();
       released = true;
     }
-    const Attempt attempt = work.run(search.next(), released);
+    const Attempt attempt = work.run(search.next(), released || detail::still_moving(known));
     if (attempt.fitted()) {
       add_attempt(memory, attempt);
       if (needed_release) {

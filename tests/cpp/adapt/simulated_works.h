@@ -156,12 +156,13 @@ class Work {
   }
 
   /// What the driver would measure of an attempt.
-  /// @param cache_is_empty whether it records the requests, as the driver does then.
-  Attempt run(std::int64_t size, bool cache_is_empty = false) {
+  /// @param record whether to record the requests.
+  Attempt run(std::int64_t size, bool record = false) {
     std::vector<AllocationEvent> events;
-    const std::int64_t reserved = device_.now().reserved;
-    const auto address = [](std::int64_t allocation) {
-      return static_cast<std::uintptr_t>(allocation + 1);
+    const auto note = [&](std::int64_t allocation, bool freed) {
+      if (const AllocatorBlock block = device_.block(allocation); block.size > 0) {
+        events.push_back({static_cast<std::uintptr_t>(block.address), block.requested, 0, freed});
+      }
     };
     const bool exact = device_.options().kind == AllocatorKind::exact;
     const std::int64_t start = device_.now().allocated;
@@ -169,7 +170,7 @@ class Work {
     std::int64_t low = start;
     const auto release = [&](std::optional<std::int64_t>& allocation) {
       if (allocation) {
-        events.push_back({address(*allocation), device_.block_size(*allocation), 0, true});
+        note(*allocation, true);
         device_.free(*std::exchange(allocation, std::nullopt));
         low = std::min(low, device_.now().allocated);
       }
@@ -192,7 +193,7 @@ class Work {
         if (!kept_[i] && step.optional) {
           events.push_back({.bytes = bytes, .refused = true});
         } else if (kept_[i]) {
-          events.push_back({address(*kept_[i]), bytes, 0, false});
+          note(*kept_[i], false);
         } else {
           events.push_back({.bytes = bytes, .refused = true});
           attempt.outcome = OomKind::device_memory;
@@ -216,8 +217,8 @@ class Work {
     attempt.held = attempt.fitted() ? low : std::max(low, end - attempt.freed);
     attempt.available = device_.options().capacity - attempt.held;
     *attempt.peak -= low;
-    if (cache_is_empty && !exact) {
-      attempt.record = record_of(events, reserved - attempt.held, attempt.fitted());
+    if (record && !exact) {
+      attempt.record = record_of(events, attempt.fitted());
     }
     if (attempt.fitted() && !exact) {
       attempt.unused = std::max<std::int64_t>(device_.now().reserved - low - *attempt.peak, 0);
@@ -246,6 +247,7 @@ class Work {
   }
 
   void empty_cache() { device_.empty_cache(); }
+  [[nodiscard]] const AllocatorModel& device() const { return device_; }
   [[nodiscard]] std::int64_t capacity() const { return device_.options().capacity; }
 
  private:

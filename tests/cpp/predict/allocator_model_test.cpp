@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <random>
 #include <stdexcept>
 #include <utility>
@@ -23,7 +24,7 @@ constexpr std::int64_t kUnlimited = AllocatorOptions::kUnlimited;
 
 std::int64_t block_of(std::int64_t bytes, const AllocatorOptions& options = {}) {
   AllocatorModel model(options);
-  return model.block_size(*model.allocate(bytes));
+  return model.block(*model.allocate(bytes)).size;
 }
 
 std::int64_t reserved_for(std::int64_t bytes, const AllocatorOptions& options = {}) {
@@ -78,7 +79,7 @@ TEST(AllocatorModel, NothingTakesNothing) {
   AllocatorModel model;
   const auto none = model.allocate(0);
   ASSERT_TRUE(none.has_value());
-  EXPECT_EQ(model.block_size(*none), 0);
+  EXPECT_EQ(model.block(*none).size, 0);
   EXPECT_EQ(model.now(), AllocatorUse{});
   model.free(*none);
   EXPECT_THROW(model.free(*none), std::invalid_argument);
@@ -99,12 +100,12 @@ TEST(AllocatorModel, LargeBlocksAreSplitIfMoreThanOneMiBIsLeft) {
   AllocatorModel model;
   const auto first = model.allocate(9 * kMiB);
   const auto second = model.allocate(10 * kMiB);  // leaves 1 MiB: not split
-  EXPECT_EQ(model.block_size(*first), 9 * kMiB);
-  EXPECT_EQ(model.block_size(*second), 11 * kMiB);
+  EXPECT_EQ(model.block(*first).size, 9 * kMiB);
+  EXPECT_EQ(model.block(*second).size, 11 * kMiB);
   EXPECT_EQ(model.now(), (AllocatorUse{19 * kMiB, 20 * kMiB, 20 * kMiB, 0}));
   model.free(*second);
   const auto third = model.allocate(10 * kMiB - 512);  // leaves 1 MiB and 512
-  EXPECT_EQ(model.block_size(*third), 10 * kMiB - 512);
+  EXPECT_EQ(model.block(*third).size, 10 * kMiB - 512);
   EXPECT_EQ(model.now().inactive_split, kMiB + 512);
 }
 
@@ -206,7 +207,7 @@ TEST(AllocatorModel, BlocksAboveMaxSplitSizeStayWholeAndAreForLargeRequests) {
   model.allocate(80 * kMiB);  // 20 MiB less: too wasteful
   EXPECT_EQ(model.now().reserved, 210 * kMiB);
   const auto near = model.allocate(80 * kMiB + 512);
-  EXPECT_EQ(model.block_size(*near), 100 * kMiB);
+  EXPECT_EQ(model.block(*near).size, 100 * kMiB);
   EXPECT_EQ(model.now().reserved, 210 * kMiB);
 }
 
@@ -231,7 +232,7 @@ TEST(AllocatorModel, ExpandableSegmentsGrowByPages) {
   model.allocate(3 * kMiB);
   EXPECT_EQ(model.now().reserved, 22 * kMiB);
   const auto large = model.allocate(30 * kMiB);  // 17 MiB are free, 13 more
-  EXPECT_EQ(model.block_size(*large), 30 * kMiB);
+  EXPECT_EQ(model.block(*large).size, 30 * kMiB);
   EXPECT_EQ(model.now().reserved, 42 * kMiB);
   EXPECT_EQ(model.segments().size(), 2U);
   EXPECT_EQ(model.now().inactive_split, 0);
@@ -286,8 +287,20 @@ TEST(AllocatorModel, RefusesWrongArguments) {
   EXPECT_THROW(model.allocate(-1), std::invalid_argument);
   EXPECT_THROW(model.allocate((std::int64_t{1} << 50) + 1), std::invalid_argument);
   EXPECT_THROW(model.free(0), std::invalid_argument);
-  EXPECT_THROW(static_cast<void>(model.block_size(-1)), std::invalid_argument);
+  EXPECT_THROW(static_cast<void>(model.block(-1)), std::invalid_argument);
   EXPECT_THROW(model.set_capacity(-1), std::invalid_argument);
+}
+
+TEST(AllocatorModel, RefusesSegmentsThatCannotBe) {
+  AllocatorModel model;
+  model.allocate(3 * kMiB);
+  model.allocate(30 * kMiB);
+  auto segments = model.segments();
+  std::ranges::reverse(segments);
+  EXPECT_THROW(AllocatorModel({}, segments), std::invalid_argument);
+  std::ranges::reverse(segments);
+  segments.front().blocks.pop_back();
+  EXPECT_THROW(AllocatorModel({}, segments), std::invalid_argument);
 }
 
 TEST(AllocatorModel, WithoutALimitTheLargestRequestsAddUpToTheLimitOfNumbers) {
@@ -427,6 +440,41 @@ TEST_P(AllocatorModelSettings, ACopyGoesOnByItself) {
   EXPECT_EQ(copy.now(), AllocatorUse{});
   EXPECT_EQ(model.now(), before);
   check_blocks(model);
+}
+
+TEST_P(AllocatorModelSettings, OneThatBeginsWithTheSegmentsGoesOnAlike) {
+  RandomEvents events(11, 60 * kMiB, 200 * kMiB, 2);
+  AllocatorModel model(GetParam());
+  const auto run = [&](const auto& allocate, const auto& free_one) {
+    for (int i = 0; i < 300; ++i) {
+      if (!model.held().empty() && (model.now().requested > events.hold || events.unit() < 0.4)) {
+        const auto held = model.held();
+        auto which = held.begin();
+        std::advance(which, events.random() % held.size());
+        free_one(which->first, which->second);
+      } else {
+        allocate(events.size(), events.stream());
+      }
+    }
+  };
+  run([&](auto bytes, auto stream) { model.allocate(bytes, stream); },
+      [&](auto, auto allocation) { model.free(allocation); });
+  ASSERT_FALSE(model.held().empty());
+  AllocatorModel other(GetParam(), model.segments());
+  ASSERT_EQ(other.now(), model.now());
+  run(
+      [&](auto bytes, auto stream) {
+        ASSERT_EQ(other.allocate(bytes, stream).has_value(),
+                  model.allocate(bytes, stream).has_value());
+        ASSERT_EQ(other.now(), model.now());
+      },
+      [&](auto address, auto allocation) {
+        ASSERT_TRUE(other.held().contains(address));
+        model.free(allocation);
+        other.free(other.held().at(address));
+        ASSERT_EQ(other.now(), model.now());
+      });
+  check_blocks(other);
 }
 
 INSTANTIATE_TEST_SUITE_P(

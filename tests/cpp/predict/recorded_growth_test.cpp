@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "tensors.h"
@@ -14,7 +15,6 @@ namespace {
 using detail::RecordedGrowth;
 
 using tests::kMiB;
-constexpr AllocatorOptions kRecordedCuda{};
 
 AllocationEvent alloc_event(std::uintptr_t address, std::int64_t bytes) {
   return {.address = address, .bytes = bytes};
@@ -25,7 +25,7 @@ AllocationEvent free_event(std::uintptr_t address, std::int64_t bytes = 0) {
 AllocationEvent refused_event(std::int64_t bytes) { return {.bytes = bytes, .refused = true}; }
 
 Attempt recorded_fit(std::int64_t size, const std::vector<AllocationEvent>& events) {
-  return {.values = {size}, .record = record_of(events, 0)};
+  return {.values = {size}, .record = record_of(events)};
 }
 
 /// Three tensors, of which the second is freed before the third is made: 4, 3 and 5 MiB per item.
@@ -38,9 +38,8 @@ Attempt with_a_gap(std::int64_t size) {
 TEST(AllocationRecord, WhatWasHeldBeforeComesFirst) {
   const std::vector<AllocationEvent> events{alloc_event(1, 10), free_event(7, 20), free_event(1),
                                             alloc_event(7, 30)};
-  const auto record = record_of(events, 5);
+  const auto record = record_of(events);
   EXPECT_EQ(record->older, 1U);
-  EXPECT_EQ(record->outside, 5);
   ASSERT_EQ(record->requests.size(), 3U);
   EXPECT_EQ(record->requests[0].bytes, 20);
   EXPECT_TRUE(record->requests[1].freed);
@@ -51,25 +50,95 @@ TEST(AllocationRecord, WhatWasHeldBeforeComesFirst) {
 TEST(AllocationRecord, GoesOnRefusedUnlessThatEndedIt) {
   const std::vector<AllocationEvent> events{alloc_event(1, 10), refused_event(20),
                                             alloc_event(2, 5)};
-  EXPECT_TRUE(record_of(events, 0)->goes_on_refused);
-  EXPECT_FALSE(record_of(events, 0, false)->goes_on_refused);
-  EXPECT_EQ(record_of(events, 0)->requests.size(), 2U);
+  EXPECT_TRUE(record_of(events)->goes_on_refused);
+  EXPECT_FALSE(record_of(events, false)->goes_on_refused);
+  EXPECT_EQ(record_of(events)->requests.size(), 2U);
 }
 
 TEST(RecordedGrowth, IsEmptyWithoutARecord) {
   EXPECT_FALSE(RecordedGrowth::of(std::vector<Attempt>{{.values = {3}}}));
 }
 
+AllocatorModel recorded_device(std::int64_t mebibytes) {
+  return AllocatorModel({.capacity = mebibytes * kMiB});
+}
+
+bool fits_from(const std::vector<Attempt>& attempts, double size, const AllocatorModel& now) {
+  auto growth = RecordedGrowth::of(attempts);
+  return growth && growth->begin_from(now) && growth->fits(size);
+}
+
 TEST(RecordedGrowth, FitsWhereTheBlocksDo) {
   const std::vector<Attempt> attempts{with_a_gap(10), with_a_gap(20)};
-  const auto growth = RecordedGrowth::of(attempts);
+  auto growth = RecordedGrowth::of(attempts);
   ASSERT_TRUE(growth && growth->knows_growth());
+  EXPECT_EQ(growth->size(), 20);
   // 9 MiB per item at most are held. The block of 3 cannot be used for 5, but is given back.
-  EXPECT_TRUE(growth->fits(100, 900.0 * kMiB, kRecordedCuda));
-  EXPECT_FALSE(growth->fits(101, 900.0 * kMiB, kRecordedCuda));
-  const double largest = growth->largest(20, 1000, 900.0 * kMiB, kRecordedCuda);
+  EXPECT_TRUE(growth->begin_from(recorded_device(900)));
+  EXPECT_TRUE(growth->fits(100));
+  EXPECT_FALSE(growth->fits(101));
+  const double largest = growth->largest_above(20, 1000);
   EXPECT_GT(largest, 99);
   EXPECT_LE(largest, 100);
+  EXPECT_EQ(growth->largest_above(101, 1000), 0);
+  EXPECT_GT(growth->largest_between(1, 50), 49);
+}
+
+TEST(RecordedGrowth, BeginsWithWhatTheDeviceHolds) {
+  const std::vector<Attempt> attempts{with_a_gap(10), with_a_gap(20)};
+  AllocatorModel device = recorded_device(900);
+  const auto others = device.allocate(90 * kMiB);
+  EXPECT_FALSE(fits_from(attempts, 100, device));
+  EXPECT_TRUE(fits_from(attempts, 90, device));
+  device.free(*others);
+  EXPECT_TRUE(fits_from(attempts, 100, device)) << "its cache can be used, or released";
+}
+
+/// A tensor of 10 MiB per item and then a gradient of 20 MiB in its place, which the next call
+/// frees at its start.
+AllocationRecord::Request kept_gradient(AllocatorModel& device, std::int64_t size) {
+  const auto activation = device.allocate(10 * size * kMiB);
+  device.free(*activation);
+  const AllocatorBlock gradient = device.block(*device.allocate(20 * kMiB));
+  return {.bytes = gradient.requested, .address = gradient.address};
+}
+
+std::vector<Attempt> with_kept_gradients(std::int64_t address) {
+  const auto work = [](std::int64_t size, std::uintptr_t before, std::uintptr_t after) {
+    return recorded_fit(size, {free_event(before, 20 * kMiB), alloc_event(1, 10 * size * kMiB),
+                               free_event(1), alloc_event(after, 20 * kMiB)});
+  };
+  return {work(10, 100, 200), work(20, 200, static_cast<std::uintptr_t>(address))};
+}
+
+TEST(RecordedGrowth, AGradientKeepsTheSegmentThatItLiesIn) {
+  AllocatorModel device = recorded_device(500);
+  const auto gradient = kept_gradient(device, 20);
+  const auto attempts = with_kept_gradients(gradient.address);
+  // 200 MiB stay reserved while the call begins; freed, they make room for 10 MiB per item.
+  EXPECT_TRUE(fits_from(attempts, 50, device));
+  EXPECT_FALSE(fits_from(attempts, 51, device));
+  // Not if a small tensor lies there too.
+  ASSERT_TRUE(device.allocate(2 * kMiB));
+  EXPECT_TRUE(fits_from(attempts, 30, device));
+  EXPECT_FALSE(fits_from(attempts, 31, device));
+}
+
+TEST(RecordedGrowth, IsOutOfDateWhereTheGradientsHaveMoved) {
+  AllocatorModel device = recorded_device(500);
+  const auto gradient = kept_gradient(device, 20);
+  const auto attempts = with_kept_gradients(gradient.address + 512);
+  EXPECT_FALSE(RecordedGrowth::of(attempts)->begin_from(device));
+}
+
+TEST(AllocationRecord, ChoosesOnceForTheSameQuestion) {
+  const Attempt attempt = with_a_gap(10);
+  int asked = 0;
+  const auto choose = [&] { return std::optional<std::int64_t>(++asked); };
+  EXPECT_EQ(attempt.record->chosen(100, 1e9, choose), 1);
+  EXPECT_EQ(attempt.record->chosen(100, 1.0005e9, choose), 1);
+  EXPECT_EQ(attempt.record->chosen(100, 1.1e9, choose), 2);
+  EXPECT_EQ(attempt.record->chosen(90, 1.1e9, choose), 3);
 }
 
 TEST(RecordedGrowth, TellsAConstantPartFromASquare) {
@@ -78,9 +147,8 @@ TEST(RecordedGrowth, TellsAConstantPartFromASquare) {
                                free_event(2), free_event(1)});
   };
   const std::vector<Attempt> attempts{work(4), work(8)};
-  const auto growth = RecordedGrowth::of(attempts);
-  EXPECT_TRUE(growth->fits(20, 500.0 * kMiB, kRecordedCuda));
-  EXPECT_FALSE(growth->fits(21, 500.0 * kMiB, kRecordedCuda));
+  EXPECT_TRUE(fits_from(attempts, 20, recorded_device(500)));
+  EXPECT_FALSE(fits_from(attempts, 21, recorded_device(500)));
 }
 
 TEST(RecordedGrowth, MatchesWithoutWhatTheFirstCallMadeForGood) {
@@ -96,7 +164,7 @@ TEST(RecordedGrowth, MatchesWithoutWhatTheFirstCallMadeForGood) {
   const auto growth = RecordedGrowth::of(attempts);
   ASSERT_TRUE(growth);
   EXPECT_TRUE(growth->knows_growth());
-  EXPECT_TRUE(growth->fits(100, 100.0 * kMiB, kRecordedCuda));
+  EXPECT_TRUE(fits_from(attempts, 100, recorded_device(100)));
 }
 
 TEST(RecordedGrowth, OtherRequestsDoNotMatch) {
@@ -113,13 +181,13 @@ TEST(RecordedGrowth, AWorkspaceMayBeRefusedWhereOneWasBefore) {
         alloc_event(1, size * kMiB), alloc_event(2, 4 * size * kMiB), free_event(2), free_event(1)};
   };
   std::vector<Attempt> attempts{recorded_fit(10, work(10)), recorded_fit(20, work(20))};
-  EXPECT_FALSE(RecordedGrowth::of(attempts)->fits(100, 200.0 * kMiB, kRecordedCuda));
+  EXPECT_FALSE(fits_from(attempts, 100, recorded_device(200)));
   auto events = work(50);
   events.push_back(refused_event(200 * kMiB));
   events.push_back(refused_event(100 * kMiB));
   attempts.push_back(
-      {.values = {50}, .outcome = OomKind::device_memory, .record = record_of(events, 0, false)});
-  EXPECT_TRUE(RecordedGrowth::of(attempts)->fits(100, 200.0 * kMiB, kRecordedCuda));
+      {.values = {50}, .outcome = OomKind::device_memory, .record = record_of(events, false)});
+  EXPECT_TRUE(fits_from(attempts, 100, recorded_device(200)));
 }
 
 }  // namespace
