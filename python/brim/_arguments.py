@@ -51,9 +51,10 @@ def positive(name: str, value: object) -> int:
 
 def real(name: str, value: object) -> float:
     """A number, which may be NumPy's or a tensor of one element."""
-    if isinstance(value, (str, bytes, bool)) or not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number, got {shown(value)}")
-    return float(value)  # type: ignore[arg-type]
+    try:
+        return float(cast(Any, None if isinstance(value, (str, bytes, bool)) else value))
+    except (TypeError, ValueError, RuntimeError):  # torch raises any of them
+        raise TypeError(f"{name} must be a number, got {shown(value)}") from None
 
 
 def flag(name: str, value: object) -> bool:

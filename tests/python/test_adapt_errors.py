@@ -356,6 +356,8 @@ def function(x: object, size: int = 4, other: int = 4) -> None: ...
             "'n' is not an argument of .*empty: it has none by name. Wrap it in a function",
         ),
         (lambda: brim.batch(4, q=0), ValueError, "q must be"),
+        (lambda: brim.run_batch(4, function, ranks=[]), TypeError, "ranks must be"),
+        (lambda: brim.run_batch(4, function, persist=[]), TypeError, "persist must be"),
         (
             lambda: brim.run_chunked(torch.ones(2), 2, function, dim=0.5),
             TypeError,
