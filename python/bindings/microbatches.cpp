@@ -21,8 +21,10 @@ double count_argument(const py::object& value) {
   const double count = entering_python([&] { return PyFloat_AsDouble(value.ptr()); });
   if (count == -1.0 && PyErr_Occurred() != nullptr) {
     PyErr_Clear();
-    TORCH_CHECK_TYPE(false, "the count that loss_fn returns must be a number, got ",
-                     text_of(py::repr(value)));
+    const py::object shown = attribute(py::module_::import("brim._arguments"), "shown");
+    TORCH_CHECK_TYPE(
+        false, "loss_fn must return the loss, or (loss, count): a count must be a number, got ",
+        text_of(invoke(shown, value)));
   }
   return count;
 }
@@ -35,7 +37,7 @@ PartLoss part_loss(const py::object& result) {
   const bool pair = PyTuple_Check(result.ptr()) && PyTuple_GET_SIZE(result.ptr()) == 2;
   const at::Tensor* loss = pair ? tensor_in(PyTuple_GET_ITEM(result.ptr(), 0)) : nullptr;
   TORCH_CHECK_TYPE(loss != nullptr, "loss_fn must return a tensor or (tensor, count), got ",
-                   text_of(py::repr(py::type::of(result))));
+                   Py_TYPE(result.ptr())->tp_name);
   return {*loss, count_argument(result.cast<py::tuple>()[1])};
 }
 

@@ -8,7 +8,16 @@ from typing import Any, cast
 
 import torch
 
-__all__ = ["check_callable", "flag", "positive", "real", "runs_in_parts", "shown", "whole"]
+__all__ = [
+    "check_callable",
+    "flag",
+    "positive",
+    "real",
+    "refused",
+    "runs_in_parts",
+    "shown",
+    "whole",
+]
 
 
 def shown(value: object) -> str:
@@ -84,4 +93,27 @@ def runs_in_parts(function: object) -> str:
     ):
         if is_one(function):
             return kind
+    return ""
+
+
+def refused(function: Any, count: int, *, more: bool = False) -> str:
+    """The signature of a function that cannot be called with so many arguments; else empty.
+
+    Args:
+        function: anything callable. One of C may have no signature, and is not judged.
+        count: how many positional arguments.
+        more: whether others may follow.
+
+    Example:
+        >>> refused(lambda x, y: 0, 1), refused(lambda x, y: 0, 1, more=True)
+        ('(x, y)', '')
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        (signature.bind_partial if more else signature.bind)(*[None] * count)
+    except TypeError:
+        return str(signature)
     return ""

@@ -131,6 +131,12 @@ class RecordedGrowth::Device {
     const AllocationRecord& record = *growth_.record_;
     before_ = std::move(held_);
     held_.assign(record.requests.size(), -1);
+    // A result that was dropped before this call will be before the next ones.
+    for (std::size_t i = 0; i < before_.size(); ++i) {
+      if (growth_.left_[i] < 0) {
+        release(before_[i]);
+      }
+    }
     for (const std::int32_t event : record.events) {
       const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
       if (event >= 0) {
@@ -143,7 +149,7 @@ class RecordedGrowth::Device {
         release(before_[growth_.successor_[request]]);
       }
     }
-    // What else the call before left is a result, which this one's replaces.
+    // Other results are replaced by this call's.
     std::ranges::for_each(before_, [&](std::int64_t& allocation) { release(allocation); });
     return true;
   }

@@ -258,6 +258,8 @@ def test_a_budget_is_bytes_text_or_a_share_of_the_limit(sampler: Any) -> None:
     [
         ({"cost": "count"}, ValueError, 'cost must be "padded" or "sum" to be fitted, got \'count'),
         ({"dataset": []}, ValueError, "dataset is empty"),
+        ({"dataset": Work()}, TypeError, "dataset must have samples by index, got <"),
+        ({"work": lambda: None}, TypeError, r"as work\(batch\), but it takes \(\)"),
         ({"sizeof": LENGTHS[:-1]}, ValueError, "sizeof has 299 sizes, and dataset 300 samples"),
         ({"sizeof": [0.5] * 300}, ValueError, "sizes must be whole numbers to fit"),
         ({"sizeof": [-1] * 300}, ValueError, "sizes must not be negative, got -1 at index 0"),

@@ -446,6 +446,21 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], mess
         brim.estimate(fn, **arguments)
 
 
+def test_a_loss_without_backward_is_told_of() -> None:
+    model, x = mlp(), torch.ones(4, 256)
+    told = "the call returns a loss and runs no backward"
+
+    def trained() -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    assert told in brim.estimate(lambda: model(x).sum(), device="cpu").assumptions
+    assert told not in brim.estimate(trained, device="cpu").assumptions
+    with torch.no_grad():
+        assert told not in brim.estimate(lambda: model(x).sum(), device="cpu").assumptions
+
+
 def test_schedulers_and_gradient_scalers_take_part_and_stay_as_they_were() -> None:
     model = mlp()
     optimizer = adam(model.parameters())

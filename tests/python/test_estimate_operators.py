@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 import brim
 
@@ -107,3 +108,42 @@ def test_operators_that_are_not_known_are_named() -> None:
         for text in predicted.assumptions
     )
     assert "linalg_ldl_factor_ex" in repr(predicted)
+
+
+def patches() -> tuple[nn.Module, torch.Tensor]:
+    """The gradient of the convolution is that of its transposed output."""
+    into_tokens = nn.Sequential(nn.Conv2d(3, 64, 8, 8), nn.Flatten(2))
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.linear = into_tokens, nn.Linear(64, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.conv(x).transpose(1, 2))  # type: ignore[no-any-return]
+
+    return Patches(), torch.randn(4, 3, 32, 32)
+
+
+def kernel(sides: tuple[int, int]) -> tuple[nn.Module, torch.Tensor]:
+    return nn.Conv2d(16, 16, sides), torch.randn(8, 16, 32, 32)
+
+
+@measured_on_arm
+@pytest.mark.parametrize("sides", [None, (5, 5), (3, 5), (1, 7)])
+def test_convolutions_of_usual_widths_are_exact(sides: tuple[int, int] | None) -> None:
+    model, x = kernel(sides) if sides else patches()
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(x)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+
+    for work in (forward, step):
+        work()
+        predicted = brim.estimate(work, device="cpu")
+        with brim.PeakMeter("cpu") as meter:
+            work()
+        assert predicted.peak == pytest.approx(meter.peak, rel=0.01)

@@ -173,6 +173,7 @@ def test_wrong_batches(batch: Any, error: Any, match: str) -> None:
     [
         (3.0, TypeError, "must return a tensor or"),
         ((torch.ones((), requires_grad=True), "many"), TypeError, "must be a number, got 'many'"),
+        ((torch.ones((), requires_grad=True), torch.ones(3, 2)), TypeError, r"tensor of shape \[3"),
         ((torch.ones((), requires_grad=True), -1), ValueError, "0 or more, got -1"),
         ((torch.ones((), requires_grad=True), float("nan")), ValueError, "0 or more"),
         (torch.ones(2, requires_grad=True), ValueError, r"one element, .*got shape \[2\]"),
@@ -200,6 +201,9 @@ def test_a_wrong_loss_function_is_named_when_it_is_given() -> None:
     model = nn.Linear(4, 2)
     with pytest.raises(TypeError, match=r"loss_fn must be a function .* got a module Linear: pass"):
         brim.Microbatches(model)
+    assert brim.Microbatches(lambda part: model(part).sum(), model).size == 0
+    with torch.no_grad(), pytest.raises(ValueError, match=r"gradients are off, as by no_grad"):
+        brim.Microbatches(lambda part: model(part).sum(), model)(torch.ones(3, 4))
     with pytest.raises(TypeError, match=r"one argument.*<lambda> takes \(x, y\): .*`x, y = part`"):
         brim.Microbatches(lambda x, y: model(x).sum(), model=model)  # type: ignore[call-arg, arg-type]
 

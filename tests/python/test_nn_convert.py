@@ -290,6 +290,8 @@ def test_a_wrong_choice_is_an_error_and_changes_nothing(
 def test_only_modules(function: Callable[[Any], object]) -> None:
     with pytest.raises(TypeError, match=r"torch.nn.Module, got a tensor of shape \[2\]$"):
         brim.audit(torch.ones(2), nn.ReLU())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"pass its inputs, .* forward of ReLU takes \(input"):
+        brim.audit(nn.ReLU())
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got \[\]"):
         function([])
 

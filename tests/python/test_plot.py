@@ -81,8 +81,9 @@ def test_a_model_with_a_budget_shows_the_largest_size(model: brim.MemoryModel) -
     assert len(figure.axes) == 2, "memory on the left, time on the right"
     axes = figure.axes[0]
     largest = model.largest_size("1MiB")
-    assert f"largest size that fits: {largest}" in texts(axes)
+    assert f"largest size that surely fits: {largest}" in texts(axes)
     assert "budget 1.00 MiB" in texts(axes)
+    assert not any("margin" in text for text in texts(axes))  # the text has another figure for it
     star = next(line for line in axes.lines if line.get_marker() == "*")
     assert star.get_xydata().tolist() == [[largest, model.safe_peak(largest)]]
     measured = next(line for line in axes.lines if line.get_label() == "measured")
@@ -138,6 +139,7 @@ def test_an_estimate_reaches_its_peak_and_its_capacity(estimate: brim.Estimate) 
     line = next(line for line in axes.lines if line.get_label().startswith("again"))
     assert max(line.get_ydata()) == estimate.held_before + estimate.peak
     assert "capacity 200.00 KiB" in texts(axes)
+    assert axes.get_title("left")[1:] == str(estimate).splitlines()[0][1:]
     assert set(estimate.by_kind) <= set(texts(axes))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Never, Unpack
 
 from brim import _C
-from brim._arguments import check_callable, flag, positive, shown, whole
+from brim._arguments import check_callable, flag, positive, refused, shown, whole
 from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
 from brim.adapt._identity import structure
@@ -83,8 +82,8 @@ class Microbatches:
     def __init__(
         self,
         loss_fn: Callable[[Any], Loss],
-        *,
         model: torch.nn.Module | None = None,
+        *,
         reduction: Literal["mean", "sum"] = "mean",
         size: int | None = None,
         dim: int = 0,
@@ -429,17 +428,11 @@ def _check_loss_fn(loss_fn: Any, model: torch.nn.Module | None) -> None:
             f"{shown(loss_fn)}: pass brim.Microbatches(loss_fn, model=model), or model= too if the "
             "module itself returns the loss"
         )
-    try:
-        signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):  # no function, or one of C without a signature
-        return
-    try:
-        signature.bind(None)
-    except TypeError:
+    if signature := refused(loss_fn, 1):
         raise TypeError(
             f"loss_fn is called with one argument, a part of the batch, but {name_of(loss_fn)} "
             f"takes {signature}: of a batch (x, y) the part is a tuple too, as in `x, y = part`"
-        ) from None
+        )
 
 
 def _splitting(split: Any, length: Any, dim: int) -> tuple[_parts.Split, _parts.Length]:

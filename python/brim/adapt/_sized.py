@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-from brim._arguments import flag, positive, whole
+from brim._arguments import flag, positive, refused, whole
 from brim._progress import asked_for
-from brim.adapt._options import Options, has_receiver, inside, make, name_of
+from brim.adapt._options import Options, inside, make, name_of
 
 
 def sized(
@@ -24,7 +23,8 @@ def sized(
     if callable(initial):
         raise TypeError(
             f"initial must be an int, got the function {name_of(initial)}: write "
-            f"@brim.{kind}(1024), with the largest size to try"
+            f"@brim.{kind}(1024), with the largest size to try; brim.run_{kind} takes the function "
+            "after it"
         )
     specific |= {"initial": positive("initial", initial), "quanta": [positive("q", q)]}
     if "dim" in specific:
@@ -49,16 +49,9 @@ _CALLED_WITH = {
 
 def _check_arity(kind: str, function: Any) -> None:
     inner, binding = inside(function)
-    try:
-        signature = inspect.signature(inner)
-    except (TypeError, ValueError):  # a function of C without a signature
-        return
     passed = _CALLED_WITH[kind]
-    receiver = binding == "owner" or (binding == "instance" and has_receiver(signature))
-    try:
-        signature.bind_partial(*[None] * receiver, *passed)
-    except TypeError:
+    if signature := refused(inner, len(passed) + (binding == "owner"), more=True):
         raise TypeError(
-            f"brim.{kind} calls the function with ({', '.join(passed)}) and then what it is called "
-            f"with, but {name_of(inner)} takes {signature}"
-        ) from None
+            f"brim.{kind} calls the function as f({', '.join(passed)}, …), but {name_of(inner)} "
+            f"takes {signature}"
+        )

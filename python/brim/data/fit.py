@@ -13,7 +13,7 @@ import torch
 from typing_extensions import Self
 
 from brim import _C
-from brim._arguments import shown
+from brim._arguments import refused, shown
 from brim._progress import progress as bar
 from brim._warn import warn
 from brim.adapt._undo import Restore, Undo
@@ -182,6 +182,10 @@ class FittedBatchSampler(BatchSamplerBase):
         """
         if cost not in ("padded", "sum"):
             raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {shown(cost)}')
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise TypeError(f"dataset must have samples by index, got {shown(dataset)}")
+        if signature := refused(work, 1):
+            raise TypeError(f"work must take a batch, as work(batch), but it takes {signature}")
         if len(dataset) == 0:
             raise ValueError("dataset is empty: there is nothing to measure")
         given_sizes = _all_sizes(dataset, sizeof)

@@ -18,7 +18,9 @@ import torch
 from brim.foresee._temporaries import bytes_of
 
 _Backend: Any = torch._C._ConvBackend  # type: ignore[attr-defined]
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions
 _ARM_PANELS = 2_200_000  # of unfolded samples that are multiplied at once
+_ARM_CHANNELS = 16  # of the output at a time, in float32
 _ARM_LEAST_POSITIONS = 256  # for each thread, if all threads work on one sample
 _X86_BLOCKS = 6 << 10  # for each thread
 _X86_HALVES = 60 << 10  # the same of bfloat16
@@ -44,6 +46,12 @@ class _Call(NamedTuple):
     def backend(self, bias: Any) -> Any:
         """The kernel that torch chooses."""
         return torch._C._select_conv_backend(self.x, self.weight, bias, *self[3:], None)
+
+    def reads(self, gradient: torch.Tensor) -> bool:
+        """Whether it lies in memory as the kernel wants it; else it is copied."""
+        last = is_channels_last(self.x) or is_channels_last(self.weight)
+        layout = _CHANNELS_LAST[gradient.dim()] if last else torch.contiguous_format
+        return gradient.is_contiguous(memory_format=layout)
 
     def taps(self) -> int:
         """Elements of the kernel."""
@@ -91,9 +99,8 @@ class Convolutions:
         backend = call.backend(None)
         if not self._is_onednn(backend, call):
             return _own_backward(call, backend) if backend in _OWN else 0
-        copied = bytes_of(args[0]) if 0 in args[0].stride() else 0  # an expanded gradient
         size = _arm_backward(call, args[10][0]) if self._arm else _x86_backward(call)
-        return copied + size
+        return size + (0 if call.reads(args[0]) else bytes_of(args[0]))
 
     def _is_onednn(self, backend: Any, call: _Call) -> bool:
         slow = (_Backend.SlowTranspose2d, _Backend.SlowTranspose3d)  # oneDNN's has no name
@@ -174,9 +181,11 @@ def _arm_unfolded(call: _Call) -> int:
     dilated = any(step != 1 for step in call.dilation)
     strided = any(step != 1 for step in call.stride)
     sides = call.weight.shape[2:]
-    # Along one dimension oneDNN unfolds nothing, unless there are gaps: then all at once.
-    line = call.x.dim() == 3
-    if strided or (not dilated and (line or max(sides) <= (5 if min(sides) == 1 else 3))):
+    # Along one dimension oneDNN unfolds nothing, unless there are gaps: then all at once. Nor does
+    # it if the output's channels fill its kernels; else a cost model of its own decides.
+    line, fills = call.x.dim() == 3, call.weight.size(0) % _ARM_CHANNELS == 0
+    small = max(sides) <= (5 if min(sides) == 1 else 3)
+    if strided or (not dilated and (line or fills or small)):
         return 0
     if line:
         return samples * call.unfolded() + bytes_of(call.out)
@@ -262,5 +271,5 @@ def _blocked(x: torch.Tensor) -> int:
 
 def is_channels_last(x: torch.Tensor) -> bool:
     """Whether the channels are the innermost dimension in memory."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    last = _CHANNELS_LAST.get(x.dim())
     return last is not None and not x.is_contiguous() and x.is_contiguous(memory_format=last)

@@ -133,6 +133,9 @@ def _estimate(
         with mode, _followed(tracer, target, moves), tracer:
             for _ in range(calls):
                 result = fn(*args, **kwargs)
+                is_loss = isinstance(result, torch.Tensor) and result.numel() == 1
+                if is_loss and result.requires_grad and not tracer.ran_backward:
+                    tracer.assumptions["the call returns a loss and runs no backward"] = None
                 del result
         tracer.name_gradients()
     except EstimateError:

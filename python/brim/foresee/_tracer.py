@@ -114,6 +114,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.in_place = InPlace()
         self.unknown: Counter[Any] = Counter()  # operators whose temporaries are not known
         self._backward = -1
+        self.ran_backward = False
 
     # ---- what exists before the call ----------------------------------------------------------
 
@@ -345,6 +346,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _enter_backward(self, task: int) -> None:
         self._backward = task
         if task != -1:
+            self.ran_backward = True
             for _, allocation in self._live.values():
                 if allocation.kind is Kind.temporary:
                     allocation.kind = Kind.activation

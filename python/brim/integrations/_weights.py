@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -171,11 +171,15 @@ def labels_kept(first: int, step: Microbatches) -> Count:
         places.update(place for place, leaf in whole.items() if bool((leaf == -100).any()))
         if not places:
             return step._length(batch)
-        kept = [whole[place] for place in places if place in whole]
-        kept = [leaf[..., first:] if leaf.ndim > 1 else leaf for leaf in kept]
-        return float(sum(int((leaf != -100).sum()) for leaf in kept))
+        return labels_that_count([whole[place] for place in places if place in whole], first)
 
     return count
+
+
+def labels_that_count(labels: Iterable[torch.Tensor], first: int) -> float:
+    """How many labels are not -100, without the `first` ones of each sample."""
+    kept = (each[..., first:] if each.ndim > 1 else each for each in labels)
+    return float(sum(int((each != -100).sum()) for each in kept))
 
 
 def _share(rule: Count | None, part: Any, whole: Any) -> float:

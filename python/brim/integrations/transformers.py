@@ -14,7 +14,7 @@ import torch
 
 import brim
 from brim.integrations import _options
-from brim.integrations._weights import Count, Weights, nothing
+from brim.integrations._weights import Count, Weights, labels_that_count, nothing
 from brim.nn.convert import Choices, ConversionReport
 
 try:
@@ -210,8 +210,7 @@ class _Step:
         """How many labels count: models of causal language have none for the first token."""
         first = int(getattr(self._trainer, "_loss_shifts_labels", False))
         found = [inputs[name] for name in self._trainer.label_names if name in inputs]
-        kept = [labels[..., first:] if labels.ndim > 1 else labels for labels in found]
-        return float(sum(int((labels != -100).sum()) for labels in kept))
+        return labels_that_count(found, first)
 
     def _value(self, inputs: Any) -> torch.Tensor:
         """The loss of some samples."""

@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from brim import _C
-from brim._arguments import whole
+from brim._arguments import refused, whole
 from brim._progress import progress as bar
 from brim._table import Part, Table, text_of
 from brim.memory import parse_bytes
@@ -221,6 +221,11 @@ def audit(model: torch.nn.Module, /, *inputs: Any, progress: bool = True, **kwar
         hint: brim.convert(model) keeps 2.00 KiB instead of 64.00 KiB; most is saved at 1 (ReLU): 2.00 KiB instead of 64.00 KiB
     """  # noqa: E501
     check_module(model)
+    if not inputs and not kwargs and (signature := refused(model.forward, 0)):
+        raise TypeError(
+            f"audit runs the model, so pass its inputs, as brim.audit(model, x): the forward of "
+            f"{type(model).__name__} takes {signature}"
+        )
     with bar("audit", "run", total=3, enabled=progress) as step:
         return _audit(model, inputs, kwargs, step)
 

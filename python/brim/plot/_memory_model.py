@@ -87,7 +87,7 @@ def _paint(
             color=ORANGE,
             markersize=16,
             markeredgecolor="black",
-            label=f"largest size that fits: {chosen}",
+            label=f"largest size that surely fits: {chosen}",
         )
     tidy(axes, "Memory against size")
     sizes_on(axes, [*sizes, furthest], "size", peaks)

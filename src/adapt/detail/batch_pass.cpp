@@ -81,7 +81,8 @@ class WeightedLoss {
         "the loss of a part must have one element, such as a mean over its items, got ",
         part.value.defined() ? c10::str("shape ", part.value.sizes()) : "none");
     TORCH_CHECK_VALUE(part.value.requires_grad(),
-                      "the loss of a part does not depend on anything that needs a gradient");
+                      "the loss of a part does not depend on anything that needs a gradient",
+                      at::GradMode::is_enabled() ? "" : ": gradients are off, as by no_grad");
     TORCH_CHECK_VALUE(!counts_ || *counts_ == part.count.has_value(),
                       "the loss function returned a count for some parts only");
     counts_ = part.count.has_value();

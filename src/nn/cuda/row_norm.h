@@ -7,7 +7,8 @@
 #include "nn/cuda/bits.h"
 
 // Normalisation of rows in float32, on plain pointers: functional::float32_rms_norm, and layer norm
-// and group norm as autocast wants them. See nn/cuda/bits.h for what holds for all kernels. Not for float64.
+// and group norm as autocast wants them. See nn/cuda/bits.h for what holds for all kernels. Not for
+// float64.
 
 namespace brim::nn::cuda {
 

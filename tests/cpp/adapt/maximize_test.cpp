@@ -144,7 +144,7 @@ TEST(Maximize, GivesUpWithAllParametersAtTheirFloor) {
   });
   EXPECT_EQ(tried.back(), (Values{2, 2}));
   EXPECT_CONTAINS(message, "batch, heads = 2, 2, the smallest that is allowed");
-  EXPECT_CONTAINS(message, "batch, heads = 8, 4: host memory");
+  EXPECT_CONTAINS(message, "batch, heads = 8, 4: out of host memory");
 }
 
 TEST(Maximize, ResultDoesNotDependOnHowManyTriesItTook) {

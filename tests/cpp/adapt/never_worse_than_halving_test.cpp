@@ -61,6 +61,16 @@ std::vector<Kind> kinds() {
         [=](Random& random) { return held(k, [&](int) { return random.real(0.02, 1); }); });
     add("freed_" + std::to_string(k + 1), [=](Random& random) { return freed(k + 1, random); });
   }
+  for (const int k : {2, 5}) {
+    // Results, which the caller drops: softmax, sort, attention.
+    add("results_of_" + std::to_string(k), [=](Random& random) {
+      Program program = held(k, [&](int) { return random.real(0.2, 1); });
+      for (int i = 0; i < k; ++i) {
+        program.push_back({.linear = random.real(0.2, 2), .life = Life::result});
+      }
+      return program;
+    });
+  }
   add("growing", [](Random&) { return held(8, [](int i) { return std::exp2(i); }); });
   add("shrinking", [](Random&) { return held(8, [](int i) { return std::exp2(-i); }); });
   for (const int percent : {10, 25, 50, 75, 90, 95}) {

@@ -24,6 +24,7 @@ namespace brim::simulation {
 /// How long what a step allocates lives.
 enum class Life : std::uint8_t {
   call,      ///< until the end of the call, unless another step frees it
+  result,    ///< until the call has returned
   replaced,  ///< until the next call begins: gradients, with zero_grad() at the start
   once,      ///< for good, and made only where it is not there yet: an optimizer's state
 };
@@ -175,11 +176,14 @@ class Work {
         low = std::min(low, device_.now().allocated);
       }
     };
-    for (std::size_t i = 0; i < program_.size(); ++i) {
-      if (program_[i].life == Life::replaced) {
-        release(kept_[i]);
+    const auto release_all = [&](Life life) {
+      for (std::size_t i = 0; i < program_.size(); ++i) {
+        if (program_[i].life == life) {
+          release(kept_[i]);
+        }
       }
-    }
+    };
+    release_all(Life::replaced);
     Attempt attempt{.values = {size}};
     for (std::size_t i = 0; i < program_.size() && attempt.fitted(); ++i) {
       const Step& step = program_[i];
@@ -205,10 +209,9 @@ class Work {
     if (attempt.fitted()) {
       attempt.peak = device_.peak().allocated;
     }
-    for (std::size_t i = 0; i < program_.size(); ++i) {
-      if (program_[i].life == Life::call) {
-        release(kept_[i]);
-      }
+    release_all(Life::call);
+    if (!attempt.fitted()) {
+      release_all(Life::result);
     }
     // CUDA's allocator keeps no least: only what is missing at the end is known.
     const std::int64_t end = device_.now().allocated;
@@ -223,6 +226,7 @@ class Work {
     if (attempt.fitted() && !exact) {
       attempt.unused = std::max<std::int64_t>(device_.now().reserved - low - *attempt.peak, 0);
     }
+    release_all(Life::result);
     return attempt;
   }
 

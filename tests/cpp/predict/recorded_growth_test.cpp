@@ -124,6 +124,22 @@ TEST(RecordedGrowth, AGradientKeepsTheSegmentThatItLiesIn) {
   EXPECT_FALSE(fits_from(attempts, 31, device));
 }
 
+TEST(RecordedGrowth, AResultIsHeldTwiceOnlyIfTheCallerKeepsItMeanwhile) {
+  AllocatorModel device = recorded_device(200);
+  const auto result = device.allocate(20 * kMiB);
+  const auto address = static_cast<std::uintptr_t>(device.block(*result).address);
+  const auto work = [&](std::int64_t size) {
+    return recorded_fit(size, {alloc_event(1 << 10, size * kMiB), alloc_event(address, size * kMiB),
+                               free_event(1 << 10)});
+  };
+  const std::vector<Attempt> attempts{work(10), work(20)};
+  EXPECT_TRUE(fits_from(attempts, 66, device));
+  EXPECT_FALSE(fits_from(attempts, 67, device));
+  device.free(*result);
+  EXPECT_TRUE(fits_from(attempts, 100, device));
+  EXPECT_FALSE(fits_from(attempts, 101, device));
+}
+
 TEST(RecordedGrowth, IsOutOfDateWhereTheGradientsHaveMoved) {
   AllocatorModel device = recorded_device(500);
   const auto gradient = kept_gradient(device, 20);
