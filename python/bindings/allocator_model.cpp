@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -59,7 +60,7 @@ MemoryTrace loaded_trace(const py::tuple& state) {
   for (const std::int64_t id : state[1].cast<std::vector<std::int64_t>>()) {
     if (id < 0) {
       trace.empty_cache();
-    } else if (static_cast<std::size_t>(id) < made) {
+    } else if (std::cmp_less(id, made)) {
       trace.free(id);
     } else {
       const auto& [bytes, kind, place, stream] = allocations.at(made++);
