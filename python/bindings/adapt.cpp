@@ -5,6 +5,7 @@
 #include <c10/util/StringUtil.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <string>
 
@@ -13,6 +14,7 @@
 #include "bindings.h"
 #include "core_warnings.h"
 #include "interpreter.h"
+#include "pickled.h"
 #include "python_error.h"
 
 namespace brim::python {
@@ -161,6 +163,10 @@ Example:
       .def_readonly("seconds", &Attempt::seconds, "How long it took; 0 if it was not timed.")
       .def_readonly("repeats", &Attempt::repeats,
                     "Whether it was the same size once more, after the cache had been released.")
+      .def(pickled<Attempt>(
+          &Attempt::values, &Attempt::outcome, &Attempt::peak, &Attempt::requested, &Attempt::held,
+          &Attempt::freed, &Attempt::available, &Attempt::unused, &Attempt::device,
+          &Attempt::seconds, &Attempt::rate, &Attempt::repeats, &Attempt::remembered))
       .def("__repr__", [](const Attempt& self) {
         return c10::str("Attempt(size=", c10::Join(", ", self.values), ", ", detail::describe(self),
                         ")");

@@ -10,9 +10,13 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "bindings.h"
 #include "interpreter.h"
+#include "pickled.h"
 
 namespace brim::python {
 namespace {
@@ -30,6 +34,40 @@ std::int64_t limit_of(const std::optional<std::int64_t>& value) {
 
 py::object limit_or_none(std::int64_t value) {
   return value == AllocatorOptions::kUnlimited ? py::object(py::none()) : py::int_(value);
+}
+
+/// What was allocated, and the allocation of each event. The first event of an allocation makes it,
+/// the second frees it.
+py::tuple saved_trace(const MemoryTrace& trace) {
+  py::list allocations;
+  for (const MemoryTrace::Allocation& each : trace.allocations()) {
+    allocations.append(
+        py::make_tuple(each.bytes, each.kind, trace.place_text(each.place), each.stream));
+  }
+  std::vector<std::int64_t> events;
+  events.reserve(trace.events().size());
+  for (const MemoryTrace::Event& event : trace.events()) {
+    events.push_back(event.allocation);
+  }
+  return py::make_tuple(allocations, events);
+}
+
+MemoryTrace loaded_trace(const py::tuple& state) {
+  using Allocation = std::tuple<std::int64_t, MemoryKind, std::string, std::int64_t>;
+  const auto allocations = state[0].cast<std::vector<Allocation>>();
+  MemoryTrace trace;
+  std::size_t made = 0;
+  for (const std::int64_t id : state[1].cast<std::vector<std::int64_t>>()) {
+    if (id < 0) {
+      trace.empty_cache();
+    } else if (std::cmp_less(id, made)) {
+      trace.free(id);
+    } else {
+      const auto& [bytes, kind, place, stream] = allocations.at(made++);
+      trace.allocate(bytes, kind, trace.place(place), stream);
+    }
+  }
+  return trace;
 }
 
 void register_options(py::module_& m) {
@@ -74,7 +112,10 @@ void register_options(py::module_& m) {
                              [](const Options& self) { return limit_or_none(self.max_split_size); })
       .def_readonly("max_non_split_rounding", &Options::max_non_split_rounding)
       .def_readonly("large_segment_size", &Options::large_segment_size)
-      .def_readonly("roundup_power2_divisions", &Options::roundup_power2_divisions);
+      .def_readonly("roundup_power2_divisions", &Options::roundup_power2_divisions)
+      .def(pickled<Options>(&Options::kind, &Options::capacity, &Options::expandable_segments,
+                            &Options::max_split_size, &Options::max_non_split_rounding,
+                            &Options::large_segment_size, &Options::roundup_power2_divisions));
 }
 
 void register_allocator(py::module_& m) {
@@ -152,7 +193,8 @@ void register_trace(py::module_& m) {
           py::arg("allocation"))
       .def("place_of", [](const Trace& self,
                           std::int64_t id) { return self.place_text(self.allocation(id).place); })
-      .def("__len__", &Trace::size);
+      .def("__len__", &Trace::size)
+      .def(py::pickle(&saved_trace, &loaded_trace));
 }
 
 void register_report(py::module_& m) {
@@ -162,6 +204,8 @@ void register_report(py::module_& m) {
       .def_readonly("bytes", &Allocation::bytes)
       .def_readonly("kind", &Allocation::kind)
       .def_readonly("place", &Allocation::place)
+      .def(pickled<Allocation>(&Allocation::id, &Allocation::bytes, &Allocation::kind,
+                               &Allocation::place))
       .def("__repr__", [](const Allocation& self) {
         return "TracedAllocation(" + format_bytes(self.bytes) + ", " + to_string(self.kind) +
                (self.place.empty() ? "" : ", " + self.place) + ")";

@@ -18,6 +18,7 @@
 #include "bindings.h"
 #include "interpreter.h"
 #include "numbers.h"
+#include "pickled.h"
 #include "sample_batching.h"
 #include "tensors.h"
 
@@ -316,8 +317,11 @@ py::dict left_out_of(const std::vector<batching::LeftOut>& left_out) {
 }
 
 void register_batching(py::module_& m) {
-  py::class_<batching::PlanReport>(m, "PlanReport",
-                                   R"(What becomes of the samples in one epoch, over all ranks.
+  using Report = batching::PlanReport;
+  using LeftOut = batching::LeftOut;
+  py::class_<LeftOut>(m, "LeftOut").def(pickled<LeftOut>(&LeftOut::index, &LeftOut::reason));
+  py::class_<Report>(m, "PlanReport",
+                     R"(What becomes of the samples in one epoch, over all ranks.
 
 `report()` of a sampler returns it; `print` shows a few lines.
 
@@ -327,21 +331,20 @@ Example:
     >>> report.batches, report.fill
     (2, 0.9)
 )")
-      .def_readonly("samples", &batching::PlanReport::samples, "How many samples there are.")
-      .def_readonly("batched", &batching::PlanReport::batched, "How many of them are in a batch.")
-      .def_readonly("batches", &batching::PlanReport::batches,
-                    "How many batches, of all ranks together.")
-      .def_readonly("world_size", &batching::PlanReport::world_size, "How many ranks.")
-      .def_readonly("fill", &batching::PlanReport::fill,
+      .def_readonly("samples", &Report::samples, "How many samples there are.")
+      .def_readonly("batched", &Report::batched, "How many of them are in a batch.")
+      .def_readonly("batches", &Report::batches, "How many batches, of all ranks together.")
+      .def_readonly("world_size", &Report::world_size, "How many ranks.")
+      .def_readonly("fill", &Report::fill,
                     "The mean share of the budget that a batch uses, 0 to 1.")
-      .def_readonly("padding", &batching::PlanReport::padding,
+      .def_readonly("padding", &Report::padding,
                     "The share of n × longest that is padding, 0 to 1.")
-      .def_readonly("imbalance", &batching::PlanReport::imbalance,
+      .def_readonly("imbalance", &Report::imbalance,
                     "By how much the costliest batch of a step exceeds the mean, averaged over "
                     "steps; 0 for one rank.")
-      .def_readonly("fill_histogram", &batching::PlanReport::fill_histogram,
+      .def_readonly("fill_histogram", &Report::fill_histogram,
                     "How many batches have such a fill, in equal steps from 0 to 1.")
-      .def_readonly("padding_histogram", &batching::PlanReport::padding_histogram,
+      .def_readonly("padding_histogram", &Report::padding_histogram,
                     "How many batches have such a share of padding, in equal steps from 0 to 1.")
       .def(
           "plot",
@@ -351,12 +354,14 @@ Example:
           py::arg("where") = py::none(),
           "Draw how full the batches are and how much of them is padding; see `brim.plot.plan`.")
       .def_property_readonly(
-          "left_out", [](const batching::PlanReport& self) { return left_out_of(self.left_out); },
+          "left_out", [](const Report& self) { return left_out_of(self.left_out); },
           "The samples that are in no batch, by reason.")
-      .def("__str__", [](const batching::PlanReport& self) { return batching::to_string(self); })
-      .def("__repr__", [](const batching::PlanReport& self) {
-        return "<PlanReport: " + batching::to_string(self) + ">";
-      });
+      .def(pickled<Report>(&Report::samples, &Report::batched, &Report::batches,
+                           &Report::world_size, &Report::fill, &Report::padding, &Report::imbalance,
+                           &Report::fill_histogram, &Report::padding_histogram, &Report::left_out))
+      .def("__str__", [](const Report& self) { return batching::to_string(self); })
+      .def("__repr__",
+           [](const Report& self) { return "<PlanReport: " + batching::to_string(self) + ">"; });
 
   py::class_<SampleBatching, std::shared_ptr<SampleBatching>>(m, "SampleBatching")
       .def_property_readonly("samples",

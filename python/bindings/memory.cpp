@@ -9,6 +9,7 @@
 #include <brim/text_table.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@
 #include "bindings.h"
 #include "context_manager.h"
 #include "interpreter.h"
+#include "pickled.h"
 #include "python_error.h"
 
 namespace brim::python {
@@ -38,16 +40,16 @@ std::vector<c10::Device> device_list(const py::object& devices) {
 using PyPeakMeter = ContextManager<PeakMeter, std::vector<c10::Device>>;
 using PyBudget = ContextManager<Budget, ByteLimit, c10::Device>;
 
-ByteLimit limit_argument(const py::object& limit) {
+ByteLimit limit_argument(const py::object& limit, const std::string& name = "limit") {
   if (py::isinstance<py::str>(limit)) {
-    return ByteLimit::parse(text_of(limit));
+    return ByteLimit::parse(text_of(limit), name);
   }
   const bool integral = PyIndex_Check(limit.ptr()) != 0 && !py::isinstance<py::bool_>(limit);
   TORCH_CHECK_TYPE(
-      integral,
-      "limit must be a number of bytes (an int) or a string such as \"512MiB\" or \"50%\", got ",
+      integral, name,
+      " must be a number of bytes (an int) or a string such as \"512MiB\" or \"50%\", got ",
       py::repr(limit).cast<std::string>());
-  return ByteLimit::of_bytes(integer_argument("limit", limit));
+  return ByteLimit::of_bytes(integer_argument(name.c_str(), limit), name);
 }
 
 void register_stats(py::module_& m) {
@@ -77,6 +79,10 @@ Example:
                     "How often torch flushed its cache to make room; 0 on the CPU.")
       .def_readonly("ooms", &MemoryStats::ooms,
                     "How often torch's allocator ran out of memory; 0 on the CPU.")
+      .def(pickled<MemoryStats>(&MemoryStats::allocated, &MemoryStats::peak, &MemoryStats::reserved,
+                                &MemoryStats::limit, &MemoryStats::free,
+                                &MemoryStats::inactive_split, &MemoryStats::alloc_retries,
+                                &MemoryStats::ooms))
       .def("__str__", [](const MemoryStats& self) { return to_string(self); })
       .def("__repr__", [](const MemoryStats& s) {
         return "MemoryStats(allocated=" + std::to_string(s.allocated) +
@@ -101,7 +107,14 @@ Example:
       .def_readonly("usable", &Fragmentation::usable,
                     "What could be allocated if every free byte were in one piece.")
       .def("explains_failure_of", &Fragmentation::explains_failure_of, py::arg("requested"),
-           "Whether a request of so many bytes failed although that much was free in total.");
+           "Whether a request of so many bytes failed although that much was free in total.")
+      .def(pickled<Fragmentation>(&Fragmentation::cached, &Fragmentation::stuck,
+                                  &Fragmentation::share, &Fragmentation::usable))
+      .def("__repr__", [](const Fragmentation& self) {
+        return "Fragmentation(cached=" + std::to_string(self.cached) +
+               ", stuck=" + std::to_string(self.stuck) + ", usable=" + std::to_string(self.usable) +
+               ")";
+      });
   using Host = HostMemory;
   py::class_<Host>(m, "HostMemory")
       .def_readonly("physical_total", &Host::physical_total)
@@ -138,15 +151,15 @@ Example:
         py::arg("last") = std::vector<std::string>());
   m.def(
       "parse_bytes",
-      [](const py::object& limit, const py::object& of) {
-        const ByteLimit parsed = limit_argument(limit);
-        TORCH_CHECK_VALUE(!parsed.is_percentage() || !of.is_none(),
-                          "limit is a percentage: `of` must say of how many bytes");
+      [](const py::object& limit, const py::object& of, const std::string& name) {
+        const ByteLimit parsed = limit_argument(limit, name);
+        TORCH_CHECK_VALUE(!parsed.is_percentage() || !of.is_none(), name,
+                          " is a percentage: `of` must say of how many bytes");
         const std::int64_t whole = of.is_none() ? 1 : integer_argument("of", of);
         TORCH_CHECK_VALUE(whole > 0, "of must be a positive number of bytes, got ", whole);
         return parsed.resolve(whole);
       },
-      py::arg("limit"), py::arg("of") = py::none());
+      py::arg("limit"), py::arg("of") = py::none(), py::arg("name") = "limit");
   m.def("install_cpu_allocator", &install_cpu_allocator);
   m.def("cpu_allocator_installed", &cpu_allocator_installed);
 }
@@ -247,6 +260,8 @@ Example:
           },
           "Where memory ran out, or None.")
       .def("__bool__", [](const OomCause& self) { return static_cast<bool>(self); })
+      .def(pickled<OomCause>(&OomCause::kind, &OomCause::device, &OomCause::requested,
+                             &OomCause::in_use))
       .def("__repr__", [](const OomCause& self) {
         return std::string("OomCause(") + to_string(self.kind) +
                (self.device ? ", " + self.device->str() : "") +

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "pickled.h"
 #include "python_error.h"
 
 namespace brim::python {
@@ -160,6 +161,8 @@ Example:
       .def_readonly("out_of_memory", &PyPeakSample::out_of_memory, "Whether it ran out of memory.")
       .def_readonly("requested", &PyPeakSample::requested,
                     "Asked for when it ran out, if the error says.")
+      .def(pickled<PyPeakSample>(&PyPeakSample::feature, &PyPeakSample::peak, &PyPeakSample::start,
+                                 &PyPeakSample::out_of_memory, &PyPeakSample::requested))
       .def("__repr__", [](const PyPeakSample& s) {
         return py::str("PeakSample(feature={!r}, peak={}, start={}, out_of_memory={})")
             .format(s.feature, s.peak, s.start, s.out_of_memory);
@@ -180,6 +183,8 @@ Example:
       .def_readonly("peak", &MemorySample::peak,
                     "Bytes held at most; if it ran out of memory, a lower bound of the need.")
       .def_readonly("out_of_memory", &MemorySample::out_of_memory, "Whether it ran out of memory.")
+      .def(pickled<MemorySample>(&MemorySample::n, &MemorySample::length, &MemorySample::peak,
+                                 &MemorySample::out_of_memory))
       .def("__repr__", [](const MemorySample& s) {
         return py::str("MemorySample(n={}, length={}, peak={}, out_of_memory={})")
             .format(s.n, s.length, s.peak, s.out_of_memory);
@@ -198,6 +203,7 @@ Example:
       .def_readonly("median", &ModelError::median, "The median of the errors, without their sign.")
       .def_readonly("worst", &ModelError::worst, "The largest of them.")
       .def_readonly("each", &ModelError::each, "Predicted / measured - 1, of each sample.")
+      .def(pickled<ModelError>(&ModelError::median, &ModelError::worst, &ModelError::each))
       .def("__repr__", [](const ModelError& self) {
         return py::str("ModelError(median={}, worst={})").format(self.median, self.worst);
       });

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import operator
+from typing import Any, cast
 
 import torch
 
-__all__ = ["flag", "positive", "real", "refused", "runs_in_parts", "shown", "whole"]
+__all__ = [
+    "check_callable",
+    "flag",
+    "positive",
+    "real",
+    "refused",
+    "runs_in_parts",
+    "shown",
+    "whole",
+]
 
 
 def shown(value: object) -> str:
@@ -32,9 +42,10 @@ def whole(name: str, value: object, least: int, below: int = 2**63) -> int:
         Traceback (most recent call last):
         ValueError: rank must be at least 0, got -1
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {shown(value)}")
-    number = int(value.__index__())
+    try:
+        number = operator.index(cast(Any, None if isinstance(value, bool) else value))
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {shown(value)}") from None
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     if number >= below:
@@ -49,9 +60,10 @@ def positive(name: str, value: object) -> int:
 
 def real(name: str, value: object) -> float:
     """A number, which may be NumPy's or a tensor of one element."""
-    if isinstance(value, (str, bytes, bool)) or not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number, got {shown(value)}")
-    return float(value)  # type: ignore[arg-type]
+    try:
+        return float(cast(Any, None if isinstance(value, (str, bytes, bool)) else value))
+    except (TypeError, ValueError, RuntimeError):  # torch raises any of them
+        raise TypeError(f"{name} must be a number, got {shown(value)}") from None
 
 
 def flag(name: str, value: object) -> bool:
@@ -59,6 +71,12 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {shown(value)}")
     return value
+
+
+def check_callable(name: str, value: object) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {shown(value)}")
 
 
 def runs_in_parts(function: object) -> str:

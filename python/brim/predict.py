@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from brim import _C
-from brim._arguments import real, shown
+from brim._arguments import check_callable, real, shown
 from brim._C import MemorySample, ModelError, PeakSample
 from brim._progress import progress as bar
 from brim.adapt._undo import Restore, Undo
@@ -56,7 +56,7 @@ def _bytes(name: str, value: float | str, device: DeviceLike = None) -> float:
     """Bytes as a number, or text such as "8GiB"; a percentage is of the device's limit."""
     if isinstance(value, str):
         whole = _C.memory_stats(device).limit if value.strip().endswith("%") else None
-        return _C.parse_bytes(value, whole)
+        return _C.parse_bytes(value, whole, name)
     return real(name, value)
 
 
@@ -101,7 +101,9 @@ class PolynomialRegression(_C.PolynomialRegression):
                 f"x and y must have the same length, got {points.shape[0]} and {values.shape[0]}"
             )
         features = 1 if points.dim() == 1 else points.shape[1]
-        self._fit(points.flatten().tolist(), values.tolist(), features)
+        given = (points.flatten().tolist(), values.tolist(), features)
+        self._fit(*given)
+        self._points = given
         return self
 
     def predict(self, x: Numbers) -> Any:
@@ -153,6 +155,16 @@ class PolynomialRegression(_C.PolynomialRegression):
             raise ValueError(f"at must hold None once, for the feature to solve, got {at!r}")
         point = [0.0 if value is None else real("at", value) for value in at]
         return self._inverse(limit, point, list(at).index(None), lower, upper)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as the points, from which a copy is fitted again."""
+        return (type(self), (self.degree,), self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The other half of `__reduce__`."""
+        self.__dict__.update(state)
+        if "_points" in state:
+            self._fit(*state["_points"])
 
     def __repr__(self) -> str:
         """The degree, and the number of features once it is fitted."""
@@ -223,13 +235,15 @@ def collect_peaks(
 
 def _shapes(sizes: Numbers) -> tuple[list[tuple[float, float]], bool]:
     """Pairs of numbers, and whether they are batches (n, length) or sizes (size, 0)."""
-    values = sizes if isinstance(sizes, torch.Tensor) else list(sizes)
-    kinds = {torch.as_tensor(value).shape for value in values}
-    if not kinds:
+    try:
+        values = [_tensor("sizes", value) for value in sizes]
+    except TypeError:
+        raise TypeError(f"sizes must be numbers or pairs (n, length), got {sizes!r:.100}") from None
+    if not values:
         raise ValueError("sizes is empty")
-    if len(kinds) > 1:
-        raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {shown(values)}")
-    tensor = torch.stack([_tensor("sizes", value) for value in values])
+    if len({value.shape for value in values}) > 1:
+        raise ValueError(f"sizes must be all numbers or all pairs (n, length), got {shown(sizes)}")
+    tensor = torch.stack(values)
     if tensor.dim() == 1:
         return [(size, 0.0) for size in tensor.tolist()], False
     if tensor.dim() != 2 or tensor.shape[1] != 2:
@@ -334,12 +348,11 @@ class MemoryModel(_C.MemoryModel):
             4096
         """
         shapes, batch = _shapes(sizes)
+        for n, length in shapes:
+            if not (n.is_integer() and length.is_integer()):
+                raise TypeError(f"sizes must be ints, got {(n, length) if batch else n!r}")
         whole = [(int(n), int(length)) for n, length in shapes]
-        if whole != shapes:
-            wrong = next(a for a, b in zip(shapes, whole, strict=True) if a != b)
-            raise TypeError(f"sizes must be ints, got {wrong if batch else wrong[0]!r}")
-        if not callable(fn):
-            raise TypeError(f"fn must be callable, got {shown(fn)}")
+        check_callable("fn", fn)
         limit = None if budget is None else int(_bytes("budget", budget, device))
         model = cls()
         with Undo(restore, fn), bar("probe", "call", enabled=progress) as step:
@@ -401,6 +414,10 @@ class MemoryModel(_C.MemoryModel):
             ValueError: if an entry is missing or out of range.
             TypeError: if one is of the wrong type.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict must be what state_dict() returned, got {state_dict!r:.100}"
+            )
         self._load(dict(state_dict))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -55,36 +55,37 @@ std::optional<double> unit_bytes(std::string_view name, double kilo) {
   return std::pow(binary ? kKibi : kilo, static_cast<double>(power + 1));
 }
 
-ByteLimit ByteLimit::of_bytes(std::int64_t bytes) {
-  TORCH_CHECK_VALUE(bytes > 0, "limit must be a positive number of bytes, got ", bytes);
+ByteLimit ByteLimit::of_bytes(std::int64_t bytes, std::string_view name) {
+  TORCH_CHECK_VALUE(bytes > 0, name, " must be a positive number of bytes, got ", bytes);
   return {bytes, 0.0};
 }
 
-ByteLimit ByteLimit::parse(std::string_view text) {
+ByteLimit ByteLimit::parse(std::string_view text, std::string_view name) {
   const std::string_view body = trim(text);
   // A plain integer is read exactly: a double would lose bytes above 2^53.
   std::string_view rest = body;
   const auto whole = detail::take_number<std::int64_t>(rest);
   if (whole && rest.empty()) {
-    TORCH_CHECK_VALUE(*whole > 0, "limit \"", text, "\" is not positive: ", kAllowed);
+    TORCH_CHECK_VALUE(*whole > 0, name, " \"", text, "\" is not positive: ", kAllowed);
     return {*whole, 0.0};
   }
   rest = body;
   const double number = detail::take_number<double>(rest, std::chars_format::fixed).value_or(NAN);
-  TORCH_CHECK_VALUE(!std::isnan(number), "limit \"", text, "\" is not understood: ", kAllowed);
-  TORCH_CHECK_VALUE(number > 0, "limit \"", text, "\" is not positive: ", kAllowed);
+  TORCH_CHECK_VALUE(!std::isnan(number), name, " \"", text, "\" is not understood: ", kAllowed);
+  TORCH_CHECK_VALUE(number > 0, name, " \"", text, "\" is not positive: ", kAllowed);
   rest = trim(rest);
   if (rest == "%") {
-    TORCH_CHECK_VALUE(number <= 100.0, "limit \"", text, "\" is over 100 %: ", kAllowed);
+    TORCH_CHECK_VALUE(number <= 100.0, name, " \"", text, "\" is over 100 %: ", kAllowed);
     return {0, number};
   }
   const std::optional<double> unit = unit_bytes(rest);
-  TORCH_CHECK_VALUE(unit.has_value(), "limit \"", text, "\" has the unknown unit \"", rest,
+  TORCH_CHECK_VALUE(unit.has_value(), name, " \"", text, "\" has the unknown unit \"", rest,
                     "\": ", kAllowed);
   const double bytes = number * *unit;
   // 2^63 is exact as a double, so this comparison is too.
-  TORCH_CHECK_VALUE(bytes < 0x1p63, "limit \"", text, "\" is more than 2^63 - 1 bytes: ", kAllowed);
-  TORCH_CHECK_VALUE(bytes >= 1.0, "limit \"", text, "\" is less than one byte: ", kAllowed);
+  TORCH_CHECK_VALUE(bytes < 0x1p63, name, " \"", text,
+                    "\" is more than 2^63 - 1 bytes: ", kAllowed);
+  TORCH_CHECK_VALUE(bytes >= 1.0, name, " \"", text, "\" is less than one byte: ", kAllowed);
   return {static_cast<std::int64_t>(bytes), 0.0};
 }
 

@@ -152,6 +152,12 @@ def test_wrong_argument_of_fit_is_an_error_before_anything_is_measured(
     assert calls == []
 
 
+@pytest.mark.parametrize("sizeof", [SIZES, SIZES.__getitem__, dict(enumerate(SIZES))])
+def test_wrong_batch_multiple_is_told_of_before_sizes_are_asked_for(sizeof: Any) -> None:
+    with pytest.raises(ValueError, match=r"batch_multiple must not exceed .*, 2, got 3"):
+        ordered(sizeof=sizeof, max_batch_size=2, batch_multiple=3)
+
+
 @pytest.mark.parametrize("make", [ordered, packed, bucket])
 def test_wrong_epoch(make: Make) -> None:
     sampler = make(shuffle=True, seed=0)
@@ -251,7 +257,9 @@ def test_a_callable_needs_indices_to_pack() -> None:
         ({"dataset": "abc"}, TypeError, "dataset must be an iterable of samples, got 'abc'"),
         ({"sizeof": [1, 2]}, TypeError, r"sizeof must be a callable or a mapping.*got \[1, 2\]"),
         ({"sizeof": 5}, TypeError, "sizeof must be a callable, a mapping.*got 5"),
-        ({"collate_fn": 5}, TypeError, "collate_fn must be a callable, got 5"),
+        ({"collate_fn": 5}, TypeError, "collate_fn must be callable, got 5"),
+        ({"info_logger": 5}, TypeError, "info_logger must be callable, got 5"),
+        ({"warn_logger": 5}, TypeError, "warn_logger must be callable, got 5"),
         ({"oversize": "x"}, ValueError, "oversize must be .*got 'x'"),
     ],
 )

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
@@ -226,6 +227,25 @@ class Named(PackedBatchSampler):
     def __init__(self, name: str, sizes: list[int]) -> None:
         self.name = name
         super().__init__(sizes, 40, shuffle=True, seed=8)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.int64])
+def test_sizes_of_any_width_are_pickled_and_copied(kind: Any) -> None:
+    """torch pickles tensors of unsigned 16 and 32 bits, but cannot read them back."""
+    sizes = np.array([5, 2, 8, 3, 7], dtype=kind)
+    samplers = [
+        PackedBatchSampler(sizes, 10),
+        BucketBatchSampler(sizes, [0, 5, 10], batch_size=2, shuffle=False),
+        BucketBatchSampler(sizes, [0, 5, 10], max_total_size=10, shuffle=False),
+        SizeAwareBatchSampler(range(5), sizes, 10),
+    ]
+    for sampler in samplers:
+        for other in (
+            pickle.loads(pickle.dumps(sampler)),
+            copy.deepcopy(sampler),
+            copy.copy(sampler),
+        ):
+            assert list(other) == list(sampler)
 
 
 def test_a_sampler_with_a_memory_model_or_a_foreign_sampler_is_pickled() -> None:

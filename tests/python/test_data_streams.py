@@ -242,7 +242,7 @@ def test_errors_of_the_iterable_come_through_and_end_the_iteration() -> None:
         (lambda: pack_stream([], 0), ValueError, "max_total_size must be a positive"),
         (lambda: pack_stream([], 5, lookahead=0), ValueError, "lookahead must be at least 1"),
         (lambda: pack_stream([], 5, sizeof=[1]), TypeError, "sizeof must be a callable"),
-        (lambda: pack_stream([], 5, collate_fn=5), TypeError, "collate_fn must be a callable"),
+        (lambda: pack_stream([], 5, collate_fn=5), TypeError, "collate_fn must be callable"),
         (lambda: pack_stream([], 5, rank=2, world_size=2), ValueError, "rank must be from 0 to"),
         (lambda: pack_stream([], 5, oversize="x"), ValueError, "oversize must be"),
         (lambda: pack_stream([], 5, sharded=1), TypeError, "sharded must be True or False"),

@@ -51,6 +51,8 @@ def test_largest_size_is_0_where_nothing_fits_and_upper_where_all_does() -> None
     assert brim.largest_size(quadratic, "n", "100GiB", device="cpu", upper=7) == 7
     with pytest.raises(ValueError, match="upper must not be below lower"):
         brim.largest_size(quadratic, "n", "1GiB", device="cpu", lower=3, upper=2)
+    with pytest.raises(TypeError, match="name must be the name of an argument, got 3"):
+        brim.largest_size(quadratic, 3, "1GiB", device="cpu")  # type: ignore[arg-type]
 
 
 def test_largest_size_names_the_arguments_that_there_are() -> None:

@@ -134,7 +134,7 @@ def mean(part: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"loss_fn": 3}, TypeError, "callable"),
+        ({"loss_fn": 3}, TypeError, "loss_fn must be callable, got 3"),
         ({"model": 3}, TypeError, "model must be"),
         ({"reduction": "max"}, ValueError, "reduction must be 'mean' or 'sum', got 'max'"),
         ({"size": 0}, ValueError, "size must be at least 1"),

@@ -272,6 +272,7 @@ def test_what_was_not_chosen_is_reported() -> None:
         ({"only": nn.ReLU()}, TypeError, "only must be a type of module"),
         ({"recompute": "all"}, ValueError, "recompute must be None or \"cheap\", got 'all'"),
         ({"recompute": True}, ValueError, "recompute must be"),
+        ({"functions": "no"}, TypeError, "functions must be True or False, got 'no'"),
     ],
 )
 def test_a_wrong_choice_is_an_error_and_changes_nothing(

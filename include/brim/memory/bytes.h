@@ -16,12 +16,14 @@ namespace brim {
 /// (`"8G"`) is refused because tools disagree about what it means.
 class BRIM_API ByteLimit {
  public:
+  /// @param name of the argument, for errors.
   /// @throws c10::ValueError if `bytes` is zero or negative.
-  static ByteLimit of_bytes(std::int64_t bytes);
+  static ByteLimit of_bytes(std::int64_t bytes, std::string_view name = "limit");
 
+  /// @param name of the argument, for errors.
   /// @throws c10::ValueError if `text` is not of the form above, is not positive, is over 100 %, or
   /// does not fit 63 bits.
-  static ByteLimit parse(std::string_view text);
+  static ByteLimit parse(std::string_view text, std::string_view name = "limit");
 
   /// The limit in bytes, where a percentage is a share of `whole` bytes; at least 1.
   std::int64_t resolve(std::int64_t whole) const;

@@ -6,13 +6,12 @@ the C++ core.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
-from brim._arguments import flag, positive, whole
+from brim._arguments import flag, positive
 from brim._C import AdaptiveFunction, Attempt, RankError, SizeMemory
 from brim.adapt._attempts import Attempts
 from brim.adapt._decorators import (
@@ -23,7 +22,15 @@ from brim.adapt._decorators import (
     RangeDecorator,
 )
 from brim.adapt._microbatches import Microbatches
-from brim.adapt._options import Options, inside, make, name_of, slot_of, slots_of
+from brim.adapt._options import (
+    Options,
+    inside,
+    make,
+    name_of,
+    signature_of,
+    slot_of,
+    slots_of,
+)
 from brim.adapt._run import run_batch, run_chunked, run_range
 from brim.adapt._sized import sized
 
@@ -52,7 +59,7 @@ _builtin_range = range  # this module's own `range` is the adaptive one
 
 def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: str | None) -> None:
     """A value that was not passed is added by keyword, which positional-only arguments refuse."""
-    parameters = inspect.signature(function).parameters
+    parameters = signature_of(function).parameters
     for name in names:
         parameter = parameters.get(name)
         if parameter is None or parameter.kind is not parameter.POSITIONAL_ONLY:
@@ -122,7 +129,7 @@ def maximize(
     """
     if len(names) == 1 and callable(names[0]):
         function, _ = inside(names[0])
-        found = list(inspect.signature(function).parameters)
+        found = list(signature_of(function).parameters)
         if "batch_size" not in found:
             raise ValueError(
                 f"@brim.maximize without names adapts batch_size, but {name_of(function)} has "
@@ -159,7 +166,7 @@ def maximize(
 
     def decorate(decorated: Callable[P, R]) -> AdaptiveFunction[P, R]:
         function, _ = inside(decorated)
-        slots = slots_of(inspect.signature(function))
+        slots = slots_of(signature_of(function))
         _check_can_be_added(function, flat, infer)
         adaptive: AdaptiveFunction[P, R] = make(
             "maximize",
@@ -315,5 +322,4 @@ def chunked(
         >>> out.sum()
         tensor(200.)
     """
-    whole("dim", dim, -(2**63))
     return sized("chunked", initial, q, options, progress, collect, dim=dim)

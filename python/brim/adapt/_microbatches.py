@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Never, Unpack
 
 from brim import _C
-from brim._arguments import flag, positive, refused, shown, whole
+from brim._arguments import check_callable, flag, positive, refused, shown, whole
 from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
 from brim.adapt._identity import structure
@@ -102,7 +102,7 @@ class Microbatches:
             raise TypeError(f"scaler must have a method `scale`, got {shown(scaler)}")
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
-        self._loss_fn, _ = inside(loss_fn)
+        self._loss_fn, _ = inside(loss_fn, "loss_fn")
         self._most = None if size is None else positive("size", size)
         self._split, self._length = _splitting(split, length, whole("dim", dim, -(2**63)))
         self._scale = None if scaler is None else scaler.scale
@@ -446,8 +446,7 @@ def _splitting(split: Any, length: Any, dim: int) -> tuple[_parts.Split, _parts.
     if split == "slice":
         split = _slice
     for name, value in (("split", split), ("length", length or len)):
-        if not callable(value):
-            raise TypeError(f"{name} must be callable, got {shown(value)}")
+        check_callable(name, value)
     return split, length or len
 
 

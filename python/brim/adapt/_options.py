@@ -20,7 +20,7 @@ import torch
 from typing_extensions import TypedDict
 
 from brim import _C
-from brim._arguments import flag, positive, runs_in_parts, shown
+from brim._arguments import check_callable, flag, positive, runs_in_parts
 from brim._C import Attempt, SizeMemory
 from brim.adapt._restore import Restorable, flat
 from brim.memory import DeviceLike
@@ -91,16 +91,11 @@ class Options(TypedDict, total=False):
     observer: Callable[[Attempt], object] | None
 
 
-def _check_callable(name: str, value: object) -> None:
-    if not callable(value):
-        raise TypeError(f"{name} must be callable, got {shown(value)}")
-
-
-def inside(function: Any) -> tuple[Callable[..., Any], str]:
+def inside(function: Any, name: str = "function") -> tuple[Callable[..., Any], str]:
     """The function inside a class or static method, and what it is bound to."""
     binding = {classmethod: "owner", staticmethod: "none"}.get(type(function), "instance")
     inner = function if binding == "instance" else function.__func__
-    _check_callable("function", inner)
+    check_callable(name, inner)
     call = getattr(type(inner), "__call__", None)  # noqa: B004  what it is, not whether
     kind = runs_in_parts(inner) or runs_in_parts(call)
     if kind:
@@ -133,6 +128,14 @@ def as_called(kind: str, signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=[p for p in parameters if p not in passed])
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """An empty one for a built-in function that does not tell."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return inspect.Signature()
+
+
 def slots_of(signature: inspect.Signature) -> dict[str, Slot]:
     """Where each argument is found, apart from `*args` and `**kwargs`."""
     slots: dict[str, Slot] = {}
@@ -151,7 +154,8 @@ def slot_of(
     if name not in slots:
         raise ValueError(
             f"{argument}: {name!r} is not an argument of "
-            f"{name_of(function)}: it has {', '.join(slots)}"
+            f"{name_of(function)}: it has "
+            + (", ".join(slots) or "none by name. Wrap it in a function that has it")
         )
     return slots[name]
 
@@ -202,7 +206,7 @@ def _key_slots(
 ) -> list[Slot] | None:
     keys, hasher = options.get("keys"), options.get("hasher")
     if hasher is not None:
-        _check_callable("hasher", hasher)
+        check_callable("hasher", hasher)
     if keys is None:
         return None if hasher is None else list(slots.values())
     names = [keys] if isinstance(keys, str) else keys
@@ -355,7 +359,7 @@ def make(
     function, binding = inside(function)
     observer, initial = given.get("observer"), specific.get("initial")
     if observer is not None:
-        _check_callable("observer", observer)
+        check_callable("observer", observer)
     signature = None
     if slots is None:
         try:

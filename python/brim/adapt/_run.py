@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import torch
@@ -54,10 +54,15 @@ def _once(
 
     def memory_of(options: Options, salt: int) -> SizeMemory | None:
         chosen = asked(options, "persist", "capacity", "remember")
+        if not all(isinstance(value, Hashable) for _, value in chosen):
+            return remembered(options, salt)  # which says what is wrong
         return _run_memory((kind, site, None if salt else code), chosen, salt)
 
     def ranks_of(options: Options, name: str) -> Any:
-        return _run_ranks((kind, site, code), asked(options, "ranks", *RANK_OPTIONS), name)
+        chosen = asked(options, "ranks", *RANK_OPTIONS)
+        if not all(isinstance(value, Hashable) for _, value in chosen):
+            return rank_setting(options, name)  # the same
+        return _run_ranks((kind, site, code), chosen, name)
 
     specific |= {"memory_of": memory_of, "ranks_of": ranks_of, "site": site}
     return sized(kind, initial, q, options, **specific)(function)

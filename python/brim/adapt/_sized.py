@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from brim._arguments import flag, positive, refused
+from brim._arguments import flag, positive, refused, whole
 from brim._progress import asked_for
 from brim.adapt._options import Options, inside, make, name_of
 
@@ -27,6 +27,8 @@ def sized(
             "after it"
         )
     specific |= {"initial": positive("initial", initial), "quanta": [positive("q", q)]}
+    if "dim" in specific:
+        whole("dim", specific["dim"], -(2**63))
     flag("progress", progress)
     specific["collect"] = flag("collect", collect)
 

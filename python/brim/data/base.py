@@ -103,6 +103,28 @@ def check_same_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             )
 
 
+class _Stored(NamedTuple):
+    """A tensor whose type torch can pickle but not read back."""
+
+    array: Any
+
+
+def _stored(sizes: Any) -> Any:
+    if isinstance(sizes, torch.Tensor) and sizes.dtype in (torch.uint16, torch.uint32):
+        return _Stored(sizes.numpy())
+    if isinstance(sizes, list) and sizes and isinstance(sizes[0], torch.Tensor):
+        return [_stored(column) for column in sizes]
+    return sizes
+
+
+def _loaded(sizes: Any) -> Any:
+    if isinstance(sizes, _Stored):
+        return torch.from_numpy(sizes.array)
+    if isinstance(sizes, list) and sizes and isinstance(sizes[0], _Stored):
+        return [_loaded(column) for column in sizes]
+    return sizes
+
+
 def _repeated(batches: Iterator[Batch], times: int) -> Iterator[Batch]:
     """Each batch as often as there are processes, of which accelerate gives each one."""
     for batch in batches:
@@ -218,7 +240,18 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         """All but what C++ made. It is made again when needed."""
         self._settle()
         made = ("_batching", "_resumed", "_latest", "_counted", "_running")
-        return {**self.__dict__, **dict.fromkeys(made), "_opened": []}
+        state = {**self.__dict__, **dict.fromkeys(made), "_opened": []}
+        for name in ("sizes", "_columns"):
+            if name in state:
+                state[name] = _stored(state[name])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The other half of `__getstate__`."""
+        self.__dict__.update(state)
+        for name in ("sizes", "_columns"):
+            if name in state:
+                self.__dict__[name] = _loaded(state[name])
 
     @property
     def largest_size(self) -> Any:

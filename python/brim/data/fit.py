@@ -193,7 +193,7 @@ class FittedBatchSampler(BatchSamplerBase):
         if several and cost != "sum":
             raise ValueError(f'several sizes per sample need cost="sum", got {shown(cost)}')
         sizes = given_sizes.amax(1) if several else given_sizes
-        limit = _C.parse_bytes(budget, _C.memory_stats(device).limit)
+        limit = _C.parse_bytes(budget, _C.memory_stats(device).limit, "budget")
         given = options.get("indices")
         if given is not None and not callable(given):  # read several times
             options["indices"] = index_tensor("indices", given)

@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from typing_extensions import Self, Unpack
 
 from brim import _C
-from brim._arguments import shown, whole
+from brim._arguments import check_callable, shown, whole
 from brim._warn import warn
 from brim.data.base import Batch, SamplerOptions, Start, left_out_message
 from brim.data.fit import FittedBatchSampler
@@ -75,8 +75,13 @@ def size_aware_batching(
     function = size_function(sizeof)
     if function is None:
         raise TypeError(f"sizeof must be a callable or a mapping here, got {shown(sizeof)}")
-    if collate_fn is not None and not callable(collate_fn):
-        raise TypeError(f"collate_fn must be a callable, got {shown(collate_fn)}")
+    for name, given in (
+        ("collate_fn", collate_fn),
+        ("info_logger", info_logger),
+        ("warn_logger", warn_logger),
+    ):
+        if given is not None:
+            check_callable(name, given)
     if isinstance(dataset, str) or not isinstance(dataset, Iterable):
         raise TypeError(f"dataset must be an iterable of samples, got {shown(dataset)}")
     stream = _stream(dataset, function, limits, check_oversize(oversize), 0)
@@ -159,6 +164,8 @@ class SizeAwareBatchSampler(FittedBatchSampler):
         self._told = False  # of samples that are left out
         if self._columns is not None and not self._foreign:
             self._ready()
+        else:  # wrong options are errors at once, before there are sizes
+            self._batching_of([torch.empty(0, dtype=torch.int64)] * len(self._limits.costs), None)
 
     @classmethod
     def _of_sizes(
@@ -192,6 +199,11 @@ class SizeAwareBatchSampler(FittedBatchSampler):
                     f"sampler has {self._count} samples, and sizeof only {len(columns[0])} sizes"
                 )
             indices = torch.arange(self._count)
+        return self._batching_of(columns, indices)
+
+    def _batching_of(
+        self, columns: list[torch.Tensor], indices: torch.Tensor | None
+    ) -> _C.SampleBatching:
         sizes = (columns, self._limits.costs, self._limits.maxima)
         return _C.ordered_batching(
             *sizes, indices, self.shuffle, self._oversize, self.batch_multiple

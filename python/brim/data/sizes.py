@@ -249,7 +249,7 @@ def _in_bytes(cost: object, maximum: object) -> object:
                 f"max_total_size must be a positive number, got {maximum!r}; "
                 "text is for a budget in bytes, with a memory model as cost, as fit makes them"
             )
-        return _C.parse_bytes(maximum)
+        return _C.parse_bytes(maximum, name="max_total_size")
     return maximum
 
 

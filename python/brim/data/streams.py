@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from torch.utils.data import IterableDataset, get_worker_info
 
 from brim import _C
-from brim._arguments import flag, shown, whole
+from brim._arguments import check_callable, flag, shown, whole
 from brim._warn import warn
 from brim.data.base import check_same_run, check_state, left_out_message
 from brim.data.ranks import RankSource, shared_by_accelerate
@@ -54,8 +54,8 @@ class StreamBatches(IterableDataset[Any]):
         function = size_function(sizeof)
         if function is None:
             raise TypeError(f"sizeof must be a callable or a mapping here, got {shown(sizeof)}")
-        if collate_fn is not None and not callable(collate_fn):
-            raise TypeError(f"collate_fn must be a callable, got {shown(collate_fn)}")
+        if collate_fn is not None:
+            check_callable("collate_fn", collate_fn)
         self._name = name
         self.iterable = iterable
         self.epoch = 0

@@ -310,7 +310,7 @@ def bytes_of(name: str, amount: int | str, target: torch.device) -> int:
                 f"{name} must be bytes, such as 24GiB: {target} is not there, got {amount!r}"
             ) from None
         limit = None
-    return _C.parse_bytes(amount, limit)
+    return _C.parse_bytes(amount, limit, name)
 
 
 def _free_for(held: int, target: torch.device) -> int | None:

@@ -78,6 +78,8 @@ def largest_size(
     most = 2**40 if upper is None else positive("upper", upper)
     if most < lower:
         raise ValueError(f"upper must not be below lower ({lower}), got {upper}")
+    if not isinstance(name, str):
+        raise TypeError(f"name must be the name of an argument, got {name!r:.100}")
     if name in kwargs:
         raise ValueError(
             f"{name} is the size that is searched, and must not be given, got {kwargs[name]!r}"

@@ -13,7 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from brim import _C
-from brim._arguments import shown
+from brim._arguments import flag, shown
 from brim.nn import _causal_lm_loss, modules
 from brim.nn._derived import MAKERS, Recipe, derived, is_made, original_of
 from brim.nn._functions import is_region, leave_out, take_in, with_functions
@@ -203,7 +203,8 @@ def convert(
         A report, not the model: what was replaced, and what was not and why.
 
     Raises:
-        TypeError: if `model` is no module, or `only` or `skip` holds anything else.
+        TypeError: if `model` is no module, `only` or `skip` holds anything else, or `functions`
+            is no bool.
         ValueError: if a pattern matches no name, or `recompute` is unknown.
 
     Example:
@@ -225,6 +226,7 @@ def convert(
     """  # noqa: E501
     check_module(model)
     check_recompute(recompute)
+    flag("functions", functions)
     places = _places(model)
     chosen = places.keys() if only is None else _matching("only", only, places)
     left_out = set() if skip is None else _matching("skip", skip, places)
@@ -252,9 +254,9 @@ def convert(
         elif is_layer(module):
             kept.append(entry)
         if recompute is not None and change.reason in ("", ALREADY):
-            flag = "recompute" if own_base(type(module)) is not None else "_brim_recompute"
-            if hasattr(type(module), flag):
-                module.__dict__[flag] = True
+            mark = "recompute" if own_base(type(module)) is not None else "_brim_recompute"
+            if hasattr(type(module), mark):
+                module.__dict__[mark] = True
     for module in _first_inside_regions(model, (places.keys() - chosen) | left_out):
         leave_out(module)
     hint = conversion_hint(model, recompute)

@@ -237,10 +237,18 @@ def test_nothing_is_warned_of_when_everything_fits() -> None:
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("limit", [0, -1, -0.5, math.nan, -math.inf])
-def test_sampler_refuses_a_limit_that_is_not_positive(limit: float) -> None:
-    with pytest.raises(ValueError, match="max_total_size should be positive but got"):
+@pytest.mark.parametrize("limit", [-1, -0.5, math.nan, -math.inf])
+def test_sampler_refuses_a_limit_that_is_negative(limit: float) -> None:
+    with pytest.raises(ValueError, match="max_total_size should not be negative but got"):
         SizeAwareBatchSampler(range(3), [1, 1, 1], limit)
+
+
+def test_sampler_accepts_a_limit_of_zero() -> None:
+    """The original's documentation says no, its own tests say yes."""
+    sampler = SizeAwareBatchSampler(range(3), [0, 1, 0], 0)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="exceed"):
+            assert list(sampler) == [[0, 2]]
 
 
 @pytest.mark.parametrize("limit", [{}, "4", None, [4]])

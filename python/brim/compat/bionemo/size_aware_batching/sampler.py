@@ -145,14 +145,14 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
     Args:
         sampler: the indices; iterated anew for each epoch.
         sizeof: the size at an index: a function, a dictionary, a sequence, a tensor or an array.
-        max_total_size: the limit, above 0.
+        max_total_size: the limit; with 0 only samples of size 0 are in a batch.
         info_logger: called at the end with the number of samples and batches; prints by default.
         warn_logger: called for each index whose size alone exceeds the limit, and at the end; warns
             by default.
 
     Raises:
         TypeError: if `sampler` or `sizeof` has the wrong type.
-        ValueError: if `max_total_size` is not a positive number. See `size_aware_batching` for
+        ValueError: if `max_total_size` is no number, NaN or negative. See `size_aware_batching` for
             errors while iterating.
 
     Example:
@@ -179,8 +179,8 @@ class SizeAwareBatchSampler(Sampler[list[int]]):
         limit: Any = max_total_size
         if not isinstance(limit, numbers.Real):
             raise ValueError(f"max_total_size should be int or float but got {type(limit)}")
-        if not max_total_size > 0:
-            raise ValueError(f"max_total_size should be positive but got {max_total_size}")
+        if not max_total_size >= 0:
+            raise ValueError(f"max_total_size should not be negative but got {max_total_size}")
         self._sampler = sampler
         self._sizeof = _size_function(sizeof)
         self._max_total_size = max_total_size
