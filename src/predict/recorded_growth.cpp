@@ -220,11 +220,13 @@ double RecordedGrowth::largest_above(double low, double high) const {
 }
 
 double RecordedGrowth::largest_between(double low, double high) const {
-  for (double size = high; size > low; size *= 1 - kStepDown) {
+  double size = high;
+  while (size > low) {
     const double smaller = std::floor((1 - kSpare) * size);  // exactly what will be used
     if (smaller > low && fits(size) && fits(smaller)) {
       return smaller;
     }
+    size *= 1 - kStepDown;
   }
   return 0;
 }

@@ -111,8 +111,11 @@ class _Ending(NamedTuple):
 
 
 def _has_matrix_of(loss: torch.Tensor, items: int) -> bool:
-    """Whether a value in the graph has two dimensions of so many items, or of two views of them."""
-    todo, seen = [loss.grad_fn], set()
+    """Whether a value in the graph has two dimensions of so many items, or of two views of them.
+
+    Not of one item: too many shapes have several dimensions of size 1.
+    """
+    todo, seen = [loss.grad_fn] if items > 1 else [], set()
     while todo:
         node: Any = todo.pop()
         if node is None or node in seen:
