@@ -169,3 +169,46 @@ def test_a_job_of_several_ranks_is_not_checked_for_a_sum(
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     brim.Microbatches(loss_fn, model=net, size=4)(data)
     assert calls == [4, 4, 2] * 2  # else a rank that splits would wait for one that does not
+
+
+class Counting(torch.nn.Module):
+    """A layer with a buffer that is written to and one that is assigned anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: torch.Tensor
+        self.last: torch.Tensor
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(6).double())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += len(x)
+        self.last = x.detach().mean(0)
+        return x
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_check_leaves_buffers_and_the_batch_as_they_are(data: Any, given: bool) -> None:
+    net, counting = Net(), Counting()
+    model = torch.nn.Sequential(counting, net)
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        error = (model(part[0]) - part[1]).square().sum() / len(part[0])
+        with torch.no_grad():
+            part[1].mul_(2)
+        return error
+
+    doubled = data[1] * 2
+    step = brim.Microbatches(loss_fn, model=model if given else None, size=5)
+    step(data)
+    assert counting.seen == 10
+    assert torch.equal(counting.last, data[0][5:].mean(0))
+    assert torch.equal(data[1], doubled)
+
+
+def test_a_batch_that_decides_nothing_is_followed_by_others(data: Any) -> None:
+    net = Net()
+    step = brim.Microbatches(lambda part: (squares(net, part) * part[2]).sum(), model=net, size=3)
+    step((*data, torch.zeros(10).double()))
+    with pytest.raises(ValueError, match="returns a sum"):
+        step((*data, torch.ones(10).double()))

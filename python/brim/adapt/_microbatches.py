@@ -48,7 +48,9 @@ class Microbatches:
             for reentrant checkpoints, which hide parameters from the loss's graph, and with
             `ranks`.
         reduction: `"mean"` or `"sum"`: what `loss_fn` does over the items of a part. A loss that
-            looks like a sum is checked once, in the first batch that is split.
+            looks like a sum is checked in the first batches that are split: `loss_fn` is then
+            called four times more, with copies of up to four items, and what it does to buffers and
+            modes of modules is put back.
         size: the longest part, tried first; the whole batch if None.
         dim: the dimension of the batch's tensors along which its items are.
         split: a function `(batch, start, stop)` -> the part with these items, for batches that are
@@ -226,9 +228,11 @@ class Microbatches:
         if self._reduces():
             loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
         if self._size < self._items:
-            check, self._check = self._check, None
+            check = self._check
             if check is not None and check.is_needed:
                 check.run(self._items, lambda *bounds: self._split(batch, *bounds))
+            if check is None or not check.is_needed or check.is_done:
+                self._check = None
         self._pass.finish()
         return loss, attempts
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from brim._warn import warn
 from brim.adapt._random_state import RandomState
+from brim.adapt._restore import members_of, writable
 
 _SAME = 1e-3  # relative: two losses are the same
 _COUNTS = 0.01  # of a sum: the least share of a term, so that no mean of the terms is their sum
@@ -22,13 +25,15 @@ class ReductionCheck:
 
     Most losses show in their graph that they are what was declared, and cost nothing here. One that
     ends in a sum may still be a mean (`sum() / len(part)`), so `loss_fn` is called four times more,
-    with two and four items. No mean can seem to be a sum: it lies between the two losses. So are
-    losses with a matrix of items by items, which may compare them with each other. Losses
-    that draw random numbers are not judged. Nor are those in a job of several ranks, of which only
-    some may split their batch: a forward with collectives would wait for the others.
+    with copies of two and four items. No mean can seem to be a sum: it lies between the two losses.
+    A loss with a matrix of items by items, which may compare them with each other, is judged in the
+    same way. Losses that draw random numbers are not judged. Nor are those in a job of several
+    ranks, of which only some may split their batch: a forward with collectives would wait for the
+    others.
 
     Attributes:
         is_needed: whether the loss that was watched looks like the other reduction.
+        is_done: whether nothing is left to find out.
     """
 
     def __init__(
@@ -38,6 +43,8 @@ class ReductionCheck:
         self._other = _Ending("Sum", 2) if reduction == "mean" else _Ending("Mean", 1)
         self._may_compare: bool | None = None  # items with each other; None before the first part
         self.is_needed = False
+        self.is_done = False
+        self._left = 3  # batches that may leave it undecided
 
     def watched(self, size: int, part: Any) -> Any:
         """What `loss_fn` returns; looks at the graph of the first part, which has `size` items."""
@@ -61,16 +68,20 @@ class ReductionCheck:
 
         Warns if it is neither, because it compares items with each other.
         """
+        self._left -= 1
+        self.is_done = self._left == 0
         half, end = min(items, 4) // 2, min(items, 4)
         bounds = ((0, half), (half, end), (0, end), (0, end))
         try:
             # Without a graph: DistributedDataParallel would wait for its backward.
-            with undisturbed(self._model), torch.no_grad():
-                a, b, together, again = (self._loss_fn(part(*each)).item() for each in bounds)
+            with undisturbed(self._model, self._loss_fn), torch.no_grad():
+                parts = [copy.deepcopy(part(*each)) for each in bounds]
+                a, b, together, again = (self._loss_fn(each).item() for each in parts)
         except Exception:  # out of memory, a layer that cannot take one item
             return
         if together != again or together == 0:
             return
+        self.is_done = True
         is_sum = math.isclose(a + b, together, rel_tol=_SAME)
         mean = (a * half + b * (end - half)) / end
         if self._reduction == "mean":
@@ -91,8 +102,9 @@ class ReductionCheck:
         if self._may_compare and difference > _DIFFERENT * abs(together):
             warn(
                 f"the loss is no {self._reduction} over the items of a batch ({losses}): loss_fn "
-                "seems to compare them with each other, as a contrastive loss does. Parts of the "
-                "batch then do not have the gradients of the whole"
+                "seems to compare them with each other, as a contrastive loss does, or to weight "
+                "them (then return the loss and its count). Parts of the batch do not have the "
+                "gradients of the whole"
             )
 
 
@@ -150,14 +162,40 @@ def _may_end_in(loss: torch.Tensor, ending: _Ending) -> bool:
 
 
 @contextmanager
-def undisturbed(model: torch.nn.Module | None) -> Iterator[None]:
-    """In eval mode; modes and random state are put back afterwards."""
-    modes = [] if model is None else [(module, module.training) for module in model.modules()]
-    if model is not None:
-        model.eval()
+def undisturbed(
+    model: torch.nn.Module | None, work: Callable[..., Any] | None = None
+) -> Iterator[None]:
+    """In eval mode; modes, buffers and random state are put back afterwards.
+
+    Args:
+        model: its modules are.
+        work: modules that it leads to are too.
+    """
+    modules = list(model.modules()) if model is not None else []
+    if work is not None:
+        from brim.foresee._reach import Reachable  # imports parts of torch that few need
+
+        reached = Reachable(lambda: None, (work,), {}).modules
+        modules += [part for module in reached for part in module.modules()]
+    modules = list(dict.fromkeys(modules))
+    modes = [(module, module.training) for module in modules]
+    members = [members_of(module) for module in modules]
+    buffers = [
+        (writable(buffer), writable(buffer).clone())
+        for module in modules
+        for buffer in module.buffers(recurse=False)
+        if not is_lazy(buffer)
+    ]
+    for module in modules:
+        module.training = False
     try:
         with RandomState():
             yield
     finally:
+        for put_back in members:
+            put_back()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
         for module, training in modes:
             module.training = training

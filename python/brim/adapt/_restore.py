@@ -55,12 +55,12 @@ class _Collected:
 
     def add(self, thing: Any) -> None:
         if isinstance(thing, torch.Tensor):
-            self.values.append(thing)
+            self.values.append(writable(thing))
             self.gradients.append(thing)
         elif isinstance(thing, torch.nn.Module):
             self.gradients.extend(thing.parameters())
             self.values.extend(writable(each) for each in thing.buffers() if not is_lazy(each))
-            self.put_back.extend(map(_members_of, thing.modules()))
+            self.put_back.extend(map(members_of, thing.modules()))
         elif isinstance(thing, Optimizer):
             self._add_optimizer(thing)
         else:
@@ -70,7 +70,7 @@ class _Collected:
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         """Its state may not exist before the first step, and must not after one that was undone."""
         for group in optimizer.param_groups:
-            self.values.extend(group["params"])
+            self.values.extend(map(writable, group["params"]))
             self.gradients.extend(group["params"])
         state = {owner: self._outline(own) for owner, own in optimizer.state.items()}
         groups = [(group, self._outline(group)) for group in optimizer.param_groups]
@@ -89,7 +89,7 @@ class _Collected:
     def _outline(self, value: Any) -> Any:
         """Copies of the containers in `value`; the core copies the tensors that are in them."""
         if isinstance(value, torch.Tensor):
-            self.values.append(value)
+            self.values.append(writable(value))
         elif isinstance(value, dict):
             return {key: self._outline(each) for key, each in value.items()}
         elif isinstance(value, list):
@@ -106,7 +106,7 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _members_of(module: torch.nn.Module) -> PutBack:
+def members_of(module: torch.nn.Module) -> PutBack:
     """Which are its parameters, buffers and parts: the work may assign others, or add some."""
     kept: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module._modules)
     before = [dict(each) for each in kept]

@@ -52,7 +52,11 @@ std::optional<AllocatorModel> allocator_now(c10::Device device) {
   AllocatorOptions options = allocator_options();
   const auto room = backend.headroom(device);
   options.capacity = room.allocated + room.free;
-  return AllocatorModel(options, *segments);
+  try {
+    return AllocatorModel(options, *segments);
+  } catch (const std::invalid_argument&) {  // not as the model knows segments
+    return std::nullopt;
+  }
 }
 
 /// The searches know no torch and throw std::invalid_argument: here it becomes a ValueError.
