@@ -99,7 +99,8 @@ class _Collected:
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or one element of each expanded dimension: a whole one cannot be written."""
-    if tensor.layout == torch.strided and not tensor.is_nested and 0 in tensor.stride():
+    is_plain = tensor.layout == torch.strided and not tensor.is_nested and not is_lazy(tensor)
+    if is_plain and 0 in tensor.stride():
         for dim, stride in enumerate(tensor.stride()):
             if stride == 0 and tensor.shape[dim] > 1:
                 tensor = tensor.data.narrow(dim, 0, 1)
