@@ -16,7 +16,7 @@ from brim import _C
 from brim._arguments import flag, shown, whole
 from brim._warn import warn
 from brim.data.ranks import Ranks, RankSource, SamplerType, shared_by_accelerate
-from brim.data.sizes import Budget, Cost, Limits, check_oversize
+from brim.data.sizes import Budget, Cost, Limits, check_oversize, loaded, stored
 
 Batch = list[int]
 
@@ -101,28 +101,6 @@ def check_same_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
                 f"state is of another run: its {key} is {there.get(key)!r}, here it is "
                 f"{here[key]!r}"
             )
-
-
-class _Stored(NamedTuple):
-    """A tensor whose type torch can pickle but not read back."""
-
-    array: Any
-
-
-def _stored(sizes: Any) -> Any:
-    if isinstance(sizes, torch.Tensor) and sizes.dtype in (torch.uint16, torch.uint32):
-        return _Stored(sizes.numpy())
-    if isinstance(sizes, list) and sizes and isinstance(sizes[0], torch.Tensor):
-        return [_stored(column) for column in sizes]
-    return sizes
-
-
-def _loaded(sizes: Any) -> Any:
-    if isinstance(sizes, _Stored):
-        return torch.from_numpy(sizes.array)
-    if isinstance(sizes, list) and sizes and isinstance(sizes[0], _Stored):
-        return [_loaded(column) for column in sizes]
-    return sizes
 
 
 def _repeated(batches: Iterator[Batch], times: int) -> Iterator[Batch]:
@@ -243,7 +221,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         state = {**self.__dict__, **dict.fromkeys(made), "_opened": []}
         for name in ("sizes", "_columns"):
             if name in state:
-                state[name] = _stored(state[name])
+                state[name] = stored(state[name])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -251,7 +229,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self.__dict__.update(state)
         for name in ("sizes", "_columns"):
             if name in state:
-                self.__dict__[name] = _loaded(state[name])
+                self.__dict__[name] = loaded(state[name])
 
     @property
     def largest_size(self) -> Any:

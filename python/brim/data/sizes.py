@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -290,3 +290,27 @@ def sorted_boundaries(given: object) -> torch.Tensor:
     if boundaries.dtype == torch.int64 and not torch.equal(boundaries.double().long(), boundaries):
         raise ValueError("bucket_boundaries must not exceed 2**53")
     return boundaries.double().sort().values  # NaN last, for the core to refuse
+
+
+class _Stored(NamedTuple):
+    """A tensor whose type torch can pickle but not read back."""
+
+    array: Any
+
+
+def stored(sizes: Any) -> Any:
+    """Sizes as they are pickled."""
+    if isinstance(sizes, torch.Tensor) and sizes.dtype in (torch.uint16, torch.uint32):
+        return _Stored(sizes.numpy())
+    if isinstance(sizes, list) and sizes and isinstance(sizes[0], torch.Tensor):
+        return [stored(column) for column in sizes]
+    return sizes
+
+
+def loaded(sizes: Any) -> Any:
+    """The sizes of which `stored` made this."""
+    if isinstance(sizes, _Stored):
+        return torch.from_numpy(sizes.array)
+    if isinstance(sizes, list) and sizes and isinstance(sizes[0], _Stored):
+        return [loaded(column) for column in sizes]
+    return sizes
