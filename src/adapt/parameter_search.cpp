@@ -231,24 +231,19 @@ bool ParameterSearch::place(const Attempt& attempt, const Take& take) {
   return taken;
 }
 
-bool ParameterSearch::remember(const Attempt& attempt) {
-  const bool taken = place(
-      attempt, [&](std::size_t g, const Attempt& scaled) { groups_[g].search.remember(scaled); });
-  current_ = attempts_ == 0 ? 0 : current_;
-  advance();
-  return taken;
-}
-
-void ParameterSearch::remember(std::span<const Attempt> attempts) {
+bool ParameterSearch::remember(std::span<const Attempt> attempts) {
   std::vector<std::vector<Attempt>> of_group(groups_.size());
+  bool taken = false;
   for (const Attempt& attempt : attempts) {
-    place(attempt, [&](std::size_t g, const Attempt& scaled) { of_group[g].push_back(scaled); });
+    taken |= place(attempt,
+                   [&](std::size_t g, const Attempt& scaled) { of_group[g].push_back(scaled); });
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     groups_[g].search.remember(of_group[g]);
   }
   current_ = attempts_ == 0 ? 0 : current_;
   advance();
+  return taken;
 }
 
 bool ParameterSearch::record_elsewhere(const Attempt& attempt) {

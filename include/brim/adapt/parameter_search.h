@@ -64,12 +64,12 @@ class BRIM_API ParameterSearch {
   /// @throws std::invalid_argument naming what is wrong, its value, and what is allowed.
   explicit ParameterSearch(const ParameterSearchOptions& options);
 
-  /// Takes in an attempt of an earlier call; see SizeSearch::remember. Values that no search with
-  /// these groups visits say nothing about the order of lowering and are ignored.
-  /// @return whether it was taken in.
+  /// Takes in attempts of earlier calls, oldest first; see SizeSearch::remember. Values that no
+  /// search with these groups visits say nothing about the order of lowering and are ignored.
+  /// @return whether any was taken in.
   /// @throws std::invalid_argument when the number of values is wrong or one is below 1.
-  bool remember(const Attempt& attempt);
-  void remember(std::span<const Attempt> attempts);  ///< several, oldest first
+  bool remember(std::span<const Attempt> attempts);
+  bool remember(const Attempt& attempt) { return remember(std::span(&attempt, 1)); }
 
   /// The values to try now, in the order of the parameters; valid until the next call of a
   /// non-const member. Once finished: the values to use, which are `best()`, or the floor of all

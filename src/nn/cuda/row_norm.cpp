@@ -128,13 +128,14 @@ std::tuple<at::Tensor, at::Tensor> rms_backward(const at::Tensor& grad, const at
 
 // -- layer_norm of a low precision input in float32 -------------------------------------------
 
-NormRows layer_norm_rows(const at::Tensor& x, at::IntArrayRef shape, const MaybeTensor& weight,
-                         const MaybeTensor& bias) {
+/// @param weight, bias in float32
+NormRows centred_rows(const at::Tensor& x, at::IntArrayRef shape, const MaybeTensor& weight,
+                      const MaybeTensor& bias) {
   const std::int64_t size = c10::multiply_integers(shape);
   return {.rows = count_rows(x, size),
           .size = size,
           .centred = true,
-          .type = number_of(x, "brim::layer_norm"),
+          .type = number_of(x, "brim::norm"),
           .product = Number::float32,
           .weights = Number::float32,
           .weight = data_of(weight),
@@ -157,29 +158,11 @@ NormGrads layer_forward(const at::Tensor& input, at::IntArrayRef shape, const Ma
   at::Tensor mean = empty_per_row(x, shape.size());
   at::Tensor rstd = empty_per_row(x, shape.size());
   launch_on(x, [&](cudaStream_t stream) {
-    normalise_rows(layer_norm_rows(x, shape, factors, moved), x.const_data_ptr(),
+    normalise_rows(centred_rows(x, shape, factors, moved), x.const_data_ptr(),
                    static_cast<float>(eps), output.mutable_data_ptr(),
                    mean.mutable_data_ptr<float>(), rstd.mutable_data_ptr<float>(), stream);
   });
   return {std::move(output), std::move(mean), std::move(rstd)};
-}
-
-at::Tensor layer_as_type(const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& mean,
-                         const at::Tensor& rstd, const MaybeTensor& weight, const MaybeTensor& bias,
-                         double /*eps*/, at::ScalarType type) {
-  const at::Tensor x = input.contiguous();
-  const MaybeTensor factors = wide(weight);
-  const MaybeTensor moved = wide(bias);
-  const at::Tensor level = mean.contiguous();
-  const at::Tensor scale = rstd.contiguous();
-  at::Tensor output = at::empty_like(x, x.options().dtype(type));
-  NormRows rows = layer_norm_rows(x, shape, factors, moved);
-  rows.product = number_of(output, "brim::layer_norm");
-  launch_on(x, [&](cudaStream_t stream) {
-    normalise_rows_as(rows, x.const_data_ptr(), level.const_data_ptr<float>(),
-                      scale.const_data_ptr<float>(), output.mutable_data_ptr(), stream);
-  });
-  return output;
 }
 
 NormGrads layer_backward(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape,
@@ -188,7 +171,7 @@ NormGrads layer_backward(const at::Tensor& grad, const at::Tensor& input, at::In
   const at::Tensor x = input.contiguous();
   const MaybeTensor factors = wide(weight);
   const Grads grads =
-      backward_of(layer_norm_rows(x, shape, factors, {}), grad.to(at::kFloat), x, mean, rstd,
+      backward_of(centred_rows(x, shape, factors, {}), grad.to(at::kFloat), x, mean, rstd,
                   mask[0], mask[1] || mask[2] ? std::optional(at::kFloat) : std::nullopt);
   NormGrads result{grads.input, {}, {}};
   // Of their own memory each: they become the gradients of parameters.
@@ -206,35 +189,55 @@ NormGrads layer_backward(const at::Tensor& grad, const at::Tensor& input, at::In
   return result;
 }
 
-// -- group_norm from its statistics -----------------------------------------------------------
+// -- layer_norm and group_norm from their statistics ------------------------------------------
+
+/// What a norm was given and found, and its output, as the kernels take them.
+struct NormAgain {
+  at::Tensor x;
+  at::Tensor mean;
+  at::Tensor rstd;
+  MaybeTensor weight;
+  MaybeTensor bias;
+  at::Tensor output;
+  NormRows rows;
+
+  /// @param shape of a row
+  NormAgain(const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& means,
+            const at::Tensor& rstds, const MaybeTensor& factors, const MaybeTensor& moved,
+            at::ScalarType type)
+      : x(input.contiguous()),
+        mean(means.contiguous()),
+        rstd(rstds.contiguous()),
+        weight(wide(factors)),
+        bias(wide(moved)),
+        output(at::empty_like(x, x.options().dtype(type))),
+        rows(centred_rows(x, shape, weight, bias)) {
+    rows.product = number_of(output, "brim::norm");
+  }
+};
+
+at::Tensor layer_as_type(const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& mean,
+                         const at::Tensor& rstd, const MaybeTensor& weight, const MaybeTensor& bias,
+                         double /*eps*/, at::ScalarType type) {
+  const NormAgain norm(input, shape, mean, rstd, weight, bias, type);
+  launch_on(norm.x, [&](cudaStream_t stream) {
+    normalise_rows_as(norm.rows, norm.x.const_data_ptr(), norm.mean.const_data_ptr<float>(),
+                      norm.rstd.const_data_ptr<float>(), norm.output.mutable_data_ptr(), stream);
+  });
+  return norm.output;
+}
 
 at::Tensor group_as_type(const at::Tensor& input, std::int64_t groups, const at::Tensor& mean,
                          const at::Tensor& rstd, const MaybeTensor& weight, const MaybeTensor& bias,
                          double /*eps*/, at::ScalarType type) {
-  const at::Tensor x = input.contiguous();
-  const MaybeTensor factors = wide(weight);
-  const MaybeTensor moved = wide(bias);
-  const at::Tensor level = mean.contiguous();
-  const at::Tensor scale = rstd.contiguous();
-  at::Tensor output = at::empty_like(x, x.options().dtype(type));
-  const std::int64_t channels = x.size(1);
-  const std::int64_t rows = x.size(0) * channels;
-  const NormRows planes{.rows = rows,
-                        .size = rows == 0 ? 0 : x.numel() / rows,
-                        .centred = true,
-                        .type = number_of(x, "brim::group_norm"),
-                        .product = number_of(output, "brim::group_norm"),
-                        .weights = Number::float32,
-                        .weight = data_of(factors),
-                        .bias = data_of(moved),
-                        .offset = 0,
-                        .cast_first = false};
-  launch_on(x, [&](cudaStream_t stream) {
-    normalise_groups_as(planes, channels, channels / groups, x.const_data_ptr(),
-                        level.const_data_ptr<float>(), scale.const_data_ptr<float>(),
-                        output.mutable_data_ptr(), stream);
+  const NormAgain norm(input, input.sizes().slice(2), mean, rstd, weight, bias, type);
+  const std::int64_t channels = input.size(1);
+  launch_on(norm.x, [&](cudaStream_t stream) {
+    normalise_groups_as(norm.rows, channels, channels / groups, norm.x.const_data_ptr(),
+                        norm.mean.const_data_ptr<float>(), norm.rstd.const_data_ptr<float>(),
+                        norm.output.mutable_data_ptr(), stream);
   });
-  return output;
+  return norm.output;
 }
 
 }  // namespace

@@ -1,22 +1,10 @@
-#include "nn/cuda/row_norm.h"
-
-#include "nn/cuda/launch.cuh"
+#include "nn/cuda/row_norm.cuh"
 
 namespace brim::nn::cuda {
 namespace {
 
 constexpr int kWarp = 32;
 constexpr std::size_t kShared = 47 * 1024;  // bytes; every device has 48 KiB for a block
-
-/// How the threads of a block share rows: x of them work on one row, y rows at a time. Both are
-/// powers of two.
-dim3 threads_for(std::int64_t packs) {
-  unsigned x = 1;
-  while (x < static_cast<unsigned>(kThreads) && x < packs) {
-    x *= 2;
-  }
-  return {x, kThreads / x};
-}
 
 /// The sum over the threads of a row, for all of them, always in the same order. All threads of
 /// the block must call it.
@@ -41,68 +29,6 @@ __device__ float row_sum(float value) {
     sum += partial[first + i];
   }
   return sum;
-}
-
-/// What a row is multiplied by, or added to.
-template <class P>
-struct Factors {
-  const P* weight;
-  float offset;
-  float missing;  // in place of each weight, if there is none
-
-  template <int kSize>
-  __device__ Pack<float, kSize> load_at(unsigned column) const {
-    Pack<float, kSize> result;
-    if (weight == nullptr) {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        result.at[i] = missing;
-      }
-      return result;
-    }
-    // Packs of float32 weights beside half-width elements are wider than a load.
-    constexpr int kLoad = kSize < kPackOf<P> ? kSize : kPackOf<P>;
-#pragma unroll
-    for (int k = 0; k < kSize; k += kLoad) {
-      const auto some = load<P, kLoad>(weight + column + k);
-#pragma unroll
-      for (int i = 0; i < kLoad; ++i) {
-        const float value = widen<P>(some.at[i]);
-        result.at[k + i] = offset == 0 ? value : __fadd_rn(value, offset);
-      }
-    }
-    return result;
-  }
-};
-
-/// kSize elements of one type as float32, loaded 16 bytes at a time.
-template <int kSize, class T>
-__device__ Pack<float, kSize> load_wide(const T* from) {
-  Pack<float, kSize> result;
-  constexpr int kLoad = kSize < kPackOf<T> ? kSize : kPackOf<T>;
-#pragma unroll
-  for (int k = 0; k < kSize; k += kLoad) {
-    const auto some = load<T, kLoad>(from + k);
-#pragma unroll
-    for (int i = 0; i < kLoad; ++i) {
-      result.at[k + i] = widen<T>(some.at[i]);
-    }
-  }
-  return result;
-}
-
-template <int kSize, class T>
-__device__ void store_narrow(const Pack<float, kSize>& values, T* to) {
-  constexpr int kStore = kSize < kPackOf<T> ? kSize : kPackOf<T>;
-#pragma unroll
-  for (int k = 0; k < kSize; k += kStore) {
-    Pack<T, kStore> some;
-#pragma unroll
-    for (int i = 0; i < kStore; ++i) {
-      some.at[i] = narrow<T>(values.at[k + i]);
-    }
-    store<kStore>(some, to + k);
-  }
 }
 
 /// Adds to numbers that belong to this thread.
@@ -187,60 +113,6 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     store_narrow(result, out + row * size + i);
-  }
-}
-
-/// Rounds as torch's layer norm and a copy do.
-template <class T, class O, int kSize>
-__global__ void __launch_bounds__(kThreads)
-    forward_as_kernel(const T* __restrict__ in, O* __restrict__ out,
-                      const float* __restrict__ means, const float* __restrict__ rstds,
-                      const Factors<float> factors, const Factors<float> bias,
-                      const std::int64_t rows, const unsigned size) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (row >= rows) {
-    return;
-  }
-  const float mean = means[row];
-  const float rstd = rstds[row];
-  for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
-    const auto values = load_wide<kSize>(in + row * size + i);
-    const auto factor = factors.template load_at<kSize>(i);
-    const auto moved = bias.template load_at<kSize>(i);
-    Pack<float, kSize> result;
-#pragma unroll
-    for (int k = 0; k < kSize; ++k) {
-      const float normal = __fmul_rn(__fsub_rn(values.at[k], mean), rstd);
-      result.at[k] = __fmaf_rn(normal, factor.at[k], moved.at[k]);
-    }
-    store_narrow(result, out + row * size + i);
-  }
-}
-
-/// Rounds as torch's group norm does, and a copy.
-template <class T, class O, int kSize>
-__global__ void __launch_bounds__(kThreads)
-    groups_as_kernel(const T* __restrict__ in, O* __restrict__ out, const float* __restrict__ means,
-                     const float* __restrict__ rstds, const float* __restrict__ weight,
-                     const float* __restrict__ bias, const unsigned channels,
-                     const unsigned channels_in_group, const std::int64_t rows,
-                     const unsigned size) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (row >= rows) {
-    return;
-  }
-  const std::int64_t group = row / channels_in_group;
-  const std::int64_t channel = row % channels;
-  const float factor = weight == nullptr ? rstds[group] : __fmul_rn(rstds[group], weight[channel]);
-  const float moved =
-      __fsub_rn(bias == nullptr ? 0 : bias[channel], __fmul_rn(factor, means[group]));
-  for (unsigned i = threadIdx.x * kSize; i < size; i += blockDim.x * kSize) {
-    auto values = load_wide<kSize>(in + row * size + i);
-#pragma unroll
-    for (int k = 0; k < kSize; ++k) {
-      values.at[k] = __fmaf_rn(values.at[k], factor, moved);
-    }
-    store_narrow(values, out + row * size + i);
   }
 }
 
@@ -385,32 +257,6 @@ void with_types(const NormRows& rows, const Run& run) {
   });
 }
 
-/// Calls run(std::integral_constant<int, elements that a thread loads at once>()).
-template <class T, class Run, class... Pointers>
-void with_pack(const NormRows& rows, const Run& run, Pointers... pointers) {
-  if (rows.size % kPackOf<T> == 0 && is_aligned(rows.weight, 16) && is_aligned(rows.bias, 16) &&
-      (is_aligned(pointers, 16) && ...)) {
-    run(std::integral_constant<int, kPackOf<T>>());
-  } else {
-    run(std::integral_constant<int, 1>());
-  }
-}
-
-template <class P>
-Factors<P> factors_of(const NormRows& rows) {
-  return {static_cast<const P*>(rows.weight), rows.offset, 1};
-}
-
-template <class P>
-Factors<P> bias_of(const NormRows& rows) {
-  return {static_cast<const P*>(rows.bias), 0, 0};
-}
-
-/// Blocks for all rows, each row once.
-unsigned blocks_of(const NormRows& rows, const dim3& threads) {
-  return static_cast<unsigned>((rows.rows + threads.y - 1) / threads.y);
-}
-
 }  // namespace
 
 void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, float* mean,
@@ -419,56 +265,13 @@ void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, 
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
     using O = typename decltype(o)::Element;
-    const auto run = [&](auto pack) {
-      constexpr int kSize = decltype(pack)::value;
-      const dim3 threads = threads_for(rows.size / kSize);
-      forward_kernel<T, P, O, kSize, decltype(centred)::value>
+    const auto run = [&](auto pack, const dim3& threads) {
+      forward_kernel<T, P, O, decltype(pack)::value, decltype(centred)::value>
           <<<blocks_of(rows, threads), threads, 0, stream>>>(
               static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<P>(rows),
               bias_of<P>(rows), rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
     };
     with_pack<T>(rows, run, in, out);
-  });
-}
-
-void normalise_rows_as(const NormRows& rows, const void* in, const float* mean, const float* rstd,
-                       void* out, cudaStream_t stream) {
-  const auto of_types = [&](auto t, auto o) {
-    using T = typename decltype(t)::Element;
-    using O = typename decltype(o)::Element;
-    const auto run = [&](auto pack) {
-      constexpr int kSize = decltype(pack)::value;
-      const dim3 threads = threads_for(rows.size / kSize);
-      forward_as_kernel<T, O, kSize><<<blocks_of(rows, threads), threads, 0, stream>>>(
-          static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<float>(rows),
-          bias_of<float>(rows), rows.rows, static_cast<unsigned>(rows.size));
-    };
-    with_pack<T>(rows, run, in, out);
-  };
-  with_float(rows.type, [&](auto t) {
-    rows.product == Number::float16 ? of_types(t, Type<__half>())
-                                    : of_types(t, Type<__nv_bfloat16>());
-  });
-}
-
-void normalise_groups_as(const NormRows& rows, std::int64_t channels,
-                         std::int64_t channels_in_group, const void* in, const float* mean,
-                         const float* rstd, void* out, cudaStream_t stream) {
-  with_float(rows.type, [&](auto t) {
-    with_float(rows.product, [&](auto o) {
-      using T = typename decltype(t)::Element;
-      using O = typename decltype(o)::Element;
-      const auto run = [&](auto pack) {
-        constexpr int kSize = decltype(pack)::value;
-        const dim3 threads = threads_for(rows.size / kSize);
-        groups_as_kernel<T, O, kSize><<<blocks_of(rows, threads), threads, 0, stream>>>(
-            static_cast<const T*>(in), static_cast<O*>(out), mean, rstd,
-            static_cast<const float*>(rows.weight), static_cast<const float*>(rows.bias),
-            static_cast<unsigned>(channels), static_cast<unsigned>(channels_in_group), rows.rows,
-            static_cast<unsigned>(rows.size));
-      };
-      with_pack<T>(rows, run, in, out);
-    });
   });
 }
 
@@ -492,13 +295,11 @@ void normalise_rows_backward(const NormRows& rows, const void* grad, const void*
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
     using O = typename decltype(o)::Element;
-    const auto run = [&](auto pack) {
-      constexpr int kSize = decltype(pack)::value;
-      const dim3 threads = threads_for(rows.size / kSize);
+    const auto run = [&](auto pack, const dim3& threads) {
       const std::size_t bytes = sizeof(float) * threads.y * columns;
       const bool in_shared = sums != nullptr && bytes <= kShared;
       const auto blocks = sums == nullptr ? blocks_of(rows, threads) : static_cast<unsigned>(parts);
-      backward_kernel<T, P, O, kSize, decltype(centred)::value>
+      backward_kernel<T, P, O, decltype(pack)::value, decltype(centred)::value>
           <<<blocks, threads, in_shared ? bytes : 0, stream>>>(
               static_cast<const O*>(grad), static_cast<const T*>(in), mean, rstd,
               static_cast<T*>(grad_in), sums, in_shared, factors_of<P>(rows), rows.cast_first,
