@@ -43,6 +43,7 @@ _COPYING: dict[str, tuple[str, ...]] = {  # and the arguments that they do not c
 # Operators that cast their input if the result has another type.
 _CASTING = {"sum", "mean", "prod", "cumsum", "cumprod"}
 _TRANSPOSING_BUFFER = 60 * 60  # elements
+_LEAST_SHARED_PLACES = 1024  # of a sample that a group norm shares out among threads
 _MOST_VECTORIZED = 128  # height and width of an image together
 
 
@@ -64,6 +65,11 @@ def _transposing(tensor: torch.Tensor) -> int:
     return 0
 
 
+def _sum_bytes(x: torch.Tensor) -> int:
+    """Of a sum of its elements: halves are added in float32."""
+    return max(4, x.element_size())
+
+
 class CpuTemporaries:
     """Nothing beyond outputs for most operators; those that differ are listed."""
 
@@ -76,8 +82,10 @@ class CpuTemporaries:
             aten.mse_loss: self._reduced_loss,
             aten.smooth_l1_loss: self._reduced_loss,
             aten.huber_loss: self._reduced_loss,
+            aten.native_batch_norm: self._batch_norm,
             aten.native_batch_norm_backward: self._batch_norm_backward,
             aten.native_layer_norm_backward: self._layer_norm_backward,
+            aten.native_group_norm: self._group_norm,
             aten.native_group_norm_backward: self._group_norm_backward,
             aten._scaled_dot_product_flash_attention_for_cpu: self._attention,
             aten._scaled_dot_product_flash_attention_for_cpu_backward: self._attention_backward,
@@ -134,6 +142,13 @@ class CpuTemporaries:
     def _reduced_loss(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return bytes_of(args[0]) if outputs[0].dim() == 0 else 0
 
+    # Mean and variance; sums of each thread where it sees all channels of a position.
+    def _batch_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        x, training = args[0], args[5]
+        places = x.numel() // (x.size(0) * x.size(1)) if x.numel() else 0
+        threads = torch.get_num_threads() if is_channels_last(x) or places == 1 else 0
+        return (threads + 2) * x.size(1) * _sum_bytes(x) if training else 0
+
     # The gradient centred, before it is scaled.
     def _batch_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return bytes_of(args[0]) if _is_dense(args[0]) else 0
@@ -146,6 +161,14 @@ class CpuTemporaries:
     def _gelu_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         grad, x = args[:2]
         return bytes_of(x) if x.is_contiguous() and 0 in grad.stride() else 0
+
+    # Two sums of each thread for each sample and channel, if the positions are shared out.
+    def _group_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
+        x = args[0]
+        samples, channels, places, groups = args[3:7]
+        if not is_channels_last(x) or places < _LEAST_SHARED_PLACES:
+            return 0
+        return 2 * samples * (torch.get_num_threads() * channels + groups) * _sum_bytes(x)
 
     # Two sums for each sample and channel.
     def _group_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:

@@ -1,7 +1,8 @@
 """What convolutions take on the CPU: approximations, since oneDNN's choices are not public.
 
 Found by measuring about 100 shapes with 1 to 8 threads on aarch64 (oneDNN with Arm's Compute
-Library, torch 2.13), and 60 on x86_64 (AVX-512, torch 2.11). Usual shapes are mostly exact.
+Library, torch 2.13), and 90 with 1 to 16 on x86_64 (AVX-512, torch 2.11). Usual shapes are mostly
+exact.
 
 Torch has kernels of its own where oneDNN is off: `torch.backends.mkldnn` says so, and torch itself
 switches it off for good when oneDNN once runs out of memory in a matrix product.
@@ -22,7 +23,11 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimen
 _ARM_PANELS = 2_200_000  # of unfolded samples that are multiplied at once
 _ARM_CHANNELS = 16  # of the output at a time, in float32
 _ARM_LEAST_POSITIONS = 256  # for each thread, if all threads work on one sample
-_X86_BLOCKS = 6 << 10  # for each thread
+_X86_BLOCKS = 4 << 10  # for each thread, and once for all
+_X86_CHANNELS = 16  # in a block
+_X86_PARTS = 8 << 10  # where threads sum up parts of the weight's gradient; more for many threads
+_X86_LARGE = 49  # elements of a kernel that oneDNN has no code for if each channel has its own
+_X86_PARTS_OF_LARGE = 32  # of its gradient for each sample, with channels last
 _X86_HALVES = 60 << 10  # the same of bfloat16
 # Torch's own kernels unfold all samples in forward, or one at a time.
 _UNFOLDING_ALL = (_Backend.Slow2d, _Backend.Slow3d, _Backend.SlowTranspose2d)
@@ -56,6 +61,10 @@ class _Call(NamedTuple):
     def taps(self) -> int:
         """Elements of the kernel."""
         return math.prod(self.weight.shape[2:])
+
+    def is_depthwise(self) -> bool:
+        """Whether each channel is convolved by itself."""
+        return 1 < self.groups == self.x.size(1)
 
     def smaller(self) -> torch.Tensor:
         """The tensor whose elements are the kernel's positions."""
@@ -157,7 +166,7 @@ def _arm_forward(call: _Call) -> int:
     if call.transposed:
         return 2 * weight if last else 2 * out
     if call.groups > 1:
-        depthwise = call.groups == call.x.size(1)
+        depthwise = call.is_depthwise()
         if last:
             part = x // call.x.size(0) // call.groups + call.unfolded() // 8
             return x // 4 if depthwise else 2 * weight + threads * part
@@ -205,7 +214,7 @@ def _arm_backward(call: _Call, of_input: bool) -> int:
         if call.x.dim() == 5:
             return 2 * grad
         return 3 * weight if last else max(0, grad - weight)
-    for_weight = _arm_weight_gradient(call, last)
+    for_weight = _unfolding_weight_gradient(call, last)
     if last or not of_input:
         return for_weight
     if call.transposed:
@@ -216,7 +225,7 @@ def _arm_backward(call: _Call, of_input: bool) -> int:
     return max(for_weight, x - weight, busy * call.unfolded_slice() - weight)
 
 
-def _arm_weight_gradient(call: _Call, last: bool) -> int:
+def _unfolding_weight_gradient(call: _Call, last: bool) -> int:
     """Each thread unfolds a sample and sums up its part; on large images all work on one sample."""
     weight, threads, samples = bytes_of(call.weight), torch.get_num_threads(), call.x.size(0)
     reordered = weight if last and call.taps() > 1 else 0
@@ -238,27 +247,68 @@ def _x86_forward(call: _Call) -> int:
     """Channels go in blocks: input, weight and output so, later the output in both layouts."""
     x, weight, out = bytes_of(call.x), bytes_of(call.weight), bytes_of(call.out)
     half = call.x.element_size() == 2 and call.groups == 1
-    threads = torch.get_num_threads() * (_X86_HALVES if half else _X86_BLOCKS)
+    threads = torch.get_num_threads()
+    blocks = threads * _X86_HALVES if half else (threads + 1) * _X86_BLOCKS
     if is_channels_last(call.x):
-        return 2 * weight + threads
+        return _copies(call, 1) + (0 if call.is_depthwise() else blocks)
     if call.transposed:
         return 2 * out
     if half:
-        return max(2 * out, x + threads)
+        return max(2 * out, x + blocks)
     blocked = _blocked(call.out)
     return max(_blocked(call.x) + blocked + weight, blocked + out) - out
 
 
 def _x86_backward(call: _Call) -> int:
     """Input and gradient in blocks, and the weight's gradient in parts."""
-    parts = 3 * bytes_of(call.weight) // 2
+    x, weight, threads = bytes_of(call.x), bytes_of(call.weight), torch.get_num_threads()
+    last = is_channels_last(call.x)
     if call.x.element_size() == 2 and call.groups == 1:
-        parts = 11 * bytes_of(call.weight) + 2 * _X86_HALVES * torch.get_num_threads()
-    elif is_channels_last(call.x):
-        parts *= 2
-    if is_channels_last(call.x):
-        return parts
-    return _blocked(call.out) + _blocked(call.x) + parts
+        parts = 11 * weight + 2 * _X86_HALVES * threads
+    elif call.is_depthwise() and call.taps() >= _X86_LARGE:
+        parts = _X86_PARTS_OF_LARGE * call.x.size(0) * weight
+        return weight + parts if last else max(x, _unfolding_weight_gradient(call, last))
+    else:
+        parts = _x86_parts(call)
+    if last:
+        return max(_copies(call, 2), parts)
+    return max(_blocked(call.out) + _blocked(call.x) + parts, weight)
+
+
+def _copies(call: _Call, count: int) -> int:
+    """So many of the weight, and one more if its layout is not that of the input."""
+    layout = _CHANNELS_LAST[call.weight.dim()]
+    return (count + (not call.weight.is_contiguous(memory_format=layout))) * bytes_of(call.weight)
+
+
+def _x86_parts(call: _Call) -> int:
+    """Sums of the weight's gradient: all groups of threads but the first have their own."""
+    shares = _x86_shares(call)
+    if shares == 1:
+        return 0
+    few = torch.get_num_threads() < 8
+    return (shares - 1) * bytes_of(call.weight) + _X86_PARTS * (1 if few else 4)
+
+
+def _x86_shares(call: _Call) -> int:
+    """Groups of threads among which oneDNN shares out the samples, such that it moves least."""
+    threads, samples = torch.get_num_threads(), call.x.size(0)
+    if call.groups > 1 or call.transposed:
+        return 1
+    ins, outs = (-(-side.size(1) // _X86_CHANNELS) for side in (call.x, call.out))
+    moved: dict[int, int] = {}
+    for shares in range(1, min(threads, samples) + 1):
+        for of_out in range(1, min(threads // shares, outs) + 1):
+            of_in = min(threads // shares // of_out, ins)
+            some, inner, outer = -(-samples // shares), -(-ins // of_in), -(-outs // of_out)
+            images = some * (inner * _places(call.x) + outer * _places(call.out))
+            cost = images + 4 * inner * outer * call.taps() * _X86_CHANNELS
+            moved[shares] = min(moved.get(shares, cost), cost)
+    return min(moved, key=lambda shares: (moved[shares], -shares))
+
+
+def _places(x: torch.Tensor) -> int:
+    return math.prod(x.shape[2:])
 
 
 def _blocked(x: torch.Tensor) -> int:

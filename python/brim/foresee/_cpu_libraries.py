@@ -20,8 +20,12 @@ aten = torch.ops.aten
 _LEAST_PRODUCT = 16**3  # rows x inner x columns: below, halves are multiplied without oneDNN
 _LEAST_SIDE = 8  # of float32 matrices on aarch64
 _ARM_BLOCKS = 20 << 10  # of bfloat16 matrices
-_X86_BLOCKS = 37 << 10  # the same, for each thread and 256 inner elements
-_X86_MOST_TRANSPOSED = 256 << 10  # of a transposed matrix, for each thread
+# The same on x86_64, for each thread: bytes, and bytes for each inner element.
+_X86_BLOCKS = 4736
+_X86_BLOCKS_INNER = 128
+_X86_ONCE = 384  # for all threads
+_X86_COLUMNS = 64  # of the product that a thread works on at once
+_X86_MOST_ROWS = 256  # of a transposed matrix that it has copied for it
 
 
 def _by_rows(m: torch.Tensor) -> bool:
@@ -68,7 +72,8 @@ class Libraries:
         if not torch.backends.mkldnn.enabled:
             return unreadable // batch
         if not self._arm:
-            return unreadable // batch + (self._x86_halves(a) if half and a.dim() == 2 else 0)
+            blocks = self._x86_halves(a, columns) if half and a.dim() == 2 else 0
+            return unreadable // batch + blocks
         single = a.dtype == torch.float32 and min(rows, inner, columns) > _LEAST_SIDE
         if half or (single and a.dim() == 3):
             if rows * inner * columns > _LEAST_PRODUCT:
@@ -97,13 +102,19 @@ class Libraries:
             size += bytes_of(a) // (a.size(0) if batched else 1) + _ARM_BLOCKS
         return size
 
-    def _x86_halves(self, a: torch.Tensor) -> int:
-        if a.size(-2) * a.size(-1) <= _LEAST_PRODUCT // 16:
+    def _x86_halves(self, a: torch.Tensor, columns: int) -> int:
+        rows, inner, threads = a.size(-2), a.size(-1), torch.get_num_threads()
+        if rows * inner <= _LEAST_PRODUCT // 16:
             return 0
-        threads = torch.get_num_threads()
-        part = min(bytes_of(a) // max(1, threads // 4), _X86_MOST_TRANSPOSED)
-        blocks = _X86_BLOCKS * max(256, a.size(-1)) // 256
-        return threads * (blocks + (0 if _by_rows(a) else part))
+        size = _X86_BLOCKS + _X86_BLOCKS_INNER * inner
+        if not _by_rows(a):
+            # A thread copies its rows: fewer of them if there would be no work for all threads.
+            part = min(rows, _X86_MOST_ROWS)
+            while part > 32 and -(-rows // part) * -(-columns // _X86_COLUMNS) < threads:
+                part //= 2
+            gap = 32 if inner % 512 == 0 else 0  # rows in the same cache lines would evict others
+            size += part * (inner + gap) * a.element_size()
+        return threads * size + _X86_ONCE
 
     def _vector(self, matrix: torch.Tensor) -> int:
         copies = self._arm and torch.backends.mkldnn.enabled
