@@ -171,8 +171,8 @@ NormGrads layer_backward(const at::Tensor& grad, const at::Tensor& input, at::In
   const at::Tensor x = input.contiguous();
   const MaybeTensor factors = wide(weight);
   const Grads grads =
-      backward_of(centred_rows(x, shape, factors, {}), grad.to(at::kFloat), x, mean, rstd,
-                  mask[0], mask[1] || mask[2] ? std::optional(at::kFloat) : std::nullopt);
+      backward_of(centred_rows(x, shape, factors, {}), grad.to(at::kFloat), x, mean, rstd, mask[0],
+                  mask[1] || mask[2] ? std::optional(at::kFloat) : std::nullopt);
   NormGrads result{grads.input, {}, {}};
   // Of their own memory each: they become the gradients of parameters.
   if (mask[1]) {

@@ -8,10 +8,9 @@ namespace {
 /// Rounds as torch's layer norm and a copy do.
 template <int kSize, class T, class O>
 __global__ void __launch_bounds__(kThreads)
-    rows_as_kernel(const T* __restrict__ in, O* __restrict__ out,
-                      const float* __restrict__ means, const float* __restrict__ rstds,
-                      const Factors<float> factors, const Factors<float> bias,
-                      const std::int64_t rows, const unsigned size) {
+    rows_as_kernel(const T* __restrict__ in, O* __restrict__ out, const float* __restrict__ means,
+                   const float* __restrict__ rstds, const Factors<float> factors,
+                   const Factors<float> bias, const std::int64_t rows, const unsigned size) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= rows) {
     return;
