@@ -14,6 +14,7 @@
 #include "bindings.h"
 #include "core_warnings.h"
 #include "interpreter.h"
+#include "numbers.h"
 #include "pickled.h"
 #include "python_error.h"
 
@@ -185,7 +186,12 @@ Example:
     >>> len(brim.SizeMemory(capacity=16))
     0
 )")
-      .def(py::init<std::size_t, std::optional<std::filesystem::path>>(),
+      .def(py::init([](const py::object& capacity, std::optional<std::filesystem::path> directory) {
+             const std::int64_t kinds = whole_number(capacity.ptr(), {"capacity"});
+             TORCH_CHECK_VALUE(kinds >= 1, "capacity must be 1 or more, got ", kinds);
+             return std::make_shared<FunctionMemory>(static_cast<std::size_t>(kinds),
+                                                     std::move(directory));
+           }),
            py::arg("capacity") = SizeMemory::kDefaultCapacity, py::arg("directory") = py::none())
       .def("clear", &FunctionMemory::clear, "Forget everything, in files too.")
       .def("__len__", &FunctionMemory::size, "How many kinds of call are known.")

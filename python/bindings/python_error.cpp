@@ -20,21 +20,30 @@ namespace {
 /// A RuntimeError. Held for the life of the process, on purpose.
 py::handle rank_error;
 
-/// Types of torch's that have no exported C++ name. Held for the life of the process, on purpose.
-struct TorchErrors {
+/// Types that have no exported C++ name. Held for the life of the process, on purpose.
+struct ErrorTypes {
   py::handle out_of_memory =
       py::object(py::module_::import("torch").attr("OutOfMemoryError")).release();
   py::handle accelerator =
       py::object(py::module_::import("torch").attr("AcceleratorError")).release();
+  py::handle group =  // None before Python 3.11
+      py::object(py::getattr(py::module_::import("builtins"), "BaseExceptionGroup", py::none()))
+          .release();
 };
 
-const TorchErrors& torch_errors() {
-  static const TorchErrors errors;
+const ErrorTypes& error_types() {
+  static const ErrorTypes errors;
   return errors;
 }
 
 bool is_a(py::handle object, py::handle type) {
   return PyErr_GivenExceptionMatches(object.ptr(), type.ptr()) != 0;
+}
+
+/// Whether it is a RuntimeError that no size would cure.
+bool blames_the_program(py::handle exception) {
+  return is_a(exception, PyExc_NotImplementedError) || is_a(exception, PyExc_RecursionError) ||
+         is_a(exception, rank_error);
 }
 
 OomCause from_text(py::handle exception, OomKind otherwise) {
@@ -53,6 +62,63 @@ std::int64_t number_of(py::handle exception, const char* name) {
 
 /// cudaErrorMemoryAllocation and hipErrorOutOfMemory.
 constexpr std::int64_t kRuntimeOutOfMemory = 2;
+
+/// What the exception says by itself, by its type and its text.
+OomCause said_by(py::handle exception) {
+  const ErrorTypes& types = error_types();
+  if (is_a(exception, types.out_of_memory)) {
+    return from_text(exception, OomKind::device_memory);
+  }
+  if (is_a(exception, PyExc_MemoryError)) {
+    return from_text(exception, OomKind::host_memory);
+  }
+  if (is_a(exception, types.accelerator)) {
+    const bool out = number_of(exception, "error_code") == kRuntimeOutOfMemory;
+    return from_text(exception, out ? OomKind::device_memory : OomKind::none);
+  }
+  if (is_a(exception, PyExc_OSError)) {
+    return number_of(exception, "errno") == ENOMEM ? from_text(exception, OomKind::host_memory)
+                                                   : OomCause{};
+  }
+  return is_a(exception, PyExc_RuntimeError) && !blames_the_program(exception)
+             ? from_text(exception, OomKind::none)
+             : OomCause{};
+}
+
+/// An exception that says something about memory, and what it says.
+struct Told {
+  py::object exception;
+  OomCause cause;
+};
+
+/// Finds it in the exception, in what a RuntimeError was raised `from`, and in a group whose
+/// members all have one: then no part of the group is about anything else. What merely happened
+/// while another exception was handled (`__context__`) is not followed: handling it was the
+/// program's choice.
+Told told_by(py::handle exception, int depth) {
+  constexpr int kDeepest = 32;  // a chain can be a circle
+  if (const OomCause cause = said_by(exception); cause || depth == kDeepest) {
+    return {py::reinterpret_borrow<py::object>(exception), cause};
+  }
+  if (is_a(exception, PyExc_RuntimeError) && !blames_the_program(exception)) {
+    const auto reason = py::reinterpret_steal<py::object>(PyException_GetCause(exception.ptr()));
+    return reason ? told_by(reason, depth + 1) : Told{};
+  }
+  if (is_a(exception, error_types().group)) {
+    Told first;
+    for (const py::handle member : py::tuple(attribute(exception, "exceptions"))) {
+      Told told = told_by(member, depth + 1);
+      if (!told.cause) {
+        return {};
+      }
+      if (!first.cause) {
+        first = std::move(told);
+      }
+    }
+    return first;
+  }
+  return {};
+}
 
 std::optional<OomCause> classify_foreign(const std::exception& error) noexcept {
   const auto* python_error = dynamic_cast<const py::error_already_set*>(&error);
@@ -78,37 +144,20 @@ std::string error_text(py::handle exception) {
   }
 }
 
-OomCause classify_python(py::handle exception) {
-  const TorchErrors& torch = torch_errors();
-  if (is_a(exception, torch.out_of_memory)) {
-    return from_text(exception, OomKind::device_memory);
-  }
-  if (is_a(exception, PyExc_MemoryError)) {
-    return from_text(exception, OomKind::host_memory);
-  }
-  if (is_a(exception, torch.accelerator)) {
-    const bool out = number_of(exception, "error_code") == kRuntimeOutOfMemory;
-    return from_text(exception, out ? OomKind::device_memory : OomKind::none);
-  }
-  if (is_a(exception, PyExc_OSError)) {
-    return number_of(exception, "errno") == ENOMEM ? from_text(exception, OomKind::host_memory)
-                                                   : OomCause{};
-  }
-  // Subclasses of RuntimeError that blame the program, not its memory.
-  if (is_a(exception, PyExc_NotImplementedError) || is_a(exception, PyExc_RecursionError) ||
-      is_a(exception, rank_error)) {
-    return {};
-  }
-  return is_a(exception, PyExc_RuntimeError) ? from_text(exception, OomKind::none) : OomCause{};
-}
+OomCause classify_python(py::handle exception) { return told_by(exception, 0).cause; }
 
 detail::Failure release_pending_error() {
   std::optional<py::error_already_set> pending(std::in_place);  // takes it
-  const OomCause cause = classify_python(pending->value());
-  if (!cause) {
+  std::optional<Told> told(told_by(pending->value(), 0));
+  if (!told->cause) {
     throw py::error_already_set(*pending);
   }
-  detail::Failure failure = detail::make_failure(cause, error_text(pending->value()));
+  std::string text = error_text(pending->value());
+  if (!told->exception.is(pending->value())) {
+    text += ": " + error_text(told->exception);
+  }
+  detail::Failure failure = detail::make_failure(told->cause, text);
+  told.reset();
   // Back to the interpreter, so that the last reference, and with it finalisers, does not end in a
   // destructor.
   pending->restore();
@@ -155,7 +204,7 @@ void set_python_error(const std::exception_ptr& error) {
 }
 
 void install_python_classifier() {
-  torch_errors();  // imported now, not in the middle of a failure
+  error_types();  // imported now, not in the middle of a failure
   set_exception_classifier(&classify_foreign);
 }
 

@@ -185,6 +185,12 @@ def budget(limit: int | str, device: DeviceLike = None) -> Budget:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out, so that a smaller size may succeed.
 
+    Its type decides, and for a RuntimeError its text. A RuntimeError that was raised `from` such
+    an exception counts too, as frameworks wrap what fails inside them, and so does an exception
+    group of nothing else. Other types do not, whatever they were raised from: a program that raises
+    a ValueError, or an error of its own, means that. Nor does an exception that was raised while
+    another was handled, without `from`.
+
     Example:
         >>> is_out_of_memory(RuntimeError("CUDA error: out of memory"))
         True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -103,9 +105,18 @@ def test_a_memory_holds_so_many_keys() -> None:
     memory = brim.SizeMemory(capacity=2)
     assert len(memory) == 0
     memory.clear()
-    for wrong in (0, -1):
-        with pytest.raises((ValueError, TypeError)):
+    wrongs: dict[Any, str] = {
+        0: "capacity must be 1 or more, got 0",
+        -1: "capacity must be 1 or more, got -1",
+        2**63: "capacity must fit 64 bits, got 9223372036854775808",
+        2.0: "capacity must be an int, got 2.0",
+        "2": "capacity must be an int, got '2'",
+    }
+    for wrong, says in wrongs.items():
+        with pytest.raises((ValueError, TypeError), match=says):
             brim.SizeMemory(capacity=wrong)
+    with pytest.raises(TypeError, match="capacity must be an int, got True"):
+        brim.SizeMemory(capacity=True)
 
 
 def test_run_batch_may_remember_by_the_place_of_the_call() -> None:

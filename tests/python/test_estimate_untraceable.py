@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -107,3 +109,37 @@ def test_a_size_from_a_tensors_value_is_named() -> None:
     expected = line_of(cut, 1) + "the code depends on a tensor's value"
     with pytest.raises(brim.EstimateError, match=expected):
         brim.estimate(cut, torch.rand(8), device="cpu")
+
+
+def test_work_in_another_thread_is_refused() -> None:
+    x = torch.zeros(1000)
+
+    def double() -> torch.Tensor:
+        return x * 2
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # the thread is there before the call
+
+        def in_pool() -> torch.Tensor:
+            return pool.submit(double).result().exp()
+
+        def fails_without_it() -> None:
+            pool.submit(double).result()
+            raise KeyError("no result")
+
+        for work in (in_pool, fails_without_it):
+            with pytest.raises(brim.EstimateError, match=line_of(double, 1) + "runs in another"):
+                brim.estimate(work, device="cpu")
+    assert type(x) is torch.Tensor
+    assert brim.estimate(double, device="cpu").peak == 4000
+
+
+def test_a_thread_that_the_call_starts_is_named() -> None:
+    def work() -> None:
+        thread = threading.Thread(target=torch.zeros, args=(1000,))
+        thread.start()
+        thread.join()
+
+    with pytest.warns(UserWarning, match="starts a thread at test_estimate_untraceable"):
+        brim.estimate(work, device="cpu")
+    work()  # without a warning

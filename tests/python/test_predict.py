@@ -266,6 +266,11 @@ def test_model_says_what_it_is(model: brim.MemoryModel) -> None:
         (lambda m: m.fit([1, 2], [1, 2]).peak(-1), ValueError, "not negative, got -1"),
         (lambda m: m.fit([1, 2], [1, 2]).largest_size(math.nan), ValueError, "budget"),
         (lambda m: m.fit([1, 2], [1, 2]).largest_size("8G"), ValueError, "8G"),
+        (
+            lambda m: m.fit([1, 2], [1, 2]).largest_size(-1),
+            ValueError,
+            "budget must not be negative, got -1",
+        ),
     ],
 )
 def test_model_names_wrong_input(call: Any, error: type[Exception], text: str) -> None:

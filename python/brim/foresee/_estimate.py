@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 
 from brim import _C
@@ -29,6 +29,7 @@ from brim.foresee._places import line_of
 from brim.foresee._reach import Reachable
 from brim.foresee._report import Estimate
 from brim.foresee._swap import Swap, uses_cuda
+from brim.foresee._threads import OneThread
 from brim.foresee._tracer import Tracer
 from brim.memory import DeviceLike, default_device
 
@@ -80,7 +81,8 @@ def estimate(
 
     Raises:
         EstimateError: if the code depends on values of tensors, or an operator has no fake kernel,
-            or a tensor of the trace is left where it cannot be removed; names the line.
+            or a tensor of the trace is left where it cannot be removed, or threads other than the
+            calling one work with its tensors; names the line.
 
     Example:
         >>> import brim, torch
@@ -113,7 +115,7 @@ def _estimate(
     limit = None if capacity is None else bytes_of("capacity", capacity, target)
     found = Reachable(fn, args, kwargs)
     moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
-    mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+    mode = OneThread()
     swap = Swap(mode, target, moves)
     temporaries = CpuTemporaries() if target.type == "cpu" else _cuda.Temporaries(target)
     tracer = Tracer(swap, target, moves, temporaries, step)
@@ -130,7 +132,7 @@ def _estimate(
             swap.keep(thing, own)
         for tensor in found.tensors:
             tracer.take(tensor, Kind.input, "")
-        with mode, _followed(tracer, target, moves), tracer:
+        with mode.alone(), mode, _followed(tracer, target, moves), tracer:
             for _ in range(calls):
                 result = fn(*args, **kwargs)
                 is_loss = isinstance(result, torch.Tensor) and result.numel() == 1

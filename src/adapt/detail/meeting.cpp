@@ -105,7 +105,10 @@ Meeting::Answer Meeting::exchange(const Message& message) {
       return answer;
     }
     silent_ = false;  // also if the vote throws
-    if (agreement_.vote()(per_rank || is_content(message))) {
+    vote_failed_ = true;
+    const bool all_content = agreement_.vote()(per_rank || is_content(message));
+    vote_failed_ = false;
+    if (all_content) {
       silent_ = true;
       return answer;
     }
@@ -190,7 +193,10 @@ void Meeting::tell_others(const std::string& own) {
     channel_.least(numbers);
     channel_.texts(own);
   } catch (const RankError&) {
-    // This rank has an error of its own, which says more.
+    // An error of this rank's own says more. A vote that failed only shows that a rank is gone.
+    if (vote_failed_) {
+      throw;
+    }
   }
 }
 

@@ -100,6 +100,7 @@ class Meeting {
   RankChannel& channel_;
   std::string what_;
   bool silent_;  // this call makes no exchange
+  bool vote_failed_ = false;
   Values trying_;
   Values wish_;  // this rank's for its next call, as of the last exchange
 };

@@ -1,0 +1,65 @@
+"""What a traced call does in other threads: a trace follows one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from brim._warn import warn
+from brim.foresee._errors import EstimateError
+from brim.foresee._places import current_line
+
+
+class OneThread(FakeTensorMode):
+    """The mode of a trace's fake tensors, which notes that another thread works with them."""
+
+    def __init__(self) -> None:
+        """Made on the thread that is traced."""
+        super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self._thread = threading.get_ident()
+        self._elsewhere = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator on fake tensors."""
+        if threading.get_ident() != self._thread:
+            self._elsewhere = self._elsewhere or current_line() or "another thread"
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Raise if other threads work with fake tensors meanwhile, warn if some are started.
+
+        It raises here, at the end: code that waits for a thread must not wait for one that raised.
+        """
+        real = threading.Thread.start
+
+        def start(thread: threading.Thread) -> None:
+            # Daemons are what libraries use to watch and to feed, such as progress bars.
+            if threading.get_ident() == self._thread and not thread.daemon:
+                warn(
+                    f"the call starts a thread at {current_line()}: tensors that are made there "
+                    "are real, and not part of the estimate"
+                )
+            real(thread)
+
+        try:
+            with mock.patch.object(threading.Thread, "start", start):
+                yield
+        except Exception as error:
+            self._check(error)
+            raise
+        self._check(None)
+
+    def _check(self, error: Exception | None) -> None:
+        if self._elsewhere:
+            raise EstimateError(
+                f"{self._elsewhere}: runs in another thread, and only the thread that called "
+                "brim.estimate is followed. Estimate a function that does the work itself"
+            ) from error
