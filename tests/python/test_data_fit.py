@@ -262,7 +262,7 @@ def test_a_budget_is_bytes_text_or_a_share_of_the_limit(sampler: Any) -> None:
         (
             {"work": [1, 2]},
             TypeError,
-            r"work must be callable, got \\[1, 2\\]",
+            r"work must be callable, got \[1, 2\]",
         ),
         ({"sizeof": None}, TypeError, "sizeof is missing, the sizes of the samples: call"),
         ({"budget": None}, TypeError, "budget is missing, the bytes that the device may hold: c"),

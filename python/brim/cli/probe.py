@@ -85,6 +85,11 @@ def run(arguments: argparse.Namespace) -> Result:
     sizes: list[Any] = arguments.sizes
     if arguments.lengths is not None:
         sizes = [(n, length) for n in sizes for length in arguments.lengths]
+    if isinstance(arguments.function, torch.nn.Module):
+        raise ValueError(
+            "the function is called with a size, but this is a model, which takes tensors: name a "
+            "function such as def step(size): model(torch.rand(size, 256))"
+        )
     types.check_call(arguments.function, *_shape(sizes[0]))
     work = _Timed(arguments.function, device)
     model = brim.MemoryModel.probe(
@@ -211,10 +216,10 @@ def _parts(model: brim.MemoryModel, figures: dict[str, Any]) -> list[Part]:
                 "measurements allow; the formula holds if memory goes on growing as it did. "
                 "Larger --sizes tell more",
             ]
-    elif found[0]["extrapolated"]:
-        largest = [f"{within}:", "", *_beyond(furthest, found[0])]
     else:
         largest = [f"{within}: size {_size(found[0])}"]
+        if found[0]["extrapolated"]:
+            largest += ["", *_beyond(furthest, found[0])]
     head = ["size", "measured", "predicted", "error", "time"]
     return [Table(head, rows), "", str(model), "", *largest]
 
