@@ -15,7 +15,7 @@ PROGRAM = """
 import torch
 
 def line(size):
-    torch.empty(size * 10_000, dtype=torch.uint8)
+    return torch.empty(size * 10_000, dtype=torch.uint8)
 
 def bends(size):
     torch.empty(max(size * 10_000, size * size * 12), dtype=torch.uint8)
