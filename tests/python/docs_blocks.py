@@ -13,6 +13,7 @@ A block's first line says what becomes of it:
     ```cpp                          statements: compiled as the body of a function
     ```cpp declarations             compiled as it stands
     ```console                      commands after `$`: those of `brim` are run, jobs in a slow test
+                                    (a comment behind one is a line that it printed, up to numbers)
 
 A comment behind an expression that is a Python literal is its value: `len(batches)  # 3`. A comment
 behind a `print` begins with what was printed, up to numbers: `print(meter)  # 3 MiB: one matrix`.
@@ -181,6 +182,10 @@ class Page:
         for line in block.text.splitlines():
             if line.startswith("$ "):
                 printed = self._command(shlex.split(line[2:], comments=True))
+                _, _, comment = line.partition("  # ")
+                shown = {without_numbers(each.strip()) for each in (printed or "").splitlines()}
+                if printed and comment:
+                    assert without_numbers(comment) in shown, f"{self.name}: {line}\n{printed}"
         return printed
 
     def _command(self, words: list[str]) -> str | None:

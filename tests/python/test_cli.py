@@ -152,6 +152,9 @@ def test_demo_without_matplotlib(
     ("arguments", "text"),
     [
         ([], "COMMAND"),
+        (["probe", "torch:empty"], "required: --sizes; for example: brim probe train.py:step --s"),
+        (["audit", "torch.nn:ReLU", "4,10"], "required: --input; for example: brim audit torchvi"),
+        (["plan"], "required: file; for example: brim plan lengths.txt --max-total-size 16384"),
         (["nonsense"], "nonsense"),
         (["demo", "--scale", "0"], "--scale"),
         (["demo", "--scale", "x"], "--scale"),
@@ -227,7 +230,9 @@ def test_estimate_prints_the_peak_and_whether_it_fits(
     monkeypatch.delitem(sys.modules, "neighbour_of_a_test")
     command = ["estimate", f"{step_file}:step", "--device", "cuda"]
     assert main([*command, "--capacity", "1GiB"]) == 0
-    assert "fits the capacity of 1.00 GiB" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "fits the capacity of 1.00 GiB" in told
+    assert re.search(r"cuBLAS keeps a workspace of \S+ MiB for all matrix products, and", told)
     assert main([*command, "--capacity", "1MiB", "--json"]) == 1
     figures = json.loads(capsys.readouterr().out)
     assert figures["fits"] is False
@@ -267,7 +272,10 @@ def test_a_file_does_not_outlive_its_command(step_file: Path, held: int) -> None
         (["step_of_a_test.py:branches", "True"], "estimate: step_of_a_test.py:15: the code"),
         (["step_of_a_test.py:branches"], "branches takes (positive), but is called as branches()"),
         (["step_of_a_test.py:step", "1"], "step takes (), but is called as step(1)"),
-        (["step_of_a_test.py:step", "x"], "must be a Python literal, got x"),
+        (
+            ["step_of_a_test.py:step", "x"],
+            "must be a Python literal such as 64 or (3, 224, 224), got x",
+        ),
         (["step_of_a_test.py:fails"], "step_of_a_test.py:20: KeyError: 'key'"),
         (["step_of_a_test.py:parts"], "is a generator function"),
         (["step_of_a_test.py:shapes"], "step_of_a_test.py:28: RuntimeError: a and b must have"),
@@ -277,7 +285,7 @@ def test_a_file_does_not_outlive_its_command(step_file: Path, held: int) -> None
             "- got (FakeTensor, FakeTensor)\n",
         ),
         (["step_of_a_test.py:silent"], "step_of_a_test.py:36: MemoryError\n"),
-        (["step_of_a_test.py:step", "--capacity", "lots"], "lots"),
+        (["step_of_a_test.py:step", "--capacity", "lots"], 'argument --capacity: "lots" is not'),
         (
             ["step_of_a_test.py:step", "--device", "cuda:99", "--capacity", "50%"],
             "--capacity must be bytes, such as 24GiB: cuda:99 is not there, got '50%'",

@@ -27,6 +27,9 @@ class Block(torch.nn.Module):
 
 words = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.ReLU())  # no function
 
+def trained():
+    return torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.ReLU(), torch.nn.Linear(9, 4))
+
 def nothing():
     return 3
 
@@ -51,6 +54,16 @@ def test_on_the_command_line(program: str, capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out)["total"]["torch_nn"] == 0
     assert main(["audit", f"{program}:words", "--input", "2,3:int64", "--device", "cpu"]) == 0
     assert "ReLU" in capsys.readouterr().out
+
+
+def test_a_model_of_which_nothing_can_be_saved_is_told_why(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", f"{program}:trained", "--input", "2,4", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "brim keeps 100.0% of what torch.nn keeps" in out
+    hint = "hint: backward needs all that is kept, most of it at 2 (Linear): frozen layers"
+    assert hint in out
 
 
 def test_a_page_says_where_the_users_classes_are(program: str, tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ PROGRAM = """
 import torch
 
 def line(size):
-    torch.empty(size * 10_000, dtype=torch.uint8)
+    return torch.empty(size * 10_000, dtype=torch.uint8)
+
+def bends(size):
+    torch.empty(max(size * 10_000, size * size * 12), dtype=torch.uint8)
 
 def flat(size):
     torch.empty(5_000_000 + size * 5_000, dtype=torch.uint8)
@@ -36,6 +39,8 @@ def huge(size):
 
 def wrong(size):
     torch.addmm(torch.zeros(2), torch.zeros(3))
+
+model = torch.nn.Linear(3, 3)
 """
 
 
@@ -58,12 +63,33 @@ def test_one_size(program: str, capsys: pytest.CaptureFixture[str], held: int) -
     assert any("· s" in line for line in lines)
     assert any(line.startswith("margin") for line in lines)
     # Beyond what was measured, a square could begin to count: 64² · 100 / 64 = 80².
-    size = lines[-3].split()[-1]
-    assert 78 <= int(size.rstrip("*")) <= 80
-    assert size.endswith("*")
-    told = re.fullmatch(r"\* measured up to size 64\. .* alone would allow (\d+): .*", lines[-1])
-    assert told is not None
-    assert 98 <= int(told[1]) <= 100
+    measured, careful, formula = (line.split()[0] for line in lines[-5:-2])
+    assert measured == "64"
+    assert re.fullmatch(r"(7[89]|80)\*", careful)
+    assert re.fullmatch(r"(9[89]|100)\*", formula)
+    assert lines[-1] == "* was not measured: larger --sizes tell more"
+
+
+def test_sizes_up_to_the_budget_are_measured(
+    program: str, capsys: pytest.CaptureFixture[str], held: int
+) -> None:
+    words = ["probe", f"{program}:line", "--sizes", "1:100000", "--device", "cpu", "--json"]
+    assert main([*words, "--budget", str(held + 10_000_000)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert max(each["size"][0] for each in figures["measured"]) > 950
+    assert not any(each["out_of_memory"] for each in figures["measured"])
+    assert 960 <= figures["largest"][0]["size"] <= figures["largest"][0]["by_formula"] <= 1000
+
+
+def test_a_square_that_begins_to_count_stays_within_the_budget(
+    program: str, capsys: pytest.CaptureFixture[str], held: int
+) -> None:
+    words = ["probe", f"{program}:bends", "--sizes", "1:100000", "--device", "cpu", "--json"]
+    assert main([*words, "--budget", str(held + 10_000_000)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert max(each["size"][0] for each in figures["measured"]) > 834  # from there on it counts
+    assert all(each["peak"] <= held + 10_000_000 for each in figures["measured"])
+    assert 890 <= figures["largest"][0]["size"] <= 912  # 912² · 12 is just within it
 
 
 def test_json_and_picture(
@@ -127,7 +153,11 @@ def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
         (["torch:empty", "--sizes", "0:4"], "such as 1:64"),
         (["torch:empty", "--sizes", "-1:4"], "such as 1:64 or 1,2,4, got -1:4"),
         (["torch:empty", "--sizes", "1:x"], "such as 1:64"),
-        (["torch:empty", "--budget", "lots"], "lots"),
+        (["torch:empty", "--budget", "lots"], 'argument --budget: "lots" is not understood: '),
+        (["torch:empty", "--budget", "0"], 'argument --budget: "0" is not positive: '),
+        (["FILE:model"], "brim probe: the function is called with a size, but this is a model"),
+        (["FILE::line"], "must be module:function or file.py:function, got "),
+        (["torch:empty", "5"], "unknown argument 5; for example: brim probe train.py:step --sizes"),
         (["torch:empty", "--device", "meta"], "--device"),
         (["torch:empty", "--sizes", "5"], "--sizes must hold at least 2 different"),
         (["torch:empty", "--probes", "1"], "must be a whole number of at least 2, got 1"),
@@ -136,12 +166,12 @@ def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
             ["FILE:line", "--device", "cpu", "--budget", "9000"],
             "too small for these sizes: a fit needs 2 of them",
         ),
-        (["FILE:wrong"], "program.py:25: TypeError: addmm() received an invalid combination of "),
+        (["FILE:wrong"], "program.py:28: TypeError: addmm() received an invalid combination of "),
         (["FILE:line", "--plot", "folder.png"], "must be a file, but folder.png is a folder"),
         (["FILE:line", "--html", "x.html"], "brim probe: unknown argument --html x.html"),
         (["FILE:line", "--lengths", "1:4"], "line takes (size), but is called as line(1, 1)"),
-        (["FILE:fails"], "program.py:16: KeyError: 'key'"),
-        (["FILE:exits"], "program.py:19: SystemExit: 3"),
+        (["FILE:fails"], "program.py:19: KeyError: 'key'"),
+        (["FILE:exits"], "program.py:22: SystemExit: 3"),
         (["FILE:huge"], "Even the smallest of the sizes, 1, does not fit"),
     ],
 )

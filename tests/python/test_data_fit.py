@@ -259,6 +259,13 @@ def test_a_budget_is_bytes_text_or_a_share_of_the_limit(sampler: Any) -> None:
         ({"cost": "count"}, ValueError, 'cost must be "padded" or "sum" to be fitted, got \'count'),
         ({"dataset": []}, ValueError, "dataset is empty"),
         ({"dataset": Work()}, TypeError, "dataset must have samples by index, got <"),
+        (
+            {"work": [1, 2]},
+            TypeError,
+            r"work must be callable, got \[1, 2\]",
+        ),
+        ({"sizeof": None}, TypeError, "sizeof is missing, the sizes of the samples: call"),
+        ({"budget": None}, TypeError, "budget is missing, the bytes that the device may hold: c"),
         ({"work": lambda: None}, TypeError, r"as work\(batch\), but it takes \(\)"),
         ({"sizeof": LENGTHS[:-1]}, ValueError, "sizeof has 299 sizes, and dataset 300 samples"),
         ({"sizeof": [0.5] * 300}, ValueError, "sizes must be whole numbers to fit"),

@@ -37,7 +37,11 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**options)
         self._negative_number_matcher = re.compile(r"-\d")  # -1:4 too is a value and no option
 
+    example = ""  # how the command is called
+
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following") and self.example:
+            message += f"; for example: {self.example}"
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -77,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
             epilog=f"example:\n{module.EXAMPLE}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.example = module.EXAMPLE.partition("\n")[0].strip()
         module.add_arguments(command)
         command.set_defaults(run=module.run, parser=command)
     return parser
@@ -105,7 +110,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         chosen, unknown = _parser().parse_known_args(arguments)
         if unknown:  # argparse itself would not name the command
-            chosen.parser.error(f"unknown argument {' '.join(unknown)}")
+            message = f"unknown argument {' '.join(unknown)}"
+            if not unknown[0].startswith("-"):  # a value whose option was left out
+                message += f"; for example: {chosen.parser.example}"
+            chosen.parser.error(message)
     except SystemExit as said:  # --help, --version, or a wrong word
         return int(said.code or 0)
     try:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import brim
+from brim import _C
 
 
 def device(text: str) -> torch.device:
@@ -30,9 +31,9 @@ def device(text: str) -> torch.device:
 def budget(text: str) -> str:
     """A number of bytes or a percentage, as `brim.budget` takes it."""
     try:
-        brim.parse_bytes(text, of=1)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        _C.parse_bytes(text, 1, "")
+    except ValueError as error:  # argparse names the option ahead of it
+        raise argparse.ArgumentTypeError(str(error).strip()) from error
     return text
 
 
@@ -76,7 +77,7 @@ def output_file(*endings: str) -> Callable[[str], str]:
 def function(text: str) -> Callable[..., Any]:
     """A function of a module or of a file, such as `package.module:name` or `file.py:name`."""
     source, _, name = text.rpartition(":")
-    if not source or not name:
+    if not source or not name or ":" in source:
         raise argparse.ArgumentTypeError(f"must be module:function or file.py:function, got {text}")
     try:
         module = _load(Path(source)) if source.endswith(".py") else _import(source)

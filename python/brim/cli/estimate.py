@@ -54,7 +54,9 @@ def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
-        raise argparse.ArgumentTypeError(f"must be a Python literal, got {text}") from error
+        raise argparse.ArgumentTypeError(
+            f"must be a Python literal such as 64 or (3, 224, 224), got {text}"
+        ) from error
 
 
 def _device(text: str) -> torch.device:

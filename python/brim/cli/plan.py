@@ -2,6 +2,8 @@
 
 The lengths are whole numbers in a text file (between spaces, commas or line ends), or a column of
 a .npy, .npz, .arrow, .feather or .parquet file; of lists or strings in it the lengths are taken.
+
+Exits with 1 if a sample is left out because it is over the budget, or if there is no batch.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ EXAMPLE = """\
   brim probe train.py:step --sizes 1:32 --lengths 16:512   # called as step(n, length)"""
 
 _MOST_CANDIDATES = 32  # per range
+_MOST_NEARER = 5  # sizes near the budget
+_WORTH_A_CALL = 1.02  # of the largest measured size
 _ANY = 2**53  # what a model answers if memory does not grow
 
 
@@ -44,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--probes",
         type=types.whole(2),
         default=7,
-        help="how many sizes to measure (default: 7; more if memory hardly grows)",
+        help="how many sizes to measure (default: 7); more if memory hardly grows, and near the "
+        "budget",
     )
     add_output_options(parser, plot=True)
 
@@ -82,6 +85,11 @@ def run(arguments: argparse.Namespace) -> Result:
     sizes: list[Any] = arguments.sizes
     if arguments.lengths is not None:
         sizes = [(n, length) for n in sizes for length in arguments.lengths]
+    if isinstance(arguments.function, torch.nn.Module):
+        raise ValueError(
+            "the function is called with a size, but this is a model, which takes tensors: name a "
+            "function such as def step(size): model(torch.rand(size, 256))"
+        )
     types.check_call(arguments.function, *_shape(sizes[0]))
     work = _Timed(arguments.function, device)
     model = brim.MemoryModel.probe(
@@ -93,6 +101,8 @@ def run(arguments: argparse.Namespace) -> Result:
         if arguments.budget
         else stats.allocated + int(0.9 * stats.free)
     )
+    if arguments.lengths is None:
+        model = _nearer(model, work, max(sizes), device, limit)
     figures = {
         "device": str(device),
         "budget": limit,
@@ -119,13 +129,32 @@ class _Timed:
         self._function = function
         self._on_cpu = device.type == "cpu"
 
-    def __call__(self, *size: int) -> object:
+    def __call__(self, *size: int) -> None:  # what is returned would count in the next call
         begin = time.perf_counter()
-        result = self._function(*size)
+        self._function(*size)
         if not self._on_cpu:
             torch.accelerator.synchronize()
         self.seconds[size] = time.perf_counter() - begin
-        return result
+
+
+def _nearer(
+    model: brim.MemoryModel, work: _Timed, last: int, device: torch.device, limit: int
+) -> brim.MemoryModel:
+    """Measure sizes nearer to the budget, each the largest that those before show to fit."""
+    for turn in range(_MOST_NEARER):
+        size = min(model.largest_size(limit), last)
+        if size < _WORTH_A_CALL * max(each.n for each in model.samples):
+            break
+        if turn == 0:
+            work(int(model.samples[0].n))  # a first call may allocate what stays, as a warm-up does
+        (found,) = brim.collect_peaks(work, [size], device)
+        samples = [*model.samples, brim.MemorySample(size, 0, found.peak, found.out_of_memory)]
+        model = brim.MemoryModel().fit(
+            [each.n for each in samples],
+            [each.peak for each in samples],
+            [each.out_of_memory for each in samples],
+        )
+    return model
 
 
 def _measured(
@@ -172,20 +201,24 @@ def _parts(model: brim.MemoryModel, figures: dict[str, Any]) -> list[Part]:
     within = f"within {brim.format_bytes(figures['budget'])} on {figures['device']}"
     furthest = max(each["size"][0] for each in figures["measured"])
     found = figures["largest"]
-    if "length" not in found[0]:
-        largest: list[Part] = [f"{within}: size {_size(found[0])}"]
-    else:
+    if "length" in found[0]:
         cells = [[str(each["length"]), _size(each), _formula(each)] for each in found]
-        largest = [f"{within}:", "", Table(["length", "largest n", "by the formula"], cells)]
-    if any(each["extrapolated"] for each in found):
-        what = "n" if "length" in found[0] else "size"
-        alone = "" if "length" in found[0] else f", which alone would allow {_formula(found[0])}"
-        largest += [
+        largest: list[Part] = [
+            f"{within}:",
             "",
-            f"* measured up to {what} {furthest}. Beyond it memory may grow faster than by the "
-            f"formula{alone}: this {what} fits even with the fastest growth that the measurements "
-            "allow. Larger --sizes tell more",
+            Table(["length", "largest n", "by the formula"], cells),
         ]
+        if any(each["extrapolated"] for each in found):
+            largest += [
+                "",
+                f"* measured up to n {furthest}. This n fits even with the fastest growth that the "
+                "measurements allow; the formula holds if memory goes on growing as it did. "
+                "Larger --sizes tell more",
+            ]
+    else:
+        largest = [f"{within}: size {_size(found[0])}"]
+        if found[0]["extrapolated"]:
+            largest += ["", *_beyond(furthest, found[0])]
     head = ["size", "measured", "predicted", "error", "time"]
     return [Table(head, rows), "", str(model), "", *largest]
 
@@ -201,6 +234,20 @@ def _row(
         "out of memory" if out_of_memory else f"{predicted / peak - 1:+.1%}",
         "" if seconds is None else f"{seconds:.3f} s",
     ]
+
+
+def _beyond(furthest: int, found: dict[str, Any]) -> list[Part]:
+    """What fits beyond the measured sizes, from certain to likely."""
+    careful, formula = _size(found), _formula(found)
+    rows = [
+        [str(furthest), "was measured"],
+        [careful, "fits even if memory grows as fast beyond that as the measurements allow"],
+    ]
+    if f"{formula}*" != careful:
+        rows.append([f"{formula}*", "fits if memory goes on growing by the formula"])
+    near = found["by_formula"] is not None and found["by_formula"] < 1.1 * furthest
+    note = "* was not measured" if near else "* was not measured: larger --sizes tell more"
+    return [Table(["size", ""], rows, left=2), "", note]
 
 
 def _size(found: dict[str, Any]) -> str:

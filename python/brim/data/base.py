@@ -17,6 +17,7 @@ from brim._arguments import flag, shown, whole
 from brim._warn import warn
 from brim.data.ranks import Ranks, RankSource, SamplerType, shared_by_accelerate
 from brim.data.sizes import Budget, Cost, Limits, check_oversize, loaded, stored
+from brim.data.states import check_same_run, check_state
 
 Batch = list[int]
 
@@ -70,37 +71,6 @@ def left_out_message(indices: torch.Tensor | Sequence[int], samples: int, reason
     first = ", ".join(str(int(index)) for index in indices[:5])
     more = ", …" if len(indices) > 5 else ""
     return f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}"
-
-
-def check_state(state: object, keys: set[str]) -> None:
-    """Check that a state has these keys.
-
-    Raises:
-        TypeError: if it is no mapping.
-        ValueError: if it lacks one.
-    """
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state must be what state_dict() returned, got {shown(state)}")
-    missing = keys - state.keys()
-    if missing:
-        raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
-
-
-def check_same_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Check that a state is of the same samples and settings as these.
-
-    Raises:
-        ValueError: if it is not.
-    """
-    here, there = {**own, **own["settings"]}, {**state, **state["settings"]}
-    for key in ("format", "sampler", "samples", *own["settings"]):
-        # A sampler without a length has -1 samples until it has been read.
-        unknown = key == "samples" and -1 in (there[key], here[key])
-        if there.get(key) != here[key] and not unknown:
-            raise ValueError(
-                f"state is of another run: its {key} is {there.get(key)!r}, here it is "
-                f"{here[key]!r}"
-            )
 
 
 def _repeated(batches: Iterator[Batch], times: int) -> Iterator[Batch]:

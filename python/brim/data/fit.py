@@ -13,11 +13,11 @@ import torch
 from typing_extensions import Self
 
 from brim import _C
-from brim._arguments import refused, shown
+from brim._arguments import check_callable, refused, shown
 from brim._progress import progress as bar
 from brim._warn import warn
 from brim.adapt._undo import Restore, Undo
-from brim.data.base import BatchSamplerBase, check_state
+from brim.data.base import BatchSamplerBase
 from brim.data.sizes import (
     Limits,
     Sizes,
@@ -27,6 +27,7 @@ from brim.data.sizes import (
     one_column,
     size_function,
 )
+from brim.data.states import check_state
 from brim.predict import MemoryModel
 
 _logger = logging.getLogger("brim")
@@ -108,8 +109,8 @@ class FittedBatchSampler(BatchSamplerBase):
         cls,
         dataset: Any,
         work: Callable[[Any], object],
-        sizeof: Callable[[Any], Any] | Mapping[int, Any] | Sizes,
-        budget: int | str,
+        sizeof: Callable[[Any], Any] | Mapping[int, Any] | Sizes | None = None,
+        budget: int | str | None = None,
         device: str | torch.device | int | None = None,
         *,
         cost: str = "padded",
@@ -182,10 +183,18 @@ class FittedBatchSampler(BatchSamplerBase):
         """
         if cost not in ("padded", "sum"):
             raise ValueError(f'cost must be "padded" or "sum" to be fitted, got {shown(cost)}')
+        form = f'call {cls.__name__}.fit(dataset, work, sizeof, budget), with a budget as "20GiB"'
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise TypeError(f"dataset must have samples by index, got {shown(dataset)}")
+            raise TypeError(f"dataset must have samples by index, got {shown(dataset)}: {form}")
+        if state is None:
+            check_callable("work", work)
         if signature := refused(work, 1):
             raise TypeError(f"work must take a batch, as work(batch), but it takes {signature}")
+        # They have defaults only for the sake of these sentences.
+        if sizeof is None:
+            raise TypeError(f"sizeof is missing, the sizes of the samples: {form}")
+        if budget is None:
+            raise TypeError(f"budget is missing, the bytes that the device may hold: {form}")
         if len(dataset) == 0:
             raise ValueError("dataset is empty: there is nothing to measure")
         given_sizes = _all_sizes(dataset, sizeof)

@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from brim import _C
 from brim._arguments import check_callable, flag, shown, whole
 from brim._warn import warn
-from brim.data.base import check_same_run, check_state, left_out_message
+from brim.data.base import left_out_message
 from brim.data.ranks import RankSource, shared_by_accelerate
 from brim.data.sizes import (
     Budget,
@@ -21,6 +21,7 @@ from brim.data.sizes import (
     size_function,
     sorted_boundaries,
 )
+from brim.data.states import check_same_run, check_state
 
 
 class StreamBatches(IterableDataset[Any]):

@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 
+from brim import _C
 from brim.foresee._autocast import Autocast
 from brim.foresee._cuda_kernels import Kernels
 from brim.foresee._temporaries import Temporary
@@ -54,6 +55,12 @@ class Temporaries:
         """What one call of an operator takes, in order."""
         # One workspace for each cuBLAS handle: the autograd engine's thread has its own.
         if func in _GEMMS and backward not in self._workspaces:
+            if not self._workspaces:
+                size = _C.format_bytes(self._workspace)
+                self.assumptions.append(
+                    f"cuBLAS keeps a workspace of {size} for all matrix products, and another one "
+                    "for those of backward"
+                )
             self._workspaces.add(backward)
             yield Temporary(self._workspace, stays=True)
         if func is aten._cudnn_rnn.default and args[11] > 0 and not self._has_dropout_state:

@@ -85,6 +85,7 @@ def hint_of(
     eval_mode: int | None,
     trained: bool,
     unconverted: Iterable[Unconverted] = (),
+    least_known: bool = True,
 ) -> str:
     """What would keep less, one line for each, the most saving first; "" if nothing saves much.
 
@@ -94,11 +95,14 @@ def hint_of(
         eval_mode: what brim keeps if BatchNorm layers with frozen weights were in eval mode.
         trained: whether a parameter of the model needs a gradient.
         unconverted: what `convert` leaves as it is.
+        least_known: whether the least was computed, and is not merely the smallest of the sums.
     """
     if not any(any(figures(layer)) for layer in layers):
         why = "hint: no parameter needs a gradient: unfreeze what is to be trained before the audit"
         return "" if trained else why
-    torch_nn, brim, cheap, _ = (sum(column) for column in zip(*map(figures, layers), strict=True))
+    torch_nn, brim, cheap, least = (
+        sum(column) for column in zip(*map(figures, layers), strict=True)
+    )
     now = brim if converted else torch_nn
     best = min(brim, cheap)
     found: list[tuple[int, str]] = []  # bytes saved, and how
@@ -119,8 +123,20 @@ def hint_of(
                 f"{_C.format_bytes(each.least)}: {each.reason}"
             )
             found.append((each.kept - each.least, text))
+    if not found and least_known and least >= _WORTH_A_HINT * now:
+        return f"hint: {_nothing_to_save(layers, trained)}"
     found.sort(key=lambda hint: -hint[0])
     return "\n".join(f"hint: {text}" for _, text in found[:_MOST_HINTS])
+
+
+def _nothing_to_save(layers: Sequence[LayerAudit], trained: bool) -> str:
+    """Why nothing keeps less, and what else there is."""
+    largest = max(folded(layers), key=lambda layer: layer.least)
+    frozen = "frozen layers (.requires_grad_(False)) need less; " if trained else ""
+    return (
+        f"backward needs all that is kept, most of it at {largest.name} ({largest.type}): {frozen}"
+        "activation checkpointing keeps less and runs layers again"
+    )
 
 
 def _conversion(layers: Sequence[LayerAudit], converted: bool, brim: int, cheap: int) -> str:

@@ -264,7 +264,12 @@ def _audit(
     left = _unconverted(model, layers, report)
     trained = any(parameter.requires_grad for parameter in model.parameters())
     hint = hint_of(
-        layers, converted=converted, eval_mode=eval_mode, trained=trained, unconverted=left
+        layers,
+        converted=converted,
+        eval_mode=eval_mode,
+        trained=trained,
+        unconverted=left,
+        least_known=not note,
     )
     return Audit(layers, hint, note)
 

@@ -1,0 +1,39 @@
+"""Checks of the states that samplers and streams resume from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from brim._arguments import shown
+
+
+def check_state(state: object, keys: set[str]) -> None:
+    """Check that a state has these keys.
+
+    Raises:
+        TypeError: if it is no mapping.
+        ValueError: if it lacks one.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be what state_dict() returned, got {shown(state)}")
+    missing = keys - state.keys()
+    if missing:
+        raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
+
+
+def check_same_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Check that a state is of the same samples and settings as these.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    here, there = {**own, **own["settings"]}, {**state, **state["settings"]}
+    for key in ("format", "sampler", "samples", *own["settings"]):
+        # A sampler without a length has -1 samples until it has been read.
+        unknown = key == "samples" and -1 in (there[key], here[key])
+        if there.get(key) != here[key] and not unknown:
+            raise ValueError(
+                f"state is of another run: its {key} is {there.get(key)!r}, here it is "
+                f"{here[key]!r}"
+            )
