@@ -48,11 +48,14 @@ def test_other_errors_mean_what_they_say(error: BaseException) -> None:
 
 
 def test_an_error_while_another_is_handled_is_not_that_one() -> None:
-    with pytest.raises(RuntimeError) as caught:
+    def small_memory() -> None:
         try:
             raise torch.OutOfMemoryError(ROOM)
         except torch.OutOfMemoryError:
             raise RuntimeError("the plan for small memory has a bug")  # noqa: B904
+
+    with pytest.raises(RuntimeError) as caught:
+        small_memory()
     assert brim.is_out_of_memory(caught.value.__context__)  # type: ignore[arg-type]
     assert not brim.is_out_of_memory(caught.value)
 

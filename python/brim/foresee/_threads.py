@@ -15,7 +15,7 @@ from brim.foresee._errors import EstimateError
 from brim.foresee._places import current_line
 
 
-class OneThread(FakeTensorMode):
+class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
     """The mode of a trace's fake tensors, which notes that another thread works with them."""
 
     def __init__(self) -> None:
@@ -24,9 +24,7 @@ class OneThread(FakeTensorMode):
         self._thread = threading.get_ident()
         self._elsewhere = ""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator on fake tensors."""
         if threading.get_ident() != self._thread:
             self._elsewhere = self._elsewhere or current_line() or "another thread"
