@@ -48,6 +48,29 @@ def _freed(*kib: float) -> Make:
     return make
 
 
+def _in_parts(items: int, kib: float, kept: float, *, together: bool = False) -> Make:
+    """Goes through items in parts, and keeps `kept` KiB per item; `together`: once more at the end.
+
+    The need is not monotone: it falls where there is one part less.
+    """
+
+    def make(device: torch.device) -> Run:
+        def bytes_of(kib: float, count: int) -> torch.Tensor:
+            return torch.empty(int(kib * 1024 * count), dtype=torch.uint8, device=device)
+
+        def run(size: int) -> object:
+            results = []
+            for start in range(0, items, size):
+                count = min(size, items - start)
+                _ = bytes_of(kib, count)
+                results.append(bytes_of(kept, count))
+            return torch.cat(results) if together else results
+
+        return run
+
+    return make
+
+
 def _operation(operation: Callable[[torch.Tensor], object], *shape: int) -> Make:
     def make(device: torch.device) -> Run:
         return lambda size: operation(torch.rand(size, *shape, device=device))
@@ -127,6 +150,9 @@ WORKS: dict[str, Make] = {
     "square": _tensors(square=0.05),
     "linear and square": _tensors(8, square=0.05),
     "padded to 64": _tensors(2, 1, 0.5, padding=64),
+    "in parts, few results": _in_parts(20000, 32, 0.1),
+    "in parts, results kept": _in_parts(8000, 32, 2),
+    "in parts, concatenated": _in_parts(8000, 32, 2, together=True),
     "kNN": _operation(_knn, 16),
     "sort": _operation(torch.sort, 1024),
     "topk": _operation(lambda x: x.topk(3), 1024),

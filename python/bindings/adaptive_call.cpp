@@ -162,25 +162,24 @@ class Call {
         names.push_back(name_of(place));
       }
     });
-    if ((names.empty() && iterators.empty()) || config_.warned_of_changes.exchange(true)) {
-      return;
-    }
-    if (!warnings_) {
+    // Each is said once: an iterator among the arguments must not hide a change in place.
+    const bool taken = !iterators.empty() && !config_.warned_of_iterators.exchange(true);
+    const bool changed = !names.empty() && !config_.warned_of_changes.exchange(true);
+    if ((taken || changed) && !warnings_) {
       warnings_.emplace();
     }
-    if (!iterators.empty()) {
+    if (taken) {
       TORCH_WARN(config_.log_name, ": an attempt that ran out of memory may have taken from ",
                  c10::Join(", ", iterators),
                  ", an iterator, so that the next one starts in its middle. Pass a list instead");
     }
-    if (names.empty()) {
-      return;
+    if (changed) {
+      TORCH_WARN(config_.log_name, ": an attempt that ran out of memory had already changed ",
+                 c10::Join(", ", names),
+                 " in place, so that the next one starts from changed values. Where they are not "
+                 "merely overwritten, name them in restore= to have them put back: restore=\"",
+                 names.front(), "\"");
     }
-    TORCH_WARN(config_.log_name, ": an attempt that ran out of memory had already changed ",
-               c10::Join(", ", names),
-               " in place, so that the next one starts from changed values. Where they are not "
-               "merely overwritten, name them in restore= to have them put back: restore=\"",
-               names.front(), "\"");
   }
 
   /// Tells of a result that nobody gets. What works in place returns a view, or an argument.

@@ -76,10 +76,11 @@ struct AdaptiveConfig {
 
   // undoing
   pybind11::object restore;  // a list of what is put back after a failed attempt; null: nothing
-  std::vector<ArgumentSlot> restore_arguments;          // arguments that are put back too
-  bool restores_chunk = false;                          // chunked: the chunk is put back
-  std::vector<std::string> argument_names;              // by position, for messages
-  mutable std::atomic<bool> warned_of_changes = false;  // that a failed attempt left
+  std::vector<ArgumentSlot> restore_arguments;            // arguments that are put back too
+  bool restores_chunk = false;                            // chunked: the chunk is put back
+  std::vector<std::string> argument_names;                // by position, for messages
+  mutable std::atomic<bool> warned_of_iterators = false;  // that a failed attempt was given
+  mutable std::atomic<bool> warned_of_changes = false;    // that a failed attempt left
 
   // ranks
   pybind11::object ranks;           // () -> the Agreement with other ranks, or None; null: none

@@ -153,6 +153,7 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
     release(size);
     throw_out_of_memory(size, allocated(), ": the system has no more (" + system_error + ")");
   }
+  blocks_made.fetch_add(1, std::memory_order_relaxed);
   const Header header{bytes, process_};
   std::memcpy(block, &header, sizeof(header));
   void* data = static_cast<char*>(block) + kHeaderBytes;

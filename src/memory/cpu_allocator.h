@@ -61,6 +61,8 @@ class CpuAllocator final : public c10::Allocator {
   void copy_data(void* dest, const void* src, std::size_t count) const override;
 
   static std::int64_t allocated() { return bytes_held.load(std::memory_order_relaxed); }
+  /// COUNT of allocations since the process began.
+  static std::int64_t allocations() { return blocks_made.load(std::memory_order_relaxed); }
   /// An allocation in progress on another thread is in the count a moment before it is in the peak.
   PeakReading peak() const {
     const std::int64_t now = allocated();
@@ -95,6 +97,7 @@ class CpuAllocator final : public c10::Allocator {
   // Static, and read without ordering: each adaptive call asks for them.
   static inline constinit std::atomic<bool> in_use{false};
   static inline constinit std::atomic<std::int64_t> bytes_held{0};
+  static inline constinit std::atomic<std::int64_t> blocks_made{0};
 
   std::atomic<std::int64_t> peak_{0};
   std::atomic<std::int64_t> low_{0};

@@ -173,6 +173,9 @@ Growth::Growth(std::span<const Attempt> attempts) {
   const std::span<const Attempt* const> points(points_.data(), points_.size());
   fits_ = points.first(fits);
   failures_ = points.subspan(fits);
+  in_parts_ = std::ranges::any_of(fits_, [&](const Attempt* fit) {
+    return fit->allocations > fits_.back()->allocations && fits_.back()->allocations > 0;
+  });
 }
 
 /// Whether a failure needed more than the curve says, which gives the size for a need.
@@ -194,6 +197,9 @@ std::size_t Growth::apart_from(std::size_t fit) const {
 
 Growth::Prediction Growth::largest_within(double bytes, bool trust_two) const {
   const Attempt& last = *fits_.back();
+  if (in_parts_ && trust_two) {
+    return {proportional(last, bytes), false};
+  }
   for (std::size_t i = 0; trust_two && i < failures_.size(); ++i) {
     const auto curve = same_tensor_again(failures_.subspan(i));
     if (curve && alike(curve->need_at(size_of(last)), need_of(last))) {

@@ -29,6 +29,10 @@ class Growth {
   /// one fit it grows as far as the square allows, or a failure that shows a higher power. Once
   /// three fits lie on a line, or a fit on the curve of a failure that one tensor caused, the need
   /// follows it.
+  ///
+  /// Work that goes through its items in parts of the size and keeps their results allocates less
+  /// often at larger sizes. It needs in proportion to the size while the number of parts stays the
+  /// same, and less where there is one part less: no line through its fits is followed.
   /// @param trust_two whether the line through two fits is followed too, unless a failure shows
   ///     that the need rises above it. Else the need is taken to be the steepest sum of 1, s and s²
   ///     that passes through both (the terms of a MemoryModel).
@@ -69,6 +73,7 @@ class Growth {
   c10::SmallVector<const Attempt*, 24> points_;  // fits, then failures, each ascending in size
   std::span<const Attempt* const> fits_;         // of points_
   std::span<const Attempt* const> failures_;
+  bool in_parts_ = false;  // fits differ in how often they allocated
   bool overshot_ = false;  // a size failed after another had fitted: the need curves upwards
 };
 

@@ -119,3 +119,19 @@ def test_an_iterator_that_a_failed_attempt_took_from_is_named(make: Callable[...
     with pytest.warns(UserWarning, match="may have taken from samples, an iterator"):
         assert work(samples=make([1, 2])) == []
     assert work(samples=[1, 2]) == [1, 2]
+
+
+def test_an_iterator_does_not_hide_a_later_change_in_place() -> None:
+    @brim.batch(4, strategy="halving", remember="none")
+    def work(size: int, samples: Any, out: torch.Tensor) -> None:
+        if not isinstance(samples, list):
+            list(samples)
+        else:
+            out.add_(1)
+        if size > 2:
+            raise torch.OutOfMemoryError("CPU out of memory")
+
+    with pytest.warns(UserWarning, match="may have taken from samples, an iterator"):
+        work(samples=iter([1, 2]), out=torch.zeros(2))
+    with pytest.warns(UserWarning, match="had already changed out in place"):
+        work(samples=[1, 2], out=torch.zeros(2))

@@ -25,6 +25,8 @@ struct Attempt {
   std::int64_t freed = 0;  ///< bytes in use before that it freed: gradients of the step before
   std::optional<std::int64_t> available{};  ///< bytes that it could use
   std::int64_t unused = 0;  ///< of a fit: bytes that the allocator kept beyond the peak, in gaps
+  /// COUNT of its allocations, on the CPU; 0: not known. Not kept in files.
+  std::int64_t allocations = 0;
   /// Its requests, where blocks do not pack and the size has not settled. Not kept in files.
   std::shared_ptr<const AllocationRecord> record{};
   std::int64_t calls = 1;  ///< COUNT of calls with these values and outcome, as remembered

@@ -11,7 +11,6 @@ import torch
 from torch.nn.parameter import is_lazy
 
 _SAMPLE = 256
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -34,7 +33,8 @@ class Watched:
             known: parameters that are in `named` or put back; all others of the process are watched
                 for training: for gradients and for writes that autograd sees.
         """
-        self._named = [(name, tensor, _mark(tensor)) for name, tensor in named.items()]
+        self._named = named
+        self._marks = _marks(named.values())
         ids = {id(tensor) for tensor in known}
         # By type(), since objects may pretend another class. Weakly: the work may drop them.
         self._others = [
@@ -47,10 +47,11 @@ class Watched:
 
     def changed(self) -> list[str]:
         """What changed since, in words; nothing is watched any more."""
-        names = [name for name, tensor, before in self._named if _mark(tensor) != before]
+        now = zip(self._named, self._marks, _marks(self._named.values()), strict=True)
+        names = [name for name, before, after in now if before != after]
         living = [(found(), before) for found, before in self._others]
         count = sum(found is not None and _trained(found) != before for found, before in living)
-        self._named, self._others = [], []
+        self._named, self._marks, self._others = {}, [], []
         return names + ([f"{count} of modules that were not found"] if count else [])
 
 
@@ -63,11 +64,33 @@ def _trained(parameter: torch.Tensor) -> Any:
     return _version(parameter), None if gradient is None else (id(gradient), _version(gradient))
 
 
-def _mark(tensor: torch.Tensor) -> Any:
-    """The version, and the bits of a few values: writes to `.data` do not change the version."""
-    plain = type(tensor) in _PLAIN and tensor.layout == torch.strided and not tensor.is_meta
-    bits = _BITS.get(tensor.element_size())
-    if not plain or bits is None or tensor.numel() == 0:
-        return _version(tensor)
-    values = tensor.detach().flatten()[:: -(-tensor.numel() // _SAMPLE)].contiguous()
-    return _version(tensor), hash(tuple(values.view(bits).tolist()))
+def _marks(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    """Of each the version, and the bytes of a few values: writes to `.data` keep the version.
+
+    One transfer per device, since each waits for the device.
+    """
+    tensors = list(tensors)
+    samples: dict[torch.device, dict[int, torch.Tensor]] = {}
+    for i, tensor in enumerate(tensors):
+        plain = type(tensor) in _PLAIN and tensor.layout == torch.strided and not tensor.is_meta
+        if plain and tensor.numel() > 0:
+            samples.setdefault(tensor.device, {})[i] = _sample(tensor)
+    values = [b""] * len(tensors)
+    for of_device in samples.values():
+        together = bytes(torch.cat(list(of_device.values())).tolist())
+        start = 0
+        for i, sample in of_device.items():
+            values[i] = together[start : start + len(sample)]
+            start += len(sample)
+    return [(_version(tensor), value) for tensor, value in zip(tensors, values, strict=True)]
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of at most `_SAMPLE` values. Steps along each dimension copy nothing else."""
+    values = tensor.detach()
+    left = _SAMPLE
+    for dim, length in enumerate(tensor.shape):
+        step = -(-length // left)
+        values = values[(slice(None),) * dim + (slice(None, None, step),)]
+        left //= values.shape[dim]
+    return values.reshape(-1).contiguous().view(torch.uint8)

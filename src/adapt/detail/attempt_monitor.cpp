@@ -72,6 +72,7 @@ void AttemptMonitor::begin(bool new_size, bool record) {
     meter_.emplace(device);
   }
   HostLimit::begin_attempt();
+  allocations_before_ = CpuAllocator::allocations();
   ended_elsewhere_ = calls_ended_elsewhere();
   begun_ = std::chrono::steady_clock::now();
 }
@@ -98,15 +99,17 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
   const std::int64_t freed = meter_->freed(device);
   const std::int64_t held = meter_->start(device) - freed;
   const std::int64_t peak = meter_->peak(device) + freed;
-  Attempt attempt{.values = {values.begin(), values.end()},
-                  .peak = peak,
-                  .held = held,
-                  .freed = freed,
-                  .available = room.allocated + room.free - held,
-                  .unused = std::max<std::int64_t>(room.reserved - held - peak, 0),
-                  .device = device,
-                  .seconds = seconds.count(),
-                  .repeats = needed_release_.has_value()};
+  Attempt attempt{
+      .values = {values.begin(), values.end()},
+      .peak = peak,
+      .held = held,
+      .freed = freed,
+      .available = room.allocated + room.free - held,
+      .unused = std::max<std::int64_t>(room.reserved - held - peak, 0),
+      .allocations = device.is_cpu() ? CpuAllocator::allocations() - allocations_before_ : 0,
+      .device = device,
+      .seconds = seconds.count(),
+      .repeats = needed_release_.has_value()};
   if (log_) {
     const auto events = log_->take();
     if (!events.empty() && device == checkpoint_.device()) {
