@@ -252,11 +252,22 @@ Growth::Prediction Growth::beyond_two_fits(double bytes, bool trust_two) const {
   // A line that starts below zero is a need that curves upwards.
   const auto line = [&](double need) { return on_line(first, last, need); };
   const bool upwards = line(bytes) < (1 - kNearZero) * straight(bytes);
-  if (trust_two && !overshot_ && !upwards && !refuted(line)) {
+  // So is one above the fit before: the need was constant at first, and grows as from there.
+  const Attempt& before = *fits_[fits_.size() - 2];
+  const bool bends = slope(before, last) > slope(first, last) &&
+                     line(need_of(before)) < (1 - kNearZero) * size_of(before);
+  if (trust_two && !overshot_ && !upwards && !bends && !refuted(line)) {
     return {line(bytes), false};
   }
   const auto parabola = [&](double need) { return on_parabola(first, last, need); };
-  return {refuted(parabola) ? std::min(parabola(bytes), straight(bytes)) : parabola(bytes), false};
+  double size = parabola(bytes);
+  if (refuted(parabola)) {
+    size = std::min(size, straight(bytes));
+  }
+  if (bends) {
+    size = std::min(size, on_line(before, last, bytes));
+  }
+  return {size, false};
 }
 
 /// Less is available than any fit used. Proportional, unless a larger fit shows that part of the

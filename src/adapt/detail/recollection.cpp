@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -66,6 +67,29 @@ void drop_refuted(std::vector<Attempt>& attempts, std::int64_t available) {
   attempts = std::move(kept);
 }
 
+/// A first call may leave what later ones begin with, such as an optimizer's state. Once three
+/// sizes are known from calls that began with it, those that began with less say nothing of them.
+/// (Two would not do: a need that is constant at first would be taken for one that grows slowly.)
+void drop_fits_from_below(std::vector<Attempt>& attempts) {
+  constexpr double kClearlyLess = 15.0 / 16;
+  const Attempt* last = last_fit(attempts);
+  if (last == nullptr) {
+    return;
+  }
+  const double least = kClearlyLess * static_cast<double>(last->held);
+  std::set<std::vector<std::int64_t>> known;
+  for (const Attempt& attempt : attempts) {
+    if (attempt.fitted() && static_cast<double>(attempt.held) >= least) {
+      known.insert(attempt.values);
+    }
+  }
+  if (known.size() >= 3) {
+    std::erase_if(attempts, [&](const Attempt& attempt) {
+      return attempt.fitted() && static_cast<double>(attempt.held) < least;
+    });
+  }
+}
+
 }  // namespace
 
 bool Recollection::moves_to(std::span<const std::int64_t> values) const {
@@ -122,7 +146,9 @@ Recollection recall(const AdaptOptions& options) {
     *result.available += std::clamp<std::int64_t>(room.allocated - last->held, 0, last->freed);
   }
   drop_refuted(result.attempts, *result.available);
-  if (!device.is_cpu()) {
+  if (device.is_cpu()) {
+    drop_fits_from_below(result.attempts);
+  } else {
     raise_to_level_of_last_fit(result.attempts);
   }
   return result;
