@@ -6,6 +6,7 @@ Never worse than halving, and near the largest size from the third call on.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,11 @@ def fits(run: Run, size: int) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
     torch.set_num_threads(1)  # kernels take scratch memory per thread
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +75,29 @@ def test_never_worse_than_halving_and_near_the_largest(
             assert all(call[0].size >= min(near * largest, largest - 1) for call in calls[2:]), (
                 where
             )
+
+
+@pytest.mark.parametrize("spare", [0.3, 1.0, 4.0])
+def test_a_first_call_that_makes_an_optimizers_state_does_not_hold_back_later_ones(
+    spare: float, held: int
+) -> None:
+    model = torch.nn.Sequential(
+        *(layer for _ in range(4) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU()))
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+
+    def run(n: int) -> None:
+        optimizer.zero_grad()
+        model(torch.zeros(n, 256)).square().mean().backward()
+        optimizer.step()
+
+    step = brim.maximize("n")(lambda n: run(n))
+    # Weights, gradients, states, and what the optimizer needs for a moment: five times. A step of
+    # few rows needs most there, so its need is constant at first.
+    with brim.budget(held + int((5.2 + spare) * weights), device="cpu"):
+        calls = [step.record(20_000)[1] for _ in range(6)]
+        largest = largest_that_fits(run, 10**4, fits)
+    told = [[(a.size, a.fitted) for a in call] for call in calls]
+    assert all(len(call) == 1 for call in calls[1:]), (told, largest)
+    assert all(call[0].size >= 0.97 * largest for call in calls[4:]), (told, largest)
