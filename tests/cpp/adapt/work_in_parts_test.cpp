@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "adapt/memory_simulation.h"
@@ -64,13 +65,14 @@ Called call(const InParts& work, Strategy strategy, std::int64_t available,
   SizeSearch search({.strategy = strategy, .upper = work.items, .available = available});
   search.remember(memory);
   for (Called result;; ++result.failures) {
-    const Attempt attempt = work.run(search.next(), available);
-    add_attempt(memory, attempt);
-    if (attempt.fitted()) {
-      result.size = attempt.size();
+    result.size = search.next();
+    Attempt attempt = work.run(result.size, available);
+    const bool fitted = attempt.fitted();
+    search.record(attempt);
+    add_attempt(memory, std::move(attempt));
+    if (fitted) {
       return result;
     }
-    search.record(attempt);
   }
 }
 
