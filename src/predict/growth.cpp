@@ -147,6 +147,15 @@ double on_parabola(const Attempt& first, const Attempt& last, double bytes) {
   return b >= 0 ? root(-bytes, b, c) : s1 * std::sqrt(bytes / need_of(last));
 }
 
+/// Whether the smaller of two fits allocated so much more often that its items went in parts. A
+/// first call allocates more often too (an optimizer's state), but not in that proportion.
+bool went_in_parts(const Attempt& smaller, const Attempt& larger) {
+  const double times = size_of(larger) / size_of(smaller);
+  const double in_proportion = (times - 1) * static_cast<double>(larger.allocations);
+  const auto more = static_cast<double>(smaller.allocations - larger.allocations);
+  return more > in_proportion / 2 && more < 2 * in_proportion;
+}
+
 }  // namespace
 
 bool explains(const Attempt& failure, double available) {
@@ -173,9 +182,8 @@ Growth::Growth(std::span<const Attempt> attempts) {
   const std::span<const Attempt* const> points(points_.data(), points_.size());
   fits_ = points.first(fits);
   failures_ = points.subspan(fits);
-  in_parts_ = std::ranges::any_of(fits_, [&](const Attempt* fit) {
-    return fit->allocations > fits_.back()->allocations && fits_.back()->allocations > 0;
-  });
+  in_parts_ = std::ranges::any_of(
+      fits_, [&](const Attempt* fit) { return went_in_parts(*fit, *fits_.back()); });
 }
 
 /// Whether a failure needed more than the curve says, which gives the size for a need.
@@ -197,8 +205,9 @@ std::size_t Growth::apart_from(std::size_t fit) const {
 
 Growth::Prediction Growth::largest_within(double bytes, bool trust_two) const {
   const Attempt& last = *fits_.back();
-  if (in_parts_ && trust_two) {
-    return {proportional(last, bytes), false};
+  const auto straight = [&](double need) { return proportional(last, need); };
+  if (in_parts_ && trust_two && !refuted(straight)) {
+    return {straight(bytes), false};
   }
   for (std::size_t i = 0; trust_two && i < failures_.size(); ++i) {
     const auto curve = same_tensor_again(failures_.subspan(i));
@@ -252,7 +261,8 @@ Growth::Prediction Growth::beyond_two_fits(double bytes, bool trust_two) const {
   // A line that starts below zero is a need that curves upwards.
   const auto line = [&](double need) { return on_line(first, last, need); };
   const bool upwards = line(bytes) < (1 - kNearZero) * straight(bytes);
-  // So is one above the fit before: the need was constant at first, and grows as from there.
+  // So is one above the fit before, however close: the need was constant at first, and grows as
+  // from there.
   const Attempt& before = *fits_[fits_.size() - 2];
   const bool bends = slope(before, last) > slope(first, last) &&
                      line(need_of(before)) < (1 - kNearZero) * size_of(before);

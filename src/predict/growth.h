@@ -73,7 +73,7 @@ class Growth {
   c10::SmallVector<const Attempt*, 24> points_;  // fits, then failures, each ascending in size
   std::span<const Attempt* const> fits_;         // of points_
   std::span<const Attempt* const> failures_;
-  bool in_parts_ = false;  // fits differ in how often they allocated
+  bool in_parts_ = false;  // smaller fits allocated more often, in proportion
   bool overshot_ = false;  // a size failed after another had fitted: the need curves upwards
 };
 

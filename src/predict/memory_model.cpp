@@ -284,7 +284,7 @@ std::int64_t MemoryModel::largest_size(double bytes) const {
 
 std::int64_t MemoryModel::largest(double length, double bytes) const {
   if (!(bytes >= 0)) {
-    throw std::invalid_argument("budget must not be negative, got " + text(bytes));
+    throw std::invalid_argument("budget must be 0 or more, got " + text(bytes));
   }
   const MemorySample& highest = *std::max_element(
       state_.samples.begin(), state_.samples.end(),

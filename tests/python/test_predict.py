@@ -269,7 +269,7 @@ def test_model_says_what_it_is(model: brim.MemoryModel) -> None:
         (
             lambda m: m.fit([1, 2], [1, 2]).largest_size(-1),
             ValueError,
-            "budget must not be negative, got -1",
+            "budget must be 0 or more, got -1",
         ),
     ],
 )

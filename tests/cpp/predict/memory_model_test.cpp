@@ -326,9 +326,9 @@ TEST(MemoryModel, WrongInputIsNamedAndKeepsTheFit) {
   EXPECT_CONTAINS(message_of<Error>([&] { static_cast<void>(model.largest_size(4)); }), "batches");
   EXPECT_CONTAINS(message_of<Error>([&] { static_cast<void>(model.peak(-1, 4)); }), "n must be");
   EXPECT_CONTAINS(message_of<Error>([&] { static_cast<void>(model.largest_batch(1, kNan)); }),
-                  "budget must not be negative, got nan");
+                  "budget must be 0 or more, got nan");
   EXPECT_CONTAINS(message_of<Error>([&] { static_cast<void>(model.largest_batch(1, -1)); }),
-                  "budget must not be negative, got -1");
+                  "budget must be 0 or more, got -1");
   EXPECT_CONTAINS(message_of<Error>([&] { static_cast<void>(MemoryModel().peak(1)); }),
                   "fit or probe first");
 }
