@@ -18,8 +18,10 @@ constexpr double kFloorSpread = 1.02;
 constexpr double kPriceOfTerms = 2;
 // Two phases that share what is held all the time are likelier than two that do not.
 constexpr double kPriceOfTwoBases = 1.25;
-// With more samples than this, not every way to divide them is tried.
-constexpr std::size_t kFewSamples = 10;
+// With more samples than this, not every way to divide them is tried. Sizes alone are divided along
+// one line only.
+constexpr std::size_t kFewBatches = 10;
+constexpr std::size_t kFewSizes = 32;
 constexpr std::size_t kCutsOfMany = 5;
 
 using Indices = std::vector<std::size_t>;
@@ -51,6 +53,9 @@ class Fitter {
   [[nodiscard]] PhaseFit best();
 
  private:
+  [[nodiscard]] bool has_many() const {
+    return samples_.size() > (kind_ == SizeKind::size ? kFewSizes : kFewBatches);
+  }
   [[nodiscard]] std::vector<Phase> phases_on_one_base(const Groups& groups,
                                                       const Indices& terms) const;
   void consider(PhaseFit fit, double price, bool shared_base, bool always);
@@ -138,7 +143,7 @@ std::vector<std::size_t> Fitter::floored_counts(const Indices& ascending) const 
     ++count;
     result.push_back(count);
   }
-  if (samples_.size() > kFewSamples && result.size() > 3) {
+  if (has_many() && result.size() > 3) {
     result = {0, 1, count};
   }
   return result;
@@ -157,7 +162,7 @@ std::vector<Groups> Fitter::partitions(const Indices& rest) const {
     std::sort(values.begin(), values.end());
     values.erase(std::unique(values.begin(), values.end()), values.end());
     const std::size_t cuts = values.size() - 1;
-    const std::size_t tried = samples_.size() > kFewSamples ? std::min(cuts, kCutsOfMany) : cuts;
+    const std::size_t tried = has_many() ? std::min(cuts, kCutsOfMany) : cuts;
     for (std::size_t cut = 0; cut < tried; ++cut) {
       const double least = values[1 + cut * cuts / tried];
       Groups groups(2);

@@ -24,6 +24,7 @@ def watch(**named: torch.Tensor) -> Watched:
         lambda: torch.rand(8, 9, 10).permute(2, 0, 1),
         lambda: torch.rand(()),
         lambda: torch.rand(7, dtype=torch.complex128),
+        lambda: torch.rand(7, dtype=torch.complex64).conj(),
         lambda: torch.rand(7).bfloat16(),
     ],
 )
@@ -32,6 +33,12 @@ def test_a_write_to_data_is_seen_in_any_layout(make: Callable[[], torch.Tensor])
     watched = watch(weight=weight, other=other, empty=nn.Parameter(torch.empty(0)))
     weight.data += 1
     assert watched.changed() == ["weight"]
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+def test_quantized_values_are_not_read() -> None:
+    weight = torch.quantize_per_tensor(torch.rand(5), 0.1, 0, torch.quint8)
+    assert watch(weight=nn.Parameter(weight, requires_grad=False)).changed() == []
 
 
 def test_a_parameter_that_is_not_contiguous_is_not_copied() -> None:

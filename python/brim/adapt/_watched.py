@@ -72,8 +72,8 @@ def _marks(tensors: Iterable[torch.Tensor]) -> list[Any]:
     tensors = list(tensors)
     samples: dict[torch.device, dict[int, torch.Tensor]] = {}
     for i, tensor in enumerate(tensors):
-        plain = type(tensor) in _PLAIN and tensor.layout == torch.strided and not tensor.is_meta
-        if plain and tensor.numel() > 0:
+        plain = type(tensor) in _PLAIN and tensor.layout == torch.strided
+        if plain and not (tensor.is_meta or tensor.is_quantized) and tensor.numel() > 0:
             samples.setdefault(tensor.device, {})[i] = _sample(tensor)
     values = [b""] * len(tensors)
     for of_device in samples.values():
@@ -87,7 +87,7 @@ def _marks(tensors: Iterable[torch.Tensor]) -> list[Any]:
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of at most `_SAMPLE` values. Steps along each dimension copy nothing else."""
-    values = tensor.detach()
+    values = tensor.detach().resolve_conj().resolve_neg()
     left = _SAMPLE
     for dim, length in enumerate(tensor.shape):
         step = -(-length // left)

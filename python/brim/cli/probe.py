@@ -197,7 +197,7 @@ def _by_formula(model: brim.MemoryModel, length: int | None, limit: int) -> int 
 
 
 def _parts(model: brim.MemoryModel, figures: dict[str, Any]) -> list[Part]:
-    rows = [_row(**each) for each in figures["measured"]]
+    rows = [_row(**each) for each in sorted(figures["measured"], key=lambda each: each["size"])]
     within = f"within {brim.format_bytes(figures['budget'])} on {figures['device']}"
     furthest = max(each["size"][0] for each in figures["measured"])
     found = figures["largest"]

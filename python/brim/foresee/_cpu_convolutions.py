@@ -276,7 +276,7 @@ def _x86_backward(call: _Call) -> int:
 
 
 def _copies(call: _Call, count: int) -> int:
-    """So many of the weight, and one more if its layout is not that of the input."""
+    """Bytes of `count` copies of the weight, and of one more if it is not with channels last."""
     layout = _CHANNELS_LAST[call.weight.dim()]
     return (count + (not call.weight.is_contiguous(memory_format=layout))) * bytes_of(call.weight)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim._warn import warn
@@ -26,7 +27,8 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator on fake tensors."""
-        if threading.get_ident() != self._thread:
+        engines = torch._C._current_graph_task_id() != -1  # backward has a thread for each device
+        if threading.get_ident() != self._thread and not engines:
             self._elsewhere = self._elsewhere or current_line() or "another thread"
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
@@ -42,8 +44,8 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
             # Daemons are what libraries use to watch and to feed, such as progress bars.
             if threading.get_ident() == self._thread and not thread.daemon:
                 warn(
-                    f"the call starts a thread at {current_line()}: tensors that are made there "
-                    "are real, and not part of the estimate"
+                    f"the call starts a thread at {current_line()}: what is allocated there is "
+                    "not part of the estimate"
                 )
             real(thread)
 

@@ -1,6 +1,6 @@
 #include "nn/cuda/row_norm.cuh"
 
-// Layer norm and group norm given again from their statistics.
+// Layer norm and group norm recomputed from their statistics.
 
 namespace brim::nn::cuda {
 namespace {
