@@ -151,7 +151,8 @@ def test_demo_without_matplotlib(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "COMMAND"),
+        ([], "required: COMMAND, one of info, demo, probe, audit, estimate, plan (see brim --help)"),
+        (["--nonsense"], "required: COMMAND, one of info, demo, probe"),
         (["probe", "torch:empty"], "required: --sizes; for example: brim probe train.py:step --s"),
         (["audit", "torch.nn:ReLU", "4,10"], "required: --input; for example: brim audit torchvi"),
         (["plan"], "required: file; for example: brim plan lengths.txt --max-total-size 16384"),
