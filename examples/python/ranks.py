@@ -34,7 +34,8 @@ def train() -> None:
             loss, attempts = step.record(data)
             optimizer.step()
             tried = [f"{a.size}{'' if a.fitted else ' (out of memory)'}" for a in attempts]
-            print(f"rank {rank}, step {number}: {', '.join(tried)}; loss {loss:.4f}", flush=True)
+            text = f"rank {rank}, step {number}: {', '.join(tried)}; loss {loss:.4f}"
+            print(text + "\n", end="", flush=True)  # in one piece: the ranks share the terminal
     dist.destroy_process_group()
 
 

@@ -151,7 +151,8 @@ def test_demo_without_matplotlib(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "COMMAND"),
+        ([], "required: COMMAND, one of info, demo, probe, audit, estimate, plan (see brim"),
+        (["--nonsense"], "required: COMMAND, one of info, demo, probe"),
         (["probe", "torch:empty"], "required: --sizes; for example: brim probe train.py:step --s"),
         (["audit", "torch.nn:ReLU", "4,10"], "required: --input; for example: brim audit torchvi"),
         (["plan"], "required: file; for example: brim plan lengths.txt --max-total-size 16384"),
@@ -213,6 +214,10 @@ def overloads():
 
 def silent():
     raise MemoryError
+
+
+def sized(size):
+    return torch.randn(size, 256)
 """
 
 
@@ -285,6 +290,11 @@ def test_a_file_does_not_outlive_its_command(step_file: Path, held: int) -> None
             "- got (FakeTensor, FakeTensor)\n",
         ),
         (["step_of_a_test.py:silent"], "step_of_a_test.py:36: MemoryError\n"),
+        (["step_of_a_test.py:layer", "64"], "this is a model, which takes tensors: name a"),
+        (
+            ["step_of_a_test.py:sized", "-4"],
+            "sized(-4) fails, and -4 is below 0: step_of_a_test.py:40: RuntimeError: ",
+        ),
         (["step_of_a_test.py:step", "--capacity", "lots"], 'argument --capacity: "lots" is not'),
         (
             ["step_of_a_test.py:step", "--device", "cuda:99", "--capacity", "50%"],

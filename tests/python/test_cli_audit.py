@@ -85,7 +85,7 @@ def test_a_page_says_where_the_users_classes_are(program: str, tmp_path: Path) -
         (["model", "--input", "2:no_type"], "must be a shape such as"),
         (["model", "--freeze", "head.*"], "'head.*' matches no parameter"),
         (["missing"], "was not found"),
-        (["sized"], "sized takes (width), but is called as sized(): missing"),
+        (["sized"], "a model is wanted, or a function without arguments that makes one, but sized"),
         (["model", "--input", "2,4,10,10"], "the model fails with --input 2,4,10,10: Given"),
         (["model", "--input", "2,3,9,9", "--input", "1"], "too many positional arguments"),
         (["model", "--input", f"{10**10},{10**10}"], f"--input {10**10},{10**10}: Storage size"),

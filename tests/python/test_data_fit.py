@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -297,6 +298,20 @@ def test_an_error_of_the_work_comes_through() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         PackedBatchSampler.fit(DATA, work, LENGTHS, "1GiB", "cpu")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_work_that_fails_on_a_list_is_told_of_collate_fn() -> None:
+    def work(batch: Any) -> None:
+        batch.sum()
+
+    with pytest.raises(AttributeError) as failed:
+        PackedBatchSampler.fit(DATA, work, LENGTHS, "1GiB", "cpu")
+    notes = ["there is no collate_fn, so the work got a list of samples"]
+    assert getattr(failed.value, "__notes__", []) == notes
+    with pytest.raises(AttributeError) as failed:
+        PackedBatchSampler.fit(DATA, work, LENGTHS, "1GiB", "cpu", collate_fn=list)
+    assert not hasattr(failed.value, "__notes__")
 
 
 def test_samples_that_cannot_fit_are_left_out_and_told(held: int) -> None:

@@ -247,6 +247,15 @@ def test_inside_inference_mode_it_measures_the_same() -> None:
     assert by_name(brim.audit(model, x)) == expected
 
 
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 4, 3), nn.Flatten()])
+def test_a_shape_for_an_input_is_told_of(layer: nn.Module) -> None:
+    text = r"^pass a tensor, not a shape: torch.rand\(\(2, 3, 8, 8\)\), got \(2, 3, 8, 8\)$"
+    with pytest.raises(TypeError, match=text):
+        brim.audit(layer, (2, 3, 8, 8))
+    with pytest.raises(TypeError, match=text):
+        brim.assert_saved(layer, (2, 3, 8, 8), at_most=0)
+
+
 def test_an_argument_of_the_model_may_be_called_model() -> None:
     class Model(nn.Module):
         def forward(self, model: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ _COMMANDS = {
     "estimate": estimate,
     "plan": plan,
 }
+_NAMES = ", ".join(_COMMANDS)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,11 +38,11 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**options)
         self._negative_number_matcher = re.compile(r"-\d")  # -1:4 too is a value and no option
 
-    example = ""  # how the command is called
+    example = ""  # how the command is called; empty for brim itself
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("the following") and self.example:
-            message += f"; for example: {self.example}"
+        if message.startswith("the following"):
+            message += f"; for example: {self.example}" if self.example else f", one of {_NAMES}"
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 

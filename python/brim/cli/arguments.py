@@ -98,6 +98,11 @@ def function(text: str) -> Callable[..., Any]:
     return result
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a function, or the class of what can be called without having one."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def check_call(function: Callable[..., Any], *args: object) -> None:
     """Check that a function of the user can be called with these.
 
@@ -111,7 +116,7 @@ def check_call(function: Callable[..., Any], *args: object) -> None:
     try:
         signature.bind(*args)
     except TypeError as error:
-        name = getattr(function, "__name__", type(function).__name__)
+        name = name_of(function)
         given = ("a tensor" if isinstance(each, torch.Tensor) else repr(each) for each in args)
         called = f"{name}({', '.join(given)})"
         raise ValueError(f"{name} takes {signature}, but is called as {called}: {error}") from None
@@ -159,7 +164,8 @@ def in_one_line(error: BaseException, options: Iterable[str] = ()) -> str:
     """
     from brim.foresee._places import line_of  # imports parts of torch that few need
 
-    text = " ".join(str(error).split()).partition(", but expected one of:")[0]  # torch's overloads
+    text = " ".join(str(error).split())
+    text = re.split(r", but expected one of:| \(Could this error message", text)[0]  # torch's rest
     if isinstance(error, SyntaxError):
         return f"{Path(error.filename or '').name}:{error.lineno}: {error.msg}"
     line = "" if isinstance(error, brim.EstimateError) else line_of(error)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import brim
-from brim._arguments import shown
+from brim._arguments import refused, shown
 from brim.cli import arguments as types
 from brim.cli.result import Result, add_output_options
 
@@ -69,7 +69,11 @@ def run(arguments: argparse.Namespace) -> Result:
     """Make the model and its inputs, freeze parameters and measure."""
     model = arguments.factory
     if not isinstance(model, torch.nn.Module):
-        types.check_call(model)
+        if signature := refused(model, 0):
+            raise ValueError(
+                "a model is wanted, or a function without arguments that makes one, but "
+                f"{types.name_of(model)} takes {signature}"
+            )
         model = model()
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the factory must return a torch.nn.Module, got {shown(model)}")

@@ -72,6 +72,11 @@ def _device(text: str) -> torch.device:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Trace; the status is 1 if it does not fit."""
+    if isinstance(arguments.function, torch.nn.Module):
+        raise ValueError(
+            "the function is called with Python literals, but this is a model, which takes "
+            "tensors: name a function such as def step(size): model(torch.rand(size, 256))"
+        )
     types.check_call(arguments.function, *arguments.values)
     found = _estimated(arguments)
     parts, figures = found._parts(), found.to_dict()
@@ -91,13 +96,23 @@ def run(arguments: argparse.Namespace) -> Result:
 
 
 def _estimated(arguments: argparse.Namespace) -> brim.Estimate:
-    return brim.estimate(
-        arguments.function,
-        *arguments.values,
-        device=arguments.device,
-        capacity=arguments.capacity,
-        calls=arguments.calls,
-    )
+    try:
+        return brim.estimate(
+            arguments.function,
+            *arguments.values,
+            device=arguments.device,
+            capacity=arguments.capacity,
+            calls=arguments.calls,
+        )
+    except RuntimeError as error:
+        negative = [each for each in arguments.values if isinstance(each, int) and each < 0]
+        if not negative or isinstance(error, brim.EstimateError):
+            raise
+        # torch may say no more than "Expected cond to be True".
+        name, values = types.name_of(arguments.function), ", ".join(map(repr, arguments.values))
+        raise ValueError(
+            f"{name}({values}) fails, and {negative[0]} is below 0: {types.in_one_line(error)}"
+        ) from error
 
 
 def _converted(arguments: argparse.Namespace) -> brim.Estimate:

@@ -228,7 +228,15 @@ class FittedBatchSampler(BatchSamplerBase):
             nonlocal runs
             runs += 1
             samples = [dataset[index] for index in indices]
-            work(samples if collate_fn is None else collate_fn(samples))
+            if collate_fn is not None:
+                work(collate_fn(samples))
+                return
+            try:
+                work(samples)
+            except (AttributeError, TypeError) as error:
+                if runs == 1 and hasattr(error, "add_note"):  # from Python 3.11 on
+                    error.add_note("there is no collate_fn, so the work got a list of samples")
+                raise
 
         trial(torch.ones_like(sizes), len(sizes), "sum")  # wrong options fail before measuring
         if state is not None:

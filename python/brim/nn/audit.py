@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from brim import _C
-from brim._arguments import refused, whole
+from brim._arguments import refused, shown, whole
 from brim._progress import progress as bar
 from brim._table import Part, Table, text_of
 from brim.memory import parse_bytes
@@ -226,7 +226,7 @@ def audit(model: torch.nn.Module, /, *inputs: Any, progress: bool = True, **kwar
             f"audit runs the model, so pass its inputs, as brim.audit(model, x): the forward of "
             f"{type(model).__name__} takes {signature}"
         )
-    with bar("audit", "run", total=3, enabled=progress) as step:
+    with _told_of_shapes(inputs), bar("audit", "run", total=3, enabled=progress) as step:
         return _audit(model, inputs, kwargs, step)
 
 
@@ -303,8 +303,8 @@ def assert_saved(
     """
     check_module(model)
     limit = _limit(at_most)
-    model = with_sizes(model, inputs, kwargs)
-    run = measure(model, inputs, kwargs)
+    with _told_of_shapes(inputs):
+        run = measure(with_sizes(model, inputs, kwargs), inputs, kwargs)
     kept = sum(run.bytes.values())
     if kept > limit:
         names = _row_names([run])
@@ -332,6 +332,23 @@ def _limit(at_most: SupportsIndex | str) -> int:
 
 
 # -- Runs ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _told_of_shapes(inputs: tuple[Any, ...]) -> Iterator[None]:
+    """Say so where a model fails because shapes were given for its inputs: torch does not."""
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        if not inputs or not all(map(_is_shape, inputs)):
+            raise
+        raise TypeError(
+            f"pass a tensor, not a shape: torch.rand({shown(inputs[0])}), got {shown(inputs[0])}"
+        ) from error
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, (tuple, list)) and all(isinstance(size, int) for size in value)
 
 
 def _measure_with_least(
