@@ -155,7 +155,7 @@ def test_a_module_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
         (["torch:empty", "--sizes", "1:x"], "such as 1:64"),
         (["torch:empty", "--budget", "lots"], 'argument --budget: "lots" is not understood: '),
         (["torch:empty", "--budget", "0"], 'argument --budget: "0" is not positive: '),
-        (["FILE:model"], "brim probe: the function is called with a size, but this is a model"),
+        (["FILE:model"], "brim probe: the function is called with numbers, but this is a model"),
         (["FILE::line"], "must be module:function or file.py:function, got "),
         (["torch:empty", "5"], "unknown argument 5; for example: brim probe train.py:step --sizes"),
         (["torch:empty", "--device", "meta"], "--device"),

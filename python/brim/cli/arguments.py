@@ -103,6 +103,15 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
+def check_no_model(function: Callable[..., Any]) -> None:
+    """Refuse a model where a function of numbers is wanted."""
+    if isinstance(function, torch.nn.Module):
+        raise ValueError(
+            "the function is called with numbers, but this is a model, which takes tensors: name "
+            "a function such as def step(size): model(torch.rand(size, 256))"
+        )
+
+
 def check_call(function: Callable[..., Any], *args: object) -> None:
     """Check that a function of the user can be called with these.
 

@@ -72,11 +72,7 @@ def _device(text: str) -> torch.device:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Trace; the status is 1 if it does not fit."""
-    if isinstance(arguments.function, torch.nn.Module):
-        raise ValueError(
-            "the function is called with Python literals, but this is a model, which takes "
-            "tensors: name a function such as def step(size): model(torch.rand(size, 256))"
-        )
+    types.check_no_model(arguments.function)
     types.check_call(arguments.function, *arguments.values)
     found = _estimated(arguments)
     parts, figures = found._parts(), found.to_dict()

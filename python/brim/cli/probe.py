@@ -85,11 +85,7 @@ def run(arguments: argparse.Namespace) -> Result:
     sizes: list[Any] = arguments.sizes
     if arguments.lengths is not None:
         sizes = [(n, length) for n in sizes for length in arguments.lengths]
-    if isinstance(arguments.function, torch.nn.Module):
-        raise ValueError(
-            "the function is called with a size, but this is a model, which takes tensors: name a "
-            "function such as def step(size): model(torch.rand(size, 256))"
-        )
+    types.check_no_model(arguments.function)
     types.check_call(arguments.function, *_shape(sizes[0]))
     work = _Timed(arguments.function, device)
     model = brim.MemoryModel.probe(
