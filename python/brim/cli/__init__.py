@@ -34,11 +34,11 @@ _NAMES = ", ".join(_COMMANDS)
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; argparse itself prints the usage ahead of it."""
 
+    example = ""  # how the command is called; empty for brim itself
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._negative_number_matcher = re.compile(r"-\d")  # -1:4 too is a value and no option
-
-    example = ""  # how the command is called; empty for brim itself
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following"):

@@ -24,11 +24,11 @@ _ARM_PANELS = 2_200_000  # of unfolded samples that are multiplied at once
 _ARM_CHANNELS = 16  # of the output at a time, in float32
 _ARM_LEAST_POSITIONS = 256  # for each thread, if all threads work on one sample
 _X86_BLOCKS = 4 << 10  # for each thread, and once for all
+_X86_HALVES = 60 << 10  # of bfloat16, for each thread
 _X86_CHANNELS = 16  # in a block
 _X86_PARTS = 8 << 10  # where threads sum up parts of the weight's gradient; more for many threads
 _X86_LARGE = 49  # elements of a kernel that oneDNN has no code for if each channel has its own
 _X86_PARTS_OF_LARGE = 32  # of its gradient for each sample, with channels last
-_X86_HALVES = 60 << 10  # the same of bfloat16
 # Torch's own kernels unfold all samples in forward, or one at a time.
 _UNFOLDING_ALL = (_Backend.Slow2d, _Backend.Slow3d, _Backend.SlowTranspose2d)
 _UNFOLDING_ONE = (_Backend.SlowDilated2d, _Backend.SlowDilated3d, _Backend.SlowTranspose3d)
@@ -266,8 +266,9 @@ def _x86_backward(call: _Call) -> int:
     if call.x.element_size() == 2 and call.groups == 1:
         parts = 11 * weight + 2 * _X86_HALVES * threads
     elif call.is_depthwise() and call.taps() >= _X86_LARGE:
-        parts = _X86_PARTS_OF_LARGE * call.x.size(0) * weight
-        return weight + parts if last else max(x, _unfolding_weight_gradient(call, last))
+        if last:
+            return (1 + _X86_PARTS_OF_LARGE * call.x.size(0)) * weight
+        return max(x, _unfolding_weight_gradient(call, last))
     else:
         parts = _x86_parts(call)
     if last:

@@ -27,8 +27,9 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator on fake tensors."""
-        engines = torch._C._current_graph_task_id() != -1  # backward has a thread for each device
-        if threading.get_ident() != self._thread and not engines:
+        elsewhere = threading.get_ident() != self._thread
+        # Backward is followed: autograd's engine has a thread for each device.
+        if elsewhere and torch._C._current_graph_task_id() == -1:
             self._elsewhere = self._elsewhere or current_line() or "another thread"
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
