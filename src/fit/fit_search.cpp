@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -306,6 +307,7 @@ std::size_t SamplesBySize::end_of(std::int64_t size) const {
 void FitSearch::check_padded(FittedLimit& fitted) const {
   MemoryModel& model = *fitted.model;
   std::set<std::pair<double, double>> measured;
+  double smaller = kSmaller;  // what a limit is reduced to that was too large by an unknown amount
   for (int round = 0; round < kMostRounds; ++round) {
     const TrialBatches trial = this->trial(fitted);
     if (trial.shapes.empty()) {
@@ -315,7 +317,7 @@ void FitSearch::check_padded(FittedLimit& fitted) const {
     if (measured.size() < kMostMeasured) {
       spread = std::max(model.margin(), fitted.error) > kNoisy ? 16 : 8;
     }
-    double over = 0.0;  // what a batch needed, as a multiple of the limit
+    std::optional<BatchNeed> over;  // of a batch that did not stay within the limit
     for (const std::size_t batch : extreme_batches(trial.shapes, model, spread)) {
       const double n = trial.shapes[batch].count;
       const double length = std::max(trial.shapes[batch].longest, 1.0);
@@ -331,16 +333,19 @@ void FitSearch::check_padded(FittedLimit& fitted) const {
         model.fit(samples, SizeKind::batch);
       }
       if (need.out_of_memory || need.peak > limit) {
-        over = need.out_of_memory ? std::numeric_limits<double>::infinity() : need.peak / limit;
+        over = need;
         break;  // the remaining batches will not be made
       }
     }
-    if (over == 0) {
+    if (!over) {
       break;
     }
     if (measured.size() >= kMostMeasured / 2) {  // learning alone is not enough
-      fitted.maximum = whole(static_cast<double>(fitted.maximum) *
-                             std::max(std::min(kSmaller, 1 / over), 1 / kGrowth));
+      const double share = std::clamp(limit / over->peak, 1 / kGrowth, smaller);
+      fitted.maximum = whole(static_cast<double>(fitted.maximum) * share);
+      if (over->out_of_memory) {  // perhaps by little, in fragmented memory; perhaps by far
+        smaller = std::max(smaller * smaller, 1 / kGrowth);
+      }
     }
   }
   fitted.error = std::max(fitted.error, model.margin());

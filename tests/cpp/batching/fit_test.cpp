@@ -124,6 +124,34 @@ TEST(FitSearch, PaddedModelLearnsFromBatchesThatNeedMoreThanItAllows) {
   EXPECT_GT(fitted.model->samples().size(), few.size());
 }
 
+TEST(FitSearch, PaddedLimitIsReducedInSmallStepsWhereMemoryRunsOutBelowIt) {
+  Random random(5);
+  const Ints lengths = log_normal_lengths(random, 20'000);
+  const auto bytes_of = [](double n, double longest) {
+    const double noise = 0.02 * std::sin(n + 7 * longest);
+    return (1e5 + 200 * n * longest) * (1 + noise);
+  };
+  std::vector<MemorySample> few;
+  for (const double n : {1.0, 3.0, 16.0, 40.0}) {
+    for (const double length : {4.0, 30.0, 200.0}) {
+      few.push_back({n, length, bytes_of(n, length), false});
+    }
+  }
+  FittedLimit fitted{Cost::Kind::padded, 3'000'000, MemoryModel(), 0.02};
+  fitted.model->fit(few, SizeKind::batch);
+  int runs = 0;
+  const detail::MeasureBatch measure = [&](std::span<const std::int64_t> batch) {
+    const double need =
+        bytes_of(static_cast<double>(batch.size()), longest_of(lengths_of(lengths, batch)));
+    return detail::BatchNeed{need, ++runs == 18};  // once, blocks of other work are in the way
+  };
+  const MakeBatching make = packed(lengths, true);
+  const detail::SamplesBySize samples(lengths);
+  detail::FitSearch{lengths, samples, 3e6, measure, make}.check_padded(fitted);
+  EXPECT_GT(runs, 18);
+  EXPECT_GE(fitted.maximum, 2'700'000);
+}
+
 // ---------------------------------------------------------------- real work
 
 struct FitBatching : ::testing::TestWithParam<Cost::Kind> {
