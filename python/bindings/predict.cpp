@@ -80,11 +80,13 @@ std::vector<std::size_t> kept_places(
 MemoryModel probe(const py::object& function,
                   const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes, bool batch,
                   const py::object& device, const std::optional<std::int64_t>& budget,
-                  const py::object& probes, const py::object& cleanup) {
+                  const py::object& probes, const py::object& near_budget,
+                  const py::object& cleanup) {
   check_callable("fn", function);
   const ProbeOptions options{.device = device_argument(device),
                              .budget = budget,
                              .probes = integer_argument("probes", probes),
+                             .near_budget = integer_argument("near_budget", near_budget),
                              .cleanup = cleanup_argument(cleanup),
                              .collect_garbage = &collect_garbage};
   if (batch) {
@@ -305,7 +307,8 @@ void register_model(py::module_& m) {
       .def_property_readonly("samples", &Model::samples, "What was measured.")
       .def("__str__", &Model::to_string);
   m.def("probe_memory", &probe, py::arg("fn"), py::arg("sizes"), py::arg("batch"),
-        py::arg("device"), py::arg("budget"), py::arg("probes"), py::arg("cleanup"));
+        py::arg("device"), py::arg("budget"), py::arg("probes"), py::arg("near_budget"),
+        py::arg("cleanup"));
 }
 
 }  // namespace

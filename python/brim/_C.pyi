@@ -416,6 +416,7 @@ def probe_memory(
     device: _Device,
     budget: int | None,
     probes: int,
+    near_budget: int,
     cleanup: Callable[[], object] | None,
 ) -> MemoryModel: ...
 

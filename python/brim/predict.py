@@ -309,6 +309,7 @@ class MemoryModel(_C.MemoryModel):
         *,
         budget: int | str | None = None,
         probes: int = 7,
+        near_budget: int = 0,
         cleanup: Callable[[], object] | None = None,
         restore: Restore = True,
         progress: bool = True,
@@ -330,6 +331,9 @@ class MemoryModel(_C.MemoryModel):
                 if None.
             probes: how many sizes to measure at most. Twice as many where memory hardly grows, so
                 that with these, one careful step after the other, the largest is not reached.
+            near_budget: how many further sizes to measure at most, where sizes are single numbers:
+                each is the largest, up to the last candidate, that those before show to fit. With 0
+                only candidates are measured.
             cleanup: called after each call of `fn`.
             restore: what the function changes and is put back after measuring: True for the modules
                 and optimizers that it leads to, or these things themselves; False for nothing. See
@@ -361,7 +365,9 @@ class MemoryModel(_C.MemoryModel):
                 fn(*size)
                 step(f"size {' x '.join(map(str, size))}")
 
-            model._assign(_C.probe_memory(work, whole, batch, device, limit, probes, cleanup))
+            model._assign(
+                _C.probe_memory(work, whole, batch, device, limit, probes, near_budget, cleanup)
+            )
         return model
 
     def peak(self, n: float, length: float | None = None) -> float:

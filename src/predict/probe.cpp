@@ -24,6 +24,8 @@ using Work = std::function<void(std::int64_t, std::int64_t)>;
 constexpr double kShareOfFree = 0.9;
 // How far a measurement may exceed a budget if no other is left: enough for twice as many samples.
 constexpr double kBeyond = 2;
+// A size nearer to the budget is worth a call if it is this many times the largest measured one.
+constexpr double kWorthACall = 1.02;
 
 std::string name_of(const Shape& shape, SizeKind kind) {
   return kind == SizeKind::batch
@@ -40,6 +42,10 @@ class Prober {
         budget_(options.budget),
         device_(options.device ? resolve_device(*options.device) : default_device()),
         collect_{device_, options.cleanup, options.collect_garbage} {
+    if (options.near_budget < 0) {
+      throw std::invalid_argument("near_budget must be 0 or more, got " +
+                                  detail::text(options.near_budget));
+    }
     if (budget_ && *budget_ <= 0) {
       throw std::invalid_argument("budget must be a positive number of bytes, got " +
                                   detail::text(*budget_));
@@ -102,6 +108,22 @@ class Prober {
     return model;
   }
 
+  /// Measures up to `count` sizes more, each the largest that those before show to fit.
+  void approach_budget(MemoryModel& model, std::int64_t last, std::int64_t count) const {
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::vector<MemorySample> samples = model.samples();
+      const std::int64_t size = std::min(model.largest_size(limit()), last);
+      const auto largest = std::ranges::max(samples, {}, &MemorySample::n).n;
+      if (static_cast<double>(size) < kWorthACall * largest) {
+        break;
+      }
+      const PeakSample sample = measure({size, 0});
+      samples.push_back(
+          {static_cast<double>(size), 0, static_cast<double>(sample.peak), sample.out_of_memory});
+      model.fit(samples, SizeKind::size);
+    }
+  }
+
  private:
   const Work& work_;
   SizeKind kind_;
@@ -120,7 +142,10 @@ MemoryModel probe_memory(const std::function<void(std::int64_t)>& work,
     shapes.emplace_back(size, 0);
   }
   const Work of_shape = [&](std::int64_t size, std::int64_t) { work(size); };
-  return Prober(of_shape, SizeKind::size, options).spread(std::move(shapes), options.probes);
+  const Prober prober(of_shape, SizeKind::size, options);
+  MemoryModel model = prober.spread(std::move(shapes), options.probes);
+  prober.approach_budget(model, std::ranges::max(sizes), options.near_budget);
+  return model;
 }
 
 MemoryModel probe_memory(const std::function<void(std::int64_t, std::int64_t)>& work,

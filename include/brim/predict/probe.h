@@ -20,6 +20,9 @@ struct ProbeOptions {
   /// COUNT of sizes to measure at most; twice as many where one size grows too little to reach the
   /// largest with these.
   std::int64_t probes = 7;
+  /// COUNT of further sizes to measure at most, for probe_memory of one size: each is the largest,
+  /// up to the largest candidate, that all before show to fit. 0 measures candidates only.
+  std::int64_t near_budget = 0;
   std::function<void()> cleanup{};  ///< see CollectOptions
   std::function<void()> collect_garbage{};
 };

@@ -22,8 +22,7 @@ EXAMPLE = """\
   brim probe train.py:step --sizes 1:32 --lengths 16:512   # called as step(n, length)"""
 
 _MOST_CANDIDATES = 32  # per range
-_MOST_NEARER = 5  # sizes near the budget
-_WORTH_A_CALL = 1.02  # of the largest measured size
+_NEAR_BUDGET = 5  # sizes
 _ANY = 2**53  # what a model answers if memory does not grow
 
 
@@ -89,7 +88,12 @@ def run(arguments: argparse.Namespace) -> Result:
     types.check_call(arguments.function, *_shape(sizes[0]))
     work = _Timed(arguments.function, device)
     model = brim.MemoryModel.probe(
-        work, sizes, device, budget=arguments.budget, probes=arguments.probes
+        work,
+        sizes,
+        device,
+        budget=arguments.budget,
+        probes=arguments.probes,
+        near_budget=_NEAR_BUDGET,
     )
     stats = brim.memory_stats(device)
     limit = (
@@ -97,8 +101,6 @@ def run(arguments: argparse.Namespace) -> Result:
         if arguments.budget
         else stats.allocated + int(0.9 * stats.free)
     )
-    if arguments.lengths is None:
-        model = _nearer(model, work, max(sizes), device, limit)
     figures = {
         "device": str(device),
         "budget": limit,
@@ -131,26 +133,6 @@ class _Timed:
         if not self._on_cpu:
             torch.accelerator.synchronize()
         self.seconds[size] = time.perf_counter() - begin
-
-
-def _nearer(
-    model: brim.MemoryModel, work: _Timed, last: int, device: torch.device, limit: int
-) -> brim.MemoryModel:
-    """Measure sizes nearer to the budget, each the largest that those before show to fit."""
-    for turn in range(_MOST_NEARER):
-        size = min(model.largest_size(limit), last)
-        if size < _WORTH_A_CALL * max(each.n for each in model.samples):
-            break
-        if turn == 0:
-            work(int(model.samples[0].n))  # a first call may allocate what stays, as a warm-up does
-        (found,) = brim.collect_peaks(work, [size], device)
-        samples = [*model.samples, brim.MemorySample(size, 0, found.peak, found.out_of_memory)]
-        model = brim.MemoryModel().fit(
-            [each.n for each in samples],
-            [each.peak for each in samples],
-            [each.out_of_memory for each in samples],
-        )
-    return model
 
 
 def _measured(

@@ -243,6 +243,27 @@ TEST(ProbeMemory, BudgetIsKeptAndAPairIsABatch) {
   EXPECT_NEAR(static_cast<double>(model.largest_batch(512, budget)), 512, 26);
 }
 
+TEST(ProbeMemory, SizesNearTheBudgetAreMeasuredBetweenTheCandidates) {
+  const std::int64_t held = memory_stats(at::kCPU).allocated;
+  std::int64_t largest = 0;
+  const auto work = [&](std::int64_t size) {
+    largest = std::max(largest, size);
+    static_cast<void>(tensor_of(100'000 + size * 64 + size * size / 16));
+  };
+  ProbeOptions options{.device = at::kCPU, .budget = held + kMiB};
+  const std::vector<std::int64_t> sizes{1, 4, 16, 64, 1'000'000};
+  static_cast<void>(probe_memory(work, sizes, options));
+  EXPECT_EQ(largest, 64);
+  options.near_budget = 5;
+  const MemoryModel model = probe_memory(work, sizes, options);
+  EXPECT_GT(largest, 3000);  // 3412 is the largest that fits
+  EXPECT_LE(largest, 3412);
+  EXPECT_LE(model.samples().size(), 4U + 5U);
+  options.near_budget = -1;
+  EXPECT_CONTAINS(message_of<std::invalid_argument>([&] { probe_memory(work, sizes, options); }),
+                  "near_budget must be 0 or more, got -1");
+}
+
 TEST(ProbeMemory, OutOfMemoryThatHappensAnywayIsABound) {
   const Budget budget(64 * kMiB, at::kCPU);
   // No size grows so fast that this could be foreseen.
