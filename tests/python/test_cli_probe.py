@@ -41,6 +41,9 @@ def wrong(size):
     torch.addmm(torch.zeros(2), torch.zeros(3))
 
 model = torch.nn.Linear(3, 3)
+
+def jumps(size):
+    torch.empty(size * (20_000 if size % 3 == 0 else 10_000), dtype=torch.uint8)
 """
 
 
@@ -90,6 +93,30 @@ def test_a_square_that_begins_to_count_stays_within_the_budget(
     assert max(each["size"][0] for each in figures["measured"]) > 834  # from there on it counts
     assert all(each["peak"] <= held + 10_000_000 for each in figures["measured"])
     assert 890 <= figures["largest"][0]["size"] <= 912  # 912² · 12 is just within it
+
+
+def test_a_formula_that_promises_more_than_is_known_to_fit_is_named(
+    program: str, capsys: pytest.CaptureFixture[str], held: int
+) -> None:
+    words = ["probe", f"{program}:jumps", "--sizes", "1:90", "--device", "cpu"]
+    assert main([*words, "--budget", str(held + 1_000_000)]) == 0
+    *_, size, formula = capsys.readouterr().out.splitlines()
+    known, allowed = int(size.split()[-1]), int(formula.split()[5].rstrip(","))
+    assert known < allowed
+    assert re.fullmatch(
+        r"the formula alone would allow \d+, but it may be wrong by its margin of [\d.]+ %", formula
+    )
+
+
+def test_a_formula_far_beyond_what_was_measured_says_how_far(
+    program: str, capsys: pytest.CaptureFixture[str], held: int
+) -> None:
+    words = ["probe", f"{program}:line", "--sizes", "1:8", "--device", "cpu"]
+    assert main([*words, "--budget", str(held + 10_000_000)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(
+        r"\* was not measured, 12[345] times as large as what was: larger --sizes tell more", last
+    )
 
 
 def test_json_and_picture(

@@ -197,6 +197,11 @@ def _parts(model: brim.MemoryModel, figures: dict[str, Any]) -> list[Part]:
         largest = [f"{within}: size {_size(found[0])}"]
         if found[0]["extrapolated"]:
             largest += ["", *_beyond(furthest, found[0])]
+        elif found[0]["by_formula"] is None or found[0]["by_formula"] > found[0]["size"]:
+            largest += [
+                f"the formula alone would allow {_formula(found[0])}, but it may be wrong by its "
+                f"margin of {100 * figures['margin']:.1f} %"
+            ]
     head = ["size", "measured", "predicted", "error", "time"]
     return [Table(head, rows), "", str(model), "", *largest]
 
@@ -223,8 +228,11 @@ def _beyond(furthest: int, found: dict[str, Any]) -> list[Part]:
     ]
     if f"{formula}*" != careful:
         rows.append([f"{formula}*", "fits if memory goes on growing by the formula"])
-    near = found["by_formula"] is not None and found["by_formula"] < 1.1 * furthest
-    note = "* was not measured" if near else "* was not measured: larger --sizes tell more"
+    note = "* was not measured"
+    times = math.inf if found["by_formula"] is None else found["by_formula"] / furthest
+    if times >= 1.1:
+        far = f", {times:,.0f} times as large as what was" if 10 <= times < math.inf else ""
+        note = f"{note}{far}: larger --sizes tell more"
     return [Table(["size", ""], rows, left=2), "", note]
 
 

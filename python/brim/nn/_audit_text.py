@@ -98,8 +98,12 @@ def hint_of(
         least_known: whether the least was computed, and is not merely the smallest of the sums.
     """
     if not any(any(figures(layer)) for layer in layers):
-        why = "hint: no parameter needs a gradient: unfreeze what is to be trained before the audit"
-        return "" if trained else why
+        return (
+            "hint: backward needs only parameters and the inputs, which are not counted"
+            if trained
+            else "hint: no parameter needs a gradient: unfreeze what is to be trained before the "
+            "audit"
+        )
     torch_nn, brim, cheap, least = (
         sum(column) for column in zip(*map(figures, layers), strict=True)
     )
