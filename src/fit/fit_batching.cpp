@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -55,7 +56,9 @@ class BatchMeter {
     check_argument(held_ < budget_, "budget of ", format_bytes(budget_),
                    " is too small: ", format_bytes(held_), " are held on ", device_.str(),
                    " before the first batch");
-    most_ = budget_ < allowed / kBeyond ? kBeyond * budget_ : allowed;
+    // One budget for all runs: opening one may release the allocator's cache, as nothing does
+    // between the batches of a training loop.
+    limited_.emplace(budget_ < allowed / kBeyond ? kBeyond * budget_ : allowed, device_);
   }
 
   [[nodiscard]] c10::Device device() const { return device_; }
@@ -63,10 +66,7 @@ class BatchMeter {
   /// Bytes that were in use before the first batch.
   [[nodiscard]] std::int64_t held() const { return held_; }
 
-  void run(std::span<const std::int64_t> batch) const {
-    const Budget limited(most_, device_);
-    work_(batch);
-  }
+  void run(std::span<const std::int64_t> batch) const { work_(batch); }
 
   [[nodiscard]] BatchNeed measure(std::span<const std::int64_t> batch) const {
     const std::function<double(std::size_t)> call = [&](std::size_t) {
@@ -85,8 +85,8 @@ class BatchMeter {
   c10::Device device_;
   std::int64_t budget_;
   std::int64_t held_;
-  std::int64_t most_;
   CollectOptions collect_;
+  std::optional<Budget> limited_;
 };
 
 /// Lengths that represent all: spread evenly over the samples, and over the logarithm of the
@@ -153,20 +153,29 @@ void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& sear
     std::stable_sort(full.begin(), full.end(), [&](std::size_t a, std::size_t b) {
       return trial.shapes[a].longest < trial.shapes[b].longest;
     });
+    // Short and long ones in turn: the blocks of one are of least use to the next.
+    const std::size_t step = std::max(full.size() / 12, std::size_t{1});
     std::vector<std::vector<std::int64_t>> batches;
-    for (std::size_t i = 0; i < full.size(); i += std::max(full.size() / 12, std::size_t{1})) {
-      const auto batch = trial.batches[full[i]];
+    for (std::size_t i = 0; i < full.size(); i += step) {
+      const bool is_short = i / step % 2 == 0;
+      const auto batch = trial.batches[full[is_short ? i / 2 : full.size() - 1 - i / 2]];
       batches.emplace_back(batch.begin(), batch.end());
     }
     return batches;
   };
   release_cached(meter.device());
+  const auto reduce = [&](double share) {
+    fitted.maximum = static_cast<std::int64_t>(static_cast<double>(fitted.maximum) * share);
+  };
+  // What is cached beside live blocks of others counts as reserved, and few requests fit into it.
+  const auto stuck = static_cast<double>(memory_stats(meter.device()).inactive_split);
+  reduce(1 / (1 + stuck / static_cast<double>(budget)));
   const Budget limited(budget, meter.device());
   auto batches = full_batches();
   std::size_t fitted_runs = 0;
   for (int i = 0; i < kMostRuns && fitted_runs < 2 * batches.size(); ++i) {
     if (meter.measure(batches[fitted_runs % batches.size()]).out_of_memory) {
-      fitted.maximum = static_cast<std::int64_t>(static_cast<double>(fitted.maximum) * kSmaller);
+      reduce(kSmaller);
       fitted_runs = 0;
       batches = full_batches();
     } else {
