@@ -86,21 +86,13 @@ class Budget(_C.Budget):
         """As `brim.budget`."""
         super().__init__(limit, device)
         self._asked = limit
-        self._onednn = False  # whether it was on when the block was entered
 
     def __enter__(self) -> Self:
         """Open it."""
         super().__enter__()
-        if self.device.type == "cpu":
-            self._onednn = torch._C._get_mkldnn_enabled()
-            _hide_fallback()
+        if _HIDDEN not in warnings.filters:  # adding it again would repeat warnings already shown
+            warnings.filterwarnings("ignore", _FALLBACK, UserWarning)
         return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Close it, and switch oneDNN on again if torch has switched it off."""
-        super().__exit__(*exception)
-        if self._onednn:
-            torch._C._set_mkldnn_enabled(True)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: each call runs under a budget of its own.
@@ -140,14 +132,9 @@ class Budget(_C.Budget):
 
 # Where brim refuses oneDNN memory for a matrix product, torch warns, takes another kernel for it,
 # and switches oneDNN off. Nobody need act on it: the product has its value, or runs out of memory.
+# This hides that warning, which quotes brim's refusal, and no other.
 _FALLBACK = r"mkldnn_\w+ failed, switching to [\w ]+: *CPU out of memory\. Tried to allocate"
-
-
-def _hide_fallback() -> None:
-    """Ignore that warning, which quotes brim's refusal, and no other."""
-    ignored = ("ignore", re.compile(_FALLBACK, re.IGNORECASE), UserWarning, None, 0)
-    if ignored not in warnings.filters:  # adding it again would repeat warnings already shown
-        warnings.filterwarnings("ignore", _FALLBACK, UserWarning)
+_HIDDEN = ("ignore", re.compile(_FALLBACK, re.IGNORECASE), UserWarning, None, 0)
 
 
 def budget(limit: int | str, device: DeviceLike = None) -> Budget:

@@ -1,5 +1,6 @@
 #include <brim/memory/budget.h>
 
+#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -64,7 +65,9 @@ std::optional<std::int64_t> budget_in_force(c10::Device device) {
 }
 
 Budget::Budget(ByteLimit limit, c10::Device device)
-    : device_(resolve_device(device)), limit_(open_budget(limit, device_)) {}
+    : device_(resolve_device(device)),
+      limit_(open_budget(limit, device_)),
+      onednn_(device_.is_cpu() && at::globalContext().userEnabledMkldnn()) {}
 
 Budget::Budget(std::int64_t bytes, c10::Device device)
     : Budget(ByteLimit::of_bytes(bytes), device) {}
@@ -79,6 +82,9 @@ void Budget::close() noexcept {
     return;
   }
   closed_ = true;
+  if (onednn_) {
+    at::globalContext().setUserEnabledMkldnn(true);
+  }
   OpenBudgets& open = open_budgets();
   const std::lock_guard lock(open.mutex);
   auto& limits = open.limits[device_];

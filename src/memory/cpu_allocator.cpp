@@ -27,8 +27,11 @@ constexpr std::size_t kHeaderBytes = 64;
 constexpr std::size_t kReturnedBytes = std::size_t{32} << 20;
 
 bool is_returned(std::size_t bytes) {
+  if (bytes < kReturnedBytes) [[likely]] {
+    return false;
+  }
   static const bool asks_for_huge_pages = std::getenv("THP_MEM_ALLOC_ENABLE") != nullptr;
-  return bytes >= kReturnedBytes && !asks_for_huge_pages;  // which torch's own way takes care of
+  return !asks_for_huge_pages;  // which torch's own way takes care of
 }
 
 void* allocate_block(std::size_t bytes) {
@@ -84,10 +87,10 @@ CpuAllocator::CpuAllocator() { hold_during_fork(gates_mutex_, &CpuAllocator::in_
 
 void CpuAllocator::in_forked_child() {
   CpuAllocator& self = instance();
-  ++self.process_;
+  ++process;
   bytes_held.store(0);
   self.peak_.store(0);
-  self.low_.store(0);
+  least_held.store(0);
   forget_host_limit_after_fork();
 }
 
@@ -135,9 +138,9 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
     throw_out_of_memory(size, allocated(),
                         ": this failure was injected by brim::testing::OomInjector");
   }
-  if (const auto most = refused_by_host(size, allocated()); most && *most < limit()) {
+  if (const std::int64_t most = refused_by_host(size, allocated()); most < limit()) {
     throw_out_of_memory(size, allocated(),
-                        " of " + with_exact(*most) +
+                        " of " + with_exact(most) +
                             " that the machine and its cgroups have for tensors (an adaptive "
                             "call's host_limit)");
   }
@@ -154,7 +157,7 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
     throw_out_of_memory(size, allocated(), ": the system has no more (" + system_error + ")");
   }
   blocks_made.fetch_add(1, std::memory_order_relaxed);
-  const Header header{bytes, process_};
+  const Header header{bytes, process};
   std::memcpy(block, &header, sizeof(header));
   void* data = static_cast<char*>(block) + kHeaderBytes;
   report_to_profiler(data, size, allocated());
@@ -184,16 +187,16 @@ void CpuAllocator::raise_peak(std::int64_t candidate) {
 }
 
 void CpuAllocator::lower_low(std::int64_t candidate) {
-  std::int64_t low = low_.load(std::memory_order_relaxed);
+  std::int64_t low = least_held.load(std::memory_order_relaxed);
   while (candidate < low &&
-         !low_.compare_exchange_weak(low, candidate, std::memory_order_relaxed)) {
+         !least_held.compare_exchange_weak(low, candidate, std::memory_order_relaxed)) {
   }
 }
 
 PeakReading CpuAllocator::take_peak() {
   const std::int64_t now = allocated();
   const std::int64_t peak = peak_.exchange(now, std::memory_order_relaxed);
-  const std::int64_t low = low_.exchange(now, std::memory_order_relaxed);
+  const std::int64_t low = least_held.exchange(now, std::memory_order_relaxed);
   // An allocation between the lines above has its peak in `peak`; if it is still held, it counts
   // from here too. Likewise what was freed.
   raise_peak(allocated());
@@ -208,11 +211,10 @@ void CpuAllocator::free_block(void* data) {
   void* block = static_cast<char*>(data) - kHeaderBytes;
   Header header{};
   std::memcpy(&header, block, sizeof(header));
-  auto& self = instance();
-  if (header.process == self.process_) {
+  if (header.process == process) {
     const auto size = static_cast<std::int64_t>(header.bytes);
-    self.release(size);
-    report_to_profiler(data, -size, self.allocated());
+    release(size);
+    report_to_profiler(data, -size, allocated());
   }
   free_block_of(header.bytes, block);
 }

@@ -67,7 +67,7 @@ class CpuAllocator final : public c10::Allocator {
   PeakReading peak() const {
     const std::int64_t now = allocated();
     return {std::max(peak_.load(std::memory_order_relaxed), now), now,
-            std::min(low_.load(std::memory_order_relaxed), now)};
+            std::min(least_held.load(std::memory_order_relaxed), now)};
   }
 
   /// Reads the peak and starts a new one at the bytes held now. No peak is lost to a concurrent
@@ -87,22 +87,22 @@ class CpuAllocator final : public c10::Allocator {
   static void free_block(void* data);
   static void in_forked_child();
   void reserve(std::int64_t bytes);
-  void release(std::int64_t bytes) {
+  static void release(std::int64_t bytes) {
     lower_low(bytes_held.fetch_sub(bytes, std::memory_order_relaxed) - bytes);
   }
   void raise_peak(std::int64_t candidate);
-  void lower_low(std::int64_t candidate);
+  static void lower_low(std::int64_t candidate);
   bool admitted(std::size_t bytes);
 
-  // Static, and read without ordering: each adaptive call asks for them.
+  // Static, and read without ordering: each adaptive call or each freed block asks for them.
   static inline constinit std::atomic<bool> in_use{false};
   static inline constinit std::atomic<std::int64_t> bytes_held{0};
   static inline constinit std::atomic<std::int64_t> blocks_made{0};
+  static inline constinit std::atomic<std::int64_t> least_held{0};
+  static inline constinit std::size_t process{0};  // tells its blocks from those that it inherited
 
   std::atomic<std::int64_t> peak_{0};
-  std::atomic<std::int64_t> low_{0};
   std::atomic<std::int64_t> limit_{kUnlimited};
-  std::size_t process_ = 0;  // tells this process' blocks from those that it inherited
 
   std::atomic<int> gate_count_{0};  // lets an allocation skip the lock where there is no gate
   std::mutex gates_mutex_;

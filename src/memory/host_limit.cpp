@@ -185,10 +185,10 @@ std::int64_t recent_host_room(std::int64_t allocated) {
   return room_within(room.available) + room.kept;
 }
 
-std::optional<std::int64_t> refused_by_host(std::int64_t bytes, std::int64_t allocated) {
+std::int64_t refused_by_host(std::int64_t bytes, std::int64_t allocated) {
   ThreadHostLimit& thread = this_thread;
   if (thread.open == 0 || bytes <= thread.unasked_until - allocated) [[likely]] {
-    return std::nullopt;
+    return CpuAllocator::kUnlimited;
   }
   const std::int64_t available = ask(thread, allocated);
   Limits& own = *thread.limits;
@@ -205,7 +205,7 @@ std::optional<std::int64_t> refused_by_host(std::int64_t bytes, std::int64_t all
   }
   HostReading::last().note_held(allocated + bytes);
   thread.unasked_until = std::min(limit, allocated + bytes + unasked(available));
-  return std::nullopt;
+  return CpuAllocator::kUnlimited;
 }
 
 void forget_host_limit_after_fork() { begin(this_thread); }

@@ -102,6 +102,9 @@ bool names_failed_library_allocation(std::string_view message) {
       {"CUBLAS", "CUDNN", "CUSOLVER", "CUSPARSE", "CUFFT", "CURAND", "CUTENSOR", "CUDSS", "HIPBLAS",
        "HIPSOLVER", "HIPSPARSE", "HIPFFT", "HIPRAND", "ROCBLAS", "ROCSOLVER", "ROCSPARSE", "ROCFFT",
        "ROCRAND", "MIOPEN"});
+  if (message.find("_FAILED") == std::string_view::npos) {
+    return false;  // nearly always: no need to look at each word
+  }
   for (const auto* word = message.begin(); word != message.end();) {
     const auto* const end = std::find_if_not(word, message.end(), is_identifier);
     const std::string_view name(word, end);
@@ -234,9 +237,6 @@ void remember_refusal(const std::string& text, const OomCause& cause) noexcept {
 }
 
 OomCause classify_message(std::string_view message, OomKind otherwise) noexcept {
-  if (const auto ours = remembered(message)) {
-    return *ours;
-  }
   OomCause cause = recognise(message);
   if (!cause && otherwise != none) {
     cause.kind = otherwise;
@@ -246,6 +246,9 @@ OomCause classify_message(std::string_view message, OomKind otherwise) noexcept 
   }
   if (!cause) {
     return cause;
+  }
+  if (const auto ours = remembered(message)) {
+    return *ours;
   }
   cause.requested =
       amount_behind(message, {"Tried to allocate ", "tried to allocate ", "Unable to allocate ",

@@ -10,9 +10,11 @@
 
 namespace brim {
 
-PeakMeter::PeakMeter(c10::Device device) : PeakMeter(std::vector<c10::Device>{device}) {}
+PeakMeter::PeakMeter(c10::Device device) : PeakMeter(std::span(&device, 1)) {}
 
-PeakMeter::PeakMeter(const std::vector<c10::Device>& devices) {
+PeakMeter::PeakMeter(const std::vector<c10::Device>& devices) : PeakMeter(std::span(devices)) {}
+
+PeakMeter::PeakMeter(std::span<const c10::Device> devices) {
   TORCH_CHECK_VALUE(!devices.empty(), "devices is empty: a PeakMeter needs at least one device");
   entries_ = std::make_unique<PeakEntry[]>(devices.size());
   for (std::size_t i = 0; i < devices.size(); ++i) {

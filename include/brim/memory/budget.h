@@ -23,6 +23,9 @@ namespace brim {
 /// the counting allocator, see brim/memory/cpu.h; older tensors do not count). On CUDA it is on
 /// what torch's caching allocator takes from the device, through its memory fraction. Other
 /// accelerators have no such limit.
+///
+/// If oneDNN is refused memory, torch takes another kernel and switches oneDNN off for the process;
+/// closing the budget switches it on again.
 class BRIM_API Budget {
  public:
   /// @throws c10::ValueError if `bytes` is not positive or `device` does not exist,
@@ -47,6 +50,7 @@ class BRIM_API Budget {
  private:
   c10::Device device_;
   std::int64_t limit_;
+  bool onednn_;  // whether it was on when the budget was opened
   bool closed_ = false;
 };
 

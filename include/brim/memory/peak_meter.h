@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace brim {
@@ -62,6 +63,8 @@ class BRIM_API PeakMeter {
   std::vector<c10::Device> devices() const;
 
  private:
+  explicit PeakMeter(std::span<const c10::Device> devices);
+
   const PeakEntry& entry(std::optional<c10::Device> device) const;
   PeakEntry now(std::optional<c10::Device> device) const;
 

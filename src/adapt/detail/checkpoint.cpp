@@ -17,7 +17,7 @@ Checkpoint::Checkpoint(const AdaptOptions& options, Detail detail)
     device_held_ = backend_for(*device_).peak(*device_).current;
   }
   if (options.restore_random_state) {
-    random_.emplace(device_ ? *device_ : c10::Device(default_device_type()));
+    random_.emplace(c10::Device(device_ ? device_->type() : default_device_type()));
   }
 }
 

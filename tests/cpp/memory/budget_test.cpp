@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <brim/memory/budget.h>
 #include <brim/memory/cpu.h>
@@ -37,6 +38,20 @@ class Budgets : public ::testing::Test {
   std::int64_t unlimited_ = limit_now();
   std::int64_t base_ = held();
 };
+
+TEST_F(Budgets, SwitchOneDnnOnAgainIfItWasOn) {
+  at::Context& torch = at::globalContext();
+  const bool before = torch.userEnabledMkldnn();
+  for (const bool enabled : {false, true}) {
+    torch.setUserEnabledMkldnn(enabled);
+    {
+      const Budget budget("1GiB", at::kCPU);
+      torch.setUserEnabledMkldnn(false);  // as torch does if oneDNN runs out of memory
+    }
+    EXPECT_EQ(torch.userEnabledMkldnn(), enabled);
+  }
+  torch.setUserEnabledMkldnn(before);
+}
 
 TEST_F(Budgets, AllowsUpToTheLastByteAndNoMore) {
   const Budget budget(base_ + 1000, at::kCPU);
