@@ -147,7 +147,7 @@ def built(name: str, training: str = "full") -> tuple[nn.Module, Tensor]:
     return model, torch.randn(shape)
 
 
-def converted(model: nn.Module, recompute: str) -> nn.Module:
+def converted(model: nn.Module, recompute: str | None) -> nn.Module:
     ours = copy.deepcopy(model)
     brim.convert(ours, recompute=recompute)
     return ours
@@ -180,7 +180,7 @@ def kept_by(model: nn.Module, x: Tensor) -> int:
 
 def products_in_backward(model: nn.Module, x: Tensor) -> int:
     """How many forward products a backward pass runs: gradients are other operators."""
-    loss = model(x.detach().requires_grad_()).square().mean()
+    loss = copy.deepcopy(model)(x.detach().requires_grad_()).square().mean()
     with profile(activities=[ProfilerActivity.CPU]) as run:
         loss.backward()
     names = ("aten::addmm", "aten::convolution")
@@ -194,10 +194,20 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
 @pytest.mark.parametrize("training", ["full", "BitFit", "frozen"])
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("name", MODELS)
-def test_steps_have_the_bits_of_torch(name: str, autocast: bool, training: str) -> None:
+def test_steps_have_the_same_bits(name: str, autocast: bool, training: str) -> None:
     model, x = built(name, training)
-    ours = converted(model, "products")
-    assert equal(steps(ours, x, autocast), steps(model, x, autocast))
+    found = steps(converted(model, "products"), x, autocast)
+    assert equal(found, steps(converted(model, None), x, autocast))
+    expected = steps(model, x, autocast)
+    if (name, training) in ROUNDED:
+        for mine, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+    else:
+        assert equal(found, expected)
+
+
+# Without recomputation too: an RMS norm and the bias of a frozen convolution sum in another order.
+ROUNDED = {*(("gated", each) for each in ("full", "BitFit", "frozen")), ("convnext", "BitFit")}
 
 
 @pytest.mark.parametrize("training", ["full", "BitFit", "frozen"])
