@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 import brim
 
@@ -407,6 +408,42 @@ def test_backward_inside_of_autocast() -> None:
         assert leaf.grad is not None
         found.append(leaf.grad)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("level", ["cheap", "products"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_estimate_is_what_is_measured(name: str, level: str) -> None:
+    model = converted(nn.Sequential(built(name)[0], built(name)[0]), level)
+    x = torch.randn(32, *MODELS[name][1][1:])
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    step()
+    with brim.PeakMeter("cpu") as meter:
+        step()
+    assert brim.estimate(step, device="cpu").peak == pytest.approx(meter.peak, rel=0.01)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_checkpointed(name: str) -> None:
+    model, x = built(name)
+    ours = converted(model, "products")
+    expected = steps(copy.deepcopy(ours), x, False)
+    assert equal(steps(Checkpointed(ours), x, False), expected)
+
+
+class Checkpointed(nn.Module):
+    """A model that runs again as a whole."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = checkpoint(self.model, x, use_reentrant=False)
+        return output
 
 
 class Adapted(nn.Module):
