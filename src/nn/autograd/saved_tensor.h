@@ -55,7 +55,7 @@ class Kept {
       tensor = unpack(owner);
       TORCH_CHECK(!tensor.defined() || !tensor.has_storage() || tensor.sym_numel() == 0 ||
                       tensor.storage().sym_nbytes() != 0,
-                  "recompute=\"cheap\" reads the parameters of the layers before again in "
+                  "recompute reads the parameters of the layers before again in "
                   "backward, but FSDP has freed those of another unit: put a layer and the "
                   "normalisation and activation before it into one unit, or give fully_shard "
                   "reshard_after_forward=False");
