@@ -1,11 +1,11 @@
 """What `brim.nn` keeps and costs beside `torch.nn` and other ways to keep less, in one run.
 
 Each row is a model, what of it is trained, and a precision; each line a way: torch as it is, brim,
-brim with `recompute="cheap"`, `torch.utils.checkpoint` per block, selective checkpointing (which
-keeps matrix products, convolutions and attention), Liger where it is installed, and torch.compile
-with activation_memory_budget 1, 0.5 and 0.2. On an accelerator real shapes, on a CPU small ones.
-"kept" is what the allocator holds between forward and backward beyond what it held before, "peak"
-the most during both, each with the loss and without an optimizer.
+brim with `recompute="cheap"` and "products", `torch.utils.checkpoint` per block, selective
+checkpointing (which keeps matrix products, convolutions and attention), Liger where it is
+installed, and torch.compile with activation_memory_budget 1, 0.5 and 0.2. On an accelerator real
+shapes, on a CPU small ones. "kept" is what the allocator holds between forward and backward beyond
+what it held before, "peak" the most during both, each with the loss and without an optimizer.
 
     ./dev bench nn                                  the usual rows, and the host time of each layer
     ./dev bench nn -- --quick                       fewer rows, no torch.compile

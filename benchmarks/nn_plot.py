@@ -9,6 +9,7 @@ MARKERS = {
     "torch": ("s", "black"),
     "brim": ("o", "#4c78a8"),
     "brim cheap": ("o", "#0b2a4a"),
+    "brim products": ("X", "#0b2a4a"),
     "checkpoint": ("^", "#777777"),
     "selective": ("v", "#777777"),
     "Liger": ("P", "#b07020"),

@@ -36,6 +36,10 @@ def cheap(model: nn.Module, blocks: Sequence[str]) -> None:
     brim.convert(model, recompute="cheap")
 
 
+def products(model: nn.Module, blocks: Sequence[str]) -> None:
+    brim.convert(model, recompute="products")
+
+
 def checkpointed(model: nn.Module, blocks: Sequence[str], **options: Any) -> None:
     """Run each block again in backward."""
     for module in model.modules():
@@ -81,6 +85,7 @@ WAYS: Mapping[str, Way] = {
     "torch": as_it_is,
     "brim": converted,
     "brim cheap": cheap,
+    "brim products": products,
     "checkpoint": checkpointed,
     "selective": selective,
     "Liger": liger,

@@ -91,9 +91,9 @@ using Operators = Binder<
     // Dropout
     Tensor(const Tensor&, double), Tensor&(Tensor&, double),
     // Linear, convolutions
-    Tensor(const Tensor&, const Tensor&, Maybe, Maybe, bool),
+    Tensor(const Tensor&, const Tensor&, Maybe, Maybe, bool, bool),
     Tensor(const Tensor&, const Tensor&, Maybe, IntArrayRef, IntArrayRef, IntArrayRef, bool,
-           IntArrayRef, std::int64_t, Maybe, bool),
+           IntArrayRef, std::int64_t, Maybe, bool, bool),
     // Batch, layer, group and RMS norm
     Tensor(const Tensor&, Maybe, Maybe, Maybe, Maybe, bool, double, double),
     Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double, bool),

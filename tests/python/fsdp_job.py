@@ -1,7 +1,7 @@
 """One rank of FSDP2 with a Llama; test_nn_frameworks.py starts two and looks at what they write.
 
 Run as `fsdp_job.py FOLDER`: trains the model as it is, and converted before and after it is
-sharded, and writes losses and parameters to FOLDER/RANK.pt.
+sharded, with products that run again, and writes losses and parameters to FOLDER/RANK.pt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def trained(convert: str, policy: MixedPrecisionPolicy) -> tuple[list[float], in
         fully_shard(layer, mp_policy=policy)
     fully_shard(net, mp_policy=policy)
     if convert == "after":
-        brim.convert(net, recompute="cheap")
+        brim.convert(net, recompute="products")
     update = torch.optim.AdamW(net.parameters(), lr=1e-3)
     losses = []
     kept = []

@@ -270,7 +270,11 @@ def test_what_was_not_chosen_is_reported() -> None:
         ({"skip": [3]}, TypeError, "skip must be a type of module"),
         ({"only": int}, TypeError, "only must be a type of module"),
         ({"only": nn.ReLU()}, TypeError, "only must be a type of module"),
-        ({"recompute": "all"}, ValueError, "recompute must be None or \"cheap\", got 'all'"),
+        (
+            {"recompute": "all"},
+            ValueError,
+            'recompute must be None, "cheap" or "products", got \'all\'',
+        ),
         ({"recompute": True}, ValueError, "recompute must be"),
         ({"functions": "no"}, TypeError, "functions must be True or False, got 'no'"),
     ],

@@ -12,27 +12,27 @@ namespace brim::nn {
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
 /// torch::nn::Conv1d that keeps its input only if the weight is trained.
-class BRIM_API Conv1dImpl : public RecomputingLayer<Conv1dImpl, torch::nn::Conv1dImpl> {
+class BRIM_API Conv1dImpl : public ProductLayer<Conv1dImpl, torch::nn::Conv1dImpl> {
  public:
-  using RecomputingLayer::RecomputingLayer;
+  using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input);
 };
 TORCH_MODULE(Conv1d);
 
 /// torch::nn::Conv2d that keeps its input only if the weight is trained.
-class BRIM_API Conv2dImpl : public RecomputingLayer<Conv2dImpl, torch::nn::Conv2dImpl> {
+class BRIM_API Conv2dImpl : public ProductLayer<Conv2dImpl, torch::nn::Conv2dImpl> {
  public:
-  using RecomputingLayer::RecomputingLayer;
+  using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input);
 };
 TORCH_MODULE(Conv2d);
 
 /// torch::nn::Conv3d that keeps its input only if the weight is trained.
-class BRIM_API Conv3dImpl : public RecomputingLayer<Conv3dImpl, torch::nn::Conv3dImpl> {
+class BRIM_API Conv3dImpl : public ProductLayer<Conv3dImpl, torch::nn::Conv3dImpl> {
  public:
-  using RecomputingLayer::RecomputingLayer;
+  using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input);
 };
@@ -40,9 +40,9 @@ TORCH_MODULE(Conv3d);
 
 /// torch::nn::ConvTranspose1d that keeps its input only if the weight is trained.
 class BRIM_API ConvTranspose1dImpl
-    : public RecomputingLayer<ConvTranspose1dImpl, torch::nn::ConvTranspose1dImpl> {
+    : public ProductLayer<ConvTranspose1dImpl, torch::nn::ConvTranspose1dImpl> {
  public:
-  using RecomputingLayer::RecomputingLayer;
+  using ProductLayer::ProductLayer;
 
   /// @param output_size of the last dimensions alone, or of all of them
   /// @throws c10::ValueError for a size that the stride does not allow
@@ -53,9 +53,9 @@ TORCH_MODULE(ConvTranspose1d);
 
 /// torch::nn::ConvTranspose2d that keeps its input only if the weight is trained.
 class BRIM_API ConvTranspose2dImpl
-    : public RecomputingLayer<ConvTranspose2dImpl, torch::nn::ConvTranspose2dImpl> {
+    : public ProductLayer<ConvTranspose2dImpl, torch::nn::ConvTranspose2dImpl> {
  public:
-  using RecomputingLayer::RecomputingLayer;
+  using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input,
                      const std::optional<at::IntArrayRef>& output_size = std::nullopt);
@@ -64,9 +64,9 @@ TORCH_MODULE(ConvTranspose2d);
 
 /// torch::nn::ConvTranspose3d that keeps its input only if the weight is trained.
 class BRIM_API ConvTranspose3dImpl
-    : public RecomputingLayer<ConvTranspose3dImpl, torch::nn::ConvTranspose3dImpl> {
+    : public ProductLayer<ConvTranspose3dImpl, torch::nn::ConvTranspose3dImpl> {
  public:
-  using RecomputingLayer::RecomputingLayer;
+  using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input,
                      const std::optional<at::IntArrayRef>& output_size = std::nullopt);

@@ -69,6 +69,9 @@ struct ConvertOptions {
   /// Sets `recompute` of convolutions, linear layers and activations, also of those that are brim's
   /// already: they keep nothing that the layers before can recompute cheaply in backward.
   bool recompute = false;
+  /// The same, and sets `runs_again` of convolutions and linear layers: those whose output is
+  /// larger than their input run again in backward, so that the layer behind does not keep it.
+  bool products = false;
 };
 
 /// Puts brim's layers in the place of torch::nn's, in place, by exact type. Parameters, buffers,

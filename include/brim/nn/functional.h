@@ -118,22 +118,27 @@ BRIM_API at::Tensor dropout(const at::Tensor& input, double p = 0.5, bool traini
 
 /// @param recompute keep no input where the layer before can give it again cheaply in backward
 ///        (normalisation, activation, dropout, and sums of those): the same bits, more time.
+/// @param runs_again of linear layers and convolutions: if the output is larger than the input, the
+///        layer behind need not keep it (an activation with `recompute`, a normalisation). The
+///        product runs again in backward then.
 BRIM_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
-                           const std::optional<at::Tensor>& bias = {}, bool recompute = false);
+                           const std::optional<at::Tensor>& bias = {}, bool recompute = false,
+                           bool runs_again = false);
 
 /// Convolution over one, two or three dimensions, as the weight has; the input may lack the batch.
 /// Options hold one number, or one a dimension; empty ones stand for torch's default.
 BRIM_API at::Tensor conv(const at::Tensor& input, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias = {}, at::IntArrayRef stride = {},
                          at::IntArrayRef padding = {}, at::IntArrayRef dilation = {},
-                         std::int64_t groups = 1, bool recompute = false);
+                         std::int64_t groups = 1, bool recompute = false, bool runs_again = false);
 
 /// The transposed convolution; options as for conv.
 BRIM_API at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
                                    const std::optional<at::Tensor>& bias = {},
                                    at::IntArrayRef stride = {}, at::IntArrayRef padding = {},
                                    at::IntArrayRef output_padding = {}, std::int64_t groups = 1,
-                                   at::IntArrayRef dilation = {}, bool recompute = false);
+                                   at::IntArrayRef dilation = {}, bool recompute = false,
+                                   bool runs_again = false);
 
 // -- Normalisation -----------------------------------------------------------------------------
 

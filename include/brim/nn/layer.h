@@ -71,6 +71,18 @@ class BRIM_API RecomputingLayer : public Layer<Impl, Base> {
   bool recompute = false;
 };
 
+/// A linear layer or a convolution.
+template <class Impl, class Base>
+// NOLINTNEXTLINE(bugprone-crtp-constructor-accessibility): as the base classes of torch::nn
+class BRIM_API ProductLayer : public RecomputingLayer<Impl, Base> {
+ public:
+  using RecomputingLayer<Impl, Base>::RecomputingLayer;
+
+  /// Run again in backward for the layer behind, which then does not keep the output, if that is
+  /// larger than the input.
+  bool runs_again = false;
+};
+
 /// A list of layers.
 template <class... Impls>
 struct Layers {};

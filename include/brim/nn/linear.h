@@ -9,9 +9,9 @@ namespace brim::nn {
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
 /// Keeps its input only where the weight needs a gradient.
-class BRIM_API LinearImpl : public RecomputingLayer<LinearImpl, torch::nn::LinearImpl> {
+class BRIM_API LinearImpl : public ProductLayer<LinearImpl, torch::nn::LinearImpl> {
  public:
-  using RecomputingLayer::RecomputingLayer;
+  using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input);
 };

@@ -89,3 +89,6 @@ class ModuleStack:
         while self._stack:
             if self._stack.pop() is module:
                 break
+
+    # Layers that do without calling a part where nobody watches that part do so here too.
+    vars(_enter)["of_estimate"] = vars(_leave)["of_estimate"] = True

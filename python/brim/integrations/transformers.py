@@ -39,7 +39,7 @@ class BrimCallback(TrainerCallback):
 
     Args:
         convert: change the model's layers to brim's, which keep less for backward (`brim.convert`).
-        recompute: `"cheap"` for still less; see `brim.convert`.
+        recompute: `"cheap"` or `"products"` for still less; see `brim.convert`.
         only: convert these layers alone; see `brim.convert`.
         skip: leave these layers out; see `brim.convert`.
         microbatches: run a batch that does not fit in parts.

@@ -64,6 +64,7 @@ def conv(
     groups: int = 1,
     *,
     recompute: bool = False,
+    runs_again: bool = False,
 ) -> Tensor:
     """As `torch.nn.functional.conv`; keeps the input only where the weight needs a gradient."""
     steps, gaps = each("stride", stride, dimensions), each("dilation", dilation, dimensions)
@@ -73,7 +74,8 @@ def conv(
     else:
         pads = each("padding", padding, dimensions)
     window, more = (steps, pads, gaps), (0,) * dimensions
-    return ops().conv(input, weight, bias, *window, False, more, groups, None, recompute)
+    options = (False, more, groups, None, recompute, runs_again)
+    return ops().conv(input, weight, bias, *window, *options)
 
 
 def conv_transpose(
@@ -88,12 +90,14 @@ def conv_transpose(
     dilation: Numbers = 1,
     *,
     recompute: bool = False,
+    runs_again: bool = False,
 ) -> Tensor:
     """As `torch.nn.functional.conv_transpose`; keeps the input only for the weight's gradient."""
     steps, gaps = each("stride", stride, dimensions), each("dilation", dilation, dimensions)
     pads = each("padding", padding, dimensions)
     window, more = (steps, pads, gaps), each("output_padding", output_padding, dimensions)
-    return ops().conv(input, weight, bias, *window, True, more, groups, None, recompute)
+    options = (True, more, groups, None, recompute, runs_again)
+    return ops().conv(input, weight, bias, *window, *options)
 
 
 _EXAMPLE = "torch.ones(1, 2, 8…), torch.ones(4, 2, 3…)", "1, 4, 6…"

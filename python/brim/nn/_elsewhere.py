@@ -190,7 +190,7 @@ def _torchs(name: str) -> Callable[..., Any]:
     return run
 
 
-_OURS = ("parameter", "recompute", "as_float32")  # at the end
+_OURS = ("parameter", "recompute", "runs_again", "as_float32")  # at the end
 
 
 def _conv(input: Any, weight: Any, bias: Any, *options: Any) -> Any:

@@ -43,7 +43,7 @@ def with_functions(module: torch.nn.Module) -> Kind | None:
 
 def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
     regions = {name: _region(getattr(kind, name)) for name in methods}
-    return (kind,), {**regions, "_brim_recompute": False}
+    return (kind,), {**regions, "_brim_recompute": False, "_brim_runs_again": False}
 
 
 _NOTHING: dict[tuple[bool, bool], bool] = {}
@@ -64,7 +64,7 @@ def _region(work: Any) -> Any:
         known = worth.get(self, _NOTHING).get(way) if hooks is None else True
         if known is False:
             return work(self, *args, **kwargs)
-        mode = _REGIONS[self._brim_recompute]
+        mode = _REGIONS[self._brim_recompute, self._brim_runs_again]
         before = redirected.found, redirected.hooks
         redirected.found, redirected.hooks = [] if known is None else None, hooks
         is_inside = _is_inside(mode)
@@ -126,7 +126,11 @@ def _return(module: torch.nn.Module, args: Any, result: Any) -> None:
         redirected.hooks = redirected.left.pop()
 
 
-_REGIONS = (Saving(False, is_shared=True), Saving(True, is_shared=True))
+_REGIONS = {
+    (False, False): Saving(is_shared=True),
+    (True, False): Saving("cheap", is_shared=True),
+    (True, True): Saving("products", is_shared=True),
+}
 
 
 def _is_inside(mode: Saving) -> bool:

@@ -193,8 +193,11 @@ def convert(
         skip: leave these out, also of functions that are redirected around them; given as `only`.
         recompute: "cheap": a convolution or linear layer keeps no input that the layers before can
             recompute in backward from what they keep anyway (normalisation, activations, dropout,
-            sums): the same values for less memory and more time. Also for layers that are brim's
-            already. None changes nothing.
+            sums): the same values for less memory and more time. "products": the same, and a
+            convolution or linear layer whose output is larger than its input (the first of an MLP,
+            the last of a bottleneck) runs again in backward, so that the activation or
+            normalisation behind it does not keep that output: the least memory, and about a tenth
+            more work per step. Also for layers that are brim's already. None changes nothing.
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
             products of two tensors), as `brim.saving()` does. This costs some microseconds for each
             call of a function there. Language models of transformers also get brim's loss.
@@ -254,9 +257,10 @@ def convert(
         elif is_layer(module):
             kept.append(entry)
         if recompute is not None and change.reason in ("", ALREADY):
-            mark = "recompute" if own_base(type(module)) is not None else "_brim_recompute"
-            if hasattr(type(module), mark):
-                module.__dict__[mark] = True
+            prefix = "" if own_base(type(module)) is not None else "_brim_"
+            for mark, value in (("recompute", True), ("runs_again", recompute == "products")):
+                if hasattr(type(module), prefix + mark):
+                    module.__dict__[prefix + mark] = value
     for module in _first_inside_regions(model, (places.keys() - chosen) | left_out):
         leave_out(module)
     hint = conversion_hint(model, recompute)
@@ -269,7 +273,7 @@ def restore(model: Module) -> Module:
     Args:
         model: any module. Everything that `convert` changes is changed back, and layers whose type
             is exactly one of `brim.nn`; those of classes that you derived stay and only lose their
-            `recompute`.
+            `recompute` and `runs_again`.
 
     Returns:
         The model itself.
@@ -287,11 +291,12 @@ def restore(model: Module) -> Module:
     check_module(model)
     for module in model.modules():
         kind = type(module)
-        module.__dict__.pop("_brim_recompute", None)
         take_in(module)
         _causal_lm_loss.restore(module)
-        if own_base(kind) is not None:
-            module.__dict__.pop("recompute", None)
+        for mark in ("recompute", "runs_again"):
+            module.__dict__.pop(f"_brim_{mark}", None)
+            if own_base(kind) is not None:
+                module.__dict__.pop(mark, None)
         module.__class__ = original_of(kind) or ORIGINALS.get(kind, kind)
     return model
 

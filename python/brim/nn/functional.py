@@ -76,18 +76,25 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, recompute: bool = False
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    recompute: bool = False,
+    runs_again: bool = False,
 ) -> Tensor:
     """As `torch.nn.functional.linear`; keeps the input only where the weight needs a gradient.
 
-    With `recompute`, not even there if the layer before can recompute it in backward.
+    With `recompute`, not even there if the layer before can recompute it in backward. With
+    `runs_again`, the product runs again in backward for the layer behind, which then does not keep
+    the output, if that is larger than the input.
 
     Example:
         >>> x, weight = torch.randn(2, 3, requires_grad=True), torch.ones(4, 3)
         >>> linear(x, weight).shape
         torch.Size([2, 4])
     """
-    return ops().linear(input, weight, bias, None, recompute)
+    return ops().linear(input, weight, bias, None, recompute, runs_again)
 
 
 # -- Sums and products -----------------------------------------------------------------------------

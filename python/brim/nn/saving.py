@@ -42,7 +42,8 @@ def saving(recompute: str | None = None) -> Saving:
 
     Args:
         recompute: "cheap": the functions keep nothing that those before them can recompute in
-            backward, as with `brim.convert(model, recompute="cheap")`.
+            backward, as with `brim.convert(model, recompute="cheap")`. "products": the same, and
+            linear layers and convolutions run again as with `recompute="products"` there.
 
     Returns:
         A context manager, which can be entered again.
@@ -60,13 +61,13 @@ def saving(recompute: str | None = None) -> Saving:
         'brim::relu_backward'
     """
     check_recompute(recompute)
-    return Saving(recompute is not None)
+    return Saving(recompute)
 
 
 def check_recompute(recompute: str | None) -> None:
     """Refuse any other value."""
-    if recompute not in (None, "cheap"):
-        raise ValueError(f'recompute must be None or "cheap", got {recompute!r}')
+    if recompute not in (None, "cheap", "products"):
+        raise ValueError(f'recompute must be None, "cheap" or "products", got {recompute!r}')
 
 
 class Saving(TorchFunctionMode):
@@ -79,11 +80,11 @@ class Saving(TorchFunctionMode):
         tensor([0., 2.])
     """
 
-    def __init__(self, recompute: bool = False, is_shared: bool = False) -> None:
+    def __init__(self, recompute: str | None = None, is_shared: bool = False) -> None:
         """A region; if shared, all modules enter it, and `redirected.hooks` is theirs."""
         super().__init__()
         self._recompute = recompute
-        self._instead = _RECOMPUTING if recompute else _KEEPING
+        self._instead = _TABLES[recompute]
         # dynamo takes no mode that does more than it knows when it is entered.
         self._hooks = None if is_shared or torch.compiler.is_compiling() else hooks_in_force()
         self._is_shared = is_shared
@@ -262,12 +263,13 @@ def _batch_norm(
     return run(input, running_mean, running_var, weight, bias, *args, **kwargs)
 
 
-def _table(recompute: bool) -> dict[Any, Callable[..., Any]]:
+def _table(recompute: bool = False, runs_again: bool = False) -> dict[Any, Callable[..., Any]]:
     own: Any = SimpleNamespace(**{name: getattr(functional, name) for name in functional.__all__})
-    if recompute:
-        for name, function in vars(own).items():
-            if "recompute" in inspect.signature(function).parameters:
-                setattr(own, name, functools.partial(function, recompute=True))
+    options = {"recompute": recompute, "runs_again": runs_again}
+    for name, function in vars(own).items() if recompute else ():
+        known = inspect.signature(function).parameters.keys() & options
+        if known:
+            setattr(own, name, functools.partial(function, **{key: options[key] for key in known}))
     from_torch: Any = torch
     inner: Any = torch._C._nn
     torchs = torch.nn.functional
@@ -308,9 +310,12 @@ def _table(recompute: bool) -> dict[Any, Callable[..., Any]]:
     return table
 
 
-_KEEPING: Mapping[Any, Callable[..., Any]] = _table(recompute=False)
-_RECOMPUTING: Mapping[Any, Callable[..., Any]] = _table(recompute=True)
-FUNCTIONS = frozenset([*_KEEPING, torch.nn.functional.scaled_dot_product_attention])
+_TABLES: Mapping[str | None, Mapping[Any, Callable[..., Any]]] = {
+    None: _table(),
+    "cheap": _table(recompute=True),
+    "products": _table(recompute=True, runs_again=True),
+}
+FUNCTIONS = frozenset([*_TABLES[None], torch.nn.functional.scaled_dot_product_attention])
 """The functions of torch for which a region is worth it."""
 
 _WITH_OTHERS = frozenset(

@@ -79,8 +79,11 @@ class SavingNode : public Node {
   /// anyway; nothing if it cannot. Asked at forward.
   virtual std::optional<int> layers_to_recompute() const { return std::nullopt; }
 
+  /// Whether recompute() runs a matrix product or a convolution, see product_again.h.
+  [[nodiscard]] virtual bool offers_product() const { return false; }
+
   /// Called at forward, before recompute() is relied on: from here on, changes to weights, biases
-  /// and statistics must not affect it.
+  /// and statistics must not affect it, or raise autograd's error.
   /// @returns false if they were changed already
   [[nodiscard]] virtual bool prepare_to_recompute() { return true; }
 

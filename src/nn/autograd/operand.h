@@ -33,6 +33,10 @@ class Operand {
     return is_asked_for_;
   }
 
+  /// At forward, if only layers behind read it, and need these strides: as a kernel may sum in the
+  /// order of memory.
+  void lend_like(const at::Tensor& tensor) { strides_ = c10::SymDimVector(tensor.sym_strides()); }
+
   /// Else take() costs time.
   [[nodiscard]] bool is_kept() const { return is_kept_; }
 
@@ -90,7 +94,7 @@ class Operand {
   bool is_asked_for_ = false;
   bool is_leaf_ = false;
   Kept saved_;
-  c10::SymDimVector strides_;  // if backward reads what it asks for
+  c10::SymDimVector strides_;  // if they count
   ForThisBackward again_;
 };
 

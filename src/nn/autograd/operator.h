@@ -127,8 +127,8 @@ inline constexpr at::Tag kInGraphs = at::Tag::pt2_compliant_tag;
 ///
 /// Autocast casts on the devices where torch casts its operator of the same name. With
 /// CastTo::low, a layer whose arguments begin with (input, weight, bias) and end with
-/// (parameter, recompute) is told what the weight was cast from. It keeps that, and casts it again
-/// in backward. With CastTo::float32_inside a layer keeps its input as it came.
+/// (parameter, recompute, runs_again) is told what the weight was cast from. It keeps that, and
+/// casts it again in backward. With CastTo::float32_inside a layer keeps its input as it came.
 ///
 /// @tparam Ours the kernel for autograd
 /// @tparam Torchs torch's operator with the arguments of ours. It identifies the operator: no other
@@ -170,7 +170,7 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
  private:
   /// The place of `parameter`; 0 for none.
   static constexpr std::size_t kParameter =
-      Cast == CastTo::low && sizeof...(Args) >= 5 ? sizeof...(Args) - 2 : 0;
+      Cast == CastTo::low && sizeof...(Args) >= 6 ? sizeof...(Args) - 3 : 0;
 
   static Result call(Args... args) {
     static const auto op = find_operator(operator_name).typed<Result(Args...)>();

@@ -227,6 +227,12 @@ RunsAgain* maker_that_runs_again(const at::Tensor& value) {
   return dynamic_cast<RunsAgain*>(const_cast<Node*>(node));
 }
 
+bool is_from_product(const at::Tensor& value) {
+  const auto* const layer =
+      dynamic_cast<const SavingNode*>(maker_of(value.grad_fn().get(), version_of(value)));
+  return layer != nullptr && layer->offers_product();
+}
+
 std::optional<int> layers_to_recompute(const Node* producer, const TensorVersion& value) {
   const Node* const node = behind_views(producer);
   if (node != nullptr && typeid(*node) == typeid(torchs::AddBackward0)) {

@@ -59,6 +59,10 @@ class LayersBefore {
   mutable std::optional<int> layers_;
 };
 
+/// Whether a product made `value` that can run again, behind views and at most one copy: to ask for
+/// it takes more time than to ask other layers.
+[[nodiscard]] bool is_from_product(const at::Tensor& value);
+
 /// Prepares the layers that recompute() will run. @returns false if one of them cannot
 [[nodiscard]] bool prepare_to_recompute(Node& node);
 

@@ -43,6 +43,17 @@ void Kept::set_frozen(const at::Tensor& tensor, at::Tensor copy) {
   frozen_ = std::move(copy);
 }
 
+bool Kept::is_there() {
+  if (hooks_in_force() != nullptr) {
+    return true;
+  }
+  try {
+    return lend().defined();
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 bool Kept::freeze(const c10::SymInt& most) {
   if (!needs_copy()) {
     return true;

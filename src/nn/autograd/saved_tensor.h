@@ -39,6 +39,10 @@ class Kept {
   /// The same for two, in one copy where that can be: on a GPU each copy takes the host 20 us.
   [[nodiscard]] static bool freeze(Kept& first, Kept& second, const c10::SymInt& most);
 
+  /// At forward, for what is too large to be copied: whether lend() can give it. Not if it was
+  /// written to, or FSDP has taken its memory away until backward.
+  [[nodiscard]] bool is_there();
+
   /// For a layer behind. Held from here on, until take() or the next backward call.
   /// @throws c10::Error if there is no copy and its memory was taken away, as FSDP does with
   /// parameters.
@@ -51,7 +55,7 @@ class Kept {
       tensor = unpack(owner);
       TORCH_CHECK(!tensor.defined() || !tensor.has_storage() || tensor.sym_numel() == 0 ||
                       tensor.storage().sym_nbytes() != 0,
-                  "recompute=\"cheap\" reads the parameters of the layers before again in "
+                  "recompute reads the parameters of the layers before again in "
                   "backward, but FSDP has freed those of another unit: put a layer and the "
                   "normalisation and activation before it into one unit, or give fully_shard "
                   "reshard_after_forward=False");

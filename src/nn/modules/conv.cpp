@@ -49,7 +49,7 @@ at::Tensor pad_same(const Options<D>& options, const at::Tensor& input, Numbers<
 template <std::size_t D>
 at::Tensor run(const Options<D>& options, const std::vector<std::int64_t>& both_sides,
                const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-               bool recompute) {
+               bool recompute, bool runs_again) {
   Numbers<D> padding{};
   at::Tensor padded = input;
   if (const char* const mode = name_of(options.padding_mode())) {
@@ -60,7 +60,7 @@ at::Tensor run(const Options<D>& options, const std::vector<std::int64_t>& both_
     padding = **numbers;
   }
   return functional::conv(padded, weight, maybe(bias), *options.stride(), padding,
-                          *options.dilation(), options.groups(), recompute);
+                          *options.dilation(), options.groups(), recompute, runs_again);
 }
 
 /// What to add at the end of each dimension to get the requested output size. torch::nn ignores the
@@ -89,7 +89,7 @@ Numbers<D> output_padding(const Options<D>& options, const at::Tensor& input,
 template <std::size_t D>
 at::Tensor run_transposed(const Options<D>& options, const at::Tensor& input,
                           const at::Tensor& weight, const at::Tensor& bias, bool recompute,
-                          const std::optional<at::IntArrayRef>& output_size) {
+                          bool runs_again, const std::optional<at::IntArrayRef>& output_size) {
   TORCH_CHECK_VALUE(name_of(options.padding_mode()) == nullptr,
                     "padding_mode of a transposed convolution must be kZeros");
   TORCH_CHECK_VALUE(input.dim() == static_cast<std::int64_t>(D) + 1 ||
@@ -99,40 +99,40 @@ at::Tensor run_transposed(const Options<D>& options, const at::Tensor& input,
       output_size ? output_padding(options, input, *output_size) : *options.output_padding();
   return functional::conv_transpose(input, weight, maybe(bias), *options.stride(),
                                     *std::get<torch::ExpandingArray<D>>(options.padding()), added,
-                                    options.groups(), *options.dilation(), recompute);
+                                    options.groups(), *options.dilation(), recompute, runs_again);
 }
 
 }  // namespace
 
 at::Tensor Conv1dImpl::forward(const at::Tensor& input) {
-  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute);
+  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute, runs_again);
 }
 
 at::Tensor Conv2dImpl::forward(const at::Tensor& input) {
-  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute);
+  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute, runs_again);
 }
 
 at::Tensor Conv3dImpl::forward(const at::Tensor& input) {
-  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute);
+  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute, runs_again);
 }
 
 at::Tensor ConvTranspose1dImpl::forward(const at::Tensor& input,
                                         const std::optional<at::IntArrayRef>& output_size) {
-  return run_transposed(options, input, weight, bias, recompute, output_size);
+  return run_transposed(options, input, weight, bias, recompute, runs_again, output_size);
 }
 
 at::Tensor ConvTranspose2dImpl::forward(const at::Tensor& input,
                                         const std::optional<at::IntArrayRef>& output_size) {
-  return run_transposed(options, input, weight, bias, recompute, output_size);
+  return run_transposed(options, input, weight, bias, recompute, runs_again, output_size);
 }
 
 at::Tensor ConvTranspose3dImpl::forward(const at::Tensor& input,
                                         const std::optional<at::IntArrayRef>& output_size) {
-  return run_transposed(options, input, weight, bias, recompute, output_size);
+  return run_transposed(options, input, weight, bias, recompute, runs_again, output_size);
 }
 
 at::Tensor LinearImpl::forward(const at::Tensor& input) {
-  return functional::linear(input, weight, maybe(bias), recompute);
+  return functional::linear(input, weight, maybe(bias), recompute, runs_again);
 }
 
 }  // namespace brim::nn

@@ -127,8 +127,8 @@ ConversionReport convert(Module& model, const ConvertOptions& options) {
     } else {
       replacing.keep(place, why_unknown(layer));
     }
-    if (options.recompute && result != nullptr) {
-      rule->recompute(*result);
+    if ((options.recompute || options.products) && result != nullptr) {
+      rule->recompute(*result, options.products);
     }
   }
   return replacing.report();

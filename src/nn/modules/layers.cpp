@@ -46,9 +46,13 @@ bool derives(const Module& layer) {
 }
 
 template <class Ours>
-void set_recompute(Module& layer) {
-  if constexpr (requires(Ours& ours) { ours.recompute; }) {
-    static_cast<Ours&>(layer).recompute = true;
+void set_recompute(Module& layer, bool products) {
+  auto& ours = static_cast<Ours&>(layer);
+  if constexpr (requires { ours.recompute; }) {
+    ours.recompute = true;
+  }
+  if constexpr (requires { ours.runs_again; }) {
+    ours.runs_again = products;
   }
 }
 

@@ -20,7 +20,7 @@ struct LayerRule {
   bool (*derives)(const torch::nn::Module& layer);  // from torch::nn's
   Make to_ours;
   Make to_theirs;
-  void (*recompute)(torch::nn::Module& ours);
+  void (*recompute)(torch::nn::Module& ours, bool products);
 };
 
 const std::vector<LayerRule>& layer_rules();

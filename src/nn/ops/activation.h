@@ -95,8 +95,9 @@ class ActivationNode final : public SavingNode {
 
   /// Keeps nothing, if the layer before can recompute the input. @returns whether it can
   [[nodiscard]] bool ask(const at::Tensor& input) {
-    if (!output_tells(input.scalar_type()) || !are_few(layers_to_recompute()) ||
-        !prepare_before()) {
+    // A product takes too long to save bits; the layer behind may still ask for it.
+    if ((HasBits<A> && is_from_product(input)) || !output_tells(input.scalar_type()) ||
+        !are_few(layers_to_recompute()) || !prepare_before()) {
       return false;
     }
     read_strides_ = c10::SymDimVector(input.sym_strides());

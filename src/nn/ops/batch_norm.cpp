@@ -10,6 +10,7 @@
 #include <array>
 
 #include "nn/autograd/node.h"
+#include "nn/autograd/operand.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/saved_statistic.h"
@@ -54,14 +55,15 @@ BatchNormResult run(const at::Tensor& input, const MaybeTensor& weight, const Ma
 
 class BatchNormNode final : public SavingNode {
  public:
-  BatchNormNode(bool training, double eps) : training_(training), eps_(eps) {}
+  BatchNormNode(const at::Tensor& input, bool training, double eps)
+      : input_(input), training_(training), eps_(eps) {}
 
-  /// For the gradient of the weight, or of an input in training: everything that torch keeps.
+  /// For the gradient of the weight, or of an input in training: everything that torch keeps, but
+  /// not the input where a product offers to run again for it.
   void keep_input(const at::Tensor& input, const MaybeTensor& bias, const BatchNormResult& result,
                   const MaybeTensor& running_mean) {
-    tell_producer_kept(input);
-    keeps_input_ = true;
-    input_ = Kept(input);
+    reads_input_ = true;
+    input_.keep(input, is_from_product(input));
     bias_ = kept(bias);
     mean_ = kept(maybe(result.mean));
     invstd_ = kept(maybe(result.invstd));
@@ -85,15 +87,15 @@ class BatchNormNode final : public SavingNode {
   void keep_type(at::ScalarType bias_type) { bias_type_ = bias_type; }
 
   std::optional<int> layers_to_recompute() const override {
-    return keeps_input_ ? std::optional(1) : std::nullopt;
+    return reads_input_ ? input_.layers() : std::nullopt;
   }
 
   bool prepare_to_recompute() override {
     const std::lock_guard lock(mutex_);
     // The copies are no larger than what the layer behind does not keep.
     const c10::SymInt most = elements() / (training_ ? 2 : 4);
-    return Kept::freeze(weight_, bias_, most) && running_mean_.freeze(most) &&
-           running_var_.freeze(most);
+    return (input_.is_kept() || input_.ask()) && Kept::freeze(weight_, bias_, most) &&
+           running_mean_.freeze(most) && running_var_.freeze(most);
   }
 
   at::Tensor recompute() override {
@@ -112,9 +114,10 @@ class BatchNormNode final : public SavingNode {
     variable_list result(3);
     const at::Tensor& grad = grads[0];
     if (!grad.defined()) {
+      input_.forget();
       return result;
     }
-    if (keeps_input_) {
+    if (reads_input_) {
       std::tie(result[0], result[1], result[2]) = from_input(grad);
       return result;
     }
@@ -133,7 +136,8 @@ class BatchNormNode final : public SavingNode {
 
   void release_variables() override {
     const std::lock_guard lock(mutex_);
-    for (Kept* const each : {&input_, &weight_, &bias_, &mean_, &invstd_, &reserve_}) {
+    input_.release();
+    for (Kept* const each : {&weight_, &bias_, &mean_, &invstd_, &reserve_}) {
       each->release();
     }
     running_mean_.release();
@@ -192,14 +196,14 @@ class BatchNormNode final : public SavingNode {
         mean, invstd, training_, eps_, mask, reserve);
   }
 
+  Operand input_;
   bool training_;
-  bool keeps_input_ = false;
+  bool reads_input_ = false;  // in backward
   bool retains_ = true;
   at::ScalarType bias_type_ = at::kFloat;
   at::MemoryFormat format_ = at::MemoryFormat::Contiguous;
   double eps_;
   std::int64_t impl_ = 0;
-  Kept input_;
   Kept weight_;
   Kept bias_;
   KeptStatistic running_mean_;
@@ -256,7 +260,7 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
   }
   PtrTo<BatchNormNode> node;
   if (needs_grad(input, weight, bias)) {
-    node = make_node<BatchNormNode>(training, eps);
+    node = make_node<BatchNormNode>(input, training, eps);
     node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   }
   BatchNormResult result = [&] {

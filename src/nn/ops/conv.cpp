@@ -22,6 +22,7 @@
 #include "nn/autograd/operand.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
+#include "nn/autograd/product_again.h"
 
 namespace brim::nn {
 namespace {
@@ -162,13 +163,42 @@ class ConvNode final : public OutputHoldingNode {
     input_.keep(input, recompute);
     trains_weight_ = true;
   }
-  void keep_weight(const at::Tensor& weight) { weight_ = SavedVariable(weight, false); }
+  void keep_weight(const at::Tensor& weight) { weight_ = Kept(weight); }
   void keep_format(const at::Tensor& output) { format_ = output.suggest_memory_format(); }
+  void offer_to_run_again(const at::Tensor& input, const MaybeTensor& bias) {
+    again_.allow(input, bias, true, input_);
+  }
+
+  bool offers_product() const override { return again_.is_offered() && !is_held(); }
+
+  std::optional<int> layers_to_recompute() const override {
+    return offers_product() ? input_.layers() : OutputHoldingNode::layers_to_recompute();
+  }
+
+  bool prepare_to_recompute() override {
+    if (OutputHoldingNode::prepare_to_recompute()) {
+      return true;
+    }
+    const std::lock_guard lock(mutex_);
+    return again_.prepare(input_, weight_, elements());
+  }
+
+  at::Tensor recompute() override {
+    const std::lock_guard lock(mutex_);
+    if (is_held()) {
+      return held_output();
+    }
+    return again_.recompute([this](const MaybeTensor& bias) {
+      return run(input_.lend(), in_type(weight_.lend(), type_), bias, options_);
+    });
+  }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
     variable_list result(3);
+    again_.forget();
     if (!grads[0].defined()) {
+      input_.forget();
       return result;
     }
     // torch has no rule of autocast for the backward of a convolution, but one for convolution.
@@ -185,6 +215,7 @@ class ConvNode final : public OutputHoldingNode {
       if (task_should_compute_output(2)) {
         result[2] = bias_grad(grad);
       }
+      input_.forget();
     }
     if (!batched_ && result[0].defined()) {
       result[0] = result[0].squeeze(0);
@@ -195,13 +226,14 @@ class ConvNode final : public OutputHoldingNode {
   void release_variables() override {
     const std::lock_guard lock(mutex_);
     input_.release();
-    weight_.reset_data();
+    weight_.release();
+    again_.release();
   }
 
   std::string name() const override { return "brim::conv_backward"; }
 
  private:
-  [[nodiscard]] at::Tensor weight() { return in_type(weight_.unpack(), type_); }
+  [[nodiscard]] at::Tensor weight() { return in_type(weight_.take(), type_); }
 
   void all_grads(const at::Tensor& grad, bool asked_for_weight, variable_list& result) {
     const Options& options = options_;
@@ -223,7 +255,8 @@ class ConvNode final : public OutputHoldingNode {
 
   Options options_;
   Operand input_;
-  SavedVariable weight_;
+  Kept weight_;
+  ProductAgain again_;
   Sizes sizes_;
   at::ScalarType type_;
   at::MemoryFormat format_ = at::MemoryFormat::Contiguous;
@@ -235,7 +268,7 @@ class ConvNode final : public OutputHoldingNode {
 at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                          at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                          bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
-                         const MaybeTensor& parameter, bool recompute) {
+                         const MaybeTensor& parameter, bool recompute, bool runs_again) {
   check(input, weight, {stride, padding, dilation, output_padding});
   const Options options{Numbers(stride), Numbers(padding),        Numbers(dilation),
                         transposed,      Numbers(output_padding), groups};
@@ -256,8 +289,12 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
     node->keep_input(input, recompute);
   }
   // For its own gradient only the weight's form is needed, but torch asks for a tensor.
-  if (input.requires_grad() || weight.requires_grad()) {
+  const bool is_offered = runs_again && widens(input, output);
+  if (input.requires_grad() || weight.requires_grad() || is_offered) {
     node->keep_weight(weight_to_keep(input, weight, parameter, recompute));
+  }
+  if (is_offered) {
+    node->offer_to_run_again(input, bias);
   }
   node->keep_format(output);
   torch::autograd::set_history(output, node);
@@ -269,7 +306,7 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
 at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                       at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                       bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
-                      const MaybeTensor& /*parameter*/, bool /*recompute*/) {
+                      const MaybeTensor& /*parameter*/, bool /*recompute*/, bool /*runs_again*/) {
   switch (stride.size()) {
     case 1:
       return transposed ? at::conv_transpose1d(input, weight, bias, stride, padding, output_padding,
@@ -288,8 +325,8 @@ at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& weight, const M
 
 const LayerOperator<conv_autograd, torch_conv, CastTo::low> kConv(
     "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
-    " bool transposed, int[] output_padding, int groups, Tensor? parameter, bool recompute)"
-    " -> Tensor",
+    " bool transposed, int[] output_padding, int groups, Tensor? parameter, bool recompute,"
+    " bool runs_again=False) -> Tensor",
     {kInGraphs});
 
 /// One number per dimension out of none (the default), one, or as many.
@@ -307,11 +344,12 @@ c10::DimVector per_dimension(const char* name, at::IntArrayRef values, const at:
 at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                 at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                 bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
-                bool recompute) {
+                bool recompute, bool runs_again) {
   return kConv(input, weight, bias, per_dimension("stride", stride, weight, 1),
                per_dimension("padding", padding, weight, 0),
                per_dimension("dilation", dilation, weight, 1), transposed,
-               per_dimension("output_padding", output_padding, weight, 0), groups, {}, recompute);
+               per_dimension("output_padding", output_padding, weight, 0), groups, {}, recompute,
+               runs_again);
 }
 
 }  // namespace
@@ -320,16 +358,17 @@ namespace functional {
 
 at::Tensor conv(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                 at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                std::int64_t groups, bool recompute) {
-  return call(input, weight, bias, stride, padding, dilation, false, {}, groups, recompute);
+                std::int64_t groups, bool recompute, bool runs_again) {
+  return call(input, weight, bias, stride, padding, dilation, false, {}, groups, recompute,
+              runs_again);
 }
 
 at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
                           const MaybeTensor& bias, at::IntArrayRef stride, at::IntArrayRef padding,
                           at::IntArrayRef output_padding, std::int64_t groups,
-                          at::IntArrayRef dilation, bool recompute) {
+                          at::IntArrayRef dilation, bool recompute, bool runs_again) {
   return call(input, weight, bias, stride, padding, dilation, true, output_padding, groups,
-              recompute);
+              recompute, runs_again);
 }
 
 }  // namespace functional

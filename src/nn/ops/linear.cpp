@@ -13,6 +13,7 @@
 #include "nn/autograd/operand.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
+#include "nn/autograd/product_again.h"
 #include "nn/autograd/runs_again.h"
 #include "nn/autograd/storage_pinning.h"
 
@@ -84,42 +85,68 @@ class LinearNode final : public SavingNode, public RunsAgain {
   void keep_weight(const at::Tensor& weight) { weight_ = Kept(weight); }
 
   /// At forward, after the others: what recompute() needs besides the weight.
-  void allow_to_run_again(const at::Tensor& input, const MaybeTensor& bias, bool casts) {
-    // A copy that autocast made of the bias would be memory of its own.
-    const bool keeps_copy = is_given(bias) && (casts || !bias->is_leaf());
-    if (input.requires_grad() && !batched_ && !keeps_copy) {
-      runs_again_ = true;
-      bias_ = kept(bias);
-    }
+  void allow_to_run_again(const at::Tensor& input, const MaybeTensor& bias, bool is_offered) {
+    again_.allow(input, bias, is_offered, input_);
   }
+
+  [[nodiscard]] bool is_batched() const { return batched_; }
 
   bool prepare_to_run_again() override {
     const std::lock_guard lock(mutex_);
-    return runs_again_ && is_weight_there() && bias_.freeze(elements()) &&
-           (input_.is_kept() || input_.ask());
+    return again_.prepare(input_, weight_, elements(), /*is_alone=*/true);
+  }
+
+  bool offers_product() const override { return again_.is_offered(); }
+
+  std::optional<int> layers_to_recompute() const override {
+    return again_.is_offered() ? input_.layers() : std::nullopt;
+  }
+
+  bool prepare_to_recompute() override {
+    const std::lock_guard lock(mutex_);
+    return again_.prepare(input_, weight_, elements());
   }
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
-    return product(matrix_of(input_.lend()), in_type(weight_.lend(), type_), maybe(bias_.lend()));
+    return again_.recompute([this](const MaybeTensor& bias) {
+      return product(matrix_of(input_.lend()), in_type(weight_.lend(), type_), bias);
+    });
   }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
+    variable_list result = grads_of(grads[0]);
+    input_.forget();
+    again_.forget();
+    return result;
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    input_.release();
+    weight_.release();
+    again_.release();
+  }
+
+  std::string name() const override { return "brim::linear_backward"; }
+
+ private:
+  variable_list grads_of(const at::Tensor& given) {
     variable_list result(3);
-    if (!grads[0].defined()) {
+    if (!given.defined()) {
       return result;
     }
     if (task_should_compute_output(2) && !fused_) {
-      result[2] = bias_grad(grads[0]);
+      result[2] = bias_grad(given);
     }
     if (batched_) {
       if (task_should_compute_output(0)) {
-        result[0] = input_grad_batched(grads[0]);
+        result[0] = input_grad_batched(given);
       }
       return result;
     }
-    const at::Tensor grad = matrix_of(grads[0]);  // may be a copy
+    const at::Tensor grad = matrix_of(given);  // may be a copy
     if (task_should_compute_output(0)) {
       result[0] = input_grad(grad);
     }
@@ -131,29 +158,6 @@ class LinearNode final : public SavingNode, public RunsAgain {
       result[2] = grad.sum(0);
     }
     return result;
-  }
-
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    input_.release();
-    weight_.release();
-    bias_.release();
-  }
-
-  std::string name() const override { return "brim::linear_backward"; }
-
- private:
-  /// The weight is too large to be copied. If it is written to later, this node's own backward
-  /// fails too, as torch's does. FSDP may have taken its memory away until then.
-  [[nodiscard]] bool is_weight_there() {
-    if (hooks_in_force() != nullptr) {
-      return true;
-    }
-    try {
-      return weight_.lend().defined();
-    } catch (const c10::Error&) {
-      return false;
-    }
   }
 
   [[nodiscard]] at::Tensor product(const at::Tensor& matrix, const at::Tensor& weight,
@@ -204,9 +208,8 @@ class LinearNode final : public SavingNode, public RunsAgain {
   }
 
   Operand input_;
-  bool runs_again_ = false;  // if a layer behind asks for the output
   Kept weight_;
-  Kept bias_;
+  ProductAgain again_;
   c10::SymDimVector sizes_;
   at::ScalarType type_ = at::kFloat;
   bool row_major_weight_ = true;
@@ -216,12 +219,13 @@ class LinearNode final : public SavingNode, public RunsAgain {
 };
 
 at::Tensor torch_linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                        const MaybeTensor& /*parameter*/, bool /*recompute*/) {
+                        const MaybeTensor& /*parameter*/, bool /*recompute*/, bool /*runs_again*/) {
   return at::linear(input, weight, bias);
 }
 
 at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
-                           const MaybeTensor& bias, const MaybeTensor& parameter, bool recompute) {
+                           const MaybeTensor& bias, const MaybeTensor& parameter, bool recompute,
+                           bool runs_again) {
   if (!needs_grad(input, weight, bias)) {
     const BelowAutograd below;
     return at::linear(input, weight, bias);
@@ -242,11 +246,14 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
   if (weight.requires_grad()) {
     node->keep_input(kept, recompute);
   }
-  if (input.requires_grad()) {
+  const bool is_offered = runs_again && !node->is_batched() && widens(kept, output);
+  if (input.requires_grad() || is_offered) {
     node->keep_weight(weight_to_keep(input, weight, parameter, recompute));
   }
-  if (recompute) {
-    node->allow_to_run_again(kept, bias, parameter.has_value());
+  // For a loss alone, a copy that autocast made of the bias would be too much.
+  const bool keeps_copy = is_given(bias) && (parameter.has_value() || !bias->is_leaf());
+  if (is_offered || (recompute && input.requires_grad() && !node->is_batched() && !keeps_copy)) {
+    node->allow_to_run_again(kept, bias, is_offered);
   }
   torch::autograd::set_history(output, node);
   node->set_output(output);
@@ -254,8 +261,8 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
 }
 
 const LayerOperator<linear_autograd, torch_linear, CastTo::low> kLinear(
-    "linear(Tensor input, Tensor weight, Tensor? bias, Tensor? parameter, bool recompute) -> "
-    "Tensor",
+    "linear(Tensor input, Tensor weight, Tensor? bias, Tensor? parameter, bool recompute, bool "
+    "runs_again=False) -> Tensor",
     {kInGraphs});
 
 }  // namespace
@@ -263,8 +270,8 @@ const LayerOperator<linear_autograd, torch_linear, CastTo::low> kLinear(
 namespace functional {
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                  bool recompute) {
-  return kLinear(input, weight, bias, {}, recompute);
+                  bool recompute, bool runs_again) {
+  return kLinear(input, weight, bias, {}, recompute, runs_again);
 }
 
 }  // namespace functional

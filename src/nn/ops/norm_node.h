@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "nn/autograd/node.h"
+#include "nn/autograd/operand.h"
 #include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/storage_pinning.h"
 #include "nn/ops/channels.h"
@@ -92,7 +93,8 @@ inline void check_normalized_shape(const at::Tensor& input, at::IntArrayRef shap
 }
 
 /// Keeps input, statistics and references to the weights; or, if only the bias needs a gradient,
-/// nothing. What is particular to a layer is in `Kind`, which the node copies:
+/// nothing. A product that offers to run again gives the input instead. What is particular to a
+/// layer is in `Kind`, which the node copies:
 ///
 ///     static constexpr const char* kName;
 ///     static constexpr bool kReadsBias;  // in backward
@@ -105,18 +107,19 @@ inline void check_normalized_shape(const at::Tensor& input, at::IntArrayRef shap
 template <class Kind>
 class NormNode final : public SavingNode {
  public:
-  NormNode(Kind kind, const MaybeTensor& weight, const MaybeTensor& bias, bool as_float32)
+  NormNode(Kind kind, const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
+           bool as_float32)
       : kind_(std::move(kind)),
+        input_(input),
         as_float32_(as_float32),
         weights_((is_given(weight) ? 1 : 0) + (is_given(bias) ? 1 : 0)),
         bias_type_(is_given(bias) ? bias->scalar_type() : at::kFloat) {}
 
   void keep(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
             const Normalised& result) {
-    tell_producer_kept(input);
-    keeps_input_ = true;
+    reads_input_ = true;
     type_ = result.output.scalar_type();
-    input_ = Kept(input);
+    input_.keep(input, is_from_product(input));
     weight_ = kept(weight);
     bias_ = kept(bias);
     if (kind_.keeps_statistics(input, weight)) {
@@ -126,7 +129,7 @@ class NormNode final : public SavingNode {
   }
 
   std::optional<int> layers_to_recompute() const override {
-    return keeps_input_ ? std::optional(1) : std::nullopt;
+    return reads_input_ ? input_.layers() : std::nullopt;
   }
 
   bool prepare_to_recompute() override {
@@ -134,7 +137,7 @@ class NormNode final : public SavingNode {
     ++askers_;
     // The copies are no larger than what the layer behind does not keep.
     const c10::SymInt most = elements() / std::max(1, weights_);
-    return Kept::freeze(weight_, bias_, most);
+    return (input_.is_kept() || input_.ask()) && Kept::freeze(weight_, bias_, most);
   }
 
   at::Tensor recompute() override {
@@ -174,9 +177,10 @@ class NormNode final : public SavingNode {
     variable_list result(3);
     const at::Tensor& grad = grads[0];
     if (!grad.defined()) {
+      input_.forget();
       return result;
     }
-    if (!keeps_input_) {
+    if (!reads_input_) {
       result[2] = kind_.bias_grad(grad, bias_type_);
       return result;
     }
@@ -201,7 +205,8 @@ class NormNode final : public SavingNode {
     const std::lock_guard lock(mutex_);
     again_.reset();
     again_as_.reset();
-    for (Kept* const each : {&input_, &weight_, &bias_, &mean_, &rstd_}) {
+    input_.release();
+    for (Kept* const each : {&weight_, &bias_, &mean_, &rstd_}) {
       each->release();
     }
   }
@@ -219,13 +224,13 @@ class NormNode final : public SavingNode {
   }
 
   Kind kind_;
+  Operand input_;
   bool as_float32_;
   int weights_;
   int askers_ = 0;
-  bool keeps_input_ = false;
+  bool reads_input_ = false;          // in backward
   at::ScalarType type_ = at::kFloat;  // of the output
   at::ScalarType bias_type_;
-  Kept input_;
   Kept weight_;
   Kept bias_;
   Kept mean_;
@@ -249,7 +254,7 @@ at::Tensor run_with_node(const Kind& kind, const at::Tensor& given, const MaybeT
   const at::Tensor input = as_float32 ? unpinned(given) : given;
   PtrTo<NormNode<Kind>> node;
   if (needs_grad(input, weight, bias)) {
-    node = make_node<NormNode<Kind>>(kind, weight, bias, as_float32);
+    node = make_node<NormNode<Kind>>(kind, input, weight, bias, as_float32);
     node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   }
   Normalised result = [&] {

@@ -222,6 +222,16 @@ TEST(Convert, RecomputeIsSetWhereThereIsSuchAnOption) {
   EXPECT_TRUE(model->at<Conv2dImpl>(0).recompute) << "brim's already";
   EXPECT_TRUE(model->at<Conv2dImpl>(4).recompute);
   EXPECT_TRUE(model->at<ReLUImpl>(2).recompute);
+  EXPECT_FALSE(model->at<Conv2dImpl>(0).runs_again);
+}
+
+TEST(Convert, ProductsAreSetWithRecomputeAndUnsetWithout) {
+  Sequential model = convolutions();
+  convert(*model, {.products = true});
+  EXPECT_TRUE(model->at<Conv2dImpl>(0).recompute);
+  EXPECT_TRUE(model->at<Conv2dImpl>(0).runs_again);
+  convert(*model, {.recompute = true});
+  EXPECT_FALSE(model->at<Conv2dImpl>(0).runs_again);
 }
 
 TEST(Convert, RestorePutsTorchsLayersBack) {

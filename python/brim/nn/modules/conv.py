@@ -1,6 +1,8 @@
 """Convolutions: the input is kept only where the weight needs a gradient.
 
 With the attribute `recompute`, not even there if the layer before can recompute it in backward.
+With `runs_again`, a convolution whose output is larger than its input runs again in backward for
+the layer behind, which then does not keep the output.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ class _Conv:
     """What the convolutions have in common. `Any`: the options are those of torch.nn's classes."""
 
     recompute: bool = False
+    runs_again: bool = False
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding, zeros = self.padding, (0,) * len(self.stride)
@@ -29,7 +32,7 @@ class _Conv:
         elif isinstance(padding, str):
             input, padding = padded(input, self.kernel_size, self.stride, padding, self.dilation)
         window = (self.stride, padding, self.dilation)
-        options = (False, zeros, self.groups, None, self.recompute)
+        options = (False, zeros, self.groups, None, self.recompute, self.runs_again)
         return ops().conv(input, weight, bias, *window, *options)
 
 
@@ -37,6 +40,7 @@ class _ConvTranspose:
     """What the transposed convolutions have in common."""
 
     recompute: bool = False
+    runs_again: bool = False
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """The transposed convolution; `output_size` chooses among the possible sizes."""
@@ -47,7 +51,7 @@ class _ConvTranspose:
                 input, output_size, stride, padding, self.kernel_size, len(stride), dilation
             )
         window = (stride, padding, dilation)
-        options = (True, output_padding, self.groups, None, self.recompute)
+        options = (True, output_padding, self.groups, None, self.recompute, self.runs_again)
         return ops().conv(input, self.weight, self.bias, *window, *options)
 
 

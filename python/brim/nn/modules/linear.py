@@ -17,6 +17,8 @@ class Linear(torch.nn.Linear):
 
     Attributes:
         recompute: keep no input where the layer before can recompute it in backward.
+        runs_again: run again in backward for the layer behind, which then does not keep the output,
+            if that is larger than the input.
 
     Example:
         >>> import torch, brim
@@ -26,7 +28,14 @@ class Linear(torch.nn.Linear):
     """
 
     recompute: bool = False
+    runs_again: bool = False
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the weight, plus the bias."""
-        return functional.linear(input, self.weight, self.bias, recompute=self.recompute)
+        return functional.linear(
+            input,
+            self.weight,
+            self.bias,
+            recompute=self.recompute,
+            runs_again=self.runs_again,
+        )

@@ -126,6 +126,7 @@ def _members(
         "forward": forward,
         "__setattr__": set_attribute,
         "_brim_recompute": False,
+        "_brim_runs_again": False,
     }
 
 

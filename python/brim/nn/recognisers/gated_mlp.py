@@ -60,7 +60,7 @@ def _name_of(act: Any) -> str | None:
         return None
     if act._forward_hooks or act._forward_pre_hooks or act._backward_hooks:
         return None
-    if act._backward_pre_hooks or _has_any_global_hook():
+    if act._backward_pre_hooks or (_has_any_global_hook() and not _only_estimates()):
         return None
     kind = type(act)
     if kind is modules.GELU:
@@ -72,7 +72,18 @@ def _name_of(act: Any) -> str | None:
     return _NAMES.get(kind)
 
 
-_has_any_global_hook: Any = torch.nn.modules.module._has_any_global_hook  # has no types
+_torchs: Any = torch.nn.modules.module  # has no types
+_has_any_global_hook: Any = _torchs._has_any_global_hook
+
+
+def _only_estimates() -> bool:
+    """Whether all hooks are those of `brim.estimate`, which wants to see what runs without it."""
+    forward = (_torchs._global_forward_pre_hooks, _torchs._global_forward_hooks)
+    return not (_torchs._global_backward_pre_hooks or _torchs._global_backward_hooks) and all(
+        getattr(hook, "of_estimate", False) for hooks in forward for hook in hooks.values()
+    )
+
+
 _NAMES: dict[type[nn.Module], str] = {
     modules.SiLU: "silu",
     modules.ReLU: "relu",
