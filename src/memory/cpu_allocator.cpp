@@ -80,7 +80,10 @@ std::string with_exact(std::int64_t bytes) {
 
 }  // namespace
 
-CpuAllocator::CpuAllocator() { hold_during_fork(gates_mutex_, &CpuAllocator::in_forked_child); }
+CpuAllocator::CpuAllocator() {
+  hold_during_fork(gates_mutex_, &CpuAllocator::in_forked_child);
+  hold_during_fork(log_.mutex(), [] { instance().log_.close_in_child(); });
+}
 
 void CpuAllocator::in_forked_child() {
   CpuAllocator& self = instance();
@@ -157,6 +160,9 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
   const Header header{bytes, process_};
   std::memcpy(block, &header, sizeof(header));
   void* data = static_cast<char*>(block) + kHeaderBytes;
+  if (log_.is_open()) {
+    log_.note({.address = reinterpret_cast<std::uintptr_t>(data), .bytes = size});
+  }
   report_to_profiler(data, size, allocated());
   return {data, data, &CpuAllocator::free_block, cpu};
 }
@@ -211,6 +217,10 @@ void CpuAllocator::free_block(void* data) {
   auto& self = instance();
   if (header.process == self.process_) {
     const auto size = static_cast<std::int64_t>(header.bytes);
+    if (self.log_.is_open()) {
+      self.log_.note(
+          {.address = reinterpret_cast<std::uintptr_t>(data), .bytes = size, .freed = true});
+    }
     self.release(size);
     report_to_profiler(data, -size, self.allocated());
   }

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "predict/request_growth.h"
+#include "bisect.h"
 
 namespace brim::detail {
 namespace {
@@ -99,25 +99,46 @@ std::optional<RecordedGrowth> RecordedGrowth::of(std::span<const Attempt> attemp
 }
 
 bool RecordedGrowth::compare(const Attempt& other) {
-  other_size_ = static_cast<double>(other.size());
-  if (other_size_ != size_) {
-    other_bytes_ = matched(*record_, *other.record);
-    other_ = other_bytes_.empty() ? nullptr : other.record.get();
+  const auto other_size = static_cast<double>(other.size());
+  if (other_size == size_) {
+    return false;
   }
-  return other_ != nullptr;
+  const auto there = matched(*record_, *other.record);
+  for (std::size_t i = 0; i < there.size(); ++i) {
+    growth_.emplace_back(static_cast<double>(record_->requests[i].bytes), size_,
+                         static_cast<double>(there[i]), other_size);
+  }
+  return knows_growth();
 }
 
 std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
-  const auto here = static_cast<double>(record_->requests[request].bytes);
+  const std::int64_t here = record_->requests[request].bytes;
   if (request < record_->older) {
-    return record_->requests[request].bytes;
+    return here;
   }
-  double bytes = here * size / size_;
-  if (other_ != nullptr) {
-    bytes = request_at(size, here, size_, static_cast<double>(other_bytes_[request]), other_size_);
-  }
+  const double bytes =
+      knows_growth() ? growth_[request].at(size) : static_cast<double>(here) * size / size_;
   constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
   return static_cast<std::int64_t>(std::clamp(std::ceil(bytes), 0.0, kMost));
+}
+
+double RecordedGrowth::need_at(double size) const {
+  double now = 0;
+  double most = 0;
+  double least = 0;
+  for (const std::int32_t event : record_->events) {
+    const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
+    const auto bytes = static_cast<double>(bytes_at(request, size));
+    now += event < 0 ? -bytes : bytes;
+    most = std::max(most, now);
+    least = std::min(least, now);
+  }
+  return most - least;
+}
+
+std::int64_t RecordedGrowth::largest_within(double bytes, std::int64_t high) const {
+  return largest_that_holds(
+      0, high + 1, [&](std::int64_t size) { return need_at(static_cast<double>(size)) <= bytes; });
 }
 
 /// The allocator that serves the calls.
