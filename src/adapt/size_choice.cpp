@@ -284,7 +284,7 @@ std::optional<std::int64_t> SizeSearch::replayed_choice(const Growth& growth, do
     // The replay does not see why that failed.
     most = std::min(most, kNearFailure * static_cast<double>(failure_));
   }
-  double size = records.largest_above((1 + kWorthMoving) * last, most);
+  double size = records.largest_between((1 + kWorthMoving) * last, most);
   if (growth.fits() == 1 && size < kWorthLearning * last &&
       growth.ceiling(bytes) > kWorthLearning * last) {
     size = largest_up_to(kLearningShare * last);

@@ -14,9 +14,7 @@ namespace {
 
 // Calls in a row that have to fit: each finds the blocks that the one before left.
 constexpr int kMostCalls = 8;
-// Sizes are tried upwards in large steps until two in a row do not fit, and then downwards in small
-// ones: fragments let sizes fit between others that do not.
-constexpr double kStepUp = 1.25;
+// Sizes are tried downwards in small steps: fragments let some fit between others that do not.
 constexpr double kStepDown = 1.0 / 256;
 // What is used is so much smaller than what fits, and fits too: requests are rounded.
 constexpr double kSpare = 1.0 / 200;
@@ -122,18 +120,23 @@ std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
   return static_cast<std::int64_t>(std::clamp(std::ceil(bytes), 0.0, kMost));
 }
 
-double RecordedGrowth::need_at(double size) const {
+RecordedGrowth::Held RecordedGrowth::held_at(double size) const {
+  Held held;
   double now = 0;
-  double most = 0;
-  double least = 0;
   for (const std::int32_t event : record_->events) {
     const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
-    const auto bytes = static_cast<double>(bytes_at(request, size));
-    now += event < 0 ? -bytes : bytes;
-    most = std::max(most, now);
-    least = std::min(least, now);
+    if (!optional_[request]) {
+      const auto bytes = static_cast<double>(bytes_at(request, size));
+      now += event < 0 ? -bytes : bytes;
+      held = {std::min(held.least, now), std::max(held.most, now)};
+    }
   }
-  return most - least;
+  return held;
+}
+
+double RecordedGrowth::need_at(double size) const {
+  const Held held = held_at(size);
+  return held.most - held.least;
 }
 
 std::int64_t RecordedGrowth::largest_within(double bytes, std::int64_t high) const {
@@ -231,17 +234,14 @@ bool RecordedGrowth::fits(double size) const {
   return true;
 }
 
-double RecordedGrowth::largest_above(double low, double high) const {
-  double size = low;
-  for (int missed = 0; size < high && missed < 2;) {
-    size = std::min(high, kStepUp * size);
-    missed = fits(size) ? 0 : missed + 1;
-  }
-  return largest_between(low, std::min(size, high));
-}
-
 double RecordedGrowth::largest_between(double low, double high) const {
-  double size = high;
+  // What has too many bytes has too many blocks: most sizes need no replay.
+  const auto free = static_cast<double>(now_.options().capacity - now_.now().allocated);
+  const std::int64_t most =
+      largest_that_holds(0, static_cast<std::int64_t>(high) + 1, [&](std::int64_t size) {
+        return held_at(static_cast<double>(size)).most <= free;
+      });
+  double size = std::min(high, static_cast<double>(most));
   while (size > low) {
     const double smaller = std::floor((1 - kSpare) * size);  // exactly what will be used
     if (smaller > low && fits(size) && fits(smaller)) {

@@ -47,9 +47,6 @@ class BRIM_API RecordedGrowth {
   /// empty cache.
   [[nodiscard]] bool fits(double size) const;
 
-  /// The largest size above `low` and up to `high` that fits, where `low` is at least size(); 0 if
-  /// none is found.
-  [[nodiscard]] double largest_above(double low, double high) const;
   /// A large size above `low` and up to `high` that fits; 0 if none is found.
   [[nodiscard]] double largest_between(double low, double high) const;
 
@@ -59,6 +56,13 @@ class BRIM_API RecordedGrowth {
   RecordedGrowth(const Attempt& newest, bool goes_on_refused);
   bool compare(const Attempt& other);
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size) const;
+  /// The least and the most that a call holds, as seen from where it begins. Without requests that
+  /// may be refused.
+  struct Held {
+    double least = 0;
+    double most = 0;
+  };
+  [[nodiscard]] Held held_at(double size) const;
 
   const AllocationRecord* record_;
   double size_;

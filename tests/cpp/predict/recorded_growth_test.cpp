@@ -77,10 +77,10 @@ TEST(RecordedGrowth, FitsWhereTheBlocksDo) {
   EXPECT_TRUE(growth->begin_from(recorded_device(900)));
   EXPECT_TRUE(growth->fits(100));
   EXPECT_FALSE(growth->fits(101));
-  const double largest = growth->largest_above(20, 1000);
+  const double largest = growth->largest_between(20, 1000);
   EXPECT_GE(largest, 98);
   EXPECT_LE(largest, 100);
-  EXPECT_EQ(growth->largest_above(101, 1000), 0);
+  EXPECT_EQ(growth->largest_between(101, 1000), 0);
   EXPECT_EQ(growth->largest_between(1, 50), 49) << "a whole number, since only that is checked";
 }
 
