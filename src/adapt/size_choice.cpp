@@ -10,6 +10,7 @@
 
 #include "adapt/size_lattice.h"
 #include "predict/growth.h"
+#include "predict/parts_need.h"
 #include "predict/recorded_growth.h"
 
 namespace brim {
@@ -235,13 +236,24 @@ std::optional<SizeSearch::Prediction> SizeSearch::recorded_prediction(const Grow
     const auto records = *detail::RecordedGrowth::of(known_);
     // Other threads may have been recorded too.
     const auto need = static_cast<double>(*last->need());
-    const bool complete = std::abs(records.need_at(records.size()) - need) <= kAlike * need;
-    if (!complete || !records.knows_growth()) {
+    if (std::abs(records.need_at(records.size()) - need) > kAlike * need) {
       return std::nullopt;
     }
-    return records.largest_within(bytes, high + high / 64);  // of which a little is held back
+    const std::int64_t most = high + high / 64;  // of which a little is held back
+    for (const Attempt& other : known_) {
+      if (other.fitted() && other.record && other.size() != last->size()) {
+        const auto parts =
+            detail::PartsNeed::of(*last->record, last->size(), *other.record, other.size());
+        if (parts) {
+          return parts->largest_within(bytes, most, kHeldBack);
+        }
+      }
+    }
+    return records.knows_growth() ? std::optional(records.largest_within(bytes, most))
+                                  : std::nullopt;
   });
-  return size ? std::optional(Prediction{static_cast<double>(*size), true}) : std::nullopt;
+  return size.value_or(0) == 0 ? std::nullopt
+                               : std::optional(Prediction{static_cast<double>(*size), true});
 }
 
 /// Where blocks do not pack: the largest size whose requests the allocator can serve from now on,

@@ -24,8 +24,7 @@ pytestmark = [
 ]
 
 # A size of a few hundred items is known to a third of a percent only, and padded sizes to a step.
-# Work in parts is approached in proportion: the fourth call is near.
-NEAR = {"padded to 64": 0.9, "in parts, results kept": 0.9, "in parts, concatenated": 0.9}
+NEAR = {"padded to 64": 0.9}
 
 
 def fits(run: Run, size: int) -> bool:
