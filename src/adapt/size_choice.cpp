@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <functional>
 
 #include "adapt/size_lattice.h"
 #include "predict/growth.h"
+#include "predict/parts_need.h"
 #include "predict/recorded_growth.h"
 
 namespace brim {
@@ -48,6 +50,9 @@ constexpr double kLearningShare = 15.0 / 16;
 // Parts of the options' margin. The first jump is optimistic anyway, and near a size that fitted
 // there is little left to be wrong about.
 constexpr double kSmallMargin = 1.0 / 4;
+
+// Bytes that differ by less than this share are taken as equal.
+constexpr double kAlike = 0.002;
 
 // A calculated size this close to one that halving tries is not worth a failure of its own.
 constexpr double kBetterThanHalving = 1.02;
@@ -132,6 +137,12 @@ bool SizeSearch::failed_with_room() const {
   });
 }
 
+/// The newest fit if its requests are known, else null.
+const Attempt* SizeSearch::last_recorded() const noexcept {
+  const auto last = std::find_if(known_.rbegin(), known_.rend(), std::mem_fn(&Attempt::fitted));
+  return last != known_.rend() && last->record ? &*last : nullptr;
+}
+
 std::int64_t SizeSearch::clamp(double size, std::int64_t low, std::int64_t high) const noexcept {
   if (!(size < static_cast<double>(high))) {
     return high;
@@ -174,7 +185,10 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
     if (const auto recorded = recorded_choice(growth, high)) {
       return *recorded;
     }
-    const auto expected = predicted(growth, options_.margin * kSmallMargin);
+    auto expected = recorded_prediction(growth, options_.margin * kSmallMargin, high);
+    if (!expected) {
+      expected = predicted(growth, options_.margin * kSmallMargin);
+    }
     const bool guess = growth.fits() == 1 && expected && !expected->confirmed;
     // A single fit that nothing has failed beside says little about far larger sizes.
     if (expected && !(guess && std::ranges::all_of(known_, &Attempt::fitted))) {
@@ -207,14 +221,49 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   return size > 0 ? size : high;
 }
 
+/// Where blocks pack: what records of two sizes show. Other than the peaks, they show how each
+/// phase of the work grows, also one that has not been the largest yet.
+std::optional<SizeSearch::Prediction> SizeSearch::recorded_prediction(const Growth& growth,
+                                                                      double margin,
+                                                                      std::int64_t high) const {
+  const Attempt* last = last_recorded();
+  double bytes = usable();
+  if (!options_.packs || bytes < 0 || last == nullptr || !last->need()) {
+    return std::nullopt;
+  }
+  bytes -= held_back(bytes, static_cast<double>(*growth.largest_fit()->need()), margin);
+  const auto size = last->record->chosen(high, bytes, [&]() -> std::optional<std::int64_t> {
+    const auto records = *detail::RecordedGrowth::of(known_);
+    // Other threads may have been recorded too.
+    const auto need = static_cast<double>(*last->need());
+    if (std::abs(records.need_at(records.size()) - need) > kAlike * need) {
+      return std::nullopt;
+    }
+    const std::int64_t most = high + high / 64;  // of which a little is held back
+    for (const Attempt& other : known_) {
+      if (other.fitted() && other.record && other.size() != last->size()) {
+        const auto parts =
+            detail::PartsNeed::of(*last->record, last->size(), *other.record, other.size());
+        if (parts) {
+          return parts->largest_within(bytes, most, kHeldBack);
+        }
+      }
+    }
+    return records.knows_growth() ? std::optional(records.largest_within(bytes, most))
+                                  : std::nullopt;
+  });
+  return size.value_or(0) == 0 ? std::nullopt
+                               : std::optional(Prediction{static_cast<double>(*size), true});
+}
+
 /// Where blocks do not pack: the largest size whose requests the allocator can serve from now on,
 /// as far as records of other sizes show.
 std::optional<std::int64_t> SizeSearch::recorded_choice(const Growth& growth,
                                                         std::int64_t high) const {
   const double bytes = usable();
-  const auto last = std::find_if(known_.rbegin(), known_.rend(), std::mem_fn(&Attempt::fitted));
+  const Attempt* last = last_recorded();
   const bool possible = !options_.packs && options_.allocator && bytes >= 0;
-  if (!possible || last == known_.rend() || !last->record || growth.largest_fit() == nullptr) {
+  if (!possible || last == nullptr || growth.largest_fit() == nullptr) {
     return std::nullopt;
   }
   return last->record->chosen(high, bytes, [&] { return replayed_choice(growth, bytes, high); });
@@ -247,7 +296,7 @@ std::optional<std::int64_t> SizeSearch::replayed_choice(const Growth& growth, do
     // The replay does not see why that failed.
     most = std::min(most, kNearFailure * static_cast<double>(failure_));
   }
-  double size = records.largest_above((1 + kWorthMoving) * last, most);
+  double size = records.largest_between((1 + kWorthMoving) * last, most);
   if (growth.fits() == 1 && size < kWorthLearning * last &&
       growth.ceiling(bytes) > kWorthLearning * last) {
     size = largest_up_to(kLearningShare * last);

@@ -83,7 +83,10 @@ std::string with_exact(std::int64_t bytes) {
 
 }  // namespace
 
-CpuAllocator::CpuAllocator() { hold_during_fork(gates_mutex_, &CpuAllocator::in_forked_child); }
+CpuAllocator::CpuAllocator() {
+  hold_during_fork(gates_mutex_, &CpuAllocator::in_forked_child);
+  hold_during_fork(log_.mutex(), [] { instance().log_.close_in_child(); });
+}
 
 void CpuAllocator::in_forked_child() {
   CpuAllocator& self = instance();
@@ -160,6 +163,9 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
   const Header header{bytes, process};
   std::memcpy(block, &header, sizeof(header));
   void* data = static_cast<char*>(block) + kHeaderBytes;
+  if (log_.is_open()) {
+    log_.note({.address = reinterpret_cast<std::uintptr_t>(data), .bytes = size});
+  }
   report_to_profiler(data, size, allocated());
   return {data, data, &CpuAllocator::free_block, cpu};
 }
@@ -213,6 +219,9 @@ void CpuAllocator::free_block(void* data) {
   std::memcpy(&header, block, sizeof(header));
   if (header.process == process) {
     const auto size = static_cast<std::int64_t>(header.bytes);
+    if (EventLog& log = instance().log_; log.is_open()) {
+      log.note({.address = reinterpret_cast<std::uintptr_t>(data), .bytes = size, .freed = true});
+    }
     release(size);
     report_to_profiler(data, -size, allocated());
   }

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <vector>
 
+#include "memory/event_log.h"
+
 namespace brim {
 
 /// Asked before each CPU allocation; a refusal makes it fail as if memory were exhausted.
@@ -77,6 +79,9 @@ class CpuAllocator final : public c10::Allocator {
   std::int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::int64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
 
+  /// Of what is allocated and freed, while it is open. Bytes that a limit refused are not in it.
+  EventLog& log() { return log_; }
+
   void add_gate(AllocationGate& gate);
   void remove_gate(AllocationGate& gate) noexcept;
 
@@ -107,6 +112,8 @@ class CpuAllocator final : public c10::Allocator {
   std::atomic<int> gate_count_{0};  // lets an allocation skip the lock where there is no gate
   std::mutex gates_mutex_;
   std::vector<AllocationGate*> gates_;
+
+  EventLog log_;
 };
 
 }  // namespace brim

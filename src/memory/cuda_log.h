@@ -4,12 +4,10 @@
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <mutex>
-#include <utility>
 #include <vector>
+
+#include "memory/event_log.h"
 
 namespace brim {
 
@@ -17,31 +15,10 @@ namespace brim {
 /// nothing here asks torch while it holds ours.
 class CudaLog {
  public:
-  bool start(c10::DeviceIndex device) {
-    if (!attach()) {
-      return false;
-    }
-    const std::lock_guard lock(mutex_);
-    if (device_ >= 0) {
-      return false;
-    }
-    device_ = device;
-    is_open_.store(true, std::memory_order_release);
-    return true;
-  }
-
-  std::vector<AllocationEvent> end() {
-    const std::lock_guard lock(mutex_);
-    is_open_.store(false, std::memory_order_release);
-    device_ = -1;
-    auto events = std::exchange(events_, {});
-    return events.size() > kMostEvents ? std::vector<AllocationEvent>() : std::move(events);
-  }
+  bool start(c10::DeviceIndex device) { return attach() && log_.start(device); }
+  std::vector<AllocationEvent> end() { return log_.end(); }
 
  private:
-  // A longer log takes too long to evaluate.
-  static constexpr std::size_t kMostEvents = std::size_t{1} << 16;
-
   /// torch cannot be told to stop calling, so this is done once, at the first use.
   bool attach() {
     static const bool attached = [this] {
@@ -60,25 +37,18 @@ class CudaLog {
   void note(const Entry& entry) {
     const bool freed = entry.action_ == Entry::FREE_COMPLETED;
     const bool refused = entry.action_ == Entry::OOM;
-    if (!is_open_.load(std::memory_order_acquire) ||
-        (!freed && !refused && entry.action_ != Entry::ALLOC)) {
+    if (!log_.is_open() || (!freed && !refused && entry.action_ != Entry::ALLOC)) {
       return;
     }
-    const std::lock_guard lock(mutex_);
-    if (entry.device_ == device_ && events_.size() <= kMostEvents) {
-      events_.push_back(
-          {.address = static_cast<std::uintptr_t>(entry.addr_),
-           .bytes = static_cast<std::int64_t>(entry.size_),
-           .stream = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(entry.stream_)),
-           .freed = freed,
-           .refused = refused});
-    }
+    log_.note({.address = static_cast<std::uintptr_t>(entry.addr_),
+               .bytes = static_cast<std::int64_t>(entry.size_),
+               .stream = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(entry.stream_)),
+               .freed = freed,
+               .refused = refused},
+              entry.device_);
   }
 
-  std::atomic<bool> is_open_{false};
-  std::mutex mutex_;
-  std::vector<AllocationEvent> events_;
-  c10::DeviceIndex device_ = -1;  // -1: not open
+  EventLog log_;
 };
 
 }  // namespace brim

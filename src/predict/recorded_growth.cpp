@@ -7,16 +7,14 @@
 #include <unordered_map>
 #include <utility>
 
-#include "predict/request_growth.h"
+#include "bisect.h"
 
 namespace brim::detail {
 namespace {
 
 // Calls in a row that have to fit: each finds the blocks that the one before left.
 constexpr int kMostCalls = 8;
-// Sizes are tried upwards in large steps until two in a row do not fit, and then downwards in small
-// ones: fragments let sizes fit between others that do not.
-constexpr double kStepUp = 1.25;
+// Sizes are tried downwards in small steps: fragments let some fit between others that do not.
 constexpr double kStepDown = 1.0 / 256;
 // What is used is so much smaller than what fits, and fits too: requests are rounded.
 constexpr double kSpare = 1.0 / 200;
@@ -99,25 +97,51 @@ std::optional<RecordedGrowth> RecordedGrowth::of(std::span<const Attempt> attemp
 }
 
 bool RecordedGrowth::compare(const Attempt& other) {
-  other_size_ = static_cast<double>(other.size());
-  if (other_size_ != size_) {
-    other_bytes_ = matched(*record_, *other.record);
-    other_ = other_bytes_.empty() ? nullptr : other.record.get();
+  const auto other_size = static_cast<double>(other.size());
+  if (other_size == size_) {
+    return false;
   }
-  return other_ != nullptr;
+  const auto there = matched(*record_, *other.record);
+  for (std::size_t i = 0; i < there.size(); ++i) {
+    growth_.emplace_back(static_cast<double>(record_->requests[i].bytes), size_,
+                         static_cast<double>(there[i]), other_size);
+  }
+  return knows_growth();
 }
 
 std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
-  const auto here = static_cast<double>(record_->requests[request].bytes);
+  const std::int64_t here = record_->requests[request].bytes;
   if (request < record_->older) {
-    return record_->requests[request].bytes;
+    return here;
   }
-  double bytes = here * size / size_;
-  if (other_ != nullptr) {
-    bytes = request_at(size, here, size_, static_cast<double>(other_bytes_[request]), other_size_);
-  }
+  const double bytes =
+      knows_growth() ? growth_[request].at(size) : static_cast<double>(here) * size / size_;
   constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
   return static_cast<std::int64_t>(std::clamp(std::ceil(bytes), 0.0, kMost));
+}
+
+RecordedGrowth::Held RecordedGrowth::held_at(double size) const {
+  Held held;
+  double now = 0;
+  for (const std::int32_t event : record_->events) {
+    const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
+    if (!optional_[request]) {
+      const auto bytes = static_cast<double>(bytes_at(request, size));
+      now += event < 0 ? -bytes : bytes;
+      held = {std::min(held.least, now), std::max(held.most, now)};
+    }
+  }
+  return held;
+}
+
+double RecordedGrowth::need_at(double size) const {
+  const Held held = held_at(size);
+  return held.most - held.least;
+}
+
+std::int64_t RecordedGrowth::largest_within(double bytes, std::int64_t high) const {
+  return largest_that_holds(
+      0, high + 1, [&](std::int64_t size) { return need_at(static_cast<double>(size)) <= bytes; });
 }
 
 /// The allocator that serves the calls.
@@ -210,17 +234,14 @@ bool RecordedGrowth::fits(double size) const {
   return true;
 }
 
-double RecordedGrowth::largest_above(double low, double high) const {
-  double size = low;
-  for (int missed = 0; size < high && missed < 2;) {
-    size = std::min(high, kStepUp * size);
-    missed = fits(size) ? 0 : missed + 1;
-  }
-  return largest_between(low, std::min(size, high));
-}
-
 double RecordedGrowth::largest_between(double low, double high) const {
-  double size = high;
+  // What has too many bytes has too many blocks: most sizes need no replay.
+  const auto free = static_cast<double>(now_.options().capacity - now_.now().allocated);
+  const std::int64_t most =
+      largest_that_holds(0, static_cast<std::int64_t>(high) + 1, [&](std::int64_t size) {
+        return held_at(static_cast<double>(size)).most <= free;
+      });
+  double size = std::min(high, static_cast<double>(most));
   while (size > low) {
     const double smaller = std::floor((1 - kSpare) * size);  // exactly what will be used
     if (smaller > low && fits(size) && fits(smaller)) {

@@ -11,6 +11,8 @@
 #include <span>
 #include <vector>
 
+#include "predict/request_growth.h"
+
 namespace brim::detail {
 
 /// How work fills an allocator that hands out blocks, from records of its requests: which size fits
@@ -27,9 +29,15 @@ class BRIM_API RecordedGrowth {
   static std::optional<RecordedGrowth> of(std::span<const Attempt> attempts);
 
   /// Whether two sizes were recorded. Else all requests are taken to grow in proportion.
-  [[nodiscard]] bool knows_growth() const { return other_ != nullptr; }
+  [[nodiscard]] bool knows_growth() const { return !growth_.empty(); }
   /// Of the last fit.
   [[nodiscard]] double size() const { return size_; }
+
+  /// Bytes that a call at `size` needs where every request takes its own, as Attempt::need().
+  [[nodiscard]] double need_at(double size) const;
+  /// The largest size that needs at most `bytes` there, where `high` stands for all that are
+  /// larger; 0 if none does.
+  [[nodiscard]] std::int64_t largest_within(double bytes, std::int64_t high) const;
 
   /// Where the next call begins. False if the last fit's record is out of date: what it left, and
   /// what the next call will free, has moved.
@@ -39,9 +47,6 @@ class BRIM_API RecordedGrowth {
   /// empty cache.
   [[nodiscard]] bool fits(double size) const;
 
-  /// The largest size above `low` and up to `high` that fits, where `low` is at least size(); 0 if
-  /// none is found.
-  [[nodiscard]] double largest_above(double low, double high) const;
   /// A large size above `low` and up to `high` that fits; 0 if none is found.
   [[nodiscard]] double largest_between(double low, double high) const;
 
@@ -51,14 +56,19 @@ class BRIM_API RecordedGrowth {
   RecordedGrowth(const Attempt& newest, bool goes_on_refused);
   bool compare(const Attempt& other);
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size) const;
+  /// The least and the most that a call holds, as seen from where it begins. Without requests that
+  /// may be refused.
+  struct Held {
+    double least = 0;
+    double most = 0;
+  };
+  [[nodiscard]] Held held_at(double size) const;
 
   const AllocationRecord* record_;
-  const AllocationRecord* other_ = nullptr;
   double size_;
-  double other_size_ = 0;
-  std::vector<std::int64_t> other_bytes_;  // of the same requests
-  std::vector<bool> optional_;             // requests that may be refused
-  std::vector<std::size_t> successor_;     // of older requests: those that took their place
+  std::vector<RequestGrowth> growth_;   // by request; empty: not known
+  std::vector<bool> optional_;          // requests that may be refused
+  std::vector<std::size_t> successor_;  // of older requests: those that took their place
   AllocatorModel now_;
   std::vector<std::int64_t> left_;  // by request: the allocation that the last call left; -1: none
 };

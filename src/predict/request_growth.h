@@ -5,20 +5,38 @@
 
 namespace brim::detail {
 
-/// The bytes of a request at a size, from what it was at two others. It grows along a line, or with
-/// a power if it grows faster than in proportion; one that shrinks is taken to stay as it is.
-inline double request_at(double size, double here, double at_size, double there,
-                         double other_size) noexcept {
-  // Sizes are whole numbers: a little more than in proportion is rounding.
-  constexpr double kStraight = 1.02;
-  constexpr double kMostPower = 3;
-  const double power =
-      here > 0 && there > 0 ? std::log(here / there) / std::log(at_size / other_size) : 0.0;
-  if (power > kStraight) {
-    return here * std::pow(size / at_size, std::min(power, kMostPower));
+/// The bytes of a request at any size, from what it was at two. It grows along a line, or with a
+/// power if it grows faster than in proportion; one that shrinks is taken to stay as it is.
+class RequestGrowth {
+ public:
+  RequestGrowth(double here, double at_size, double there, double other_size) noexcept
+      : here_(here), at_size_(at_size) {
+    // Sizes are whole numbers: a little more than in proportion is rounding.
+    constexpr double kStraight = 1.02;
+    constexpr double kMostPower = 3;
+    const double power =
+        here > 0 && there > 0 ? std::log(here / there) / std::log(at_size / other_size) : 0.0;
+    if (power > kStraight) {
+      power_ = std::min(power, kMostPower);
+    } else {
+      slope_ = std::max((here - there) / (at_size - other_size), 0.0);
+    }
   }
-  const double slope = (here - there) / (at_size - other_size);
-  return std::max(here + std::max(slope, 0.0) * (size - at_size), 0.0);
-}
+
+  [[nodiscard]] double at(double size) const noexcept {
+    if (power_ > 0) {
+      return here_ * std::pow(size / at_size_, power_);
+    }
+    return std::max(here_ + slope_ * (size - at_size_), 0.0);
+  }
+
+  [[nodiscard]] bool grows() const noexcept { return power_ > 0 || slope_ > 0; }
+
+ private:
+  double here_;
+  double at_size_;
+  double slope_ = 0;
+  double power_ = 0;  // 0: a line
+};
 
 }  // namespace brim::detail

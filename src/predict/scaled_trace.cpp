@@ -59,9 +59,9 @@ std::optional<MemoryTrace> scaled(const SizedTrace& trace, const SizedTrace& oth
         const auto there = static_cast<double>(other.trace.allocations()[which].bytes);
         const double at = which < before
                               ? bytes
-                              : detail::request_at(static_cast<double>(size), bytes,
-                                                   static_cast<double>(trace.size), there,
-                                                   static_cast<double>(other.size));
+                              : detail::RequestGrowth(bytes, static_cast<double>(trace.size), there,
+                                                      static_cast<double>(other.size))
+                                    .at(static_cast<double>(size));
         result.allocate(static_cast<std::int64_t>(std::min(std::ceil(at), kMost)), here.kind, 0,
                         here.stream);
         break;

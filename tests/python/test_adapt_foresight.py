@@ -24,8 +24,7 @@ pytestmark = [
 ]
 
 # A size of a few hundred items is known to a third of a percent only, and padded sizes to a step.
-# Work in parts is approached in proportion: the fourth call is near.
-NEAR = {"padded to 64": 0.9, "in parts, results kept": 0.9, "in parts, concatenated": 0.9}
+NEAR = {"padded to 64": 0.9}
 
 
 def fits(run: Run, size: int) -> bool:
@@ -77,7 +76,7 @@ def test_never_worse_than_halving_and_near_the_largest(
             )
 
 
-@pytest.mark.parametrize("spare", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("spare", [0.05, 0.15, 0.45, 1.15, 4.15])
 def test_a_first_call_that_makes_an_optimizers_state_does_not_hold_back_later_ones(
     spare: float, held: int
 ) -> None:
@@ -94,10 +93,11 @@ def test_a_first_call_that_makes_an_optimizers_state_does_not_hold_back_later_on
 
     step = brim.maximize("n")(lambda n: run(n))
     # Weights, gradients, states, and what the optimizer needs for a moment: five times. A step of
-    # few rows needs most there, so its need is constant at first.
-    with brim.budget(held + int((5.2 + spare) * weights), device="cpu"):
+    # few rows needs most there, so its need is constant at first; if little is spare, up to nearly
+    # the largest size.
+    with brim.budget(held + int((5.05 + spare) * weights), device="cpu"):
         calls = [step.record(20_000)[1] for _ in range(6)]
         largest = largest_that_fits(run, 10**4, fits)
     told = [[(a.size, a.fitted) for a in call] for call in calls]
     assert all(len(call) == 1 for call in calls[1:]), (told, largest)
-    assert all(call[0].size >= 0.97 * largest for call in calls[4:]), (told, largest)
+    assert all(call[0].size >= 0.97 * largest for call in calls[2:]), (told, largest)

@@ -119,6 +119,10 @@ class BRIM_API SizeSearch {
   [[nodiscard]] std::optional<Prediction> predicted(const detail::Growth& growth,
                                                     double margin) const;
   [[nodiscard]] bool failed_with_room() const;
+  [[nodiscard]] const Attempt* last_recorded() const noexcept;
+  [[nodiscard]] std::optional<Prediction> recorded_prediction(const detail::Growth& growth,
+                                                              double margin,
+                                                              std::int64_t high) const;
   [[nodiscard]] std::optional<std::int64_t> recorded_choice(const detail::Growth& growth,
                                                             std::int64_t high) const;
   [[nodiscard]] std::optional<std::int64_t> replayed_choice(const detail::Growth& growth,

@@ -60,7 +60,7 @@ void AttemptMonitor::begin(bool new_size, bool record) {
     released_ = true;
   }
   log_.reset();
-  if (released_ || record) {
+  if (new_size || released_ || record) {
     log_.emplace(device);
   }
   // Work on CPU tensors is not told apart from work on an accelerator until it has run, so both are

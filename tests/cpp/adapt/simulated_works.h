@@ -159,13 +159,15 @@ class Work {
   /// What the driver would measure of an attempt.
   /// @param record whether to record the requests.
   Attempt run(std::int64_t size, bool record = false) {
+    const bool exact = device_.options().kind == AllocatorKind::exact;
     std::vector<AllocationEvent> events;
     const auto note = [&](std::int64_t allocation, bool freed) {
       if (const AllocatorBlock block = device_.block(allocation); block.size > 0) {
-        events.push_back({static_cast<std::uintptr_t>(block.address), block.requested, 0, freed});
+        // Exact bytes have no place: any number that tells them apart.
+        const std::int64_t address = exact ? allocation : block.address;
+        events.push_back({static_cast<std::uintptr_t>(address), block.requested, 0, freed});
       }
     };
-    const bool exact = device_.options().kind == AllocatorKind::exact;
     const std::int64_t start = device_.now().allocated;
     device_.reset_peak();
     std::int64_t low = start;
@@ -220,7 +222,7 @@ class Work {
     attempt.held = attempt.fitted() ? low : std::max(low, end - attempt.freed);
     attempt.available = device_.options().capacity - attempt.held;
     *attempt.peak -= low;
-    if (record && !exact) {
+    if (record) {
       attempt.record = record_of(events, attempt.fitted());
     }
     if (attempt.fitted() && !exact) {

@@ -77,11 +77,35 @@ TEST(RecordedGrowth, FitsWhereTheBlocksDo) {
   EXPECT_TRUE(growth->begin_from(recorded_device(900)));
   EXPECT_TRUE(growth->fits(100));
   EXPECT_FALSE(growth->fits(101));
-  const double largest = growth->largest_above(20, 1000);
+  const double largest = growth->largest_between(20, 1000);
   EXPECT_GE(largest, 98);
   EXPECT_LE(largest, 100);
-  EXPECT_EQ(growth->largest_above(101, 1000), 0);
+  EXPECT_EQ(growth->largest_between(101, 1000), 0);
   EXPECT_EQ(growth->largest_between(1, 50), 49) << "a whole number, since only that is checked";
+}
+
+TEST(RecordedGrowth, NeedsInExactBytes) {
+  const std::vector<Attempt> attempts{with_a_gap(10), with_a_gap(20)};
+  const auto growth = RecordedGrowth::of(attempts);
+  EXPECT_EQ(growth->need_at(20), 180 * kMiB);
+  EXPECT_EQ(growth->need_at(100), 900 * kMiB);
+  EXPECT_EQ(growth->largest_within(900 * kMiB, 1000), 100);
+  EXPECT_EQ(growth->largest_within(900 * kMiB, 50), 50);
+  EXPECT_EQ(growth->largest_within(8 * kMiB, 50), 0);
+}
+
+/// The activations, and then an optimizer's step that needs more.
+Attempt with_a_large_end(std::int64_t size) {
+  return recorded_fit(size, {free_event(9, 50), alloc_event(1, size), free_event(1),
+                             alloc_event(2, 900), free_event(2), alloc_event(9, 50)});
+}
+
+TEST(RecordedGrowth, KnowsTheGrowthBelowThePeak) {
+  const std::vector<Attempt> attempts{with_a_large_end(10), with_a_large_end(20)};
+  const auto growth = RecordedGrowth::of(attempts);
+  EXPECT_EQ(growth->need_at(10), 900) << "what it freed first is its own";
+  EXPECT_EQ(growth->need_at(899), 900);
+  EXPECT_EQ(growth->largest_within(910, 5000), 910);
 }
 
 TEST(RecordedGrowth, BeginsWithWhatTheDeviceHolds) {
