@@ -1,5 +1,6 @@
 #pragma once
 
+#include <brim/export.h>
 #include <brim/predict/allocation_record.h>
 
 #include <cstddef>
@@ -15,7 +16,7 @@ namespace brim::detail {
 /// Every part makes the same requests, in proportion to its items. So one record shows how much a
 /// part needs while it runs, how much it leaves, and how many items there are: how far the last
 /// part, which is shorter, is from a full one.
-class PartsNeed {
+class BRIM_API PartsNeed {
  public:
   /// From records at two sizes. Empty if they do not look like parts, which takes three of them at
   /// the smaller size, or if what is made of one does not explain the other.

@@ -1,6 +1,7 @@
 // What an adaptive call tells about its tries: the record, observers, warnings, the last error.
 
 #include <brim/adapt/adapt.h>
+#include <brim/predict/allocation_record.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -64,6 +65,29 @@ TEST(AttemptRecord, WhatATryFreesOfTheLastCallIsItsOwn) {
     EXPECT_EQ(attempt.held, others);
     EXPECT_EQ(attempt.available, 1'000'000);
     EXPECT_EQ(attempt.freed, attempt.fitted() ? 0 : 200'000) << "a failure left none to free";
+  }
+}
+
+TEST(AttemptRecord, RequestsOnTheCpuAreKnownOnceASizeHasFailed) {
+  const Budget budget = room_for(1'000'000);
+  std::vector<Attempt> attempts;
+  SizeMemory memory;
+  for (int call = 0; call < 2; ++call) {
+    batch(100,
+          [&](std::int64_t size) {
+            const at::Tensor kept = tensor_of(1'000 * size);
+            tensor_of(10'000 * size);
+          },
+          {.strategy = Strategy::halving, .memory = &memory, .attempts = &attempts});
+  }
+  ASSERT_EQ(sizes_of(attempts), (std::vector<std::int64_t>{100, 50, 50}));
+  EXPECT_FALSE(attempts[0].record) << "the first try is not watched";
+  for (const Attempt& fit : {attempts[1], attempts[2]}) {
+    ASSERT_TRUE(fit.record);
+    ASSERT_EQ(fit.record->requests.size(), 2U);
+    EXPECT_EQ(fit.record->requests[0].bytes, 50'000);
+    EXPECT_EQ(fit.record->requests[1].bytes, 500'000);
+    EXPECT_EQ(fit.record->events, (std::vector<std::int32_t>{0, 1, ~1, ~0}));
   }
 }
 

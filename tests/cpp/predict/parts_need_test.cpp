@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
+#include <utility>
 #include <vector>
 
 namespace brim {
@@ -76,7 +76,8 @@ TEST(PartsNeed, IsExactAtAnySize) {
           const auto need = PartsNeed::of(*work.record(size), size, *work.record(other), other);
           ASSERT_TRUE(need) << size << " " << other << " " << lingers << concatenates << before;
           for (const std::int64_t at : {100, 150, 249, 250, 251, 333, 400, 500, 700, 999, 1000}) {
-            EXPECT_NEAR(need->need_at(static_cast<double>(at)), work.need(at), 1e-6)
+            EXPECT_NEAR(need->need_at(static_cast<double>(at)), static_cast<double>(work.need(at)),
+                        1e-6)
                 << at << " from " << size << " and " << other << ", " << lingers << concatenates;
           }
         }
@@ -92,8 +93,8 @@ TEST(PartsNeed, FindsALargeSizeAmongThoseThatFit) {
   const auto bytes = static_cast<double>(work.need(400));
   const std::int64_t size = need->largest_within(bytes, 1000, 0.005);
   EXPECT_GE(size, 395);
-  EXPECT_LE(work.need(size), bytes);
-  EXPECT_LE(work.need(size * 995 / 1000), bytes);
+  EXPECT_LE(static_cast<double>(work.need(size)), bytes);
+  EXPECT_LE(static_cast<double>(work.need(size * 995 / 1000)), bytes);
   EXPECT_EQ(need->largest_within(10, 1000, 0.005), 0);
 }
 
