@@ -42,6 +42,17 @@ std::size_t period(PartRequests requests, std::size_t more) {
   return 0;
 }
 
+/// Whether parts of `length` requests are `times` as large in the others, and all of them together
+/// no larger: whatever the size, all items pass. Layers of other work, which repeat too, all grow.
+bool are_parts(PartRequests all, PartRequests others, std::size_t length, double times) {
+  constexpr double kRounding = 0.01;
+  const double part = sum_of(all.first(length));
+  const double most = std::min(times * part, sum_of(all));
+  const double larger = sum_of(others.first(std::min(length, others.size())));
+  return std::abs(larger - most) <= kRounding * most &&
+         std::abs(sum_of(all) - sum_of(others)) <= 0.5 * (most - part);
+}
+
 /// The bytes after each event, as seen from where the call begins.
 struct HeldBytes {
   explicit HeldBytes(const AllocationRecord& record) {
@@ -92,10 +103,6 @@ std::optional<PartsNeed> PartsNeed::of(const AllocationRecord& record, std::int6
   }
   const PartRequests requests = own_requests(record);
   const PartRequests fewer = own_requests(other);
-  // Whatever the size, all items pass.
-  if (requests.size() < fewer.size() || !alike_bytes(sum_of(requests), sum_of(fewer))) {
-    return std::nullopt;
-  }
   // What is the same at both sizes is outside of the parts.
   const auto first = static_cast<std::size_t>(
       std::ranges::mismatch(requests, fewer, equal_bytes).in1 - requests.begin());
@@ -104,12 +111,15 @@ std::optional<PartsNeed> PartsNeed::of(const AllocationRecord& record, std::int6
                                                         fewer.rbegin(), fewer.rend(), equal_bytes)
                                               .first -
                                           requests.rbegin());
-  if (first >= last) {
+  const std::size_t outside = first + (requests.size() - last);
+  if (first >= last || requests.size() < fewer.size() || fewer.size() <= outside) {
     return std::nullopt;
   }
   const PartRequests all = requests.subspan(first, last - first);
+  const PartRequests others = fewer.subspan(first, fewer.size() - outside);
   const std::size_t length = period(all, requests.size() - fewer.size());
-  if (length == 0) {
+  if (length == 0 || !are_parts(all, others, length,
+                                static_cast<double>(other_size) / static_cast<double>(size))) {
     return std::nullopt;
   }
   const HeldBytes held(record);

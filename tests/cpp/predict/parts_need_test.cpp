@@ -111,6 +111,17 @@ TEST(PartsNeed, IsEmptyForOtherWork) {
   };
   EXPECT_FALSE(PartsNeed::of(*layers(10), 10, *layers(20), 20));
   EXPECT_FALSE(PartsNeed::of(*layers(20), 20, *layers(10), 10));
+  // So do they beside a constant that hides how much more.
+  const auto beside = [](std::int64_t constant, std::int64_t in_each, std::int64_t size) {
+    std::vector<AllocationEvent> events{{1, constant}};
+    for (std::uintptr_t layer = 1; layer <= 4; ++layer) {
+      events.push_back({2 * layer, 100 * size});
+      events.push_back({2 * layer + 1, in_each});
+    }
+    return record_of(events);
+  };
+  EXPECT_FALSE(PartsNeed::of(*beside(7'600'000, 1, 922), 922, *beside(7'600'000, 1, 983), 983));
+  EXPECT_FALSE(PartsNeed::of(*beside(1, 1'900'000, 922), 922, *beside(1, 1'900'000, 983), 983));
 }
 
 }  // namespace
