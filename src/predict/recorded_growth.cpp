@@ -237,10 +237,9 @@ bool RecordedGrowth::fits(double size) const {
 double RecordedGrowth::largest_between(double low, double high) const {
   // What has too many bytes has too many blocks: most sizes need no replay.
   const auto free = static_cast<double>(now_.options().capacity - now_.now().allocated);
-  const std::int64_t most =
-      largest_that_holds(0, static_cast<std::int64_t>(high) + 1, [&](std::int64_t size) {
-        return held_at(static_cast<double>(size)).most <= free;
-      });
+  const std::int64_t most = largest_that_holds(
+      0, static_cast<std::int64_t>(high) + 1,
+      [&](std::int64_t size) { return held_at(static_cast<double>(size)).most <= free; });
   double size = std::min(high, static_cast<double>(most));
   while (size > low) {
     const double smaller = std::floor((1 - kSpare) * size);  // exactly what will be used

@@ -47,12 +47,11 @@ bool derives(const Module& layer) {
 
 template <class Ours>
 void set_recompute(Module& layer, bool products) {
-  auto& ours = static_cast<Ours&>(layer);
-  if constexpr (requires { ours.recompute; }) {
-    ours.recompute = true;
+  if constexpr (requires(Ours ours) { ours.recompute; }) {
+    static_cast<Ours&>(layer).recompute = true;
   }
-  if constexpr (requires { ours.runs_again; }) {
-    ours.runs_again = products;
+  if constexpr (requires(Ours ours) { ours.runs_again; }) {
+    static_cast<Ours&>(layer).runs_again = products;
   }
 }
 
