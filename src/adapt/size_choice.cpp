@@ -221,8 +221,8 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   return size > 0 ? size : high;
 }
 
-/// Where blocks pack: what records of two sizes show. Other than the peaks, they show how each
-/// phase of the work grows, also one that has not been the largest yet.
+/// Where blocks pack: what records of two sizes show. Unlike peaks, they show how each phase of the
+/// work grows, also one that has not been the largest yet.
 std::optional<SizeSearch::Prediction> SizeSearch::recorded_prediction(const Growth& growth,
                                                                       double margin,
                                                                       std::int64_t high) const {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,8 @@ class EventLog {
       return false;
     }
     device_ = device;
+    events_.clear();  // those of the parent in a forked process
+    is_too_long_ = false;
     is_open_.store(true, std::memory_order_release);
     return true;
   }
@@ -30,21 +33,29 @@ class EventLog {
     const std::lock_guard lock(mutex_);
     is_open_.store(false, std::memory_order_release);
     auto events = std::exchange(events_, {});
-    return events.size() > kMostEvents ? std::vector<AllocationEvent>() : std::move(events);
+    return is_too_long_ ? std::vector<AllocationEvent>() : std::move(events);
   }
 
   /// To be asked before an event is made, which takes time.
   [[nodiscard]] bool is_open() const { return is_open_.load(std::memory_order_acquire); }
 
-  void note(const AllocationEvent& event, c10::DeviceIndex device = 0) {
+  /// Called where memory may have just run out, also from deleters: it must not throw.
+  void note(const AllocationEvent& event, c10::DeviceIndex device = 0) noexcept {
     const std::lock_guard lock(mutex_);
-    if (is_open() && device == device_ && events_.size() <= kMostEvents) {
+    if (!is_open() || device != device_ || is_too_long_) {
+      return;
+    }
+    try {
+      is_too_long_ = events_.size() == kMostEvents;
       events_.push_back(event);
+    } catch (const std::bad_alloc&) {
+      is_too_long_ = true;
     }
   }
 
-  /// For a forked process, which must find it unlocked; and there, with the lock held.
+  /// To be held while the process forks, so that the child finds it unlocked.
   [[nodiscard]] std::mutex& mutex() { return mutex_; }
+  /// In the child, before that is released.
   void close_in_child() { is_open_.store(false, std::memory_order_relaxed); }
 
  private:
@@ -54,6 +65,7 @@ class EventLog {
   std::atomic<bool> is_open_{false};
   std::mutex mutex_;
   std::vector<AllocationEvent> events_;
+  bool is_too_long_ = false;
   c10::DeviceIndex device_ = 0;
 };
 

@@ -43,7 +43,7 @@ std::size_t period(PartRequests requests, std::size_t more) {
 }
 
 /// Whether parts of `length` requests are `times` as large in the others, and all of them together
-/// no larger: whatever the size, all items pass. Layers of other work, which repeat too, all grow.
+/// no larger: whatever the size, all items pass. (Equal layers repeat too, but then the sum grows.)
 bool are_parts(PartRequests all, PartRequests others, std::size_t length, double times) {
   constexpr double kRounding = 0.01;
   const double part = sum_of(all.first(length));

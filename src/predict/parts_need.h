@@ -10,8 +10,8 @@
 namespace brim::detail {
 
 /// What work needs that goes through its items in parts of the size and keeps their results, as
-/// torch.cat([f(part) for part in x.split(size)]) does. Its need is no line, and not even monotone:
-/// it falls where there is one part less. Pure logic.
+/// torch.cat([f(part) for part in x.split(size)]) does. Its need does not grow along a line or
+/// even steadily: it falls where there is one part less. Pure logic.
 ///
 /// Every part makes the same requests, in proportion to its items. So one record shows how much a
 /// part needs while it runs, how much it leaves, and how many items there are: how far the last

@@ -485,6 +485,28 @@ def y_bytes(*sizes: int) -> int:
     return 4 * torch.Size(sizes).numel()
 
 
+class Merged(nn.Module):
+    """A first layer whose weight is computed in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4 * WIDTH, WIDTH))
+        self.down, self.up = (
+            nn.Parameter(torch.randn(4 * WIDTH, 2)),
+            nn.Parameter(torch.randn(2, WIDTH)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.gelu(nn.functional.linear(x, self.weight + self.down @ self.up))
+
+
+@pytest.mark.parametrize("level", ["cheap", "products"])
+def test_a_computed_weight_is_not_kept_for_a_product(level: str) -> None:
+    x = torch.randn(4, WIDTH)
+    torch.manual_seed(0)
+    assert kept_by(converted(Merged(), level), x) <= kept_by(Merged(), x)
+
+
 def test_the_level_can_be_changed_and_undone() -> None:
     model, x = built("mlp")
     ours = converted(model, "products")

@@ -14,6 +14,13 @@ namespace brim::nn {
   return TORCH_GUARD_OR_FALSE(output.sym_numel().sym_gt(input.sym_numel()));
 }
 
+/// Whether the weight stays without being kept: a parameter, or a view of one. A weight that was
+/// computed (LoRA merged into it) is memory of its own.
+[[nodiscard]] inline bool stays(const at::Tensor& weight, const MaybeTensor& parameter) {
+  const at::Tensor& source = is_given(parameter) ? *parameter : weight;
+  return source.is_leaf() || (source.is_view() && source._base().is_leaf());
+}
+
 /// How the node of a linear layer or a convolution runs the layer again in backward, for the layers
 /// behind it. That takes as long as its forward, so it is offered only if the user allows it. Used
 /// under the lock of the node, which keeps the weight.

@@ -53,12 +53,13 @@ class Kept {
     at::Tensor tensor = lent_.get();
     if (!tensor.defined()) {
       tensor = unpack(owner);
-      TORCH_CHECK(!tensor.defined() || !tensor.has_storage() || tensor.sym_numel() == 0 ||
-                      tensor.storage().sym_nbytes() != 0,
-                  "recompute reads the parameters of the layers before again in "
-                  "backward, but FSDP has freed those of another unit: put a layer and the "
-                  "normalisation and activation before it into one unit, or give fully_shard "
-                  "reshard_after_forward=False");
+      TORCH_CHECK(
+          !tensor.defined() || !tensor.has_storage() || tensor.sym_numel() == 0 ||
+              tensor.storage().sym_nbytes() != 0,
+          "recompute=\"cheap\" or \"products\" reads the parameters of the layers before again in "
+          "backward, but FSDP has freed those of another unit: put a layer and the "
+          "normalisation and activation before it into one unit, or give fully_shard "
+          "reshard_after_forward=False");
       lent_.set(tensor);
     }
     return tensor;

@@ -289,8 +289,10 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
     node->keep_input(input, recompute);
   }
   // For its own gradient only the weight's form is needed, but torch asks for a tensor.
-  const bool is_offered = runs_again && widens(input, output);
-  if (input.requires_grad() || weight.requires_grad() || is_offered) {
+  const bool needs_weight = input.requires_grad() || weight.requires_grad();
+  const bool is_offered =
+      runs_again && widens(input, output) && (needs_weight || stays(weight, parameter));
+  if (needs_weight || is_offered) {
     node->keep_weight(weight_to_keep(input, weight, parameter, recompute));
   }
   if (is_offered) {

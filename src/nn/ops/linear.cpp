@@ -246,7 +246,8 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
   if (weight.requires_grad()) {
     node->keep_input(kept, recompute);
   }
-  const bool is_offered = runs_again && !node->is_batched() && widens(kept, output);
+  const bool is_offered = runs_again && !node->is_batched() && widens(kept, output) &&
+                          (input.requires_grad() || stays(weight, parameter));
   if (input.requires_grad() || is_offered) {
     node->keep_weight(weight_to_keep(input, weight, parameter, recompute));
   }

@@ -58,14 +58,14 @@ std::vector<Row> known_failures() {
   const c10::Device cpu(at::kCPU);
   const c10::Device cuda(at::kCUDA);
   const c10::Device mps(at::kMPS);
-  constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+  constexpr std::int64_t kGibibyte = std::int64_t{1} << 30;
   using OomKind::device_memory;
   using OomKind::host_memory;
   using OomKind::library_workspace;
   using OomKind::size_limit;
   return {
       {"CUDA allocator", torch_error<c10::OutOfMemoryError>(kCudaText), device_memory,
-       c10::Device(at::kCUDA, 1), 2 * kGiB},
+       c10::Device(at::kCUDA, 1), 2 * kGibibyte},
       {"CUDA allocator, asked for the impossible",
        torch_error<c10::OutOfMemoryError>(
            "CUDA out of memory. Tried to allocate more than 1EB memory."),
@@ -147,7 +147,7 @@ std::vector<Row> known_failures() {
            "allowed: 18.13 GB). Tried to allocate 768.00 MB on private pool."),
        device_memory, mps, 768LL << 20},
       {"MPS buffer", torch_error<c10::Error>("Invalid buffer size: 12.00 GiB"), device_memory, mps,
-       12 * kGiB},
+       12 * kGibibyte},
       {"CPU allocator on Linux",
        torch_error<c10::Error>(
            "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate "
@@ -158,7 +158,7 @@ std::vector<Row> known_failures() {
        torch_error<c10::Error>(
            "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you "
            "tried to allocate 1073741824 bytes."),
-       host_memory, cpu, kGiB},
+       host_memory, cpu, kGibibyte},
       {"brim's budget in another process, whose figures are rounded in the text",
        torch_error<c10::OutOfMemoryError>(
            "CPU out of memory. Tried to allocate 1.00 KiB (1025 bytes) with 5 B (5 "
@@ -202,7 +202,7 @@ std::vector<Row> known_failures() {
            std::runtime_error("Caught OutOfMemoryError in replica 0 on device 0.\n"
                               "torch.OutOfMemoryError: " +
                               kCudaText)),
-       device_memory, c10::Device(at::kCUDA, 1), 2 * kGiB},
+       device_memory, c10::Device(at::kCUDA, 1), 2 * kGibibyte},
   };
 }
 
