@@ -331,9 +331,9 @@ class MemoryModel(_C.MemoryModel):
                 if None.
             probes: how many sizes to measure at most. Twice as many where memory hardly grows, so
                 that with these, one careful step after the other, the largest is not reached.
-            near_budget: how many further sizes to measure at most, where sizes are single numbers:
-                each is the largest, up to the last candidate, that those before show to fit. With 0
-                only candidates are measured.
+            near_budget: how many further sizes to measure at most, for single numbers alone: each
+                is the largest, up to the last candidate, that those before show to fit. With 0 only
+                candidates are measured.
             cleanup: called after each call of `fn`.
             restore: what the function changes and is put back after measuring: True for the modules
                 and optimizers that it leads to, or these things themselves; False for nothing. See

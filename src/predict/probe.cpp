@@ -42,8 +42,9 @@ class Prober {
         budget_(options.budget),
         device_(options.device ? resolve_device(*options.device) : default_device()),
         collect_{device_, options.cleanup, options.collect_garbage} {
-    if (options.near_budget < 0) {
-      throw std::invalid_argument("near_budget must be 0 or more, got " +
+    if (options.near_budget < 0 || (kind == SizeKind::batch && options.near_budget > 0)) {
+      const std::string allowed = kind == SizeKind::batch ? "0 for batches" : "0 or more";
+      throw std::invalid_argument("near_budget must be " + allowed + ", got " +
                                   detail::text(options.near_budget));
     }
     if (budget_ && *budget_ <= 0) {

@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> Result:
         device,
         budget=arguments.budget,
         probes=arguments.probes,
-        near_budget=_NEAR_BUDGET,
+        near_budget=_NEAR_BUDGET if arguments.lengths is None else 0,
     )
     stats = brim.memory_stats(device)
     limit = (

@@ -262,6 +262,11 @@ TEST(ProbeMemory, SizesNearTheBudgetAreMeasuredBetweenTheCandidates) {
   options.near_budget = -1;
   EXPECT_CONTAINS(message_of<std::invalid_argument>([&] { probe_memory(work, sizes, options); }),
                   "near_budget must be 0 or more, got -1");
+  options.near_budget = 2;
+  const auto batches = [](std::int64_t, std::int64_t) {};
+  EXPECT_CONTAINS(message_of<std::invalid_argument>(
+                      [&] { probe_memory(batches, grid(kNs, kLengths), options); }),
+                  "near_budget must be 0 for batches, got 2");
 }
 
 TEST(ProbeMemory, OutOfMemoryThatHappensAnywayIsABound) {
