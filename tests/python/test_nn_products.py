@@ -182,7 +182,7 @@ def kept_by(model: nn.Module, x: Tensor) -> int:
 def products_in_backward(model: nn.Module, x: Tensor) -> int:
     """How many forward products a backward pass runs: gradients are other operators."""
     loss = copy.deepcopy(model)(x.detach().requires_grad_()).square().mean()
-    with profile(activities=[ProfilerActivity.CPU]) as run:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as run:
         loss.backward()
     names = ("aten::addmm", "aten::convolution")
     return sum(each.count for each in run.key_averages() if each.key in names)

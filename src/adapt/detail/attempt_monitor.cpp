@@ -59,13 +59,17 @@ void AttemptMonitor::begin(bool new_size, bool record) {
     release_cached(device);
     released_ = true;
   }
-  log_.reset();
-  if (new_size || released_ || record) {
-    log_.emplace(device);
-  }
   // Work on CPU tensors is not told apart from work on an accelerator until it has run, so both are
   // watched where both can be.
   const bool host_too = !options_.device && !device.is_cpu() && CpuAllocator::installed();
+  log_.reset();
+  host_log_.reset();
+  if (new_size || released_ || record) {
+    log_.emplace(device);
+    if (host_too) {
+      host_log_.emplace(c10::Device(c10::DeviceType::CPU));
+    }
+  }
   if (host_too) {
     meter_.emplace(std::vector<c10::Device>{device, c10::DeviceType::CPU});
   } else {
@@ -110,13 +114,12 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
       .device = device,
       .seconds = seconds.count(),
       .repeats = needed_release_.has_value()};
-  if (log_) {
-    const auto events = log_->take();
-    if (!events.empty() && device == checkpoint_.device()) {
-      attempt.record = record_of(events);
-    }
-    log_.reset();
+  auto& log = device == checkpoint_.device() ? log_ : host_log_;
+  if (const auto events = log ? log->take() : std::vector<AllocationEvent>(); !events.empty()) {
+    attempt.record = record_of(events);
   }
+  log_.reset();
+  host_log_.reset();
   publish(attempt);
   meter_.reset();
   return attempt;
@@ -129,6 +132,7 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   checkpoint_.restore_onednn();
   const auto events = log_ ? log_->take() : std::vector<AllocationEvent>();
   log_.reset();
+  host_log_.reset();
   // A message may name a device that is not here (a wrapped error, a test): then its figures say
   // nothing of the one that is watched. The host can always be looked at.
   const bool on_host = cause.device && cause.device->is_cpu();

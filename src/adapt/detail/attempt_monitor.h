@@ -77,6 +77,7 @@ class AttemptMonitor {
   Checkpoint checkpoint_;
   std::optional<PeakMeter> meter_;
   std::optional<AllocationLog> log_;
+  std::optional<AllocationLog> host_log_;  // beside an accelerator's, where both are watched
   std::chrono::steady_clock::time_point begun_;
   std::int64_t allocations_before_ = 0;  // COUNT, on the CPU
   std::vector<Attempt> failures_;        // the newest few, for the summary
