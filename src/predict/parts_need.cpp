@@ -155,10 +155,12 @@ double PartsNeed::need_at(double size) const {
 
 std::int64_t PartsNeed::largest_within(double bytes, std::int64_t high, double spare) const {
   constexpr double kStep = 1.0 / 256;
-  for (auto size = static_cast<double>(high); size >= 1; size *= 1 - kStep) {
+  auto size = static_cast<double>(high);
+  while (size >= 1) {
     if (need_at(size) <= bytes && need_at(std::floor((1 - spare) * size)) <= bytes) {
       return static_cast<std::int64_t>(size);
     }
+    size *= 1 - kStep;
   }
   return 0;
 }
