@@ -31,7 +31,8 @@ constexpr double kWorthMoving = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
 
 // A prediction may be off by a step of padded sizes, or by small tensors.
-constexpr double kHeldBack = 1.0 / 200;
+constexpr std::int64_t kHeldBackOf = 200;
+constexpr double kHeldBack = 1.0 / kHeldBackOf;
 // What CUDA's allocator takes from the device at once for tensors below 10 MiB: as much may be out
 // of reach at the end. Of little memory, no more than this share.
 constexpr double kSegment = 20.0 * (1 << 20);
@@ -43,9 +44,10 @@ constexpr double kShareOfGaps = 0.08;
 // A failure that the bytes do not explain is not approached any closer than this.
 constexpr double kNearFailure = 0.92;
 // With a single fit, a smaller step up than this shows too little. Then a smaller size is tried, so
-// much smaller.
+// much smaller; hardly smaller where requests are recorded, which are exact.
 constexpr double kWorthLearning = 1.03;
 constexpr double kLearningShare = 15.0 / 16;
+constexpr double kRecordedShare = 63.0 / 64;
 
 // Parts of the options' margin. The first jump is optimistic anyway, and near a size that fitted
 // there is little left to be wrong about.
@@ -185,29 +187,16 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
     if (const auto recorded = recorded_choice(growth, high)) {
       return *recorded;
     }
-    auto expected = recorded_prediction(growth, options_.margin * kSmallMargin, high);
-    if (!expected) {
-      expected = predicted(growth, options_.margin * kSmallMargin);
+    if (const auto size = recorded_size(growth, options_.margin * kSmallMargin, high)) {
+      return moved_to(static_cast<double>(*size), high);
     }
+    const auto expected = predicted(growth, options_.margin * kSmallMargin);
     const bool guess = growth.fits() == 1 && expected && !expected->confirmed;
     // A single fit that nothing has failed beside says little about far larger sizes.
     if (expected && !(guess && std::ranges::all_of(known_, &Attempt::fitted))) {
-      const auto best = static_cast<double>(best_);
-      // One fit does not tell a constant need from a growing one. Where it leaves no room to find
-      // that out upwards, a slightly smaller size does, without a failure; unless failures show
-      // that there is nothing to gain.
-      if (guess && expected->size < kWorthLearning * best &&
-          growth.ceiling(usable()) > kWorthLearning * best) {
-        return clamp(kLearningShare * best, options_.lower, high);
-      }
-      double size = (1 - kHeldBack) * expected->size;
-      if (failure_ != 0 && (size >= static_cast<double>(failure_) || failed_with_room())) {
-        // The model does not see why that failed: gaps, or a need in steps.
-        size = std::min(size, kNearFailure * static_cast<double>(failure_));
-      }
-      // A failure would cost the whole call: what fitted before is not left for the last percent.
-      const bool worth_it = size >= (1 + kWorthMoving) * best;
-      return best_ > 0 && !worth_it ? best_ : clamp(size, std::max(best_, options_.lower), high);
+      const std::int64_t size = moved_to((1 - kHeldBack) * expected->size, high);
+      const bool stays = static_cast<double>(size) < kWorthLearning * static_cast<double>(best_);
+      return stays ? learning_size(growth, expected->confirmed).value_or(size) : size;
     }
     if (best_ == 0 && failure_ != 0) {
       return shrink_choice(high);
@@ -221,11 +210,42 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   return size > 0 ? size : high;
 }
 
+/// From what fitted before to a size that is expected to fit.
+std::int64_t SizeSearch::moved_to(double size, std::int64_t high) const {
+  if (failure_ != 0 && (size >= static_cast<double>(failure_) || failed_with_room())) {
+    // The model does not see why that failed: gaps, or a need in steps.
+    size = std::min(size, kNearFailure * static_cast<double>(failure_));
+  }
+  // A failure would cost the whole call: what fitted before is not left for the last percent.
+  const bool worth_it = size >= (1 + kWorthMoving) * static_cast<double>(best_);
+  return best_ > 0 && !worth_it ? best_ : clamp(size, std::max(best_, options_.lower), high);
+}
+
+/// A slightly smaller size that shows, without a failure, how the need grows, where the fits leave
+/// no room to find that out upwards. Where requests are recorded, two sizes close to each other
+/// show it, also if larger fits were of other work (before an optimizer had its state). Elsewhere a
+/// second fit does, unless failures show that there is nothing to gain.
+std::optional<std::int64_t> SizeSearch::learning_size(const Growth& growth, bool confirmed) const {
+  const auto best = static_cast<double>(best_);
+  const bool recorded = options_.packs && last_recorded() != nullptr;
+  const std::int64_t less =
+      clamp((recorded ? kRecordedShare : kLearningShare) * best, options_.lower, best_);
+  const auto is_learned = [&](const Attempt& attempt) {
+    return attempt.fitted() && less <= attempt.size() && attempt.size() < best_;
+  };
+  const std::int64_t next = lattice(options_).above(best_);
+  const bool useful =
+      recorded
+          ? std::ranges::none_of(known_, is_learned) && (failure_ == 0 || failure_ > next) &&
+                (!confirmed || growth.largest_fit()->size() > next)
+          : growth.fits() == 1 && !confirmed && growth.ceiling(usable()) > kWorthLearning * best;
+  return useful ? std::optional(less) : std::nullopt;
+}
+
 /// Where blocks pack: what records of two sizes show. Unlike peaks, they show how each phase of the
 /// work grows, also one that has not been the largest yet.
-std::optional<SizeSearch::Prediction> SizeSearch::recorded_prediction(const Growth& growth,
-                                                                      double margin,
-                                                                      std::int64_t high) const {
+std::optional<std::int64_t> SizeSearch::recorded_size(const Growth& growth, double margin,
+                                                      std::int64_t high) const {
   const Attempt* last = last_recorded();
   double bytes = usable();
   if (!options_.packs || bytes < 0 || last == nullptr || !last->need()) {
@@ -239,7 +259,7 @@ std::optional<SizeSearch::Prediction> SizeSearch::recorded_prediction(const Grow
     if (std::abs(records.need_at(records.size()) - need) > kAlike * need) {
       return std::nullopt;
     }
-    const std::int64_t most = high + high / 64;  // of which a little is held back
+    const std::int64_t most = high + high / kHeldBackOf;
     for (const Attempt& other : known_) {
       if (other.fitted() && other.record && other.size() != last->size()) {
         const auto parts =
@@ -249,11 +269,14 @@ std::optional<SizeSearch::Prediction> SizeSearch::recorded_prediction(const Grow
         }
       }
     }
-    return records.knows_growth() ? std::optional(records.largest_within(bytes, most))
-                                  : std::nullopt;
+    // Sizes that are padded to the same show nothing.
+    if (!records.knows_growth() || records.need_at(2 * records.size()) == need) {
+      return std::nullopt;
+    }
+    const std::int64_t largest = records.largest_within(bytes, most);
+    return largest - largest / kHeldBackOf;  // of few items none is held back
   });
-  return size.value_or(0) == 0 ? std::nullopt
-                               : std::optional(Prediction{static_cast<double>(*size), true});
+  return size.value_or(0) == 0 ? std::nullopt : size;
 }
 
 /// Where blocks do not pack: the largest size whose requests the allocator can serve from now on,

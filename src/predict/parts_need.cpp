@@ -157,8 +157,9 @@ std::int64_t PartsNeed::largest_within(double bytes, std::int64_t high, double s
   constexpr double kStep = 1.0 / 256;
   auto size = static_cast<double>(high);
   while (size >= 1) {
-    if (need_at(size) <= bytes && need_at(std::floor((1 - spare) * size)) <= bytes) {
-      return static_cast<std::int64_t>(size);
+    const double used = std::floor((1 - spare) * size);
+    if (need_at(size) <= bytes && need_at(used) <= bytes) {
+      return static_cast<std::int64_t>(used);
     }
     size *= 1 - kStep;
   }

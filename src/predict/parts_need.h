@@ -25,8 +25,8 @@ class BRIM_API PartsNeed {
 
   /// Bytes, as Attempt::need().
   [[nodiscard]] double need_at(double size) const;
-  /// A large size up to `high` that needs at most `bytes`, as does one that is smaller by the share
-  /// `spare`; 0 if there is none.
+  /// A large size that needs at most `bytes`, smaller by the share `spare` than another one up to
+  /// `high` that does so too; 0 if there is none.
   [[nodiscard]] std::int64_t largest_within(double bytes, std::int64_t high, double spare) const;
 
  private:

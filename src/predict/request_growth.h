@@ -30,8 +30,6 @@ class RequestGrowth {
     return std::max(here_ + slope_ * (size - at_size_), 0.0);
   }
 
-  [[nodiscard]] bool grows() const noexcept { return power_ > 0 || slope_ > 0; }
-
  private:
   double here_;
   double at_size_;
