@@ -44,10 +44,9 @@ constexpr double kShareOfGaps = 0.08;
 // A failure that the bytes do not explain is not approached any closer than this.
 constexpr double kNearFailure = 0.92;
 // With a single fit, a smaller step up than this shows too little. Then a smaller size is tried, so
-// much smaller; hardly smaller where requests are recorded, which are exact.
+// much smaller.
 constexpr double kWorthLearning = 1.03;
 constexpr double kLearningShare = 15.0 / 16;
-constexpr double kRecordedShare = 63.0 / 64;
 
 // Parts of the options' margin. The first jump is optimistic anyway, and near a size that fitted
 // there is little left to be wrong about.
@@ -223,24 +222,22 @@ std::int64_t SizeSearch::moved_to(double size, std::int64_t high) const {
 }
 
 /// A slightly smaller size that shows, without a failure, how the need grows, where the fits leave
-/// no room to find that out upwards. Where requests are recorded, two sizes close to each other
-/// show it, also if larger fits were of other work (before an optimizer had its state). Elsewhere a
-/// second fit does, unless failures show that there is nothing to gain.
+/// no room to find that out upwards; unless failures show that there is nothing to gain. A single
+/// fit leaves none, and where requests are recorded, nor do fits of other work (before an optimizer
+/// had its state): two sizes close to each other show what each request does.
 std::optional<std::int64_t> SizeSearch::learning_size(const Growth& growth, bool confirmed) const {
   const auto best = static_cast<double>(best_);
-  const bool recorded = options_.packs && last_recorded() != nullptr;
-  const std::int64_t less =
-      clamp((recorded ? kRecordedShare : kLearningShare) * best, options_.lower, best_);
+  const std::int64_t less = clamp(kLearningShare * best, options_.lower, best_);
   const auto is_learned = [&](const Attempt& attempt) {
     return attempt.fitted() && less <= attempt.size() && attempt.size() < best_;
   };
-  const std::int64_t next = lattice(options_).above(best_);
-  const bool useful =
-      recorded
-          ? std::ranges::none_of(known_, is_learned) && (failure_ == 0 || failure_ > next) &&
-                (!confirmed || growth.largest_fit()->size() > next)
-          : growth.fits() == 1 && !confirmed && growth.ceiling(usable()) > kWorthLearning * best;
-  return useful ? std::optional(less) : std::nullopt;
+  bool useful = growth.fits() == 1 && !confirmed;
+  if (options_.packs && last_recorded() != nullptr) {
+    const bool between_fits = growth.largest_fit()->size() > lattice(options_).above(best_);
+    useful = (between_fits || !confirmed) && std::ranges::none_of(known_, is_learned);
+  }
+  return useful && growth.ceiling(usable()) > kWorthLearning * best ? std::optional(less)
+                                                                    : std::nullopt;
 }
 
 /// Where blocks pack: what records of two sizes show. Unlike peaks, they show how each phase of the
@@ -260,7 +257,7 @@ std::optional<std::int64_t> SizeSearch::recorded_size(const Growth& growth, doub
     if (std::abs(records.need_at(records.size()) - need) > kAlike * need) {
       return std::nullopt;
     }
-    const std::int64_t most = high + high / kHeldBackOf;
+    const std::int64_t most = high + high / 64;  // of which a little is held back
     for (const Attempt& other : known_) {
       if (other.fitted() && other.record && other.size() != last->size()) {
         const auto parts =

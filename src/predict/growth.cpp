@@ -24,6 +24,8 @@ constexpr double kAlike = 0.002;
 // A line that starts this close to zero starts there: the bytes are rounded, and CUDA's allocator
 // gives blocks that are up to 1 MiB too large.
 constexpr double kNearZero = 0.01;
+// Room that differs by more than this factor is other room.
+constexpr double kComparable = 1.1;
 // A failure whose last request is this share of its need failed because of one tensor.
 constexpr double kDominates = 0.5;
 
@@ -295,7 +297,12 @@ double Growth::below_fits(double bytes) const {
 double Growth::ceiling(double bytes) const {
   double size = kInfinity;
   for (const Attempt* failure : failures_) {
-    if (failure->size() > fits_.back()->size() && need_of(*failure) > need_of(*fits_.back())) {
+    // What had other room to run in may have been other work (before an optimizer had its state).
+    const auto available = static_cast<double>(failure->available.value_or(-1));
+    const bool comparable =
+        available < 0 || (kComparable * available > bytes && available < kComparable * bytes);
+    if (comparable && failure->size() > fits_.back()->size() &&
+        need_of(*failure) > need_of(*fits_.back())) {
       size = std::min(size, on_line(*fits_.back(), *failure, bytes));
     }
   }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "bisect.h"
+#include "predict/matched_requests.h"
 
 namespace brim::detail {
 namespace {
@@ -23,29 +24,9 @@ constexpr std::size_t kNoRequest = std::numeric_limits<std::size_t>::max();
 
 using Request = AllocationRecord::Request;
 
-/// The bytes in `other` of each request of `record`; empty if they are not the same requests. What
-/// a first call made for good (an optimizer's state, a library's workspace) is in one of them only.
-std::vector<std::int64_t> matched(const AllocationRecord& record, const AllocationRecord& other) {
-  std::vector<std::int64_t> bytes;
-  bytes.reserve(record.requests.size());
-  for (std::size_t i = 0; i < record.older; ++i) {
-    bytes.push_back(record.requests[i].bytes);
-  }
-  std::size_t theirs = other.older;
-  for (std::size_t i = record.older; i < record.requests.size(); ++i) {
-    const Request& mine = record.requests[i];
-    while (theirs < other.requests.size() && !other.requests[theirs].freed && mine.freed) {
-      ++theirs;
-    }
-    const bool same = theirs < other.requests.size() && other.requests[theirs].freed == mine.freed;
-    if (!same && mine.freed) {
-      return {};
-    }
-    bytes.push_back(same ? other.requests[theirs].bytes : mine.bytes);
-    theirs += same ? 1 : 0;
-  }
-  const auto rest = std::span(other.requests).subspan(theirs);
-  return std::ranges::none_of(rest, &Request::freed) ? bytes : std::vector<std::int64_t>();
+std::int64_t scaled_bytes(double bytes) {
+  constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
+  return static_cast<std::int64_t>(std::clamp(std::ceil(bytes), 0.0, kMost));
 }
 
 }  // namespace
@@ -53,6 +34,7 @@ std::vector<std::int64_t> matched(const AllocationRecord& record, const Allocati
 RecordedGrowth::RecordedGrowth(const Attempt& newest, bool goes_on_refused)
     : record_(newest.record.get()),
       size_(static_cast<double>(newest.size())),
+      goes_on_refused_(goes_on_refused),
       optional_(record_->requests.size()),
       successor_(record_->older, kNoRequest) {
   // A workspace is freed by the next event.
@@ -101,12 +83,32 @@ bool RecordedGrowth::compare(const Attempt& other) {
   if (other_size == size_) {
     return false;
   }
-  const auto there = matched(*record_, *other.record);
-  for (std::size_t i = 0; i < there.size(); ++i) {
-    growth_.emplace_back(static_cast<double>(record_->requests[i].bytes), size_,
-                         static_cast<double>(there[i]), other_size);
+  auto there = matched_requests(*record_, size_, *other.record, other_size);
+  if (!there) {
+    return false;
   }
+  for (std::size_t i = 0; i < there->bytes.size(); ++i) {
+    growth_.emplace_back(static_cast<double>(record_->requests[i].bytes), size_,
+                         static_cast<double>(there->bytes[i]), other_size);
+  }
+  only_in_other_ = std::move(there->only_in_other);
+  other_size_ = other_size;
   return knows_growth();
+}
+
+/// Bytes of the other record's workspaces after a request. What the nearer of the two sizes asked
+/// for is expected.
+std::int64_t RecordedGrowth::workspace_after(std::size_t request, double size) const {
+  if (only_in_other_.empty() || std::abs(size - size_) < std::abs(size - other_size_)) {
+    return 0;
+  }
+  std::int64_t most = 0;
+  const auto same =
+      std::ranges::equal_range(only_in_other_, request, {}, &MatchedRequests::Temporary::after);
+  for (const auto& temporary : same) {
+    most = std::max(most, temporary.bytes);
+  }
+  return scaled_bytes(static_cast<double>(most) * std::max(size / other_size_, 1.0));
 }
 
 std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
@@ -116,8 +118,7 @@ std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
   }
   const double bytes =
       knows_growth() ? growth_[request].at(size) : static_cast<double>(here) * size / size_;
-  constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
-  return static_cast<std::int64_t>(std::clamp(std::ceil(bytes), 0.0, kMost));
+  return scaled_bytes(bytes);
 }
 
 RecordedGrowth::Held RecordedGrowth::held_at(double size) const {
@@ -128,7 +129,8 @@ RecordedGrowth::Held RecordedGrowth::held_at(double size) const {
     if (!optional_[request]) {
       const auto bytes = static_cast<double>(bytes_at(request, size));
       now += event < 0 ? -bytes : bytes;
-      held = {std::min(held.least, now), std::max(held.most, now)};
+      const std::int64_t workspace = event < 0 ? 0 : workspace_after(request, size);
+      held = {std::min(held.least, now), std::max(held.most, now + static_cast<double>(workspace))};
     }
   }
   return held;
@@ -182,10 +184,17 @@ class RecordedGrowth::Device {
 
  private:
   bool allocate(std::size_t request, double size) {
-    const auto id =
-        model_.allocate(growth_.bytes_at(request, size), growth_.record_->requests[request].stream);
+    const std::int64_t stream = growth_.record_->requests[request].stream;
+    const auto id = model_.allocate(growth_.bytes_at(request, size), stream);
     held_[request] = id.value_or(-1);
-    return id.has_value() || growth_.optional_[request];
+    if (!id && !growth_.optional_[request]) {
+      return false;
+    }
+    const std::int64_t workspace = growth_.workspace_after(request, size);
+    auto other = workspace > 0 ? model_.allocate(workspace, stream).value_or(-1) : -1;
+    const bool refused = workspace > 0 && other < 0;
+    release(other);
+    return !refused || growth_.goes_on_refused_;
   }
 
   void release(std::int64_t& allocation) {

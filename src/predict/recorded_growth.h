@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "predict/matched_requests.h"
 #include "predict/request_growth.h"
 
 namespace brim::detail {
@@ -56,6 +57,7 @@ class BRIM_API RecordedGrowth {
   RecordedGrowth(const Attempt& newest, bool goes_on_refused);
   bool compare(const Attempt& other);
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size) const;
+  [[nodiscard]] std::int64_t workspace_after(std::size_t request, double size) const;
   /// The least and the most that a call holds, as seen from where it begins. Without requests that
   /// may be refused.
   struct Held {
@@ -66,7 +68,10 @@ class BRIM_API RecordedGrowth {
 
   const AllocationRecord* record_;
   double size_;
-  std::vector<RequestGrowth> growth_;   // by request; empty: not known
+  bool goes_on_refused_;
+  std::vector<RequestGrowth> growth_;  // by request; empty: not known
+  std::vector<MatchedRequests::Temporary> only_in_other_;
+  double other_size_ = 0;
   std::vector<bool> optional_;          // requests that may be refused
   std::vector<std::size_t> successor_;  // of older requests: those that took their place
   AllocatorModel now_;

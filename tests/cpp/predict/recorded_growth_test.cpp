@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tensors.h"
@@ -106,6 +107,38 @@ TEST(RecordedGrowth, KnowsTheGrowthBelowThePeak) {
   EXPECT_EQ(growth->need_at(10), 900) << "what it freed first is its own";
   EXPECT_EQ(growth->need_at(899), 900);
   EXPECT_EQ(growth->largest_within(910, 5000), 910);
+}
+
+/// One tensor, and a result that a library makes with a workspace for large sizes only.
+Attempt with_a_workspace_from(std::int64_t least, std::int64_t size) {
+  std::vector<AllocationEvent> events{alloc_event(1, 10 * size), alloc_event(2, 7 * size)};
+  if (size >= least) {
+    events.insert(events.end(), {alloc_event(3, 600), free_event(3)});
+  }
+  events.insert(events.end(), {free_event(1), alloc_event(4, 4), free_event(2), free_event(4)});
+  return recorded_fit(size, events);
+}
+
+TEST(RecordedGrowth, AWorkspaceThatOneSizeOnlyTakesDoesNotHideTheRest) {
+  for (const bool larger_is_newer : {false, true}) {
+    std::vector<Attempt> attempts{with_a_workspace_from(20, 10), with_a_workspace_from(20, 20)};
+    if (!larger_is_newer) {
+      std::swap(attempts[0], attempts[1]);
+    }
+    const auto growth = RecordedGrowth::of(attempts);
+    ASSERT_TRUE(growth && growth->knows_growth());
+    EXPECT_EQ(growth->need_at(20), 17 * 20 + 600);
+    EXPECT_GE(growth->need_at(40), 17 * 40 + 600);
+    EXPECT_LE(growth->need_at(40), 17 * 40 + 2 * 600) << "it may grow";
+  }
+}
+
+TEST(RecordedGrowth, OtherRequestsAreAnotherWork) {
+  const std::vector<Attempt> attempts{
+      recorded_fit(10, {alloc_event(1, 10), alloc_event(2, 20), alloc_event(3, 30), free_event(1),
+                        free_event(2), free_event(3)}),
+      recorded_fit(20, {alloc_event(1, 20), free_event(1)})};
+  EXPECT_FALSE(RecordedGrowth::of(attempts)->knows_growth());
 }
 
 TEST(RecordedGrowth, BeginsWithWhatTheDeviceHolds) {
