@@ -125,8 +125,7 @@ def _members(
     return (kind,), {
         "forward": forward,
         "__setattr__": set_attribute,
-        "_brim_recompute": False,
-        "_brim_runs_again": False,
+        "_brim_recompute": None,
     }
 
 

@@ -40,8 +40,7 @@ class Recogniser:
             what `forward` needs to know; several where the code does not tell.
         forward: what brim's modules run, from the class and one of the candidates. It takes `self`
             and one input, and calls the class's own forward for what it does not know.
-            `self._brim_recompute` says whether to ask the layers before, `self._brim_runs_again`
-            whether a product may run again for the layers behind.
+            `self._brim_recompute` is what `convert` was given as `recompute`.
         agrees: whether both forwards do the same, on small inputs; called once for each class and
             candidate.
         by_results: the comparison alone decides, so that no result is no surprise.
@@ -75,7 +74,7 @@ def small_copy(
     copy.__dict__.update(module.__dict__)
     copy.__dict__.update(empty.__dict__)
     copy.__dict__.update(attributes)
-    copy.__dict__.update(training=module.training, _brim_recompute=False, _brim_runs_again=False)
+    copy.__dict__.update(training=module.training, _brim_recompute=None)
     for name, value in (parameters or {}).items():
         copy._parameters[name] = None if value is None else torch.nn.Parameter(value)
     copy._modules.update(modules or {})
