@@ -24,6 +24,7 @@ __all__ = [
     "numbers",
     "saved_bytes",
     "small_copy",
+    "undisturbed",
 ]
 
 Options: TypeAlias = "tuple[Any, ...]"  # hashable; pickles contain them
@@ -106,16 +107,15 @@ def agree(
         modes: whether the module trains.
     """
     theirs = type(module).forward
-    with _undisturbed():
-        for given, module.training in itertools.product(inputs, modes):
-            try:
-                expected = _results(theirs, module, given)
-                results = _results(ours, module, given)
-            except Exception:  # it is not what it looks like
-                return False
-            pairs = list(zip(results, expected, strict=True))
-            if not all(_same(mine, other, exact) for mine, other in pairs):
-                return False
+    for given, module.training in itertools.product(inputs, modes):
+        try:
+            expected = _results(theirs, module, given)
+            results = _results(ours, module, given)
+        except Exception:  # it is not what it looks like
+            return False
+        pairs = list(zip(results, expected, strict=True))
+        if not all(_same(mine, other, exact) for mine, other in pairs):
+            return False
     return True
 
 
@@ -128,15 +128,15 @@ def saved_bytes(module: torch.nn.Module, forward: Forward) -> int:
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with _undisturbed(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward(module, numbers(64).requires_grad_())
     del output
     return sum(kept.values())
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Whatever the program has switched on is off, and the random state stays."""
+def undisturbed() -> Iterator[None]:
+    """For comparisons: what the program has switched on is off, and the random state stays."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(paused())
         stack.enter_context(_disable_current_modes())
