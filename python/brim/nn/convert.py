@@ -196,7 +196,7 @@ def convert(
             sums): the same values for less memory and more time. "products": the same, and a
             convolution or linear layer whose output is larger than its input (the first of an MLP,
             the last of a bottleneck) runs again in backward, so that the activation or
-            normalisation behind it does not keep that output: the least memory, and about a tenth
+            normalisation after it does not keep that output: the least memory, and about a tenth
             more work per step. Also for layers that are brim's already. None changes nothing.
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
             products of two tensors), as `brim.saving()` does. This costs some microseconds for each

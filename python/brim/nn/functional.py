@@ -86,7 +86,7 @@ def linear(
     """As `torch.nn.functional.linear`; keeps the input only where the weight needs a gradient.
 
     With `recompute`, not even there if the layer before can recompute it in backward. With
-    `runs_again`, the product runs again in backward for the layer behind, which then does not keep
+    `runs_again`, the product runs again in backward for the next layer, which then does not keep
     the output, if that is larger than the input.
 
     Example:

@@ -135,7 +135,7 @@ class NormNode final : public SavingNode {
   bool prepare_to_recompute() override {
     const std::lock_guard lock(mutex_);
     ++askers_;
-    // The copies are no larger than what the layer behind does not keep.
+    // The copies are no larger than what the next layer does not keep.
     const c10::SymInt most = elements() / std::max(1, weights_);
     return (input_.is_kept() || input_.ask()) && Kept::freeze(weight_, bias_, most);
   }

@@ -31,7 +31,7 @@ class ProductNode final : public SavingNode {
 
   bool prepare_to_recompute() override {
     const std::lock_guard lock(mutex_);
-    // The copies are no larger than what the layer behind does not keep.
+    // The copies are no larger than what the next layer does not keep.
     const c10::SymInt most = elements() / 2;
     return first_.prepare(most) && second_.prepare(most);
   }
