@@ -263,10 +263,8 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
     node = make_node<BatchNormNode>(input, training, eps);
     node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   }
-  BatchNormResult result = [&] {
-    const BelowAutograd below;
-    return run(input, weight, bias, running_mean, running_var, training, momentum, eps);
-  }();
+  BatchNormResult result = below_autograd(
+      [&] { return run(input, weight, bias, running_mean, running_var, training, momentum, eps); });
   if (!node) {
     return std::move(result.output);
   }

@@ -80,10 +80,7 @@ at::Tensor mul_autograd(const at::Tensor& input, const at::Tensor& other, bool r
     node->set_next_edges(torch::autograd::collect_next_edges(input, other));
     node->keep(input, other, recompute);
   }
-  at::Tensor output = [&] {
-    const BelowAutograd below;
-    return at::mul(input, other);
-  }();
+  at::Tensor output = below_autograd([&] { return at::mul(input, other); });
   add_to_graph<false>(output, node);
   return output;
 }
