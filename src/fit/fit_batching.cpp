@@ -34,10 +34,9 @@ constexpr std::size_t kLengths = 32;                          // that represent 
 // A measurement may hold this many times the budget before it counts as out of memory.
 constexpr std::int64_t kBeyond = 2;
 // Measuring what an allocator loses between blocks: only batches above this share of the fullest
-// one matter, at most this many run, and after a failure batches shrink to this share.
+// one matter, and at most this many run.
 constexpr double kNearlyFull = 0.7;
 constexpr int kMostRuns = 100;
-constexpr double kSmaller = 0.96;
 
 /// Runs batches on a device, under a limit on what it may hold in all.
 class BatchMeter {
@@ -175,7 +174,7 @@ void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& sear
   std::size_t fitted_runs = 0;
   for (int i = 0; i < kMostRuns && fitted_runs < 2 * batches.size(); ++i) {
     if (meter.measure(batches[fitted_runs % batches.size()]).out_of_memory) {
-      reduce(kSmaller);
+      reduce(detail::kSmallerLimit);
       fitted_runs = 0;
       batches = full_batches();
     } else {

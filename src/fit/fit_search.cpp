@@ -23,7 +23,6 @@ constexpr std::size_t kMostRead = 200'000;  // that are read, in all epochs toge
 constexpr std::size_t kMostMeasured = 32;   // of a batching's own batches
 constexpr int kMostRounds = 48;             // of making a batching and measuring its batches
 constexpr double kNoisy = 0.01;         // a model with a larger margin is checked on more batches
-constexpr double kSmaller = 0.96;       // a limit that was too large is reduced to this share
 constexpr double kGrowth = 2.0;         // the most by which a limit changes at once
 constexpr double kWorthGrowing = 1.05;  // smaller steps follow the bounds of all batches
 constexpr double kFlat = 1.01;          // of the least: a need up to there is the floor
@@ -307,7 +306,7 @@ std::size_t SamplesBySize::end_of(std::int64_t size) const {
 void FitSearch::check_padded(FittedLimit& fitted) const {
   MemoryModel& model = *fitted.model;
   std::set<std::pair<double, double>> measured;
-  double smaller = kSmaller;  // what a limit is reduced to that was too large by an unknown amount
+  double smaller = kSmallerLimit;  // for a limit that was too large by an unknown amount
   for (int round = 0; round < kMostRounds; ++round) {
     const TrialBatches trial = this->trial(fitted);
     if (trial.shapes.empty()) {

@@ -30,6 +30,9 @@ struct BRIM_API TrialBatches {
   TrialBatches(const batching::Batching& batching, std::span<const std::int64_t> sizes);
 };
 
+/// A limit that was too large is reduced to this share.
+inline constexpr double kSmallerLimit = 0.96;
+
 /// What one batch needed.
 struct BatchNeed {
   double peak = 0;  ///< bytes, at least 1; if it ran out of memory, the need is more

@@ -3,6 +3,8 @@
 #include <brim/memory/allocation_event.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "memory/backend.h"
@@ -14,20 +16,20 @@ namespace brim {
 class AllocationLog {
  public:
   explicit AllocationLog(c10::Device device)
-      : device_(device), open_(backend_for(device).start_log(device)) {}
+      : device_(device), number_(backend_for(device).start_log(device)) {}
   ~AllocationLog() { take(); }
   AllocationLog(const AllocationLog&) = delete;
   AllocationLog& operator=(const AllocationLog&) = delete;
 
   /// The events; none if there were too many.
   std::vector<AllocationEvent> take() {
-    return std::exchange(open_, false) ? backend_for(device_).end_log(device_)
-                                       : std::vector<AllocationEvent>();
+    return number_ == 0 ? std::vector<AllocationEvent>()
+                        : backend_for(device_).end_log(std::exchange(number_, 0));
   }
 
  private:
   c10::Device device_;
-  bool open_;
+  std::uint64_t number_;  // 0: not open
 };
 
 }  // namespace brim

@@ -53,9 +53,9 @@ class DeviceBackend {
   /// Gives cached memory back to the system.
   virtual void release_cached(c10::Device device) = 0;
 
-  /// For AllocationLog. False where a log is open already, or where the device cannot tell.
-  virtual bool start_log(c10::Device /*device*/) { return false; }
-  virtual std::vector<AllocationEvent> end_log(c10::Device /*device*/) { return {}; }
+  /// For AllocationLog. 0 where a log is open already, or where the device cannot tell.
+  virtual std::uint64_t start_log(c10::Device /*device*/) { return 0; }
+  virtual std::vector<AllocationEvent> end_log(std::uint64_t /*number*/) { return {}; }
 
   /// What its caching allocator holds; empty where the device cannot tell.
   virtual std::optional<std::vector<AllocatorSegment>> segments(c10::Device /*device*/) {

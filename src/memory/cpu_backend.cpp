@@ -42,9 +42,11 @@ class CpuBackend final : public DeviceBackend {
 
   std::int64_t capacity(c10::Device /*device*/) override { return read_host_memory().limit(); }
 
-  bool start_log(c10::Device /*device*/) override { return CpuAllocator::instance().log().start(); }
-  std::vector<AllocationEvent> end_log(c10::Device /*device*/) override {
-    return CpuAllocator::instance().log().end();
+  std::uint64_t start_log(c10::Device /*device*/) override {
+    return CpuAllocator::instance().log().start();
+  }
+  std::vector<AllocationEvent> end_log(std::uint64_t number) override {
+    return CpuAllocator::instance().log().end(number);
   }
 
   void set_limit(c10::Device /*device*/, std::optional<std::int64_t> bytes) override {

@@ -87,8 +87,8 @@ class CudaBackend final : public AcceleratorBackend {
     }
   }
 
-  bool start_log(c10::Device device) override { return log_.start(device.index()); }
-  std::vector<AllocationEvent> end_log(c10::Device /*device*/) override { return log_.end(); }
+  std::uint64_t start_log(c10::Device device) override { return log_.start(device.index()); }
+  std::vector<AllocationEvent> end_log(std::uint64_t number) override { return log_.end(number); }
 
   std::optional<std::vector<AllocatorSegment>> segments(c10::Device device) override {
     std::vector<AllocatorSegment> result;

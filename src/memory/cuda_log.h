@@ -15,8 +15,8 @@ namespace brim {
 /// nothing here asks torch while it holds ours.
 class CudaLog {
  public:
-  bool start(c10::DeviceIndex device) { return attach() && log_.start(device); }
-  std::vector<AllocationEvent> end() { return log_.end(); }
+  std::uint64_t start(c10::DeviceIndex device) { return attach() ? log_.start(device) : 0; }
+  std::vector<AllocationEvent> end(std::uint64_t number) { return log_.end(number); }
 
  private:
   /// torch cannot be told to stop calling, so this is done once, at the first use.

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -15,29 +16,33 @@ namespace brim {
 /// The events of an allocator on one device while the log is open. Thread-safe.
 class EventLog {
  public:
-  /// False if it is open already.
-  bool start(c10::DeviceIndex device = 0) {
+  /// A number for end(); 0 if it is open already.
+  std::uint64_t start(c10::DeviceIndex device = 0) {
     const std::lock_guard lock(mutex_);
     if (is_open()) {
-      return false;
+      return 0;
     }
     device_ = device;
     events_.clear();  // those of the parent in a forked process
     is_too_long_ = false;
-    is_open_.store(true, std::memory_order_release);
-    return true;
+    open_.store(++started_, std::memory_order_release);
+    return started_;
   }
 
-  /// The events; none if there were too many.
-  std::vector<AllocationEvent> end() {
+  /// The events; none if there were too many. Of a log that was open when the process forked, the
+  /// child gets none, and does not end one that it has started itself.
+  std::vector<AllocationEvent> end(std::uint64_t number) {
     const std::lock_guard lock(mutex_);
-    is_open_.store(false, std::memory_order_release);
+    if (number != open_.load(std::memory_order_relaxed)) {
+      return {};
+    }
+    open_.store(0, std::memory_order_release);
     auto events = std::exchange(events_, {});
     return is_too_long_ ? std::vector<AllocationEvent>() : std::move(events);
   }
 
   /// To be asked before an event is made, which takes time.
-  [[nodiscard]] bool is_open() const { return is_open_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool is_open() const { return open_.load(std::memory_order_acquire) != 0; }
 
   /// Called where memory may have just run out, also from deleters: it must not throw.
   void note(const AllocationEvent& event, c10::DeviceIndex device = 0) noexcept {
@@ -56,13 +61,14 @@ class EventLog {
   /// To be held while the process forks, so that the child finds it unlocked.
   [[nodiscard]] std::mutex& mutex() { return mutex_; }
   /// In the child, before that is released.
-  void close_in_child() { is_open_.store(false, std::memory_order_relaxed); }
+  void close_in_child() { open_.store(0, std::memory_order_relaxed); }
 
  private:
   // A longer log takes too long to evaluate.
   static constexpr std::size_t kMostEvents = std::size_t{1} << 16;
 
-  std::atomic<bool> is_open_{false};
+  std::atomic<std::uint64_t> open_{0};  // the number of the open log; 0: none
+  std::uint64_t started_ = 0;           // COUNT
   std::mutex mutex_;
   std::vector<AllocationEvent> events_;
   bool is_too_long_ = false;

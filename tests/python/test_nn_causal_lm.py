@@ -87,6 +87,12 @@ def test_the_same_loss_and_gradients_with_less_kept(kind: str, items: Any) -> No
         assert expected[2] - cheap[2] > 1.9 * LOGITS
 
 
+def test_the_loss_of_masked_language_models_gives_the_same() -> None:
+    from transformers.loss.loss_utils import ForMaskedLMLoss
+
+    assert _causal_lm_loss._instead(ForMaskedLMLoss) is not None  # it compares both
+
+
 def test_the_output_still_has_the_logits() -> None:
     model = model_of("Llama")
     ids, labels = tokens()

@@ -246,6 +246,22 @@ def test_the_argument_that_is_no_tensor_is_named(
         call(nn.functional, x)
 
 
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("recompute", lambda f, x: f.linear(x, torch.zeros(3, 4), recompute="cheap")),
+        ("runs_again", lambda f, x: f.linear(x, torch.zeros(3, 4), runs_again="products")),
+        ("runs_again", lambda f, x: f.conv1d(x, torch.zeros(3, 2, 1), runs_again="yes")),
+        ("recompute", lambda f, x: f.relu(x, recompute="cheap")),
+    ],
+)
+def test_the_argument_that_is_no_bool_is_named(
+    argument: str, call: Callable[[Any, torch.Tensor], object]
+) -> None:
+    with pytest.raises(TypeError, match=rf"^{argument} must be a bool, got .* of type \w+$"):
+        call(brim.nn.functional, torch.randn(3, 2, 4))
+
+
 def test_other_errors_pass_unchanged() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         brim.nn.functional.linear(torch.zeros(2, 3), torch.zeros(2, 4))

@@ -70,7 +70,7 @@ struct ConvertOptions {
   /// already: they keep nothing that the layers before can recompute cheaply in backward.
   bool recompute = false;
   /// The same, and sets `runs_again` of convolutions and linear layers: those whose output is
-  /// larger than their input run again in backward, so that the layer behind does not keep it.
+  /// larger than their input run again in backward, so that the next layer does not keep it.
   bool products = false;
 };
 

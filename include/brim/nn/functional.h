@@ -119,7 +119,7 @@ BRIM_API at::Tensor dropout(const at::Tensor& input, double p = 0.5, bool traini
 /// @param recompute keep no input where the layer before can give it again cheaply in backward
 ///        (normalisation, activation, dropout, and sums of those): the same bits, more time.
 /// @param runs_again of linear layers and convolutions: if the output is larger than the input, the
-///        layer behind need not keep it (an activation with `recompute`, a normalisation). The
+///        next layer need not keep it (an activation with `recompute`, a normalisation). The
 ///        product runs again in backward then.
 BRIM_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias = {}, bool recompute = false,

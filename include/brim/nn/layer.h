@@ -78,7 +78,7 @@ class BRIM_API ProductLayer : public RecomputingLayer<Impl, Base> {
  public:
   using RecomputingLayer<Impl, Base>::RecomputingLayer;
 
-  /// Run again in backward for the layer behind, which then does not keep the output, if that is
+  /// Run again in backward for the next layer, which then does not keep the output, if that is
   /// larger than the input.
   bool runs_again = false;
 };

@@ -18,7 +18,7 @@ namespace brim::nn::functional {
 ///        gradient and is not an input. Held by the graph; called in the threads of backward.
 /// @param inputs at least one
 /// @param recompute keep no input that the layer before can recompute
-/// @param is_cheap whether layers behind may have it run once more to get the value again
+/// @param is_cheap whether later layers may have it run once more to get the value again
 /// @throws c10::ValueError without inputs. Backward throws c10::Error if the function reads a
 ///         tensor that needs a gradient and is not an input.
 BRIM_API at::Tensor rerun(std::function<at::Tensor(const std::vector<at::Tensor>&)> function,

@@ -360,14 +360,9 @@ def make(
     observer, initial = given.get("observer"), specific.get("initial")
     if observer is not None:
         check_callable("observer", observer)
-    signature = None
+    signature = inspect.Signature() if slots is not None else signature_of(function)
     if slots is None:
-        try:
-            signature = inspect.signature(function)
-        except ValueError:  # a built-in function without a signature
-            slots = {}
-        else:
-            slots = slots_of(as_called(kind, signature))
+        slots = slots_of(as_called(kind, signature))
     salt = identity(kind, function, site) if given.get("persist") else 0
     lower = positive("lower", given.get("lower", 1))
     if initial is not None and lower > initial:
@@ -380,7 +375,7 @@ def make(
             "kind": kind,
             "name": _NAMES.get(kind),
             "binding": binding,
-            "has_receiver": signature is not None and has_receiver(signature),
+            "has_receiver": has_receiver(signature),
             "recipe": recipe,
             "memory": memory_of(given, salt),
             "salt": salt,
@@ -398,6 +393,6 @@ def make(
         if hasattr(function, attribute):
             setattr(adaptive, attribute, getattr(function, attribute))
     adaptive.__dict__.update(getattr(function, "__dict__", {}))
-    if signature is not None and kind in _PASSED:
+    if signature.parameters and kind in _PASSED:
         adaptive.__signature__ = as_called(kind, signature)
     return adaptive

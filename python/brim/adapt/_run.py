@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import torch
@@ -18,16 +18,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@functools.lru_cache(1024)
-def _run_memory(
-    owner: object, options: tuple[tuple[str, Any], ...], salt: int
-) -> SizeMemory | None:
-    return remembered(Options(**dict(options)), salt)  # type: ignore[typeddict-item]
-
-
-@functools.lru_cache(1024)
-def _run_ranks(owner: object, options: tuple[tuple[str, Any], ...], name: str) -> Any:
-    return rank_setting(Options(**dict(options)), name)  # type: ignore[typeddict-item]
+@functools.lru_cache(2048)
+def _made_once(
+    make: Callable[[Options, Any], Any], of: object, options: tuple[tuple[str, Any], ...], more: Any
+) -> Any:
+    return make(Options(**dict(options)), more)  # type: ignore[typeddict-item]
 
 
 def _once(
@@ -49,20 +44,19 @@ def _once(
     inner = function.func if isinstance(function, functools.partial) else function
     code = getattr(inner, "__code__", None) or name_of(inner)
 
-    def asked(options: Options, *names: str) -> tuple[tuple[str, Any], ...]:
-        return tuple((name, value) for name, value in options.items() if name in names)
-
-    def memory_of(options: Options, salt: int) -> SizeMemory | None:
-        chosen = asked(options, "persist", "capacity", "remember")
+    def made_once(make: Any, code: object, names: Collection[str], more: object) -> Any:
+        chosen = tuple((name, value) for name, value in options.items() if name in names)
         if not all(isinstance(value, Hashable) for _, value in chosen):
-            return remembered(options, salt)  # which says what is wrong
-        return _run_memory((kind, site, None if salt else code), chosen, salt)
+            return make(options, more)  # which says what is wrong
+        return _made_once(make, (kind, site, code), chosen, more)
 
-    def ranks_of(options: Options, name: str) -> Any:
-        chosen = asked(options, "ranks", *RANK_OPTIONS)
-        if not all(isinstance(value, Hashable) for _, value in chosen):
-            return rank_setting(options, name)  # the same
-        return _run_ranks((kind, site, code), chosen, name)
+    def memory_of(_: Options, salt: int) -> SizeMemory | None:
+        names = ("persist", "capacity", "remember")
+        memory: SizeMemory | None = made_once(remembered, None if salt else code, names, salt)
+        return memory
+
+    def ranks_of(_: Options, name: str) -> Any:
+        return made_once(rank_setting, code, ("ranks", *RANK_OPTIONS), name)
 
     specific |= {"memory_of": memory_of, "ranks_of": ranks_of, "site": site}
     return sized(kind, initial, q, options, **specific)(function)

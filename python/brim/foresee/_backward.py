@@ -20,6 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 aten = torch.ops.aten
 
+
+def backward_now() -> int:
+    """The number of the backward pass that this thread runs a node of; -1 outside of any."""
+    return torch._C._current_graph_task_id()
+
+
 _INTO_ZEROS = {
     aten.scatter_add.default: aten.scatter_add_.default,
     aten.index_add.default: aten.index_add_.default,
@@ -122,7 +128,7 @@ def _references() -> tuple[int, int]:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if func is aten.add.Tensor and torch._C._current_graph_task_id() != -1:
+            if func is aten.add.Tensor and backward_now() != -1:
                 storage = args[0].untyped_storage()
                 uses = torch._C._storage_Use_Count(storage._cdata)
                 found.append((args[0]._use_count(), uses))

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim._warn import warn
+from brim.foresee._backward import backward_now
 from brim.foresee._errors import EstimateError
 from brim.foresee._places import current_line
 
@@ -29,7 +29,7 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Run an operator on fake tensors."""
         elsewhere = threading.get_ident() != self._thread
         # Backward is followed: autograd's engine has a thread for each device.
-        if elsewhere and torch._C._current_graph_task_id() == -1:
+        if elsewhere and backward_now() == -1:
             self._elsewhere = self._elsewhere or current_line() or "another thread"
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 

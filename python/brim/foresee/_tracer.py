@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from brim import _C
-from brim.foresee._backward import InPlace
+from brim.foresee._backward import InPlace, backward_now
 from brim.foresee._cpu_libraries import reserved_by_onednn_rnn
 from brim.foresee._cuda_kernels import reserved_by_cudnn_rnn
 from brim.foresee._errors import EstimateError
@@ -190,7 +190,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._place_on_target(func, inputs, kwargs)
         if func is aten._local_scalar_dense.default and args[0].constant is None:
             return self._unknown_number(args[0])
-        backward = torch._C._current_graph_task_id()
+        backward = backward_now()
         if backward != self._backward:
             self._enter_backward(backward)
         if _is_composite(func):

@@ -80,37 +80,12 @@ def _causal_lm_loss(
     recompute: bool = False,
     **_: object,
 ) -> Tensor:
-    """The loss of each position's logits against the label one further."""
+    """The loss of each position's logits against the label one further, or `shift_labels`."""
     if shift_labels is None:
         labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)
         shift_labels = labels[..., 1:].contiguous()
-    return _mean_loss(logits, shift_labels, vocab_size, num_items_in_batch, ignore_index, recompute)
-
-
-def _masked_lm_loss(
-    logits: Tensor,
-    labels: Tensor,
-    vocab_size: int,
-    num_items_in_batch: Tensor | int | None = None,
-    ignore_index: int = -100,
-    *,
-    recompute: bool = False,
-    **_: object,
-) -> Tensor:
-    """The loss of each position's logits against its label."""
-    return _mean_loss(logits, labels, vocab_size, num_items_in_batch, ignore_index, recompute)
-
-
-def _mean_loss(
-    logits: Tensor,
-    labels: Tensor,
-    vocab_size: int,
-    num_items_in_batch: Tensor | int | None,
-    ignore_index: int,
-    recompute: bool,
-) -> Tensor:
     rows = logits.reshape(-1, vocab_size)
-    classes = labels.reshape(-1).to(rows.device)
+    classes = shift_labels.reshape(-1).to(rows.device)
     reduction = "mean" if num_items_in_batch is None else "sum"
     loss = _cross_entropy(rows, classes, None, ignore_index, reduction, 0.0, True, recompute)
     if num_items_in_batch is None:
@@ -118,6 +93,11 @@ def _mean_loss(
     if isinstance(num_items_in_batch, Tensor):
         num_items_in_batch = num_items_in_batch.to(loss.device)
     return loss / num_items_in_batch
+
+
+def _masked_lm_loss(logits: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The loss of each position's logits against its label."""
+    return _causal_lm_loss(logits, labels, *args, **{**kwargs, "shift_labels": labels})
 
 
 _OURS: dict[str, _Loss] = {"ForCausalLMLoss": _causal_lm_loss, "ForMaskedLMLoss": _masked_lm_loss}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from brim.nn._elsewhere import check_tensors, elsewhere, ops
+from brim.nn._elsewhere import check_arguments, elsewhere, ops
 from brim.nn._numbers import Numbers, each, over
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
@@ -69,7 +69,7 @@ def conv(
     """As `torch.nn.functional.conv`; keeps the input only where the weight needs a gradient."""
     steps, gaps = each("stride", stride, dimensions), each("dilation", dilation, dimensions)
     if isinstance(padding, str):
-        check_tensors("conv", input, weight)
+        check_arguments("conv", input, weight)
         input, pads = padded(input, weight.shape[2:], steps, padding, gaps)
     else:
         pads = each("padding", padding, dimensions)

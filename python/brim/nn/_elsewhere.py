@@ -24,7 +24,7 @@ from brim.nn import _elementwise
 if TYPE_CHECKING:
     from brim._C import _Operators
 
-__all__ = ["check_tensors", "elsewhere", "is_foreign", "is_known", "is_traced", "ops"]
+__all__ = ["check_arguments", "elsewhere", "is_foreign", "is_known", "is_traced", "ops"]
 
 _F: Any = torch.nn.functional
 _jit: Any = torch.jit  # has no types
@@ -57,7 +57,7 @@ def elsewhere(name: str, *args: Any) -> Any:
     take: tensor classes, modes, symbolic values, and wrong arguments.
 
     Raises:
-        TypeError: naming the argument that should be a tensor and is not.
+        TypeError: naming the argument that should be a tensor or a bool and is not.
 
     Example:
         >>> elsewhere("silu", torch.zeros(2))
@@ -68,7 +68,7 @@ def elsewhere(name: str, *args: Any) -> Any:
         TypeError: input must be a Tensor, got [1.0] of type list
     """
     if args[0] is None:  # the dispatcher would take it for an undefined tensor
-        check_tensors(name, None)
+        check_arguments(name, None)
     compiling = is_compiling()
     # The flag itself: up to torch 2.11, is_exporting() is true whenever torch.compile traces.
     leaves = torch.compiler._is_exporting_flag if compiling else _jit.is_tracing()
@@ -80,7 +80,7 @@ def elsewhere(name: str, *args: Any) -> Any:
             return args[0].copy_(elsewhere(name[:-1], *args))
         return getattr(torch.ops.brim, name)(*args)
     except Exception:
-        check_tensors(name, *args)
+        check_arguments(name, *args)
         raise
 
 
@@ -94,8 +94,8 @@ def is_traced() -> bool:
     return is_compiling() or _jit.is_tracing()
 
 
-def check_tensors(name: str, *args: object) -> None:
-    """Refuse arguments of an operator that should be tensors and are not.
+def check_arguments(name: str, *args: object) -> None:
+    """Refuse arguments of an operator that should be tensors or bools and are not.
 
     Values that stand in for tensors (torch.fx) are allowed. Not for the path of a call that works:
     the operators check too, but do not name the argument.
@@ -105,17 +105,20 @@ def check_tensors(name: str, *args: object) -> None:
     """
     schema = getattr(torch.ops.brim, name).default._schema
     for argument, value in zip(schema.arguments, args, strict=False):
-        allowed = {"Tensor": "a Tensor", "Optional[Tensor]": "a Tensor or None"}.get(
-            str(argument.type)
-        )
-        is_tensor = isinstance(value, Tensor) or hasattr(type(value), "__torch_function__")
-        if allowed is None or is_tensor or (value is None and "None" in allowed):
-            continue
-        raise TypeError(
-            f"{argument.name} must be {allowed}, got {reprlib.repr(value)} "
-            f"of type {type(value).__name__}"
-        ) from None
+        allowed, types = _ALLOWED.get(str(argument.type), ("", object))
+        if not isinstance(value, types) and not hasattr(type(value), "__torch_function__"):
+            raise TypeError(
+                f"{argument.name} must be {allowed}, got {reprlib.repr(value)} "
+                f"of type {type(value).__name__}"
+            ) from None
 
+
+_ALLOWED: Mapping[str, tuple[str, Any]] = {
+    "Tensor": ("a Tensor", Tensor),
+    "Optional[Tensor]": ("a Tensor or None", (Tensor, type(None))),
+    "bool": ("a bool", (int, torch.SymBool)),
+}
+"""What arguments of some types in a schema may be."""
 
 _KNOWN = frozenset([Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor])
 

@@ -43,7 +43,7 @@ def with_functions(module: torch.nn.Module) -> Kind | None:
 
 def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
     regions = {name: _region(getattr(kind, name)) for name in methods}
-    return (kind,), {**regions, "_brim_recompute": False, "_brim_runs_again": False}
+    return (kind,), {**regions, "_brim_recompute": None}
 
 
 _NOTHING: dict[tuple[bool, bool], bool] = {}
@@ -58,13 +58,13 @@ def _region(work: Any) -> Any:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_traced() or not torch.is_grad_enabled():
             return work(self, *args, **kwargs)
-        way = (self.training, self._brim_recompute)
+        way = (self.training, self._brim_recompute is not None)
         hooks = hooks_in_force()
         # A checkpoint runs its modules twice, and the same functions must be redirected in both.
         known = worth.get(self, _NOTHING).get(way) if hooks is None else True
         if known is False:
             return work(self, *args, **kwargs)
-        mode = _REGIONS[self._brim_recompute, self._brim_runs_again]
+        mode = _REGIONS[self._brim_recompute]
         before = redirected.found, redirected.hooks
         redirected.found, redirected.hooks = [] if known is None else None, hooks
         is_inside = _is_inside(mode)
@@ -126,11 +126,7 @@ def _return(module: torch.nn.Module, args: Any, result: Any) -> None:
         redirected.hooks = redirected.left.pop()
 
 
-_REGIONS = {
-    (False, False): Saving(is_shared=True),
-    (True, False): Saving("cheap", is_shared=True),
-    (True, True): Saving("products", is_shared=True),
-}
+_REGIONS = {level: Saving(level, is_shared=True) for level in (None, "cheap", "products")}
 
 
 def _is_inside(mode: Saving) -> bool:

@@ -42,7 +42,7 @@ def gated(gate: Tensor, up: Tensor, activation: str = "silu", *, recompute: bool
     """`act(gate) * up`, as in the MLPs of language models; keeps `gate` and `up`.
 
     Values and gradients are those of the two operators. torch would keep `act(gate)` too, and the
-    linear layer behind the product; here that layer can ask for it again (`recompute="cheap"`).
+    linear layer after it the product; here that layer can ask for it again (`recompute="cheap"`).
 
     Args:
         gate: through the activation.
@@ -106,7 +106,7 @@ def rerun(
         function: of tensors, gives one tensor.
         *inputs: its arguments, at least one.
         recompute: keep no input that the layer before can recompute.
-        is_cheap: whether layers behind may have it run once more to get the value again.
+        is_cheap: whether later layers may have it run once more to get the value again.
 
     Raises:
         RuntimeError: in backward, if the function reads a tensor that needs a gradient and is no

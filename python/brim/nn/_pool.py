@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from brim.nn._elsewhere import check_tensors, ops
+from brim.nn._elsewhere import check_arguments, ops
 from brim.nn._numbers import Numbers, each, how_many, over
 
 __all__ = [
@@ -107,7 +107,7 @@ def adaptive_avg_pool(dimensions: int, input: Tensor, output_size: Any) -> Tenso
     """
     sizes = (output_size,) * dimensions if type(output_size) is int else output_size
     if type(sizes) is not tuple or len(sizes) != dimensions or None in sizes:
-        check_tensors("adaptive_avg_pool", input)
+        check_arguments("adaptive_avg_pool", input)
         sizes = _sizes(input, dimensions, sizes)
     return ops().adaptive_avg_pool(input, sizes)
 

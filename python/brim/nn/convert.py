@@ -196,7 +196,7 @@ def convert(
             sums): the same values for less memory and more time. "products": the same, and a
             convolution or linear layer whose output is larger than its input (the first of an MLP,
             the last of a bottleneck) runs again in backward, so that the activation or
-            normalisation behind it does not keep that output: the least memory, and about a tenth
+            normalisation after it does not keep that output: the least memory, and about a tenth
             more work per step. Also for layers that are brim's already. None changes nothing.
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
             products of two tensors), as `brim.saving()` does. This costs some microseconds for each
@@ -257,10 +257,11 @@ def convert(
         elif is_layer(module):
             kept.append(entry)
         if recompute is not None and change.reason in ("", ALREADY):
-            prefix = "" if own_base(type(module)) is not None else "_brim_"
-            for mark, value in (("recompute", True), ("runs_again", recompute == "products")):
-                if hasattr(type(module), prefix + mark):
-                    module.__dict__[prefix + mark] = value
+            marks: dict[str, Any] = {"_brim_recompute": recompute}
+            if own_base(type(module)) is not None:
+                marks = {"recompute": True, "runs_again": recompute == "products"}
+            known = {mark: level for mark, level in marks.items() if hasattr(type(module), mark)}
+            module.__dict__.update(known)
     for module in _first_inside_regions(model, (places.keys() - chosen) | left_out):
         leave_out(module)
     hint = conversion_hint(model, recompute)
@@ -293,10 +294,9 @@ def restore(model: Module) -> Module:
         kind = type(module)
         take_in(module)
         _causal_lm_loss.restore(module)
-        for mark in ("recompute", "runs_again"):
-            module.__dict__.pop(f"_brim_{mark}", None)
-            if own_base(kind) is not None:
-                module.__dict__.pop(mark, None)
+        own = ("recompute", "runs_again") if own_base(kind) is not None else ()
+        for mark in ("_brim_recompute", *own):
+            module.__dict__.pop(mark, None)
         module.__class__ = original_of(kind) or ORIGINALS.get(kind, kind)
     return model
 

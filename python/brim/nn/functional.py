@@ -25,7 +25,7 @@ from torch import Tensor
 from brim.nn import _activation, _conv, _gated, _loss, _pool
 from brim.nn._activation import *  # noqa: F403
 from brim.nn._conv import *  # noqa: F403
-from brim.nn._elsewhere import check_tensors, ops
+from brim.nn._elsewhere import check_arguments, ops
 from brim.nn._gated import *  # noqa: F403
 from brim.nn._loss import *  # noqa: F403
 from brim.nn._numbers import Numbers as Numbers
@@ -68,7 +68,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         return ops().dropout_(input, p) if inplace else ops().dropout(input, p)
     if type(input) is Tensor:
         return input  # as torch does, also in place
-    check_tensors("dropout", input)
+    check_arguments("dropout", input)
     return torch.nn.functional.dropout(input, p, False, inplace)
 
 
@@ -86,7 +86,7 @@ def linear(
     """As `torch.nn.functional.linear`; keeps the input only where the weight needs a gradient.
 
     With `recompute`, not even there if the layer before can recompute it in backward. With
-    `runs_again`, the product runs again in backward for the layer behind, which then does not keep
+    `runs_again`, the product runs again in backward for the next layer, which then does not keep
     the output, if that is larger than the input.
 
     Example:

@@ -5,11 +5,11 @@
 
 namespace brim::nn {
 
-/// A layer that gives its output again while a layer behind it keeps that output anyway: the same
+/// A layer that gives its output again while a layer after it keeps that output anyway: the same
 /// memory, no byte more.
 class OutputHoldingNode : public SavingNode {
  public:
-  /// @param holds whether layers behind may ask at all: to hold the output costs time
+  /// @param holds whether later layers may ask at all: to hold the output costs time
   explicit OutputHoldingNode(bool holds) : holds_(holds) {}
 
   void output_is_kept(const at::Tensor& output) override {

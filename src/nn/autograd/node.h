@@ -166,4 +166,11 @@ void refuse_forward_ad(const char* layer, const at::Tensor& grad);
 /// What kernels below autograd run under.
 using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 
+/// What `run` gives below autograd: a node that is set afterwards is its history.
+template <class Run>
+auto below_autograd(const Run& run) {
+  const BelowAutograd below;
+  return run();
+}
+
 }  // namespace brim::nn

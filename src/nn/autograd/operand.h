@@ -33,7 +33,7 @@ class Operand {
     return is_asked_for_;
   }
 
-  /// At forward, if only layers behind read it, and need these strides: as a kernel may sum in the
+  /// At forward, if only later layers read it, and need these strides: as a kernel may sum in the
   /// order of memory.
   void lend_like(const at::Tensor& tensor) { strides_ = c10::SymDimVector(tensor.sym_strides()); }
 
@@ -53,7 +53,7 @@ class Operand {
     return !is_leaf_ || saved_.freeze(most);
   }
 
-  /// For a layer behind. Held from here on, until take() or the next backward call.
+  /// For a later layer. Held from here on, until take() or the next backward call.
   [[nodiscard]] at::Tensor lend() {
     if (is_kept_) {
       return saved_.lend();

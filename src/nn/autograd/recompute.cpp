@@ -161,7 +161,7 @@ const Edge* source_of_copy(const Node& node) {
   return before.device() == node.input_metadata(0).device() ? &source : nullptr;
 }
 
-/// The node that made `value`, behind views and at most one copy; null if it is unknown.
+/// The node that made `value`, through views and at most one copy; null if it is unknown.
 const Node* maker_of(const Node* producer, const TensorVersion& value) {
   const Node* const node = behind_views(producer);
   if (node == nullptr) {

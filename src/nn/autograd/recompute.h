@@ -18,7 +18,7 @@
 namespace brim::nn {
 
 /// How many layers in a row recompute() must run to get the value that `node` made; nothing for
-/// null and unknown nodes. For forward, when the graph behind `node` is complete.
+/// null and unknown nodes. For forward, when the graph that leads to `node` is complete.
 /// @param value as the asking layer saw it: if it is not what `node` made, it cannot be recomputed
 [[nodiscard]] std::optional<int> layers_to_recompute(const Node* node, const TensorVersion& value);
 
@@ -59,8 +59,8 @@ class LayersBefore {
   mutable std::optional<int> layers_;
 };
 
-/// Whether a product made `value` that can run again, behind views and at most one copy: to ask for
-/// it takes more time than to ask other layers.
+/// Whether a product made `value` that can run again, through views and at most one copy: to ask
+/// for it takes more time than to ask other layers.
 [[nodiscard]] bool is_from_product(const at::Tensor& value);
 
 /// Prepares the layers that recompute() will run. @returns false if one of them cannot

@@ -24,7 +24,7 @@ class WithoutSavedTensorHooks {
   at::impl::SavedTensorDefaultHooksTLS before_ = at::SavedTensorDefaultHooks::get_tls_state();
 };
 
-/// Leaves of the graph behind `output` that are not among `inputs`.
+/// Leaves of the graph that leads to `output` that are not among `inputs`.
 bool reaches_others(const at::Tensor& output, const variable_list& inputs) {
   std::unordered_set<const Node*> seen;
   std::vector<const Node*> open{output.grad_fn().get()};

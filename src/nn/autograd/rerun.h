@@ -121,7 +121,7 @@ class RerunNode final : public SavingNode {
 
 /// The value of `function`, with a node if something needs a gradient.
 /// @param recompute keep no input that the layer before can recompute
-/// @param is_cheap whether layers behind may have it run once more to get the value again
+/// @param is_cheap whether later layers may have it run once more to get the value again
 template <class Function>
 at::Tensor run_and_keep_inputs(Function function, const variable_list& inputs, bool recompute,
                                bool is_cheap = true) {

@@ -17,7 +17,7 @@ class RunsAgain {
   [[nodiscard]] virtual bool prepare_to_run_again() = 0;
 };
 
-/// The layer of this kind that made a value, behind views and at most one copy: recompute() of the
+/// The layer of this kind that made a value, through views and at most one copy: recompute() of the
 /// value's own node runs it again. Null if there is none, or somebody wrote to the value on its
 /// way.
 [[nodiscard]] RunsAgain* maker_that_runs_again(const at::Tensor& value);

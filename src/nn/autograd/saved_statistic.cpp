@@ -70,10 +70,7 @@ void copy_for_readers(const at::Tensor& statistic) {
     }
   }
   // Without the lock: to allocate may free a graph, and with it readers.
-  const at::Tensor copy = [&] {
-    const BelowAutograd below;
-    return statistic.clone();
-  }();
+  const at::Tensor copy = below_autograd([&] { return statistic.clone(); });
   const std::lock_guard lock(all.mutex);
   const auto [first, last] = all.readers.equal_range(address);
   for (auto reader = first; reader != last; ++reader) {

@@ -11,7 +11,7 @@
 
 namespace brim::nn {
 
-/// A tensor that a node keeps for its backward, and lends to layers behind it before that. It is
+/// A tensor that a node keeps for its backward, and lends to later layers before that. It is
 /// unpacked only once per backward call: torch.utils.checkpoint allows no more, and other hooks may
 /// copy from the host each time. Used under the lock of its node.
 class Kept {
@@ -43,7 +43,7 @@ class Kept {
   /// written to, or FSDP has taken its memory away until backward.
   [[nodiscard]] bool is_there();
 
-  /// For a layer behind. Held from here on, until take() or the next backward call.
+  /// For a later layer. Held from here on, until take() or the next backward call.
   /// @throws c10::Error if there is no copy and its memory was taken away, as FSDP does with
   /// parameters.
   [[nodiscard]] at::Tensor lend(torch::autograd::Node* owner = nullptr) {

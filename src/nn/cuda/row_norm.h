@@ -12,7 +12,7 @@
 
 namespace brim::nn::cuda {
 
-/// Rows that lie one behind the other, and what they are multiplied by and added to.
+/// Rows that lie one after the other, and what they are multiplied by and added to.
 struct NormRows {
   std::int64_t rows;
   std::int64_t size;   // elements of a row

@@ -95,7 +95,7 @@ class ActivationNode final : public SavingNode {
 
   /// Keeps nothing, if the layer before can recompute the input. @returns whether it can
   [[nodiscard]] bool ask(const at::Tensor& input) {
-    // A product takes too long to save bits; the layer behind may still ask for it.
+    // A product takes too long to save bits; the next layer may still ask for it.
     if ((HasBits<A> && is_from_product(input)) || !output_tells(input.scalar_type()) ||
         !are_few(layers_to_recompute()) || !prepare_before()) {
       return false;
@@ -192,7 +192,7 @@ class ActivationNode final : public SavingNode {
   }
 
   /// What `grad` reads, from the layer before. In a chain of residual blocks each value is asked
-  /// for by its own consumer and by the block behind: it is computed once, and held until this node
+  /// for by its own consumer and by the next block: it is computed once, and held until this node
   /// runs.
   at::Tensor again() {
     at::Tensor value = again_.get();

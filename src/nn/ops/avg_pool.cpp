@@ -143,11 +143,10 @@ const Operator<avg_backward_anywhere> kAvgBackward(
 at::Tensor avg_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                              IntArrayRef padding, bool ceil_mode, bool count_include_pad,
                              Divisor divisor) {
-  at::Tensor output = [&] {
-    const BelowAutograd below;
+  at::Tensor output = below_autograd([&] {
     return torch_avg_pool(input, kernel_size, stride, padding, ceil_mode, count_include_pad,
                           divisor);
-  }();
+  });
   if (needs_grad(input)) {
     const std::size_t dims = kernel_size.size();
     const PoolWindow window(kernel_size, expand_option("stride", stride, dims, kernel_size),
@@ -180,11 +179,10 @@ at::Tensor avg_backward_autograd(const at::Tensor& grad, SymIntArrayRef input_si
                                  IntArrayRef numbers, bool ceil_mode, bool count_include_pad,
                                  Divisor divisor, bool channels_last) {
   refuse_forward_ad("avg_pool", grad);
-  at::Tensor grad_input = [&] {
-    const BelowAutograd below;
+  at::Tensor grad_input = below_autograd([&] {
     return kAvgBackward(grad, input_sizes, numbers, ceil_mode, count_include_pad, divisor,
                         channels_last);
-  }();
+  });
   if (needs_grad(grad)) {
     set_linear_history(grad_input, grad, "brim::avg_pool_double_backward", false,
                        [=, window = PoolWindow(numbers)](const at::Tensor& up) {
@@ -249,10 +247,8 @@ const Operator<adaptive_backward_anywhere> kAdaptiveBackward(
 at::Tensor adaptive_backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,
                                       std::int64_t dims, bool channels_last) {
   refuse_forward_ad("adaptive_avg_pool", grad);
-  at::Tensor grad_input = [&] {
-    const BelowAutograd below;
-    return kAdaptiveBackward(grad, input_sizes, dims, channels_last);
-  }();
+  at::Tensor grad_input =
+      below_autograd([&] { return kAdaptiveBackward(grad, input_sizes, dims, channels_last); });
   if (needs_grad(grad)) {
     const IntArrayRef pooled = grad.sizes().slice(static_cast<std::size_t>(grad.dim() - dims));
     set_linear_history(grad_input, grad, "brim::adaptive_avg_pool_double_backward", false,
@@ -269,10 +265,7 @@ at::Tensor adaptive_avg_pool_autograd(const at::Tensor& input, IntArrayRef outpu
   if (needs_grad(input) && std::all_of(output_size.begin(), output_size.end(), is_one)) {
     return torch_adaptive_avg_pool(input, output_size);
   }
-  at::Tensor output = [&] {
-    const BelowAutograd below;
-    return torch_adaptive_avg_pool(input, output_size);
-  }();
+  at::Tensor output = below_autograd([&] { return torch_adaptive_avg_pool(input, output_size); });
   if (needs_grad(input)) {
     const auto dims = static_cast<std::int64_t>(output_size.size());
     const bool channels_last = is_grad_channels_last(input, output_size.size());

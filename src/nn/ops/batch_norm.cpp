@@ -92,7 +92,7 @@ class BatchNormNode final : public SavingNode {
 
   bool prepare_to_recompute() override {
     const std::lock_guard lock(mutex_);
-    // The copies are no larger than what the layer behind does not keep.
+    // The copies are no larger than what the next layer does not keep.
     const c10::SymInt most = elements() / (training_ ? 2 : 4);
     return (input_.is_kept() || input_.ask()) && Kept::freeze(weight_, bias_, most) &&
            running_mean_.freeze(most) && running_var_.freeze(most);
@@ -263,10 +263,8 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
     node = make_node<BatchNormNode>(input, training, eps);
     node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   }
-  BatchNormResult result = [&] {
-    const BelowAutograd below;
-    return run(input, weight, bias, running_mean, running_var, training, momentum, eps);
-  }();
+  BatchNormResult result = below_autograd(
+      [&] { return run(input, weight, bias, running_mean, running_var, training, momentum, eps); });
   if (!node) {
     return std::move(result.output);
   }

@@ -82,10 +82,7 @@ at::Tensor apply_bits_autograd(const at::Tensor& input, const at::Tensor& bits,
     node->on = on;
     node->off = off;
   }
-  at::Tensor output = [&] {
-    const BelowAutograd below;
-    return apply_bits(input, bits, strides, on, off);
-  }();
+  at::Tensor output = below_autograd([&] { return apply_bits(input, bits, strides, on, off); });
   if (node) {
     torch::autograd::set_history(output, node);
   }

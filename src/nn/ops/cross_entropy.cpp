@@ -208,10 +208,8 @@ at::Tensor cross_entropy_autograd(const at::Tensor& input, const at::Tensor& tar
   }
   auto node = make_node<CrossEntropyNode>(reduction, ignore_index, label_smoothing, in_float32);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
-  at::Tensor loss = [&] {
-    const BelowAutograd below;
-    return of_rows ? node->run_rows(input, target) : node->run(input, target, weight);
-  }();
+  at::Tensor loss = below_autograd(
+      [&] { return of_rows ? node->run_rows(input, target) : node->run(input, target, weight); });
   node->keep(input, target, weight, recompute);
   add_to_graph<false>(loss, node);
   return loss;

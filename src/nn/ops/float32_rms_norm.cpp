@@ -111,7 +111,7 @@ struct Float32RmsNorm {
   Normalised run(const at::Tensor& input, const MaybeTensor& weight,
                  const MaybeTensor& /*bias*/) const {
     auto [output, rstd] = kForward(input, weight, eps, offset, cast_first);
-    if (!input.is_cpu()) {  // the kernels give rows one behind the other
+    if (!input.is_cpu()) {  // the kernels give rows one after the other
       output = as_elementwise(output, input.sym_strides(), input.sym_strides());
     }
     return {std::move(output), {}, std::move(rstd)};
@@ -186,7 +186,7 @@ at::Tensor float32_rms_norm_autograd(const at::Tensor& input, const MaybeTensor&
                        is_given(weight) ? weight : MaybeTensor(), {});
 }
 
-/// For a layer behind that asks for the output in double backward.
+/// For a later layer that asks for the output in double backward.
 TwoTensors forward_autograd(const at::Tensor& input, const MaybeTensor& weight, double eps,
                             double offset, bool cast_first) {
   return {float32_rms_norm_autograd(input, weight, eps, offset, cast_first), {}};

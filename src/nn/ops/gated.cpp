@@ -9,7 +9,7 @@
 #include "nn/ops/gated_kernels.h"
 
 // Activations by name, and their products with a second tensor: the MLPs of most language models.
-// torch keeps the gate, its activation and the other factor, and the layer behind keeps the
+// torch keeps the gate, its activation and the other factor, and the next layer keeps the
 // product. Here the two inputs are kept, and the product is computed again if that layer asks.
 
 namespace brim::nn {

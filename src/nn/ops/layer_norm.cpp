@@ -74,7 +74,7 @@ struct LayerNorm {
     return {std::move(output), std::move(mean), std::move(rstd)};
   }
 
-  /// What autocast casts for the layer behind. Torch's kernels keep the statistics in float32.
+  /// What autocast casts for the next layer. Torch's kernels keep the statistics in float32.
   at::Tensor run_as(at::ScalarType type, const at::Tensor& input, const MaybeTensor& weight,
                     const MaybeTensor& bias, const Normalised& statistics) const {
     const bool is_known = runs_again_as(type, input, weight, bias) && type != at::kFloat &&
@@ -131,7 +131,7 @@ at::Tensor layer_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
                        as_float32 ? unpinned(input) : input, weight, bias);
 }
 
-/// For a layer behind that asks for the output in double backward.
+/// For a later layer that asks for the output in double backward.
 ThreeTensors low_forward_autograd(const at::Tensor& input, at::IntArrayRef shape,
                                   const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
   return {layer_norm_autograd(input, shape, weight, bias, eps, true), {}, {}};

@@ -200,10 +200,8 @@ class MaxPoolNode final : public SavingNode {
 at::Tensor scatter_autograd(const at::Tensor& grad, const at::Tensor& offsets,
                             SymIntArrayRef input_sizes, IntArrayRef numbers, bool channels_last) {
   refuse_forward_ad("max_pool", grad);
-  at::Tensor grad_input = [&] {
-    const BelowAutograd below;
-    return kScatter(grad, offsets, input_sizes, numbers, channels_last);
-  }();
+  at::Tensor grad_input =
+      below_autograd([&] { return kScatter(grad, offsets, input_sizes, numbers, channels_last); });
   if (needs_grad(grad)) {
     const auto node = make_node<MaxPoolNode>(MaxPoolNode::Direction::collect, offsets, input_sizes,
                                              PoolWindow(numbers), channels_last);
@@ -245,10 +243,7 @@ bool fits_a_byte(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef s
 
 /// The pooling with its node; gives output and offsets.
 TwoTensors pack_with_node(const at::Tensor& input, const PoolWindow& window, bool ceil_mode) {
-  TwoTensors result = [&] {
-    const BelowAutograd below;
-    return kPack(input, window.numbers(), ceil_mode);
-  }();
+  TwoTensors result = below_autograd([&] { return kPack(input, window.numbers(), ceil_mode); });
   const auto node =
       make_node<MaxPoolNode>(MaxPoolNode::Direction::back, std::get<1>(result), input.sym_sizes(),
                              window, is_channels_last(input, window.dims()));

@@ -135,7 +135,7 @@ class NormNode final : public SavingNode {
   bool prepare_to_recompute() override {
     const std::lock_guard lock(mutex_);
     ++askers_;
-    // The copies are no larger than what the layer behind does not keep.
+    // The copies are no larger than what the next layer does not keep.
     const c10::SymInt most = elements() / std::max(1, weights_);
     return (input_.is_kept() || input_.ask()) && Kept::freeze(weight_, bias_, most);
   }
@@ -257,10 +257,8 @@ at::Tensor run_with_node(const Kind& kind, const at::Tensor& given, const MaybeT
     node = make_node<NormNode<Kind>>(kind, input, weight, bias, as_float32);
     node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   }
-  Normalised result = [&] {
-    const BelowAutograd below;
-    return kind.run(widened(input, as_float32), weight, bias);
-  }();
+  Normalised result =
+      below_autograd([&] { return kind.run(widened(input, as_float32), weight, bias); });
   if (node) {
     if (input.requires_grad() || trains(weight)) {
       node->keep(input, weight, bias, result);

@@ -66,10 +66,7 @@ at::Tensor pad_autograd(const at::Tensor& input, at::IntArrayRef padding, std::s
   if (!needs_grad(input) || !keeps || is_traced(input)) {
     return at::pad(input, padding, mode);
   }
-  at::Tensor output = [&] {
-    const BelowAutograd below;
-    return at::pad(input, padding, mode);
-  }();
+  at::Tensor output = below_autograd([&] { return at::pad(input, padding, mode); });
   const auto node =
       make_node<PadNode>(input, padding, (mode == "reflect" ? kReflect : kReplicate)[dims - 1]);
   node->set_next_edges(torch::autograd::collect_next_edges(input));

@@ -71,10 +71,7 @@ at::Tensor prelu_autograd(const at::Tensor& input, const at::Tensor& weight) {
   if (weight.requires_grad() || !needs_grad(input)) {  // the weight's gradient needs the input
     return at::prelu(input, weight);
   }
-  const at::Tensor output = [&] {
-    const BelowAutograd below;
-    return at::prelu(input, weight);
-  }();
+  const at::Tensor output = below_autograd([&] { return at::prelu(input, weight); });
   const auto node = make_node<PreluNode>(input, weight);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(output, node);

@@ -31,7 +31,7 @@ class ProductNode final : public SavingNode {
 
   bool prepare_to_recompute() override {
     const std::lock_guard lock(mutex_);
-    // The copies are no larger than what the layer behind does not keep.
+    // The copies are no larger than what the next layer does not keep.
     const c10::SymInt most = elements() / 2;
     return first_.prepare(most) && second_.prepare(most);
   }
@@ -80,10 +80,7 @@ at::Tensor mul_autograd(const at::Tensor& input, const at::Tensor& other, bool r
     node->set_next_edges(torch::autograd::collect_next_edges(input, other));
     node->keep(input, other, recompute);
   }
-  at::Tensor output = [&] {
-    const BelowAutograd below;
-    return at::mul(input, other);
-  }();
+  at::Tensor output = below_autograd([&] { return at::mul(input, other); });
   add_to_graph<false>(output, node);
   return output;
 }

@@ -67,10 +67,8 @@ at::Tensor run(at::Tensor first, const at::Tensor& second) {
     node = make_node<SumNode>(first, second);
     node->set_next_edges(torch::autograd::collect_next_edges(first, second));
   }
-  at::Tensor output = [&] {
-    const BelowAutograd below;
-    return InPlace ? first.add_(second) : at::add(first, second);
-  }();
+  at::Tensor output =
+      below_autograd([&] { return InPlace ? first.add_(second) : at::add(first, second); });
   add_to_graph<InPlace>(output, node);
   return output;
 }

@@ -2,7 +2,7 @@
 
 With the attribute `recompute`, not even there if the layer before can recompute it in backward.
 With `runs_again`, a convolution whose output is larger than its input runs again in backward for
-the layer behind, which then does not keep the output.
+the next layer, which then does not keep the output.
 """
 
 from __future__ import annotations

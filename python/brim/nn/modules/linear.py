@@ -17,7 +17,7 @@ class Linear(torch.nn.Linear):
 
     Attributes:
         recompute: keep no input where the layer before can recompute it in backward.
-        runs_again: run again in backward for the layer behind, which then does not keep the output,
+        runs_again: run again in backward for the next layer, which then does not keep the output,
             if that is larger than the input.
 
     Example:

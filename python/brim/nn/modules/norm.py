@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
-from brim.nn._elsewhere import check_tensors
+from brim.nn._elsewhere import check_arguments
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "LayerNorm", "RMSNorm"]
 
@@ -16,7 +16,7 @@ __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "LayerNorm"
 def _forward(self: Any, input: Tensor) -> Tensor:  # `Any`: of torch.nn too
     """The input normalised over its batch, or with the running statistics."""
     if type(input) is not Tensor:
-        check_tensors("batch_norm", input)
+        check_arguments("batch_norm", input)
     self._check_input_dim(input)
     training, momentum = self.training, self.momentum
     mean, variance = self.running_mean, self.running_var

@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from brim.nn._derived import MAKERS, Kind, Recipe, derived, original_of
 from brim.nn.recognisers import attention as attention  # puts its class into MAKERS
-from brim.nn.recognisers._recogniser import Options, Recogniser
+from brim.nn.recognisers._recogniser import Options, Recogniser, undisturbed
 from brim.nn.recognisers.activation import activation
 from brim.nn.recognisers.conv1d import conv1d
 from brim.nn.recognisers.gated_mlp import gated_mlp
@@ -83,7 +83,8 @@ def _agrees(module: torch.nn.Module, name: str, options: Options) -> bool:
     if key not in known:
         recogniser = RECOGNISERS[name]
         ours = recogniser.forward(type(module), options)
-        known[key] = recogniser.agrees(module, ours, options)
+        with undisturbed():
+            known[key] = recogniser.agrees(module, ours, options)
     return known[key]
 
 
@@ -125,8 +126,7 @@ def _members(
     return (kind,), {
         "forward": forward,
         "__setattr__": set_attribute,
-        "_brim_recompute": False,
-        "_brim_runs_again": False,
+        "_brim_recompute": None,
     }
 
 

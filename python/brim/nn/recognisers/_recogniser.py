@@ -24,6 +24,7 @@ __all__ = [
     "numbers",
     "saved_bytes",
     "small_copy",
+    "undisturbed",
 ]
 
 Options: TypeAlias = "tuple[Any, ...]"  # hashable; pickles contain them
@@ -40,8 +41,7 @@ class Recogniser:
             what `forward` needs to know; several where the code does not tell.
         forward: what brim's modules run, from the class and one of the candidates. It takes `self`
             and one input, and calls the class's own forward for what it does not know.
-            `self._brim_recompute` says whether to ask the layers before, `self._brim_runs_again`
-            whether a product may run again for the layers behind.
+            `self._brim_recompute` is what `convert` was given as `recompute`.
         agrees: whether both forwards do the same, on small inputs; called once for each class and
             candidate.
         by_results: the comparison alone decides, so that no result is no surprise.
@@ -75,7 +75,7 @@ def small_copy(
     copy.__dict__.update(module.__dict__)
     copy.__dict__.update(empty.__dict__)
     copy.__dict__.update(attributes)
-    copy.__dict__.update(training=module.training, _brim_recompute=False, _brim_runs_again=False)
+    copy.__dict__.update(training=module.training, _brim_recompute=None)
     for name, value in (parameters or {}).items():
         copy._parameters[name] = None if value is None else torch.nn.Parameter(value)
     copy._modules.update(modules or {})
@@ -107,16 +107,15 @@ def agree(
         modes: whether the module trains.
     """
     theirs = type(module).forward
-    with _undisturbed():
-        for given, module.training in itertools.product(inputs, modes):
-            try:
-                expected = _results(theirs, module, given)
-                results = _results(ours, module, given)
-            except Exception:  # it is not what it looks like
-                return False
-            pairs = list(zip(results, expected, strict=True))
-            if not all(_same(mine, other, exact) for mine, other in pairs):
-                return False
+    for given, module.training in itertools.product(inputs, modes):
+        try:
+            expected = _results(theirs, module, given)
+            results = _results(ours, module, given)
+        except Exception:  # it is not what it looks like
+            return False
+        pairs = list(zip(results, expected, strict=True))
+        if not all(_same(mine, other, exact) for mine, other in pairs):
+            return False
     return True
 
 
@@ -129,15 +128,15 @@ def saved_bytes(module: torch.nn.Module, forward: Forward) -> int:
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with _undisturbed(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward(module, numbers(64).requires_grad_())
     del output
     return sum(kept.values())
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Whatever the program has switched on is off, and the random state stays."""
+def undisturbed() -> Iterator[None]:
+    """For comparisons: what the program has switched on is off, and the random state stays."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(paused())
         stack.enter_context(_disable_current_modes())

@@ -62,13 +62,14 @@ def _forward(kind: Kind, options: Options) -> Forward:
     run: Any = getattr(functional, name.removesuffix("_tanh"), None)
 
     def forward(self: Any, input: Tensor) -> Any:
-        return run(input, **fixed, recompute=self._brim_recompute)
+        return run(input, **fixed, recompute=bool(self._brim_recompute))
 
     def by_name(self: Any, input: Tensor) -> Any:
-        return functional.activation(input, name, recompute=self._brim_recompute)
+        return functional.activation(input, name, recompute=bool(self._brim_recompute))
 
     def again(self: Any, input: Tensor) -> Any:
-        return functional.rerun(lambda x: work(self, x), input, recompute=self._brim_recompute)
+        recompute = bool(self._brim_recompute)
+        return functional.rerun(lambda x: work(self, x), input, recompute=recompute)
 
     return forward if name in _TORCHS else again if name == _RERUN else by_name
 

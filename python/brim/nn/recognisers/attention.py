@@ -51,7 +51,7 @@ def _members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
             return work(self, query, key, value, *options)
         return _attend(self, query), None
 
-    return (kind,), {"forward": forward, "_brim_recompute": False}
+    return (kind,), {"forward": forward, "_brim_recompute": None}
 
 
 MAKERS["attention"] = _members
@@ -76,7 +76,7 @@ def _is_ours(module: Any, x: Tensor) -> bool:
 
 def _attend(module: Any, x: Tensor) -> Tensor:
     """The operators of torch's function in their order: the same bits."""
-    recompute = module._brim_recompute
+    recompute = module._brim_recompute is not None
     x = x.transpose(1, 0) if module.batch_first else x
     length, batch, width = x.shape
     heads = module.num_heads

@@ -37,7 +37,8 @@ def _candidates(module: torch.nn.Module) -> Iterator[Options]:
 
 def _forward(kind: Kind, options: Options) -> Forward:
     def forward(self: Any, x: Tensor) -> Tensor:
-        again = {"recompute": self._brim_recompute, "runs_again": self._brim_runs_again}
+        level = self._brim_recompute
+        again = {"recompute": level is not None, "runs_again": level == "products"}
         return functional.linear(x, self.weight.t(), self.bias, **again)
 
     return forward
