@@ -210,6 +210,11 @@ std::optional<int> layers_of_sum(const torchs::AddBackward0& sum, const TensorVe
   return layers ? most_layers(layers, layers_of(*made_second)) : std::nullopt;
 }
 
+/// Behind views and at most one copy; null if it is none of ours.
+const SavingNode* layer_that_made(const at::Tensor& value) {
+  return dynamic_cast<const SavingNode*>(maker_of(value.grad_fn().get(), version_of(value)));
+}
+
 at::Tensor recompute_as(Node& node, at::ScalarType type) {
   if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
     if (auto fused = layer->recompute_as(type)) {
@@ -228,9 +233,15 @@ RunsAgain* maker_that_runs_again(const at::Tensor& value) {
 }
 
 bool is_from_product(const at::Tensor& value) {
-  const auto* const layer =
-      dynamic_cast<const SavingNode*>(maker_of(value.grad_fn().get(), version_of(value)));
+  const SavingNode* const layer = layer_that_made(value);
   return layer != nullptr && layer->offers_product();
+}
+
+bool is_worth_asking_for(const at::Tensor& value) {
+  const SavingNode* const layer = layer_that_made(value);
+  return layer != nullptr && layer->saves_if_asked() &&
+         (version_of(value).memory == layer->output().memory ||
+          TORCH_GUARD_OR_FALSE(value.sym_numel().sym_eq(layer->elements())));
 }
 
 std::optional<int> layers_to_recompute(const Node* producer, const TensorVersion& value) {

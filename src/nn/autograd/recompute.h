@@ -63,6 +63,10 @@ class LayersBefore {
 /// it takes more time than to ask other layers.
 [[nodiscard]] bool is_from_product(const at::Tensor& value);
 
+/// The same for any layer that saves_if_asked(). `value` is its whole output, or a view of it, which
+/// would keep the whole too.
+[[nodiscard]] bool is_worth_asking_for(const at::Tensor& value);
+
 /// Prepares the layers that recompute() will run. @returns false if one of them cannot
 [[nodiscard]] bool prepare_to_recompute(Node& node);
 
