@@ -65,9 +65,9 @@ class SumNode final : public OutputHoldingNode {
     if (keeps_narrow_) {
       return 1;
     }
-    const auto first = before_first_.with(next_edge(0).function.get());
+    const auto first = before_first_.with(next_edge(0));
     const auto both =
-        first ? most_layers(first, before_second_.with(next_edge(1).function.get())) : first;
+        first ? most_layers(first, before_second_.with(next_edge(1))) : first;
     // One more: the value is not held, so each layer that asks runs the sums before it again.
     return both ? std::optional(*both + 1) : std::nullopt;
   }
@@ -91,10 +91,10 @@ class SumNode final : public OutputHoldingNode {
       return OutputHoldingNode::recompute();
     }
     if (!keeps_narrow_) {
-      return at::add(nn::recompute(*next_edge(0).function), nn::recompute(*next_edge(1).function));
+      return at::add(nn::recompute(next_edge(0)), nn::recompute(next_edge(1)));
     }
     const std::lock_guard lock(mutex_);
-    const at::Tensor wide = nn::recompute(*wide_edge().function);
+    const at::Tensor wide = nn::recompute(wide_edge());
     const at::Tensor narrow = narrow_.lend();
     return is_first_wide_ ? at::add(wide, narrow) : at::add(narrow, wide);
   }
@@ -113,12 +113,12 @@ class SumNode final : public OutputHoldingNode {
   }
 
  private:
-  [[nodiscard]] const torch::autograd::Edge& wide_edge() const {
+  [[nodiscard]] const Edge& wide_edge() const {
     return next_edge(is_first_wide_ ? 0 : 1);
   }
 
   [[nodiscard]] std::optional<int> layers_of_wide() const {
-    return (is_first_wide_ ? before_first_ : before_second_).without(wide_edge().function.get());
+    return (is_first_wide_ ? before_first_ : before_second_).without(wide_edge());
   }
 
   LayersBefore before_first_;
