@@ -14,8 +14,9 @@
 //
 // Known are brim's own layers, torch's attention (which keeps its output), any number of views and
 // splits, and between two layers one sum of two tensors or one copy (a change of type, of strides):
-// after torch's other nodes we cannot know whether the result was written to. Everything that can be
-// asked lies before the asking layer, so backward has not reached it and it has released nothing.
+// after torch's other nodes we cannot know whether the result was written to. Everything that can
+// be asked lies before the asking layer, so backward has not reached it and it has released
+// nothing.
 
 namespace brim::nn {
 
@@ -73,8 +74,8 @@ class LayersBefore {
 /// it takes more time than to ask other layers.
 [[nodiscard]] bool is_from_product(const at::Tensor& value);
 
-/// The same for any layer that saves_if_asked(). `value` is its whole output, or a view of it, which
-/// would keep the whole too.
+/// The same for any layer that saves_if_asked(). `value` is its whole output, or a view of it,
+/// which would keep the whole too.
 [[nodiscard]] bool is_worth_asking_for(const at::Tensor& value);
 
 /// Prepares the layers that recompute() will run. @returns false if one of them cannot

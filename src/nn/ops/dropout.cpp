@@ -52,8 +52,7 @@ class DropoutNode final : public SavingNode {
     // Worked out once for all that ask, and held until this node runs.
     at::Tensor value = again_.get();
     if (!value.defined()) {
-      value =
-          apply_bits(nn::recompute(next_edge(0)), bits_.lend(), strides_, scale_, 0.0);
+      value = apply_bits(nn::recompute(next_edge(0)), bits_.lend(), strides_, scale_, 0.0);
       again_.set(value);
     }
     return value;

@@ -66,8 +66,7 @@ class SumNode final : public OutputHoldingNode {
       return 1;
     }
     const auto first = before_first_.with(next_edge(0));
-    const auto both =
-        first ? most_layers(first, before_second_.with(next_edge(1))) : first;
+    const auto both = first ? most_layers(first, before_second_.with(next_edge(1))) : first;
     // One more: the value is not held, so each layer that asks runs the sums before it again.
     return both ? std::optional(*both + 1) : std::nullopt;
   }
@@ -113,9 +112,7 @@ class SumNode final : public OutputHoldingNode {
   }
 
  private:
-  [[nodiscard]] const Edge& wide_edge() const {
-    return next_edge(is_first_wide_ ? 0 : 1);
-  }
+  [[nodiscard]] const Edge& wide_edge() const { return next_edge(is_first_wide_ ? 0 : 1); }
 
   [[nodiscard]] std::optional<int> layers_of_wide() const {
     return (is_first_wide_ ? before_first_ : before_second_).without(wide_edge());

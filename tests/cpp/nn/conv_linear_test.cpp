@@ -115,9 +115,8 @@ std::vector<Widening> widening() {
     return [=](const Tensors& t) { return F::linear(t[0], t[1], t[2], true, again); };
   };
   const auto conv = [](bool again) {
-    return [=](const Tensors& t) {
-      return F::conv(t[0], t[1], t[2], {}, {1, 1}, {}, 1, true, again);
-    };
+    return
+        [=](const Tensors& t) { return F::conv(t[0], t[1], t[2], {}, {1, 1}, {}, 1, true, again); };
   };
   const auto conv_transpose = [](bool again) {
     return [=](const Tensors& t) {
