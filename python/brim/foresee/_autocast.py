@@ -125,7 +125,7 @@ class Autocast:
 
 def _by_name(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     names = [argument.name for argument in op._schema.arguments]
-    return dict(zip(names, args, strict=False)) | kwargs
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _is_eligible(value: Any) -> bool:
