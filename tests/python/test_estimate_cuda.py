@@ -37,6 +37,43 @@ def test_autocast_of_cuda_halves_what_is_kept() -> None:
     assert half.by_kind["activation"] == pytest.approx(full.by_kind["activation"] / 2, rel=0.15)
 
 
+@pytest.mark.parametrize("recompute", [None, "products"])
+def test_brims_layers_have_the_types_of_torchs_under_autocast_of_cuda(
+    recompute: str | None,
+) -> None:
+    layers: list[nn.Module] = [
+        nn.Linear(8, 8),
+        nn.LayerNorm(8),
+        nn.Conv1d(4, 4, 1),
+        nn.PReLU(),
+        nn.GroupNorm(2, 4),
+        nn.ConvTranspose1d(4, 4, 1),
+        nn.RMSNorm(8),
+        nn.Linear(8, 8),
+        nn.Softplus(),
+    ]
+    model = nn.Sequential(*layers)
+
+    class Seen:  # what a class holds is not put back
+        types: tuple[torch.dtype, ...] = ()
+
+    def step() -> None:
+        x, types = torch.randn(2, 4, 8), []
+        with torch.autocast("cuda", torch.bfloat16):
+            for layer in model:
+                x = layer(x)
+                types.append(x.dtype)
+        Seen.types = tuple(types)
+        x.sum().backward()
+
+    brim.estimate(step, device="cuda", capacity="1GiB")
+    expected = Seen.types
+    assert {*expected} == {torch.float32, torch.bfloat16}
+    brim.convert(model, recompute=recompute)
+    brim.estimate(step, device="cuda", capacity="1GiB")
+    assert Seen.types == expected
+
+
 def test_attention_on_cuda_keeps_no_matrix_of_scores() -> None:
     def step(q: torch.Tensor) -> None:
         functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1).sum().backward()

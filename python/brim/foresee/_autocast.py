@@ -1,17 +1,20 @@
 """CUDA's autocast for fake tensors.
 
 Torch's own wrappers ask a tensor whether it is on CUDA, and a fake one says no to C++ code (see
-`Tracer`). These follow the same lists (ATen/autocast_mode.h), and the same cache of casted weights.
+`Tracer`); so do those of brim's operators. These follow the same lists (ATen/autocast_mode.h), and
+the same cache of casted weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
+
+_Run: TypeAlias = "Callable[[Any, Any, Any], Any]"
 
 _LOWER = """
 _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
@@ -32,6 +35,10 @@ _FLOAT32_RESULT = "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum 
 _WIDEST = (
     "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 )
+_LAYERS_LOWER = "linear conv prelu"
+_LAYERS_FLOAT32_INSIDE = "layer_norm group_norm rms_norm"
+_LAYERS_FLOAT32 = "softplus"
+"""Brim's own operators, see `CastTo` in src/nn/autograd/operator.h."""
 
 
 class Autocast:
@@ -43,17 +50,23 @@ class Autocast:
 
     def register(self, library: torch.library.Library) -> None:
         """Take the place of torch's wrappers until the library is destroyed."""
-        for names, run in (
-            (_LOWER, self._lower),
-            (_FLOAT32, self._float32),
-            (_FLOAT32_RESULT, self._float32_result),
-            (_WIDEST, self._widest),
-        ):
-            for name in names.split():
-                packet, _, overload = name.partition(".")
-                op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-                if op is not None:
-                    library.impl(name, _kernel(op, run), "AutocastCUDA", allow_override=True)  # type: ignore[no-untyped-call]
+        self._register(library, torch.ops.aten, _LOWER, self._lower)
+        self._register(library, torch.ops.aten, _FLOAT32, self._float32)
+        self._register(library, torch.ops.aten, _FLOAT32_RESULT, self._float32_result)
+        self._register(library, torch.ops.aten, _WIDEST, self._widest)
+
+    def register_layers(self, library: torch.library.Library) -> None:
+        """The same for brim's operators."""
+        self._register(library, torch.ops.brim, _LAYERS_LOWER, self._lower_layer)
+        self._register(library, torch.ops.brim, _LAYERS_FLOAT32_INSIDE, self._float32_inside)
+        self._register(library, torch.ops.brim, _LAYERS_FLOAT32, self._float32)
+
+    def _register(self, library: Any, ops: Any, names: str, run: _Run) -> None:
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            op = getattr(getattr(ops, packet, None), overload or "default", None)
+            if op is not None:
+                library.impl(name, _kernel(op, run), "AutocastCUDA", allow_override=True)
 
     def forget(self) -> None:
         """Release casted weights, as the end of an autocast region does."""
@@ -76,13 +89,28 @@ class Autocast:
         args, kwargs = tree_map(lambda value: self._cast(value, dtype), (args, kwargs))
         return op(*args, **kwargs)
 
+    def _lower_layer(self, op: Any, args: Any, kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype("cuda")
+        given = _by_name(op, args, kwargs)
+        cast = {name: self._cast(value, dtype) for name, value in given.items()}
+        if "parameter" in given and given["weight"].is_leaf:
+            is_cast = cast["weight"] is not given["weight"]
+            cast["parameter"] = given["weight"] if is_cast else None
+        return op(**cast)
+
+    def _float32_inside(self, op: Any, args: Any, kwargs: Any) -> Any:
+        given = _by_name(op, args, kwargs)
+        cast = {name: self._cast(value, torch.float32) for name, value in given.items()}
+        if cast["input"] is not given["input"]:
+            cast |= {"input": given["input"], "as_float32": True}
+        return op(**cast)
+
     def _float32(self, op: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = tree_map(lambda value: self._cast(value, torch.float32), (args, kwargs))
         return op(*args, **kwargs)
 
     def _float32_result(self, op: Any, args: Any, kwargs: Any) -> Any:
-        names = [argument.name for argument in op._schema.arguments]
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = _by_name(op, args, kwargs)
         if given.get("dtype") is None and _is_eligible(args[0]):
             given["dtype"] = torch.float32
         return op(**given)
@@ -95,6 +123,11 @@ class Autocast:
         return op(*args, **kwargs)
 
 
+def _by_name(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    names = [argument.name for argument in op._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
 def _is_eligible(value: Any) -> bool:
     return (
         isinstance(value, FakeTensor)
@@ -104,7 +137,7 @@ def _is_eligible(value: Any) -> bool:
     )
 
 
-def _kernel(op: Any, run: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+def _kernel(op: Any, run: _Run) -> Callable[..., Any]:
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:

@@ -97,11 +97,14 @@ def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        layers = torch.library.Library("brim", "IMPL")  # type: ignore[no-untyped-call]
         stack.callback(library._destroy)
+        stack.callback(layers._destroy)
         with warnings.catch_warnings():
             # Up to torch 2.12 it warns although the override is allowed.
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             autocast.register(library)
+            autocast.register_layers(layers)
             for key in ("AutogradCUDA", "CUDA"):
                 for name, kernel in _KERNELS.items():
                     library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]

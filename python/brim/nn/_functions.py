@@ -8,14 +8,21 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived
 from brim.nn._elsewhere import is_traced
-from brim.nn.saving import FUNCTIONS, SAVING_ALONE, Saving, hooks_in_force, redirected
+from brim.nn.saving import (
+    FUNCTIONS,
+    SAVING_ALONE,
+    SUM_OF_TWO_TYPES,
+    Saving,
+    hooks_in_force,
+    redirected,
+)
 
 __all__ = ["is_region", "leave_out", "take_in", "with_functions"]
 
@@ -23,10 +30,11 @@ _push: Any = torch._C._push_on_torch_function_stack
 _pop: Any = torch._C._pop_torch_function_stack
 
 
-def with_functions(module: torch.nn.Module) -> Kind | None:
+def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | None:
     """A class in which the methods that call functions are regions of `brim.saving()`.
 
-    Only what the module runs itself counts, not what its children do: for those, None.
+    Only what the module runs itself counts, not what its children do: for those, None. With
+    `recompute`, sums around normalisation layers count too.
 
     Example:
         >>> class Gate(torch.nn.Module):
@@ -35,7 +43,9 @@ def with_functions(module: torch.nn.Module) -> Kind | None:
         'Gate'
         >>> with_functions(torch.nn.Sequential(Gate()))
     """
-    methods = tuple(name for name, uses in _uses_of(type(module)).items() if uses.fit(module))
+    methods = tuple(
+        name for name, uses in _uses_of(type(module)).items() if uses.fit(module, recompute)
+    )
     if not methods and any(map(_is_function, module.__dict__.values())):
         methods = ("forward",)
     return derived(type(module), Recipe("functions", methods)) if methods else None
@@ -46,19 +56,20 @@ def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, 
     return (kind,), {**regions, "_brim_recompute": None}
 
 
-_NOTHING: dict[tuple[bool, bool], bool] = {}
+_Way: TypeAlias = tuple[bool, bool, bool]
+_NOTHING: dict[_Way, bool] = {}
 
 
 def _region(work: Any) -> Any:
     # By module: whether a region is worth it, once for each way to run. A product of a tensor and a
     # number, or a branch that is never taken, makes it useless, and it costs time.
-    worth: WeakKeyDictionary[Any, dict[tuple[bool, bool], bool]] = WeakKeyDictionary()
+    worth: WeakKeyDictionary[Any, dict[_Way, bool]] = WeakKeyDictionary()
 
     @functools.wraps(work)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_traced() or not torch.is_grad_enabled():
             return work(self, *args, **kwargs)
-        way = (self.training, self._brim_recompute is not None)
+        way = (self.training, self._brim_recompute is not None, _is_any_autocast_enabled())
         hooks = hooks_in_force()
         # A checkpoint runs its modules twice, and the same functions must be redirected in both.
         known = worth.get(self, _NOTHING).get(way) if hooks is None else True
@@ -73,7 +84,7 @@ def _region(work: Any) -> Any:
         try:
             result = work(self, *args, **kwargs)
             if redirected.found is not None and _is_telling(result):
-                useful = FUNCTIONS if self._brim_recompute else SAVING_ALONE
+                useful = _WITH_RECOMPUTE if self._brim_recompute else SAVING_ALONE
                 worth.setdefault(self, {})[way] = not useful.isdisjoint(redirected.found)
             return result
         finally:
@@ -89,6 +100,8 @@ def _is_telling(result: Any) -> bool:
     return bool(getattr(result, "requires_grad", True)) and not _transforms()
 
 
+_WITH_RECOMPUTE = FUNCTIONS | {SUM_OF_TWO_TYPES}
+_is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 _transforms: Any = torch._C._functorch.get_interpreter_stack
 
 MAKERS["functions"] = _members
@@ -147,25 +160,28 @@ class _Uses:
     Attributes:
         calls: functions of torch.
         multiplies: by what may be a tensor.
+        adds: the same.
         factors: attributes that it multiplies by.
         attends: calls one of transformers' functions for attention.
     """
 
     calls: bool = False
     multiplies: bool = False
+    adds: bool = False
     attends: bool = False
     factors: set[str] = field(default_factory=set)
 
-    def fit(self, module: torch.nn.Module) -> bool:
+    def fit(self, module: torch.nn.Module, recompute: bool) -> bool:
         """Whether a region around the method is worth it.
 
-        Not for a product in a large container: everything inside would run in the region.
+        Not for products and sums in a large container: everything inside would run in the region.
         """
         multiplies = self.multiplies or any(
             not isinstance(getattr(module, name, None), (int, float)) for name in self.factors
         )
         calls = self.calls or (self.attends and _drops(module))
-        return calls or (multiplies and sum(1 for _ in module.modules()) <= _MANY)
+        adds = self.adds and recompute and any(map(_normalises_rows, module.children()))
+        return calls or ((multiplies or adds) and sum(1 for _ in module.modules()) <= _MANY)
 
 
 def _drops(module: torch.nn.Module) -> bool:
@@ -173,6 +189,12 @@ def _drops(module: torch.nn.Module) -> bool:
     rates = [value for name, value in vars(module).items() if "dropout" in name]
     rates += [each.p for each in module.children() if isinstance(each, torch.nn.Dropout)]
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+def _normalises_rows(module: torch.nn.Module) -> bool:
+    """Whether a module looks like a LayerNorm or one of its like: then the block is residual."""
+    has_eps = hasattr(module, "eps") or hasattr(module, "variance_epsilon")
+    return has_eps and not hasattr(module, "running_mean")
 
 
 def _is_function(value: Any) -> bool:
@@ -218,13 +240,17 @@ def _add_uses(uses: _Uses, code: CodeType) -> None:
                 uses.calls |= step.argval in _NAMES
                 uses.attends |= step.argval == "ALL_ATTENTION_FUNCTIONS"
             elif step.opname == "BINARY_MULTIPLY" or step.argrepr in ("*", "*="):
-                by_number = last.opname == "LOAD_CONST" or (
-                    _is_variable(last) and one_before.opname == "LOAD_CONST"
-                )
                 if last.opname == "LOAD_ATTR" and _is_self(one_before):
                     uses.factors.add(last.argval)
-                elif not by_number:
+                elif not _is_by_number(last, one_before):
                     uses.multiplies = True
+            elif step.opname == "BINARY_ADD" or step.argrepr == "+":
+                uses.adds |= not _is_by_number(last, one_before)
+
+
+def _is_by_number(last: dis.Instruction, one_before: dis.Instruction) -> bool:
+    """Whether one of the two that are multiplied or added is a number in the code."""
+    return last.opname == "LOAD_CONST" or (_is_variable(last) and one_before.opname == "LOAD_CONST")
 
 
 def _steps(code: CodeType) -> Iterator[list[dis.Instruction]]:

@@ -243,7 +243,7 @@ def convert(
         elif module in left_out:
             change = _Change("left out by skip")
         else:
-            change = _change_of(module, functions)
+            change = _change_of(module, functions, recompute is not None)
             if functions and (recompute is not None or "_loss_function" not in vars(module)):
                 change.reroutes = _causal_lm_loss.reroute(module, recompute is not None)
         kind = type(module).__name__
@@ -381,7 +381,7 @@ class _Change:
     reroutes: bool = False
 
 
-def _change_of(module: Module, functions: bool) -> _Change:
+def _change_of(module: Module, functions: bool, recompute: bool) -> _Change:
     kind = type(module)
     reason = _obstacle(module)
     if reason:
@@ -395,7 +395,7 @@ def _change_of(module: Module, functions: bool) -> _Change:
         known = recognise(module)
         if known is not None and known.kind is not None:
             return _Change(to=known.kind, recognised=known.what)
-        if functions and (region := with_functions(module)) is not None:
+        if functions and (region := with_functions(module, recompute)) is not None:
             return _Change(to=region, is_region=True)
     except Exception as error:  # of the class's own, such as __init_subclass__
         return _Change(f"no class can be derived from its own: {error}")

@@ -106,8 +106,8 @@ class Saving(TorchFunctionMode):
         if not _fits(args, kwargs) or hooks_in_force() != hooks:
             return func(*args, **kwargs)
         result = instead(*args, **kwargs)
-        if redirected.found is not None and _is_brims(result):
-            redirected.found.append(func)
+        if redirected.found is not None and (name := _node_of(result)).startswith("brim::"):
+            redirected.found.append(SUM_OF_TWO_TYPES if name == SUM_OF_TWO_TYPES else func)
         return result
 
     def __call__(self, function: _Function) -> _Function:
@@ -157,10 +157,13 @@ def hooks_in_force() -> Any:
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-def _is_brims(result: Any) -> bool:
+def _node_of(result: Any) -> str:
     first = result[0] if isinstance(result, tuple) else result
-    node = first.grad_fn
-    return node is not None and node.name().startswith("brim::")
+    return "" if first.grad_fn is None else str(first.grad_fn.name())
+
+
+SUM_OF_TWO_TYPES = "brim::add_of_two_types_backward"
+"""The node of a sum that keeps the smaller of its operands, so that nobody keeps the sum."""
 
 
 _is_paused = ContextVar("_is_paused", default=False)

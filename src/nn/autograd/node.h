@@ -82,6 +82,9 @@ class SavingNode : public Node {
   /// Whether recompute() runs a matrix product or a convolution, see product_again.h.
   [[nodiscard]] virtual bool offers_product() const { return false; }
 
+  /// Whether less is kept if a layer that reads its input anyway asks for it instead of keeping it.
+  [[nodiscard]] virtual bool saves_if_asked() const { return offers_product(); }
+
   /// Called at forward, before recompute() is relied on: from here on, changes to weights, biases
   /// and statistics must not affect it, or raise autograd's error.
   /// @returns false if they were changed already

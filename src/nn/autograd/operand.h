@@ -11,7 +11,7 @@ namespace brim::nn {
 class Operand {
  public:
   explicit Operand(const at::Tensor& tensor)
-      : producer_(tensor.grad_fn()), before_(version_of(tensor)) {}
+      : origin_(origin_of(tensor)), before_(version_of(tensor)) {}
 
   /// At forward, if backward reads it.
   /// @param recompute keep nothing, if the layer before can recompute it
@@ -28,8 +28,8 @@ class Operand {
 
   /// At forward: whether take() and lend() need no copy, from here on.
   [[nodiscard]] bool ask() {
-    is_asked_for_ = is_asked_for_ || (are_few(before_.without(producer_.get())) &&
-                                      nn::prepare_to_recompute(*producer_));
+    is_asked_for_ = is_asked_for_ || (are_few(before_.without(origin_)) &&
+                                      nn::prepare_to_recompute(*origin_.function));
     return is_asked_for_;
   }
 
@@ -42,13 +42,13 @@ class Operand {
 
   /// As SavingNode::layers_to_recompute(), for the layer that reads it.
   [[nodiscard]] std::optional<int> layers() const {
-    return is_kept_ ? std::optional(1) : before_.with(producer_.get());
+    return is_kept_ ? std::optional(1) : before_.with(origin_);
   }
 
   /// Before lend() is relied on. @param most elements of a weight that are worth a copy
   [[nodiscard]] bool prepare(const c10::SymInt& most) {
     if (!is_kept_) {
-      return nn::prepare_to_recompute(*producer_);
+      return nn::prepare_to_recompute(*origin_.function);
     }
     return !is_leaf_ || saved_.freeze(most);
   }
@@ -60,8 +60,8 @@ class Operand {
     }
     at::Tensor value = again_.get();
     if (!value.defined()) {
-      TORCH_CHECK(producer_ != nullptr, torch::autograd::ERR_BACKWARD_TWICE);
-      value = strides_.empty() ? nn::recompute(*producer_) : nn::recompute(*producer_, strides_);
+      TORCH_CHECK(origin_.is_valid(), torch::autograd::ERR_BACKWARD_TWICE);
+      value = strides_.empty() ? nn::recompute(origin_) : nn::recompute(origin_, strides_);
       again_.set(value);
     }
     return value;
@@ -83,12 +83,12 @@ class Operand {
   void release() {
     saved_.release();
     again_.reset();
-    producer_.reset();
+    origin_ = {};
   }
 
  private:
   // Among the edges of the node too, so this makes no circle.
-  NodePtr producer_;
+  Edge origin_;
   LayersBefore before_;
   bool is_kept_ = false;
   bool is_asked_for_ = false;

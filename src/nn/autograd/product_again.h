@@ -8,7 +8,7 @@
 
 namespace brim::nn {
 
-/// Whether a product is worth running again in backward: the layer behind does not keep the output,
+/// Whether a product is worth running again in backward: the next layer does not keep the output,
 /// and nobody keeps more than the input, which is smaller.
 [[nodiscard]] inline bool widens(const at::Tensor& input, const at::Tensor& output) {
   return TORCH_GUARD_OR_FALSE(output.sym_numel().sym_gt(input.sym_numel()));
@@ -27,7 +27,7 @@ namespace brim::nn {
 class ProductAgain {
  public:
   /// At forward.
-  /// @param is_offered to all layers behind, not only to a loss (see runs_again.h)
+  /// @param is_offered to all layers after it, not only to a loss (see runs_again.h)
   void allow(const at::Tensor& input, const MaybeTensor& bias, bool is_offered, Operand& operand) {
     is_allowed_ = true;
     is_offered_ = is_offered;

@@ -14,20 +14,24 @@
 namespace brim::nn {
 namespace {
 
-using torch::autograd::Edge;
 namespace torchs = torch::autograd::generated;
 
 // -- Views: they share memory and version with what they look at ---------------------------------
 
-using ViewAgain = at::Tensor (*)(const Node& view, const at::Tensor& base);
+using ViewAgain = at::Tensor (*)(const Edge& view, const at::Tensor& base);
 
-at::Tensor reshape(const Node& view, const at::Tensor& base) {
-  return base.reshape_symint(view.input_metadata(0).shape_as_dim_vector());
+at::Tensor reshape(const Edge& view, const at::Tensor& base) {
+  return base.reshape_symint(view.function->input_metadata(view.input_nr).shape_as_dim_vector());
 }
 
 template <class View>
 const View& as(const Node& node) {
   return static_cast<const View&>(node);
+}
+
+template <class View>
+const View& as(const Edge& edge) {
+  return as<View>(*edge.function);
 }
 
 /// What this node of torch did to its input; null if it made no view.
@@ -42,37 +46,52 @@ ViewAgain view_made_by(const Node& node) {
       {typeid(UnsqueezeBackward0), reshape},
       {typeid(ViewBackward0), reshape},
       {typeid(PermuteBackward0),
-       [](const Node& view, const at::Tensor& base) {
+       [](const Edge& view, const at::Tensor& base) {
          return base.permute(as<PermuteBackward0>(view).dims);
        }},
       {typeid(TransposeBackward0),
-       [](const Node& view, const at::Tensor& base) {
+       [](const Edge& view, const at::Tensor& base) {
          const auto& by = as<TransposeBackward0>(view);
          return base.transpose(by.dim0, by.dim1);
        }},
-      {typeid(TBackward0), [](const Node&, const at::Tensor& base) { return base.t(); }},
+      {typeid(TBackward0), [](const Edge&, const at::Tensor& base) { return base.t(); }},
       {typeid(SelectBackward0),
-       [](const Node& view, const at::Tensor& base) {
+       [](const Edge& view, const at::Tensor& base) {
          const auto& by = as<SelectBackward0>(view);
          return base.select_symint(by.dim, by.index);
        }},
       {typeid(SliceBackward0),
-       [](const Node& view, const at::Tensor& base) {
+       [](const Edge& view, const at::Tensor& base) {
          const auto& by = as<SliceBackward0>(view);
          return base.slice_symint(by.dim, by.start, by.end, by.step);
+       }},
+      // Several views by one node: chunk() is a split.
+      {typeid(SplitBackward0),
+       [](const Edge& view, const at::Tensor& base) {
+         const auto& by = as<SplitBackward0>(view);
+         return base.split_symint(by.split_size, by.dim)[view.input_nr];
+       }},
+      {typeid(SplitWithSizesBackward0),
+       [](const Edge& view, const at::Tensor& base) {
+         const auto& by = as<SplitWithSizesBackward0>(view);
+         return base.split_with_sizes_symint(by.split_sizes, by.dim)[view.input_nr];
+       }},
+      {typeid(UnbindBackward0),
+       [](const Edge& view, const at::Tensor& base) {
+         return base.select_symint(as<UnbindBackward0>(view).dim, view.input_nr);
        }},
   };
   const auto found = views.find(typeid(node));
   return found != views.end() ? found->second : nullptr;
 }
 
-/// The node that made the memory which `node`'s view looks at; null if it made more than that.
-const Node* behind_views(const Node* node) {
-  while (node != nullptr && view_made_by(*node) != nullptr) {
-    const Edge& edge = node->next_edge(0);
-    node = edge.input_nr == 0 ? edge.function.get() : nullptr;
+/// The node that made the memory which a view looks at, as its first output; else null.
+const Node* behind_views(const Edge& origin) {
+  const Edge* edge = &origin;
+  while (edge->is_valid() && view_made_by(*edge->function) != nullptr) {
+    edge = &edge->function->next_edge(0);
   }
-  return node;
+  return edge->input_nr == 0 ? edge->function.get() : nullptr;
 }
 
 // -- Outputs that torch's own nodes keep for their backward --------------------------------------
@@ -136,7 +155,7 @@ std::optional<int> layers_of(const Node& node) {
 
 /// For what was copied or added: its maker, if it has not been written to since, else null.
 const Node* maker_behind(const Edge& edge) {
-  const Node* const node = edge.input_nr == 0 ? behind_views(edge.function.get()) : nullptr;
+  const Node* const node = behind_views(edge);
   return node != nullptr && is_untouched(*node) ? node : nullptr;
 }
 
@@ -162,8 +181,8 @@ const Edge* source_of_copy(const Node& node) {
 }
 
 /// The node that made `value`, through views and at most one copy; null if it is unknown.
-const Node* maker_of(const Node* producer, const TensorVersion& value) {
-  const Node* const node = behind_views(producer);
+const Node* maker_of(const Edge& origin, const TensorVersion& value) {
+  const Node* const node = behind_views(origin);
   if (node == nullptr) {
     return nullptr;
   }
@@ -210,35 +229,46 @@ std::optional<int> layers_of_sum(const torchs::AddBackward0& sum, const TensorVe
   return layers ? most_layers(layers, layers_of(*made_second)) : std::nullopt;
 }
 
-at::Tensor recompute_as(Node& node, at::ScalarType type) {
-  if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
+/// Behind views and at most one copy; null if it is none of ours.
+const SavingNode* layer_that_made(const at::Tensor& value) {
+  return dynamic_cast<const SavingNode*>(maker_of(origin_of(value), version_of(value)));
+}
+
+at::Tensor recompute_as(const Edge& origin, at::ScalarType type) {
+  if (auto* const layer = dynamic_cast<SavingNode*>(origin.function.get())) {
     if (auto fused = layer->recompute_as(type)) {
       return *std::move(fused);
     }
   }
-  return recompute(node).to(type);
+  return recompute(origin).to(type);
 }
 
 }  // namespace
 
 RunsAgain* maker_that_runs_again(const at::Tensor& value) {
-  const Node* const node = maker_of(value.grad_fn().get(), version_of(value));
+  const Node* const node = maker_of(origin_of(value), version_of(value));
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the tensor's own, which is not const
   return dynamic_cast<RunsAgain*>(const_cast<Node*>(node));
 }
 
 bool is_from_product(const at::Tensor& value) {
-  const auto* const layer =
-      dynamic_cast<const SavingNode*>(maker_of(value.grad_fn().get(), version_of(value)));
+  const SavingNode* const layer = layer_that_made(value);
   return layer != nullptr && layer->offers_product();
 }
 
-std::optional<int> layers_to_recompute(const Node* producer, const TensorVersion& value) {
-  const Node* const node = behind_views(producer);
+bool is_worth_asking_for(const at::Tensor& value) {
+  const SavingNode* const layer = layer_that_made(value);
+  return layer != nullptr && layer->saves_if_asked() &&
+         (version_of(value).memory == layer->output().memory ||
+          TORCH_GUARD_OR_FALSE(value.sym_numel().sym_eq(layer->elements())));
+}
+
+std::optional<int> layers_to_recompute(const Edge& origin, const TensorVersion& value) {
+  const Node* const node = behind_views(origin);
   if (node != nullptr && typeid(*node) == typeid(torchs::AddBackward0)) {
     return layers_of_sum(as<torchs::AddBackward0>(*node), value);
   }
-  const Node* const maker = maker_of(node, value);
+  const Node* const maker = maker_of(origin, value);
   return maker != nullptr ? layers_of(*maker) : std::nullopt;
 }
 
@@ -251,7 +281,8 @@ bool prepare_to_recompute(Node& node) {
                      [](const Edge& edge) { return prepare_to_recompute(*edge.function); });
 }
 
-at::Tensor recompute(Node& node) {
+at::Tensor recompute(const Edge& origin) {
+  Node& node = *origin.function;
   if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
     return layer->recompute();
   }
@@ -259,29 +290,30 @@ at::Tensor recompute(Node& node) {
     return kept->unpack(compat::pointer_to(node));
   }
   if (typeid(node) == typeid(torchs::ToCopyBackward0)) {
-    return recompute_as(*node.next_edge(0).function,
+    return recompute_as(node.next_edge(0),
                         c10::typeMetaToScalarType(node.input_metadata(0).options().dtype()));
   }
-  const at::Tensor source = recompute(*node.next_edge(0).function);
+  const at::Tensor source = recompute(node.next_edge(0));
   if (typeid(node) == typeid(torchs::AddBackward0)) {
-    return at::add(source, recompute(*node.next_edge(1).function));
+    return at::add(source, recompute(node.next_edge(1)));
   }
   if (typeid(node) == typeid(torchs::UnsafeViewBackward0)) {
-    return reshape(node, source);
+    return reshape(origin, source);
   }
   const ViewAgain view = view_made_by(node);
-  return view != nullptr ? view(node, source) : source;  // of a copy the values count
+  return view != nullptr ? view(origin, source) : source;  // of a copy the values count
 }
 
-at::Tensor recompute(Node& node, c10::SymIntArrayRef strides) {
-  at::Tensor value = recompute(node);
+at::Tensor recompute(const Edge& origin, c10::SymIntArrayRef strides) {
+  at::Tensor value = recompute(origin);
   if (is_traced(value) || value.sym_strides() == strides) {
     return value;
   }
   return at::empty_strided_symint(value.sym_sizes(), strides, value.options()).copy_(value);
 }
 
-at::Tensor recompute_relu(Node& node) {
+at::Tensor recompute_relu(const Edge& origin) {
+  Node& node = *origin.function;
   if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
     if (auto fused = layer->recompute_relu({})) {
       return *std::move(fused);
@@ -289,11 +321,11 @@ at::Tensor recompute_relu(Node& node) {
     return at::relu(layer->recompute());
   }
   if (typeid(node) != typeid(torchs::AddBackward0)) {
-    return at::relu(recompute(node));
+    return at::relu(recompute(origin));
   }
-  const at::Tensor added = recompute(*node.next_edge(1).function);
-  Node& first = *node.next_edge(0).function;
-  if (auto* const layer = dynamic_cast<SavingNode*>(&first)) {
+  const at::Tensor added = recompute(node.next_edge(1));
+  const Edge& first = node.next_edge(0);
+  if (auto* const layer = dynamic_cast<SavingNode*>(first.function.get())) {
     if (auto fused = layer->recompute_relu(added)) {
       return *std::move(fused);
     }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <torch/csrc/autograd/edge.h>
+
 #include "nn/autograd/node.h"
 
 // A layer that needs its input only for the gradient of its weight may keep nothing and ask the
@@ -10,17 +12,26 @@
 //   conv (asks)  ->  relu  ->  add  ->  batch norm, which keeps its own input anyway
 //                                  \->  relu of the block before  ->  ...
 //
-// Known are brim's own layers, torch's attention (which keeps its output), any number of views, and
-// between two layers one sum of two tensors or one copy (a change of type, of strides): after
-// torch's other nodes we cannot know whether the result was written to. Everything that can be
-// asked lies before the asking layer, so backward has not reached it and it has released nothing.
+// Known are brim's own layers, torch's attention (which keeps its output), any number of views and
+// splits, and between two layers one sum of two tensors or one copy (a change of type, of strides):
+// after torch's other nodes we cannot know whether the result was written to. Everything that can
+// be asked lies before the asking layer, so backward has not reached it and it has released
+// nothing.
 
 namespace brim::nn {
 
-/// How many layers in a row recompute() must run to get the value that `node` made; nothing for
-/// null and unknown nodes. For forward, when the graph that leads to `node` is complete.
-/// @param value as the asking layer saw it: if it is not what `node` made, it cannot be recomputed
-[[nodiscard]] std::optional<int> layers_to_recompute(const Node* node, const TensorVersion& value);
+using torch::autograd::Edge;
+
+/// Where a value was made: a node, and which of its outputs the value is. A leaf has no node.
+[[nodiscard]] inline Edge origin_of(const at::Tensor& value) {
+  return {value.grad_fn(), static_cast<std::uint32_t>(value.output_nr())};
+}
+
+/// How many layers in a row recompute() must run to get the value that was made at `origin`;
+/// nothing for unknown nodes and for none. For forward, when the graph that leads there is complete.
+/// @param value as the asking layer saw it: if it is not what was made, it cannot be recomputed
+[[nodiscard]] std::optional<int> layers_to_recompute(const Edge& origin,
+                                                     const TensorVersion& value);
 
 /// Whether that is worth it. In a chain of residual blocks every value on the way is held until
 /// backward reaches it: without a limit, a deep network would need more memory than it saves.
@@ -40,16 +51,16 @@ class LayersBefore {
   explicit LayersBefore(const TensorVersion& input) : input_(input) {}
 
   /// For the input alone.
-  [[nodiscard]] std::optional<int> without(const Node* producer) const {
+  [[nodiscard]] std::optional<int> without(const Edge& origin) const {
     if (!is_known_) {
-      layers_ = layers_to_recompute(producer, input_);
+      layers_ = layers_to_recompute(origin, input_);
       is_known_ = true;
     }
     return layers_;
   }
 
-  [[nodiscard]] std::optional<int> with(const Node* producer) const {
-    const auto layers = without(producer);
+  [[nodiscard]] std::optional<int> with(const Edge& origin) const {
+    const auto layers = without(origin);
     return layers ? std::optional(*layers + 1) : std::nullopt;
   }
 
@@ -63,17 +74,21 @@ class LayersBefore {
 /// for it takes more time than to ask other layers.
 [[nodiscard]] bool is_from_product(const at::Tensor& value);
 
+/// The same for any layer that saves_if_asked(). `value` is its whole output, or a view of it,
+/// which would keep the whole too.
+[[nodiscard]] bool is_worth_asking_for(const at::Tensor& value);
+
 /// Prepares the layers that recompute() will run. @returns false if one of them cannot
 [[nodiscard]] bool prepare_to_recompute(Node& node);
 
-/// The value that `node` made, bit for bit. Under grad mode (double backward) the result is part of
-/// the graph. @throws c10::Error if what it needs was released.
-[[nodiscard]] at::Tensor recompute(Node& node);
+/// The value that was made there, bit for bit. Under grad mode (double backward) the result is part
+/// of the graph. @throws c10::Error if what it needs was released.
+[[nodiscard]] at::Tensor recompute(const Edge& origin);
 
 /// The same with these strides: a kernel may sum in the order of memory.
-[[nodiscard]] at::Tensor recompute(Node& node, c10::SymIntArrayRef strides);
+[[nodiscard]] at::Tensor recompute(const Edge& origin, c10::SymIntArrayRef strides);
 
 /// relu() of the same, with fewer passes over memory where the layers can.
-[[nodiscard]] at::Tensor recompute_relu(Node& node);
+[[nodiscard]] at::Tensor recompute_relu(const Edge& origin);
 
 }  // namespace brim::nn

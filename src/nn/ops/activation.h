@@ -122,7 +122,7 @@ class ActivationNode final : public SavingNode {
       case Keeps::read:
         return A::kReads == Reads::output ? 0 : 1;
       default:
-        return before_.with(next_edge(0).function.get());
+        return before_.with(next_edge(0));
     }
   }
 
@@ -197,21 +197,21 @@ class ActivationNode final : public SavingNode {
   at::Tensor again() {
     at::Tensor value = again_.get();
     if (!value.defined()) {
-      Node& producer = *next_edge(0).function;
+      const Edge& origin = next_edge(0);
       if constexpr (!kGradReadsOutput) {
-        value = input_again(producer);
-      } else if constexpr (requires { A::recompute(producer); }) {
-        value = A::recompute(producer);
+        value = input_again(origin);
+      } else if constexpr (requires { A::recompute(origin); }) {
+        value = A::recompute(origin);
       } else {
-        value = activation_.value(input_again(producer));
+        value = activation_.value(input_again(origin));
       }
       again_.set(value);
     }
     return value;
   }
 
-  at::Tensor input_again(Node& producer) {
-    return read_strides_.empty() ? nn::recompute(producer) : nn::recompute(producer, read_strides_);
+  at::Tensor input_again(const Edge& origin) {
+    return read_strides_.empty() ? nn::recompute(origin) : nn::recompute(origin, read_strides_);
   }
 
   /// The kept output, which is held without its place in the graph.

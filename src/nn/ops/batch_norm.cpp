@@ -63,7 +63,7 @@ class BatchNormNode final : public SavingNode {
   void keep_input(const at::Tensor& input, const MaybeTensor& bias, const BatchNormResult& result,
                   const MaybeTensor& running_mean) {
     reads_input_ = true;
-    input_.keep(input, is_from_product(input));
+    input_.keep(input, is_worth_asking_for(input));
     bias_ = kept(bias);
     mean_ = kept(maybe(result.mean));
     invstd_ = kept(maybe(result.invstd));

@@ -29,7 +29,7 @@ struct Relu {
   static at::Tensor grad(const at::Tensor& grad, const at::Tensor& output) {
     return at::threshold_backward(grad, output, 0);
   }
-  static at::Tensor recompute(Node& producer) { return nn::recompute_relu(producer); }
+  static at::Tensor recompute(const Edge& origin) { return nn::recompute_relu(origin); }
 
   static BitRule bits() { return {}; }
   static at::Tensor passes(const at::Tensor& x) {

@@ -75,7 +75,7 @@ class CrossEntropyNode final : public SavingNode {
     weight_ = kept(weight);
     auto* const again = recompute ? maker_that_runs_again(logits) : nullptr;
     if (again != nullptr && again->prepare_to_run_again()) {
-      producer_ = logits.grad_fn();
+      origin_ = origin_of(logits);
       return;
     }
     if (logits.scalar_type() == working_type(logits, in_float32_)) {
@@ -105,7 +105,7 @@ class CrossEntropyNode final : public SavingNode {
               .to(logits.scalar_type())};
     }
     // Recomputed logits have no other user.
-    const bool is_ours = producer_ != nullptr && logits.is_contiguous();
+    const bool is_ours = origin_.is_valid() && logits.is_contiguous();
     at::Tensor result = is_ours ? logits : at::empty_like(logits, at::MemoryFormat::Contiguous);
     cross_entropy_rows_backward(grads[0], logits, target, maybe(log_sums_.take()), total,
                                 reduction_, ignore_index_, in_float32_, result);
@@ -124,9 +124,9 @@ class CrossEntropyNode final : public SavingNode {
 
  private:
   at::Tensor take_logits() {
-    if (is_released_ || producer_ != nullptr) {
+    if (is_released_ || origin_.is_valid()) {
       TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
-      return nn::recompute(*producer_);
+      return nn::recompute(origin_);
     }
     try {
       return logits_.take();
@@ -155,7 +155,7 @@ class CrossEntropyNode final : public SavingNode {
   bool is_released_ = false;
   Kept logits_;
   // Made the logits, if they are not kept. It is at this node's edge, so this makes no circle.
-  NodePtr producer_;
+  Edge origin_;
   Kept target_;
   Kept weight_;
   Kept total_;

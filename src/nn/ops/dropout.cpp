@@ -42,7 +42,7 @@ class DropoutNode final : public SavingNode {
   explicit DropoutNode(const at::Tensor& input) : before_(version_of(input)) {}
 
   std::optional<int> layers_to_recompute() const override {
-    return scale_ != 0.0 ? before_.with(next_edge(0).function.get()) : std::nullopt;
+    return scale_ != 0.0 ? before_.with(next_edge(0)) : std::nullopt;
   }
 
   bool prepare_to_recompute() override { return nn::prepare_to_recompute(*next_edge(0).function); }
@@ -52,8 +52,7 @@ class DropoutNode final : public SavingNode {
     // Worked out once for all that ask, and held until this node runs.
     at::Tensor value = again_.get();
     if (!value.defined()) {
-      value =
-          apply_bits(nn::recompute(*next_edge(0).function), bits_.lend(), strides_, scale_, 0.0);
+      value = apply_bits(nn::recompute(next_edge(0)), bits_.lend(), strides_, scale_, 0.0);
       again_.set(value);
     }
     return value;

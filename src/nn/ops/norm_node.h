@@ -119,7 +119,7 @@ class NormNode final : public SavingNode {
             const Normalised& result) {
     reads_input_ = true;
     type_ = result.output.scalar_type();
-    input_.keep(input, is_from_product(input));
+    input_.keep(input, is_worth_asking_for(input));
     weight_ = kept(weight);
     bias_ = kept(bias);
     if (kind_.keeps_statistics(input, weight)) {

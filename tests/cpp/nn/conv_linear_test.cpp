@@ -100,6 +100,101 @@ TEST(LayersWithAWeight, KeepNoCopyOfTheWeightUnderAutocast) {
   }
 }
 
+// -- Products that run again ------------------------------------------------------------------
+
+struct Widening {
+  const char* name;
+  Layer once;
+  Layer again;  // runs again in backward if a layer behind asks
+  Tensors tensors;
+};
+
+/// With an output larger than the input.
+std::vector<Widening> widening() {
+  const auto linear = [](bool again) {
+    return [=](const Tensors& t) { return F::linear(t[0], t[1], t[2], true, again); };
+  };
+  const auto conv = [](bool again) {
+    return
+        [=](const Tensors& t) { return F::conv(t[0], t[1], t[2], {}, {1, 1}, {}, 1, true, again); };
+  };
+  const auto conv_transpose = [](bool again) {
+    return [=](const Tensors& t) {
+      return F::conv_transpose(t[0], t[1], t[2], {}, {1, 1}, {}, 1, {}, true, again);
+    };
+  };
+  const at::Tensor images = normal({2, 4, 6, 6});
+  return {
+      {"linear", linear(false), linear(true), {normal({2, 8, 4}), normal({16, 4}), normal({16})}},
+      {"conv", conv(false), conv(true), {images, normal({8, 4, 3, 3}), normal({8})}},
+      {"conv_transpose",
+       conv_transpose(false),
+       conv_transpose(true),
+       {images, normal({4, 8, 3, 3}), normal({8})}},
+  };
+}
+
+/// Between two activations, which can be asked and ask.
+Layer between(const Layer& layer) {
+  return [=](const Tensors& t) {
+    return F::silu(layer({F::silu(t[0]), t[1], t[2]}), /*inplace=*/false, /*recompute=*/true);
+  };
+}
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(tensor.nbytes());
+}
+
+TEST(ProductsThatRunAgain, GiveTheirOutputToTheLayerBehind) {
+  for (const Widening& w : widening()) {
+    for (const unsigned mask : {kAll, kInput, kInput | kBias}) {
+      const Tensors given = leaves(w.tensors, mask);
+      const at::Tensor output = w.once(given);
+      EXPECT_EQ(kept_bytes(between(w.once), given), bytes_of(output)) << w.name << " " << mask;
+      EXPECT_EQ(kept_bytes(between(w.again), given), bytes_of(given[2]))
+          << w.name << " " << mask << ": a copy of the bias";
+      const at::Tensor cotangent = at::randn_like(output);
+      expect_same(outcome_of(between(w.again), given, cotangent),
+                  outcome_of(between(w.once), given, cotangent), 0, 0, w.name);
+    }
+  }
+}
+
+TEST(ProductsThatRunAgain, ReadTheWeightInBackward) {
+  for (const Widening& w : widening()) {
+    const Tensors given = leaves(w.tensors, kAll);
+    const at::Tensor output = between(w.again)(given);
+    output.sum().backward();
+    EXPECT_THROW(output.sum().backward(), c10::Error) << w.name << ": a second time";
+    const at::Tensor other = between(w.again)(given);
+    {
+      const at::NoGradGuard no_grad;
+      given[1].mul_(2);
+    }
+    EXPECT_THROW(other.sum().backward(), c10::Error) << w.name << ": another weight";
+  }
+}
+
+TEST(ProductsThatRunAgain, AreThoseWhoseOutputIsLarger) {
+  const Tensors given = leaves({normal({8, 16}), normal({16, 16}), normal({16})}, kAll);
+  const Widening linear = widening()[0];
+  EXPECT_EQ(kept_bytes(between(linear.again), given), bytes_of(given[0]));
+}
+
+TEST(ProductsThatRunAgain, GiveThePartsOfASplit) {
+  const auto gated = [](bool again) {
+    return [=](const Tensors& t) {
+      const auto halves = F::linear(F::silu(t[0]), t[1], t[2], true, again).chunk(2, -1);
+      return F::mul(halves[0], F::silu(halves[1], false, true), true);
+    };
+  };
+  const Tensors given = leaves({normal({8, 4}), normal({16, 4}), normal({16})}, kAll);
+  EXPECT_EQ(kept_bytes(gated(true), given), bytes_of(given[2]));
+  const at::Tensor cotangent = normal({8, 8});
+  expect_same(outcome_of(gated(true), given, cotangent), outcome_of(gated(false), given, cotangent),
+              0, 0, "gated");
+}
+
 TEST(Conv, BackwardOfFloat32UnderAutocastStaysFloat32AsInTorch) {
   const Weighted conv = weighted()[1];
   const Tensors given = leaves(conv.tensors, kInput);
