@@ -19,11 +19,10 @@ class ContextManager {
   explicit ContextManager(const char* what, Arguments... arguments)
       : what_(what), arguments_(std::move(arguments)...) {}
 
-  ContextManager& enter() {
+  void enter() {
     TORCH_CHECK(!open_, "this ", what_, " is open already: use a second one to nest");
     std::apply([&](const Arguments&... arguments) { object_.emplace(arguments...); }, arguments_);
     open_ = true;
-    return *this;
   }
 
   void exit() {
@@ -47,7 +46,11 @@ class ContextManager {
         .def_property_readonly(
             "is_open", [](const ContextManager& self) { return self.open_; },
             "Whether the block has begun and not ended.")
-        .def("__enter__", &ContextManager::enter, pybind11::return_value_policy::reference_internal)
+        .def("__enter__",
+             [](const pybind11::object& self) {
+               self.cast<ContextManager&>().enter();
+               return self;
+             })
         .def("__exit__", [must_be_open](ContextManager& self, const pybind11::args&) {
           if (must_be_open || self.open_) {
             self.exit();

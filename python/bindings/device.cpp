@@ -51,6 +51,11 @@ c10::Device device_argument(const py::object& device) {
 }
 
 std::string text_of(const py::object& text) {
+  Py_ssize_t size = 0;
+  if (const char* const bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size)) {
+    return {bytes, static_cast<std::size_t>(size)};
+  }
+  PyErr_Clear();  // it has a surrogate
   return text.attr("encode")("utf-8", "backslashreplace").cast<std::string>();
 }
 

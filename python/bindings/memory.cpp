@@ -38,7 +38,14 @@ std::vector<c10::Device> device_list(const py::object& devices) {
 }
 
 using PyPeakMeter = ContextManager<PeakMeter, std::vector<c10::Device>>;
-using PyBudget = ContextManager<Budget, ByteLimit, c10::Device>;
+
+struct AskedBudget : Budget {
+  AskedBudget(const py::object& /*asked*/, const ByteLimit& limit, c10::Device device)
+      : Budget(limit, device) {}
+};
+
+/// Keeps the limit as it was asked for, too.
+using PyBudget = ContextManager<AskedBudget, py::object, ByteLimit, c10::Device>;
 
 ByteLimit limit_argument(const py::object& limit, const std::string& name = "limit") {
   if (py::isinstance<py::str>(limit)) {
@@ -211,10 +218,13 @@ Example:
 void register_budget(py::module_& m) {
   PyBudget::bind(m, "Budget", "A limit on the memory of a device; see brim.Budget.", false)
       .def(py::init([](const py::object& limit, const py::object& device) {
-             return std::make_unique<PyBudget>("budget", limit_argument(limit),
+             return std::make_unique<PyBudget>("budget", limit, limit_argument(limit),
                                                resolve_device(device_argument(device)));
            }),
            py::arg("limit"), py::arg("device") = py::none())
+      .def_property_readonly(
+          "_asked", [](const PyBudget& self) { return std::get<py::object>(self.arguments()); },
+          "The limit as it was given.")
       .def_property_readonly(
           "limit", [](const PyBudget& self) { return self.object().limit(); },
           "The limit in bytes, a percentage resolved; once the block has begun.")

@@ -70,6 +70,7 @@ class Budget:
     is_open: Final[bool]
     limit: Final[int]
     device: Final[torch.device]
+    _asked: Final[int | str]
 
 class OomKind:
     none: OomKind

@@ -82,14 +82,9 @@ class Budget(_C.Budget):
         Budget('1GiB', device='cpu', closed)
     """
 
-    def __init__(self, limit: int | str, device: DeviceLike = None) -> None:
-        """As `brim.budget`."""
-        super().__init__(limit, device)
-        self._asked = limit
-
     def __enter__(self) -> Self:
         """Open it."""
-        super().__enter__()
+        _C.Budget.__enter__(self)  # quicker than super()
         if _HIDDEN not in warnings.filters:  # adding it again would repeat warnings already shown
             warnings.filterwarnings("ignore", _FALLBACK, UserWarning)
         return self

@@ -164,7 +164,7 @@ template <class T>
 
 /// How many samples a batch takes of `count` that fit.
 [[nodiscard]] inline std::size_t whole_multiple(std::size_t count, std::size_t multiple) {
-  return count < multiple ? count : count - count % multiple;
+  return multiple == 1 || count < multiple ? count : count - count % multiple;
 }
 
 template <class T>

@@ -71,9 +71,17 @@ class OrderedSource : public BatchSource {
   // Returns how many samples of the chunk are in closed batches.
   std::int64_t batch(Batches& block, bool last) {
     return detail::with_fill(table_.columns(), [&, sizes = sizes_](auto fill, auto at) {
+      const std::size_t count = samples_.size();
       std::size_t begin = 0;
-      // Returns how many of the samples up to `end` the batch takes; the fill is then of those.
-      const auto trim = [&](std::size_t end) {
+      while (begin < count) {
+        std::size_t end = begin;
+        fill.clear();
+        do {
+          fill.add(at(sizes, end++));
+        } while (end < count && fill.fits(at(sizes, end)));
+        if (end == count && !last) {
+          break;
+        }
         const std::size_t taken = begin + detail::whole_multiple(end - begin, multiple_);
         if (taken < end) {
           fill.clear();
@@ -81,31 +89,11 @@ class OrderedSource : public BatchSource {
             fill.add(at(sizes, i));
           }
         }
-        return taken;
-      };
-      const auto close = [&](std::size_t end) {
         block.indices.insert(block.indices.end(),
                              samples_.begin() + static_cast<std::ptrdiff_t>(begin),
-                             samples_.begin() + static_cast<std::ptrdiff_t>(end));
+                             samples_.begin() + static_cast<std::ptrdiff_t>(taken));
         block.close(fill.load());
-        begin = end;
-      };
-      const std::size_t count = samples_.size();
-      for (std::size_t i = 0; i < count; ++i) {
-        const auto size = at(sizes, i);
-        if (i > begin && !fill.fits(size)) {
-          i = trim(i);
-          close(i);
-          fill.clear();
-        }
-        fill.add(at(sizes, i));
-      }
-      while (last && begin < count) {
-        close(trim(count));
-        fill.clear();
-        for (std::size_t i = begin; i < count; ++i) {
-          fill.add(at(sizes, i));
-        }
+        begin = taken;
       }
       return static_cast<std::int64_t>(begin);
     });

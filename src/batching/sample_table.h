@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -87,7 +86,9 @@ class SampleTable {
     } else if (indices_) {
       std::copy_n(indices_->begin() + first, out.size(), out.begin());
     } else {
-      std::iota(out.begin(), out.end(), first);
+      for (std::size_t i = 0; i < out.size(); ++i) {  // vectorized, unlike GCC's std::iota
+        out[i] = first + static_cast<std::int64_t>(i);
+      }
     }
   }
 
