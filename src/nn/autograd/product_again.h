@@ -22,7 +22,7 @@ namespace brim::nn {
 }
 
 /// How the node of a linear layer or a convolution runs the layer again in backward, for the layers
-/// behind it. That takes as long as its forward, so it is offered only if the user allows it. Used
+/// after it. That takes as long as its forward, so it is offered only if the user allows it. Used
 /// under the lock of the node, which keeps the weight.
 class ProductAgain {
  public:
