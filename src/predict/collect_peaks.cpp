@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <brim/memory/out_of_memory.h>
 #include <brim/memory/peak_meter.h>
 #include <brim/memory/release.h>
@@ -33,6 +34,8 @@ PeakSample measure(const std::function<double(std::size_t)>& work, std::size_t i
                    c10::Device device, std::exception_ptr& other) {
   PeakSample sample;
   OomCause cause;
+  at::Context& context = at::globalContext();
+  const bool onednn = device.is_cpu() && context.userEnabledMkldnn();
   PeakMeter meter(device);
   try {
     sample.feature = work(index);
@@ -46,6 +49,11 @@ PeakSample measure(const std::function<double(std::size_t)>& work, std::size_t i
   meter.close();
   sample.start = meter.start();
   sample.peak = meter.start() + meter.peak();
+  if (onednn && !context.userEnabledMkldnn()) {
+    // It was refused memory, and torch took a kernel that needs less. With more memory it will not.
+    context.setUserEnabledMkldnn(true);
+    sample.out_of_memory = true;
+  }
   if (cause) {
     sample.out_of_memory = true;
     sample.requested = cause.requested;

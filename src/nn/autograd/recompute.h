@@ -28,7 +28,8 @@ using torch::autograd::Edge;
 }
 
 /// How many layers in a row recompute() must run to get the value that was made at `origin`;
-/// nothing for unknown nodes and for none. For forward, when the graph that leads there is complete.
+/// nothing for unknown nodes and for none. For forward, when the graph that leads there is
+/// complete.
 /// @param value as the asking layer saw it: if it is not what was made, it cannot be recomputed
 [[nodiscard]] std::optional<int> layers_to_recompute(const Edge& origin,
                                                      const TensorVersion& value);
