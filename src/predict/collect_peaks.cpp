@@ -53,6 +53,7 @@ PeakSample measure(const std::function<double(std::size_t)>& work, std::size_t i
     // It was refused memory, and torch took a kernel that needs less. With more memory it will not.
     context.setUserEnabledMkldnn(true);
     sample.out_of_memory = true;
+    sample.feature.reset();
   }
   if (cause) {
     sample.out_of_memory = true;

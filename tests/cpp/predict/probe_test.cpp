@@ -1,5 +1,6 @@
 // collect_peaks, the plan of the probes, and probe_memory, on the CPU.
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <brim/memory/budget.h>
 #include <brim/memory/peak_meter.h>
@@ -41,6 +42,28 @@ Shapes grid(const std::vector<std::int64_t>& ns, const std::vector<std::int64_t>
 }
 
 // ---------------------------------------------------------------- collect_peaks
+
+TEST(CollectPeaks, AKernelOfOnednnThatWasRefusedMemoryIsOutOfMemory) {
+  at::Context& context = at::globalContext();
+  const bool before = context.userEnabledMkldnn();
+  context.setUserEnabledMkldnn(true);
+  const std::vector<PeakSample> samples = collect_peaks(
+      [&](std::size_t i) {
+        context.setUserEnabledMkldnn(i != 0);  // as torch does, before it takes another kernel
+        return 0.0;
+      },
+      2, {.device = c10::Device(at::kCPU)});
+  EXPECT_TRUE(samples[0].out_of_memory);
+  EXPECT_FALSE(samples[0].requested);
+  EXPECT_FALSE(samples[1].out_of_memory);
+  EXPECT_TRUE(context.userEnabledMkldnn());
+  context.setUserEnabledMkldnn(false);
+  EXPECT_FALSE(collect_peaks([](std::size_t) { return 0.0; }, 1, {.device = c10::Device(at::kCPU)})
+                   .front()
+                   .out_of_memory)
+      << "switched off by the user";
+  context.setUserEnabledMkldnn(before);
+}
 
 TEST(CollectPeaks, SamplesAreAlignedAndAbsolute) {
   const std::vector<std::int64_t> sizes{3 * kMiB, kMiB, 2 * kMiB};
