@@ -69,7 +69,10 @@ std::optional<MatchedRequests> matched_requests(const AllocationRecord& record, 
   }
   std::size_t i = 0;
   std::size_t j = 0;
-  const auto pair = [&] { result.bytes.push_back(theirs.bytes(j++)), ++i; };
+  const auto pair = [&] {
+    result.bytes.push_back(theirs.bytes(j++));
+    ++i;
+  };
   const auto only_mine = [&] { result.bytes.push_back(mine.bytes(i++)); };
   const auto only_theirs = [&] {
     if (theirs.is_freed(j)) {
