@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <span>
 
 namespace brim::detail {
@@ -44,16 +43,30 @@ class Requests {
 /// Whether two requests look like the same one: as large, or larger as the size or its square is.
 bool alike_requests(const Requests& mine, std::size_t i, const Requests& theirs, std::size_t j,
                     double growth) {
-  constexpr double kTolerance = 0.03;
+  constexpr double kRounded = 0.001;
   if (!mine.has(i) || !theirs.has(j) || mine.is_freed(i) != theirs.is_freed(j)) {
     return false;
   }
-  const auto bytes = static_cast<double>(theirs.bytes(j));
-  return std::ranges::any_of(std::initializer_list<double>{1.0, growth, growth * growth},
-                             [&](double times) {
-                               const double expected = times * static_cast<double>(mine.bytes(i));
-                               return std::abs(bytes - expected) <= kTolerance * expected;
-                             });
+  const auto here = static_cast<double>(mine.bytes(i));
+  const auto there = static_cast<double>(theirs.bytes(j));
+  const auto is_grown = [&](double times) {
+    return std::abs(there - times * here) <= kRounded * there;
+  };
+  return there == here || is_grown(growth) || is_grown(growth * growth);
+}
+
+/// Whether they may be the same one: it grew, by no more than the cube of the size. Workspaces do
+/// as they like.
+bool may_be_same(const Requests& mine, std::size_t i, const Requests& theirs, std::size_t j,
+                 double growth) {
+  constexpr double kSlack = 1.1;  // small ones are padded
+  if (!mine.has(i) || !theirs.has(j)) {
+    return false;
+  }
+  const double times = static_cast<double>(theirs.bytes(j)) / static_cast<double>(mine.bytes(i));
+  const double most = std::pow(growth, 3);
+  return (mine.is_brief(i) && theirs.is_brief(j)) ||
+         (times * kSlack >= std::min(most, 1.0) && times <= kSlack * std::max(most, 1.0));
 }
 
 }  // namespace
@@ -102,7 +115,7 @@ std::optional<MatchedRequests> matched_requests(const AllocationRecord& record, 
       only_theirs();
     } else if (mine_has_more || (mine.is_kept(i) && !theirs.is_kept(j))) {
       only_mine();
-    } else if (mine.has(i) && theirs.has(j)) {
+    } else if (may_be_same(mine, i, theirs, j, growth)) {
       pair();  // it grows in a way of its own
     } else {
       return std::nullopt;

@@ -141,6 +141,26 @@ TEST(RecordedGrowth, OtherRequestsAreAnotherWork) {
   EXPECT_FALSE(RecordedGrowth::of(attempts)->knows_growth());
 }
 
+TEST(RecordedGrowth, AWorkspaceIsNotTakenForATensorOfNearlyItsBytes) {
+  // At 20 items there is a workspace that is nearly as large as the tensor after it is at 10.
+  const std::vector<Attempt> attempts{
+      recorded_fit(10, {alloc_event(1, 100), alloc_event(2, 1000), free_event(1), free_event(2)}),
+      recorded_fit(20, {alloc_event(1, 200), alloc_event(3, 1010), free_event(3),
+                        alloc_event(2, 2000), free_event(1), free_event(2)})};
+  const auto growth = RecordedGrowth::of(attempts);
+  ASSERT_TRUE(growth->knows_growth());
+  EXPECT_EQ(growth->need_at(40), 400 + 4000);
+}
+
+TEST(RecordedGrowth, ATensorThatShrinksAsTheSizeGrowsIsAnotherOne) {
+  const std::vector<Attempt> attempts{
+      recorded_fit(10, {alloc_event(1, 5000), alloc_event(2, 1000), alloc_event(3, 100),
+                        free_event(3), free_event(1), free_event(2)}),
+      recorded_fit(20, {alloc_event(1, 200), alloc_event(2, 2000), alloc_event(3, 100),
+                        free_event(3), free_event(1), free_event(2)})};
+  EXPECT_FALSE(RecordedGrowth::of(attempts)->knows_growth());
+}
+
 TEST(RecordedGrowth, BeginsWithWhatTheDeviceHolds) {
   const std::vector<Attempt> attempts{with_a_gap(10), with_a_gap(20)};
   AllocatorModel device = recorded_device(900);
