@@ -149,8 +149,37 @@ def test_what_was_added_is_not_held_beside_a_sum_that_is_kept() -> None:
     assert left_after(lambda total, _: functional.gelu(total)) == SUM
 
 
-def test_what_was_added_is_not_held_for_a_sum_that_nobody_asks_for() -> None:
-    assert left_after(functional.add) == 0
+def test_what_was_added_is_not_held_beside_a_sum_that_is_kept_later() -> None:
+    def norm_and_gelu(total: Tensor, _: Tensor) -> Tensor:
+        return functional.layer_norm(total, [WIDTH]) + functional.gelu(total)
+
+    statistics = 2 * 4 * ROWS
+    assert left_after(norm_and_gelu) == SUM + statistics
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_was_added_is_not_held_for_a_sum_that_nobody_asks_for(inplace: bool) -> None:
+    assert left_after(lambda total, x: functional.add(total, x, inplace=inplace)) == 0
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_sum_that_can_no_longer_be_asked_for_is_not_relied_on(overwritten: bool) -> None:
+    """What an activation knows of it is from before."""
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(2)
+        x, _, narrow = wide_and_narrow()
+        total = functional.add(x, torch.randn_like(x) if overwritten else narrow.detach())
+        if overwritten:
+            functional.layer_norm(total, [WIDTH])  # keeps the sum
+        active = functional.relu(total)
+        weight = torch.randn(3, WIDTH, requires_grad=True)
+        unknown = functional.add(active, x.exp())
+        functional.linear(unknown, weight, recompute=recompute)  # asks `active` in vain
+        functional.add(total, x, inplace=overwritten)
+        output = functional.linear(active, weight, recompute=recompute)
+        found.append([*torch.autograd.grad(output.square().sum(), [x, weight])])
+    assert equal(*found)
 
 
 def test_a_sum_is_kept_whose_operands_nobody_keeps() -> None:
