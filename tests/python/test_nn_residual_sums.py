@@ -94,6 +94,33 @@ def test_every_other_sum_is_kept_in_half_the_bytes(level: str, training: str) ->
     assert plain - ours == BLOCKS * NARROW
 
 
+class Residual(nn.Module):
+    """One sum per module: each needs that of the module before it."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.norm, self.work = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.work(self.norm(x))
+
+
+class Other(Residual):
+    """Another class."""
+
+
+@pytest.mark.parametrize("second", [Residual, Other])
+def test_sums_of_several_modules_are_kept_in_half_the_bytes_in_every_call(
+    second: type[Residual],
+) -> None:
+    model = nn.Sequential(*(kind() for _ in range(BLOCKS) for kind in (Residual, second)))
+    model.append(nn.LayerNorm(WIDTH))
+    plain, ours = (converted(model, "cheap", functions) for functions in (False, True))
+    for _ in range(3):
+        assert kept_by(plain) - kept_by(ours) == BLOCKS * NARROW
+    assert equal(gradients(ours), gradients(model))
+
+
 def test_without_autocast_the_region_is_left_again() -> None:
     ours = converted(built(), "cheap")
     for _ in range(2):
