@@ -81,7 +81,7 @@ class Parts(nn.Module):
 
 
 class Scaled(nn.Module):
-    """ConvNeXt's block behind its convolution."""
+    """ConvNeXt's block after its convolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def bottleneck(width: int = WIDTH) -> nn.Module:
 TOKENS, IMAGES = (3, 8, WIDTH), (2, WIDTH, 6, 6)
 PIXELS = 2 * 36
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    # name: model, input, numbers that the layers behind products do not keep
+    # name: model, input, numbers that the layers after products do not keep
     "mlp": (lambda: Residual(*mlp()), TOKENS, ROWS * 4 * WIDTH),
     "gated": (
         lambda: Residual(nn.RMSNorm(WIDTH), Gated(WIDTH, 3 * WIDTH)),

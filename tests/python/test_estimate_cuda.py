@@ -74,6 +74,21 @@ def test_brims_layers_have_the_types_of_torchs_under_autocast_of_cuda(
     assert Seen.types == expected
 
 
+def test_logits_of_a_fused_loss_are_in_the_low_type_under_autocast_of_cuda() -> None:
+    weight = torch.randn(1024, 16, requires_grad=True)
+
+    def temporary(dtype: torch.dtype) -> int:
+        def step() -> None:
+            x, target = torch.randn(256, 16, dtype=dtype), torch.zeros(256, dtype=torch.long)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = brim.nn.functional.linear_cross_entropy(x, weight, target, chunk=256)
+            loss.backward()
+
+        return brim.estimate(step, device="cuda", capacity="1GiB").by_kind["temporary"]
+
+    assert temporary(torch.float32) == temporary(torch.bfloat16)
+
+
 def test_attention_on_cuda_keeps_no_matrix_of_scores() -> None:
     def step(q: torch.Tensor) -> None:
         functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1).sum().backward()

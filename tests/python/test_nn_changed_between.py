@@ -242,7 +242,7 @@ def test_a_weight_under_autocast_that_is_changed_is_an_error(frozen: bool) -> No
 
 
 def test_a_weight_that_has_no_memory_between_forward_and_backward() -> None:
-    """As in FSDP: the layer behind keeps its input instead of asking for it."""
+    """As in FSDP: the next layer keeps its input instead of asking for it."""
     norm, linear = brim.nn.LayerNorm(8), brim.nn.Linear(8, 4)
     linear.recompute = True
     x = torch.randn(6, 8, requires_grad=True)

@@ -94,6 +94,33 @@ def test_every_other_sum_is_kept_in_half_the_bytes(level: str, training: str) ->
     assert plain - ours == BLOCKS * NARROW
 
 
+class Residual(nn.Module):
+    """One sum per module: each needs that of the module before it."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.norm, self.work = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.work(self.norm(x))
+
+
+class Other(Residual):
+    """Another class."""
+
+
+@pytest.mark.parametrize("second", [Residual, Other])
+def test_sums_of_several_modules_are_kept_in_half_the_bytes_in_every_call(
+    second: type[Residual],
+) -> None:
+    model = nn.Sequential(*(kind() for _ in range(BLOCKS) for kind in (Residual, second)))
+    model.append(nn.LayerNorm(WIDTH))
+    plain, ours = (converted(model, "cheap", functions) for functions in (False, True))
+    for _ in range(3):
+        assert kept_by(plain) - kept_by(ours) == BLOCKS * NARROW
+    assert equal(gradients(ours), gradients(model))
+
+
 def test_without_autocast_the_region_is_left_again() -> None:
     ours = converted(built(), "cheap")
     for _ in range(2):
@@ -149,8 +176,37 @@ def test_what_was_added_is_not_held_beside_a_sum_that_is_kept() -> None:
     assert left_after(lambda total, _: functional.gelu(total)) == SUM
 
 
-def test_what_was_added_is_not_held_for_a_sum_that_nobody_asks_for() -> None:
-    assert left_after(functional.add) == 0
+def test_what_was_added_is_not_held_beside_a_sum_that_is_kept_later() -> None:
+    def norm_and_gelu(total: Tensor, _: Tensor) -> Tensor:
+        return functional.layer_norm(total, [WIDTH]) + functional.gelu(total)
+
+    statistics = 2 * 4 * ROWS
+    assert left_after(norm_and_gelu) == SUM + statistics
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_was_added_is_not_held_for_a_sum_that_nobody_asks_for(inplace: bool) -> None:
+    assert left_after(lambda total, x: functional.add(total, x, inplace=inplace)) == 0
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_sum_that_can_no_longer_be_asked_for_is_not_relied_on(overwritten: bool) -> None:
+    """What an activation knows of it is from before."""
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(2)
+        x, _, narrow = wide_and_narrow()
+        total = functional.add(x, torch.randn_like(x) if overwritten else narrow.detach())
+        if overwritten:
+            functional.layer_norm(total, [WIDTH])  # keeps the sum
+        active = functional.relu(total)
+        weight = torch.randn(3, WIDTH, requires_grad=True)
+        unknown = functional.add(active, x.exp())
+        functional.linear(unknown, weight, recompute=recompute)  # asks `active` in vain
+        functional.add(total, x, inplace=overwritten)
+        output = functional.linear(active, weight, recompute=recompute)
+        found.append([*torch.autograd.grad(output.square().sum(), [x, weight])])
+    assert equal(*found)
 
 
 def test_a_sum_is_kept_whose_operands_nobody_keeps() -> None:

@@ -38,7 +38,8 @@ _WIDEST = (
 _LAYERS_LOWER = "linear conv prelu"
 _LAYERS_FLOAT32_INSIDE = "layer_norm group_norm rms_norm"
 _LAYERS_FLOAT32 = "softplus"
-"""Brim's own operators, see `CastTo` in src/nn/autograd/operator.h."""
+_LAYERS_LOWER_INPUT = "linear_cross_entropy"
+"""Brim's own operators, see `CastTo` in src/nn/autograd/operator.h. The last one casts itself."""
 
 
 class Autocast:
@@ -60,6 +61,7 @@ class Autocast:
         self._register(library, torch.ops.brim, _LAYERS_LOWER, self._lower_layer)
         self._register(library, torch.ops.brim, _LAYERS_FLOAT32_INSIDE, self._float32_inside)
         self._register(library, torch.ops.brim, _LAYERS_FLOAT32, self._float32)
+        self._register(library, torch.ops.brim, _LAYERS_LOWER_INPUT, self._lower_input)
 
     def _register(self, library: Any, ops: Any, names: str, run: _Run) -> None:
         for name in names.split():
@@ -97,6 +99,13 @@ class Autocast:
             is_cast = cast["weight"] is not given["weight"]
             cast["parameter"] = given["weight"] if is_cast else None
         return op(**cast)
+
+    def _lower_input(self, op: Any, args: Any, kwargs: Any) -> Any:
+        given = _by_name(op, args, kwargs)
+        given["input"] = self._cast(given["input"], torch.get_autocast_dtype("cuda"))
+        for name in ("target", "weight"):
+            given[name] = self._cast(given[name], torch.float32)
+        return op(**{**given, "in_float32": True, "cast_weights": True})
 
     def _float32_inside(self, op: Any, args: Any, kwargs: Any) -> Any:
         given = _by_name(op, args, kwargs)

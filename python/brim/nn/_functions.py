@@ -85,7 +85,14 @@ def _region(work: Any) -> Any:
             result = work(self, *args, **kwargs)
             if redirected.found is not None and _is_telling(result):
                 useful = _WITH_RECOMPUTE if self._brim_recompute else SAVING_ALONE
-                worth.setdefault(self, {})[way] = not useful.isdisjoint(redirected.found)
+                decided = worth.setdefault(self, {})
+                decided[way] = not useful.isdisjoint(redirected.found)
+                if SUM_OF_TWO_TYPES in redirected.found and redirected.last is not None:
+                    # It keeps less because the sum before it, of another module, is brim's too.
+                    last, last_way = redirected.last
+                    last[last_way] = True
+                if redirected.found:
+                    redirected.last = decided, way
             return result
         finally:
             if not is_inside:

@@ -133,10 +133,12 @@ class _Redirected(threading.local):
         found: the functions of torch for which brim's made a node; None: not collected.
         hooks: the saved-tensor hooks that were in force when it began.
         left: the `hooks` of regions around modules that are left out.
+        last: where the last region that found some was judged, and its key there.
     """
 
     found: list[Any] | None = None
     hooks: Any = None
+    last: tuple[dict[Any, bool], Any] | None = None
 
     def __init__(self) -> None:
         self.left: list[Any] = []

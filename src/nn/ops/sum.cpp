@@ -53,6 +53,13 @@ class SumNode final : public OutputHoldingNode {
 
   void output_is_kept(const at::Tensor& output) override {
     OutputHoldingNode::output_is_kept(output);
+    // Layers that have asked get that one, too.
+    relies_on_narrow_ = relies_on_narrow_ && !OutputHoldingNode::prepare_to_recompute();
+    drop_narrow();
+  }
+
+  void output_is_overwritten(const at::Tensor& output) override {
+    OutputHoldingNode::output_is_overwritten(output);
     drop_narrow();
   }
 
@@ -76,7 +83,8 @@ class SumNode final : public OutputHoldingNode {
       return true;
     }
     if (!keeps_narrow_) {
-      return nn::prepare_to_recompute(*next_edge(0).function) &&
+      // Whoever asks may have seen it when the sum or an operand was still held.
+      return layers_to_recompute() && nn::prepare_to_recompute(*next_edge(0).function) &&
              nn::prepare_to_recompute(*next_edge(1).function);
     }
     const std::lock_guard lock(mutex_);

@@ -105,7 +105,7 @@ TEST(LayersWithAWeight, KeepNoCopyOfTheWeightUnderAutocast) {
 struct Widening {
   const char* name;
   Layer once;
-  Layer again;  // runs again in backward if a layer behind asks
+  Layer again;  // runs again in backward if the next layer asks
   Tensors tensors;
 };
 
@@ -145,7 +145,7 @@ std::int64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(tensor.nbytes());
 }
 
-TEST(ProductsThatRunAgain, GiveTheirOutputToTheLayerBehind) {
+TEST(ProductsThatRunAgain, GiveTheirOutputToTheNextLayer) {
   for (const Widening& w : widening()) {
     for (const unsigned mask : {kAll, kInput, kInput | kBias}) {
       const Tensors given = leaves(w.tensors, mask);
