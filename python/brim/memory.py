@@ -6,6 +6,7 @@ Everything here is a thin face of the C++ core (`include/brim/memory`).
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import warnings
 from collections.abc import Callable
@@ -162,6 +163,10 @@ def budget(limit: int | str, device: DeviceLike = None) -> Budget:
         100
     """
     return Budget(limit, device)
+
+
+# What help() and editors show of the constructor, which is C++'s.
+Budget.__signature__ = inspect.signature(budget)  # type: ignore[attr-defined]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

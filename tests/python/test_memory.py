@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import threading
 import warnings
@@ -212,6 +213,9 @@ class TestPeakMeter:
 
 
 class TestBudget:
+    def test_shows_its_arguments(self) -> None:
+        assert list(inspect.signature(brim.Budget).parameters) == ["limit", "device"]
+
     def test_over_the_limit_is_torch_out_of_memory_error(
         self, held: int, tensor_of: TensorOf
     ) -> None:
