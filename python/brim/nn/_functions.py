@@ -24,17 +24,20 @@ from brim.nn.saving import (
     redirected,
 )
 
-__all__ = ["is_region", "leave_out", "take_in", "with_functions"]
+__all__ = ["is_region", "leave_out", "outside", "take_in", "with_functions"]
 
 _push: Any = torch._C._push_on_torch_function_stack
 _pop: Any = torch._C._pop_torch_function_stack
 
 
-def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | None:
+def with_functions(
+    module: torch.nn.Module, recompute: bool = False, is_inside: bool = False
+) -> Kind | None:
     """A class in which the methods that call functions are regions of `brim.saving()`.
 
     Only what the module runs itself counts, not what its children do: for those, None. With
-    `recompute`, sums around normalisation layers count too.
+    `recompute`, sums around normalisation layers count too. A module inside of a region always has
+    one, which leaves the outer one where there is nothing to redirect: that costs time.
 
     Example:
         >>> class Gate(torch.nn.Module):
@@ -46,7 +49,7 @@ def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | N
     methods = tuple(
         name for name, uses in _uses_of(type(module)).items() if uses.fit(module, recompute)
     )
-    if not methods and any(map(_is_function, module.__dict__.values())):
+    if not methods and (is_inside or any(map(_is_function, module.__dict__.values()))):
         methods = ("forward",)
     return derived(type(module), Recipe("functions", methods)) if methods else None
 
@@ -74,11 +77,11 @@ def _region(work: Any) -> Any:
         # A checkpoint runs its modules twice, and the same functions must be redirected in both.
         known = worth.get(self, _NOTHING).get(way) if hooks is None else True
         if known is False:
-            return work(self, *args, **kwargs)
+            return outside(work, self, *args, **kwargs)
         mode = _REGIONS[self._brim_recompute]
         before = redirected.found, redirected.hooks
         redirected.found, redirected.hooks = [] if known is None else None, hooks
-        is_inside = _is_inside(mode)
+        is_inside = _innermost() is mode
         if not is_inside:
             _push(mode)
         try:
@@ -149,9 +152,22 @@ def _return(module: torch.nn.Module, args: Any, result: Any) -> None:
 _REGIONS = {level: Saving(level, is_shared=True) for level in (None, "cheap", "products")}
 
 
-def _is_inside(mode: Saving) -> bool:
+def _innermost() -> Any:
+    """The mode that was entered last; None for none."""
     depth = torch._C._len_torch_function_stack()
-    return depth > 0 and torch._C._get_function_stack_at(depth - 1) is mode
+    return torch._C._get_function_stack_at(depth - 1) if depth else None
+
+
+def outside(work: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that has nothing to redirect, not in the region of a module around it."""
+    mode = _innermost()
+    if mode not in _REGIONS.values():
+        return work(*args, **kwargs)
+    _pop()
+    try:
+        return work(*args, **kwargs)
+    finally:
+        _push(mode)
 
 
 # -- Which modules call them ----------------------------------------------------------------------

@@ -262,8 +262,13 @@ def convert(
                 marks = {"recompute": True, "runs_again": recompute == "products"}
             known = {mark: level for mark, level in marks.items() if hasattr(type(module), mark)}
             module.__dict__.update(known)
-    for module in _first_inside_regions(model, (places.keys() - chosen) | left_out):
+    unchosen = (places.keys() - chosen) | left_out
+    for module in _first_inside_regions(model, unchosen):
         leave_out(module)
+    for module in _children_of_regions(places.keys() - unchosen) if functions else ():
+        if not _obstacle(module) and (kind := with_functions(module, is_inside=True)) is not None:
+            module.__class__ = kind
+            module.__dict__["_brim_recompute"] = recompute
     hint = conversion_hint(model, recompute)
     return ConversionReport(tuple(replaced), tuple(kept), tuple(around), hint)
 
@@ -355,6 +360,17 @@ def _first_inside_regions(model: Module, left_out: Collection[Module]) -> set[Mo
             inside = inside or is_region(type(module))
         waiting += [(child, inside) for child in module.children()]
     return found
+
+
+def _children_of_regions(modules: Collection[Module]) -> Iterator[Module]:
+    """The modules among these that a region runs itself, or in a container of torch.nn."""
+    waiting = [child for each in modules if is_region(type(each)) for child in each.children()]
+    while waiting:
+        module = waiting.pop()
+        if type(module).__module__.startswith("torch.nn."):
+            waiting += module.children()
+        elif module in modules:
+            yield module
 
 
 def is_layer(module: Module) -> bool:

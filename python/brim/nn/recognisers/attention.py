@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from brim.nn import functional
+from brim.nn._attention import attention
 from brim.nn._derived import MAKERS, Kind
 from brim.nn._elsewhere import is_traced
+from brim.nn._functions import outside
 
 __all__: list[str] = []
 
@@ -40,16 +42,16 @@ def _members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
     ) -> Any:
         options = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
         is_bare = key_padding_mask is None and attn_mask is None
+        is_of_one = query is key and key is value
         if (
             need_weights
             or is_causal
             or not is_bare
-            or query is not key
-            or key is not value
-            or not _is_ours(self, query)
+            or not is_of_one
+            or not outside(_is_ours, self, query)
         ):
             return work(self, query, key, value, *options)
-        return _attend(self, query), None
+        return outside(_attend, self, query), None
 
     return (kind,), {"forward": forward, "_brim_recompute": None}
 
@@ -91,7 +93,8 @@ def _attend(module: Any, x: Tensor) -> Tensor:
         for part in packed
     )
     dropout = module.dropout if module.training else 0.0
-    mixed = nn.functional.scaled_dot_product_attention(query, key, value, None, dropout)
+    attend = attention if recompute else nn.functional.scaled_dot_product_attention
+    mixed = attend(query, key, value, None, dropout)
     mixed = mixed.permute(2, 0, 1, 3).contiguous().view(batch * length, width)
     last = module.out_proj
     result = functional.linear(mixed, last.weight, last.bias, recompute=recompute)
