@@ -12,6 +12,8 @@ what it held before, "peak" the most during both, each with the loss and without
     ./dev bench nn -- Llama "BERT, BitFit"          rows whose name has this in it, of all rows
     ./dev bench nn -- --list                        the names of all rows
     ./dev bench nn -- Llama --ways torch cheap      ways whose name has this in it
+    ./dev bench nn -- --quick --scale 4             four times the batch size: a step is no longer
+                                                    bound by the host
 """
 
 from __future__ import annotations
@@ -153,12 +155,14 @@ def table(case: Case, ways: Sequence[str], device: str) -> dict[str, Figures]:
     return found
 
 
-def run_row(row: tuple[str, str, str], device: str, ways: Sequence[str], plots: Path) -> None:
-    name = ", ".join(row)
+def run_row(
+    row: tuple[str, str, str], device: str, ways: Sequence[str], scale: int, plots: Path
+) -> None:
+    name = ", ".join(row) + (f", {scale} times the batch" if scale > 1 else "")
     model, training, precision = row
     print(f"\n{name}, on {device}", flush=True)
     try:
-        case = MODELS[model].build(Setting(device, training, precision))
+        case = MODELS[model].build(Setting(device, training, precision, scale))
     except ImportError as error:
         print(f"    left out: {error}")
         return
@@ -255,6 +259,7 @@ def arguments() -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         help="whether to run torch.compile too; default: on an accelerator, without --quick",
     )
+    parser.add_argument("--scale", type=int, default=1, help="times the usual batch size")
     parser.add_argument("--device", help="cpu, cuda, …; default: the accelerator if there is one")
     parser.add_argument("--plots", type=Path, default=PLOTS, help="folder for pictures")
     return parser.parse_args()
@@ -288,7 +293,7 @@ def main() -> None:
         raise SystemExit(f"no row matches {options.rows}: --list prints all")
     for place, row in enumerate(rows):
         progress(f"row {place + 1} of {len(rows)}")
-        run_row(row, device, ways, options.plots)
+        run_row(row, device, ways, options.scale, options.plots)
     if not options.rows and not options.quick:
         host_times(device)
 

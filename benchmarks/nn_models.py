@@ -40,11 +40,13 @@ class Setting:
         device: where.
         training: one of `TRAININGS`.
         precision: one of `PRECISIONS`.
+        scale: times the usual batch size.
     """
 
     device: str
     training: str
     precision: str
+    scale: int = 1
 
     @property
     def small(self) -> bool:
@@ -53,6 +55,9 @@ class Setting:
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    def batch(self, small: int, usual: int) -> int:
+        return self.scale * (small if self.small else usual)
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
@@ -110,7 +115,7 @@ class Model:
 
 
 def images(setting: Setting, make: Callable[[], nn.Module], side: int, *blocks: str) -> Case:
-    batch = 4 if setting.small else 64
+    batch = setting.batch(4, 64)
     data = torch.randn(batch, 3, side, side, device=setting.device, dtype=setting.dtype)
     target = setting.ids(1000, (batch,))
 
@@ -148,7 +153,7 @@ def bert(setting: Setting) -> Case:
         config = BertConfig(
             hidden_size=192, num_hidden_layers=4, num_attention_heads=3, intermediate_size=768
         )
-    ids = setting.ids(config.vocab_size, (4, 64) if setting.small else (32, 128))
+    ids = setting.ids(config.vocab_size, (setting.batch(4, 32), 64 if setting.small else 128))
     target = setting.ids(2, ids.shape[:1])
 
     def forward(model: nn.Module) -> Tensor:
@@ -176,7 +181,7 @@ def gpt2(setting: Setting) -> Case:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_embd=192, n_layer=4, n_head=6) if setting.small else GPT2Config()
-    shape = (1, 128) if setting.small else (8, 512)
+    shape = (setting.batch(1, 8), 128 if setting.small else 512)
     return language_model(setting, lambda: GPT2LMHeadModel(config), shape, "GPT2Block")
 
 
@@ -192,7 +197,7 @@ def llama(setting: Setting) -> Case:
         vocab_size=8016 if setting.small else 128256,
         tie_word_embeddings=True,
     )
-    shape = (1, 256) if setting.small else (4, 1024)
+    shape = (setting.batch(1, 4), 256 if setting.small else 1024)
     return language_model(setting, lambda: LlamaForCausalLM(config), shape, "LlamaDecoderLayer")
 
 
@@ -250,7 +255,8 @@ class AdaptedBlock(nn.Module):
 
 def encoder(activation: type[nn.Module]) -> Callable[[Setting], Case]:
     def make(setting: Setting) -> Case:
-        n, length, width, depth = (2, 64, 128, 2) if setting.small else (16, 128, 768, 12)
+        n = setting.batch(2, 16)
+        length, width, depth = (64, 128, 2) if setting.small else (128, 768, 12)
         data = torch.randn(n, length, width, device=setting.device, dtype=setting.dtype)
 
         def forward(model: nn.Module) -> Tensor:
@@ -366,7 +372,8 @@ class UNet(nn.Module):
 
 
 def unet(setting: Setting) -> Case:
-    n, width, side = (2, 32, 32) if setting.small else (4, 320, 64)
+    n = setting.batch(2, 4)
+    width, side = (32, 32) if setting.small else (320, 64)
     options: Any = {"device": setting.device, "dtype": setting.dtype}
     noisy, time = torch.randn(n, 4, side, side, **options), torch.randn(n, width, **options)
     context = torch.randn(n, 77, 768, **options)

@@ -347,6 +347,55 @@ def test_layer_norm_is_given_again_in_the_type_of_the_layers_behind(
         assert same_bits(mine.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("view", ["transpose", "view", "slice"])
+def test_layer_norm_is_given_again_through_a_view(view: str, low: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.LayerNorm(64), nn.Linear(64, 8)]).cuda()
+    ours = copy.deepcopy(model)
+    brim.convert(ours, recompute="cheap")
+    x = torch.randn(5, 6, 64, device="cuda")
+    kept = []
+    for net in (model, ours):
+        with torch.autocast("cuda", low), brim.PeakMeter("cuda") as meter:
+            normal = net[0](x.requires_grad_())
+            if view == "transpose":
+                normal = normal.transpose(0, 1)
+            normal = normal.view(2, 15, 64) if view == "view" else normal
+            loss = net[1](normal[:3] if view == "slice" else normal).float().square().sum()
+            kept.append(meter.left)
+        loss.backward()
+    assert kept[1] < kept[0]
+    for mine, theirs in zip(ours.parameters(), model.parameters(), strict=True):
+        assert same_bits(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("side", [(7, 7), (14, 14), (3, 3), (2, 3), (1, 1), (8, 8), (5, 13)])
+@pytest.mark.parametrize("channels", [16, 5])
+@pytest.mark.parametrize("adds", [False, True], ids=["", "sum"])
+def test_batch_norm_is_given_again_where_packs_cross_channels(
+    channels: int, side: tuple[int, int], adds: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Conv2d(8, channels, 1), nn.BatchNorm2d(channels)).cuda()
+    last = nn.Conv2d(channels, 4, 1).cuda()
+    model = nn.ModuleList([first, nn.ReLU(), last])
+    with torch.no_grad():
+        for each in first[1].parameters():
+            each.normal_()
+    ours = copy.deepcopy(model)
+    brim.convert(ours, recompute="cheap")
+    x = torch.randn(3, 8, *side, device="cuda")
+    for net in (model, ours):
+        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            normal = net[0](x)
+            normal = normal + net[0](x.flip(0)) if adds else normal
+            net[2](net[1](normal)).float().square().sum().backward()
+    for mine, theirs in zip(ours.parameters(), model.parameters(), strict=True):
+        assert same_bits(mine.grad, theirs.grad)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("shape", [(3, 12, 7, 5), (2, 8, 16), (2, 64, 64, 64), (5, 320, 8, 8)])
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])

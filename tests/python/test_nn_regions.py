@@ -154,6 +154,37 @@ def test_a_region_that_saves_nothing_is_left_out() -> None:
     assert depths == [0, 1]
 
 
+def test_a_module_without_functions_leaves_the_region_around_it() -> None:
+    """Each of its calls of torch would take longer there, for nothing."""
+    depths: list[int] = []
+
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            depths.append(torch._C._len_torch_function_stack())
+            if len(depths) == 3:
+                raise KeyboardInterrupt
+            return x.transpose(0, 1)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = nn.Sequential(Turned())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.inside(x))
+
+    block, x = Block(), torch.ones(2, 8, requires_grad=True)
+    report = brim.convert(block)
+    assert [each.type for each in report.functions] == ["Block"]
+    for _ in range(2):
+        assert block(x).grad_fn.name() == "brim::relu_backward"
+    with pytest.raises(KeyboardInterrupt):
+        block(x)
+    assert depths == [1, 0, 0]
+    assert torch._C._len_torch_function_stack() == 0
+    assert type(brim.restore(block).inside[0]) is Turned
+
+
 def test_products_alone_are_redirected_only_to_run_again() -> None:
     class Products(nn.Module):
         def __init__(self) -> None:

@@ -35,7 +35,7 @@ def attention(
 
     given = (query, key, value)
     if (
-        any(each.device.type != "cpu" for each in given)
+        not (query.is_cpu and key.is_cpu and value.is_cpu)
         or (attn_mask is not None and attn_mask.requires_grad)
         or _choice(*given, attn_mask, *args, **options) != _WRITTEN_OUT
     ):

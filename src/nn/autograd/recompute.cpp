@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <typeindex>
 #include <unordered_map>
 
@@ -234,10 +236,25 @@ const SavingNode* layer_that_made(const at::Tensor& value) {
   return dynamic_cast<const SavingNode*>(maker_of(origin_of(value), version_of(value)));
 }
 
+bool is_of_one_size(const Edge& one, const Edge& other) {
+  const auto elements = [](const Edge& edge) {
+    const auto sizes = edge.function->input_metadata(edge.input_nr).shape_as_dim_vector();
+    return std::accumulate(sizes.begin(), sizes.end(), c10::SymInt(1), std::multiplies<>());
+  };
+  return TORCH_GUARD_OR_FALSE(elements(one).sym_eq(elements(other)));
+}
+
 at::Tensor recompute_as(const Edge& origin, at::ScalarType type) {
   if (auto* const layer = dynamic_cast<SavingNode*>(origin.function.get())) {
     if (auto fused = layer->recompute_as(type)) {
       return *std::move(fused);
+    }
+  }
+  // What is behind a view of all of it may have a kernel for the other type.
+  if (const ViewAgain view = view_made_by(*origin.function)) {
+    const Edge& base = origin.function->next_edge(0);
+    if (is_of_one_size(origin, base)) {
+      return view(origin, recompute_as(base, type));
     }
   }
   return recompute(origin).to(type);

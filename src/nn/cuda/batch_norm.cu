@@ -80,8 +80,8 @@ __device__ T finish(const Affine& affine, T in, const T* added, bool relu) {
   return relu && widen<T>(value) <= 0 ? narrow<T>(0) : value;
 }
 
-/// One pack per thread. Channels first: all of a pack is of one channel, because packs divide
-/// `inner`; channels last (inner == 1): packs divide `channels`.
+/// One pack per thread. Channels first: a pack is of one channel or two, because `inner` is no
+/// smaller; channels last (inner == 1): packs divide `channels`.
 template <class T, class P, int kFormula, int kSize, class Index>
 __global__ void __launch_bounds__(kThreads)
     normalise_kernel(const T* __restrict__ in, const T* __restrict__ added, T* __restrict__ out,
@@ -107,10 +107,15 @@ __global__ void __launch_bounds__(kThreads)
           finish(Channel(norm, c + i), x.at[i], added == nullptr ? nullptr : &more.at[i], relu);
     }
   } else {
-    const Channel channel(norm, static_cast<unsigned>(first / inner % channels));
+    const Index row = first / inner;
+    const auto in_row = static_cast<int>(min((row + 1) * inner - first, Index{kSize}));
+    const Channel channel(norm, static_cast<unsigned>(row % channels));
+    const Channel next =
+        in_row < kSize ? Channel(norm, static_cast<unsigned>((row + 1) % channels)) : channel;
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      y.at[i] = finish(channel, x.at[i], added == nullptr ? nullptr : &more.at[i], relu);
+      y.at[i] = finish(i < in_row ? channel : next, x.at[i],
+                       added == nullptr ? nullptr : &more.at[i], relu);
     }
   }
   store<kSize>(y, out + first);
@@ -135,9 +140,11 @@ void launch_normalise(const ChannelNorm& norm, const void* in, const void* added
       run(size, std::uint64_t{});
     }
   };
-  const std::int64_t row = blocks.inner == 1 ? blocks.channels : blocks.inner;
-  if (row % kPackOf<T> == 0 && is_aligned(in, 16) && is_aligned(added, 16) && is_aligned(out, 16)) {
-    choose_index(std::integral_constant<int, kPackOf<T>>());
+  constexpr int kPack = kPackOf<T>;
+  const bool fits = blocks.inner == 1 ? blocks.channels % kPack == 0
+                                      : blocks.inner >= kPack && n % kPack == 0;
+  if (fits && is_aligned(in, 16) && is_aligned(added, 16) && is_aligned(out, 16)) {
+    choose_index(std::integral_constant<int, kPack>());
   } else {
     choose_index(std::integral_constant<int, 1>());
   }
