@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 
-#include <atomic>
 #include <string>
 
 #include "only_copy.h"
@@ -13,8 +12,6 @@
 
 namespace brim {
 namespace {
-
-std::atomic<Waiter> current_waiter{nullptr};
 
 /// The file that this code was loaded from.
 std::string own_file() {
@@ -49,8 +46,6 @@ void check_only_copy() {
 }
 
 void set_waiter(Waiter waiter) noexcept { current_waiter.store(waiter); }
-
-bool has_waiter() noexcept { return current_waiter.load(std::memory_order_relaxed) != nullptr; }
 
 void run_waiting(void (*wait)(const void*), const void* context) {
   if (const Waiter waiter = current_waiter.load()) {

@@ -2,12 +2,12 @@
 
 #include <brim/runtime.h>
 
+#include <atomic>
 #include <mutex>
 
 namespace brim {
 
-/// Whether set_waiter was given one.
-bool has_waiter() noexcept;
+inline constinit std::atomic<Waiter> current_waiter{nullptr};
 
 /// Runs `wait`, which may block, in the Waiter that was set: without Python's GIL.
 template <class Wait>
@@ -18,8 +18,8 @@ void waiting(const Wait& wait) {
 /// Runs `work` under `mutex`. If the mutex must be waited for, `work` runs inside the wait: holding
 /// it while taking Python's GIL again would deadlock with a thread that has the GIL and wants it.
 template <class Work>
-void with_lock(std::mutex& mutex, const Work& work) {
-  if (!has_waiter()) {
+[[gnu::always_inline]] inline void with_lock(std::mutex& mutex, const Work& work) {
+  if (current_waiter.load(std::memory_order_relaxed) == nullptr) [[likely]] {
     const std::lock_guard lock(mutex);  // half of try_lock's time in a process of one thread
     work();
   } else if (const std::unique_lock lock(mutex, std::try_to_lock); lock) {

@@ -97,8 +97,10 @@ c10::DeviceType find_default_device_type();
 inline c10::DeviceType default_device_type() {
   // Without the guard of a static: its acquire waits, on Arm, for the lock that the last call gave
   // back.
-  return detail::only_cpu.load(std::memory_order_relaxed) ? c10::DeviceType::CPU
-                                                          : detail::find_default_device_type();
+  if (detail::only_cpu.load(std::memory_order_relaxed)) [[likely]] {
+    return c10::DeviceType::CPU;
+  }
+  return detail::find_default_device_type();
 }
 
 /// Whether accelerators of this kind cannot be used here, because this process was forked from one

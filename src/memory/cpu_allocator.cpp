@@ -98,8 +98,9 @@ void CpuAllocator::in_forked_child() {
 }
 
 CpuAllocator& CpuAllocator::instance() {
-  static auto* const allocator = new CpuAllocator;  // never destroyed, see the class comment
-  return *allocator;
+  static const bool once = (made = new CpuAllocator) != nullptr;  // never destroyed
+  (void)once;
+  return *made;
 }
 
 void CpuAllocator::install() {
@@ -219,7 +220,7 @@ void CpuAllocator::free_block(void* data) {
   std::memcpy(&header, block, sizeof(header));
   if (header.process == process) {
     const auto size = static_cast<std::int64_t>(header.bytes);
-    if (EventLog& log = instance().log_; log.is_open()) {
+    if (EventLog& log = made->log_; log.is_open()) {
       log.note({.address = reinterpret_cast<std::uintptr_t>(data), .bytes = size, .freed = true});
     }
     release(size);

@@ -25,7 +25,7 @@ class EventLog {
     device_ = device;
     events_.clear();  // those of the parent in a forked process
     is_too_long_ = false;
-    open_.store(++started_, std::memory_order_release);
+    open_.store(++started_, std::memory_order_relaxed);
     return started_;
   }
 
@@ -36,13 +36,14 @@ class EventLog {
     if (number != open_.load(std::memory_order_relaxed)) {
       return {};
     }
-    open_.store(0, std::memory_order_release);
+    open_.store(0, std::memory_order_relaxed);
     auto events = std::exchange(events_, {});
     return is_too_long_ ? std::vector<AllocationEvent>() : std::move(events);
   }
 
-  /// To be asked before an event is made, which takes time.
-  [[nodiscard]] bool is_open() const { return open_.load(std::memory_order_acquire) != 0; }
+  /// To be asked before an event is made, which takes time. Without ordering: note() asks again
+  /// under the lock.
+  [[nodiscard]] bool is_open() const { return open_.load(std::memory_order_relaxed) != 0; }
 
   /// Called where memory may have just run out, also from deleters: it must not throw.
   void note(const AllocationEvent& event, c10::DeviceIndex device = 0) noexcept {

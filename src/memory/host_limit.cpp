@@ -129,16 +129,8 @@ using Limits = ThreadHostLimit::Limits;
 
 // Small, with the rest on the heap: glibc has some eighty bytes for fast access to all thread-local
 // variables of this library beside torch's. If they were larger, each access would take 4 ns more,
-// and a call that fits has three.
+// and a call that fits has two.
 constinit thread_local ThreadHostLimit this_thread;
-
-void begin(ThreadHostLimit& own) noexcept {
-  if (own.limits != nullptr) {
-    delete std::exchange(own.limits, nullptr);
-  }
-  constexpr std::int64_t kSmall = std::int64_t{1} << 20;
-  own.unasked_until = CpuAllocator::allocated() + kSmall;
-}
 
 /// What the machine has now, for a request of this thread.
 std::int64_t ask(ThreadHostLimit& thread, std::int64_t allocated) {
@@ -208,16 +200,14 @@ std::int64_t refused_by_host(std::int64_t bytes, std::int64_t allocated) {
   return CpuAllocator::kUnlimited;
 }
 
-void forget_host_limit_after_fork() { begin(this_thread); }
+ThreadHostLimit& detail::host_limit_of_thread() { return this_thread; }
 
-HostLimit::HostLimit(State state) {
-  if (state == State::open && CpuAllocator::try_install()) {
-    own_ = &this_thread;
-    ++own_->open;
-    begin(*own_);
-  }
-}
+void detail::forget(ThreadHostLimit& own) noexcept { delete std::exchange(own.limits, nullptr); }
 
-void HostLimit::begin_attempt() noexcept { begin(this_thread); }
+void forget_host_limit_after_fork() { detail::begin(this_thread); }
+
+HostLimit::HostLimit(State state) : HostLimit(state, this_thread) {}
+
+void HostLimit::begin_attempt() noexcept { detail::begin(this_thread); }
 
 }  // namespace brim

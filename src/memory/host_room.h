@@ -1,8 +1,38 @@
 #pragma once
 
+#include <brim/memory/host_limit.h>
+
 #include <cstdint>
 
+#include "memory/cpu_allocator.h"
+
 namespace brim {
+namespace detail {
+
+ThreadHostLimit& host_limit_of_thread();
+
+/// Deletes the limits that an attempt has worked out.
+void forget(ThreadHostLimit& own) noexcept;
+
+/// Before an attempt.
+inline void begin(ThreadHostLimit& own) noexcept {
+  if (own.limits != nullptr) [[unlikely]] {
+    forget(own);
+  }
+  constexpr std::int64_t kSmall = std::int64_t{1} << 20;
+  own.unasked_until = CpuAllocator::allocated() + kSmall;
+}
+
+}  // namespace detail
+
+// Inline, for a call that fits.
+inline HostLimit::HostLimit(State state, detail::ThreadHostLimit& own) {
+  if (state == State::open && CpuAllocator::try_install()) [[likely]] {
+    own_ = &own;
+    ++own.open;
+    detail::begin(own);
+  }
+}
 
 /// Bytes of CPU memory that tensors can still take before the system would have to kill someone:
 /// what is available, less a small reserve for what torch's allocator does not see. Read from the

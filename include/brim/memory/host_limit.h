@@ -48,6 +48,9 @@ class BRIM_API HostLimit {
   static void begin_attempt() noexcept;
 
  private:
+  friend class RunningCall;  // which inlines it
+  HostLimit(State state, detail::ThreadHostLimit& own);
+
   detail::ThreadHostLimit* own_ = nullptr;  // of this thread; null where this one is closed
 };
 

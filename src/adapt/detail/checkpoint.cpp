@@ -5,12 +5,20 @@
 #include "memory/backend.h"
 
 namespace brim {
+namespace {
+
+// Not asked for by each call: on Arm the guard behind globalContext() waits for the lock that the
+// last call gave back.
+at::Context& context = at::globalContext();
+
+}  // namespace
 
 Checkpoint::Checkpoint(const AdaptOptions& options, Detail detail)
-    : cpu_held_(CpuAllocator::allocated()), onednn_(at::globalContext().userEnabledMkldnn()) {
-  if (options.device) {
-    device_ = resolve_device(*options.device);
-  } else if (detail == Detail::all) {
+    : cpu_held_(CpuAllocator::allocated()), onednn_(context.userEnabledMkldnn()) {
+  if (options.device) [[unlikely]] {
+    device_ = options.device->is_cpu() ? c10::Device(c10::DeviceType::CPU)
+                                       : resolve_device(*options.device);
+  } else if (detail == Detail::all) [[unlikely]] {
     device_ = default_device();
   }
   if (detail == Detail::all && !device_->is_cpu()) {
@@ -43,7 +51,7 @@ void Checkpoint::restore_random_state() const {
 
 void Checkpoint::restore_onednn() const {
   if (onednn_) {
-    at::globalContext().setUserEnabledMkldnn(true);
+    context.setUserEnabledMkldnn(true);
   }
 }
 

@@ -216,6 +216,9 @@ std::string description(const MaximizeCall& call, const AdaptOptions& options) {
 
 }  // namespace
 
+[[gnu::flatten]] BegunCall::BegunCall(const AdaptOptions& options, Checkpoint::Detail detail)
+    : running(options), checkpoint(options, detail) {}
+
 void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint,
                       std::optional<Failure>&& failure, TryValues attempt) {
   const AdaptOptions& options = call.all_options ? call.all_options() : call.options;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "memory/backend.h"
+#include "per_thread.h"
 #include "waiting.h"
 
 // This header needs none of CUDA's. Where torch comes without it there is no such generator.
@@ -98,21 +99,25 @@ struct Latest {
   ~Latest() { release(snapshot); }
 };
 
+/// The generator's lock is held.
+[[gnu::noinline]] void take_snapshot(Latest& latest) {
+  Snapshot*& snapshot = latest.snapshot;
+  if (snapshot == nullptr || snapshot->users > 1) {  // else the old one is not needed: reuse it
+    release(std::exchange(snapshot, nullptr));
+    snapshot = new Snapshot;
+    snapshot->users = 1;
+  }
+  snapshot->engine = engine_of(latest.generator);
+  snapshot->next_float = latest.generator.next_float_normal_sample();
+  snapshot->next_double = latest.generator.next_double_normal_sample();
+}
+
 CpuRandomSnapshot* snapshot_cpu() {
-  thread_local Latest latest;
-  with_lock(latest.generator.mutex_, [&latest = latest] {
-    Snapshot*& snapshot = latest.snapshot;
-    if (snapshot != nullptr && snapshot->is_current(latest.generator)) {
-      return;
+  auto& latest = PerThread<Latest>::get();
+  with_lock(latest.generator.mutex_, [&latest] {
+    if (latest.snapshot == nullptr || !latest.snapshot->is_current(latest.generator)) {
+      take_snapshot(latest);
     }
-    if (snapshot == nullptr || snapshot->users > 1) {  // else the old one is not needed: reuse it
-      release(std::exchange(snapshot, nullptr));
-      snapshot = new Snapshot;
-      snapshot->users = 1;
-    }
-    snapshot->engine = engine_of(latest.generator);
-    snapshot->next_float = latest.generator.next_float_normal_sample();
-    snapshot->next_double = latest.generator.next_double_normal_sample();
   });
   ++latest.snapshot->users;
   return latest.snapshot;
@@ -163,9 +168,12 @@ RandomPlace place_of([[maybe_unused]] c10::DeviceType kind, const c10::Generator
 }  // namespace
 
 RandomState::RandomState(c10::Device device) : cpu_(snapshot_cpu()), kind_(device.type()) {
-  if (!device.is_cuda() && !device.is_xpu()) {  // the generators that are a seed and an offset
-    return;
+  if (device.is_cuda() || device.is_xpu()) {  // the generators that are a seed and an offset
+    take_accelerators();
   }
+}
+
+void RandomState::take_accelerators() {
   if (const Generators* generators = generators_in_use(kind_)) {
     for (c10::GeneratorImpl* generator : generators->of_device) {
       with_lock(generator->mutex_, [&] { accelerators_.push_back(place_of(kind_, *generator)); });

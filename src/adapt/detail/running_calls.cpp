@@ -13,17 +13,22 @@
 
 #include "fork.h"
 #include "memory/backend.h"
+#include "memory/host_room.h"
+#include "per_thread.h"
 #include "waiting.h"
 
 namespace brim {
 
 namespace {
 
-/// The calls of one thread.
+/// The calls of one thread. Other threads find it among AllThreads.
 struct ThreadCalls {
   const pthread_t thread = pthread_self();
-  RunningCall::Counts counts;
+  RunningCall::Counts counts{.host_limit = detail::host_limit_of_thread()};
   std::atomic<bool> waiting{false};
+
+  ThreadCalls();
+  ~ThreadCalls();
 };
 
 struct AllThreads {
@@ -31,27 +36,6 @@ struct AllThreads {
   std::vector<const ThreadCalls*> threads;
   std::uint64_t ended = 0;  // calls of threads that are gone
 };
-
-AllThreads& all_threads();
-
-ThreadCalls& this_thread() {
-  struct Registered {
-    ThreadCalls calls;
-    Registered() {
-      AllThreads& all = all_threads();
-      const std::lock_guard lock(all.mutex);
-      all.threads.push_back(&calls);
-    }
-    ~Registered() {
-      AllThreads& all = all_threads();
-      const std::lock_guard lock(all.mutex);
-      std::erase(all.threads, &calls);
-      all.ended += calls.counts.ended.load();
-    }
-  };
-  thread_local Registered registered;
-  return registered.calls;
-}
 
 AllThreads& all_threads() {
   static auto* const instance = [] {
@@ -65,6 +49,21 @@ AllThreads& all_threads() {
   }();
   return *instance;
 }
+
+ThreadCalls::ThreadCalls() {
+  AllThreads& all = all_threads();
+  const std::lock_guard lock(all.mutex);
+  all.threads.push_back(this);
+}
+
+ThreadCalls::~ThreadCalls() {
+  AllThreads& all = all_threads();
+  const std::lock_guard lock(all.mutex);
+  std::erase(all.threads, this);
+  all.ended += counts.ended.load();
+}
+
+ThreadCalls& this_thread() { return PerThread<ThreadCalls>::get(); }
 
 std::int64_t cpu_nanoseconds(pthread_t thread) {
   clockid_t clock{};
@@ -109,7 +108,8 @@ bool limits_host(const AdaptOptions& options) {
 
 RunningCall::RunningCall(const AdaptOptions& options)
     : counts_(this_thread().counts),
-      host_limit_(limits_host(options) ? HostLimit::State::open : HostLimit::State::closed) {
+      host_limit_(limits_host(options) ? HostLimit::State::open : HostLimit::State::closed,
+                  counts_.host_limit) {
   increment(counts_.begun);
 }
 

@@ -2,7 +2,6 @@
 
 #include <brim/adapt/detail/random_state.h>
 #include <brim/adapt/options.h>
-#include <brim/export.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -12,7 +11,7 @@ namespace brim {
 
 /// The state before an attempt: how much memory was in use, the random state, and whether torch
 /// used oneDNN. Cheap, because it is taken on the path of a call that fits.
-class BRIM_API Checkpoint {
+class Checkpoint {
  public:
   /// Whether to read how much memory of an accelerator is in use. That takes microseconds, many
   /// times the rest. Without it a first failed attempt is not checked for memory that did not come

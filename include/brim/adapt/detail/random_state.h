@@ -56,6 +56,7 @@ class BRIM_API RandomState {
   void restore() const;
 
  private:
+  void take_accelerators();
   static void destroy(CpuRandomSnapshot* snapshot);
 
   CpuRandomSnapshot* cpu_;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <brim/adapt/options.h>
-#include <brim/export.h>
 #include <brim/memory/host_limit.h>
 
 #include <atomic>
@@ -12,7 +11,7 @@ namespace brim {
 /// An adaptive call, or a part of one, as long as it lives. Other threads know of it: one that runs
 /// out of memory waits for the others before giving up. On the CPU it gets what the machine has.
 /// Belongs to its thread.
-class BRIM_API RunningCall {
+class RunningCall {
  public:
   /// How many there have been on a thread. Only that thread writes, so that a call that fits pays
   /// for no lock and for no cache line that others write to.
@@ -20,6 +19,7 @@ class BRIM_API RunningCall {
   struct Counts {
     Count begun{0};
     Count ended{0};
+    detail::ThreadHostLimit& host_limit;  ///< of the same thread, to be found with them
   };
 
   explicit RunningCall(const AdaptOptions& options);
