@@ -133,6 +133,57 @@ TEST(RecordedGrowth, AWorkspaceThatOneSizeOnlyTakesDoesNotHideTheRest) {
   }
 }
 
+TEST(RecordedGrowth, WorkspacesAtTheEndDoNotHideTheRest) {
+  const auto work = [](std::int64_t size, int workspaces) {
+    std::vector<AllocationEvent> events{alloc_event(1, 10 * size), alloc_event(2, 7 * size),
+                                        free_event(1), free_event(2)};
+    for (int i = 0; i < workspaces; ++i) {
+      events.insert(events.end(), {alloc_event(3, 8), free_event(3)});
+    }
+    return recorded_fit(size, events);
+  };
+  for (const int first : {0, 6}) {
+    const std::vector<Attempt> attempts{work(10, first), work(20, 6 - first)};
+    const auto growth = RecordedGrowth::of(attempts);
+    ASSERT_TRUE(growth->knows_growth()) << first;
+    EXPECT_EQ(growth->need_at(40), 17 * 40);
+  }
+}
+
+TEST(RecordedGrowth, ScalarsDoNotHideTheRest) {
+  const auto work = [](std::int64_t size, bool first_step) {
+    std::vector<AllocationEvent> events{alloc_event(1, 10 * size)};
+    for (int i = 0; !first_step && i < 6; ++i) {  // a number, and as it is used
+      events.insert(events.end(),
+                    {alloc_event(3, 8), alloc_event(4, 4), free_event(4), free_event(3)});
+    }
+    events.insert(events.end(), {alloc_event(2, 7 * size), free_event(1), free_event(2)});
+    return recorded_fit(size, events);
+  };
+  const std::vector<Attempt> attempts{work(10, true), work(20, false)};
+  const auto growth = RecordedGrowth::of(attempts);
+  ASSERT_TRUE(growth->knows_growth());
+  EXPECT_EQ(growth->need_at(40), 17 * 40);
+}
+
+TEST(RecordedGrowth, TheRecordThatDiffersMostAmongSimilarSizesCounts) {
+  // Rows are padded to an even number: neighbours show a growth of 0 or of twice as much.
+  const auto padded = [](std::int64_t size) {
+    return recorded_fit(size, {alloc_event(1, 100 * (size + size % 2)), free_event(1)});
+  };
+  const auto need_at_16 = [&](const std::vector<std::int64_t>& sizes) {
+    std::vector<Attempt> attempts;
+    for (const std::int64_t size : sizes) {
+      attempts.push_back(padded(size));
+    }
+    return RecordedGrowth::of(attempts)->need_at(16);
+  };
+  EXPECT_EQ(need_at_16({13, 14}), 1400) << "nothing else is known";
+  EXPECT_EQ(need_at_16({10, 13, 14}), 1600);
+  EXPECT_EQ(need_at_16({2, 10, 13, 14}), 1600);
+  EXPECT_EQ(need_at_16({3, 2, 14}), 1600) << "the newest, where none is similar";
+}
+
 TEST(RecordedGrowth, OtherRequestsAreAnotherWork) {
   const std::vector<Attempt> attempts{
       recorded_fit(10, {alloc_event(1, 10), alloc_event(2, 20), alloc_event(3, 30), free_event(1),
@@ -281,6 +332,18 @@ TEST(RecordedGrowth, AWorkspaceMayBeRefusedWhereOneWasBefore) {
   attempts.push_back(
       {.values = {50}, .outcome = OomKind::device_memory, .record = record_of(events, false)});
   EXPECT_TRUE(fits_from(attempts, 100, recorded_device(200)));
+  EXPECT_FALSE(fits_from(attempts, 201, recorded_device(200))) << "the tensor may not";
+}
+
+TEST(RecordedGrowth, AWorkspaceOfTheOtherRecordIsNotNeededWhereOneWasRefused) {
+  std::vector<Attempt> attempts{with_a_workspace_from(20, 20), with_a_workspace_from(20, 10)};
+  EXPECT_EQ(RecordedGrowth::of(attempts)->need_at(20), 17 * 20 + 600);
+  attempts.push_back(
+      {.values = {50},
+       .outcome = OomKind::device_memory,
+       .record =
+           record_of(std::vector<AllocationEvent>{refused_event(600), refused_event(500)}, false)});
+  EXPECT_EQ(RecordedGrowth::of(attempts)->need_at(20), 17 * 20);
 }
 
 }  // namespace
