@@ -80,14 +80,14 @@ void SizeSearch::choose() {
   }
 }
 
-/// What of the available bytes can be used.
-double SizeSearch::usable_of(std::int64_t available) const noexcept {
-  auto bytes = static_cast<double>(available);
+/// What of the available bytes can be used; negative: not known.
+double SizeSearch::usable() const noexcept {
+  auto bytes = static_cast<double>(available_);
   for (const Attempt& attempt : known_) {
     // It failed although there was room by the numbers: fragments, or a limit that promises too
     // much.
     if (!attempt.fitted() && !attempt.remembered && attempt.need() &&
-        detail::explains(attempt, static_cast<double>(available))) {
+        detail::explains(attempt, static_cast<double>(available_))) {
       bytes = std::min(bytes, static_cast<double>(*attempt.need()));
     }
   }
@@ -335,14 +335,7 @@ std::optional<std::int64_t> SizeSearch::replayed_choice(const Growth& growth, do
 /// In between it tries what it calculates, as long as it has failed no more often than halving
 /// would have until there: so it fails at most once more than halving, and ends no lower.
 std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
-  std::int64_t available = available_;
-  for (const Attempt& attempt : known_) {
-    // What a failure has left (the gradients of half a step), the next attempt may free.
-    if (!attempt.fitted() && !attempt.remembered) {
-      available = std::max(available, attempt.available.value_or(-1));
-    }
-  }
-  const double bytes = usable_of(available);
+  const double bytes = usable();
   const auto ceiling = bytes < 0 ? std::nullopt : Growth(known_).below_failure(failure_, bytes);
   const double guess = ceiling ? ceiling->guess * (1.0 - options_.margin) : 0.0;
   // The bytes are rounded: what is hardly larger may fit.

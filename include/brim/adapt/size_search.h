@@ -110,9 +110,7 @@ class BRIM_API SizeSearch {
   void update_bounds() noexcept;
   void choose();
   [[nodiscard]] bool bounds(const Attempt& attempt) const noexcept;
-  [[nodiscard]] double usable_of(std::int64_t available) const noexcept;
-  /// Bytes; negative: not known.
-  [[nodiscard]] double usable() const noexcept { return usable_of(available_); }
+  [[nodiscard]] double usable() const noexcept;
   struct Prediction {
     double size;
     bool confirmed;

@@ -165,6 +165,7 @@ struct Call {
 
 /// A call as the driver makes it.
 Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& memory) {
+  work.begin_call();
   if (!memory.empty()) {
     options.available = work.available(memory);
     options.allocator = [&] {

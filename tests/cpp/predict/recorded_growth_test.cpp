@@ -48,6 +48,25 @@ TEST(AllocationRecord, WhatWasHeldBeforeComesFirst) {
   EXPECT_EQ(record->events, (std::vector<std::int32_t>{1, ~0, ~1, 2}));
 }
 
+TEST(AllocationRecord, WhatStaysInPlaceOfWhatWasHeldBeforeIsReplaced) {
+  // Two gradients and a third of other bytes are freed; an activation, two gradients, two states.
+  const auto replaced = [](bool first_stays, bool second_stays) {
+    std::vector<AllocationEvent> events{free_event(1, 40),  free_event(2, 40),  free_event(3, 50),
+                                        alloc_event(4, 70), free_event(4),      alloc_event(5, 40),
+                                        alloc_event(6, 40), alloc_event(7, 40), alloc_event(8, 40)};
+    if (!first_stays) {
+      events.push_back(free_event(5));
+    }
+    if (!second_stays) {
+      events.push_back(free_event(6));
+    }
+    return record_of(events)->replaced();
+  };
+  EXPECT_EQ(replaced(true, true), 80);
+  EXPECT_EQ(replaced(true, false), 40);
+  EXPECT_EQ(replaced(false, false), 0);
+}
+
 TEST(AllocationRecord, GoesOnRefusedUnlessThatEndedIt) {
   const std::vector<AllocationEvent> events{alloc_event(1, 10), refused_event(20),
                                             alloc_event(2, 5)};
