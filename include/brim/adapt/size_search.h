@@ -120,10 +120,9 @@ class BRIM_API SizeSearch {
                                                     double margin) const;
   [[nodiscard]] bool failed_with_room() const;
   [[nodiscard]] const Attempt* last_recorded() const noexcept;
-  [[nodiscard]] std::optional<std::int64_t> recorded_size(const detail::Growth& growth,
-                                                          double margin, std::int64_t high) const;
+  [[nodiscard]] std::optional<std::int64_t> recorded_size(double margin, std::int64_t high) const;
   [[nodiscard]] std::optional<std::int64_t> learning_size(const detail::Growth& growth,
-                                                          bool confirmed) const;
+                                                          std::int64_t size, bool confirmed) const;
   [[nodiscard]] std::int64_t moved_to(double size, std::int64_t high) const;
   [[nodiscard]] std::optional<std::int64_t> recorded_choice(const detail::Growth& growth,
                                                             std::int64_t high) const;

@@ -113,6 +113,16 @@ TEST(AttemptRecord, RequestsOnTheCpuAreKnownOnceASizeHasFailed) {
   }
 }
 
+TEST(AttemptRecord, RequestsOfAWatchedFirstCallAreKnown) {
+  std::vector<Attempt> attempts;
+  SizeMemory memory;
+  batch(100, [&](std::int64_t size) { tensor_of(1'000 * size); },
+        {.memory = &memory, .attempts = &attempts});
+  ASSERT_EQ(attempts.size(), 1U);
+  ASSERT_TRUE(attempts[0].record) << "the next one may have less memory";
+  EXPECT_EQ(attempts[0].record->requests.front().bytes, 100'000);
+}
+
 TEST(AttemptRecord, PeakIsOfTheTryNotOfWhatWasHeldBefore) {
   const at::Tensor older = tensor_of(5 * kMiB);
   const std::int64_t before = held_now();
