@@ -27,6 +27,14 @@ class Requests {
   [[nodiscard]] bool is_freed(std::size_t i) const { return has(i) && request(i).freed; }
   [[nodiscard]] bool is_brief(std::size_t i) const { return has(i) && brief_[numbers_[i]]; }
   [[nodiscard]] bool is_kept(std::size_t i) const { return has(i) && !request(i).freed; }
+  /// COUNT of kept ones in a row.
+  [[nodiscard]] std::size_t kept_from(std::size_t i) const {
+    std::size_t count = 0;
+    while (is_kept(i + count)) {
+      ++count;
+    }
+    return count;
+  }
   [[nodiscard]] std::int64_t bytes(std::size_t i) const { return request(i).bytes; }
   /// Its place in the record.
   [[nodiscard]] std::size_t number(std::size_t i) const { return numbers_[i]; }
@@ -106,8 +114,14 @@ std::optional<MatchedRequests> matched_requests(const AllocationRecord& record, 
   const auto alike = [&](std::size_t skipped, std::size_t skipped_theirs) {
     return alike_requests(mine, i + skipped, theirs, j + skipped_theirs, growth);
   };
+  // Gradients stay after a first step, and are added to others and freed in later ones. Whereas
+  // what is made for good stands before a temporary that is alike.
+  const auto is_gradient = [&] {
+    return mine.has(i) && theirs.has(j) && mine.bytes(i) == theirs.bytes(j) &&
+           mine.is_kept(i) != theirs.is_kept(j) && !alike(mine.kept_from(i), theirs.kept_from(j));
+  };
   while (mine.has(i) || theirs.has(j)) {
-    if (alike(0, 0)) {
+    if (alike(0, 0) || is_gradient()) {
       pair();
       continue;
     }

@@ -330,6 +330,26 @@ TEST(RecordedGrowth, MatchesWithoutWhatTheFirstCallMadeForGood) {
   EXPECT_TRUE(fits_from(attempts, 100, recorded_device(100)));
 }
 
+TEST(RecordedGrowth, AGradientThatStaysOnlyAfterTheFirstStepIsTheSame) {
+  const auto work = [](std::int64_t size, bool first) {
+    std::vector<AllocationEvent> events{alloc_event(1, 90 * size)};
+    for (const std::uintptr_t layer : {10, 20, 30}) {
+      events.push_back(alloc_event(layer, 900));
+      events.push_back(alloc_event(layer + 1, 90 * size));
+      if (!first) {
+        events.push_back(free_event(layer));
+      }
+      events.push_back(free_event(layer + 1));
+    }
+    events.push_back(free_event(1));
+    return recorded_fit(size, events);
+  };
+  const std::vector<Attempt> attempts{work(8, true), work(9, false)};
+  const auto growth = RecordedGrowth::of(attempts);
+  ASSERT_TRUE(growth->knows_growth());
+  EXPECT_EQ(growth->need_at(20), 2 * 90 * 20 + 900);
+}
+
 TEST(RecordedGrowth, OtherRequestsDoNotMatch) {
   const std::vector<Attempt> attempts{with_a_gap(10),
                                       recorded_fit(20, {alloc_event(1, kMiB), free_event(1)})};
