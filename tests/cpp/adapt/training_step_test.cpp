@@ -118,6 +118,19 @@ TEST(TrainingSteps, TheSameSizeInLessMemoryWouldShowNothing) {
   EXPECT_EQ(search.next(), 9);
 }
 
+TEST(TrainingSteps, ActivationsThatFailedDoNotHideThatTheOptimizerHasRoom) {
+  SizeSearch search({.upper = 36, .available = 185'744});
+  search.remember(Attempt{.values = {18},
+                          .outcome = OomKind::host_memory,
+                          .peak = 179'720,
+                          .requested = 41'472,
+                          .available = 185'744});
+  search.remember(recorded_step(9, 185'744, 182'800, 256));
+  EXPECT_EQ(search.next(), 8) << "to see how the optimizer's step grows";
+  search.remember(recorded_step(8, 185'744, 182'800, 256));
+  EXPECT_EQ(search.next(), 11);
+}
+
 TEST(TrainingSteps, WhatAFitWithoutTheStateNeededIsNotHeldBack) {
   SizeSearch search({.upper = 61, .available = 329'816});
   search.remember(Attempt{.values = {61}, .peak = 551'844, .available = 601'832});
