@@ -80,14 +80,14 @@ void SizeSearch::choose() {
   }
 }
 
-/// What of the available bytes can be used.
-double SizeSearch::usable_of(std::int64_t available) const noexcept {
-  auto bytes = static_cast<double>(available);
+/// What of the available bytes can be used; negative: not known.
+double SizeSearch::usable() const noexcept {
+  auto bytes = static_cast<double>(available_);
   for (const Attempt& attempt : known_) {
     // It failed although there was room by the numbers: fragments, or a limit that promises too
     // much.
     if (!attempt.fitted() && !attempt.remembered && attempt.need() &&
-        detail::explains(attempt, static_cast<double>(available))) {
+        detail::explains(attempt, static_cast<double>(available_))) {
       bytes = std::min(bytes, static_cast<double>(*attempt.need()));
     }
   }
@@ -187,7 +187,7 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
     if (const auto recorded = recorded_choice(growth, high)) {
       return *recorded;
     }
-    if (const auto size = recorded_size(growth, options_.margin * kSmallMargin, high)) {
+    if (const auto size = recorded_size(options_.margin * kSmallMargin, high)) {
       return moved_to(static_cast<double>(*size), high);
     }
     const auto expected = predicted(growth, options_.margin * kSmallMargin);
@@ -195,8 +195,12 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
     // A single fit that nothing has failed beside says little about far larger sizes.
     if (expected && !(guess && std::ranges::all_of(known_, &Attempt::fitted))) {
       const std::int64_t size = moved_to((1 - kHeldBack) * expected->size, high);
-      const bool stays = static_cast<double>(size) < kWorthLearning * static_cast<double>(best_);
-      return stays ? learning_size(growth, expected->confirmed).value_or(size) : size;
+      const bool stays =
+          static_cast<double>(size) < kWorthLearning * static_cast<double>(best_) ||
+          std::ranges::any_of(
+              known_,
+              [&](const Attempt& attempt) { return attempt.fitted() && attempt.size() == size; });
+      return stays ? learning_size(growth, size, expected->confirmed).value_or(size) : size;
     }
     if (best_ == 0 && failure_ != 0) {
       return shrink_choice(high);
@@ -221,35 +225,35 @@ std::int64_t SizeSearch::moved_to(double size, std::int64_t high) const {
   return best_ > 0 && !worth_it ? best_ : clamp(size, std::max(best_, options_.lower), high);
 }
 
-/// A slightly smaller size that shows, without a failure, how the need grows, where the fits leave
-/// no room to find that out upwards; unless failures show that there is nothing to gain. A single
-/// fit leaves none, and where requests are recorded, nor do fits of other work (before an optimizer
-/// had its state): two sizes close to each other show what each request does.
-std::optional<std::int64_t> SizeSearch::learning_size(const Growth& growth, bool confirmed) const {
-  const auto best = static_cast<double>(best_);
-  const std::int64_t less = clamp(kLearningShare * best, options_.lower, best_);
+/// A size slightly smaller than `size` that shows, without a failure, how the need grows, where the
+/// fits leave no room to find that out upwards; unless failures show that there is nothing to gain.
+/// A single fit leaves none, and where requests are recorded, nor do fits of other work (before an
+/// optimizer had its state): two sizes close to each other show what each request does.
+std::optional<std::int64_t> SizeSearch::learning_size(const Growth& growth, std::int64_t size,
+                                                      bool confirmed) const {
+  const auto known = static_cast<double>(size);
+  const std::int64_t less = clamp(kLearningShare * known, options_.lower, size);
   const auto is_learned = [&](const Attempt& attempt) {
-    return attempt.fitted() && less <= attempt.size() && attempt.size() < best_;
+    return attempt.fitted() && less <= attempt.size() && attempt.size() < size;
   };
   bool useful = growth.fits() == 1 && !confirmed;
   if (options_.packs && last_recorded() != nullptr) {
-    const bool between_fits = growth.largest_fit()->size() > lattice(options_).above(best_);
+    const bool between_fits = growth.largest_fit()->size() > lattice(options_).above(size);
     useful = (between_fits || !confirmed) && std::ranges::none_of(known_, is_learned);
   }
-  return useful && growth.ceiling(usable()) > kWorthLearning * best ? std::optional(less)
-                                                                    : std::nullopt;
+  return useful && growth.ceiling(usable()) > kWorthLearning * known ? std::optional(less)
+                                                                     : std::nullopt;
 }
 
 /// Where blocks pack: what records of two sizes show. Unlike peaks, they show how each phase of the
 /// work grows, also one that has not been the largest yet.
-std::optional<std::int64_t> SizeSearch::recorded_size(const Growth& growth, double margin,
-                                                      std::int64_t high) const {
+std::optional<std::int64_t> SizeSearch::recorded_size(double margin, std::int64_t high) const {
   const Attempt* last = last_recorded();
   double bytes = usable();
   if (!options_.packs || bytes < 0 || last == nullptr || !last->need()) {
     return std::nullopt;
   }
-  bytes -= held_back(bytes, static_cast<double>(*growth.largest_fit()->need()), margin);
+  bytes -= held_back(bytes, static_cast<double>(*last->need()), margin);
   const auto size = last->record->chosen(high, bytes, [&]() -> std::optional<std::int64_t> {
     const auto records = *detail::RecordedGrowth::of(known_);
     // Other threads may have been recorded too.
@@ -335,14 +339,7 @@ std::optional<std::int64_t> SizeSearch::replayed_choice(const Growth& growth, do
 /// In between it tries what it calculates, as long as it has failed no more often than halving
 /// would have until there: so it fails at most once more than halving, and ends no lower.
 std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
-  std::int64_t available = available_;
-  for (const Attempt& attempt : known_) {
-    // What a failure has left (the gradients of half a step), the next attempt may free.
-    if (!attempt.fitted() && !attempt.remembered) {
-      available = std::max(available, attempt.available.value_or(-1));
-    }
-  }
-  const double bytes = usable_of(available);
+  const double bytes = usable();
   const auto ceiling = bytes < 0 ? std::nullopt : Growth(known_).below_failure(failure_, bytes);
   const double guess = ceiling ? ceiling->guess * (1.0 - options_.margin) : 0.0;
   // The bytes are rounded: what is hardly larger may fit.

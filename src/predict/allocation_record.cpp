@@ -5,6 +5,22 @@
 
 namespace brim {
 
+std::int64_t AllocationRecord::replaced() const {
+  std::unordered_map<std::int64_t, std::size_t> missing;  // COUNT by bytes
+  for (const Request& request : std::span(requests).first(older)) {
+    ++missing[request.bytes];
+  }
+  std::int64_t bytes = 0;
+  for (const Request& request : std::span(requests).subspan(older)) {
+    if (const auto found = missing.find(request.bytes);
+        found != missing.end() && found->second > 0) {
+      --found->second;
+      bytes += request.freed ? 0 : request.bytes;
+    }
+  }
+  return bytes;
+}
+
 std::optional<std::int64_t> AllocationRecord::chosen(
     std::int64_t high, double available,
     const std::function<std::optional<std::int64_t>()>& choose) const {

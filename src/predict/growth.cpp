@@ -303,7 +303,9 @@ double Growth::ceiling(double bytes) const {
         available < 0 || (kComparable * available > bytes && available < kComparable * bytes);
     if (comparable && failure->size() > fits_.back()->size() &&
         need_of(*failure) > need_of(*fits_.back())) {
-      size = std::min(size, on_line(*fits_.back(), *failure, bytes));
+      // What limits the fit (an optimizer's step) may not be what failed: that is below the line.
+      const double line = on_line(*fits_.back(), *failure, bytes);
+      size = std::min(size, std::max(line, proportional(*failure, bytes)));
     }
   }
   return size;

@@ -38,8 +38,9 @@ class Growth {
   ///     that passes through both (the terms of a MemoryModel).
   [[nodiscard]] Prediction largest_within(double bytes, bool trust_two) const;
 
-  /// Whatever is larger needs more than `bytes`, if the need grows steadily: it reaches at least
-  /// what a failure needed there. Infinite without failures.
+  /// Whatever is larger needs more than `bytes`, if the need grows along a line, or as one that is
+  /// the maximum of two: it reaches at least what a failure needed there. Infinite without
+  /// failures.
   [[nodiscard]] double ceiling(double bytes) const;
 
   /// What a failure shows before anything has fitted.

@@ -2,42 +2,51 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 
 namespace brim::detail {
 namespace {
 
-// A workspace is freed after at most so many other events: the result that is made beside it.
-constexpr std::size_t kWorkspaceEvents = 3;
 // So many workspaces in a row may be missing.
 constexpr std::size_t kMostMissing = 4;
 
-/// The requests that a call made itself, in order.
+/// The requests that a call made itself, in order, without scalars: optimizers make some in one
+/// step and not in another.
 class Requests {
  public:
   explicit Requests(const AllocationRecord& record)
-      : requests_(std::span(record.requests).subspan(record.older)), is_brief_(requests_.size()) {
-    std::vector<std::size_t> made(record.requests.size());
-    for (std::size_t e = 0; e < record.events.size(); ++e) {
-      const std::int32_t event = record.events[e];
-      const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
-      if (event >= 0) {
-        made[request] = e;
-      } else if (request >= record.older) {
-        is_brief_[request - record.older] = e - made[request] <= kWorkspaceEvents;
+      : record_(record), brief_(brief_requests(record)) {
+    constexpr std::int64_t kScalar = 8;
+    for (std::size_t i = record.older; i < record.requests.size(); ++i) {
+      if (record.requests[i].bytes > kScalar) {
+        numbers_.push_back(i);
       }
     }
   }
 
-  [[nodiscard]] bool has(std::size_t i) const { return i < requests_.size(); }
-  [[nodiscard]] bool is_freed(std::size_t i) const { return has(i) && requests_[i].freed; }
-  [[nodiscard]] bool is_brief(std::size_t i) const { return has(i) && is_brief_[i]; }
-  [[nodiscard]] bool is_kept(std::size_t i) const { return has(i) && !requests_[i].freed; }
-  [[nodiscard]] std::int64_t bytes(std::size_t i) const { return requests_[i].bytes; }
+  [[nodiscard]] bool has(std::size_t i) const { return i < numbers_.size(); }
+  [[nodiscard]] bool is_freed(std::size_t i) const { return has(i) && request(i).freed; }
+  [[nodiscard]] bool is_brief(std::size_t i) const { return has(i) && brief_[numbers_[i]]; }
+  [[nodiscard]] bool is_kept(std::size_t i) const { return has(i) && !request(i).freed; }
+  /// COUNT of kept ones in a row.
+  [[nodiscard]] std::size_t kept_from(std::size_t i) const {
+    std::size_t count = 0;
+    while (is_kept(i + count)) {
+      ++count;
+    }
+    return count;
+  }
+  [[nodiscard]] std::int64_t bytes(std::size_t i) const { return request(i).bytes; }
+  /// Its place in the record.
+  [[nodiscard]] std::size_t number(std::size_t i) const { return numbers_[i]; }
 
  private:
-  std::span<const AllocationRecord::Request> requests_;
-  std::vector<bool> is_brief_;
+  [[nodiscard]] const AllocationRecord::Request& request(std::size_t i) const {
+    return record_.requests[numbers_[i]];
+  }
+
+  const AllocationRecord& record_;
+  std::vector<bool> brief_;
+  std::vector<std::size_t> numbers_;
 };
 
 /// Whether two requests look like the same one: as large, or larger as the size or its square is.
@@ -71,40 +80,54 @@ bool may_be_same(const Requests& mine, std::size_t i, const Requests& theirs, st
 
 }  // namespace
 
+std::vector<bool> brief_requests(const AllocationRecord& record) {
+  std::vector<bool> brief(record.requests.size());
+  for (std::size_t e = 0; e + 1 < record.events.size(); ++e) {
+    const std::int32_t event = record.events[e];
+    if (event >= 0 && record.events[e + 1] == ~event) {
+      brief[static_cast<std::size_t>(event)] = true;
+    }
+  }
+  return brief;
+}
+
 std::optional<MatchedRequests> matched_requests(const AllocationRecord& record, double size,
                                                 const AllocationRecord& other, double other_size) {
   const Requests mine(record);
   const Requests theirs(other);
   const double growth = other_size / size;
   MatchedRequests result;
-  for (std::size_t i = 0; i < record.older; ++i) {
-    result.bytes.push_back(record.requests[i].bytes);
+  for (const auto& request : record.requests) {
+    result.bytes.push_back(request.bytes);
   }
+  result.workspaces.resize(record.requests.size());
   std::size_t i = 0;
   std::size_t j = 0;
-  const auto pair = [&] {
-    result.bytes.push_back(theirs.bytes(j++));
-    ++i;
-  };
-  const auto only_mine = [&] { result.bytes.push_back(mine.bytes(i++)); };
+  const auto pair = [&] { result.bytes[mine.number(i++)] = theirs.bytes(j++); };
   const auto only_theirs = [&] {
-    if (theirs.is_freed(j)) {
-      result.only_in_other.push_back(
-          {record.older + std::max<std::size_t>(i, 1) - 1, theirs.bytes(j)});
+    if (theirs.is_freed(j) && mine.has(0)) {
+      std::int64_t& most = result.workspaces[mine.number(std::max<std::size_t>(i, 1) - 1)];
+      most = std::max(most, theirs.bytes(j));
     }
     ++j;
   };
   const auto alike = [&](std::size_t skipped, std::size_t skipped_theirs) {
     return alike_requests(mine, i + skipped, theirs, j + skipped_theirs, growth);
   };
+  // Gradients stay after a first step, and are added to others and freed in later ones. Whereas
+  // what is made for good stands before a temporary that is alike.
+  const auto is_gradient = [&] {
+    return mine.has(i) && theirs.has(j) && mine.bytes(i) == theirs.bytes(j) &&
+           mine.is_kept(i) != theirs.is_kept(j) && !alike(mine.kept_from(i), theirs.kept_from(j));
+  };
   while (mine.has(i) || theirs.has(j)) {
-    if (alike(0, 0)) {
+    if (alike(0, 0) || is_gradient()) {
       pair();
       continue;
     }
-    // Whether one of them has workspaces before requests that are alike again.
-    bool theirs_has_more = false;
-    bool mine_has_more = false;
+    // Whether one of them has workspaces before requests that are alike again, or at the end.
+    bool theirs_has_more = theirs.is_brief(j) && !mine.has(i);
+    bool mine_has_more = mine.is_brief(i) && !theirs.has(j);
     for (std::size_t k = 1; k <= kMostMissing && theirs.is_brief(j + k - 1); ++k) {
       theirs_has_more |= alike(0, k);
     }
@@ -114,7 +137,7 @@ std::optional<MatchedRequests> matched_requests(const AllocationRecord& record, 
     if (theirs_has_more || (theirs.is_kept(j) && !mine.is_kept(i))) {
       only_theirs();
     } else if (mine_has_more || (mine.is_kept(i) && !theirs.is_kept(j))) {
-      only_mine();
+      ++i;
     } else if (may_be_same(mine, i, theirs, j, growth)) {
       pair();  // it grows in a way of its own
     } else {

@@ -10,16 +10,14 @@
 
 namespace brim::detail {
 
+/// By request: whether it is freed by the next event, as a library's workspace is.
+[[nodiscard]] std::vector<bool> brief_requests(const AllocationRecord& record);
+
 /// The requests of one call in the record of another, at a different size.
 struct MatchedRequests {
-  /// One that only the other record has, freed at once: a library's workspace.
-  struct Temporary {
-    std::size_t after;  ///< the request of `record` that comes before it
-    std::int64_t bytes;
-  };
-
-  std::vector<std::int64_t> bytes;       ///< by request: those of the other; its own if it has none
-  std::vector<Temporary> only_in_other;  ///< in ascending order
+  std::vector<std::int64_t> bytes;  ///< by request: those of the other; its own if it has none
+  /// By request: bytes of the largest workspace that only the other record has after it.
+  std::vector<std::int64_t> workspaces;
 };
 
 /// Empty if they are not the same requests. Libraries take a workspace at some sizes and none at

@@ -35,15 +35,9 @@ RecordedGrowth::RecordedGrowth(const Attempt& newest, bool goes_on_refused)
     : record_(newest.record.get()),
       size_(static_cast<double>(newest.size())),
       goes_on_refused_(goes_on_refused),
-      optional_(record_->requests.size()),
+      optional_(goes_on_refused ? brief_requests(*record_)
+                                : std::vector<bool>(record_->requests.size())),
       successor_(record_->older, kNoRequest) {
-  // A workspace is freed by the next event.
-  for (std::size_t i = 0; goes_on_refused && i + 1 < record_->events.size(); ++i) {
-    const std::int32_t event = record_->events[i];
-    if (event >= 0 && record_->events[i + 1] == ~event) {
-      optional_[static_cast<std::size_t>(event)] = true;
-    }
-  }
   // What it freed of the call before (its gradients), it left again: the next call will free that.
   std::unordered_map<std::int64_t, std::vector<std::size_t>> left;  // by bytes, the last one first
   for (std::size_t i = record_->requests.size(); i-- > record_->older;) {
@@ -71,44 +65,45 @@ std::optional<RecordedGrowth> RecordedGrowth::of(std::span<const Attempt> attemp
     }
     if (!growth) {
       growth.emplace(RecordedGrowth(attempt, goes_on_refused));
-    } else if (attempt.record && growth->compare(attempt)) {
-      break;
+    } else if (attempt.record) {
+      growth->compare(attempt);
     }
   }
   return growth;
 }
 
-bool RecordedGrowth::compare(const Attempt& other) {
+/// Takes in another record if it shows more than the one before. Sizes next to each other may
+/// differ by what a kernel pads, and sizes far apart may have other kernels: among those that are
+/// similar, the one that differs most counts, else the newest.
+void RecordedGrowth::compare(const Attempt& other) {
+  constexpr double kSimilar = 2;
   const auto other_size = static_cast<double>(other.size());
-  if (other_size == size_) {
-    return false;
+  const double apart = std::max(other_size / size_, size_ / other_size);
+  if (apart == 1 || (knows_growth() && (apart > kSimilar || apart <= apart_))) {
+    return;
   }
   auto there = matched_requests(*record_, size_, *other.record, other_size);
   if (!there) {
-    return false;
+    return;
   }
+  growth_.clear();
   for (std::size_t i = 0; i < there->bytes.size(); ++i) {
     growth_.emplace_back(static_cast<double>(record_->requests[i].bytes), size_,
                          static_cast<double>(there->bytes[i]), other_size);
   }
-  only_in_other_ = std::move(there->only_in_other);
+  workspaces_ = std::move(there->workspaces);
   other_size_ = other_size;
-  return knows_growth();
+  apart_ = apart > kSimilar ? 0 : apart;
 }
 
 /// Bytes of the other record's workspaces after a request. What the nearer of the two sizes asked
 /// for is expected.
 std::int64_t RecordedGrowth::workspace_after(std::size_t request, double size) const {
-  if (only_in_other_.empty() || std::abs(size - size_) < std::abs(size - other_size_)) {
+  if (workspaces_.empty() || std::abs(size - size_) < std::abs(size - other_size_)) {
     return 0;
   }
-  std::int64_t most = 0;
-  const auto same =
-      std::ranges::equal_range(only_in_other_, request, {}, &MatchedRequests::Temporary::after);
-  for (const auto& temporary : same) {
-    most = std::max(most, temporary.bytes);
-  }
-  return scaled_bytes(static_cast<double>(most) * std::max(size / other_size_, 1.0));
+  const auto bytes = static_cast<double>(workspaces_[request]);
+  return scaled_bytes(bytes * std::max(size / other_size_, 1.0));
 }
 
 std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
@@ -129,7 +124,8 @@ RecordedGrowth::Held RecordedGrowth::held_at(double size) const {
     if (!optional_[request]) {
       const auto bytes = static_cast<double>(bytes_at(request, size));
       now += event < 0 ? -bytes : bytes;
-      const std::int64_t workspace = event < 0 ? 0 : workspace_after(request, size);
+      const std::int64_t workspace =
+          event < 0 || goes_on_refused_ ? 0 : workspace_after(request, size);
       held = {std::min(held.least, now), std::max(held.most, now + static_cast<double>(workspace))};
     }
   }

@@ -11,7 +11,6 @@
 #include <span>
 #include <vector>
 
-#include "predict/matched_requests.h"
 #include "predict/request_growth.h"
 
 namespace brim::detail {
@@ -25,7 +24,7 @@ namespace brim::detail {
 /// leaves (gradients) lies between the blocks of the next.
 class BRIM_API RecordedGrowth {
  public:
-  /// From the last fit, and another one at a different size if its requests are the same ones.
+  /// From the last fit, and another one at a similar size if its requests are the same ones.
   /// Empty if the last fit has no record.
   static std::optional<RecordedGrowth> of(std::span<const Attempt> attempts);
 
@@ -55,7 +54,7 @@ class BRIM_API RecordedGrowth {
   class Device;
 
   RecordedGrowth(const Attempt& newest, bool goes_on_refused);
-  bool compare(const Attempt& other);
+  void compare(const Attempt& other);
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size) const;
   [[nodiscard]] std::int64_t workspace_after(std::size_t request, double size) const;
   /// The least and the most that a call holds, as seen from where it begins. Without requests that
@@ -69,9 +68,10 @@ class BRIM_API RecordedGrowth {
   const AllocationRecord* record_;
   double size_;
   bool goes_on_refused_;
-  std::vector<RequestGrowth> growth_;  // by request; empty: not known
-  std::vector<MatchedRequests::Temporary> only_in_other_;
+  std::vector<RequestGrowth> growth_;     // by request; empty: not known
+  std::vector<std::int64_t> workspaces_;  // by request: of the other record; empty: not known
   double other_size_ = 0;
+  double apart_ = 0;                    // how many times as large, if it is similar
   std::vector<bool> optional_;          // requests that may be refused
   std::vector<std::size_t> successor_;  // of older requests: those that took their place
   AllocatorModel now_;

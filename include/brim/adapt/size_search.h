@@ -110,9 +110,7 @@ class BRIM_API SizeSearch {
   void update_bounds() noexcept;
   void choose();
   [[nodiscard]] bool bounds(const Attempt& attempt) const noexcept;
-  [[nodiscard]] double usable_of(std::int64_t available) const noexcept;
-  /// Bytes; negative: not known.
-  [[nodiscard]] double usable() const noexcept { return usable_of(available_); }
+  [[nodiscard]] double usable() const noexcept;
   struct Prediction {
     double size;
     bool confirmed;
@@ -122,10 +120,9 @@ class BRIM_API SizeSearch {
                                                     double margin) const;
   [[nodiscard]] bool failed_with_room() const;
   [[nodiscard]] const Attempt* last_recorded() const noexcept;
-  [[nodiscard]] std::optional<std::int64_t> recorded_size(const detail::Growth& growth,
-                                                          double margin, std::int64_t high) const;
+  [[nodiscard]] std::optional<std::int64_t> recorded_size(double margin, std::int64_t high) const;
   [[nodiscard]] std::optional<std::int64_t> learning_size(const detail::Growth& growth,
-                                                          bool confirmed) const;
+                                                          std::int64_t size, bool confirmed) const;
   [[nodiscard]] std::int64_t moved_to(double size, std::int64_t high) const;
   [[nodiscard]] std::optional<std::int64_t> recorded_choice(const detail::Growth& growth,
                                                             std::int64_t high) const;

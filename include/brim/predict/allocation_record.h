@@ -34,6 +34,11 @@ class BRIM_API AllocationRecord {
   /// workspace, as cuDNN.
   bool goes_on_refused = false;
 
+  /// Bytes held before that it freed and made anew, as far as those stay: what a next call will free
+  /// too. The first request of as many bytes counts as that (a gradient), and not what is made
+  /// later (an optimizer's state).
+  [[nodiscard]] std::int64_t replaced() const;
+
   /// The size that `choose` returns, or that it returned last if it was asked the same: most calls
   /// ask the same, and it takes milliseconds. Threads may call it at once.
   /// @param high the largest size that is allowed.

@@ -22,7 +22,9 @@ struct Attempt {
   std::optional<std::int64_t> peak{};  ///< bytes above `held` at most; of a failure: when it failed
   std::optional<std::int64_t> requested{};  ///< bytes asked for when it failed
   std::int64_t held = 0;                    ///< bytes in use before, less those that it freed
-  std::int64_t freed = 0;  ///< bytes in use before that it freed: gradients of the step before
+  /// Bytes in use before that it freed: gradients of the step before. Of a fit: those that a next
+  /// call will free too.
+  std::int64_t freed = 0;
   std::optional<std::int64_t> available{};  ///< bytes that it could use
   std::int64_t unused = 0;  ///< of a fit: bytes that the allocator kept beyond the peak, in gaps
   /// COUNT of its allocations, on the CPU; 0: not known. Not kept in files.

@@ -100,14 +100,14 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
   meter_->close();
   const c10::Device device = tightest_device();
   const auto room = backend_for(device).headroom(device);
-  const std::int64_t freed = meter_->freed(device);
-  const std::int64_t held = meter_->start(device) - freed;
-  const std::int64_t peak = meter_->peak(device) + freed;
+  const std::int64_t start = meter_->start(device);
+  const std::int64_t held = start - meter_->freed(device);
+  const std::int64_t peak = meter_->peak(device) + meter_->freed(device);
   Attempt attempt{
       .values = {values.begin(), values.end()},
       .peak = peak,
       .held = held,
-      .freed = freed,
+      .freed = std::max<std::int64_t>(checkpoint_.held(device).value_or(start) - held, 0),
       .available = room.allocated + room.free - held,
       .unused = std::max<std::int64_t>(room.reserved - held - peak, 0),
       .allocations = device.is_cpu() ? CpuAllocator::allocations() - allocations_before_ : 0,
@@ -117,6 +117,8 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
   auto& log = device == checkpoint_.device() ? log_ : host_log_;
   if (const auto events = log ? log->take() : std::vector<AllocationEvent>(); !events.empty()) {
     attempt.record = record_of(events);
+    // What a failed attempt left, unlike what was there before the call, may be freed only once.
+    attempt.freed = std::max(attempt.freed, attempt.record->replaced());
   }
   log_.reset();
   host_log_.reset();
@@ -169,15 +171,14 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   }
   const auto room = backend_for(device).headroom(device);
   const std::int64_t limit = room.allocated + room.free;
-  // The least that was in use, as far as it is known.
-  const std::int64_t low = std::min(start.value_or(room.allocated) - attempt.freed, room.allocated);
-  attempt.freed = start.value_or(room.allocated) - low;
-  // What it freed belongs to the work: the next attempt finds it free, or frees what took its
-  // place.
-  attempt.held = std::max(low, room.allocated - attempt.freed);
+  // The least that was in use, as far as it is known. What it left above that counts as its own:
+  // the next attempt will free it (gradients), or begins with it and needs so much less.
+  const std::int64_t begun_with = start.value_or(room.allocated);
+  attempt.held = std::min(begun_with - attempt.freed, room.allocated);
+  attempt.freed = begun_with - attempt.held;
   attempt.available = limit - attempt.held;
   if (cause.in_use && !elsewhere) {
-    attempt.peak = std::max<std::int64_t>(*cause.in_use - low, 0);
+    attempt.peak = std::max<std::int64_t>(*cause.in_use - attempt.held, 0);
   }
   hopeless_ = cause.kind == OomKind::size_limit ||
               (!elsewhere && cause.requested && *cause.requested > limit);

@@ -43,12 +43,12 @@ inline const Attempt* last_fit(std::span<const Attempt> attempts) {
   return newest == attempts.rend() ? nullptr : &*newest;
 }
 
-/// Whether the requests of the next call are worth recording even at the same size: those of the
-/// last one are known, and what it left moves for some calls.
+/// Whether the requests of the next call are worth recording even at the same size: nothing is
+/// known yet, or those of the last one are known, and what it left moves for some calls.
 inline bool still_moving(std::span<const Attempt> attempts) {
   constexpr std::int64_t kCallsToSettle = 8;
   const Attempt* last = last_fit(attempts);
-  return last != nullptr && last->record && last->calls < kCallsToSettle;
+  return attempts.empty() || (last != nullptr && last->record && last->calls < kCallsToSettle);
 }
 
 /// An accelerator does not tell what a call freed when it began. If more was in use before the last

@@ -64,7 +64,29 @@ TEST(AttemptRecord, WhatATryFreesOfTheLastCallIsItsOwn) {
     EXPECT_EQ(attempt.need(), attempt.fitted() ? 700'000 : 1'200'000);
     EXPECT_EQ(attempt.held, others);
     EXPECT_EQ(attempt.available, 1'000'000);
-    EXPECT_EQ(attempt.freed, attempt.fitted() ? 0 : 200'000) << "a failure left none to free";
+    EXPECT_EQ(attempt.freed, 200'000) << "the next call will free as much";
+  }
+}
+
+TEST(AttemptRecord, WhatAFailureLeavesCountsAsItsOwn) {
+  const CapturedWarnings warnings;
+  at::Tensor gradients;
+  const std::int64_t before = held_now();
+  const Budget budget = room_for(1'000'000);
+  std::vector<Attempt> attempts;
+  batch(100,
+        [&](std::int64_t size) {
+          gradients.reset();
+          gradients = tensor_of(200'000);
+          tensor_of(10'000 * size);
+        },
+        {.strategy = Strategy::halving, .attempts = &attempts});
+  ASSERT_EQ(sizes_of(attempts), (std::vector<std::int64_t>{100, 50}));
+  for (const Attempt& attempt : attempts) {
+    EXPECT_EQ(attempt.need(), attempt.fitted() ? 700'000 : 1'200'000);
+    EXPECT_EQ(attempt.held, before);
+    EXPECT_EQ(attempt.available, 1'000'000);
+    EXPECT_EQ(attempt.freed, attempt.fitted() ? 200'000 : 0) << "the next call will free as much";
   }
 }
 
@@ -89,6 +111,16 @@ TEST(AttemptRecord, RequestsOnTheCpuAreKnownOnceASizeHasFailed) {
     EXPECT_EQ(fit.record->requests[1].bytes, 500'000);
     EXPECT_EQ(fit.record->events, (std::vector<std::int32_t>{0, 1, ~1, ~0}));
   }
+}
+
+TEST(AttemptRecord, RequestsOfAWatchedFirstCallAreKnown) {
+  std::vector<Attempt> attempts;
+  SizeMemory memory;
+  batch(100, [&](std::int64_t size) { tensor_of(1'000 * size); },
+        {.memory = &memory, .attempts = &attempts});
+  ASSERT_EQ(attempts.size(), 1U);
+  ASSERT_TRUE(attempts[0].record) << "the next one may have less memory";
+  EXPECT_EQ(attempts[0].record->requests.front().bytes, 100'000);
 }
 
 TEST(AttemptRecord, PeakIsOfTheTryNotOfWhatWasHeldBefore) {

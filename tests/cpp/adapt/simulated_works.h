@@ -156,6 +156,9 @@ class Work {
     reset(kind, available);
   }
 
+  /// What is there now was there before the attempts that follow.
+  void begin_call() { before_ = device_.now().allocated; }
+
   /// What the driver would measure of an attempt.
   /// @param record whether to record the requests.
   Attempt run(std::int64_t size, bool record = false) {
@@ -218,12 +221,13 @@ class Work {
     // CUDA's allocator keeps no least: only what is missing at the end is known.
     const std::int64_t end = device_.now().allocated;
     low = exact ? low : std::min(start, end);
-    attempt.freed = start - low;
-    attempt.held = attempt.fitted() ? low : std::max(low, end - attempt.freed);
+    attempt.freed = std::max<std::int64_t>((attempt.fitted() ? before_ : start) - low, 0);
+    attempt.held = low;
     attempt.available = device_.options().capacity - attempt.held;
     *attempt.peak -= low;
     if (record) {
       attempt.record = record_of(events, attempt.fitted());
+      attempt.freed = std::max(attempt.freed, attempt.record->replaced());
     }
     if (attempt.fitted() && !exact) {
       attempt.unused = std::max<std::int64_t>(device_.now().reserved - low - *attempt.peak, 0);
@@ -288,6 +292,7 @@ class Work {
   double scale_ = 1;
   std::vector<std::optional<std::int64_t>> kept_;  // by step: what it allocated
   AllocatorModel device_;
+  std::int64_t before_ = 0;  // bytes in use when the call began
 };
 
 }  // namespace brim::simulation

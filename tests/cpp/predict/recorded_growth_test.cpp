@@ -48,6 +48,25 @@ TEST(AllocationRecord, WhatWasHeldBeforeComesFirst) {
   EXPECT_EQ(record->events, (std::vector<std::int32_t>{1, ~0, ~1, 2}));
 }
 
+TEST(AllocationRecord, WhatStaysInPlaceOfWhatWasHeldBeforeIsReplaced) {
+  // Two gradients and a third of other bytes are freed; an activation, two gradients, two states.
+  const auto replaced = [](bool first_stays, bool second_stays) {
+    std::vector<AllocationEvent> events{free_event(1, 40),  free_event(2, 40),  free_event(3, 50),
+                                        alloc_event(4, 70), free_event(4),      alloc_event(5, 40),
+                                        alloc_event(6, 40), alloc_event(7, 40), alloc_event(8, 40)};
+    if (!first_stays) {
+      events.push_back(free_event(5));
+    }
+    if (!second_stays) {
+      events.push_back(free_event(6));
+    }
+    return record_of(events)->replaced();
+  };
+  EXPECT_EQ(replaced(true, true), 80);
+  EXPECT_EQ(replaced(true, false), 40);
+  EXPECT_EQ(replaced(false, false), 0);
+}
+
 TEST(AllocationRecord, GoesOnRefusedUnlessThatEndedIt) {
   const std::vector<AllocationEvent> events{alloc_event(1, 10), refused_event(20),
                                             alloc_event(2, 5)};
@@ -131,6 +150,57 @@ TEST(RecordedGrowth, AWorkspaceThatOneSizeOnlyTakesDoesNotHideTheRest) {
     EXPECT_GE(growth->need_at(40), 17 * 40 + 600);
     EXPECT_LE(growth->need_at(40), 17 * 40 + 2 * 600) << "it may grow";
   }
+}
+
+TEST(RecordedGrowth, WorkspacesAtTheEndDoNotHideTheRest) {
+  const auto work = [](std::int64_t size, int workspaces) {
+    std::vector<AllocationEvent> events{alloc_event(1, 10 * size), alloc_event(2, 7 * size),
+                                        free_event(1), free_event(2)};
+    for (int i = 0; i < workspaces; ++i) {
+      events.insert(events.end(), {alloc_event(3, 8), free_event(3)});
+    }
+    return recorded_fit(size, events);
+  };
+  for (const int first : {0, 6}) {
+    const std::vector<Attempt> attempts{work(10, first), work(20, 6 - first)};
+    const auto growth = RecordedGrowth::of(attempts);
+    ASSERT_TRUE(growth->knows_growth()) << first;
+    EXPECT_EQ(growth->need_at(40), 17 * 40);
+  }
+}
+
+TEST(RecordedGrowth, ScalarsDoNotHideTheRest) {
+  const auto work = [](std::int64_t size, bool first_step) {
+    std::vector<AllocationEvent> events{alloc_event(1, 10 * size)};
+    for (int i = 0; !first_step && i < 6; ++i) {  // a number, and as it is used
+      events.insert(events.end(),
+                    {alloc_event(3, 8), alloc_event(4, 4), free_event(4), free_event(3)});
+    }
+    events.insert(events.end(), {alloc_event(2, 7 * size), free_event(1), free_event(2)});
+    return recorded_fit(size, events);
+  };
+  const std::vector<Attempt> attempts{work(10, true), work(20, false)};
+  const auto growth = RecordedGrowth::of(attempts);
+  ASSERT_TRUE(growth->knows_growth());
+  EXPECT_EQ(growth->need_at(40), 17 * 40);
+}
+
+TEST(RecordedGrowth, TheRecordThatDiffersMostAmongSimilarSizesCounts) {
+  // Rows are padded to an even number: neighbours show a growth of 0 or of twice as much.
+  const auto padded = [](std::int64_t size) {
+    return recorded_fit(size, {alloc_event(1, 100 * (size + size % 2)), free_event(1)});
+  };
+  const auto need_at_16 = [&](const std::vector<std::int64_t>& sizes) {
+    std::vector<Attempt> attempts;
+    for (const std::int64_t size : sizes) {
+      attempts.push_back(padded(size));
+    }
+    return RecordedGrowth::of(attempts)->need_at(16);
+  };
+  EXPECT_EQ(need_at_16({13, 14}), 1400) << "nothing else is known";
+  EXPECT_EQ(need_at_16({10, 13, 14}), 1600);
+  EXPECT_EQ(need_at_16({2, 10, 13, 14}), 1600);
+  EXPECT_EQ(need_at_16({3, 2, 14}), 1600) << "the newest, where none is similar";
 }
 
 TEST(RecordedGrowth, OtherRequestsAreAnotherWork) {
@@ -260,6 +330,26 @@ TEST(RecordedGrowth, MatchesWithoutWhatTheFirstCallMadeForGood) {
   EXPECT_TRUE(fits_from(attempts, 100, recorded_device(100)));
 }
 
+TEST(RecordedGrowth, AGradientThatStaysOnlyAfterTheFirstStepIsTheSame) {
+  const auto work = [](std::int64_t size, bool first) {
+    std::vector<AllocationEvent> events{alloc_event(1, 90 * size)};
+    for (const std::uintptr_t layer : {10, 20, 30}) {
+      events.push_back(alloc_event(layer, 900));
+      events.push_back(alloc_event(layer + 1, 90 * size));
+      if (!first) {
+        events.push_back(free_event(layer));
+      }
+      events.push_back(free_event(layer + 1));
+    }
+    events.push_back(free_event(1));
+    return recorded_fit(size, events);
+  };
+  const std::vector<Attempt> attempts{work(8, true), work(9, false)};
+  const auto growth = RecordedGrowth::of(attempts);
+  ASSERT_TRUE(growth->knows_growth());
+  EXPECT_EQ(growth->need_at(20), 2 * 90 * 20 + 900);
+}
+
 TEST(RecordedGrowth, OtherRequestsDoNotMatch) {
   const std::vector<Attempt> attempts{with_a_gap(10),
                                       recorded_fit(20, {alloc_event(1, kMiB), free_event(1)})};
@@ -281,6 +371,18 @@ TEST(RecordedGrowth, AWorkspaceMayBeRefusedWhereOneWasBefore) {
   attempts.push_back(
       {.values = {50}, .outcome = OomKind::device_memory, .record = record_of(events, false)});
   EXPECT_TRUE(fits_from(attempts, 100, recorded_device(200)));
+  EXPECT_FALSE(fits_from(attempts, 201, recorded_device(200))) << "the tensor may not";
+}
+
+TEST(RecordedGrowth, AWorkspaceOfTheOtherRecordIsNotNeededWhereOneWasRefused) {
+  std::vector<Attempt> attempts{with_a_workspace_from(20, 20), with_a_workspace_from(20, 10)};
+  EXPECT_EQ(RecordedGrowth::of(attempts)->need_at(20), 17 * 20 + 600);
+  attempts.push_back(
+      {.values = {50},
+       .outcome = OomKind::device_memory,
+       .record =
+           record_of(std::vector<AllocationEvent>{refused_event(600), refused_event(500)}, false)});
+  EXPECT_EQ(RecordedGrowth::of(attempts)->need_at(20), 17 * 20);
 }
 
 }  // namespace
