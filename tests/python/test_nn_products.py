@@ -175,17 +175,16 @@ def test_no_product_runs_again_for_bits() -> None:
     assert kept_by(ours, x) == kept_by(converted(model, "cheap"), x)
 
 
-@pytest.mark.parametrize("channels", [3, 4])
-def test_a_first_layer_runs_again_but_not_for_an_image(channels: int) -> None:
-    """Its own input is a batch, which needs no gradient. With few channels it takes too long."""
-    stem = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
-    x = torch.randn(2, channels, 8, 8)
+def test_a_first_layer_runs_again() -> None:
+    """Its own input is a batch, which needs no gradient."""
+    stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+    x = torch.randn(2, 3, 8, 8)
     expected = torch.autograd.grad(stem(x).square().sum(), [*stem.parameters()])
     brim.convert(stem, recompute="products")
     with brim.PeakMeter("cpu") as meter:
         output = stem(x)
         kept = meter.left - output.nbytes
-    assert (kept < output.nbytes // 2) == (channels > 3)
+    assert kept < output.nbytes // 2
     found = torch.autograd.grad(output.square().sum(), [*stem.parameters()])
     assert equal([*found], [*expected])
 

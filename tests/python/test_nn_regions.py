@@ -185,6 +185,28 @@ def test_a_module_without_functions_leaves_the_region_around_it() -> None:
     assert type(brim.restore(block).inside[0]) is Turned
 
 
+def test_what_left_a_region_can_become_one() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.norm(x)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Sum()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.inner(x))
+
+    model = Outer()
+    assert [each.name for each in brim.convert(model).functions] == [""]
+    assert [each.name for each in brim.convert(model, recompute="cheap").functions] == ["inner"]
+
+
 def test_products_alone_are_redirected_only_to_run_again() -> None:
     class Products(nn.Module):
         def __init__(self) -> None:

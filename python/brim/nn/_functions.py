@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived
+from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived, original_of, recipe_of
 from brim.nn._elsewhere import is_traced
 from brim.nn.saving import (
     FUNCTIONS,
@@ -24,20 +24,17 @@ from brim.nn.saving import (
     redirected,
 )
 
-__all__ = ["is_region", "leave_out", "outside", "take_in", "with_functions"]
+__all__ = ["is_region", "leave_out", "leaving", "outside", "take_in", "with_functions"]
 
 _push: Any = torch._C._push_on_torch_function_stack
 _pop: Any = torch._C._pop_torch_function_stack
 
 
-def with_functions(
-    module: torch.nn.Module, recompute: bool = False, is_inside: bool = False
-) -> Kind | None:
+def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | None:
     """A class in which the methods that call functions are regions of `brim.saving()`.
 
     Only what the module runs itself counts, not what its children do: for those, None. With
-    `recompute`, sums around normalisation layers count too. A module inside of a region always has
-    one, which leaves the outer one where there is nothing to redirect: that costs time.
+    `recompute`, sums around normalisation layers count too.
 
     Example:
         >>> class Gate(torch.nn.Module):
@@ -49,7 +46,7 @@ def with_functions(
     methods = tuple(
         name for name, uses in _uses_of(type(module)).items() if uses.fit(module, recompute)
     )
-    if not methods and (is_inside or any(map(_is_function, module.__dict__.values()))):
+    if not methods and any(map(_is_function, module.__dict__.values())):
         methods = ("forward",)
     return derived(type(module), Recipe("functions", methods)) if methods else None
 
@@ -59,14 +56,17 @@ def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, 
     return (kind,), {**regions, "_brim_recompute": None}
 
 
-_Way: TypeAlias = tuple[bool, bool, bool]
-_NOTHING: dict[_Way, bool] = {}
+_Way: TypeAlias = tuple[Any, ...]
+_UNKNOWN: dict[_Way, int] = {}
+
+# What was redirected in a first call.
+_NOTHING, _LITTLE, _USEFUL = range(3)
 
 
 def _region(work: Any) -> Any:
     # By module: whether a region is worth it, once for each way to run. A product of a tensor and a
     # number, or a branch that is never taken, makes it useless, and it costs time.
-    worth: WeakKeyDictionary[Any, dict[_Way, bool]] = WeakKeyDictionary()
+    verdicts: WeakKeyDictionary[Any, dict[_Way, int]] = WeakKeyDictionary()
 
     @functools.wraps(work)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,8 +75,10 @@ def _region(work: Any) -> Any:
         way = (self.training, self._brim_recompute is not None, _is_any_autocast_enabled())
         hooks = hooks_in_force()
         # A checkpoint runs its modules twice, and the same functions must be redirected in both.
-        known = worth.get(self, _NOTHING).get(way) if hooks is None else True
-        if known is False:
+        known = verdicts.get(self, _UNKNOWN).get(way) if hooks is None else _USEFUL
+        if known == _LITTLE:
+            return work(self, *args, **kwargs)
+        if known == _NOTHING:
             return outside(work, self, *args, **kwargs)
         mode = _REGIONS[self._brim_recompute]
         before = redirected.found, redirected.hooks
@@ -88,12 +90,14 @@ def _region(work: Any) -> Any:
             result = work(self, *args, **kwargs)
             if redirected.found is not None and _is_telling(result):
                 useful = _WITH_RECOMPUTE if self._brim_recompute else SAVING_ALONE
-                decided = worth.setdefault(self, {})
-                decided[way] = not useful.isdisjoint(redirected.found)
+                decided = verdicts.setdefault(self, {})
+                decided[way] = _LITTLE if redirected.found else _NOTHING
+                if not useful.isdisjoint(redirected.found):
+                    decided[way] = _USEFUL
                 if SUM_OF_TWO_TYPES in redirected.found and redirected.last is not None:
                     # It keeps less because the sum before it, of another module, is brim's too.
                     last, last_way = redirected.last
-                    last[last_way] = True
+                    last[last_way] = _USEFUL
                 if redirected.found:
                     redirected.last = decided, way
             return result
@@ -103,6 +107,36 @@ def _region(work: Any) -> Any:
             redirected.found, redirected.hooks = before
 
     return run
+
+
+def leaving(kind: Kind) -> Kind:
+    """A class whose forward leaves the region around it where there is nothing to redirect.
+
+    Inside of a region each call of torch takes longer.
+    """
+    return derived(kind, Recipe("leaving"))
+
+
+def _leaving_members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
+    work = kind.forward
+    verdicts: WeakKeyDictionary[Any, dict[_Way, int]] = WeakKeyDictionary()
+
+    @functools.wraps(work)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = _innermost()
+        if is_traced() or mode not in _REGIONS.values():
+            return work(self, *args, **kwargs)
+        way = (mode, self.training, _is_any_autocast_enabled())
+        if verdicts.get(self, _UNKNOWN).get(way) == _NOTHING:
+            return outside(work, self, *args, **kwargs)
+        found = redirected.found  # of the region around it, in its first call
+        before = 0 if found is None else len(found)
+        result = work(self, *args, **kwargs)
+        if found is not None and _is_telling(result):
+            verdicts.setdefault(self, {})[way] = _NOTHING if len(found) == before else _LITTLE
+        return result
+
+    return (kind,), {"forward": forward}
 
 
 def _is_telling(result: Any) -> bool:
@@ -115,6 +149,7 @@ _is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 _transforms: Any = torch._C._functorch.get_interpreter_stack
 
 MAKERS["functions"] = _members
+MAKERS["leaving"] = _leaving_members
 
 
 def is_region(kind: Kind) -> bool:
@@ -131,7 +166,10 @@ def leave_out(module: torch.nn.Module) -> None:
 
 
 def take_in(module: torch.nn.Module) -> None:
-    """Undo `leave_out`."""
+    """Undo `leave_out` and `leaving`."""
+    recipe = recipe_of(type(module))
+    if recipe is not None and recipe.maker == "leaving":
+        module.__class__ = original_of(type(module))  # type: ignore[assignment]
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for key in [key for key, hook in hooks.items() if hook in (_leave, _return)]:
             del hooks[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,7 +17,7 @@ from brim import _C
 from brim._arguments import flag, shown
 from brim.nn import _causal_lm_loss, modules
 from brim.nn._derived import MAKERS, Recipe, derived, is_made, original_of
-from brim.nn._functions import is_region, leave_out, take_in, with_functions
+from brim.nn._functions import is_region, leave_out, leaving, take_in, with_functions
 from brim.nn._hints import conversion_hint
 from brim.nn.recognisers import recognise
 from brim.nn.saving import check_recompute
@@ -266,9 +267,8 @@ def convert(
     for module in _first_inside_regions(model, unchosen):
         leave_out(module)
     for module in _children_of_regions(places.keys() - unchosen) if functions else ():
-        if not _obstacle(module) and (kind := with_functions(module, is_inside=True)) is not None:
-            module.__class__ = kind
-            module.__dict__["_brim_recompute"] = recompute
+        with contextlib.suppress(Exception):  # of the class's own: it only takes longer
+            module.__class__ = type(module) if _obstacle(module) else leaving(type(module))
     hint = conversion_hint(model, recompute)
     return ConversionReport(tuple(replaced), tuple(kept), tuple(around), hint)
 

@@ -265,12 +265,6 @@ class ConvNode final : public OutputHoldingNode {
   bool trains_weight_ = false;
 };
 
-/// Not for images: with three channels or fewer a product takes many times as long per byte.
-bool has_fast_product(const at::Tensor& input, const at::Tensor& weight) {
-  constexpr int kOfImage = 3;
-  return TORCH_GUARD_OR_TRUE(input.sym_size(input.dim() - weight.dim() + 1).sym_gt(kOfImage));
-}
-
 at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                          at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                          bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
@@ -296,8 +290,8 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
   }
   // For its own gradient only the weight's form is needed, but torch asks for a tensor.
   const bool needs_weight = input.requires_grad() || weight.requires_grad();
-  const bool is_offered = runs_again && widens(input, output) && has_fast_product(input, weight) &&
-                          (needs_weight || stays(weight, parameter));
+  const bool is_offered =
+      runs_again && widens(input, output) && (needs_weight || stays(weight, parameter));
   if (needs_weight || is_offered) {
     node->keep_weight(weight_to_keep(input, weight, parameter, recompute));
   }
