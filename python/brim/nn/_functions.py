@@ -153,9 +153,9 @@ MAKERS["leaving"] = _leaving_members
 
 
 def is_region(kind: Kind) -> bool:
-    """Whether `with_functions` made a class, or it derives from such a one."""
+    """Whether `with_functions` or `leaving` made a class, or it derives from such a one."""
     recipe: Recipe | None = getattr(kind, "_brim_recipe", None)
-    return recipe is not None and recipe.maker == "functions"
+    return recipe is not None and recipe.maker in ("functions", "leaving")
 
 
 def leave_out(module: torch.nn.Module) -> None:

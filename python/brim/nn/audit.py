@@ -16,7 +16,8 @@ from brim._table import Part, Table, text_of
 from brim.memory import parse_bytes
 from brim.nn import _causal_lm_loss
 from brim.nn._audit_text import Unconverted, figures, folded, hint_of
-from brim.nn._derived import is_made, original_of, recipe_of
+from brim.nn._derived import is_made, original_of
+from brim.nn._functions import is_region
 from brim.nn._hints import frozen_batch_norms
 from brim.nn._saved import MODEL, Run, measure, with_sizes
 from brim.nn._torchs_work import with_torchs_work
@@ -470,8 +471,7 @@ def _row_names(runs: Iterable[Run]) -> dict[Place, tuple[str, str]]:
 
 def _without_region(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """The class itself where `convert` only redirected the functions that it calls."""
-    recipe = recipe_of(kind)
-    return original_of(kind) or kind if recipe and recipe.maker == "functions" else kind
+    return original_of(kind) or kind if is_region(kind) else kind
 
 
 def _is_layer(kind: type[torch.nn.Module]) -> bool:
