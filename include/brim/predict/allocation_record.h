@@ -34,8 +34,8 @@ class BRIM_API AllocationRecord {
   /// workspace, as cuDNN.
   bool goes_on_refused = false;
 
-  /// Bytes held before that it freed and made anew, as far as those stay: what a next call will free
-  /// too. The first request of as many bytes counts as that (a gradient), and not what is made
+  /// Bytes held before that it freed and made anew, as far as those stay: what a next call will
+  /// free too. The first request of as many bytes counts as that (a gradient), and not what is made
   /// later (an optimizer's state).
   [[nodiscard]] std::int64_t replaced() const;
 

@@ -138,7 +138,7 @@ class _Redirected(threading.local):
 
     found: list[Any] | None = None
     hooks: Any = None
-    last: tuple[dict[Any, bool], Any] | None = None
+    last: tuple[dict[Any, int], Any] | None = None
 
     def __init__(self) -> None:
         self.left: list[Any] = []

@@ -141,8 +141,8 @@ void launch_normalise(const ChannelNorm& norm, const void* in, const void* added
     }
   };
   constexpr int kPack = kPackOf<T>;
-  const bool fits = blocks.inner == 1 ? blocks.channels % kPack == 0
-                                      : blocks.inner >= kPack && n % kPack == 0;
+  const bool fits =
+      blocks.inner == 1 ? blocks.channels % kPack == 0 : blocks.inner >= kPack && n % kPack == 0;
   if (fits && is_aligned(in, 16) && is_aligned(added, 16) && is_aligned(out, 16)) {
     choose_index(std::integral_constant<int, kPack>());
   } else {
