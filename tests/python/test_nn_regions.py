@@ -207,6 +207,61 @@ def test_what_left_a_region_can_become_one() -> None:
     assert [each.name for each in brim.convert(model, recompute="cheap").functions] == ["inner"]
 
 
+class Hidden(nn.Module):
+    """Calls a function where `convert` does not see it, for long inputs only."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return _dropped(x) if len(x) > 2 else x.transpose(0, 1), None
+
+
+def _dropped(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5)
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(Hidden())
+        self.checkpoints = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.checkpoints:
+            return F.relu(checkpoint(self.inside, x, use_reentrant=False)[0])
+        return F.relu(self.inside(x)[0])
+
+
+def inner_node(result: Tensor) -> str:
+    assert result.grad_fn is not None
+    return str(result.grad_fn.next_functions[0][0].name())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("first", ["frozen", "checkpoint inside"])
+def test_a_call_in_which_nothing_is_redirected_teaches_nothing(first: str) -> None:
+    block, x = Around(), torch.ones(4, 4)
+    brim.convert(block)
+    block.checkpoints = first == "checkpoint inside"
+    block(x.requires_grad_(first != "frozen"))
+    block.checkpoints = False
+    for _ in range(2):
+        assert inner_node(block(x.requires_grad_())) == "brim::dropout_backward"
+
+
+def test_a_checkpoint_runs_again_as_before_what_has_left_in_between() -> None:
+    block, x = Around(), torch.ones(4, 4, requires_grad=True)
+    brim.convert(block)
+    result = checkpoint(block, x, use_reentrant=False)
+    block(x[:2])  # nothing to redirect
+    result.sum().backward()
+    assert x.grad is not None
+
+
+def test_containers_may_contain_themselves() -> None:
+    block = Around()
+    block.inside.append(block.inside)
+    report = brim.convert(block)
+    assert [each.name for each in report.functions] == [""]
+
+
 def test_products_alone_are_redirected_only_to_run_again() -> None:
     class Products(nn.Module):
         def __init__(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived, original_of, recipe_of
 from brim.nn._elsewhere import is_traced
@@ -123,8 +124,12 @@ def _leaving_members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
 
     @functools.wraps(work)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # What a checkpoint runs again must not have begun to leave in between. And regions redirect
+        # nothing in a checkpoint inside of them, nor in what is left out.
+        if is_traced() or hooks_in_force() is not None or redirected.hooks is not None:
+            return work(self, *args, **kwargs)
         mode = _innermost()
-        if is_traced() or mode not in _REGIONS.values():
+        if mode not in _REGIONS.values():
             return work(self, *args, **kwargs)
         way = (mode, self.training, _is_any_autocast_enabled())
         if verdicts.get(self, _UNKNOWN).get(way) == _NOTHING:
@@ -141,7 +146,9 @@ def _leaving_members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
 
 def _is_telling(result: Any) -> bool:
     """Whether a call shows what others will keep: something needed a gradient, nothing batched."""
-    return bool(getattr(result, "requires_grad", True)) and not _transforms()
+    tensors = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+    needs_gradient = not tensors or any(each.requires_grad for each in tensors)
+    return needs_gradient and not _transforms()
 
 
 _WITH_RECOMPUTE = FUNCTIONS | {SUM_OF_TWO_TYPES}
