@@ -185,6 +185,42 @@ def test_a_module_without_functions_leaves_the_region_around_it() -> None:
     assert type(brim.restore(block).inside[0]) is Turned
 
 
+def test_sums_are_redirected_in_the_region_around_also_below_a_module_between() -> None:
+    """A region of sums alone is not worth it, but in another one they let layers ask."""
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.LayerNorm(8), nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.one(x) + self.other(x)
+
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sums = Sums()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.sums(x).transpose(0, 1)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.between = Between()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(self.between(x))
+
+    model, x = Outer(), torch.ones(2, 8, requires_grad=True)
+    brim.convert(model, recompute="cheap")
+    sums: list[str] = []
+    model.between.sums.register_forward_hook(lambda *call: sums.append(call[2].grad_fn.name()))
+    for _ in range(3):
+        model(x)
+    assert sums == ["brim::add_backward"] * 3
+
+
 def test_what_left_a_region_can_become_one() -> None:
     class Sum(nn.Module):
         def __init__(self) -> None:

@@ -83,6 +83,7 @@ def _region(work: Any) -> Any:
             return outside(work, self, *args, **kwargs)
         mode = _REGIONS[self._brim_recompute]
         before = redirected.found, redirected.hooks
+        inside = redirected.little
         redirected.found, redirected.hooks = [] if known is None else None, hooks
         is_inside = _innermost() is mode
         if not is_inside:
@@ -92,9 +93,12 @@ def _region(work: Any) -> Any:
             if redirected.found is not None and _is_telling(result):
                 useful = _WITH_RECOMPUTE if self._brim_recompute else SAVING_ALONE
                 decided = verdicts.setdefault(self, {})
-                decided[way] = _LITTLE if redirected.found else _NOTHING
+                decided[way] = _NOTHING
                 if not useful.isdisjoint(redirected.found):
                     decided[way] = _USEFUL
+                elif redirected.found or redirected.little != inside:
+                    decided[way] = _LITTLE
+                    redirected.little += 1
                 if SUM_OF_TWO_TYPES in redirected.found and redirected.last is not None:
                     # It keeps less because the sum before it, of another module, is brim's too.
                     last, last_way = redirected.last
@@ -135,10 +139,11 @@ def _leaving_members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
         if verdicts.get(self, _UNKNOWN).get(way) == _NOTHING:
             return outside(work, self, *args, **kwargs)
         found = redirected.found  # of the region around it, in its first call
-        before = 0 if found is None else len(found)
+        before = len(found or ()), redirected.little
         result = work(self, *args, **kwargs)
         if found is not None and _is_telling(result):
-            verdicts.setdefault(self, {})[way] = _NOTHING if len(found) == before else _LITTLE
+            same = (len(found), redirected.little) == before
+            verdicts.setdefault(self, {})[way] = _NOTHING if same else _LITTLE
         return result
 
     return (kind,), {"forward": forward}
