@@ -185,6 +185,42 @@ def test_a_module_without_functions_leaves_the_region_around_it() -> None:
     assert type(brim.restore(block).inside[0]) is Turned
 
 
+def test_sums_are_redirected_in_the_region_around_also_below_a_module_between() -> None:
+    """A region of sums alone is not worth it, but in another one they let layers ask."""
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.LayerNorm(8), nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.one(x) + self.other(x)
+
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sums = Sums()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.sums(x).transpose(0, 1)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.between = Between()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(self.between(x))
+
+    model, x = Outer(), torch.ones(2, 8, requires_grad=True)
+    brim.convert(model, recompute="cheap")
+    sums: list[str] = []
+    model.between.sums.register_forward_hook(lambda *call: sums.append(call[2].grad_fn.name()))
+    for _ in range(3):
+        model(x)
+    assert sums == ["brim::add_backward"] * 3
+
+
 def test_what_left_a_region_can_become_one() -> None:
     class Sum(nn.Module):
         def __init__(self) -> None:
@@ -205,6 +241,61 @@ def test_what_left_a_region_can_become_one() -> None:
     model = Outer()
     assert [each.name for each in brim.convert(model).functions] == [""]
     assert [each.name for each in brim.convert(model, recompute="cheap").functions] == ["inner"]
+
+
+class Hidden(nn.Module):
+    """Calls a function where `convert` does not see it, for long inputs only."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return _dropped(x) if len(x) > 2 else x.transpose(0, 1), None
+
+
+def _dropped(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5)
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(Hidden())
+        self.checkpoints = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.checkpoints:
+            return F.relu(checkpoint(self.inside, x, use_reentrant=False)[0])
+        return F.relu(self.inside(x)[0])
+
+
+def inner_node(result: Tensor) -> str:
+    assert result.grad_fn is not None
+    return str(result.grad_fn.next_functions[0][0].name())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("first", ["frozen", "checkpoint inside"])
+def test_a_call_in_which_nothing_is_redirected_teaches_nothing(first: str) -> None:
+    block, x = Around(), torch.ones(4, 4)
+    brim.convert(block)
+    block.checkpoints = first == "checkpoint inside"
+    block(x.requires_grad_(first != "frozen"))
+    block.checkpoints = False
+    for _ in range(2):
+        assert inner_node(block(x.requires_grad_())) == "brim::dropout_backward"
+
+
+def test_a_checkpoint_runs_again_as_before_what_has_left_in_between() -> None:
+    block, x = Around(), torch.ones(4, 4, requires_grad=True)
+    brim.convert(block)
+    result = checkpoint(block, x, use_reentrant=False)
+    block(x[:2])  # nothing to redirect
+    result.sum().backward()
+    assert x.grad is not None
+
+
+def test_containers_may_contain_themselves() -> None:
+    block = Around()
+    block.inside.append(block.inside)
+    report = brim.convert(block)
+    assert [each.name for each in report.functions] == [""]
 
 
 def test_products_alone_are_redirected_only_to_run_again() -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived, original_of, recipe_of
 from brim.nn._elsewhere import is_traced
@@ -82,6 +83,7 @@ def _region(work: Any) -> Any:
             return outside(work, self, *args, **kwargs)
         mode = _REGIONS[self._brim_recompute]
         before = redirected.found, redirected.hooks
+        inside = redirected.little
         redirected.found, redirected.hooks = [] if known is None else None, hooks
         is_inside = _innermost() is mode
         if not is_inside:
@@ -91,9 +93,12 @@ def _region(work: Any) -> Any:
             if redirected.found is not None and _is_telling(result):
                 useful = _WITH_RECOMPUTE if self._brim_recompute else SAVING_ALONE
                 decided = verdicts.setdefault(self, {})
-                decided[way] = _LITTLE if redirected.found else _NOTHING
+                decided[way] = _NOTHING
                 if not useful.isdisjoint(redirected.found):
                     decided[way] = _USEFUL
+                elif redirected.found or redirected.little != inside:
+                    decided[way] = _LITTLE
+                    redirected.little += 1
                 if SUM_OF_TWO_TYPES in redirected.found and redirected.last is not None:
                     # It keeps less because the sum before it, of another module, is brim's too.
                     last, last_way = redirected.last
@@ -123,17 +128,22 @@ def _leaving_members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
 
     @functools.wraps(work)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # What a checkpoint runs again must not have begun to leave in between. And regions redirect
+        # nothing in a checkpoint inside of them, nor in what is left out.
+        if is_traced() or hooks_in_force() is not None or redirected.hooks is not None:
+            return work(self, *args, **kwargs)
         mode = _innermost()
-        if is_traced() or mode not in _REGIONS.values():
+        if mode not in _REGIONS.values():
             return work(self, *args, **kwargs)
         way = (mode, self.training, _is_any_autocast_enabled())
         if verdicts.get(self, _UNKNOWN).get(way) == _NOTHING:
             return outside(work, self, *args, **kwargs)
         found = redirected.found  # of the region around it, in its first call
-        before = 0 if found is None else len(found)
+        before = len(found or ()), redirected.little
         result = work(self, *args, **kwargs)
         if found is not None and _is_telling(result):
-            verdicts.setdefault(self, {})[way] = _NOTHING if len(found) == before else _LITTLE
+            same = (len(found), redirected.little) == before
+            verdicts.setdefault(self, {})[way] = _NOTHING if same else _LITTLE
         return result
 
     return (kind,), {"forward": forward}
@@ -141,7 +151,9 @@ def _leaving_members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
 
 def _is_telling(result: Any) -> bool:
     """Whether a call shows what others will keep: something needed a gradient, nothing batched."""
-    return bool(getattr(result, "requires_grad", True)) and not _transforms()
+    tensors = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+    needs_gradient = not tensors or any(each.requires_grad for each in tensors)
+    return needs_gradient and not _transforms()
 
 
 _WITH_RECOMPUTE = FUNCTIONS | {SUM_OF_TWO_TYPES}

@@ -365,8 +365,12 @@ def _first_inside_regions(model: Module, left_out: Collection[Module]) -> set[Mo
 def _children_of_regions(modules: Collection[Module]) -> Iterator[Module]:
     """The modules among these that a region runs itself, or in a container of torch.nn."""
     waiting = [child for each in modules if is_region(type(each)) for child in each.children()]
+    seen: set[Module] = set()
     while waiting:
         module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
         if type(module).__module__.startswith("torch.nn."):
             waiting += module.children()
         elif module in modules:

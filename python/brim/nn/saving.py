@@ -134,11 +134,14 @@ class _Redirected(threading.local):
         hooks: the saved-tensor hooks that were in force when it began.
         left: the `hooks` of regions around modules that are left out.
         last: where the last region that found some was judged, and its key there.
+        little: COUNT of regions judged to redirect little: those run in the region around them.
     """
 
     found: list[Any] | None = None
     hooks: Any = None
     last: tuple[dict[Any, int], Any] | None = None
+    last: tuple[dict[Any, int], Any] | None = None
+    little: int = 0
 
     def __init__(self) -> None:
         self.left: list[Any] = []
