@@ -140,7 +140,6 @@ class _Redirected(threading.local):
     found: list[Any] | None = None
     hooks: Any = None
     last: tuple[dict[Any, int], Any] | None = None
-    last: tuple[dict[Any, int], Any] | None = None
     little: int = 0
 
     def __init__(self) -> None:
