@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import brim
 from brim.adapt import _undo
+from brim.adapt._random_state import RandomState
 from brim.adapt._undo import Undo
 
 
@@ -293,3 +294,19 @@ def test_of_sharded_parameters_this_ranks_part_is_copied(
         assert weight.grad.full_tensor().tolist() == [[2.0, 2.0]] * 4
     else:
         assert weight.grad is None
+
+
+def test_random_states_do_not_count_as_memory_in_use(
+    monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    """Else work that holds nothing on the CPU would seem to, where a GPU is in use as well."""
+    set_again: list[Any] = []
+    accelerator = types.SimpleNamespace(
+        is_initialized=lambda: True,
+        get_rng_state_all=lambda: [torch.zeros(16, dtype=torch.uint8)],
+        set_rng_state_all=set_again.extend,
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda: accelerator)
+    with RandomState():
+        assert brim.memory_stats("cpu").allocated == held
+    assert set_again[0].tolist() == [0] * 16

@@ -25,14 +25,15 @@ class RandomState:
 
     def __init__(self) -> None:
         """Remember it."""
-        state = copy.deepcopy(torch.get_rng_state())  # which does not count as memory in use
+        # Deep copies do not count as memory in use: torch's default allocator makes them.
+        state = copy.deepcopy(torch.get_rng_state())
         self._put_back: list[Callable[[], object]] = [
             functools.partial(torch.set_rng_state, state),
             functools.partial(random.setstate, random.getstate()),
         ]
         accelerator: Any = torch.get_device_module()
         if hasattr(accelerator, "get_rng_state_all") and accelerator.is_initialized():
-            states = accelerator.get_rng_state_all()
+            states = copy.deepcopy(accelerator.get_rng_state_all())
             self._put_back.append(functools.partial(accelerator.set_rng_state_all, states))
         numpy: Any = sys.modules.get("numpy.random")
         if numpy is not None:
