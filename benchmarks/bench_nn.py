@@ -278,6 +278,8 @@ def main() -> None:
     if options.list:
         print("\n".join(", ".join(row) for row in ROWS))
         return
+    if options.scale < 1:
+        raise SystemExit(f"--scale must be at least 1, got {options.scale}")
     warnings.filterwarnings("ignore")  # of the frameworks
     device = options.device or brim.default_device().type
     compiles = options.compile

@@ -85,7 +85,7 @@ def _region(work: Any) -> Any:
         before = redirected.found, redirected.hooks
         inside = redirected.little
         redirected.found, redirected.hooks = [] if known is None else None, hooks
-        is_inside = _innermost() is mode
+        is_inside = _around() is mode
         if not is_inside:
             _push(mode)
         try:
@@ -132,8 +132,8 @@ def _leaving_members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
         # nothing in a checkpoint inside of them, nor in what is left out.
         if is_traced() or hooks_in_force() is not None or redirected.hooks is not None:
             return work(self, *args, **kwargs)
-        mode = _innermost()
-        if mode not in _REGIONS.values():
+        mode = _around()
+        if mode is None:
             return work(self, *args, **kwargs)
         way = (mode, self.training, _is_any_autocast_enabled())
         if verdicts.get(self, _UNKNOWN).get(way) == _NOTHING:
@@ -202,16 +202,17 @@ def _return(module: torch.nn.Module, args: Any, result: Any) -> None:
 _REGIONS = {level: Saving(level, is_shared=True) for level in (None, "cheap", "products")}
 
 
-def _innermost() -> Any:
-    """The mode that was entered last; None for none."""
+def _around() -> Any:
+    """The region of a module that functions called here are in; None if another mode is nearer."""
     depth = torch._C._len_torch_function_stack()
-    return torch._C._get_function_stack_at(depth - 1) if depth else None
+    mode = torch._C._get_function_stack_at(depth - 1) if depth else None
+    return mode if mode in _REGIONS.values() else None
 
 
 def outside(work: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function that has nothing to redirect, not in the region of a module around it."""
-    mode = _innermost()
-    if mode not in _REGIONS.values():
+    mode = _around()
+    if mode is None:
         return work(*args, **kwargs)
     _pop()
     try:

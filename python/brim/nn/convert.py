@@ -267,8 +267,9 @@ def convert(
     for module in _first_inside_regions(model, unchosen):
         leave_out(module)
     for module in _children_of_regions(places.keys() - unchosen) if functions else ():
-        with contextlib.suppress(Exception):  # of the class's own: it only takes longer
-            module.__class__ = type(module) if _obstacle(module) else leaving(type(module))
+        if not _obstacle(module):
+            with contextlib.suppress(Exception):  # of the class's own: it only takes longer
+                module.__class__ = leaving(type(module))
     hint = conversion_hint(model, recompute)
     return ConversionReport(tuple(replaced), tuple(kept), tuple(around), hint)
 

@@ -43,15 +43,10 @@ def _members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
         options = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
         is_bare = key_padding_mask is None and attn_mask is None
         is_of_one = query is key and key is value
-        if (
-            need_weights
-            or is_causal
-            or not is_bare
-            or not is_of_one
-            or not outside(_is_ours, self, query)
-        ):
-            return work(self, query, key, value, *options)
-        return outside(_attend, self, query), None
+        mixed = None
+        if is_bare and is_of_one and not need_weights and not is_causal:
+            mixed = outside(_attend, self, query)
+        return work(self, query, key, value, *options) if mixed is None else (mixed, None)
 
     return (kind,), {"forward": forward, "_brim_recompute": None}
 
@@ -76,8 +71,10 @@ def _is_ours(module: Any, x: Tensor) -> bool:
     )
 
 
-def _attend(module: Any, x: Tensor) -> Tensor:
-    """The operators of torch's function in their order: the same bits."""
+def _attend(module: Any, x: Tensor) -> Tensor | None:
+    """The operators of torch's function in their order: the same bits. None if it is not ours."""
+    if not _is_ours(module, x):
+        return None
     recompute = module._brim_recompute is not None
     x = x.transpose(1, 0) if module.batch_first else x
     length, batch, width = x.shape
