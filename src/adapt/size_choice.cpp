@@ -30,9 +30,9 @@ constexpr double kNearby = 1.25;
 constexpr double kWorthMoving = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
 
-// A prediction may be off by a step of padded sizes, or by small tensors.
+// A prediction may be off by a step of padded sizes, or by small tensors. Of few items none is held
+// back.
 constexpr std::int64_t kHeldBackOf = 200;
-constexpr double kHeldBack = 1.0 / kHeldBackOf;
 // What CUDA's allocator takes from the device at once for tensors below 10 MiB: as much may be out
 // of reach at the end. Of little memory, no more than this share.
 constexpr double kSegment = 20.0 * (1 << 20);
@@ -44,9 +44,10 @@ constexpr double kShareOfGaps = 0.08;
 // A failure that the bytes do not explain is not approached any closer than this.
 constexpr double kNearFailure = 0.92;
 // With a single fit, a smaller step up than this shows too little. Then a smaller size is tried, so
-// much smaller.
+// much smaller, but never a single item: batch normalization refuses that.
 constexpr double kWorthLearning = 1.03;
 constexpr double kLearningShare = 15.0 / 16;
+constexpr std::int64_t kLeastToLearnFrom = 2;
 
 // Parts of the options' margin. The first jump is optimistic anyway, and near a size that fitted
 // there is little left to be wrong about.
@@ -194,7 +195,8 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
     const bool guess = growth.fits() == 1 && expected && !expected->confirmed;
     // A single fit that nothing has failed beside says little about far larger sizes.
     if (expected && !(guess && std::ranges::all_of(known_, &Attempt::fitted))) {
-      const std::int64_t size = moved_to((1 - kHeldBack) * expected->size, high);
+      const double most = std::floor(std::min(expected->size, 2.0 * static_cast<double>(high)));
+      const std::int64_t size = moved_to(most - std::floor(most / kHeldBackOf), high);
       const bool stays =
           static_cast<double>(size) < kWorthLearning * static_cast<double>(best_) ||
           std::ranges::any_of(
@@ -232,7 +234,8 @@ std::int64_t SizeSearch::moved_to(double size, std::int64_t high) const {
 std::optional<std::int64_t> SizeSearch::learning_size(const Growth& growth, std::int64_t size,
                                                       bool confirmed) const {
   const auto known = static_cast<double>(size);
-  const std::int64_t less = clamp(kLearningShare * known, options_.lower, size);
+  const std::int64_t least = std::min(std::max(options_.lower, kLeastToLearnFrom), size);
+  const std::int64_t less = clamp(kLearningShare * known, least, size);
   const auto is_learned = [&](const Attempt& attempt) {
     return attempt.fitted() && less <= attempt.size() && attempt.size() < size;
   };
@@ -267,7 +270,7 @@ std::optional<std::int64_t> SizeSearch::recorded_size(double margin, std::int64_
         const auto parts =
             detail::PartsNeed::of(*last->record, last->size(), *other.record, other.size());
         if (parts) {
-          return parts->largest_within(bytes, most, kHeldBack);
+          return parts->largest_within(bytes, most, kHeldBackOf);
         }
       }
     }
@@ -276,7 +279,7 @@ std::optional<std::int64_t> SizeSearch::recorded_size(double margin, std::int64_
       return std::nullopt;
     }
     const std::int64_t largest = records.largest_within(bytes, most);
-    return largest - largest / kHeldBackOf;  // of few items none is held back
+    return largest - largest / kHeldBackOf;
   });
   return size.value_or(0) == 0 ? std::nullopt : size;
 }
@@ -310,8 +313,8 @@ std::optional<std::int64_t> SizeSearch::replayed_choice(const Growth& growth, do
     return best_ > 0 ? std::optional(best_) : std::nullopt;
   }
   const double last = records.size();
-  const auto largest_up_to = [&](double most) {
-    const double low = std::max(last / 4, static_cast<double>(options_.lower) - 1);
+  const auto largest_up_to = [&](double most, std::int64_t least) {
+    const double low = std::max(last / 4, static_cast<double>(least) - 1);
     return records.largest_between(low, std::min(most, static_cast<double>(high)));
   };
   auto most = static_cast<double>(high);
@@ -324,13 +327,13 @@ std::optional<std::int64_t> SizeSearch::replayed_choice(const Growth& growth, do
   double size = records.largest_between((1 + kWorthMoving) * last, most);
   if (growth.fits() == 1 && size < kWorthLearning * last &&
       growth.ceiling(bytes) > kWorthLearning * last) {
-    size = largest_up_to(kLearningShare * last);
+    size = largest_up_to(kLearningShare * last, std::max(options_.lower, kLeastToLearnFrom));
   }
   if (size == 0 && last <= static_cast<double>(high) && records.fits(last)) {
     size = last;
   }
   if (size == 0) {
-    size = largest_up_to(std::min(last, most));
+    size = largest_up_to(std::min(last, most), options_.lower);
   }
   return size == 0 ? std::nullopt : std::optional(clamp(size, options_.lower, high));
 }

@@ -235,8 +235,13 @@ Growth::Prediction Growth::largest_within(double bytes, bool trust_two) const {
   if (fits_.size() > 1) {
     return beyond_two_fits(bytes, trust_two);
   }
-  return {size_of(last) * std::pow(bytes / std::max(need_of(last), 1.0), 1 / steepest_power()),
-          false};
+  const double size =
+      size_of(last) * std::pow(bytes / std::max(need_of(last), 1.0), 1 / steepest_power());
+  // Below two items nothing smaller is tried that would show how the need grows: the next size has
+  // to.
+  const double next = size_of(last) + 1;
+  const bool steps_up = last.size() <= 2 && straight(bytes) >= next && !refuted(straight);
+  return {steps_up ? std::max(size, next) : size, false};
 }
 
 /// With which power the need grows at least beyond the largest fit, and 2.
@@ -295,20 +300,21 @@ double Growth::below_fits(double bytes) const {
 }
 
 double Growth::ceiling(double bytes) const {
-  double size = kInfinity;
-  for (const Attempt* failure : failures_) {
+  const auto is_above = [&](const Attempt* failure) {
     // What had other room to run in may have been other work (before an optimizer had its state).
     const auto available = static_cast<double>(failure->available.value_or(-1));
     const bool comparable =
         available < 0 || (kComparable * available > bytes && available < kComparable * bytes);
-    if (comparable && failure->size() > fits_.back()->size() &&
-        need_of(*failure) > need_of(*fits_.back())) {
-      // What limits the fit (an optimizer's step) may not be what failed: that is below the line.
-      const double line = on_line(*fits_.back(), *failure, bytes);
-      size = std::min(size, std::max(line, proportional(*failure, bytes)));
-    }
+    return comparable && failure->size() > fits_.back()->size() &&
+           need_of(*failure) > need_of(*fits_.back());
+  };
+  // Those further away are further above a need that curves upwards.
+  const auto failure = std::ranges::find_if(failures_, is_above);
+  if (failure == failures_.end()) {
+    return kInfinity;
   }
-  return size;
+  // What limits the fit (an optimizer's step) may not be what failed: that is below the line.
+  return std::max(on_line(*fits_.back(), **failure, bytes), proportional(**failure, bytes));
 }
 
 std::optional<Growth::Ceiling> Growth::below_failure(std::int64_t size, double bytes) const {

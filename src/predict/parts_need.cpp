@@ -153,15 +153,14 @@ double PartsNeed::need_at(double size) const {
   return std::max(outside_ + most, ends_);
 }
 
-std::int64_t PartsNeed::largest_within(double bytes, std::int64_t high, double spare) const {
-  constexpr double kStep = 1.0 / 256;
-  auto size = static_cast<double>(high);
-  while (size >= 1) {
-    const double used = std::floor((1 - spare) * size);
-    if (need_at(size) <= bytes && need_at(used) <= bytes) {
-      return static_cast<std::int64_t>(used);
+std::int64_t PartsNeed::largest_within(double bytes, std::int64_t high,
+                                       std::int64_t spare_of) const {
+  constexpr std::int64_t kStepOf = 256;
+  for (std::int64_t size = high; size >= 1; size -= std::max<std::int64_t>(size / kStepOf, 1)) {
+    const std::int64_t used = size - size / spare_of;
+    if (need_at(static_cast<double>(size)) <= bytes && need_at(static_cast<double>(used)) <= bytes) {
+      return used;
     }
-    size *= 1 - kStep;
   }
   return 0;
 }

@@ -16,9 +16,10 @@ namespace {
 // Calls in a row that have to fit: each finds the blocks that the one before left.
 constexpr int kMostCalls = 8;
 // Sizes are tried downwards in small steps: fragments let some fit between others that do not.
-constexpr double kStepDown = 1.0 / 256;
-// What is used is so much smaller than what fits, and fits too: requests are rounded.
-constexpr double kSpare = 1.0 / 200;
+constexpr std::int64_t kStepDownOf = 256;
+// What is used is so much smaller than what fits, and fits too: requests are rounded. Of few items
+// none is spared.
+constexpr std::int64_t kSpareOf = 200;
 
 constexpr std::size_t kNoRequest = std::numeric_limits<std::size_t>::max();
 
@@ -245,13 +246,12 @@ double RecordedGrowth::largest_between(double low, double high) const {
   const std::int64_t most = largest_that_holds(
       0, static_cast<std::int64_t>(high) + 1,
       [&](std::int64_t size) { return held_at(static_cast<double>(size)).most <= free; });
-  double size = std::min(high, static_cast<double>(most));
-  while (size > low) {
-    const double smaller = std::floor((1 - kSpare) * size);  // exactly what will be used
-    if (smaller > low && fits(size) && fits(smaller)) {
-      return smaller;
+  for (std::int64_t size = most; static_cast<double>(size) > low;
+       size -= std::max<std::int64_t>(size / kStepDownOf, 1)) {
+    const auto used = static_cast<double>(size - size / kSpareOf);
+    if (used > low && fits(static_cast<double>(size)) && fits(used)) {
+      return used;
     }
-    size *= 1 - kStepDown;
   }
   return 0;
 }

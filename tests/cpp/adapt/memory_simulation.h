@@ -31,8 +31,11 @@ class Random {
     return std::uniform_real_distribution<double>(low, high)(engine_);
   }
   // Every order of magnitude is as likely as any other.
+  double log_uniform(double low, double high) {
+    return std::exp(real(std::log(low), std::log(high)));
+  }
   std::int64_t magnitude(double low, double high) {
-    return static_cast<std::int64_t>(std::exp(real(std::log(low), std::log(high))));
+    return static_cast<std::int64_t>(log_uniform(low, high));
   }
   bool coin() { return integer(0, 1) == 1; }
 

@@ -43,8 +43,9 @@ struct Kind {
 
 // One or two cases of a hundred.
 constexpr Allowed kRarely{0, 0.02};
-// On CUDA. What outlives a call keeps segments of another size than the next call needs.
-constexpr Allowed kKept{0, 0.1};
+// On CUDA. What outlives a call keeps segments of another size than the next call needs: of 240
+// cases 1 to 9 % were below, with an optimizer's state up to 15 %.
+constexpr Allowed kKept{0, 0.125};
 constexpr Allowed kMuchKept{0, 0.35};
 
 std::vector<Kind> kinds() {
@@ -218,7 +219,7 @@ struct Device {
   int cases;
   std::function<std::int64_t(Random&, int)> bytes;
   double goal;
-  bool few_items = false;  // sizes below those of the kind
+  bool few_items = false;  // 1.1 to 100 times the memory of one, instead of the sizes of the kind
 };
 
 void hold_promise(const Kind& kind, const Device& device, const Allowed& allowed) {
@@ -227,12 +228,15 @@ void hold_promise(const Kind& kind, const Device& device, const Allowed& allowed
   int later_failures = 0;
   int below = 0;
   for (int i = 0; i < device.cases; ++i) {
-    const auto size = static_cast<double>(device.few_items ? random.magnitude(12, 300)
-                                                           : random.magnitude(kind.smallest, 1e5));
+    const double size =
+        device.few_items ? random.log_uniform(1.1, 100) : random.log_uniform(kind.smallest, 1e5);
     Work work(kind.make(random), size, device.bytes(random, i), device.kind);
     std::int64_t largest = work.largest();
+    if (largest == 0 && device.few_items) {
+      continue;  // more than its bytes, since blocks are rounded
+    }
     ASSERT_GT(largest, 0);
-    const double times = std::exp(random.real(std::log(1.2), std::log(100)));
+    const double times = random.log_uniform(1.2, 100);
     SizeSearchOptions options = device.options;
     options.upper = static_cast<std::int64_t>(static_cast<double>(largest) * times);
     std::vector<Attempt> unused;
@@ -250,8 +254,7 @@ void hold_promise(const Kind& kind, const Device& device, const Allowed& allowed
       } else {
         later_failures += ours.failures;
       }
-      // Of few items one may be more than that.
-      far |= c >= 2 && share(ours.size, largest) < device.goal && ours.size < largest - 1;
+      far |= c >= 2 && share(ours.size, largest) < device.goal;
     }
     below += far ? 1 : 0;
   }
@@ -270,21 +273,38 @@ const Device& cpu() {
   return device;
 }
 
+Device cuda(int cases) {
+  const auto bytes = [](Random&, int i) {
+    constexpr std::array<std::int64_t, 4> kHalfGiB{1, 4, 12, 32};
+    return 512 * kMiB * kHalfGiB[static_cast<std::size_t>(i) % 4];
+  };
+  return {AllocatorKind::caching, {.margin = 0.02, .packs = false}, cases, bytes, 0.92};
+}
+
 TEST_P(NeverWorseThanHalving, AndNearTheLargestSizeFromTheThirdCallOn) {
   hold_promise(GetParam(), cpu(), GetParam().cpu);
 }
 
-TEST(NeverWorseThanHalving, WithFewItemsToo) {
-  Device device = cpu();
+/// One or two items of which most is constant do not show that one more would fit, and nothing
+/// smaller is tried.
+void hold_promise_with_few_items(Device device, Allowed Kind::*allowed, const Allowed& few) {
   device.few_items = true;
   for (const Kind& kind : kinds()) {
     if (kind.name.starts_with("padded")) {
       continue;  // the steps are larger than the goal
     }
     SCOPED_TRACE(kind.name);
-    const bool curved = kind.name.ends_with("_and_square");
-    hold_promise(kind, device, curved ? Allowed{0, 0.05} : kind.cpu);
+    const auto [failures, below] = kind.*allowed;
+    hold_promise(kind, device, {std::max(failures, few.failures), std::max(below, few.below)});
   }
+}
+
+TEST(NeverWorseThanHalving, WithFewItemsToo) {
+  hold_promise_with_few_items(cpu(), &Kind::cpu, {0, 0.1});
+}
+
+TEST(NeverWorseThanHalving, OnCudaWithFewItemsToo) {
+  hold_promise_with_few_items(cuda(48), &Kind::cuda, {0.01, 0.15});
 }
 
 TEST(TrainingStep, WhoseOptimizerNeedsNearlyAllMemoryIsNearTheLargestSizeToo) {
@@ -297,15 +317,7 @@ TEST(TrainingStep, WhoseOptimizerNeedsNearlyAllMemoryIsNearTheLargestSizeToo) {
   }
 }
 
-TEST_P(NeverWorseThanHalving, OnCuda) {
-  constexpr std::array<std::int64_t, 4> kHalfGiB{1, 4, 12, 32};
-  const auto bytes = [&](Random&, int i) {
-    return 512 * kMiB * kHalfGiB[static_cast<std::size_t>(i) % 4];
-  };
-  hold_promise(GetParam(),
-               {AllocatorKind::caching, {.margin = 0.02, .packs = false}, 24, bytes, 0.92},
-               GetParam().cuda);
-}
+TEST_P(NeverWorseThanHalving, OnCuda) { hold_promise(GetParam(), cuda(24), GetParam().cuda); }
 
 INSTANTIATE_TEST_SUITE_P(SizeSearch, NeverWorseThanHalving, ::testing::ValuesIn(kinds()),
                          [](const auto& setting) { return setting.param.name; });

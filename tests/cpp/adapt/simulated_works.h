@@ -150,7 +150,7 @@ class Work {
     double fails = 1e3 * static_cast<double>(available);
     for (int i = 0; i < 80; ++i) {
       scale_ = (fits + fails) / 2;
-      (fits_steadily(static_cast<std::int64_t>(largest)) ? fits : fails) = scale_;
+      (fits_steadily(largest) ? fits : fails) = scale_;
     }
     scale_ = fits;
     reset(kind, available);
@@ -162,6 +162,41 @@ class Work {
   /// What the driver would measure of an attempt.
   /// @param record whether to record the requests.
   Attempt run(std::int64_t size, bool record = false) {
+    return run_at(static_cast<double>(size), record);
+  }
+
+  /// The largest size that fits from an empty cache, once what lives longer is there.
+  [[nodiscard]] std::int64_t largest() const {
+    std::int64_t fits = 0;
+    for (std::int64_t fails = 4 * static_cast<std::int64_t>(unit_); fails - fits > 1;) {
+      const std::int64_t middle = fits + (fails - fits) / 2;
+      (fits_steadily(static_cast<double>(middle)) ? fits : fails) = middle;
+    }
+    return fits;
+  }
+
+  /// What a call may use, if it frees what the last one freed.
+  [[nodiscard]] std::int64_t available(const std::vector<Attempt>& known) const {
+    const std::int64_t allocated = device_.now().allocated;
+    const std::int64_t free = capacity() - allocated;
+    const Attempt* last = detail::last_fit(known);
+    return last == nullptr
+               ? free
+               : free + std::clamp<std::int64_t>(allocated - last->held, 0, last->freed);
+  }
+
+  void empty_cache() { device_.empty_cache(); }
+  [[nodiscard]] const AllocatorModel& device() const { return device_; }
+  [[nodiscard]] std::int64_t capacity() const { return device_.options().capacity; }
+
+ private:
+  void reset(AllocatorKind kind, std::int64_t capacity) {
+    device_ = AllocatorModel({.kind = kind, .capacity = capacity});
+    std::ranges::fill(kept_, std::nullopt);
+  }
+
+  /// The device's memory ends anywhere between the needs of two sizes, so a size may be a fraction.
+  Attempt run_at(double size, bool record) {
     const bool exact = device_.options().kind == AllocatorKind::exact;
     std::vector<AllocationEvent> events;
     const auto note = [&](std::int64_t allocation, bool freed) {
@@ -189,13 +224,13 @@ class Work {
       }
     };
     release_all(Life::replaced);
-    Attempt attempt{.values = {size}};
+    Attempt attempt{.values = {static_cast<std::int64_t>(size)}};
     for (std::size_t i = 0; i < program_.size() && attempt.fitted(); ++i) {
       const Step& step = program_[i];
       if (step.free >= 0) {
         release(kept_[static_cast<std::size_t>(step.free)]);
       } else if (!kept_[i]) {
-        const std::int64_t bytes = bytes_of(step, static_cast<double>(size));
+        const std::int64_t bytes = bytes_of(step, size);
         if (bytes <= AllocatorModel::kLargestRequest) {
           kept_[i] = device_.allocate(bytes);
         }
@@ -236,43 +271,13 @@ class Work {
     return attempt;
   }
 
-  /// The largest size that fits from an empty cache, once what lives longer is there.
-  [[nodiscard]] std::int64_t largest() const {
-    std::int64_t fits = 0;
-    for (std::int64_t fails = 4 * static_cast<std::int64_t>(unit_); fails - fits > 1;) {
-      const std::int64_t middle = fits + (fails - fits) / 2;
-      (fits_steadily(middle) ? fits : fails) = middle;
-    }
-    return fits;
-  }
-
-  /// What a call may use, if it frees what the last one freed.
-  [[nodiscard]] std::int64_t available(const std::vector<Attempt>& known) const {
-    const std::int64_t allocated = device_.now().allocated;
-    const std::int64_t free = capacity() - allocated;
-    const Attempt* last = detail::last_fit(known);
-    return last == nullptr
-               ? free
-               : free + std::clamp<std::int64_t>(allocated - last->held, 0, last->freed);
-  }
-
-  void empty_cache() { device_.empty_cache(); }
-  [[nodiscard]] const AllocatorModel& device() const { return device_; }
-  [[nodiscard]] std::int64_t capacity() const { return device_.options().capacity; }
-
- private:
-  void reset(AllocatorKind kind, std::int64_t capacity) {
-    device_ = AllocatorModel({.kind = kind, .capacity = capacity});
-    std::ranges::fill(kept_, std::nullopt);
-  }
-
-  [[nodiscard]] bool fits_steadily(std::int64_t size) const {
+  [[nodiscard]] bool fits_steadily(double size) const {
     Work copy = *this;
     copy.run(1);
     copy.empty_cache();
     const int times = device_.options().kind == AllocatorKind::exact ? 1 : 6;
     for (int i = 0; i < times; ++i) {
-      if (!copy.run(size).fitted()) {
+      if (!copy.run_at(size, false).fitted()) {
         return false;
       }
     }
@@ -280,7 +285,8 @@ class Work {
   }
 
   [[nodiscard]] std::int64_t bytes_of(const Step& step, double size) const {
-    const double x = std::ceil(size / step.padding) * step.padding / unit_;
+    const double padded = step.padding > 1 ? std::ceil(size / step.padding) * step.padding : size;
+    const double x = padded / unit_;
     const double bytes = step.constant * static_cast<double>(capacity()) +
                          scale_ * (step.linear * x + step.square * x * x + step.cube * x * x * x);
     constexpr double kMost = 1e18;

@@ -97,11 +97,17 @@ TEST(RecordedGrowth, FitsWhereTheBlocksDo) {
   EXPECT_TRUE(growth->begin_from(recorded_device(900)));
   EXPECT_TRUE(growth->fits(100));
   EXPECT_FALSE(growth->fits(101));
-  const double largest = growth->largest_between(20, 1000);
-  EXPECT_GE(largest, 98);
-  EXPECT_LE(largest, 100);
+  EXPECT_EQ(growth->largest_between(20, 1000), 100);
   EXPECT_EQ(growth->largest_between(101, 1000), 0);
-  EXPECT_EQ(growth->largest_between(1, 50), 49) << "a whole number, since only that is checked";
+  EXPECT_EQ(growth->largest_between(1, 50), 50);
+}
+
+TEST(RecordedGrowth, SparesALittleOfManyItemsAndNoneOfFew) {
+  const std::vector<Attempt> attempts{with_a_gap(100), with_a_gap(200)};
+  auto growth = RecordedGrowth::of(attempts);
+  ASSERT_TRUE(growth && growth->begin_from(recorded_device(9000)));
+  EXPECT_EQ(growth->largest_between(200, 2000), 995);
+  EXPECT_EQ(growth->largest_between(1, 199), 199);
 }
 
 TEST(RecordedGrowth, NeedsInExactBytes) {
