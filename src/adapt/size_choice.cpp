@@ -264,6 +264,9 @@ std::optional<std::int64_t> SizeSearch::recorded_size(double margin, std::int64_
     if (std::abs(records.need_at(records.size()) - need) > kAlike * need) {
       return std::nullopt;
     }
+    if (failure_ != 0 && records.need_at(static_cast<double>(failure_)) <= bytes) {
+      return std::nullopt;  // they do not show why that failed
+    }
     const std::int64_t most = high + high / 64;  // of which a little is held back
     for (const Attempt& other : known_) {
       if (other.fitted() && other.record && other.size() != last->size()) {

@@ -307,6 +307,37 @@ TEST(NeverWorseThanHalving, OnCudaWithFewItemsToo) {
   hold_promise_with_few_items(cuda(48), &Kind::cuda, {0.01, 0.15});
 }
 
+// Records of 15 and 16 items show a need that hardly grows, but 17 are padded to 32.
+TEST(SizeSearch, FollowsNoRecordsThatAFailureContradicts) {
+  constexpr std::int64_t kAvailable = 80 * kMiB;
+  const auto attempt = [&](std::int64_t size) {
+    const std::int64_t padded = (size + 15) / 16 * 64 * kMiB;
+    const std::vector<AllocationEvent> events{{.address = 1, .bytes = padded},
+                                              {.address = 2, .bytes = size * kMiB / 8},
+                                              {.address = 2, .freed = true},
+                                              {.address = 1, .freed = true}};
+    Attempt result = ended(size, padded + size * kMiB / 8 <= kAvailable);
+    result.available = kAvailable;
+    result.peak = result.fitted() ? padded + size * kMiB / 8 : 0;
+    result.record = result.fitted() ? record_of(events) : nullptr;
+    if (!result.fitted()) {
+      result.requested = padded;
+    }
+    return result;
+  };
+  std::vector<Attempt> known{attempt(32), attempt(16), attempt(15)};
+  int failures = 0;
+  for (int i = 0; i < 8; ++i) {
+    SizeSearch search({.upper = 32, .available = kAvailable});
+    search.remember(known);
+    for (known.push_back(attempt(search.next())); !known.back().fitted(); ++failures) {
+      search.record(known.back());
+      known.push_back(attempt(search.next()));
+    }
+  }
+  EXPECT_LE(failures, 2);
+}
+
 TEST(TrainingStep, WhoseOptimizerNeedsNearlyAllMemoryIsNearTheLargestSizeToo) {
   for (const int layers : {3, 6, 20, 50}) {
     SCOPED_TRACE(layers);
