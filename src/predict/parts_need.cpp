@@ -158,7 +158,8 @@ std::int64_t PartsNeed::largest_within(double bytes, std::int64_t high,
   constexpr std::int64_t kStepOf = 256;
   for (std::int64_t size = high; size >= 1; size -= std::max<std::int64_t>(size / kStepOf, 1)) {
     const std::int64_t used = size - size / spare_of;
-    if (need_at(static_cast<double>(size)) <= bytes && need_at(static_cast<double>(used)) <= bytes) {
+    if (need_at(static_cast<double>(size)) <= bytes &&
+        need_at(static_cast<double>(used)) <= bytes) {
       return used;
     }
   }

@@ -248,7 +248,8 @@ double RecordedGrowth::largest_between(double low, double high) const {
       [&](std::int64_t size) { return held_at(static_cast<double>(size)).most <= free; });
   for (std::int64_t size = most; static_cast<double>(size) > low;
        size -= std::max<std::int64_t>(size / kStepDownOf, 1)) {
-    const auto used = static_cast<double>(size - size / kSpareOf);
+    const std::int64_t spared = size / kSpareOf;
+    const auto used = static_cast<double>(size - spared);
     if (used > low && fits(static_cast<double>(size)) && fits(used)) {
       return used;
     }

@@ -287,7 +287,7 @@ TEST_P(NeverWorseThanHalving, AndNearTheLargestSizeFromTheThirdCallOn) {
 
 /// One or two items of which most is constant do not show that one more would fit, and nothing
 /// smaller is tried.
-void hold_promise_with_few_items(Device device, Allowed Kind::*allowed, const Allowed& few) {
+void hold_promise_with_few_items(Device device, Allowed Kind::* allowed, const Allowed& few) {
   device.few_items = true;
   for (const Kind& kind : kinds()) {
     if (kind.name.starts_with("padded")) {
