@@ -282,9 +282,8 @@ class Call {
         .cast<std::int64_t>();
   }
 
-  /// @param expected the largest size that is foreseen to fit; 0: nothing is.
-  void until_it_fits(std::span<const std::int64_t> maxima, std::int64_t expected,
-                     bool maxima_are_lengths, bool counts_items, detail::TryValues attempt) {
+  void until_it_fits(std::span<const std::int64_t> maxima, bool maxima_are_lengths,
+                     bool counts_items, detail::TryValues attempt) {
     versions_.take(arguments_);
     const auto all = [this]() -> const AdaptOptions& { return all_options(); };
     detail::maximize({.maxima = maxima,
@@ -292,7 +291,6 @@ class Call {
                       .groups = config_.groups,
                       .options = attempts_ == nullptr && !ranks_ ? config_.options : all_options(),
                       .all_options = all,
-                      .expected = expected,
                       .maxima_may_differ = config_.maxima_may_differ,
                       .maxima_are_lengths = maxima_are_lengths,
                       .counts_items = counts_items,
@@ -319,11 +317,14 @@ class Call {
       maxima.push_back(given ? size_argument(slot, value)
                              : inferred_maximum(config_, slot, arguments_));
     }
-    const bool are_lengths = config_.maxima_are_lengths || (maxima.size() == 1 && !as_passed);
-    const std::int64_t fits = config_.foresee ? foreseen(maxima.front()) : maxima.front();
-    const std::int64_t expected = fits < maxima.front() ? fits : 0;
+    bool are_lengths = config_.maxima_are_lengths || (maxima.size() == 1 && !as_passed);
+    if (config_.foresee) {
+      const std::int64_t asked = std::exchange(maxima.front(), foreseen(maxima.front()));
+      as_passed = as_passed && maxima.front() == asked;
+      are_lengths = are_lengths && maxima.front() == asked;
+    }
     std::optional<ChangedArguments> changed;  // made when needed: a call that fits needs none
-    until_it_fits(maxima, expected, are_lengths, false, [&](std::span<const std::int64_t> values) {
+    until_it_fits(maxima, are_lengths, false, [&](std::span<const std::int64_t> values) {
       if (as_passed && std::ranges::equal(values, maxima)) {
         return this->attempt([&] {
           return entering_python([&] {
@@ -350,7 +351,7 @@ class Call {
 
   void batch() {
     ChangedArguments changed(arguments_, 1);
-    until_it_fits({&config_.initial, 1}, 0, false, true, [&](std::span<const std::int64_t> values) {
+    until_it_fits({&config_.initial, 1}, false, true, [&](std::span<const std::int64_t> values) {
       const py::int_ number(values.front());
       changed.set_front(0, number.ptr());
       return this->attempt([&] { return changed.call(function_); });

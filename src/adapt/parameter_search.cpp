@@ -84,7 +84,6 @@ ParameterSearch::Group ParameterSearch::make_group(const ParameterSearchOptions&
                            .margin = options.margin,
                            .packs = options.packs,
                            .allocator = options.allocator,
-                           .expected = options.expected,
                            .available = options.available};
   for (const std::size_t member : members) {
     search.upper = std::max(search.upper, parameters_[member].maximum);

@@ -183,10 +183,6 @@ std::int64_t SizeSearch::hint() const noexcept {
 }
 
 std::int64_t SizeSearch::first_choice(std::int64_t high) const {
-  const bool foreseen = options_.expected > 0 && failure_ == 0;
-  if (foreseen && options_.expected > best_) {
-    return clamp(static_cast<double>(options_.expected), options_.lower, high);
-  }
   if (options_.strategy == Strategy::predictive) {
     const Growth growth(known_);
     if (const auto recorded = recorded_choice(growth, high)) {
@@ -198,8 +194,7 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
     const auto expected = predicted(growth, options_.margin * kSmallMargin);
     const bool guess = growth.fits() == 1 && expected && !expected->confirmed;
     // A single fit that nothing has failed beside says little about far larger sizes.
-    const bool alone = guess && !foreseen && std::ranges::all_of(known_, &Attempt::fitted);
-    if (expected && !alone) {
+    if (expected && !(guess && std::ranges::all_of(known_, &Attempt::fitted))) {
       const double most = std::floor(std::min(expected->size, 2.0 * static_cast<double>(high)));
       const std::int64_t size = moved_to(most - std::floor(most / kHeldBackOf), high);
       const bool stays =
@@ -207,8 +202,7 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
           std::ranges::any_of(
               known_,
               [&](const Attempt& attempt) { return attempt.fitted() && attempt.size() == size; });
-      return stays && !foreseen ? learning_size(growth, size, expected->confirmed).value_or(size)
-                                : size;
+      return stays ? learning_size(growth, size, expected->confirmed).value_or(size) : size;
     }
     if (best_ == 0 && failure_ != 0) {
       return shrink_choice(high);
@@ -217,9 +211,6 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
   if (failure_ != 0) {
     const bool halving = options_.strategy == Strategy::halving;
     return best_ > 0 ? best_ : halving ? half() : middle(high);
-  }
-  if (foreseen) {
-    return best_;
   }
   const std::int64_t size = best_ > 0 ? 0 : hint();
   return size > 0 ? size : high;

@@ -38,9 +38,6 @@ struct SizeSearchOptions {
   /// Where it does not pack: the device's allocator as it is now. Called where records of requests
   /// can be replayed on it; empty if the device does not tell.
   std::function<std::optional<AllocatorModel>()> allocator{};
-  /// The largest size that is expected to fit, where something else than attempts tells: it is
-  /// tried first. 0: nothing does.
-  std::int64_t expected = 0;
   /// Bytes an attempt may use now. Only remembered attempts need it: one that is recorded has its
   /// own.
   std::optional<std::int64_t> available{};

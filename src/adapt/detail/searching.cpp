@@ -86,11 +86,9 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
                                 .packs = known.packs(device),
                                 .allocator = [=] { return allocator_now(of_bytes); },
                                 .available = known.available,
-                                .expected = call.expected,
                                 .revisit_floor = options.exact_halving};
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {
-    const bool probes = search.start == Start::probe && call.expected > 0;
-    const std::int64_t maximum = probes ? call.expected : call.maxima[i];
+    const std::int64_t maximum = call.maxima[i];
     const std::int64_t quantum = call.quanta[i];
     search.parameters.push_back({.maximum = maximum,
                                  .quantum = quantum == 0 ? options.quantum : quantum,

@@ -497,37 +497,5 @@ TEST(SizeSearch, RememberedFactsOfOtherAvailableBytesNeverPreventTheExactMaximum
   }
 }
 
-TEST(SizeSearch, BeginsWithTheSizeThatIsExpectedAndGrowsFromWhatItNeeded) {
-  const SizeSearchOptions options{.upper = 1000, .expected = 100, .available = 200'000};
-  SizeSearch search(options);
-  EXPECT_EQ(search.next(), 100);
-  const auto proportional = [](std::int64_t size) { return 1000 * size; };
-  std::vector<Attempt> known;
-  for (const std::int64_t least : {100, 120, 194}) {
-    SizeSearch next(options);
-    next.remember(known);
-    EXPECT_GE(next.next(), least);
-    EXPECT_LE(next.next(), 200);
-    known.push_back(attempt(proportional, next.next(), 200'000));
-  }
-}
-
-TEST(SizeSearch, StaysAtTheSizeThatIsExpectedWhereItFillsTheMemoryOrShowsNoBytes) {
-  const SizeSearchOptions options{.upper = 1000, .expected = 100, .available = 100'500};
-  for (const Attempt& known :
-       {fit(100), attempt([](std::int64_t size) { return 1000 * size; }, 100, 100'500)}) {
-    SizeSearch search(options);
-    search.remember(known);
-    EXPECT_EQ(search.next(), 100);
-  }
-}
-
-TEST(SizeSearch, GoesOnBelowASizeThatWasExpectedAndFailed) {
-  SizeSearch search({.upper = 1000, .expected = 100, .available = 90'000});
-  search.record(attempt([](std::int64_t size) { return 1000 * size; }, 100, 90'000));
-  EXPECT_LT(search.next(), 100);
-  EXPECT_GE(search.next(), 62);
-}
-
 }  // namespace
 }  // namespace brim
