@@ -237,7 +237,7 @@ Growth::Prediction Growth::largest_within(double bytes, bool trust_two) const {
   }
   const double size =
       size_of(last) * std::pow(bytes / std::max(need_of(last), 1.0), 1 / steepest_power());
-  // Below two items nothing smaller is tried that would show how the need grows: the next size has
+  // Below one or two items nothing is tried that would show how the need grows: the next size has
   // to.
   const double next = size_of(last) + 1;
   const bool steps_up = last.size() <= 2 && straight(bytes) >= next && !refuted(straight);

@@ -26,7 +26,8 @@ class Growth {
   /// The largest size expected to need at most `bytes`, if anything has fitted.
   ///
   /// Safe for a need that grows with the size or its square, with a constant part or without: from
-  /// one fit it grows as far as the square allows, or a failure that shows a higher power. Once
+  /// one fit it grows as far as the square allows, or a failure that shows a higher power; from one
+  /// or two items by one more, where that fits in proportion and no failure contradicts. Once
   /// three fits lie on a line, or a fit on the curve of a failure that one tensor caused, the need
   /// follows it.
   ///
@@ -39,8 +40,8 @@ class Growth {
   [[nodiscard]] Prediction largest_within(double bytes, bool trust_two) const;
 
   /// Whatever is larger needs more than `bytes`, if the need grows along a line, or as one that is
-  /// the maximum of two: it reaches at least what a failure needed there. Infinite without
-  /// failures.
+  /// the maximum of two: it reaches at least what the nearest failure needed there. Infinite
+  /// without failures.
   [[nodiscard]] double ceiling(double bytes) const;
 
   /// What a failure shows before anything has fitted.
