@@ -5,8 +5,6 @@ Those that need their input or output for backward keep it, as torch.nn: nothing
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -35,15 +33,9 @@ class Activation:
 
     Attributes:
         recompute: keep nothing where the layer before can recompute its output in backward.
-        needs: what backward needs: "input", "output", or "bits".
-        needs_in_place: the same for `inplace=True`.
-        output_tells: the output can take the place of the bits.
     """
 
     recompute: bool = False
-    needs: ClassVar[str] = "bits"
-    needs_in_place: ClassVar[str] = "bits"
-    output_tells: ClassVar[bool] = False
 
 
 class ReLU(Activation, torch.nn.ReLU):
@@ -54,8 +46,6 @@ class ReLU(Activation, torch.nn.ReLU):
         >>> brim.nn.ReLU()(torch.tensor([-1.0, 2.0]))
         tensor([0., 2.])
     """
-
-    output_tells = True
 
     def forward(self, input: Tensor) -> Tensor:
         """The rectified input."""
@@ -70,8 +60,6 @@ class Hardtanh(Activation, torch.nn.Hardtanh):
         >>> brim.nn.Hardtanh()(torch.tensor([-1.0, 2.0]))
         tensor([-1.,  1.])
     """
-
-    output_tells = True
 
     def forward(self, input: Tensor) -> Tensor:
         """The input held between two bounds."""
@@ -88,7 +76,6 @@ class ReLU6(Activation, torch.nn.ReLU6):
         tensor([0., 2.])
     """
 
-    output_tells = True
     forward = Hardtanh.forward
 
 
@@ -100,8 +87,6 @@ class LeakyReLU(Activation, torch.nn.LeakyReLU):
         >>> brim.nn.LeakyReLU()(torch.tensor([-1.0, 2.0]))
         tensor([-0.0100,  2.0000])
     """
-
-    output_tells = True
 
     def forward(self, input: Tensor) -> Tensor:
         """The input, with another slope below zero."""
@@ -145,8 +130,6 @@ class GELU(Activation, torch.nn.GELU):
         tensor([-0.1587,  1.9545])
     """
 
-    needs = "input"
-
     def forward(self, input: Tensor) -> Tensor:
         """The input times the share of a normal distribution below it."""
         return operator("gelu", False)(input, self.approximate, self.recompute)
@@ -160,8 +143,6 @@ class SiLU(Activation, torch.nn.SiLU):
         >>> brim.nn.SiLU()(torch.tensor([-1.0, 2.0]))
         tensor([-0.2689,  1.7616])
     """
-
-    needs = needs_in_place = "input"
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times its sigmoid."""
@@ -177,8 +158,6 @@ class Hardswish(Activation, torch.nn.Hardswish):
         tensor([-0.3333,  1.6667])
     """
 
-    needs = needs_in_place = "input"
-
     def forward(self, input: Tensor) -> Tensor:
         """The input times a sigmoid of straight lines."""
         return operator("hardswish", self.inplace)(input, self.recompute)
@@ -192,8 +171,6 @@ class Mish(Activation, torch.nn.Mish):
         >>> brim.nn.Mish()(torch.tensor([-1.0, 2.0]))
         tensor([-0.3034,  1.9440])
     """
-
-    needs = needs_in_place = "input"
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the tanh of its softplus."""
@@ -209,8 +186,6 @@ class Softplus(Activation, torch.nn.Softplus):
         tensor([0.3133, 2.1269])
     """
 
-    needs = "input"
-
     def forward(self, input: Tensor) -> Tensor:
         """A smooth ReLU."""
         return operator("softplus", False)(input, self.beta, self.threshold, self.recompute)
@@ -224,9 +199,6 @@ class ELU(Activation, torch.nn.ELU):
         >>> brim.nn.ELU()(torch.tensor([-1.0, 2.0]))
         tensor([-0.6321,  2.0000])
     """
-
-    needs = "input"
-    needs_in_place = "output"
 
     def forward(self, input: Tensor) -> Tensor:
         """The input, below zero an exponential function."""
@@ -242,8 +214,6 @@ class Sigmoid(Activation, torch.nn.Sigmoid):
         tensor([0.2689, 0.8808])
     """
 
-    needs = "output"
-
     def forward(self, input: Tensor) -> Tensor:
         """The sigmoid of the input."""
         return operator("sigmoid", False)(input, self.recompute)
@@ -257,8 +227,6 @@ class Tanh(Activation, torch.nn.Tanh):
         >>> brim.nn.Tanh()(torch.tensor([-1.0, 2.0]))
         tensor([-0.7616,  0.9640])
     """
-
-    needs = "output"
 
     def forward(self, input: Tensor) -> Tensor:
         """The hyperbolic tangent of the input."""
