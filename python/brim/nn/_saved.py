@@ -7,6 +7,7 @@ import copy
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -69,10 +70,6 @@ class Run:
         self._kept.append(weakref.ref(kept))
         self.places.setdefault(place)
         return kept
-
-    def unpack(self, kept: _Kept) -> Tensor:
-        """For autograd's hooks."""
-        return kept.tensor
 
     def watch(self, undo: contextlib.ExitStack, name: str, module: torch.nn.Module) -> None:
         """Notice each call of a module, until `undo` is closed.
@@ -194,7 +191,8 @@ def measure(
             if not isinstance(module, torch.jit.ScriptModule):
                 run.watch(undo, name or MODEL, module)
         with contextlib.ExitStack() as modes:
-            modes.enter_context(torch.autograd.graph.saved_tensors_hooks(run.pack, run.unpack))
+            hooks = torch.autograd.graph.saved_tensors_hooks(run.pack, attrgetter("tensor"))
+            modes.enter_context(hooks)
             modes.enter_context(_Operations(run))
             if find_least:
                 run.values = modes.enter_context(Values(run.place))

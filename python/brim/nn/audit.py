@@ -20,9 +20,16 @@ from brim.nn._derived import is_made, original_of
 from brim.nn._functions import is_region
 from brim.nn._hints import frozen_batch_norms
 from brim.nn._saved import Run, measure, with_sizes
-from brim.nn._torchs_work import with_torchs_work
 from brim.nn._values import Place
-from brim.nn.convert import check_module, convert, own_base
+from brim.nn.convert import (
+    ORIGINALS,
+    STAND_INS,
+    WORK,
+    check_module,
+    convert,
+    own_base,
+    same_work,
+)
 from brim.nn.saving import paused
 
 __all__ = ["Audit", "LayerAudit", "assert_saved", "audit"]
@@ -236,7 +243,7 @@ def _audit(
     converted = any(own_base(kind) or is_made(kind) for kind in kinds)
     with _as_it_was(model):
         for module in model.modules():
-            _set_class(module, with_torchs_work(type(module)))
+            _set_class(module, _with_torchs_work(type(module)))
             _causal_lm_loss.restore(module)
         with paused():
             torchs, note = _measure_with_least(model, inputs, kwargs)
@@ -374,6 +381,21 @@ def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
 def _set_class(module: torch.nn.Module, kind: type[torch.nn.Module] | None) -> None:
     if kind is not None and type(module) is not kind:
         module.__class__ = kind
+
+
+def _with_torchs_work(kind: type[torch.nn.Module]) -> type[torch.nn.Module] | None:
+    """This class with the forward of torch.nn; None if it has it already."""
+    made_of = original_of(kind)
+    if made_of is not None:
+        return made_of
+    own = own_base(kind)
+    if own is None or not same_work(kind, own):
+        return None
+    if kind in ORIGINALS:
+        return ORIGINALS[kind]
+    original = ORIGINALS.get(own) or STAND_INS[own]
+    work = {name: getattr(original, name) for name in WORK if hasattr(original, name)}
+    return type(kind.__name__, (kind,), work)
 
 
 # -- Rows ------------------------------------------------------------------------------------------
