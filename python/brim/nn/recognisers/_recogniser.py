@@ -6,18 +6,16 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from brim.nn._derived import Kind, code_of
+from brim.nn._derived import Forward, Kind, Options, code_of
 from brim.nn.saving import paused
 
 __all__ = [
-    "Forward",
-    "Options",
     "Recogniser",
     "agree",
     "names_in",
@@ -26,9 +24,6 @@ __all__ = [
     "small_copy",
     "undisturbed",
 ]
-
-Options: TypeAlias = "tuple[Any, ...]"  # hashable; pickles contain them
-Forward: TypeAlias = "Callable[..., Any]"
 
 
 @dataclass(frozen=True)
@@ -94,20 +89,20 @@ def agree(
     ours: Forward,
     inputs: Iterable[Tensor],
     exact: bool = True,
-    modes: Iterable[bool] = (True, False),
 ) -> bool:
     """Whether `ours` gives the values and gradients of the forward of a module's class.
 
+    Both in training and in eval mode.
+
     Args:
-        module: a small copy; its parameters are compared too.
+        module: a small copy; the gradients of its parameters and its buffers are compared too.
         ours: the other forward.
         inputs: one call each.
         exact: bit for bit; else within the rounding of a sum in another order, and in 16 bits with
             few elements that differ.
-        modes: whether the module trains.
     """
     theirs = type(module).forward
-    for given, module.training in itertools.product(inputs, modes):
+    for given, module.training in itertools.product(inputs, (True, False)):
         try:
             expected = _results(theirs, module, given)
             results = _results(ours, module, given)
@@ -148,7 +143,8 @@ def undisturbed() -> Iterator[None]:
 
 
 def _results(forward: Forward, module: torch.nn.Module, given: Tensor) -> list[Tensor | None]:
-    """The output, the input afterwards, and the gradients."""
+    """The output, the input and the buffers afterwards, and the gradients."""
+    before = {buffer: buffer.clone() for buffer in module.buffers()}
     torch.manual_seed(0)
     leaf = given.clone().requires_grad_()
     x = leaf.clone()
@@ -156,7 +152,10 @@ def _results(forward: Forward, module: torch.nn.Module, given: Tensor) -> list[T
     leaves = [leaf, *module.parameters()]
     cotangent = numbers(*y.shape, scale=1.0, dtype=y.dtype)
     grads = torch.autograd.grad(y, leaves, cotangent, allow_unused=True)
-    return [y.detach(), x.detach(), *grads]
+    after = [buffer.clone() for buffer in before]
+    for buffer, value in before.items():
+        buffer.copy_(value)
+    return [y.detach(), x.detach(), *after, *grads]
 
 
 def _same(mine: Tensor | None, other: Tensor | None, exact: bool) -> bool:

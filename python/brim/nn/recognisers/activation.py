@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
-from brim.nn._derived import Kind
+from brim.nn._derived import Forward, Kind, Options
 from brim.nn._elementwise import ELEMENTWISE
 from brim.nn.recognisers._recogniser import (
-    Forward,
-    Options,
     Recogniser,
     agree,
     names_in,
