@@ -23,6 +23,7 @@ __all__ = [
     "saved_bytes",
     "small_copy",
     "undisturbed",
+    "words",
 ]
 
 
@@ -47,6 +48,11 @@ class Recogniser:
     forward: Callable[[Kind, Options], Forward]
     agrees: Callable[[torch.nn.Module, Forward, Options], bool]
     by_results: bool = False
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, for a closed set of names."""
+    return frozenset(text.split())
 
 
 def names_in(kind: Kind, *methods: str) -> frozenset[str]:
@@ -132,13 +138,14 @@ def saved_bytes(module: torch.nn.Module, forward: Forward) -> int:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """For comparisons: what the program has switched on is off, and the random state stays."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(paused())
-        stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.autocast("cpu", enabled=False))
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+    with (
+        paused(),
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.random.fork_rng(devices=[]),
+    ):
         yield
 
 

@@ -77,11 +77,8 @@ def _only_estimates() -> bool:
 
 
 _NAMES: dict[type[nn.Module], str] = {
-    modules.SiLU: "silu",
-    modules.ReLU: "relu",
-    modules.Sigmoid: "sigmoid",
-    modules.Tanh: "tanh",
-    modules.Hardswish: "hardswish",
+    getattr(modules, name): name.lower()
+    for name in ("SiLU", "ReLU", "Sigmoid", "Tanh", "Hardswish")
 }
 
 

@@ -5,7 +5,6 @@ timm's and torchvision's: the layer over the channels of images, or followed by 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from brim.nn import modules
 from brim.nn._derived import Forward, Kind, Options
-from brim.nn.recognisers._recogniser import Recogniser, agree, names_in, numbers, small_copy
+from brim.nn.recognisers._recogniser import Recogniser, agree, names_in, numbers, small_copy, words
 
 __all__ = ["norm"]
 
@@ -23,16 +22,13 @@ _LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.GroupNorm: modules.GroupNorm,
     nn.BatchNorm2d: modules.BatchNorm2d,
 }
-_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        F nn functional torch super forward permute contiguous layer_norm group_norm batch_norm
-        normalized_shape num_groups weight bias eps running_mean running_var num_batches_tracked
-        momentum training track_running_stats add_ float _assert ndim drop act
-        _fast_norm fast_layer_norm fast_group_norm
-        """,
-    )
+_WORDS = words(
+    """
+    F nn functional torch super forward permute contiguous layer_norm group_norm batch_norm
+    normalized_shape num_groups weight bias eps running_mean running_var num_batches_tracked
+    momentum training track_running_stats add_ float _assert ndim drop act
+    _fast_norm fast_layer_norm fast_group_norm
+    """
 )
 
 
