@@ -21,7 +21,7 @@ __all__ = ["figures", "folded", "hint_of"]
 _BLOCK = re.compile(r"\d+(?=\.| ·)")  # the number of a block, as in "layers.11.mlp"
 _ENOUGH_TO_FOLD = 3
 _WORTH_A_HINT = 0.98  # of what is kept now
-_WORTH_NAMING = 0.1  # of what is kept at best: so much could a class save
+_WORTH_NAMING = 0.1  # of what is kept at best: what a class could save
 _MOST_HINTS = 3
 
 

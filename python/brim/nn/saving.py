@@ -33,9 +33,9 @@ def saving(recompute: str | None = None) -> Saving:
     `with brim.saving():` redirects the functions of `torch.nn.functional`, and those of the same
     names in `torch` and `torch.Tensor`, to `brim.nn.functional`: activations, dropout, linear
     layers, convolutions, normalisation and pooling of plain floating-point tensors, and products of
-    two that need a gradient. This includes
-    the layers of `torch.nn`, which call these functions. Nothing else changes, nor do the calls
-    inside of larger functions of torch (`F.multi_head_attention_forward`).
+    two that need a gradient. This includes the layers of `torch.nn`, which call these functions.
+    Nothing else changes, nor do the calls inside of larger functions of torch
+    (`F.multi_head_attention_forward`).
 
     Regions nest and belong to their thread. `@brim.saving()` decorates a function. torch.compile
     decides by itself what it keeps.

@@ -40,7 +40,7 @@ class Recogniser:
             `self._brim_recompute` is what `convert` was given as `recompute`.
         agrees: whether both forwards do the same, on small inputs; called once for each class and
             candidate.
-        by_results: the comparison alone decides, so that no result is no surprise.
+        by_results: the comparison alone decides, so a module that differs is not reported.
     """
 
     what: str
