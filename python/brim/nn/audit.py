@@ -384,7 +384,7 @@ def _set_class(module: torch.nn.Module, kind: type[torch.nn.Module] | None) -> N
 
 
 def _with_torchs_work(kind: type[torch.nn.Module]) -> type[torch.nn.Module] | None:
-    """This class with the forward of torch.nn; None if it has it already."""
+    """The class with the forward of torch.nn or of its library; None if it stays as it is."""
     made_of = original_of(kind)
     if made_of is not None:
         return made_of
