@@ -7,7 +7,9 @@ anyway. The others keep what torch keeps, the input or the output: nothing small
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -31,14 +33,33 @@ __all__ = [
 ]
 
 
-def operator(name: str, inplace: bool) -> Callable[..., Tensor]:
-    """The operator of an activation. It takes the input, the options, and `recompute`.
+_Named = TypeVar("_Named", bound=Callable[..., Any])
 
-    Example:
-        >>> import torch
-        >>> operator("relu", False)(torch.tensor([-1.0, 2.0]), False)
-        tensor([0., 2.])
+
+def gives(result: str) -> Callable[[_Named], _Named]:
+    """Adds an example to the docstring of an activation, a function or a layer.
+
+    Args:
+        result: what -1 and 2 become with the default options.
     """
+
+    def with_example(activation: _Named) -> _Named:
+        is_layer = isinstance(activation, type)
+        call = f"{activation.__name__}()" if is_layer else f"functional.{activation.__name__}"
+        activation.__doc__ = f"""{inspect.getdoc(activation) or ""}
+
+Example:
+    >>> import torch, brim
+    >>> brim.nn.{call}(torch.tensor([-1.0, 2.0]))
+    tensor([{result}])
+"""
+        return activation
+
+    return with_example
+
+
+def operator(name: str, inplace: bool) -> Callable[..., Tensor]:
+    """The operator of an activation. It takes the input, the options, and `recompute`."""
     run: Callable[..., Tensor] = getattr(ops(), name + "_" if inplace else name)
     return run
 
@@ -61,17 +82,13 @@ def relu(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Te
     return operator("relu", inplace)(input, recompute)
 
 
+@gives("0., 2.")
 def relu6(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
-    """As `torch.nn.functional.relu6`; keeps one bit per element, or nothing.
-
-    Example:
-        >>> import torch
-        >>> relu6(torch.tensor([-1.0, 2.0]))
-        tensor([0., 2.])
-    """
+    """As `torch.nn.functional.relu6`; keeps one bit per element, or nothing."""
     return hardtanh(input, 0.0, 6.0, inplace, recompute=recompute)
 
 
+@gives("-1.,  1.")
 def hardtanh(
     input: Tensor,
     min_val: float = -1.0,
@@ -84,36 +101,21 @@ def hardtanh(
 
     Raises:
         ValueError: if min_val > max_val.
-
-    Example:
-        >>> import torch
-        >>> hardtanh(torch.tensor([-1.0, 2.0]))
-        tensor([-1.,  1.])
     """
     return operator("hardtanh", inplace)(input, min_val, max_val, recompute)
 
 
+@gives("-0.0100,  2.0000")
 def leaky_relu(
     input: Tensor, negative_slope: float = 0.01, inplace: bool = False, *, recompute: bool = False
 ) -> Tensor:
-    """As `torch.nn.functional.leaky_relu`; keeps one bit per element, or nothing.
-
-    Example:
-        >>> import torch
-        >>> leaky_relu(torch.tensor([-1.0, 2.0]))
-        tensor([-0.0100,  2.0000])
-    """
+    """As `torch.nn.functional.leaky_relu`; keeps one bit per element, or nothing."""
     return operator("leaky_relu", inplace)(input, negative_slope, recompute)
 
 
+@gives("0.3333, 0.8333")
 def hardsigmoid(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
-    """As `torch.nn.functional.hardsigmoid`; keeps one bit per element.
-
-    Example:
-        >>> import torch
-        >>> hardsigmoid(torch.tensor([-1.0, 2.0]))
-        tensor([0.3333, 0.8333])
-    """
+    """As `torch.nn.functional.hardsigmoid`; keeps one bit per element."""
     return operator("hardsigmoid", inplace)(input, recompute)
 
 
@@ -131,96 +133,56 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 # -- The input ------------------------------------------------------------------------------------
 
 
+@gives("-0.1587,  1.9545")
 def gelu(input: Tensor, approximate: str = "none", *, recompute: bool = False) -> Tensor:
-    """As `torch.nn.functional.gelu`; keeps its input.
-
-    Example:
-        >>> import torch
-        >>> gelu(torch.tensor([-1.0, 2.0]))
-        tensor([-0.1587,  1.9545])
-    """
+    """As `torch.nn.functional.gelu`; keeps its input."""
     return ops().gelu(input, approximate, recompute)
 
 
+@gives("-0.2689,  1.7616")
 def silu(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
-    """As `torch.nn.functional.silu`; keeps its input.
-
-    Example:
-        >>> import torch
-        >>> silu(torch.tensor([-1.0, 2.0]))
-        tensor([-0.2689,  1.7616])
-    """
+    """As `torch.nn.functional.silu`; keeps its input."""
     return operator("silu", inplace)(input, recompute)
 
 
+@gives("-0.3333,  1.6667")
 def hardswish(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
-    """As `torch.nn.functional.hardswish`; keeps its input.
-
-    Example:
-        >>> import torch
-        >>> hardswish(torch.tensor([-1.0, 2.0]))
-        tensor([-0.3333,  1.6667])
-    """
+    """As `torch.nn.functional.hardswish`; keeps its input."""
     return operator("hardswish", inplace)(input, recompute)
 
 
+@gives("-0.3034,  1.9440")
 def mish(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
-    """As `torch.nn.functional.mish`; keeps its input.
-
-    Example:
-        >>> import torch
-        >>> mish(torch.tensor([-1.0, 2.0]))
-        tensor([-0.3034,  1.9440])
-    """
+    """As `torch.nn.functional.mish`; keeps its input."""
     return operator("mish", inplace)(input, recompute)
 
 
+@gives("0.3133, 2.1269")
 def softplus(
     input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, recompute: bool = False
 ) -> Tensor:
-    """As `torch.nn.functional.softplus`; keeps its input.
-
-    Example:
-        >>> import torch
-        >>> softplus(torch.tensor([-1.0, 2.0]))
-        tensor([0.3133, 2.1269])
-    """
+    """As `torch.nn.functional.softplus`; keeps its input."""
     return ops().softplus(input, beta, threshold, recompute)
 
 
+@gives("-0.6321,  2.0000")
 def elu(
     input: Tensor, alpha: float = 1.0, inplace: bool = False, *, recompute: bool = False
 ) -> Tensor:
-    """As `torch.nn.functional.elu`; keeps its input, or in place its output.
-
-    Example:
-        >>> import torch
-        >>> elu(torch.tensor([-1.0, 2.0]))
-        tensor([-0.6321,  2.0000])
-    """
+    """As `torch.nn.functional.elu`; keeps its input, or in place its output."""
     return operator("elu", inplace)(input, alpha, recompute)
 
 
 # -- The output -----------------------------------------------------------------------------------
 
 
+@gives("0.2689, 0.8808")
 def sigmoid(input: Tensor, *, recompute: bool = False) -> Tensor:
-    """As `torch.nn.functional.sigmoid`; keeps its output.
-
-    Example:
-        >>> import torch
-        >>> sigmoid(torch.tensor([-1.0, 2.0]))
-        tensor([0.2689, 0.8808])
-    """
+    """As `torch.nn.functional.sigmoid`; keeps its output."""
     return ops().sigmoid(input, recompute)
 
 
+@gives("-0.7616,  0.9640")
 def tanh(input: Tensor, *, recompute: bool = False) -> Tensor:
-    """As `torch.nn.functional.tanh`; keeps its output.
-
-    Example:
-        >>> import torch
-        >>> tanh(torch.tensor([-1.0, 2.0]))
-        tensor([-0.7616,  0.9640])
-    """
+    """As `torch.nn.functional.tanh`; keeps its output."""
     return ops().tanh(input, recompute)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from brim import _C
+from brim.nn._saved import MODEL
+from brim.nn.convert import ALREADY, ConversionReport
 
 if TYPE_CHECKING:
     from brim.nn.audit import LayerAudit
 
-__all__ = ["Unconverted", "figures", "folded", "hint_of"]
+__all__ = ["figures", "folded", "hint_of"]
 
 _BLOCK = re.compile(r"\d+(?=\.| ·)")  # the number of a block, as in "layers.11.mlp"
 _ENOUGH_TO_FOLD = 3
 _WORTH_A_HINT = 0.98  # of what is kept now
-_WORTH_NAMING = 0.1  # of what is kept at best: so much could a class save
+_WORTH_NAMING = 0.1  # of what is kept at best: what a class could save
 _MOST_HINTS = 3
 
 
@@ -59,44 +63,26 @@ def _sum(group: Sequence[LayerAudit]) -> LayerAudit:
     return replace(group[0], name=name, torch_nn=torch_nn, brim=brim, cheap=cheap, least=least)
 
 
-@dataclass(frozen=True)
-class Unconverted:
-    """Modules of one class that `convert` leaves as they are.
-
-    Attributes:
-        kind: their class.
-        reason: why.
-        count: of modules.
-        kept: bytes that they keep after conversion.
-        least: bytes that they would have to.
-    """
-
-    kind: type
-    reason: str
-    count: int
-    kept: int
-    least: int
-
-
 def hint_of(
+    model: torch.nn.Module,
     layers: Sequence[LayerAudit],
+    report: ConversionReport,
     *,
     converted: bool,
     eval_mode: int | None,
-    trained: bool,
-    unconverted: Iterable[Unconverted] = (),
-    least_known: bool = True,
+    least_known: bool,
 ) -> str:
     """What would keep less, one line for each, the most saving first; "" if nothing saves much.
 
     Args:
+        model: that was measured.
         layers: the rows.
+        report: of its conversion with `recompute="cheap"`.
         converted: whether the model has layers of brim.
         eval_mode: what brim keeps if BatchNorm layers with frozen weights were in eval mode.
-        trained: whether a parameter of the model needs a gradient.
-        unconverted: what `convert` leaves as it is.
         least_known: whether the least was computed, and is not merely the smallest of the sums.
     """
+    trained = any(parameter.requires_grad for parameter in model.parameters())
     if not any(any(figures(layer)) for layer in layers):
         return (
             "hint: backward needs only parameters and the inputs, which are not counted"
@@ -119,18 +105,38 @@ def hint_of(
         found.append((now - eval_mode, text))
     if best < _WORTH_A_HINT * now:
         found.append((now - best, _conversion(layers, converted, brim, cheap)))
-    for each in unconverted:
-        if each.kept - each.least > _WORTH_NAMING * best:
-            name = f"{each.kind.__name__} ({each.kind.__module__})"
-            text = (
-                f"{each.count} × {name} keep {_C.format_bytes(each.kept)}, at the least "
-                f"{_C.format_bytes(each.least)}: {each.reason}"
-            )
-            found.append((each.kept - each.least, text))
+    found += (
+        each for each in _unconverted(model, layers, report) if each[0] > _WORTH_NAMING * best
+    )
     if not found and least_known and least >= _WORTH_A_HINT * now:
         return f"hint: {_nothing_to_save(layers, trained)}"
     found.sort(key=lambda hint: -hint[0])
     return "\n".join(f"hint: {text}" for _, text in found[:_MOST_HINTS])
+
+
+def _unconverted(
+    model: torch.nn.Module, layers: Iterable[LayerAudit], report: ConversionReport
+) -> Iterator[tuple[int, str]]:
+    """By class, what modules that `convert` left as they are could save, and why it did."""
+    replaced = {name for each in report.replaced for name in each.names}
+    reasons = {name: each.reason for each in report.kept for name in each.names}
+    alike: dict[tuple[type, str], dict[str, list[LayerAudit]]] = {}
+    for layer in layers:
+        shown = layer.name.partition(" · ")[0]
+        name = "" if shown == MODEL else shown
+        reason = reasons.get(name, "brim does not recognise this class")
+        if name not in replaced and reason != ALREADY:
+            kind = type(model.get_submodule(name))
+            alike.setdefault((kind, reason), {}).setdefault(name, []).append(layer)
+    for (kind, reason), modules in alike.items():
+        rows = [row for each in modules.values() for row in each]
+        kept = sum(min(row.brim, row.cheap) for row in rows)
+        least = sum(row.least for row in rows)
+        yield (
+            kept - least,
+            f"{len(modules)} × {kind.__name__} ({kind.__module__}) keep {_C.format_bytes(kept)}, "
+            f"at the least {_C.format_bytes(least)}: {reason}",
+        )
 
 
 def _nothing_to_save(layers: Sequence[LayerAudit], trained: bool) -> str:

@@ -101,10 +101,6 @@ def conv_transpose(
 
 
 _EXAMPLE = "torch.ones(1, 2, 8…), torch.ones(4, 2, 3…)", "1, 4, 6…"
-conv1d, conv2d, conv3d = over(1, conv, _EXAMPLE), over(2, conv, _EXAMPLE), over(3, conv, _EXAMPLE)
+conv1d, conv2d, conv3d = over(conv, _EXAMPLE)
 _EXAMPLE = "torch.ones(1, 2, 8…), torch.ones(2, 4, 2…), stride=2", "1, 4, 16…"
-conv_transpose1d, conv_transpose2d, conv_transpose3d = (
-    over(1, conv_transpose, _EXAMPLE),
-    over(2, conv_transpose, _EXAMPLE),
-    over(3, conv_transpose, _EXAMPLE),
-)
+conv_transpose1d, conv_transpose2d, conv_transpose3d = over(conv_transpose, _EXAMPLE)

@@ -18,6 +18,8 @@ import torch
 __all__ = ["Recipe", "code_of", "derived", "is_made", "original_of", "recipe_of"]
 
 Kind: TypeAlias = "type[torch.nn.Module]"
+Forward: TypeAlias = "Callable[..., Any]"
+Options: TypeAlias = "tuple[Any, ...]"  # hashable; pickles contain them
 
 
 class Recipe(NamedTuple):
@@ -25,11 +27,11 @@ class Recipe(NamedTuple):
 
     Attributes:
         maker: a key of `MAKERS`.
-        options: the rest of the arguments of that function; hashable.
+        options: the rest of the arguments of that function.
     """
 
     maker: str
-    options: tuple[Any, ...] = ()
+    options: Options = ()
 
 
 MAKERS: dict[str, Callable[..., tuple[tuple[Kind, ...], Mapping[str, Any]]]] = {}

@@ -85,12 +85,7 @@ def elsewhere(name: str, *args: Any) -> Any:
 
 
 def is_traced() -> bool:
-    """Whether torch.compile or torch.jit records what runs.
-
-    Example:
-        >>> is_traced()
-        False
-    """
+    """Whether torch.compile or torch.jit records what runs."""
     return is_compiling() or _jit.is_tracing()
 
 

@@ -34,8 +34,8 @@ _pop: Any = torch._C._pop_torch_function_stack
 def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | None:
     """A class in which the methods that call functions are regions of `brim.saving()`.
 
-    Only what the module runs itself counts, not what its children do: for those, None. With
-    `recompute`, sums around normalisation layers count too.
+    None if the module itself calls none; its children do not count. With `recompute`, sums around
+    normalisation layers count too.
 
     Example:
         >>> class Gate(torch.nn.Module):
@@ -128,8 +128,8 @@ def _leaving_members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
 
     @functools.wraps(work)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # What a checkpoint runs again must not have begun to leave in between. And regions redirect
-        # nothing in a checkpoint inside of them, nor in what is left out.
+        # A checkpoint's second run must not leave the region if its first did not. And regions
+        # redirect nothing inside a checkpoint, nor in what is left out.
         if is_traced() or hooks_in_force() is not None or redirected.hooks is not None:
             return work(self, *args, **kwargs)
         mode = _around()
@@ -150,7 +150,7 @@ def _leaving_members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
 
 
 def _is_telling(result: Any) -> bool:
-    """Whether a call shows what others will keep: something needed a gradient, nothing batched."""
+    """Whether a call shows what later ones will keep: it needed gradients and was no transform."""
     tensors = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
     needs_gradient = not tensors or any(each.requires_grad for each in tensors)
     return needs_gradient and not _transforms()
@@ -191,7 +191,7 @@ def take_in(module: torch.nn.Module) -> None:
 def _leave(module: torch.nn.Module, args: Any) -> None:
     if not is_traced():
         redirected.left.append(redirected.hooks)
-        redirected.hooks = _leave  # what is never in force: nothing is redirected
+        redirected.hooks = _leave  # never in force, so that nothing is redirected
 
 
 def _return(module: torch.nn.Module, args: Any, result: Any) -> None:
@@ -266,7 +266,7 @@ def _drops(module: torch.nn.Module) -> bool:
 
 
 def _normalises_rows(module: torch.nn.Module) -> bool:
-    """Whether a module looks like a LayerNorm or one of its like: then the block is residual."""
+    """Whether a module looks like a LayerNorm or an RMSNorm, as residual blocks have."""
     has_eps = hasattr(module, "eps") or hasattr(module, "variance_epsilon")
     return has_eps and not hasattr(module, "running_mean")
 

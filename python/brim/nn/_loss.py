@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch.nn.functional
 from torch import Tensor
@@ -127,20 +127,18 @@ def linear_cross_entropy(
                 "options are those of torch's function (torch 2.13 or later), which takes no "
                 f"scale, softcap, in_float32 or chunk, got {options!r}"
             )
-        return cast(
-            "Tensor",
-            torchs(
-                input,
-                linear_weight,
-                target,
-                linear_bias=linear_bias,
-                weight=weight,
-                reduction=reduction,
-                ignore_index=ignore_index,
-                label_smoothing=label_smoothing,
-                options=options,
-            ),
+        loss: Tensor = torchs(
+            input,
+            linear_weight,
+            target,
+            linear_bias=linear_bias,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            options=options,
         )
+        return loss
     return ops().linear_cross_entropy(
         input,
         linear_weight,

@@ -145,7 +145,7 @@ def _norm(node: Any, values: Values, needs: Mapping[str, Need]) -> None:
 
 
 def _bits(node: Any, values: Values, needs: Mapping[str, Need]) -> None:
-    """One bit per element, which the output tells too, so that nothing is needed beside it."""
+    """One bit per element, or nothing where the output is kept: it tells the bits."""
     for name, need in needs.items():
         if name not in ("self", "result") or need.value is None:
             continue

@@ -1,4 +1,4 @@
-"""Functions for one, two and three dimensions, and their options."""
+"""Functions and layers for one, two and three dimensions, and their options."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-__all__ = ["Numbers", "each", "how_many", "over"]
+__all__ = ["Numbers", "each", "how_many", "layer", "over"]
 
 Numbers: TypeAlias = "int | Sequence[int]"
 """One number for all dimensions, or one for each."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Layer = TypeVar("_Layer", bound=type)
 
 
 def each(name: str, value: Numbers, dimensions: int) -> Sequence[int]:
@@ -41,51 +42,68 @@ def how_many(dimensions: int) -> str:
 
 
 def over(
-    dimensions: int,
     function: Callable[Concatenate[int, _P], _R],
     example: tuple[str, str],
     module: str = "brim.nn.functional",
     suffix: str = "",
-) -> Callable[_P, _R]:
-    """`pool2d` from `over(2, pool, …)`, where `pool` takes the number of dimensions first.
+) -> tuple[Callable[_P, _R], Callable[_P, _R], Callable[_P, _R]]:
+    """`pool1d`, `pool2d` and `pool3d` from `pool`, which takes the number of dimensions first.
 
     The name changes in the docstring too.
 
     Args:
-        dimensions: 1, 2 or 3.
-        function: takes them first.
+        function: takes 1, 2 or 3 first.
         example: arguments of a call and the shape of its result, for the docstring; in both "8…"
             stands for an 8 for each dimension.
         module: where users import it from.
         suffix: of its name there.
     """
-
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return function(dimensions, *args, **kwargs)
-
-    name = f"{function.__name__.lstrip('_')}{dimensions}d"
     signature = inspect.signature(function)
-    arguments, shape = (
-        re.sub(r"(\d+)…", lambda match: ", ".join([match[1]] * dimensions), text)
-        for text in example
-    )
     text = inspect.getdoc(function) or ""
-    text = text.replace(f"{function.__name__}`", f"{name}`")
-    text += f"""
+    arguments, shape = example
+
+    def make(dimensions: int) -> Callable[_P, _R]:
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            return function(dimensions, *args, **kwargs)
+
+        name = f"{function.__name__.lstrip('_')}{dimensions}d"
+        call = f"import {module} as F", f"F.{name}{suffix}({arguments})"
+        own: dict[str, Any] = {
+            "__module__": function.__module__,
+            "__name__": name,
+            "__qualname__": name,
+            "__doc__": text.replace(f"{function.__name__}`", f"{name}`")
+            + _example(dimensions, *call, shape),
+            "__signature__": signature.replace(parameters=[*signature.parameters.values()][1:]),
+        }
+        for attribute, value in own.items():
+            setattr(run, attribute, value)
+        return run
+
+    return make(1), make(2), make(3)
+
+
+def layer(kind: _Layer) -> _Layer:
+    """Decorates `Pool2d`, whose first base class has the forward for any number of dimensions.
+
+    That class has `_example` too: arguments of the layer and the shapes of its input and output,
+    as for `over`.
+    """
+    own: Any = kind
+    arguments, given, shape = own._example
+    own._dimensions = int(kind.__name__[-2])
+    call = "import brim", f"brim.nn.{kind.__name__}({arguments})(torch.ones({given}))"
+    own.__doc__ = (own.__doc__ or "") + _example(own._dimensions, *call, shape)
+    return kind
+
+
+def _example(dimensions: int, imports: str, call: str, shape: str) -> str:
+    text = f"""
 
 Example:
     >>> import torch
-    >>> import {module} as F
-    >>> F.{name}{suffix}({arguments}).shape
+    >>> {imports}
+    >>> {call}.shape
     torch.Size([{shape}])
 """
-    own: dict[str, Any] = {
-        "__module__": function.__module__,
-        "__name__": name,
-        "__qualname__": name,
-        "__doc__": text,
-        "__signature__": signature.replace(parameters=[*signature.parameters.values()][1:]),
-    }
-    for attribute, value in own.items():
-        setattr(run, attribute, value)
-    return run
+    return re.sub(r"(\d+)…", lambda match: ", ".join([match[1]] * dimensions), text)

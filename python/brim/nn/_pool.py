@@ -46,11 +46,7 @@ def max_pool(
 
 
 _EXAMPLE = "torch.ones(1, 2, 8…), 2", "1, 2, 4…"
-max_pool1d, max_pool2d, max_pool3d = (
-    over(1, max_pool, _EXAMPLE),
-    over(2, max_pool, _EXAMPLE),
-    over(3, max_pool, _EXAMPLE),
-)
+max_pool1d, max_pool2d, max_pool3d = over(max_pool, _EXAMPLE)
 
 
 def avg_pool(
@@ -90,7 +86,7 @@ def avg_pool1d(
     return avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
-avg_pool2d, avg_pool3d = over(2, avg_pool, _EXAMPLE), over(3, avg_pool, _EXAMPLE)
+_, avg_pool2d, avg_pool3d = over(avg_pool, _EXAMPLE)
 
 
 def _steps(stride: Numbers | None, kernel: Sequence[int], dimensions: int) -> Sequence[int]:
@@ -112,12 +108,8 @@ def adaptive_avg_pool(dimensions: int, input: Tensor, output_size: Any) -> Tenso
     return ops().adaptive_avg_pool(input, sizes)
 
 
-_ADAPTIVE = "torch.ones(1, 2, 8…), 1", "1, 2, 1…"
-adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (
-    over(1, adaptive_avg_pool, _ADAPTIVE),
-    over(2, adaptive_avg_pool, _ADAPTIVE),
-    over(3, adaptive_avg_pool, _ADAPTIVE),
-)
+_EXAMPLE = "torch.ones(1, 2, 8…), 1", "1, 2, 1…"
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = over(adaptive_avg_pool, _EXAMPLE)
 
 
 def _sizes(input: Tensor, dimensions: int, sizes: Any) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import copy
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from brim.adapt._random_state import RandomState
 from brim.nn._lower_bound import Need, least, nodes_behind, refine
-from brim.nn._values import Place, Values
+from brim.nn._values import Place, Values, bytes_of, identity
 
 __all__ = ["MODEL", "Run", "measure", "with_sizes"]
 
@@ -70,10 +71,6 @@ class Run:
         self.places.setdefault(place)
         return kept
 
-    def unpack(self, kept: _Kept) -> Tensor:
-        """For autograd's hooks."""
-        return kept.tensor
-
     def watch(self, undo: contextlib.ExitStack, name: str, module: torch.nn.Module) -> None:
         """Notice each call of a module, until `undo` is closed.
 
@@ -110,12 +107,12 @@ class Run:
     def count(self, left_out: list[Tensor], output: Any) -> None:
         """Count what is kept now; storages of `left_out` do not count."""
         kept = [each for reference in self._kept if (each := reference()) is not None]
-        counted = {_address(tensor)[0] for tensor in left_out}
+        counted = {identity(tensor)[0] for tensor in left_out}
         for each in kept:
-            key, size = _address(each.tensor)
+            key, _ = identity(each.tensor)
             if key not in counted:
                 counted.add(key)
-                self.bytes[each.place] = self.bytes.get(each.place, 0) + size
+                self.bytes[each.place] = self.bytes.get(each.place, 0) + bytes_of(each.tensor)
         if self.values is not None:
             for node in nodes_behind(_tensors_in(output)):
                 refine(node, self.values, _needs_of(node))
@@ -164,16 +161,6 @@ def _tensors_in(output: Any) -> Iterator[Tensor]:
             yield from (each for each in vars(leaf).values() if isinstance(each, Tensor))
 
 
-def _address(tensor: Tensor) -> tuple[Any, int]:
-    """What identifies the storage of a tensor, and its bytes."""
-    try:
-        storage = tensor.untyped_storage()
-        # Tensors without memory (meta) all have the address 0.
-        return (tensor.device, storage.data_ptr() or storage._cdata), storage.nbytes()
-    except (NotImplementedError, RuntimeError):  # sparse tensors and the like have no storage
-        return (tensor.device, id(tensor)), tensor.numel() * tensor.element_size()
-
-
 def measure(
     model: torch.nn.Module,
     inputs: tuple[Any, ...],
@@ -204,7 +191,8 @@ def measure(
             if not isinstance(module, torch.jit.ScriptModule):
                 run.watch(undo, name or MODEL, module)
         with contextlib.ExitStack() as modes:
-            modes.enter_context(torch.autograd.graph.saved_tensors_hooks(run.pack, run.unpack))
+            hooks = torch.autograd.graph.saved_tensors_hooks(run.pack, attrgetter("tensor"))
+            modes.enter_context(hooks)
             modes.enter_context(_Operations(run))
             if find_least:
                 run.values = modes.enter_context(Values(run.place))

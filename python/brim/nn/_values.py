@@ -12,7 +12,7 @@ from torch.multiprocessing import reductions
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Place", "Value", "Values"]
+__all__ = ["Place", "Value", "Values", "bytes_of", "identity"]
 
 Place: TypeAlias = tuple[str, str]
 """Where something happens: the name of a module, and the operation that it calls."""
@@ -61,7 +61,7 @@ class Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def of(self, tensor: Tensor) -> int:
         """The value that a tensor's storage has now."""
-        key, reference = _identity(tensor)
+        key, reference = identity(tensor)
         if key not in self._now:
             self._now[key] = (reference, self._add(Value(0)))
         return self._now[key][1]
@@ -77,7 +77,7 @@ class Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The value of a tensor: a copy of its elements where its storage has more."""
         value = self.of(tensor)
         size = tensor.numel() * tensor.element_size()
-        if size >= _bytes(tensor) or self.list[value].bytes <= size:
+        if size >= bytes_of(tensor) or self.list[value].bytes <= size:
             return value
         return self.derived(value, size, place, tensor.storage_offset())
 
@@ -90,7 +90,7 @@ class Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operation and note what it read and made."""
         kwargs = dict(kwargs or {})
-        read = {_identity(tensor)[0]: self.of(tensor) for tensor in _tensors((args, kwargs))}
+        read = {identity(tensor)[0]: self.of(tensor) for tensor in _tensors((args, kwargs))}
         result = func(*args, **kwargs)
         written = [] if not func._schema.is_mutable else _written(func, args, kwargs)
         self._note(func, read, written, _tensors(result))
@@ -105,11 +105,11 @@ class Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rerun = _is_cheap(func)
         seen: set[int] = set()
         for tensor in (*written, *made):
-            key, reference = _identity(tensor)
+            key, reference = identity(tensor)
             if key in seen or (key in read and not any(tensor is each for each in written)):
                 continue  # a view
             seen.add(key)
-            size = _bytes(tensor)
+            size = bytes_of(tensor)
             if tensor.dtype is torch.bool:
                 size = (size + 7) // 8  # could be kept as bits
             elif name in ("aten::bernoulli", "aten::bernoulli_"):
@@ -145,7 +145,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
     return written
 
 
-def _identity(tensor: Tensor) -> tuple[int, Any]:
+def identity(tensor: Tensor) -> tuple[int, Any]:
     """What identifies a storage, and what must be held so that nothing else gets it."""
     try:
         reference = _StorageWeakRef(tensor.untyped_storage())
@@ -154,7 +154,8 @@ def _identity(tensor: Tensor) -> tuple[int, Any]:
         return id(tensor), tensor
 
 
-def _bytes(tensor: Tensor) -> int:
+def bytes_of(tensor: Tensor) -> int:
+    """The size of a tensor's storage."""
     try:
         return tensor.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):

@@ -15,19 +15,20 @@ from brim._progress import progress as bar
 from brim._table import Part, Table, text_of
 from brim.memory import parse_bytes
 from brim.nn import _causal_lm_loss
-from brim.nn._audit_text import Unconverted, figures, folded, hint_of
+from brim.nn._audit_text import figures, folded, hint_of
 from brim.nn._derived import is_made, original_of
 from brim.nn._functions import is_region
 from brim.nn._hints import frozen_batch_norms
-from brim.nn._saved import MODEL, Run, measure, with_sizes
-from brim.nn._torchs_work import with_torchs_work
+from brim.nn._saved import Run, measure, with_sizes
 from brim.nn._values import Place
 from brim.nn.convert import (
-    ALREADY,
-    ConversionReport,
+    ORIGINALS,
+    STAND_INS,
+    WORK,
     check_module,
     convert,
     own_base,
+    same_work,
 )
 from brim.nn.saving import paused
 
@@ -145,7 +146,7 @@ class Audit:
     def _parts(self) -> list[Part]:
         total = LayerAudit("total", "", self.torch_nn, self.brim, self.cheap, self.least)
         rows = [
-            [each.name, each.type, *(_C.format_bytes(getattr(each, name)) for name in _COLUMNS)]
+            [each.name, each.type, *map(_C.format_bytes, figures(each))]
             for each in (*folded(self.layers), total)
         ]
         silent = sum(not any(figures(each)) for each in self.layers)
@@ -242,7 +243,7 @@ def _audit(
     converted = any(own_base(kind) or is_made(kind) for kind in kinds)
     with _as_it_was(model):
         for module in model.modules():
-            _set_class(module, with_torchs_work(type(module)))
+            _set_class(module, _with_torchs_work(type(module)))
             _causal_lm_loss.restore(module)
         with paused():
             torchs, note = _measure_with_least(model, inputs, kwargs)
@@ -262,15 +263,8 @@ def _audit(
         cheap = measure(model, inputs, kwargs)
     step("cheap")
     layers = _rows(torchs, ours, cheap)
-    left = _unconverted(model, layers, report)
-    trained = any(parameter.requires_grad for parameter in model.parameters())
     hint = hint_of(
-        layers,
-        converted=converted,
-        eval_mode=eval_mode,
-        trained=trained,
-        unconverted=left,
-        least_known=not note,
+        model, layers, report, converted=converted, eval_mode=eval_mode, least_known=not note
     )
     return Audit(layers, hint, note)
 
@@ -389,29 +383,19 @@ def _set_class(module: torch.nn.Module, kind: type[torch.nn.Module] | None) -> N
         module.__class__ = kind
 
 
-def _unconverted(
-    model: torch.nn.Module, layers: Iterable[LayerAudit], report: ConversionReport
-) -> list[Unconverted]:
-    """The modules that keep something and that `convert` left as they are, by class."""
-    replaced = {name for each in report.replaced for name in each.names}
-    reasons = {name: each.reason for each in report.kept for name in each.names}
-    rows: dict[tuple[type, str], dict[str, list[LayerAudit]]] = {}
-    for layer in layers:
-        shown = layer.name.partition(" · ")[0]
-        name = "" if shown == MODEL else shown
-        reason = reasons.get(name, "brim does not recognise this class")
-        if name not in replaced and reason != ALREADY:
-            kind = type(model.get_submodule(name))
-            rows.setdefault((kind, reason), {}).setdefault(name, []).append(layer)
-    found = []
-    for (kind, reason), modules in rows.items():
-        all_rows = [row for each in modules.values() for row in each]
-        kept, least = (
-            sum(min(row.brim, row.cheap) for row in all_rows),
-            sum(row.least for row in all_rows),
-        )
-        found.append(Unconverted(kind, reason, len(modules), kept, least))
-    return found
+def _with_torchs_work(kind: type[torch.nn.Module]) -> type[torch.nn.Module] | None:
+    """The class with the forward of torch.nn or of its library; None if it stays as it is."""
+    made_of = original_of(kind)
+    if made_of is not None:
+        return made_of
+    own = own_base(kind)
+    if own is None or not same_work(kind, own):
+        return None
+    if kind in ORIGINALS:
+        return ORIGINALS[kind]
+    original = ORIGINALS.get(own) or STAND_INS[own]
+    work = {name: getattr(original, name) for name in WORK if hasattr(original, name)}
+    return type(kind.__name__, (kind,), work)
 
 
 # -- Rows ------------------------------------------------------------------------------------------

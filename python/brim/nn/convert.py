@@ -7,7 +7,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -239,6 +239,7 @@ def convert(
     around: list[ConvertedLayer] = []
     for module, names in places.items():
         take_in(module)
+        reroutes = False  # gets brim's loss
         if module not in chosen:
             change = _Change("not chosen by only")
         elif module in left_out:
@@ -246,14 +247,14 @@ def convert(
         else:
             change = _change_of(module, functions, recompute is not None)
             if functions and (recompute is not None or "_loss_function" not in vars(module)):
-                change.reroutes = _causal_lm_loss.reroute(module, recompute is not None)
+                reroutes = _causal_lm_loss.reroute(module, recompute is not None)
         kind = type(module).__name__
         entry = ConvertedLayer(names[0], kind, change.reason, tuple(names), change.recognised)
         if change.to is not None:
             module.__class__ = change.to
-        if change.to is not None and not change.is_region:
+        if change.to is not None and not is_region(change.to):
             replaced.append(entry)
-        elif change.is_region or change.reroutes:
+        elif change.to is not None or reroutes:
             around.append(entry)
         elif is_layer(module):
             kept.append(entry)
@@ -383,23 +384,18 @@ def is_layer(module: Module) -> bool:
     return next(module.children(), None) is None or any(True for _ in module.parameters(False))
 
 
-@dataclass
-class _Change:
+class _Change(NamedTuple):
     """What becomes of a module.
 
     Attributes:
         reason: why its class stays.
         to: its new class.
         recognised: as what, for the report.
-        is_region: that class only redirects functions.
-        reroutes: it got brim's loss function.
     """
 
     reason: str = ""
     to: type[Module] | None = None
     recognised: str = ""
-    is_region: bool = False
-    reroutes: bool = False
 
 
 def _change_of(module: Module, functions: bool, recompute: bool) -> _Change:
@@ -417,7 +413,7 @@ def _change_of(module: Module, functions: bool, recompute: bool) -> _Change:
         if known is not None and known.kind is not None:
             return _Change(to=known.kind, recognised=known.what)
         if functions and (region := with_functions(module, recompute)) is not None:
-            return _Change(to=region, is_region=True)
+            return _Change(to=region)
     except Exception as error:  # of the class's own, such as __init_subclass__
         return _Change(f"no class can be derived from its own: {error}")
     if known is not None:

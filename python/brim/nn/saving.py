@@ -33,9 +33,9 @@ def saving(recompute: str | None = None) -> Saving:
     `with brim.saving():` redirects the functions of `torch.nn.functional`, and those of the same
     names in `torch` and `torch.Tensor`, to `brim.nn.functional`: activations, dropout, linear
     layers, convolutions, normalisation and pooling of plain floating-point tensors, and products of
-    two that need a gradient. This includes
-    the layers of `torch.nn`, which call these functions. Nothing else changes, nor do the calls
-    inside of larger functions of torch (`F.multi_head_attention_forward`).
+    two that need a gradient. This includes the layers of `torch.nn`, which call these functions.
+    Nothing else changes, nor do the calls inside of larger functions of torch
+    (`F.multi_head_attention_forward`).
 
     Regions nest and belong to their thread. `@brim.saving()` decorates a function. torch.compile
     decides by itself what it keeps.
@@ -150,11 +150,7 @@ redirected = _Redirected()
 
 
 def hooks_in_force() -> Any:
-    """The saved-tensor hooks that were installed last; None for none.
-
-    Example:
-        >>> hooks_in_force()
-    """
+    """The saved-tensor hooks that were installed last; None for none."""
     return _top_hooks(True)
 
 
@@ -186,16 +182,16 @@ def paused() -> Iterator[None]:
 def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether the input is a plain tensor of a floating type, and the others are plain too."""
     given: Any = args[0] if args else kwargs.get("input")
-    if type(given) not in _PLAIN or given.dtype not in _FLOATING or "out" in kwargs:
+    if type(given) not in PLAIN or given.dtype not in _FLOATING or "out" in kwargs:
         return False
     for each in (*args, *kwargs.values()):
-        if isinstance(each, Tensor) and type(each) not in _PLAIN:
+        if isinstance(each, Tensor) and type(each) not in PLAIN:
             return False
     return given.layout is torch.strided
 
 
 # Those of brim.estimate run as real ones do.
-_PLAIN = frozenset([Tensor, torch.nn.Parameter, FakeTensor])
+PLAIN = frozenset([Tensor, torch.nn.Parameter, FakeTensor])
 _FLOATING = frozenset([torch.float32, torch.float64, torch.bfloat16, torch.float16])
 
 

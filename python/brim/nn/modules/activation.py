@@ -5,12 +5,10 @@ Those that need their input or output for backward keep it, as torch.nn: nothing
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from brim.nn._activation import operator, prelu
+from brim.nn._activation import gives, operator, prelu
 
 __all__ = [
     "ELU",
@@ -35,43 +33,23 @@ class Activation:
 
     Attributes:
         recompute: keep nothing where the layer before can recompute its output in backward.
-        needs: what backward needs: "input", "output", or "bits".
-        needs_in_place: the same for `inplace=True`.
-        output_tells: the output can take the place of the bits.
     """
 
     recompute: bool = False
-    needs: ClassVar[str] = "bits"
-    needs_in_place: ClassVar[str] = "bits"
-    output_tells: ClassVar[bool] = False
 
 
+@gives("0., 2.")
 class ReLU(Activation, torch.nn.ReLU):
-    """`torch.nn.ReLU` that keeps one bit per element, or nothing where the next layer keeps it.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.ReLU()(torch.tensor([-1.0, 2.0]))
-        tensor([0., 2.])
-    """
-
-    output_tells = True
+    """`torch.nn.ReLU` that keeps one bit per element, or nothing where the next layer keeps it."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The rectified input."""
         return operator("relu", self.inplace)(input, self.recompute)
 
 
+@gives("-1.,  1.")
 class Hardtanh(Activation, torch.nn.Hardtanh):
-    """`torch.nn.Hardtanh` that keeps one bit per element, or nothing.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.Hardtanh()(torch.tensor([-1.0, 2.0]))
-        tensor([-1.,  1.])
-    """
-
-    output_tells = True
+    """`torch.nn.Hardtanh` that keeps one bit per element, or nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The input held between two bounds."""
@@ -79,43 +57,25 @@ class Hardtanh(Activation, torch.nn.Hardtanh):
         return run(input, self.min_val, self.max_val, self.recompute)
 
 
+@gives("0., 2.")
 class ReLU6(Activation, torch.nn.ReLU6):
-    """`torch.nn.ReLU6` that keeps one bit per element, or nothing.
+    """`torch.nn.ReLU6` that keeps one bit per element, or nothing."""
 
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.ReLU6()(torch.tensor([-1.0, 2.0]))
-        tensor([0., 2.])
-    """
-
-    output_tells = True
     forward = Hardtanh.forward
 
 
+@gives("-0.0100,  2.0000")
 class LeakyReLU(Activation, torch.nn.LeakyReLU):
-    """`torch.nn.LeakyReLU` that keeps one bit per element, or nothing.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.LeakyReLU()(torch.tensor([-1.0, 2.0]))
-        tensor([-0.0100,  2.0000])
-    """
-
-    output_tells = True
+    """`torch.nn.LeakyReLU` that keeps one bit per element, or nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The input, with another slope below zero."""
         return operator("leaky_relu", self.inplace)(input, self.negative_slope, self.recompute)
 
 
+@gives("0.3333, 0.8333")
 class Hardsigmoid(Activation, torch.nn.Hardsigmoid):
-    """`torch.nn.Hardsigmoid` that keeps one bit per element.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.Hardsigmoid()(torch.tensor([-1.0, 2.0]))
-        tensor([0.3333, 0.8333])
-    """
+    """`torch.nn.Hardsigmoid` that keeps one bit per element."""
 
     def forward(self, input: Tensor) -> Tensor:
         """A sigmoid of straight lines."""
@@ -136,129 +96,72 @@ class PReLU(torch.nn.PReLU):
         return prelu(input, self.weight)
 
 
+@gives("-0.1587,  1.9545")
 class GELU(Activation, torch.nn.GELU):
-    """`torch.nn.GELU`; keeps its input.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.GELU()(torch.tensor([-1.0, 2.0]))
-        tensor([-0.1587,  1.9545])
-    """
-
-    needs = "input"
+    """`torch.nn.GELU`; keeps its input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the share of a normal distribution below it."""
         return operator("gelu", False)(input, self.approximate, self.recompute)
 
 
+@gives("-0.2689,  1.7616")
 class SiLU(Activation, torch.nn.SiLU):
-    """`torch.nn.SiLU`; keeps its input.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.SiLU()(torch.tensor([-1.0, 2.0]))
-        tensor([-0.2689,  1.7616])
-    """
-
-    needs = needs_in_place = "input"
+    """`torch.nn.SiLU`; keeps its input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times its sigmoid."""
         return operator("silu", self.inplace)(input, self.recompute)
 
 
+@gives("-0.3333,  1.6667")
 class Hardswish(Activation, torch.nn.Hardswish):
-    """`torch.nn.Hardswish`; keeps its input.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.Hardswish()(torch.tensor([-1.0, 2.0]))
-        tensor([-0.3333,  1.6667])
-    """
-
-    needs = needs_in_place = "input"
+    """`torch.nn.Hardswish`; keeps its input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times a sigmoid of straight lines."""
         return operator("hardswish", self.inplace)(input, self.recompute)
 
 
+@gives("-0.3034,  1.9440")
 class Mish(Activation, torch.nn.Mish):
-    """`torch.nn.Mish`; keeps its input.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.Mish()(torch.tensor([-1.0, 2.0]))
-        tensor([-0.3034,  1.9440])
-    """
-
-    needs = needs_in_place = "input"
+    """`torch.nn.Mish`; keeps its input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the tanh of its softplus."""
         return operator("mish", self.inplace)(input, self.recompute)
 
 
+@gives("0.3133, 2.1269")
 class Softplus(Activation, torch.nn.Softplus):
-    """`torch.nn.Softplus`; keeps its input.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.Softplus()(torch.tensor([-1.0, 2.0]))
-        tensor([0.3133, 2.1269])
-    """
-
-    needs = "input"
+    """`torch.nn.Softplus`; keeps its input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """A smooth ReLU."""
         return operator("softplus", False)(input, self.beta, self.threshold, self.recompute)
 
 
+@gives("-0.6321,  2.0000")
 class ELU(Activation, torch.nn.ELU):
-    """`torch.nn.ELU`; keeps its input, or in place its output.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.ELU()(torch.tensor([-1.0, 2.0]))
-        tensor([-0.6321,  2.0000])
-    """
-
-    needs = "input"
-    needs_in_place = "output"
+    """`torch.nn.ELU`; keeps its input, or in place its output."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The input, below zero an exponential function."""
         return operator("elu", self.inplace)(input, self.alpha, self.recompute)
 
 
+@gives("0.2689, 0.8808")
 class Sigmoid(Activation, torch.nn.Sigmoid):
-    """`torch.nn.Sigmoid`; keeps its output.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.Sigmoid()(torch.tensor([-1.0, 2.0]))
-        tensor([0.2689, 0.8808])
-    """
-
-    needs = "output"
+    """`torch.nn.Sigmoid`; keeps its output."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The sigmoid of the input."""
         return operator("sigmoid", False)(input, self.recompute)
 
 
+@gives("-0.7616,  0.9640")
 class Tanh(Activation, torch.nn.Tanh):
-    """`torch.nn.Tanh`; keeps its output.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.Tanh()(torch.tensor([-1.0, 2.0]))
-        tensor([-0.7616,  0.9640])
-    """
-
-    needs = "output"
+    """`torch.nn.Tanh`; keeps its output."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The hyperbolic tangent of the input."""

@@ -14,18 +14,20 @@ from torch import Tensor
 
 from brim.nn._conv import pad, padded
 from brim.nn._elsewhere import ops
+from brim.nn._numbers import layer
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
+# `self: Any`: the options are those of torch.nn's classes.
+
 
 class _Conv:
-    """What the convolutions have in common. `Any`: the options are those of torch.nn's classes."""
-
     recompute: bool = False
     runs_again: bool = False
+    _example = "2, 4, kernel_size=3", "1, 2, 8…", "1, 4, 6…"
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding, zeros = self.padding, (0,) * len(self.stride)
+        padding, zeros = self.padding, (0,) * self._dimensions
         if self.padding_mode != "zeros":
             input = pad(input, self._reversed_padding_repeated_twice, self.padding_mode)
             padding = zeros
@@ -36,81 +38,48 @@ class _Conv:
         return ops().conv(input, weight, bias, *window, *options)
 
 
-class _ConvTranspose:
-    """What the transposed convolutions have in common."""
+@layer
+class Conv1d(_Conv, torch.nn.Conv1d):
+    """`torch.nn.Conv1d` that keeps its input only where the weight needs a gradient."""
 
+
+@layer
+class Conv2d(_Conv, torch.nn.Conv2d):
+    """`torch.nn.Conv2d` that keeps its input only where the weight needs a gradient."""
+
+
+@layer
+class Conv3d(_Conv, torch.nn.Conv3d):
+    """`torch.nn.Conv3d` that keeps its input only where the weight needs a gradient."""
+
+
+class _ConvTranspose:
     recompute: bool = False
     runs_again: bool = False
+    _example = "2, 4, kernel_size=3", "1, 2, 8…", "1, 4, 10…"
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """The transposed convolution; `output_size` chooses among the possible sizes."""
         stride, padding, dilation = self.stride, self.padding, self.dilation
         output_padding = self.output_padding
         if output_size is not None:
-            output_padding = self._output_padding(
-                input, output_size, stride, padding, self.kernel_size, len(stride), dilation
-            )
+            sizes = (self.kernel_size, self._dimensions, dilation)
+            output_padding = self._output_padding(input, output_size, stride, padding, *sizes)
         window = (stride, padding, dilation)
         options = (True, output_padding, self.groups, None, self.recompute, self.runs_again)
         return ops().conv(input, self.weight, self.bias, *window, *options)
 
 
-class Conv1d(_Conv, torch.nn.Conv1d):
-    """`torch.nn.Conv1d` that keeps its input only where the weight needs a gradient.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.Conv1d(2, 4, kernel_size=3)(torch.ones(1, 2, 8)).shape
-        torch.Size([1, 4, 6])
-    """
-
-
-class Conv2d(_Conv, torch.nn.Conv2d):
-    """`torch.nn.Conv2d` that keeps its input only where the weight needs a gradient.
-
-    Example:
-        >>> import torch, brim
-        >>> layer = brim.nn.Conv2d(3, 8, kernel_size=3, padding="same")
-        >>> layer(torch.ones(1, 3, 16, 16)).shape
-        torch.Size([1, 8, 16, 16])
-    """
-
-
-class Conv3d(_Conv, torch.nn.Conv3d):
-    """`torch.nn.Conv3d` that keeps its input only where the weight needs a gradient.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.Conv3d(2, 4, kernel_size=3)(torch.ones(1, 2, 8, 8, 8)).shape
-        torch.Size([1, 4, 6, 6, 6])
-    """
-
-
+@layer
 class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
-    """`torch.nn.ConvTranspose1d` that keeps its input only where the weight needs a gradient.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.ConvTranspose1d(2, 4, kernel_size=3)(torch.ones(1, 2, 8)).shape
-        torch.Size([1, 4, 10])
-    """
+    """`torch.nn.ConvTranspose1d` that keeps its input only where the weight needs a gradient."""
 
 
+@layer
 class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
-    """`torch.nn.ConvTranspose2d` that keeps its input only where the weight needs a gradient.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.ConvTranspose2d(2, 4, kernel_size=3)(torch.ones(1, 2, 8, 8)).shape
-        torch.Size([1, 4, 10, 10])
-    """
+    """`torch.nn.ConvTranspose2d` that keeps its input only where the weight needs a gradient."""
 
 
+@layer
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
-    """`torch.nn.ConvTranspose3d` that keeps its input only where the weight needs a gradient.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.ConvTranspose3d(2, 4, kernel_size=3)(torch.ones(1, 2, 8, 8, 8)).shape
-        torch.Size([1, 4, 10, 10, 10])
-    """
+    """`torch.nn.ConvTranspose3d` that keeps its input only where the weight needs a gradient."""

@@ -9,69 +9,51 @@ from torch import Tensor
 
 from brim.nn import functional
 from brim.nn._elsewhere import check_arguments
+from brim.nn._numbers import layer
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "LayerNorm", "RMSNorm"]
 
 
-def _forward(self: Any, input: Tensor) -> Tensor:  # `Any`: of torch.nn too
-    """The input normalised over its batch, or with the running statistics."""
-    if type(input) is not Tensor:
-        check_arguments("batch_norm", input)
-    self._check_input_dim(input)
-    training, momentum = self.training, self.momentum
-    mean, variance = self.running_mean, self.running_var
-    if not training:
-        if mean is None and variance is None:
-            training = True  # without running statistics, those of the batch
-    elif not self.track_running_stats:
-        mean = variance = None  # torch does not update what it does not track
-    else:
-        batches = self.num_batches_tracked
-        if batches is not None:
-            batches.add_(1)
-            if momentum is None:
-                momentum = 1.0 / float(batches)
-    momentum = 0.0 if momentum is None else momentum
-    return functional.batch_norm(
-        input, mean, variance, self.weight, self.bias, training, momentum, self.eps
-    )
+class _BatchNorm:
+    _example = "2", "2, 2, 8…", "2, 2, 8…"
+
+    def forward(self: Any, input: Tensor) -> Tensor:  # `Any`: of torch.nn too
+        """The input normalised over its batch, or with the running statistics."""
+        if type(input) is not Tensor:
+            check_arguments("batch_norm", input)
+        self._check_input_dim(input)
+        training, momentum = self.training, self.momentum
+        mean, variance = self.running_mean, self.running_var
+        if not training:
+            if mean is None and variance is None:
+                training = True  # without running statistics, those of the batch
+        elif not self.track_running_stats:
+            mean = variance = None  # torch does not update what it does not track
+        else:
+            batches = self.num_batches_tracked
+            if batches is not None:
+                batches.add_(1)
+                if momentum is None:
+                    momentum = 1.0 / float(batches)
+        momentum = 0.0 if momentum is None else momentum
+        return functional.batch_norm(
+            input, mean, variance, self.weight, self.bias, training, momentum, self.eps
+        )
 
 
-class BatchNorm1d(torch.nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d` that keeps nothing in eval() with a frozen weight.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.BatchNorm1d(2).eval()(torch.ones(1, 2, 8)).shape
-        torch.Size([1, 2, 8])
-    """
-
-    forward = _forward
+@layer
+class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d` that keeps nothing in eval() with a frozen weight."""
 
 
-class BatchNorm2d(torch.nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d` that keeps nothing in eval() with a frozen weight.
-
-    Example:
-        >>> import torch, brim
-        >>> layer = brim.nn.BatchNorm2d(3).eval().requires_grad_(False)
-        >>> layer(torch.ones(2, 3, 4, 4)).shape
-        torch.Size([2, 3, 4, 4])
-    """
-
-    forward = _forward
+@layer
+class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` that keeps nothing in eval() with a frozen weight."""
 
 
-class BatchNorm3d(torch.nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d` that keeps nothing in eval() with a frozen weight.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.nn.BatchNorm3d(2).eval()(torch.ones(1, 2, 8, 8, 8)).shape
-        torch.Size([1, 2, 8, 8, 8])
-    """
-
-    forward = _forward
+@layer
+class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d` that keeps nothing in eval() with a frozen weight."""
 
 
 class LayerNorm(torch.nn.LayerNorm):

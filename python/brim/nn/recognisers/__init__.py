@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.compiler import is_compiling
 
-from brim.nn._derived import MAKERS, Kind, Recipe, derived, original_of
+from brim.nn._derived import MAKERS, Kind, Options, Recipe, derived, original_of
 from brim.nn.recognisers import attention as attention  # puts its class into MAKERS
-from brim.nn.recognisers._recogniser import Options, Recogniser, undisturbed
+from brim.nn.recognisers._recogniser import Recogniser, undisturbed
 from brim.nn.recognisers.activation import activation
 from brim.nn.recognisers.conv1d import conv1d
 from brim.nn.recognisers.gated_mlp import gated_mlp

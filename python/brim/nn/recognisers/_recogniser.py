@@ -6,18 +6,16 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from brim.nn._derived import Kind, code_of
+from brim.nn._derived import Forward, Kind, Options, code_of
 from brim.nn.saving import paused
 
 __all__ = [
-    "Forward",
-    "Options",
     "Recogniser",
     "agree",
     "names_in",
@@ -25,10 +23,8 @@ __all__ = [
     "saved_bytes",
     "small_copy",
     "undisturbed",
+    "words",
 ]
-
-Options: TypeAlias = "tuple[Any, ...]"  # hashable; pickles contain them
-Forward: TypeAlias = "Callable[..., Any]"
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Recogniser:
             `self._brim_recompute` is what `convert` was given as `recompute`.
         agrees: whether both forwards do the same, on small inputs; called once for each class and
             candidate.
-        by_results: the comparison alone decides, so that no result is no surprise.
+        by_results: the comparison alone decides, so a module that differs is not reported.
     """
 
     what: str
@@ -52,6 +48,11 @@ class Recogniser:
     forward: Callable[[Kind, Options], Forward]
     agrees: Callable[[torch.nn.Module, Forward, Options], bool]
     by_results: bool = False
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, for a closed set of names."""
+    return frozenset(text.split())
 
 
 def names_in(kind: Kind, *methods: str) -> frozenset[str]:
@@ -94,20 +95,20 @@ def agree(
     ours: Forward,
     inputs: Iterable[Tensor],
     exact: bool = True,
-    modes: Iterable[bool] = (True, False),
 ) -> bool:
     """Whether `ours` gives the values and gradients of the forward of a module's class.
 
+    Both in training and in eval mode.
+
     Args:
-        module: a small copy; its parameters are compared too.
+        module: a small copy; the gradients of its parameters and its buffers are compared too.
         ours: the other forward.
         inputs: one call each.
         exact: bit for bit; else within the rounding of a sum in another order, and in 16 bits with
             few elements that differ.
-        modes: whether the module trains.
     """
     theirs = type(module).forward
-    for given, module.training in itertools.product(inputs, modes):
+    for given, module.training in itertools.product(inputs, (True, False)):
         try:
             expected = _results(theirs, module, given)
             results = _results(ours, module, given)
@@ -137,18 +138,20 @@ def saved_bytes(module: torch.nn.Module, forward: Forward) -> int:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """For comparisons: what the program has switched on is off, and the random state stays."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(paused())
-        stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.autocast("cpu", enabled=False))
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+    with (
+        paused(),
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.random.fork_rng(devices=[]),
+    ):
         yield
 
 
 def _results(forward: Forward, module: torch.nn.Module, given: Tensor) -> list[Tensor | None]:
-    """The output, the input afterwards, and the gradients."""
+    """The output, the input and the buffers afterwards, and the gradients."""
+    before = {buffer: buffer.clone() for buffer in module.buffers()}
     torch.manual_seed(0)
     leaf = given.clone().requires_grad_()
     x = leaf.clone()
@@ -156,7 +159,10 @@ def _results(forward: Forward, module: torch.nn.Module, given: Tensor) -> list[T
     leaves = [leaf, *module.parameters()]
     cotangent = numbers(*y.shape, scale=1.0, dtype=y.dtype)
     grads = torch.autograd.grad(y, leaves, cotangent, allow_unused=True)
-    return [y.detach(), x.detach(), *grads]
+    after = [buffer.clone() for buffer in before]
+    for buffer, value in before.items():
+        buffer.copy_(value)
+    return [y.detach(), x.detach(), *after, *grads]
 
 
 def _same(mine: Tensor | None, other: Tensor | None, exact: bool) -> bool:

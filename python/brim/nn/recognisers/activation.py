@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,17 +9,16 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
-from brim.nn._derived import Kind
+from brim.nn._derived import Forward, Kind, Options
 from brim.nn._elementwise import ELEMENTWISE
 from brim.nn.recognisers._recogniser import (
-    Forward,
-    Options,
     Recogniser,
     agree,
     names_in,
     numbers,
     saved_bytes,
     small_copy,
+    words,
 )
 
 __all__ = ["activation"]
@@ -28,16 +26,13 @@ __all__ = ["activation"]
 _TORCHS = ("gelu", "gelu_tanh", "silu", "relu", "sigmoid", "tanh", "hardswish", "hardsigmoid")
 _BY_NAME = tuple(name for name in ELEMENTWISE if name not in _TORCHS)
 _RERUN = "a function that runs again"
-_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        torch nn functional F math Tensor input x act activation inplace float to dtype pi sqrt exp
-        pow square mul mul_ add add_ div div_ clamp clip min max tanh tanh_ erf sigmoid sigmoid_
-        relu relu_ relu6 gelu silu swish mish hardtanh hardsigmoid hardswish hard_sigmoid hard_swish
-        hard_mish softplus where abs precomputed_constant _gelu_python _gelu_tanh_python
-        """,
-    )
+_WORDS = words(
+    """
+    torch nn functional F math Tensor input x act activation inplace float to dtype pi sqrt exp
+    pow square mul mul_ add add_ div div_ clamp clip min max tanh tanh_ erf sigmoid sigmoid_
+    relu relu_ relu6 gelu silu swish mish hardtanh hardsigmoid hardswish hard_sigmoid hard_swish
+    hard_mish softplus where abs precomputed_constant _gelu_python _gelu_tanh_python
+    """
 )
 """What the code of an activation may name: then it depends on its input alone."""
 

@@ -12,17 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from brim.nn import functional
 from brim.nn._attention import attention
 from brim.nn._derived import MAKERS, Kind
 from brim.nn._elsewhere import is_traced
 from brim.nn._functions import outside
+from brim.nn.saving import PLAIN
 
 __all__: list[str] = []
-
-_PLAIN = (Tensor, nn.Parameter, FakeTensor)
 
 
 def _members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
@@ -57,12 +55,12 @@ MAKERS["attention"] = _members
 def _is_ours(module: Any, x: Tensor) -> bool:
     weight = module.in_proj_weight
     return (
-        type(x) in _PLAIN
+        type(x) in PLAIN
         and x.dim() == 3
         and x.numel() > 0
         and torch.is_grad_enabled()  # without, torch has one kernel for all of it
-        and type(weight) in _PLAIN
-        and type(module.out_proj.weight) in _PLAIN
+        and type(weight) in PLAIN
+        and type(module.out_proj.weight) in PLAIN
         and module.bias_k is None
         and module.bias_v is None
         and not module.add_zero_attn

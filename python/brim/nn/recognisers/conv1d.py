@@ -9,16 +9,8 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
-from brim.nn._derived import Kind
-from brim.nn.recognisers._recogniser import (
-    Forward,
-    Options,
-    Recogniser,
-    agree,
-    names_in,
-    numbers,
-    small_copy,
-)
+from brim.nn._derived import Forward, Kind, Options
+from brim.nn.recognisers._recogniser import Recogniser, agree, names_in, numbers, small_copy
 
 __all__ = ["conv1d"]
 

@@ -9,17 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from brim.nn import functional, modules
-from brim.nn._derived import Kind, recipe_of
+from brim.nn._derived import Forward, Kind, Options, recipe_of
 from brim.nn._elementwise import ELEMENTWISE
-from brim.nn.recognisers._recogniser import (
-    Forward,
-    Options,
-    Recogniser,
-    agree,
-    names_in,
-    numbers,
-    small_copy,
-)
+from brim.nn.recognisers._recogniser import Recogniser, agree, names_in, numbers, small_copy
 
 __all__ = ["gated_mlp"]
 
@@ -85,11 +77,8 @@ def _only_estimates() -> bool:
 
 
 _NAMES: dict[type[nn.Module], str] = {
-    modules.SiLU: "silu",
-    modules.ReLU: "relu",
-    modules.Sigmoid: "sigmoid",
-    modules.Tanh: "tanh",
-    modules.Hardswish: "hardswish",
+    getattr(modules, name): name.lower()
+    for name in ("SiLU", "ReLU", "Sigmoid", "Tanh", "Hardswish")
 }
 
 

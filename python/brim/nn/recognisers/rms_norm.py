@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,28 +9,17 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
-from brim.nn._derived import Kind
-from brim.nn.recognisers._recogniser import (
-    Forward,
-    Options,
-    Recogniser,
-    agree,
-    names_in,
-    numbers,
-    small_copy,
-)
+from brim.nn._derived import Forward, Kind, Options
+from brim.nn.recognisers._recogniser import Recogniser, agree, names_in, numbers, small_copy, words
 
 __all__ = ["rms_norm"]
 
 _EPS = ("variance_epsilon", "eps", "epsilon", "norm_eps")
-_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        torch Tensor float float32 float16 bfloat16 to dtype type type_as size shape pow square mul
-        mean rsqrt weight scale with_scale norm _norm
-        """,
-    )
+_WORDS = words(
+    """
+    torch Tensor float float32 float16 bfloat16 to dtype type type_as size shape pow square mul
+    mean rsqrt weight scale with_scale norm _norm
+    """
 ).union(_EPS)
 """What the code may name: then it depends on the input, the weight and eps alone."""
 

@@ -138,8 +138,7 @@ _FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "conv": _conv,
     },
     "ConvTranspose": {
-        f"conv_transpose{n}d": over(n, _conv_transpose, _EXAMPLE, __name__, "MemSave")
-        for n in (1, 2, 3)
+        own.__name__: own for own in over(_conv_transpose, _EXAMPLE, __name__, "MemSave")
     },
     "Dropout": {"dropout": _dropout},
     "LayerNorm": {"layer_norm": functional.layer_norm, "rms_norm": _rms_norm},
