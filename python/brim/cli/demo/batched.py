@@ -53,6 +53,6 @@ def run(device: torch.device, scale: int) -> Situation:
         Table(["sampler", "batches", "fill", "padding", "time"], rows),
         "Samples of like lengths go together, so that little of a batch is padding.",
         figures,
-        f"how full those of {name} are",
+        name,
         report.plot,
     )

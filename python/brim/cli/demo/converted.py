@@ -56,12 +56,11 @@ def run(device: torch.device, scale: int) -> Situation:
 def _network() -> nn.Sequential:
     """Convolutions of images, and a classifier of ten classes."""
     blocks = [
-        [nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+        nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
         for _ in range(_BLOCKS)
     ]
-    inside = (layer for block in blocks for layer in block)
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), *inside, *head)
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), *blocks, *head)
 
 
 def _step(model: torch.nn.Module, batch: torch.Tensor) -> None:
