@@ -46,7 +46,6 @@ class Autocast:
     """The kernels, and the weights that they have cast."""
 
     def __init__(self) -> None:
-        """Nothing was cast yet."""
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def register(self, library: torch.library.Library) -> None:

@@ -1,6 +1,7 @@
 """What torch's own kernels allocate inside on the CPU: general rules, and a table by operator.
 
-Matrix products, convolutions and recurrent layers call libraries: see `_cpu_libraries.py`.
+Matrix products, convolutions and recurrent layers call libraries: see `_cpu_libraries.py` and
+`_cpu_convolutions.py`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,21 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from brim.foresee._cpu_convolutions import Convolutions, is_channels_last
-from brim.foresee._cpu_libraries import Libraries
-from brim.foresee._known import KnownOperators
-from brim.foresee._temporaries import Temporary, bytes_of, of_attention, of_encoder_layer
+from brim.foresee._cpu_convolutions import (
+    convolution,
+    convolution_backward,
+    is_channels_last,
+)
+from brim.foresee._cpu_libraries import packed_for_attention, product, rnn, vector_product
+from brim.foresee._known import known_operators
+from brim.foresee._temporaries import (
+    Temporary,
+    bytes_of,
+    copy_of,
+    of_attention,
+    of_encoder_layer,
+    of_reduced_loss,
+)
 
 aten = torch.ops.aten
 
@@ -74,19 +86,17 @@ class CpuTemporaries:
     """Nothing beyond outputs for most operators; those that differ are listed."""
 
     def __init__(self) -> None:
-        """Make the table."""
-        self._libraries = Libraries()
-        convolutions = Convolutions()
-        self.assumptions = convolutions.assumptions
+        self.assumptions: dict[str, None] = {}  # in order, each once
         rules: dict[Any, Callable[..., Any]] = {
-            aten.mse_loss: self._reduced_loss,
-            aten.smooth_l1_loss: self._reduced_loss,
-            aten.huber_loss: self._reduced_loss,
+            aten.mse_loss: of_reduced_loss,
+            aten.smooth_l1_loss: of_reduced_loss,
+            aten.huber_loss: of_reduced_loss,
             aten.native_batch_norm: self._batch_norm,
             aten.native_batch_norm_backward: self._batch_norm_backward,
             aten.native_layer_norm_backward: self._layer_norm_backward,
             aten.native_group_norm: self._group_norm,
-            aten.native_group_norm_backward: self._group_norm_backward,
+            # Two sums for each sample and channel.
+            aten.native_group_norm_backward: lambda args, outputs: 8 * args[5] * args[6],
             aten._scaled_dot_product_flash_attention_for_cpu: self._attention,
             aten._scaled_dot_product_flash_attention_for_cpu_backward: self._attention_backward,
             aten.gelu_backward: self._gelu_backward,
@@ -95,9 +105,9 @@ class CpuTemporaries:
             aten._upsample_nearest_exact2d: self._upsample,
             aten._upsample_bilinear2d_aa: self._upsample_antialias,
             aten._upsample_bilinear2d_aa_backward: self._upsample_antialias_backward,
-            aten.upsample_bicubic2d_backward: self._bicubic_backward,
+            aten.upsample_bicubic2d_backward: lambda args, outputs: copy_of(args[0]),
             aten.im2col: self._unfold,
-            aten.kthvalue: self._values_and_indices,
+            aten.kthvalue: lambda args, outputs: bytes_of(args[0]) + 8 * args[0].numel(),
             aten.median: self._median,
             aten.multinomial: lambda args, outputs: bytes_of(args[0]) + bytes_of(outputs[0]) // 2,
             aten.histc: lambda args, outputs: 3 * bytes_of(outputs[0]),
@@ -115,16 +125,23 @@ class CpuTemporaries:
             aten._transformer_encoder_layer_fwd: self._encoder_layer,
             aten._native_multi_head_attention: self._multihead_attention,
             aten._linalg_eigh: lambda args, outputs: 9 * args[0].size(-1) ** 2,
-            **self._libraries.rules,
-            aten.convolution: convolutions.forward,
-            aten.convolution_backward: convolutions.backward,
+            aten.mm: lambda args, outputs: product(args[0], args[1], outputs[0]),
+            aten.bmm: lambda args, outputs: product(args[0], args[1], outputs[0]),
+            aten.addmm: lambda args, outputs: product(args[1], args[2], outputs[0]),
+            aten.baddbmm: lambda args, outputs: product(args[1], args[2], outputs[0]),
+            aten.mv: lambda args, outputs: vector_product(args[0]),
+            aten.addmv: lambda args, outputs: vector_product(args[1]),
+            aten.mkldnn_rnn_layer: lambda args, outputs: rnn(args, 4.25),
+            aten.mkldnn_rnn_layer_backward: lambda args, outputs: rnn(args, 5.25),
+            aten.convolution: convolution,
+            aten.convolution_backward: convolution_backward,
         }
         self._table = {
             getattr(packet, overload): rule
             for packet, rule in rules.items()
             for overload in packet.overloads()
         }
-        self.known = KnownOperators("cpu", self._table)
+        self.is_known = known_operators("cpu", self._table)
 
     def of(
         self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
@@ -136,11 +153,10 @@ class CpuTemporaries:
         rule = self._table.get(func)
         if rule is not None and kwargs.get("approximate") != "tanh":  # torch's own kernel of GELU
             size += rule(args, outputs)
+        if rule in (convolution, convolution_backward):
+            text = "workspaces of convolutions follow rules, as oneDNN's choices are not public"
+            self.assumptions[text] = None
         return (Temporary(int(size)),) if size > 0 else ()
-
-    # The losses of single elements.
-    def _reduced_loss(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return bytes_of(args[0]) if outputs[0].dim() == 0 else 0
 
     # Mean and variance; sums of each thread where it sees all channels of a position.
     def _batch_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
@@ -170,10 +186,6 @@ class CpuTemporaries:
             return 0
         return 2 * samples * (torch.get_num_threads() * channels + groups) * _sum_bytes(x)
 
-    # Two sums for each sample and channel.
-    def _group_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return 8 * args[5] * args[6]
-
     # Scores, maxima, sums and outputs of one block, for each thread; halves are multiplied as such.
     def _attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         query, key, value = args[:3]
@@ -182,7 +194,7 @@ class CpuTemporaries:
         size = 4 * threads * rows * (columns + 2 + width)
         if query.element_size() == 2:
             size += 2 * threads * rows * (columns + width)
-            size += sum(map(self._libraries.packed_for_attention, (key, value)))
+            size += sum(map(packed_for_attention, (key, value)))
         return size
 
     # Scores and their gradients; the output's gradient is copied if it is not contiguous.
@@ -193,13 +205,13 @@ class CpuTemporaries:
         size = 4 * threads * 2 * rows * columns
         if query.element_size() == 2:
             size += 2 * threads * rows * (3 * columns + 2 * query.size(-1))
-            size += self._libraries.packed_for_attention(key)
+            size += packed_for_attention(key)
         return size + (0 if grad.transpose(1, 2).is_contiguous() else bytes_of(grad))
 
     def _encoder_layer(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x, weight = args[0].flatten(0, -2), args[16]
         wide = x.new_empty(x.size(0), weight.size(1))
-        return of_encoder_layer(args, True, self._libraries.product(wide, weight.mT, x))
+        return of_encoder_layer(args, True, product(wide, weight.mT, x))
 
     def _multihead_attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return of_attention(args[0], args[4], True, args[9] if len(args) > 9 else None)
@@ -220,15 +232,9 @@ class CpuTemporaries:
         contiguous = args[0].is_contiguous()
         return 0 if contiguous else bytes_of(args[0]) + bytes_of(outputs[0])
 
-    def _bicubic_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return 0 if args[0].is_contiguous() else bytes_of(args[0])
-
     # Its result is made in the input's size first.
     def _unfold(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return bytes_of(args[0]) if outputs[0].numel() > args[0].numel() else 0
-
-    def _values_and_indices(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return bytes_of(args[0]) + 8 * args[0].numel()
 
     # A copy in which the reduced dimension is the last one.
     def _median(self, args: Any, outputs: list[torch.Tensor]) -> Any:
@@ -244,7 +250,7 @@ class CpuTemporaries:
     # Powers, and what their product takes.
     def _matrix_exp(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x = args[0].flatten(0, -3) if args[0].dim() > 3 else args[0]
-        return 10 * bytes_of(x) + self._libraries.product(x, x, outputs[0])
+        return 10 * bytes_of(x) + product(x, x, outputs[0])
 
     # Counts of elements, and which are 0.
     def _scatter_reduce(self, args: Any, outputs: list[torch.Tensor]) -> Any:

@@ -11,11 +11,11 @@ switches it off for good when oneDNN once runs out of memory in a matrix product
 from __future__ import annotations
 
 import math
-import platform
 from typing import Any, NamedTuple
 
 import torch
 
+from brim.foresee._cpu_libraries import on_arm
 from brim.foresee._temporaries import bytes_of
 
 _Backend: Any = torch._C._ConvBackend  # type: ignore[attr-defined]
@@ -82,42 +82,28 @@ class _Call(NamedTuple):
         return self.unfolded() // (self.smaller().size(2) if self.x.dim() == 5 else 1)
 
 
-class Convolutions:
-    """Rules of forward and backward.
+def convolution(args: Any, outputs: list[torch.Tensor]) -> int:
+    """What `aten.convolution` takes."""
+    call = _Call(args[0], args[1], outputs[0], *args[3:9])
+    backend = call.backend(args[2])
+    if _is_onednn(backend, call):
+        return _arm_forward(call) if on_arm() else _x86_forward(call)
+    return _own_forward(call, backend) if backend in _OWN else 0
 
-    Attributes:
-        assumptions: what was assumed so far, in sentences.
-    """
 
-    def __init__(self) -> None:
-        """Find out which processor this is."""
-        self._arm = platform.machine() == "aarch64"
-        self.assumptions: dict[str, None] = {}
+def convolution_backward(args: Any, outputs: list[torch.Tensor]) -> int:
+    """What `aten.convolution_backward` takes."""
+    call = _Call(args[1], args[2], args[0], *args[4:10])
+    backend = call.backend(None)
+    if not _is_onednn(backend, call):
+        return _own_backward(call, backend) if backend in _OWN else 0
+    size = _arm_backward(call, args[10][0]) if on_arm() else _x86_backward(call)
+    return size + (0 if call.reads(args[0]) else bytes_of(args[0]))
 
-    def forward(self, args: Any, outputs: list[torch.Tensor]) -> int:
-        """What `aten.convolution` takes."""
-        call = _Call(args[0], args[1], outputs[0], *args[3:9])
-        backend = call.backend(args[2])
-        if self._is_onednn(backend, call):
-            return _arm_forward(call) if self._arm else _x86_forward(call)
-        return _own_forward(call, backend) if backend in _OWN else 0
 
-    def backward(self, args: Any, outputs: list[torch.Tensor]) -> int:
-        """What `aten.convolution_backward` takes."""
-        call = _Call(args[1], args[2], args[0], *args[4:10])
-        backend = call.backend(None)
-        if not self._is_onednn(backend, call):
-            return _own_backward(call, backend) if backend in _OWN else 0
-        size = _arm_backward(call, args[10][0]) if self._arm else _x86_backward(call)
-        return size + (0 if call.reads(args[0]) else bytes_of(args[0]))
-
-    def _is_onednn(self, backend: Any, call: _Call) -> bool:
-        slow = (_Backend.SlowTranspose2d, _Backend.SlowTranspose3d)  # oneDNN's has no name
-        found = bool(backend == _Backend.Mkldnn or (call.transposed and backend not in slow))
-        if found:
-            text = "oneDNN's workspaces of convolutions follow rules, as its choices are not public"
-            self.assumptions[text] = None
-        return found
+def _is_onednn(backend: Any, call: _Call) -> bool:
+    slow = (_Backend.SlowTranspose2d, _Backend.SlowTranspose3d)  # oneDNN's has no name
+    return bool(backend == _Backend.Mkldnn or (call.transposed and backend not in slow))
 
 
 # ---- without oneDNN ---------------------------------------------------------------------------

@@ -50,7 +50,6 @@ class FirstSize:
     """
 
     def __init__(self, name: str, lower: int, device: DeviceLike) -> None:
-        """Nothing was called yet."""
         self._name = name
         self._lower = lower
         self._device = device

@@ -41,7 +41,6 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        """Nothing is kept yet."""
         self._put_back: list[Callable[[], object]] = []
         self._known: dict[int, object] = {}  # by address, and alive so that addresses stay theirs
 

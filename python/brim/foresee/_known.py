@@ -8,6 +8,7 @@ neither here nor in a table of temporaries is named in the report of `brim.estim
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -60,34 +61,29 @@ upsample_nearest2d
 """
 
 
-class KnownOperators:
-    """Whether it is known what an operator takes on one kind of device.
+def known_operators(device: str, table: Iterable[Any]) -> Callable[[Any], bool]:
+    """Tells whether it is known what an operator takes on one kind of device.
 
     Args:
         device: "cpu" or "cuda".
         table: operators that have a rule.
     """
+    own = _NOTHING_ON_THE_CPU if device == "cpu" else _NOTHING_ON_CUDA
+    names = {f"aten::{name}" for name in (_NOTHING + own).split()}
+    names |= {func._schema.name for func in table}
 
-    def __init__(self, device: str, table: Any) -> None:
-        """Make the list."""
-        own = _NOTHING_ON_THE_CPU if device == "cpu" else _NOTHING_ON_CUDA
-        self._names = {f"aten::{name}" for name in (_NOTHING + own).split()}
-        self._names |= {func._schema.name for func in table}
-        self._find = functools.cache(self._look_up)
-
-    def __contains__(self, func: Any) -> bool:
-        """Whether it is known."""
-        return bool(self._find(func))
-
-    def _look_up(self, func: Any) -> bool:
+    @functools.cache
+    def is_known(func: Any) -> bool:
         name = func._schema.name.removesuffix("_")
         functional = getattr(torch.ops.aten, name.removeprefix("aten::"), func._overloadpacket)
         return (
             any(_is_pointwise(packet) for packet in (functional, func._overloadpacket))
             or func.namespace in ("brim", "prim", "profiler")
             or name.startswith("aten::_foreach_")
-            or name in self._names
+            or name in names
         )
+
+    return is_known
 
 
 def _is_pointwise(packet: Any) -> bool:

@@ -45,10 +45,13 @@ def line_of(error: BaseException) -> str:
 
 
 class ModuleStack:
-    """Which module runs now, followed by torch's global hooks."""
+    """Which module runs now, followed by torch's global hooks.
+
+    Args:
+        on_call: called with each module before its forward.
+    """
 
     def __init__(self, on_call: Any) -> None:
-        """Nothing runs. `on_call(module)` is called before each module's forward."""
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._stack: list[torch.nn.Module] = []
         self._on_call = on_call

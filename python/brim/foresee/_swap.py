@@ -19,11 +19,6 @@ def is_swappable(tensor: torch.Tensor) -> bool:
     return type(tensor) in _SWAPPABLE and tensor.layout is torch.strided and not tensor.is_quantized
 
 
-def uses_cuda() -> bool:
-    """Whether this process has a CUDA context."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
 class Swap:
     """Makes tensors fake in place: every reference to one sees the fake one until `restore`.
 
@@ -38,7 +33,6 @@ class Swap:
     """
 
     def __init__(self, mode: FakeTensorMode, target: torch.device, moves: bool) -> None:
-        """Nothing is swapped yet."""
         self._mode = mode
         self._target = target
         self._moves = moves

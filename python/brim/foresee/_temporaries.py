@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +18,16 @@ class Temporary(NamedTuple):
 def bytes_of(tensor: torch.Tensor) -> int:
     """What a tensor's elements take."""
     return tensor.numel() * tensor.element_size()
+
+
+def copy_of(tensor: torch.Tensor) -> int:
+    """What a contiguous copy takes; nothing if the tensor is contiguous."""
+    return 0 if tensor.is_contiguous() else bytes_of(tensor)
+
+
+def of_reduced_loss(args: Any, outputs: list[torch.Tensor]) -> int:
+    """The losses of single elements."""
+    return bytes_of(args[0]) if outputs[0].dim() == 0 else 0
 
 
 def of_encoder_layer(args: Any, keeps_scores: bool, of_product: int = 0) -> int:
@@ -42,16 +51,3 @@ def of_attention(x: torch.Tensor, heads: int, keeps_scores: bool, mask: Any) -> 
     if mask is not None:  # for each score, and with another copy of the scores
         return size - bytes_of(x) + scores * (2 * x.element_size() + 1)
     return size + (scores * x.element_size() if keeps_scores else 0)
-
-
-class Temporaries(Protocol):
-    """A table of such allocations on one kind of device."""
-
-    assumptions: Any
-    known: Any  # operators that have a rule, or are known to take nothing
-
-    def of(
-        self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
-    ) -> Iterable[Temporary]:
-        """What one call of an operator takes, in order."""
-        ...

@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from brim import _C
 from brim.foresee._backward import InPlace, backward_now
+from brim.foresee._cpu import CpuTemporaries
 from brim.foresee._cpu_libraries import reserved_by_onednn_rnn
-from brim.foresee._cuda_kernels import reserved_by_cudnn_rnn
+from brim.foresee._cuda_kernels import CudaTemporaries, reserved_by_cudnn_rnn
 from brim.foresee._errors import EstimateError
 from brim.foresee._log import Allocation, Kind, Log
 from brim.foresee._places import ModuleStack, current_line
 from brim.foresee._swap import Swap
-from brim.foresee._temporaries import Temporaries
 
 aten = torch.ops.aten
 
@@ -59,21 +59,16 @@ def _tensors(tree: object) -> Iterable[torch.Tensor]:
 
 
 @functools.cache
-def _is_composite(func: Any) -> bool:
-    """Whether an operator consists of others: without autograd it arrives here whole."""
+def _inside(func: Any) -> Callable[..., Any] | None:
+    """Runs the operators that this one consists of, if those are to be traced."""
     has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
     lifts = func is aten.lift_fresh.default
-    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and not lifts
-
-
-@functools.cache
-def _inside(func: Any) -> Any:
-    """The key of a kernel that consists of other operators, if those are to be traced."""
+    if has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and not lifts:
+        run: Callable[..., Any] = func.decompose  # without autograd it arrives here whole
+        return run
     for name in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"):
-        if func in _TRACED_INSIDE and torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), name
-        ):
-            return getattr(torch._C.DispatchKey, name)
+        if func in _TRACED_INSIDE and has_kernel(name):
+            return functools.partial(func._op_dk, getattr(torch._C.DispatchKey, name))
     return None
 
 
@@ -93,10 +88,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         swap: Swap,
         target: torch.device,
         moves: bool,
-        temporaries: Temporaries,
+        temporaries: CpuTemporaries | CudaTemporaries,
         on_operator: Callable[[], None],
     ) -> None:
-        """Nothing is traced yet."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = Log()
         self.assumptions: dict[str, None] = {}  # in order, each once
@@ -193,31 +187,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backward = backward_now()
         if backward != self._backward:
             self._enter_backward(backward)
-        if _is_composite(func):
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
         inside = _inside(func)
         if inside is not None:
             with self:
-                return func._op_dk(inside, *args, **kwargs)
+                return inside(*args, **kwargs)
         if backward != -1:
             func = self.in_place.variant(func, args, self._is_temporary(args))
-        sizes = self._sizes(inputs) if func._schema.is_mutable else None
         if self._elsewhere:
             _C.show_fake_device([t for t in inputs if isinstance(t, FakeTensor)], True)
-            try:
-                result = self._run(func, args, kwargs)
-            finally:
-                self._hide_device(inputs)
-        else:
+        try:
             result = self._run(func, args, kwargs)
+        finally:
+            self._hide_device(inputs)
         outputs = [tensor for tensor in _tensors(result) if isinstance(tensor, FakeTensor)]
         self._hide_device(outputs)
         self._note(func, args, kwargs, outputs, backward != -1)
-        if sizes is not None:
-            self._note_resized(inputs, sizes)
+        if func._schema.is_mutable:
+            self._note_resized(inputs)
         return result
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -289,25 +275,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 False,
             )
 
-    def _sizes(self, inputs: Iterable[torch.Tensor]) -> list[int]:
-        return [tensor.untyped_storage().nbytes() for tensor in inputs]
-
-    def _note_resized(self, inputs: Iterable[torch.Tensor], before: list[int]) -> None:
-        for tensor, size in zip(inputs, before, strict=True):
+    def _note_resized(self, inputs: Iterable[torch.Tensor]) -> None:
+        for tensor in inputs:
             storage = tensor.untyped_storage()
-            entry = self._live.get(storage._cdata)
-            if entry is not None and storage.nbytes() != size:
+            size, entry = storage.nbytes(), self._live.get(storage._cdata)
+            if entry is not None and size != entry[1].bytes:
                 self.log.free(entry[1])
-                self._watch(
-                    storage, self.log.allocate(storage.nbytes(), entry[1].kind, entry[1].place)
-                )
+                self._watch(storage, self.log.allocate(size, entry[1].kind, entry[1].place))
 
     def _note(
         self, func: Any, args: Any, kwargs: Any, outputs: list[FakeTensor], backward: bool
     ) -> None:
         place = ""
         inside = list(self._temporaries.of(func, args, kwargs, outputs, backward))
-        if func not in self._temporaries.known and outputs:
+        if outputs and not self._temporaries.is_known(func):
             self.unknown[func] += 1
         for i, tensor in enumerate(outputs):
             storage = tensor.untyped_storage()
