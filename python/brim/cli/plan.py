@@ -20,7 +20,6 @@ from brim import data
 from brim._table import Part, Table
 from brim.cli import arguments as types
 from brim.cli.lengths import lengths_file, read_lengths
-from brim.cli.plan_file import write_plan
 from brim.cli.result import Result, add_output_options
 
 HELP = "batches of samples of different lengths, under a budget"
@@ -146,7 +145,7 @@ def run(arguments: argparse.Namespace) -> Result:
     sampler.set_epoch(arguments.epoch)
     report = sampler.report()
     if arguments.output:
-        write_plan(sampler.plan(), Path(arguments.output))
+        _write(sampler.plan(), Path(arguments.output))
     figures = {name: getattr(arguments, name) for name in ("method", "cost", "max_total_size")}
     figures |= {name: getattr(report, name) for name in _REPORTED.split()}
     figures["left_out"] = {reason: len(lost) for reason, lost in report.left_out.items()}
@@ -176,6 +175,31 @@ def _sampler(lengths: Any, arguments: argparse.Namespace) -> data.BatchSamplerBa
         drop_last=arguments.drop_last,
         **options,
     )
+
+
+def _write(plan: data.Plan, path: Path) -> None:
+    """Write all batches: NumPy or Parquet.
+
+    Parquet has a row per batch, with the column `indices`, a list. `.npz` has the arrays `offsets`
+    and `indices`: batch b is `indices[offsets[b]:offsets[b + 1]]`. `.npy` has a row per sample: the
+    number of its batch, and its index.
+    """
+    import numpy as np
+
+    offsets, indices = plan.offsets.numpy(), plan.indices.numpy()
+    if path.suffix.lower() == ".npz":
+        np.savez(path, offsets=offsets, indices=indices)
+    elif path.suffix.lower() == ".npy":
+        batches = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        np.save(path, np.stack([batches, indices], axis=1))
+    else:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError:
+            raise ImportError("Parquet files need pyarrow: pip install 'brim[arrow]'") from None
+        lists = pa.LargeListArray.from_arrays(offsets, indices)
+        pq.write_table(pa.table({"indices": lists}), path)
 
 
 def _parts(report: brim.data.PlanReport, figures: dict[str, Any]) -> list[Part]:

@@ -37,18 +37,19 @@ def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
         return result
 
     with contextlib.ExitStack() as stack:
-        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        layers = torch.library.Library("brim", "IMPL")  # type: ignore[no-untyped-call]
-        stack.callback(library._destroy)
-        stack.callback(layers._destroy)
+        libraries = {
+            namespace: torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+            for namespace in ("aten", "brim")
+        }
+        for library in libraries.values():
+            stack.callback(library._destroy)
         with warnings.catch_warnings():
             # Up to torch 2.12 it warns although the override is allowed.
             warnings.filterwarnings("ignore", "Warning only once for all operators")
-            autocast.register(library)
-            autocast.register_layers(layers)
+            autocast.register(libraries)
             for key in ("AutogradCUDA", "CUDA"):
                 for name, kernel in _KERNELS.items():
-                    library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+                    libraries["aten"].impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
         for place, replacement in (
             ("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
             ("torch.cuda.is_bf16_supported", lambda *_, **__: True),

@@ -38,11 +38,8 @@ _one_at_a_time = threading.RLock()  # a trace changes choices of torch for its d
 _NOT_TRACEABLE = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
-    fake_tensor.UnsupportedOperatorException,
     fake_tensor.UnsupportedFakeTensorException,
 )
-
-
 # Errors of torch that real tensors do not raise.
 _NEEDS_VALUES = re.compile(r"[Ff]ake|\bmeta\b|subclass|swap|NVIDIA driver|primary context|data_ptr")
 
@@ -140,24 +137,11 @@ def _estimate(
                     tracer.assumptions["the call returns a loss and runs no backward"] = None
                 del result
         tracer.name_gradients()
-    except EstimateError:
-        raise
-    except _NOT_TRACEABLE as error:
-        raise EstimateError(_reason(error)) from error
-    except (NotImplementedError, RuntimeError) as error:
-        if not _NEEDS_VALUES.search(str(error)):
+    except Exception as error:
+        reason = _reason(error)
+        if not reason:
             raise
-        text = str(error).splitlines()[0]
-        raise EstimateError(
-            f"{line_of(error)}: cannot be traced with fake tensors: {text}"
-        ) from error
-    except ValueError as error:
-        if "float NaN" not in str(error):
-            raise
-        raise EstimateError(
-            f"{line_of(error)}: the code depends on a tensor's value, which is not known without "
-            f"running it: {error}"
-        ) from error
+        raise EstimateError(f"{line_of(error)}: {reason}") from error
     finally:
         live = tracer.stop()
         swap.restore()
@@ -193,15 +177,25 @@ def _check_that_none_is_left(live: list[tuple[weakref.ref[Any], Allocation]]) ->
         )
 
 
-def _reason(error: BaseException) -> str:
-    line = line_of(error)
+def _reason(error: Exception) -> str:
+    """Why a call cannot be traced; empty if the error is the call's own, or says so itself."""
+    text = str(error)
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
-        return f"{line}: the operator {error.func} has no fake kernel, so its outputs are unknown"
-    return (
-        f"{line}: the result of {getattr(error, 'func', error)} has a shape or value that is not "
-        "known without running it. Use a fixed shape (torch.where instead of a mask), or pass the "
-        "value as an argument"
-    )
+        return f"the operator {error.func} has no fake kernel, so its outputs are unknown"
+    if isinstance(error, _NOT_TRACEABLE):
+        return (
+            f"the result of {getattr(error, 'func', error)} has a shape or value that is not known "
+            "without running it. Use a fixed shape (torch.where instead of a mask), or pass the "
+            "value as an argument"
+        )
+    if isinstance(error, ValueError) and "float NaN" in text:
+        return (
+            f"the code depends on a tensor's value, which is not known without running it: {text}"
+        )
+    of_torch = isinstance(error, RuntimeError) and not isinstance(error, EstimateError)
+    if of_torch and _NEEDS_VALUES.search(text):
+        return f"cannot be traced with fake tensors: {text.splitlines()[0]}"
+    return ""
 
 
 @contextlib.contextmanager
