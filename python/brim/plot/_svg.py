@@ -1,4 +1,4 @@
-"""Charts as SVG text for a page: stacked areas, steps and bars, with a text for each place."""
+"""Charts as text for a page: stacked areas, steps and bars, with a text for each place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from brim import _C
 from brim.plot._canvas import byte_ticks, shortened
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 340, 90, 20, 12, 46
-_ROW, _NAMES = 15, 330
 
 
 class Series(NamedTuple):
@@ -64,33 +63,17 @@ def steps(series: Sequence[Series], tips: Sequence[str], axes: Axes) -> str:
 
 
 def bars(names: Sequence[str], series: Sequence[Series], tips: Sequence[str]) -> str:
-    """A group of horizontal bars for each name."""
+    """A row for each name, with a bar and a figure for each of the series."""
     most = max([1, *(max(each.values, default=1) for each in series)])
-    group = _ROW * len(series) + 8
-    room = _WIDTH - _NAMES - _RIGHT - 90  # for the figure behind the bar
     rows = []
     for i, (name, tip) in enumerate(zip(names, tips, strict=True)):
-        top = i * group
-        cells = [
-            f'<rect fill="{each.color}" x="{_NAMES}" y="{top + k * _ROW}" height="{_ROW - 2}" '
-            f'width="{max(each.values[i] / most * room, 0.5):.1f}"/>'
-            f'<text x="{_NAMES + 6 + each.values[i] / most * room:.1f}" '
-            f'y="{top + k * _ROW + 11}">{_C.format_bytes(each.values[i])}</text>'
-            for k, each in enumerate(series)
-        ]
-        middle = top + _ROW * len(series) / 2 + 4
-        shown = escape(shortened(name, 46))
-        label = f'<text x="{_NAMES - 8}" y="{middle}" text-anchor="end">{shown}</text>'
-        place = f'<rect class="hover" y="{top - 4}" width="{_WIDTH}" height="{group}" {_tip(tip)}/>'
-        rows.append(label + "".join(cells) + place)
-    height = group * len(names)
-    grid = "".join(
-        f'<line class="grid" x1="{x}" x2="{x}" y1="-4" y2="{height}"/>'
-        f'<text x="{x}" y="{height + 14}" text-anchor="middle">{escape(text)}</text>'
-        for value, text in byte_ticks(most)
-        for x in (round(_NAMES + value / most * room, 2),)
-    )
-    return f'<svg viewBox="0 -4 {_WIDTH} {height + 22}">{grid}{"".join(rows)}</svg>'
+        cells = "".join(
+            f'<div><i style="background:{each.color};width:{80 * each.values[i] / most:.1f}%"></i>'
+            f"{_C.format_bytes(each.values[i])}</div>"
+            for each in series
+        )
+        rows.append(f"<tr {_tip(tip)}><th>{escape(shortened(name, 46))}</th><td>{cells}</td></tr>")
+    return f'<table class="bars">{"".join(rows)}</table>'
 
 
 def legend(series: Sequence[Series], more: str = "") -> str:

@@ -32,7 +32,10 @@ svg .grid { stroke: #ddd; } svg .tick { stroke: #666; } svg .axis { fill: #444; 
 svg .limit { stroke: #b03a00; stroke-width: 1.5; stroke-dasharray: 6 4; }
 svg .line { fill: none; stroke-width: 2.5; } svg .line:last-of-type { stroke-dasharray: 5 4; }
 svg .hover { fill: transparent; }
-svg .hover:hover { fill: rgba(0, 0, 0, .1); }
+svg .hover:hover { fill: rgba(0, 0, 0, .1); } .bars tr:hover { background: #eee; }
+.bars { width: 100%; font-size: 12px; } .bars td { width: 65%; }
+.bars th { font-weight: normal; text-align: right; padding-right: .6em; }
+.bars i { display: inline-block; height: 1em; margin-right: .5em; vertical-align: middle; }
 .legend span { margin-right: 1.2em; white-space: nowrap; }
 .legend i { display: inline-block; width: .9em; height: .9em; margin-right: .4em; }
 #tip { position: fixed; display: none; white-space: pre; pointer-events: none; padding: .5em .7em;
@@ -42,10 +45,10 @@ svg .hover:hover { fill: rgba(0, 0, 0, .1); }
 _SCRIPT = """
 const tip = document.getElementById("tip");
 document.addEventListener("mousemove", event => {
-  const text = event.target.dataset ? event.target.dataset.tip : null;
-  tip.style.display = text ? "block" : "none";
-  if (!text) return;
-  tip.textContent = text;
+  const found = event.target.closest("[data-tip]");
+  tip.style.display = found ? "block" : "none";
+  if (!found) return;
+  tip.textContent = found.dataset.tip;
   const right = event.clientX + 16 + tip.offsetWidth < innerWidth;
   tip.style.left = (right ? event.clientX + 16 : event.clientX - 16 - tip.offsetWidth) + "px";
   tip.style.top = Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 8) + "px";
