@@ -7,7 +7,7 @@ Matrix products, convolutions and recurrent layers call libraries: see `_cpu_lib
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from brim.foresee._cpu_convolutions import (
 from brim.foresee._cpu_libraries import packed_for_attention, product, rnn, vector_product
 from brim.foresee._known import known_operators
 from brim.foresee._temporaries import (
+    Rule,
     Temporary,
+    by_operator,
     bytes_of,
     copy_of,
     of_attention,
@@ -87,60 +89,48 @@ class CpuTemporaries:
 
     def __init__(self) -> None:
         self.assumptions: dict[str, None] = {}  # in order, each once
-        rules: dict[Any, Callable[..., Any]] = {
-            aten.mse_loss: of_reduced_loss,
-            aten.smooth_l1_loss: of_reduced_loss,
-            aten.huber_loss: of_reduced_loss,
-            aten.native_batch_norm: self._batch_norm,
-            aten.native_batch_norm_backward: self._batch_norm_backward,
-            aten.native_layer_norm_backward: self._layer_norm_backward,
-            aten.native_group_norm: self._group_norm,
+        rules: dict[str, Rule] = {
+            "mse_loss smooth_l1_loss huber_loss": of_reduced_loss,
+            "native_batch_norm": self._batch_norm,
+            "native_batch_norm_backward": self._batch_norm_backward,
+            "native_layer_norm_backward": self._layer_norm_backward,
+            "native_group_norm": self._group_norm,
             # Two sums for each sample and channel.
-            aten.native_group_norm_backward: lambda args, outputs: 8 * args[5] * args[6],
-            aten._scaled_dot_product_flash_attention_for_cpu: self._attention,
-            aten._scaled_dot_product_flash_attention_for_cpu_backward: self._attention_backward,
-            aten.gelu_backward: self._gelu_backward,
-            aten.upsample_nearest2d: self._upsample,
-            aten.upsample_bilinear2d: self._upsample,
-            aten._upsample_nearest_exact2d: self._upsample,
-            aten._upsample_bilinear2d_aa: self._upsample_antialias,
-            aten._upsample_bilinear2d_aa_backward: self._upsample_antialias_backward,
-            aten.upsample_bicubic2d_backward: lambda args, outputs: copy_of(args[0]),
-            aten.im2col: self._unfold,
-            aten.kthvalue: lambda args, outputs: bytes_of(args[0]) + 8 * args[0].numel(),
-            aten.median: self._median,
-            aten.multinomial: lambda args, outputs: bytes_of(args[0]) + bytes_of(outputs[0]) // 2,
-            aten.histc: lambda args, outputs: 3 * bytes_of(outputs[0]),
-            aten.masked_fill: self._clone,
-            aten.clone: self._clone,
-            aten.copy_: lambda args, outputs: _transposing(args[1]),
-            aten.max: lambda args, outputs: _copied(args[0]) if len(args) == 1 else 0,
-            aten.scatter_reduce: self._scatter_reduce,
-            aten._embedding_bag: lambda args, outputs: 7 * args[1].numel(),
-            aten._embedding_bag_backward: lambda args, outputs: 24 * args[1].numel(),
-            aten.linalg_matrix_exp: self._matrix_exp,
-            aten.linalg_qr: lambda args, outputs: 2 * bytes_of(args[0]),
-            aten.linalg_inv_ex: lambda args, outputs: bytes_of(args[0]),
-            aten._linalg_svd: lambda args, outputs: bytes_of(args[0]),
-            aten._transformer_encoder_layer_fwd: self._encoder_layer,
-            aten._native_multi_head_attention: self._multihead_attention,
-            aten._linalg_eigh: lambda args, outputs: 9 * args[0].size(-1) ** 2,
-            aten.mm: lambda args, outputs: product(args[0], args[1], outputs[0]),
-            aten.bmm: lambda args, outputs: product(args[0], args[1], outputs[0]),
-            aten.addmm: lambda args, outputs: product(args[1], args[2], outputs[0]),
-            aten.baddbmm: lambda args, outputs: product(args[1], args[2], outputs[0]),
-            aten.mv: lambda args, outputs: vector_product(args[0]),
-            aten.addmv: lambda args, outputs: vector_product(args[1]),
-            aten.mkldnn_rnn_layer: lambda args, outputs: rnn(args, 4.25),
-            aten.mkldnn_rnn_layer_backward: lambda args, outputs: rnn(args, 5.25),
-            aten.convolution: convolution,
-            aten.convolution_backward: convolution_backward,
+            "native_group_norm_backward": lambda args, outputs: 8 * args[5] * args[6],
+            "_scaled_dot_product_flash_attention_for_cpu": self._attention,
+            "_scaled_dot_product_flash_attention_for_cpu_backward": self._attention_backward,
+            "gelu_backward": self._gelu_backward,
+            "upsample_nearest2d upsample_bilinear2d _upsample_nearest_exact2d": self._upsample,
+            "_upsample_bilinear2d_aa": self._upsample_antialias,
+            "_upsample_bilinear2d_aa_backward": self._upsample_antialias_backward,
+            "upsample_bicubic2d_backward": lambda args, outputs: copy_of(args[0]),
+            "im2col": self._unfold,
+            "kthvalue": lambda args, outputs: bytes_of(args[0]) + 8 * args[0].numel(),
+            "median": self._median,
+            "multinomial": lambda args, outputs: bytes_of(args[0]) + bytes_of(outputs[0]) // 2,
+            "histc": lambda args, outputs: 3 * bytes_of(outputs[0]),
+            "masked_fill clone": self._clone,
+            "copy_": lambda args, outputs: _transposing(args[1]),
+            "max": lambda args, outputs: _copied(args[0]) if len(args) == 1 else 0,
+            "scatter_reduce": self._scatter_reduce,
+            "_embedding_bag": lambda args, outputs: 7 * args[1].numel(),
+            "_embedding_bag_backward": lambda args, outputs: 24 * args[1].numel(),
+            "linalg_matrix_exp": self._matrix_exp,
+            "linalg_qr": lambda args, outputs: 2 * bytes_of(args[0]),
+            "linalg_inv_ex _linalg_svd": lambda args, outputs: bytes_of(args[0]),
+            "_linalg_eigh": lambda args, outputs: 9 * args[0].size(-1) ** 2,
+            "_transformer_encoder_layer_fwd": self._encoder_layer,
+            "_native_multi_head_attention": self._multihead_attention,
+            "mm bmm": lambda args, outputs: product(args[0], args[1], outputs[0]),
+            "addmm baddbmm": lambda args, outputs: product(args[1], args[2], outputs[0]),
+            "mv": lambda args, outputs: vector_product(args[0]),
+            "addmv": lambda args, outputs: vector_product(args[1]),
+            "mkldnn_rnn_layer": lambda args, outputs: rnn(args, 4.25),
+            "mkldnn_rnn_layer_backward": lambda args, outputs: rnn(args, 5.25),
+            "convolution": convolution,
+            "convolution_backward": convolution_backward,
         }
-        self._table = {
-            getattr(packet, overload): rule
-            for packet, rule in rules.items()
-            for overload in packet.overloads()
-        }
+        self._table = by_operator(rules)
         self.is_known = known_operators("cpu", self._table)
 
     def of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ import torch
 from brim import _C
 from brim.foresee._known import known_operators
 from brim.foresee._temporaries import (
+    Rule,
     Temporary,
+    by_operator,
     bytes_of,
     copy_of,
     of_attention,
@@ -83,32 +85,25 @@ class CudaTemporaries:
         self._workspace = _workspace_setting(_HOPPER_WORKSPACE if hopper else _OTHER_WORKSPACE)
         self._workspaces: set[bool] = set()
         self._has_dropout_state = False  # cuDNN's random state, which torch keeps
-        efficient_attention = aten._scaled_dot_product_efficient_attention_backward.default
-        self._table: dict[Any, Callable[..., Any]] = {
-            aten.sum.dim_IntList: self._reduction,
-            aten.mean.dim: self._reduction,
-            aten.convolution.default: self._convolution,
-            aten.convolution_backward.default: self._convolution_backward,
-            aten.embedding_dense_backward.default: self._embedding_backward,
-            aten.native_layer_norm.default: lambda args, outputs: copy_of(args[0]),
-            aten.native_layer_norm_backward.default: self._layer_norm_backward,
+        rules: dict[str, Rule] = {
+            "sum.dim_IntList mean.dim amax amin all.dim any.dim": self._reduction,
+            "convolution": self._convolution,
+            "convolution_backward": self._convolution_backward,
+            "embedding_dense_backward": self._embedding_backward,
+            "native_layer_norm": lambda args, outputs: copy_of(args[0]),
+            "native_layer_norm_backward": self._layer_norm_backward,
             # The gradient times the output.
-            aten._softmax_backward_data.default: lambda args, outputs: bytes_of(outputs[0]),
-            aten.amax.default: self._reduction,
-            aten.amin.default: self._reduction,
-            aten.all.dim: self._reduction,
-            aten.any.dim: self._reduction,
-            aten.mse_loss.default: of_reduced_loss,
-            aten.smooth_l1_loss.default: of_reduced_loss,
-            aten.upsample_nearest2d_backward.default: lambda args, outputs: copy_of(args[0]),
-            aten._cudnn_rnn.default: lambda args, outputs: _rnn_parts(args)[0],
-            aten._cudnn_rnn_backward.default: lambda args, outputs: _rnn_parts(args)[0],
-            aten._scaled_dot_product_cudnn_attention_backward.default: self._cudnn_attention,
-            aten._scaled_dot_product_flash_attention_backward.default: self._cudnn_attention,
-            efficient_attention: self._efficient_attention,
-            aten._transformer_encoder_layer_fwd.default: self._encoder_layer,
-            aten._native_multi_head_attention.default: self._multihead_attention,
+            "_softmax_backward_data": lambda args, outputs: bytes_of(outputs[0]),
+            "mse_loss smooth_l1_loss": of_reduced_loss,
+            "upsample_nearest2d_backward": lambda args, outputs: copy_of(args[0]),
+            "_cudnn_rnn _cudnn_rnn_backward": lambda args, outputs: _rnn_parts(args)[0],
+            "_scaled_dot_product_cudnn_attention_backward": self._cudnn_attention,
+            "_scaled_dot_product_flash_attention_backward": self._cudnn_attention,
+            "_scaled_dot_product_efficient_attention_backward": self._efficient_attention,
+            "_transformer_encoder_layer_fwd": self._encoder_layer,
+            "_native_multi_head_attention": self._multihead_attention,
         }
+        self._table = by_operator(rules)
         self.is_known = known_operators("cuda", self._table)
 
     def of(

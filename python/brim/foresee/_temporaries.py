@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+
+Rule: TypeAlias = Callable[[Any, list[torch.Tensor]], Any]
+"""What a call takes, given its arguments and outputs: bytes, or those of each output."""
 
 
 class Temporary(NamedTuple):
@@ -13,6 +17,18 @@ class Temporary(NamedTuple):
     bytes: int
     stays: bool = False  # whether it is kept when the operator is done
     outputs: int | None = None  # how many outputs exist when it is taken; None for all
+
+
+def by_operator(rules: Mapping[str, Rule]) -> dict[Any, Rule]:
+    """Rules by operator; "name" stands for all of its overloads, "name.overload" for one."""
+    table = {}
+    for names, rule in rules.items():
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            found = getattr(torch.ops.aten, packet)
+            overloads = [overload] if overload else found.overloads()
+            table.update({getattr(found, each): rule for each in overloads})
+    return table
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
