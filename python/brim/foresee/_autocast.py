@@ -14,6 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from brim.foresee._temporaries import by_name, tensors_in
+
 _Run: TypeAlias = "Callable[[Any, Any, Any], Any]"
 
 _LOWER = """
@@ -94,7 +96,7 @@ class Autocast:
 
     def _lower_layer(self, op: Any, args: Any, kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cuda")
-        given = _by_name(op, args, kwargs)
+        given = by_name(op, args, kwargs)
         cast = {name: self._cast(value, dtype) for name, value in given.items()}
         if "parameter" in given and given["weight"].is_leaf:
             is_cast = cast["weight"] is not given["weight"]
@@ -102,36 +104,30 @@ class Autocast:
         return op(**cast)
 
     def _lower_input(self, op: Any, args: Any, kwargs: Any) -> Any:
-        given = _by_name(op, args, kwargs)
+        given = by_name(op, args, kwargs)
         given["input"] = self._cast(given["input"], torch.get_autocast_dtype("cuda"))
         for name in ("target", "weight"):
             given[name] = self._cast(given[name], torch.float32)
         return op(**{**given, "in_float32": True, "cast_weights": True})
 
     def _float32_inside(self, op: Any, args: Any, kwargs: Any) -> Any:
-        given = _by_name(op, args, kwargs)
+        given = by_name(op, args, kwargs)
         cast = {name: self._cast(value, torch.float32) for name, value in given.items()}
         if cast["input"] is not given["input"]:
             cast |= {"input": given["input"], "as_float32": True}
         return op(**cast)
 
     def _float32_result(self, op: Any, args: Any, kwargs: Any) -> Any:
-        given = _by_name(op, args, kwargs)
+        given = by_name(op, args, kwargs)
         if given.get("dtype") is None and _is_eligible(args[0]):
             given["dtype"] = torch.float32
         return op(**given)
 
     def _widest(self, op: Any, args: Any, kwargs: Any) -> Any:
-        found: list[torch.dtype] = []
-        tree_map(lambda v: found.append(v.dtype) if _is_eligible(v) else None, (args, kwargs))
-        if torch.float32 in found:
+        found = filter(_is_eligible, tensors_in((args, kwargs)))
+        if any(tensor.dtype == torch.float32 for tensor in found):
             return self._float32(op, args, kwargs)
         return op(*args, **kwargs)
-
-
-def _by_name(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    names = [argument.name for argument in op._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _is_eligible(value: Any) -> bool:

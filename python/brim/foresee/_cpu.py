@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from brim.foresee._cpu_convolutions import (
     convolution,
@@ -23,12 +22,14 @@ from brim.foresee._known import known_operators
 from brim.foresee._temporaries import (
     Rule,
     Temporary,
+    by_name,
     by_operator,
     bytes_of,
     copy_of,
     of_attention,
     of_encoder_layer,
     of_reduced_loss,
+    tensors_in,
 )
 
 aten = torch.ops.aten
@@ -254,12 +255,8 @@ def _generally(func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -
         return _promoted(func, args, kwargs, outputs[0])
     name = func._schema.name.removeprefix("aten::")
     if name in _COPYING:
-        names = (argument.name for argument in func._schema.arguments)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        left_out = _COPYING[name]
-        read = [
-            t for key, t in given.items() if isinstance(t, torch.Tensor) and key not in left_out
-        ]
+        given = by_name(func, args, kwargs)
+        read = tensors_in([given[key] for key in given.keys() - _COPYING[name]])
         copies = [t for t in read if not _is_dense(t)]
         buffer = (
             0 if name.startswith("native_layer_norm") else max(map(_transposing, copies), default=0)
@@ -272,7 +269,7 @@ def _generally(func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -
 
 def _promoted(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> int:
     """Inputs that are cast to the type in which a pointwise operator works."""
-    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    inputs = tensors_in((args, kwargs))
     if len({t.dtype for t in (*inputs, out)}) == 1 or func._overloadpacket in _TYPES_DIFFER:
         return 0
     common = inputs[0].dtype

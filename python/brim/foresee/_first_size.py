@@ -126,8 +126,16 @@ class FirstSize:
         budget, lower = int(_SHARE * most), min(self._lower, size)
         try:
             # Two calls: the next one finds what this one leaves, such as an optimizer's state.
-            options: Any = {"lower": lower, "upper": size, "calls": 2, "progress": False}
-            found = largest_size(call, "size", budget, device=device, **options)
+            found = largest_size(
+                call,
+                "size",
+                budget,
+                device=device,
+                lower=lower,
+                upper=size,
+                calls=2,
+                progress=False,
+            )
         except EstimateError as error:
             self._give_up(function, error)
             return None

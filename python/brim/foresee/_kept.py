@@ -55,10 +55,8 @@ class Kept:
         if id(thing) in self._known:
             return
         self._known[id(thing)] = thing
-        if isinstance(thing, dict):
-            self._contents(thing, dict(thing), own)
-        elif isinstance(thing, (list, set, deque)):
-            self._contents(thing, list(thing), own)
+        if isinstance(thing, (dict, list, set, deque)):
+            self._contents(thing, own)
         elif isinstance(thing, types.FunctionType):
             if own:
                 self._function(thing)
@@ -80,19 +78,15 @@ class Kept:
         self._put_back.clear()
         self._known.clear()
 
-    def _contents(self, container: Any, before: Any, own: bool) -> None:
-        entries = isinstance(container, dict)
+    def _contents(self, container: Any, own: bool) -> None:
+        before = dict(container) if isinstance(container, dict) else list(container)
+        then = _parts(container)
 
         def put_back() -> None:
-            now = container.values() if entries else container
+            now = _parts(container)
             if not own and not any(isinstance(each, FakeTensor) for each in now):
                 return
-            then = before.values() if entries else before
-            if (
-                len(now) != len(then)
-                or any(map(operator.is_not, now, then))
-                or (entries and any(map(operator.is_not, container, before)))
-            ):
+            if len(now) != len(then) or any(map(operator.is_not, now, then)):
                 container.clear()
                 (container.extend if hasattr(container, "extend") else container.update)(before)
 
@@ -127,6 +121,13 @@ class Kept:
                 delete() if before is _MISSING else write(before)
 
         self._put_back.append(put_back)
+
+
+def _parts(container: Any) -> list[Any]:
+    """What it consists of: keys and values of a dict."""
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return list(container)
 
 
 def names_in(code: types.CodeType) -> set[str]:

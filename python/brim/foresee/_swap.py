@@ -14,7 +14,7 @@ from brim.foresee._kept import Kept
 _SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def is_swappable(tensor: torch.Tensor) -> bool:
+def _is_swappable(tensor: torch.Tensor) -> bool:
     """Whether it is a plain tensor; subclasses are left to torch."""
     return type(tensor) in _SWAPPABLE and tensor.layout is torch.strided and not tensor.is_quantized
 
@@ -77,7 +77,7 @@ class Swap:
 
     def swap(self, tensor: torch.Tensor) -> bool:
         """Make a tensor fake in place; false if it is so already, or cannot be."""
-        if isinstance(tensor, FakeTensor) or not is_swappable(tensor):
+        if isinstance(tensor, FakeTensor) or not _is_swappable(tensor):
             return False
         made = self.fake(tensor)
         grad = tensor.grad if tensor.is_leaf else None

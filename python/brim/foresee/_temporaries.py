@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 Rule: TypeAlias = Callable[[Any, list[torch.Tensor]], Any]
 """What a call takes, given its arguments and outputs: bytes, or those of each output."""
@@ -29,6 +30,17 @@ def by_operator(rules: Mapping[str, Rule]) -> dict[Any, Rule]:
             overloads = [overload] if overload else found.overloads()
             table.update({getattr(found, each): rule for each in overloads})
     return table
+
+
+def tensors_in(tree: object) -> list[torch.Tensor]:
+    """All tensors of nested arguments or results."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def by_name(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """An operator's arguments by their names."""
+    names = (argument.name for argument in func._schema.arguments)
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

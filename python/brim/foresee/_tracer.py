@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from brim import _C
 from brim.foresee._backward import InPlace, backward_now
@@ -22,6 +21,7 @@ from brim.foresee._errors import EstimateError
 from brim.foresee._log import Allocation, Kind, Log
 from brim.foresee._places import ModuleStack, current_line
 from brim.foresee._swap import Swap
+from brim.foresee._temporaries import tensors_in
 
 aten = torch.ops.aten
 
@@ -43,10 +43,6 @@ _TRACED_INSIDE = """
 _euclidean_dist _safe_softmax affine_grid_generator binary_cross_entropy_with_logits linalg_pinv
 logsumexp soft_margin_loss soft_margin_loss_backward
 """
-
-
-def _tensors(tree: object) -> Iterable[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 @functools.cache
@@ -139,7 +135,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 self._swap.keep(state)
-            for tensor in _tensors(state):
+            for tensor in tensors_in(state):
                 self.take(tensor, Kind.optimizer_state, "")
 
     def take(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
@@ -167,7 +163,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = dict(kwargs or {})
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        inputs = _tensors((args, kwargs))
+        inputs = tensors_in((args, kwargs))
         for tensor in inputs:
             if not isinstance(tensor, FakeTensor) and func is not aten.lift_fresh.default:
                 self.take(tensor, Kind.input, current_line())
@@ -190,7 +186,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = self._run(func, args, kwargs)
         finally:
             self._hide_device(inputs)
-        outputs = [tensor for tensor in _tensors(result) if isinstance(tensor, FakeTensor)]
+        outputs = [tensor for tensor in tensors_in(result) if isinstance(tensor, FakeTensor)]
         self._hide_device(outputs)
         self._note(func, args, kwargs, outputs, backward != -1)
         if func._schema.is_mutable:
@@ -340,7 +336,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The hook that torch calls after it: what the state consists of is known now."""
         for parameter, state in optimizer.state.items():
             name = self._parameters.get(id(parameter), (None, ""))[1]
-            for tensor in _tensors(state):
+            for tensor in tensors_in(state):
                 self._rename(tensor, Kind.optimizer_state, name)
 
     def _rename(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
