@@ -39,7 +39,7 @@ def budget(text: str) -> str:
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A whole number of at least so much.
+    """A whole number that is at least `least`.
 
     Example:
         >>> whole(1)("64")

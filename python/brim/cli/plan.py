@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number("--seed", 0, "determines the order with --epoch (default: 0)", 0)
     number("--epoch", 0, "default: 0", 0)
     number("--max-batch-size", 1, "the most samples in a batch")
-    number("--batch-multiple", 1, "a batch has a multiple of so many samples (default: 1)", 1)
+    number("--batch-multiple", 1, "each batch has a multiple of N samples (default: 1)", 1)
     add(
         "--oversize",
         choices=("leave_out", "error", "alone", "truncate"),

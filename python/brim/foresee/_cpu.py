@@ -58,12 +58,14 @@ _COPYING: dict[str, tuple[str, ...]] = {  # and the arguments that they do not c
 # Operators that cast their input if the result has another type.
 _CASTING = {"sum", "mean", "prod", "cumsum", "cumprod"}
 _TRANSPOSING_BUFFER = 60 * 60  # elements
-_LEAST_SHARED_PLACES = 1024  # of a sample that a group norm shares out among threads
+_LEAST_SHARED_PLACES = (
+    1024  # of a sample: with fewer, a group norm does not split it between threads
+)
 _MOST_VECTORIZED = 128  # height and width of an image together
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether it is contiguous, or so with channels last."""
+    """Whether it is contiguous, in the usual layout or with channels last."""
     return tensor.is_contiguous() or is_channels_last(tensor)
 
 
@@ -86,7 +88,7 @@ def _sum_bytes(x: torch.Tensor) -> int:
 
 
 class CpuTemporaries:
-    """Nothing beyond outputs for most operators; those that differ are listed."""
+    """What the kernels take beyond their outputs: most of them nothing, the others by a rule."""
 
     def __init__(self) -> None:
         self.assumptions: dict[str, None] = {}  # in order, each once
@@ -169,7 +171,7 @@ class CpuTemporaries:
         grad, x = args[:2]
         return bytes_of(x) if x.is_contiguous() and 0 in grad.stride() else 0
 
-    # Two sums of each thread for each sample and channel, if the positions are shared out.
+    # Two sums of each thread for each sample and channel, if the positions are split between threads.
     def _group_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x = args[0]
         samples, channels, places, groups = args[3:7]
@@ -223,7 +225,7 @@ class CpuTemporaries:
         contiguous = args[0].is_contiguous()
         return 0 if contiguous else bytes_of(args[0]) + bytes_of(outputs[0])
 
-    # Its result is made in the input's size first.
+    # The result is first allocated with the input's size.
     def _unfold(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return bytes_of(args[0]) if outputs[0].numel() > args[0].numel() else 0
 
@@ -284,7 +286,7 @@ def _promoted(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> int:
     return size
 
 
-# Their inputs have different types by intent.
+# Their inputs may have different types.
 _TYPES_DIFFER = {aten.where, aten.masked_fill, aten.masked_fill_, aten.clone, aten._to_copy}
 
 

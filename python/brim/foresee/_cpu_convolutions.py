@@ -230,7 +230,7 @@ def _unfolding_weight_gradient(call: _Call, last: bool) -> int:
 
 
 def _x86_forward(call: _Call) -> int:
-    """Channels go in blocks: input, weight and output so, later the output in both layouts."""
+    """Input, weight and output with channels in blocks, later the output in both layouts."""
     x, weight, out = bytes_of(call.x), bytes_of(call.weight), bytes_of(call.out)
     half = call.x.element_size() == 2 and call.groups == 1
     threads = torch.get_num_threads()
@@ -278,7 +278,7 @@ def _x86_parts(call: _Call) -> int:
 
 
 def _x86_shares(call: _Call) -> int:
-    """Groups of threads among which oneDNN shares out the samples, such that it moves least."""
+    """Groups of threads between which oneDNN splits the samples, so that it moves the least."""
     threads, samples = torch.get_num_threads(), call.x.size(0)
     if call.groups > 1 or call.transposed:
         return 1

@@ -113,7 +113,7 @@ def vector_product(matrix: torch.Tensor) -> int:
 
 
 def rnn(args: Any, outputs: float) -> int:
-    """An LSTM layer's weights in oneDNN's layout, and the gates, so many times its outputs."""
+    """An LSTM layer's weights in oneDNN's layout, and its gates: `outputs` times its outputs."""
     x, weights, hidden = args[0], args[1:5], args[5]
     size = x.size(0) * x.size(1) * hidden.size(-1) * x.element_size()
     return sum(map(bytes_of, weights)) + int(outputs * size)

@@ -116,7 +116,7 @@ def _estimate(
     swap = Swap(mode, target, moves)
     temporaries = CpuTemporaries() if target.type == "cpu" else CudaTemporaries(target)
     tracer = Tracer(swap, target, moves, temporaries, step)
-    # Releases what would be released at some time within the trace, and counts as free then.
+    # What is collected during the trace would seem to be released by the call.
     gc.collect(2 if limit is None else 1)
     try:
         for module in found.modules:

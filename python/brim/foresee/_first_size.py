@@ -25,7 +25,7 @@ _log = logging.getLogger("brim")
 class _Limit(NamedTuple):
     asked: int
     memory: int  # bytes that could be held then
-    size: int | None  # 0 if none fits, None if that cannot be told
+    size: int | None  # 0 if none fits, None if it is unknown
 
     def is_out_of_date(self, asked: int, memory: int) -> bool:
         """Whether another search may find another size."""
@@ -65,7 +65,7 @@ class FirstSize:
         args: list[Any],
         kwargs: dict[str, Any],
     ) -> int:
-        """The size to start from: that which was asked for, or less.
+        """The size to start from: the one asked for, or less.
 
         Args:
             key: the kind of call.
@@ -81,7 +81,7 @@ class FirstSize:
         most = stats.allocated + stats.free
         known = self._limits.get(key)
         if known is None or known.is_out_of_date(size, most):
-            if self._searches == _MOST:  # what was measured since tells enough
+            if self._searches == _MOST:  # by now, measurements tell enough
                 self._give_up(function, f"its calls or the memory changed {_MOST} times")
                 return size
             self._searches += 1
@@ -116,7 +116,7 @@ class FirstSize:
         most: int,
         device: torch.device,
     ) -> int | None:
-        """The largest size up to this one that fits, 0 if none does; None if it cannot be told."""
+        """The largest size up to this one that fits, 0 if none does; None if it is unknown."""
         arguments = bound.arguments  # in the closure, so that the trace finds them
 
         def call(size: int) -> Any:

@@ -181,7 +181,7 @@ def _next(held: dict[int, int], limit: int, low: int, high: int, lower: int, mis
         only = next(iter(held))
         guess = 8 * only if any_fits else only * limit // max(held[only], 1) // 2
     elif not any_fits and len(held) >= _MOST_TRACES:
-        return lower  # the last hope
+        return lower  # the last try
     elif any_fits and high in held and (misses > 1 or held[high] <= limit):
         guess = (low + high) // 2  # also where free memory lies in pieces that are too small
     elif any_fits and misses:  # the model was wrong, so only its neighbours count

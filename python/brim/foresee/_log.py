@@ -20,7 +20,7 @@ class Allocation:
 
 
 class Log:
-    """Events of a traced call. What was held before is found out while it runs, so it is apart."""
+    """Events of a traced call. What was held before is found while it runs, so it is kept apart."""
 
     def __init__(self) -> None:
         self.held: list[Allocation] = []

@@ -86,5 +86,5 @@ class ModuleStack:
             if self._stack.pop() is module:
                 break
 
-    # Layers that do without calling a part where nobody watches that part do so here too.
+    # Some layers do not call a part that has no hooks. These hooks do not count.
     vars(_enter)["of_estimate"] = vars(_leave)["of_estimate"] = True

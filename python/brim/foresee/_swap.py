@@ -76,7 +76,7 @@ class Swap:
             return made
 
     def swap(self, tensor: torch.Tensor) -> bool:
-        """Make a tensor fake in place; false if it is so already, or cannot be."""
+        """Make a tensor fake in place; false if it is fake already, or cannot be."""
         if isinstance(tensor, FakeTensor) or not _is_swappable(tensor):
             return False
         made = self.fake(tensor)

@@ -41,7 +41,7 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
         real = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
-            # Daemons are what libraries use to watch and to feed, such as progress bars.
+            # Libraries use daemons in the background, as for progress bars.
             if threading.get_ident() == self._thread and not thread.daemon:
                 warn(
                     f"the call starts a thread at {current_line()}: what is allocated there is "

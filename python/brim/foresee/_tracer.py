@@ -38,7 +38,7 @@ _IN_LARGER_MEMORY = {
     aten.col2im.default,
 }
 
-# Operators of which torch's kernel consists of others: those are traced.
+# Operators whose kernels in torch consist of other operators: those are traced.
 _TRACED_INSIDE = """
 _euclidean_dist _safe_softmax affine_grid_generator binary_cross_entropy_with_logits linalg_pinv
 logsumexp soft_margin_loss soft_margin_loss_backward

@@ -120,7 +120,7 @@ def legend_below(axes: Any, more: Sequence[Any] = (), columns: int = 4) -> None:
 
 
 def tidy(axes: Any, title: str) -> None:
-    """A title, a faint grid, and no frame where nothing is."""
+    """A title, a faint grid, and no frame at the top and on the right."""
     axes.set_title(title, loc="left", fontsize="medium", fontweight="bold")
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.set_axisbelow(True)

@@ -11,7 +11,7 @@ _WIDE = 20  # times the smallest: more needs a logarithmic axis
 
 
 def size_axis(axis: Any, sizes: Sequence[float], name: str) -> bool:
-    """Label an axis of sizes; returns whether they span so much that it is logarithmic."""
+    """Label an axis of sizes; returns whether it is logarithmic, as they span much."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     wide = max(sizes) > _WIDE * min(sizes)
