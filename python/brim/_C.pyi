@@ -330,6 +330,7 @@ class AllocatorModel:
 class MemoryKind:
     """What memory is held for."""
 
+    __members__: Final[dict[str, MemoryKind]]
     parameter: MemoryKind
     gradient: MemoryKind
     optimizer_state: MemoryKind

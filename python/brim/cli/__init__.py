@@ -46,19 +46,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-class _Print(argparse.Action):
-    """Prints its constant as it is (action="version" would wrap a long line) and exits."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(self.const)
-        parser.exit()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="brim",
         description="Fill memory to the brim, never over it.",
         epilog="Each command has a --help of its own, with an example.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # wraps no path
     )
     parser.add_argument(
         "--version",
@@ -68,9 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--cmake-dir",
-        action=_Print,
-        const=brim.cmake_prefix_path,
-        nargs=0,
+        action="version",
+        version=brim.cmake_prefix_path,
         help="print the directory of brimConfig.cmake, for find_package(brim)",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

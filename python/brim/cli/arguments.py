@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,8 @@ import torch
 
 import brim
 from brim import _C
+from brim._arguments import refused
+from brim.foresee._places import line_of
 
 
 def device(text: str) -> torch.device:
@@ -38,7 +39,7 @@ def budget(text: str) -> str:
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A whole number of at least so much.
+    """A whole number that is at least `least`.
 
     Example:
         >>> whole(1)("64")
@@ -118,17 +119,11 @@ def check_call(function: Callable[..., Any], *args: object) -> None:
     Raises:
         ValueError: if it cannot; names the function and what it takes.
     """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions of C have none
-        return
-    try:
-        signature.bind(*args)
-    except TypeError as error:
+    if signature := refused(function, len(args)):
         name = name_of(function)
         given = ("a tensor" if isinstance(each, torch.Tensor) else repr(each) for each in args)
         called = f"{name}({', '.join(given)})"
-        raise ValueError(f"{name} takes {signature}, but is called as {called}: {error}") from None
+        raise ValueError(f"{name} takes {signature}, but is called as {called}")
 
 
 _NAME = "__brim_file__"  # as `__main__` is of a program: it hides no other module
@@ -171,8 +166,6 @@ def in_one_line(error: BaseException, options: Iterable[str] = ()) -> str:
         options: arguments of brim that options of the command line are named after: "batch_size"
             becomes "--batch-size".
     """
-    from brim.foresee._places import line_of  # imports parts of torch that few need
-
     text = " ".join(str(error).split())
     text = re.split(r", but expected one of:| \(Could this error message", text)[0]  # torch's rest
     if isinstance(error, SyntaxError):

@@ -11,6 +11,7 @@ import torch
 import brim
 from brim.cli import arguments as types
 from brim.cli.result import Result, add_output_options
+from brim.foresee._reach import Reachable
 
 HELP = "the peak memory of a function, without running it"
 EXAMPLE = "  brim estimate train.py:step 64 --device cuda --capacity 24GiB --html step.html"
@@ -113,8 +114,6 @@ def _estimated(arguments: argparse.Namespace) -> brim.Estimate:
 
 def _converted(arguments: argparse.Namespace) -> brim.Estimate:
     """The same with the modules that the function uses converted. They stay so: brim ends here."""
-    from brim.foresee._reach import Reachable  # imports parts of torch that few need
-
     modules = Reachable(arguments.function, tuple(arguments.values), {}).modules
     if not modules:
         raise ValueError("--convert: the function uses no module that exists before the call")

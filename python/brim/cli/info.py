@@ -18,6 +18,8 @@ from brim.cli.result import Result, add_output_options
 HELP = "versions, devices, limits of memory, kernels"
 EXAMPLE = "  brim info --json"
 
+_COLUMNS = ("allocated", "reserved", "limit", "free")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options, which all commands have."""
@@ -52,8 +54,7 @@ def _devices() -> list[torch.device]:
 def _memory(device: torch.device) -> dict[str, Any]:
     stats = brim.memory_stats(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    figures = {key: getattr(stats, key) for key in ("allocated", "reserved", "limit", "free")}
-    return {"name": name, **figures}
+    return {"name": name, **{key: getattr(stats, key) for key in _COLUMNS}}
 
 
 def _limits() -> dict[str, int | None]:
@@ -104,6 +105,3 @@ def _parts(figures: dict[str, Any]) -> list[Part]:
         f"operators with kernels of brim's own: {kernels['cpu']} on the CPU, {kernels['cuda']} on "
         f"CUDA ({library})",
     ]
-
-
-_COLUMNS = ("allocated", "reserved", "limit", "free")

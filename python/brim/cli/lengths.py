@@ -11,22 +11,12 @@ import torch
 from brim.data._arrow import lengths_of_column
 from brim.data.sizes import one_column
 
-_ENDINGS = {
-    ".txt": "text",
-    ".csv": "text",
-    ".npy": "numpy",
-    ".npz": "numpy",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".parquet": "arrow",
-}
-
 
 def lengths_file(text: str) -> Path:
     """A file that `read_lengths` can read."""
     path = Path(text)
-    if path.suffix.lower() not in _ENDINGS:
-        raise argparse.ArgumentTypeError(f"must end in {', '.join(_ENDINGS)}, got {text}")
+    if path.suffix.lower() not in _READERS:
+        raise argparse.ArgumentTypeError(f"must end in {', '.join(_READERS)}, got {text}")
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text}")
     return path
@@ -43,11 +33,11 @@ def read_lengths(path: Path, column: str | None) -> torch.Tensor:
     Raises:
         ValueError: if the file has something else, or no such column.
     """
-    kind = _ENDINGS[path.suffix.lower()]
-    if column is not None and (kind == "text" or path.suffix.lower() == ".npy"):
+    ending = path.suffix.lower()
+    if column is not None and ending in (".txt", ".csv", ".npy"):
         raise ValueError(f"--column goes with .npz, .arrow and .parquet: {path} has no columns")
     try:
-        lengths = one_column("lengths", _READERS[kind](path, column))
+        lengths = one_column("lengths", _READERS[ending](path, column))
         _refuse_fractions(lengths)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -138,4 +128,12 @@ def _chosen(column: str | None, names: list[str]) -> str:
     return column
 
 
-_READERS = {"text": _read_text, "numpy": _read_numpy, "arrow": _read_arrow}
+_READERS = {
+    ".txt": _read_text,
+    ".csv": _read_text,
+    ".npy": _read_numpy,
+    ".npz": _read_numpy,
+    ".arrow": _read_arrow,
+    ".feather": _read_arrow,
+    ".parquet": _read_arrow,
+}

@@ -20,7 +20,6 @@ from brim import data
 from brim._table import Part, Table
 from brim.cli import arguments as types
 from brim.cli.lengths import lengths_file, read_lengths
-from brim.cli.plan_file import write_plan
 from brim.cli.result import Result, add_output_options
 
 HELP = "batches of samples of different lengths, under a budget"
@@ -40,12 +39,21 @@ _ONLY = {
     "batch_size": "bucket",
     "drop_last": "bucket",
 }
+_REPORTED = (
+    "samples batched batches fill padding world_size imbalance fill_histogram padding_histogram"
+)
 _BARS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the samplers."""
     add = parser.add_argument
+    buckets = parser.add_mutually_exclusive_group()
+
+    def number(name: str, least: int, text: str, default: int | None = None) -> None:
+        to = buckets if name == "--buckets" else parser
+        to.add_argument(name, metavar="N", type=types.whole(least), default=default, help=text)
+
     add("file", type=lengths_file, help="the lengths: text, .npy, .npz, .arrow, .parquet, …")
     add("--column", help="which column of the file, if it has several")
     add("--max-total-size", metavar="N", type=_number, help="the budget of a batch")
@@ -62,62 +70,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what a batch costs; padded (the default) is n times the longest",
     )
     add("--shuffle", action="store_true", help="take the samples in random order")
-    add(
-        "--seed",
-        metavar="N",
-        type=types.whole(0),
-        default=0,
-        help="determines the order with --epoch (default: 0)",
-    )
-    add("--epoch", metavar="N", type=types.whole(0), default=0, help="default: 0")
-    add("--max-batch-size", metavar="N", type=types.whole(1), help="the most samples in a batch")
-    add(
-        "--batch-multiple",
-        metavar="N",
-        type=types.whole(1),
-        default=1,
-        help="a batch has a multiple of so many samples (default: 1)",
-    )
+    number("--seed", 0, "determines the order with --epoch (default: 0)", 0)
+    number("--epoch", 0, "default: 0", 0)
+    number("--max-batch-size", 1, "the most samples in a batch")
+    number("--batch-multiple", 1, "each batch has a multiple of N samples (default: 1)", 1)
     add(
         "--oversize",
         choices=("leave_out", "error", "alone", "truncate"),
         default="leave_out",
         help="what to do with a sample over the budget (default: leave_out)",
     )
-    add(
-        "--world-size",
-        metavar="N",
-        type=types.whole(1),
-        default=1,
-        help="how many ranks share the batches",
-    )
-    add(
-        "--rank",
-        metavar="N",
-        type=types.whole(0),
-        default=0,
-        help="whose batches --output writes (default: 0)",
-    )
-    add(
-        "--window",
-        metavar="N",
-        type=types.whole(1),
-        help="packed: samples that are packed together",
-    )
-    buckets = parser.add_mutually_exclusive_group()
-    buckets.add_argument(
-        "--buckets",
-        metavar="N",
-        type=types.whole(1),
-        help="bucket: how many, with the least padding (default: 30)",
-    )
+    number("--world-size", 1, "how many ranks share the batches", 1)
+    number("--rank", 0, "whose batches --output writes (default: 0)", 0)
+    number("--window", 1, "packed: samples that are packed together")
+    number("--buckets", 1, "bucket: how many, with the least padding (default: 30)")
     buckets.add_argument(
         "--boundaries",
         metavar="N,N,…",
         type=_boundaries,
         help="bucket: their boundaries, such as 0,64,256,1024",
     )
-    add("--batch-size", metavar="N", type=types.whole(1), help="bucket: instead of a budget")
+    number("--batch-size", 1, "bucket: instead of a budget")
     add("--drop-last", action="store_true", help="bucket: leave out batches below --batch-size")
     add(
         "--output",
@@ -172,22 +145,10 @@ def run(arguments: argparse.Namespace) -> Result:
     sampler.set_epoch(arguments.epoch)
     report = sampler.report()
     if arguments.output:
-        write_plan(sampler.plan(), Path(arguments.output))
-    figures = {
-        "method": arguments.method,
-        "cost": arguments.cost,
-        "max_total_size": arguments.max_total_size,
-        "samples": report.samples,
-        "batched": report.batched,
-        "batches": report.batches,
-        "fill": report.fill,
-        "padding": report.padding,
-        "world_size": report.world_size,
-        "imbalance": report.imbalance,
-        "left_out": {reason: len(indices) for reason, indices in report.left_out.items()},
-        "fill_histogram": report.fill_histogram,
-        "padding_histogram": report.padding_histogram,
-    }
+        _write(sampler.plan(), Path(arguments.output))
+    figures = {name: getattr(arguments, name) for name in ("method", "cost", "max_total_size")}
+    figures |= {name: getattr(report, name) for name in _REPORTED.split()}
+    figures["left_out"] = {reason: len(lost) for reason, lost in report.left_out.items()}
     if arguments.output:
         figures["output"] = arguments.output
     lost = any(reason.startswith("over") for reason in report.left_out) or not report.batches
@@ -214,6 +175,31 @@ def _sampler(lengths: Any, arguments: argparse.Namespace) -> data.BatchSamplerBa
         drop_last=arguments.drop_last,
         **options,
     )
+
+
+def _write(plan: data.Plan, path: Path) -> None:
+    """Write all batches: NumPy or Parquet.
+
+    Parquet has a row per batch, with the column `indices`, a list. `.npz` has the arrays `offsets`
+    and `indices`: batch b is `indices[offsets[b]:offsets[b + 1]]`. `.npy` has a row per sample: the
+    number of its batch, and its index.
+    """
+    import numpy as np
+
+    offsets, indices = plan.offsets.numpy(), plan.indices.numpy()
+    if path.suffix.lower() == ".npz":
+        np.savez(path, offsets=offsets, indices=indices)
+    elif path.suffix.lower() == ".npy":
+        batches = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        np.save(path, np.stack([batches, indices], axis=1))
+    else:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError:
+            raise ImportError("Parquet files need pyarrow: pip install 'brim[arrow]'") from None
+        lists = pa.LargeListArray.from_arrays(offsets, indices)
+        pq.write_table(pa.table({"indices": lists}), path)
 
 
 def _parts(report: brim.data.PlanReport, figures: dict[str, Any]) -> list[Part]:

@@ -7,12 +7,14 @@ the same cache of casted weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
+
+from brim.foresee._temporaries import by_name, tensors_in
 
 _Run: TypeAlias = "Callable[[Any, Any, Any], Any]"
 
@@ -35,40 +37,36 @@ _FLOAT32_RESULT = "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum 
 _WIDEST = (
     "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 )
-_LAYERS_LOWER = "linear conv prelu"
-_LAYERS_FLOAT32_INSIDE = "layer_norm group_norm rms_norm"
-_LAYERS_FLOAT32 = "softplus"
-_LAYERS_LOWER_INPUT = "linear_cross_entropy"
-"""Brim's own operators, see `CastTo` in src/nn/autograd/operator.h. The last one casts itself."""
 
 
 class Autocast:
     """The kernels, and the weights that they have cast."""
 
     def __init__(self) -> None:
-        """Nothing was cast yet."""
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def register(self, library: torch.library.Library) -> None:
-        """Take the place of torch's wrappers until the library is destroyed."""
-        self._register(library, torch.ops.aten, _LOWER, self._lower)
-        self._register(library, torch.ops.aten, _FLOAT32, self._float32)
-        self._register(library, torch.ops.aten, _FLOAT32_RESULT, self._float32_result)
-        self._register(library, torch.ops.aten, _WIDEST, self._widest)
+    def register(self, libraries: Mapping[str, torch.library.Library]) -> None:
+        """Take the place of torch's wrappers, and of brim's own, until these are destroyed.
 
-    def register_layers(self, library: torch.library.Library) -> None:
-        """The same for brim's operators."""
-        self._register(library, torch.ops.brim, _LAYERS_LOWER, self._lower_layer)
-        self._register(library, torch.ops.brim, _LAYERS_FLOAT32_INSIDE, self._float32_inside)
-        self._register(library, torch.ops.brim, _LAYERS_FLOAT32, self._float32)
-        self._register(library, torch.ops.brim, _LAYERS_LOWER_INPUT, self._lower_input)
-
-    def _register(self, library: Any, ops: Any, names: str, run: _Run) -> None:
-        for name in names.split():
-            packet, _, overload = name.partition(".")
-            op = getattr(getattr(ops, packet, None), overload or "default", None)
-            if op is not None:
-                library.impl(name, _kernel(op, run), "AutocastCUDA", allow_override=True)
+        What brim's operators need is `CastTo` in src/nn/autograd/operator.h.
+        """
+        for namespace, names, run in (
+            ("aten", _LOWER, self._lower),
+            ("aten", _FLOAT32, self._float32),
+            ("aten", _FLOAT32_RESULT, self._float32_result),
+            ("aten", _WIDEST, self._widest),
+            ("brim", "linear conv prelu", self._lower_layer),
+            ("brim", "layer_norm group_norm rms_norm", self._float32_inside),
+            ("brim", "softplus", self._float32),
+            ("brim", "linear_cross_entropy", self._lower_input),  # casts its weights itself
+        ):
+            for name in names.split():
+                packet, _, overload = name.partition(".")
+                ops = getattr(getattr(torch.ops, namespace), packet, None)
+                op = getattr(ops, overload or "default", None)
+                if op is not None:
+                    kernel = _kernel(op, run)
+                    libraries[namespace].impl(name, kernel, "AutocastCUDA", allow_override=True)  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """Release casted weights, as the end of an autocast region does."""
@@ -86,14 +84,19 @@ class Autocast:
             self._cache[id(value)] = (value, value.to(dtype))
         return self._cache[id(value)][1]
 
-    def _lower(self, op: Any, args: Any, kwargs: Any) -> Any:
-        dtype = torch.get_autocast_dtype("cuda")
+    def _all(self, op: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
         args, kwargs = tree_map(lambda value: self._cast(value, dtype), (args, kwargs))
         return op(*args, **kwargs)
 
+    def _lower(self, op: Any, args: Any, kwargs: Any) -> Any:
+        return self._all(op, args, kwargs, torch.get_autocast_dtype("cuda"))
+
+    def _float32(self, op: Any, args: Any, kwargs: Any) -> Any:
+        return self._all(op, args, kwargs, torch.float32)
+
     def _lower_layer(self, op: Any, args: Any, kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cuda")
-        given = _by_name(op, args, kwargs)
+        given = by_name(op, args, kwargs)
         cast = {name: self._cast(value, dtype) for name, value in given.items()}
         if "parameter" in given and given["weight"].is_leaf:
             is_cast = cast["weight"] is not given["weight"]
@@ -101,40 +104,30 @@ class Autocast:
         return op(**cast)
 
     def _lower_input(self, op: Any, args: Any, kwargs: Any) -> Any:
-        given = _by_name(op, args, kwargs)
+        given = by_name(op, args, kwargs)
         given["input"] = self._cast(given["input"], torch.get_autocast_dtype("cuda"))
         for name in ("target", "weight"):
             given[name] = self._cast(given[name], torch.float32)
         return op(**{**given, "in_float32": True, "cast_weights": True})
 
     def _float32_inside(self, op: Any, args: Any, kwargs: Any) -> Any:
-        given = _by_name(op, args, kwargs)
+        given = by_name(op, args, kwargs)
         cast = {name: self._cast(value, torch.float32) for name, value in given.items()}
         if cast["input"] is not given["input"]:
             cast |= {"input": given["input"], "as_float32": True}
         return op(**cast)
 
-    def _float32(self, op: Any, args: Any, kwargs: Any) -> Any:
-        args, kwargs = tree_map(lambda value: self._cast(value, torch.float32), (args, kwargs))
-        return op(*args, **kwargs)
-
     def _float32_result(self, op: Any, args: Any, kwargs: Any) -> Any:
-        given = _by_name(op, args, kwargs)
+        given = by_name(op, args, kwargs)
         if given.get("dtype") is None and _is_eligible(args[0]):
             given["dtype"] = torch.float32
         return op(**given)
 
     def _widest(self, op: Any, args: Any, kwargs: Any) -> Any:
-        found: list[torch.dtype] = []
-        tree_map(lambda v: found.append(v.dtype) if _is_eligible(v) else None, (args, kwargs))
-        if torch.float32 in found:
+        found = filter(_is_eligible, tensors_in((args, kwargs)))
+        if any(tensor.dtype == torch.float32 for tensor in found):
             return self._float32(op, args, kwargs)
         return op(*args, **kwargs)
-
-
-def _by_name(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    names = [argument.name for argument in op._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _is_eligible(value: Any) -> bool:

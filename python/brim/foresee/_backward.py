@@ -39,7 +39,6 @@ class InPlace:
     """Finds the operators of backward that write over an operand."""
 
     def __init__(self) -> None:
-        """Nothing runs yet."""
         self._references = _references()
         self._shared: set[tuple[Any, int]] = set()  # inputs of nodes that get several gradients
         self._zeros = 0  # address of the storage of the zeros that were made last

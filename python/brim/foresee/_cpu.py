@@ -1,21 +1,36 @@
 """What torch's own kernels allocate inside on the CPU: general rules, and a table by operator.
 
-Matrix products, convolutions and recurrent layers call libraries: see `_cpu_libraries.py`.
+Matrix products, convolutions and recurrent layers call libraries: see `_cpu_libraries.py` and
+`_cpu_convolutions.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from brim.foresee._cpu_convolutions import Convolutions, is_channels_last
-from brim.foresee._cpu_libraries import Libraries
-from brim.foresee._known import KnownOperators
-from brim.foresee._temporaries import Temporary, bytes_of, of_attention, of_encoder_layer
+from brim.foresee._cpu_convolutions import (
+    convolution,
+    convolution_backward,
+    is_channels_last,
+)
+from brim.foresee._cpu_libraries import packed_for_attention, product, rnn, vector_product
+from brim.foresee._known import known_operators
+from brim.foresee._temporaries import (
+    Rule,
+    Temporary,
+    by_name,
+    by_operator,
+    bytes_of,
+    copy_of,
+    of_attention,
+    of_encoder_layer,
+    of_reduced_loss,
+    tensors_in,
+)
 
 aten = torch.ops.aten
 
@@ -43,12 +58,14 @@ _COPYING: dict[str, tuple[str, ...]] = {  # and the arguments that they do not c
 # Operators that cast their input if the result has another type.
 _CASTING = {"sum", "mean", "prod", "cumsum", "cumprod"}
 _TRANSPOSING_BUFFER = 60 * 60  # elements
-_LEAST_SHARED_PLACES = 1024  # of a sample that a group norm shares out among threads
+_LEAST_SHARED_PLACES = (
+    1024  # of a sample: with fewer, a group norm does not split it between threads
+)
 _MOST_VECTORIZED = 128  # height and width of an image together
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether it is contiguous, or so with channels last."""
+    """Whether it is contiguous, in the usual layout or with channels last."""
     return tensor.is_contiguous() or is_channels_last(tensor)
 
 
@@ -71,60 +88,53 @@ def _sum_bytes(x: torch.Tensor) -> int:
 
 
 class CpuTemporaries:
-    """Nothing beyond outputs for most operators; those that differ are listed."""
+    """What the kernels take beyond their outputs: most of them nothing, the others by a rule."""
 
     def __init__(self) -> None:
-        """Make the table."""
-        self._libraries = Libraries()
-        convolutions = Convolutions()
-        self.assumptions = convolutions.assumptions
-        rules: dict[Any, Callable[..., Any]] = {
-            aten.mse_loss: self._reduced_loss,
-            aten.smooth_l1_loss: self._reduced_loss,
-            aten.huber_loss: self._reduced_loss,
-            aten.native_batch_norm: self._batch_norm,
-            aten.native_batch_norm_backward: self._batch_norm_backward,
-            aten.native_layer_norm_backward: self._layer_norm_backward,
-            aten.native_group_norm: self._group_norm,
-            aten.native_group_norm_backward: self._group_norm_backward,
-            aten._scaled_dot_product_flash_attention_for_cpu: self._attention,
-            aten._scaled_dot_product_flash_attention_for_cpu_backward: self._attention_backward,
-            aten.gelu_backward: self._gelu_backward,
-            aten.upsample_nearest2d: self._upsample,
-            aten.upsample_bilinear2d: self._upsample,
-            aten._upsample_nearest_exact2d: self._upsample,
-            aten._upsample_bilinear2d_aa: self._upsample_antialias,
-            aten._upsample_bilinear2d_aa_backward: self._upsample_antialias_backward,
-            aten.upsample_bicubic2d_backward: self._bicubic_backward,
-            aten.im2col: self._unfold,
-            aten.kthvalue: self._values_and_indices,
-            aten.median: self._median,
-            aten.multinomial: lambda args, outputs: bytes_of(args[0]) + bytes_of(outputs[0]) // 2,
-            aten.histc: lambda args, outputs: 3 * bytes_of(outputs[0]),
-            aten.masked_fill: self._clone,
-            aten.clone: self._clone,
-            aten.copy_: lambda args, outputs: _transposing(args[1]),
-            aten.max: lambda args, outputs: _copied(args[0]) if len(args) == 1 else 0,
-            aten.scatter_reduce: self._scatter_reduce,
-            aten._embedding_bag: lambda args, outputs: 7 * args[1].numel(),
-            aten._embedding_bag_backward: lambda args, outputs: 24 * args[1].numel(),
-            aten.linalg_matrix_exp: self._matrix_exp,
-            aten.linalg_qr: lambda args, outputs: 2 * bytes_of(args[0]),
-            aten.linalg_inv_ex: lambda args, outputs: bytes_of(args[0]),
-            aten._linalg_svd: lambda args, outputs: bytes_of(args[0]),
-            aten._transformer_encoder_layer_fwd: self._encoder_layer,
-            aten._native_multi_head_attention: self._multihead_attention,
-            aten._linalg_eigh: lambda args, outputs: 9 * args[0].size(-1) ** 2,
-            **self._libraries.rules,
-            aten.convolution: convolutions.forward,
-            aten.convolution_backward: convolutions.backward,
+        self.assumptions: dict[str, None] = {}  # in order, each once
+        rules: dict[str, Rule] = {
+            "mse_loss smooth_l1_loss huber_loss": of_reduced_loss,
+            "native_batch_norm": self._batch_norm,
+            "native_batch_norm_backward": self._batch_norm_backward,
+            "native_layer_norm_backward": self._layer_norm_backward,
+            "native_group_norm": self._group_norm,
+            # Two sums for each sample and channel.
+            "native_group_norm_backward": lambda args, outputs: 8 * args[5] * args[6],
+            "_scaled_dot_product_flash_attention_for_cpu": self._attention,
+            "_scaled_dot_product_flash_attention_for_cpu_backward": self._attention_backward,
+            "gelu_backward": self._gelu_backward,
+            "upsample_nearest2d upsample_bilinear2d _upsample_nearest_exact2d": self._upsample,
+            "_upsample_bilinear2d_aa": self._upsample_antialias,
+            "_upsample_bilinear2d_aa_backward": self._upsample_antialias_backward,
+            "upsample_bicubic2d_backward": lambda args, outputs: copy_of(args[0]),
+            "im2col": self._unfold,
+            "kthvalue": lambda args, outputs: bytes_of(args[0]) + 8 * args[0].numel(),
+            "median": self._median,
+            "multinomial": lambda args, outputs: bytes_of(args[0]) + bytes_of(outputs[0]) // 2,
+            "histc": lambda args, outputs: 3 * bytes_of(outputs[0]),
+            "masked_fill clone": self._clone,
+            "copy_": lambda args, outputs: _transposing(args[1]),
+            "max": lambda args, outputs: _copied(args[0]) if len(args) == 1 else 0,
+            "scatter_reduce": self._scatter_reduce,
+            "_embedding_bag": lambda args, outputs: 7 * args[1].numel(),
+            "_embedding_bag_backward": lambda args, outputs: 24 * args[1].numel(),
+            "linalg_matrix_exp": self._matrix_exp,
+            "linalg_qr": lambda args, outputs: 2 * bytes_of(args[0]),
+            "linalg_inv_ex _linalg_svd": lambda args, outputs: bytes_of(args[0]),
+            "_linalg_eigh": lambda args, outputs: 9 * args[0].size(-1) ** 2,
+            "_transformer_encoder_layer_fwd": self._encoder_layer,
+            "_native_multi_head_attention": self._multihead_attention,
+            "mm bmm": lambda args, outputs: product(args[0], args[1], outputs[0]),
+            "addmm baddbmm": lambda args, outputs: product(args[1], args[2], outputs[0]),
+            "mv": lambda args, outputs: vector_product(args[0]),
+            "addmv": lambda args, outputs: vector_product(args[1]),
+            "mkldnn_rnn_layer": lambda args, outputs: rnn(args, 4.25),
+            "mkldnn_rnn_layer_backward": lambda args, outputs: rnn(args, 5.25),
+            "convolution": convolution,
+            "convolution_backward": convolution_backward,
         }
-        self._table = {
-            getattr(packet, overload): rule
-            for packet, rule in rules.items()
-            for overload in packet.overloads()
-        }
-        self.known = KnownOperators("cpu", self._table)
+        self._table = by_operator(rules)
+        self.is_known = known_operators("cpu", self._table)
 
     def of(
         self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
@@ -136,11 +146,10 @@ class CpuTemporaries:
         rule = self._table.get(func)
         if rule is not None and kwargs.get("approximate") != "tanh":  # torch's own kernel of GELU
             size += rule(args, outputs)
+        if rule in (convolution, convolution_backward):
+            text = "workspaces of convolutions follow rules, as oneDNN's choices are not public"
+            self.assumptions[text] = None
         return (Temporary(int(size)),) if size > 0 else ()
-
-    # The losses of single elements.
-    def _reduced_loss(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return bytes_of(args[0]) if outputs[0].dim() == 0 else 0
 
     # Mean and variance; sums of each thread where it sees all channels of a position.
     def _batch_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
@@ -162,17 +171,13 @@ class CpuTemporaries:
         grad, x = args[:2]
         return bytes_of(x) if x.is_contiguous() and 0 in grad.stride() else 0
 
-    # Two sums of each thread for each sample and channel, if the positions are shared out.
+    # Two sums of each thread for each sample and channel, if the positions are split between threads.
     def _group_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x = args[0]
         samples, channels, places, groups = args[3:7]
         if not is_channels_last(x) or places < _LEAST_SHARED_PLACES:
             return 0
         return 2 * samples * (torch.get_num_threads() * channels + groups) * _sum_bytes(x)
-
-    # Two sums for each sample and channel.
-    def _group_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return 8 * args[5] * args[6]
 
     # Scores, maxima, sums and outputs of one block, for each thread; halves are multiplied as such.
     def _attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
@@ -182,7 +187,7 @@ class CpuTemporaries:
         size = 4 * threads * rows * (columns + 2 + width)
         if query.element_size() == 2:
             size += 2 * threads * rows * (columns + width)
-            size += sum(map(self._libraries.packed_for_attention, (key, value)))
+            size += sum(map(packed_for_attention, (key, value)))
         return size
 
     # Scores and their gradients; the output's gradient is copied if it is not contiguous.
@@ -193,13 +198,13 @@ class CpuTemporaries:
         size = 4 * threads * 2 * rows * columns
         if query.element_size() == 2:
             size += 2 * threads * rows * (3 * columns + 2 * query.size(-1))
-            size += self._libraries.packed_for_attention(key)
+            size += packed_for_attention(key)
         return size + (0 if grad.transpose(1, 2).is_contiguous() else bytes_of(grad))
 
     def _encoder_layer(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x, weight = args[0].flatten(0, -2), args[16]
         wide = x.new_empty(x.size(0), weight.size(1))
-        return of_encoder_layer(args, True, self._libraries.product(wide, weight.mT, x))
+        return of_encoder_layer(args, True, product(wide, weight.mT, x))
 
     def _multihead_attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return of_attention(args[0], args[4], True, args[9] if len(args) > 9 else None)
@@ -220,15 +225,9 @@ class CpuTemporaries:
         contiguous = args[0].is_contiguous()
         return 0 if contiguous else bytes_of(args[0]) + bytes_of(outputs[0])
 
-    def _bicubic_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return 0 if args[0].is_contiguous() else bytes_of(args[0])
-
-    # Its result is made in the input's size first.
+    # The result is first allocated with the input's size.
     def _unfold(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         return bytes_of(args[0]) if outputs[0].numel() > args[0].numel() else 0
-
-    def _values_and_indices(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return bytes_of(args[0]) + 8 * args[0].numel()
 
     # A copy in which the reduced dimension is the last one.
     def _median(self, args: Any, outputs: list[torch.Tensor]) -> Any:
@@ -244,7 +243,7 @@ class CpuTemporaries:
     # Powers, and what their product takes.
     def _matrix_exp(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x = args[0].flatten(0, -3) if args[0].dim() > 3 else args[0]
-        return 10 * bytes_of(x) + self._libraries.product(x, x, outputs[0])
+        return 10 * bytes_of(x) + product(x, x, outputs[0])
 
     # Counts of elements, and which are 0.
     def _scatter_reduce(self, args: Any, outputs: list[torch.Tensor]) -> Any:
@@ -258,12 +257,8 @@ def _generally(func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -
         return _promoted(func, args, kwargs, outputs[0])
     name = func._schema.name.removeprefix("aten::")
     if name in _COPYING:
-        names = (argument.name for argument in func._schema.arguments)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        left_out = _COPYING[name]
-        read = [
-            t for key, t in given.items() if isinstance(t, torch.Tensor) and key not in left_out
-        ]
+        given = by_name(func, args, kwargs)
+        read = tensors_in([given[key] for key in given.keys() - _COPYING[name]])
         copies = [t for t in read if not _is_dense(t)]
         buffer = (
             0 if name.startswith("native_layer_norm") else max(map(_transposing, copies), default=0)
@@ -276,7 +271,7 @@ def _generally(func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -
 
 def _promoted(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> int:
     """Inputs that are cast to the type in which a pointwise operator works."""
-    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    inputs = tensors_in((args, kwargs))
     if len({t.dtype for t in (*inputs, out)}) == 1 or func._overloadpacket in _TYPES_DIFFER:
         return 0
     common = inputs[0].dtype
@@ -291,7 +286,7 @@ def _promoted(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> int:
     return size
 
 
-# Their inputs have different types by intent.
+# Their inputs may have different types.
 _TYPES_DIFFER = {aten.where, aten.masked_fill, aten.masked_fill_, aten.clone, aten._to_copy}
 
 

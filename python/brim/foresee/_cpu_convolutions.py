@@ -11,11 +11,11 @@ switches it off for good when oneDNN once runs out of memory in a matrix product
 from __future__ import annotations
 
 import math
-import platform
 from typing import Any, NamedTuple
 
 import torch
 
+from brim.foresee._cpu_libraries import on_arm
 from brim.foresee._temporaries import bytes_of
 
 _Backend: Any = torch._C._ConvBackend  # type: ignore[attr-defined]
@@ -82,42 +82,28 @@ class _Call(NamedTuple):
         return self.unfolded() // (self.smaller().size(2) if self.x.dim() == 5 else 1)
 
 
-class Convolutions:
-    """Rules of forward and backward.
+def convolution(args: Any, outputs: list[torch.Tensor]) -> int:
+    """What `aten.convolution` takes."""
+    call = _Call(args[0], args[1], outputs[0], *args[3:9])
+    backend = call.backend(args[2])
+    if _is_onednn(backend, call):
+        return _arm_forward(call) if on_arm() else _x86_forward(call)
+    return _own_forward(call, backend) if backend in _OWN else 0
 
-    Attributes:
-        assumptions: what was assumed so far, in sentences.
-    """
 
-    def __init__(self) -> None:
-        """Find out which processor this is."""
-        self._arm = platform.machine() == "aarch64"
-        self.assumptions: dict[str, None] = {}
+def convolution_backward(args: Any, outputs: list[torch.Tensor]) -> int:
+    """What `aten.convolution_backward` takes."""
+    call = _Call(args[1], args[2], args[0], *args[4:10])
+    backend = call.backend(None)
+    if not _is_onednn(backend, call):
+        return _own_backward(call, backend) if backend in _OWN else 0
+    size = _arm_backward(call, args[10][0]) if on_arm() else _x86_backward(call)
+    return size + (0 if call.reads(args[0]) else bytes_of(args[0]))
 
-    def forward(self, args: Any, outputs: list[torch.Tensor]) -> int:
-        """What `aten.convolution` takes."""
-        call = _Call(args[0], args[1], outputs[0], *args[3:9])
-        backend = call.backend(args[2])
-        if self._is_onednn(backend, call):
-            return _arm_forward(call) if self._arm else _x86_forward(call)
-        return _own_forward(call, backend) if backend in _OWN else 0
 
-    def backward(self, args: Any, outputs: list[torch.Tensor]) -> int:
-        """What `aten.convolution_backward` takes."""
-        call = _Call(args[1], args[2], args[0], *args[4:10])
-        backend = call.backend(None)
-        if not self._is_onednn(backend, call):
-            return _own_backward(call, backend) if backend in _OWN else 0
-        size = _arm_backward(call, args[10][0]) if self._arm else _x86_backward(call)
-        return size + (0 if call.reads(args[0]) else bytes_of(args[0]))
-
-    def _is_onednn(self, backend: Any, call: _Call) -> bool:
-        slow = (_Backend.SlowTranspose2d, _Backend.SlowTranspose3d)  # oneDNN's has no name
-        found = bool(backend == _Backend.Mkldnn or (call.transposed and backend not in slow))
-        if found:
-            text = "oneDNN's workspaces of convolutions follow rules, as its choices are not public"
-            self.assumptions[text] = None
-        return found
+def _is_onednn(backend: Any, call: _Call) -> bool:
+    slow = (_Backend.SlowTranspose2d, _Backend.SlowTranspose3d)  # oneDNN's has no name
+    return bool(backend == _Backend.Mkldnn or (call.transposed and backend not in slow))
 
 
 # ---- without oneDNN ---------------------------------------------------------------------------
@@ -244,7 +230,7 @@ def _unfolding_weight_gradient(call: _Call, last: bool) -> int:
 
 
 def _x86_forward(call: _Call) -> int:
-    """Channels go in blocks: input, weight and output so, later the output in both layouts."""
+    """Input, weight and output with channels in blocks, later the output in both layouts."""
     x, weight, out = bytes_of(call.x), bytes_of(call.weight), bytes_of(call.out)
     half = call.x.element_size() == 2 and call.groups == 1
     threads = torch.get_num_threads()
@@ -292,7 +278,7 @@ def _x86_parts(call: _Call) -> int:
 
 
 def _x86_shares(call: _Call) -> int:
-    """Groups of threads among which oneDNN shares out the samples, such that it moves least."""
+    """Groups of threads between which oneDNN splits the samples, so that it moves the least."""
     threads, samples = torch.get_num_threads(), call.x.size(0)
     if call.groups > 1 or call.transposed:
         return 1

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from brim.foresee._temporaries import bytes_of
-
-aten = torch.ops.aten
 
 _LEAST_PRODUCT = 16**3  # rows x inner x columns: below, halves are multiplied without oneDNN
 _LEAST_SIDE = 8  # of float32 matrices on aarch64
@@ -36,105 +33,90 @@ def _by_columns(m: torch.Tensor) -> bool:
     return m.stride(-2) == 1 and m.stride(-1) >= m.size(-2)
 
 
-class Libraries:
-    """Rules by operator.
+def on_arm() -> bool:
+    """Whether the rules of aarch64 hold; else those of x86_64 do."""
+    return platform.machine() == "aarch64"
 
-    Attributes:
-        rules: what a call takes, given its arguments and outputs.
-    """
 
-    def __init__(self) -> None:
-        """Find out which processor this is."""
-        self._arm = platform.machine() == "aarch64"
-        self.rules: dict[Any, Callable[..., Any]] = {
-            aten.mm: lambda args, outputs: self.product(args[0], args[1], outputs[0]),
-            aten.bmm: lambda args, outputs: self.product(args[0], args[1], outputs[0]),
-            aten.addmm: lambda args, outputs: self.product(args[1], args[2], outputs[0]),
-            aten.baddbmm: lambda args, outputs: self.product(args[1], args[2], outputs[0]),
-            aten.mv: lambda args, outputs: self._vector(args[0]),
-            aten.addmv: lambda args, outputs: self._vector(args[1]),
-            aten.mkldnn_rnn_layer: self._rnn,
-            aten.mkldnn_rnn_layer_backward: self._rnn_backward,
-        }
+def packed_for_attention(half: torch.Tensor) -> int:
+    """Keys or values of half precision, in the layout of AVX-512's instructions."""
+    return 0 if on_arm() else bytes_of(half)
 
-    def packed_for_attention(self, half: torch.Tensor) -> int:
-        """Keys or values of half precision, in the layout of AVX-512's instructions."""
-        return 0 if self._arm else bytes_of(half)
 
-    # ---- matrices -----------------------------------------------------------------------------
+# ---- matrices ---------------------------------------------------------------------------------
 
-    def product(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> int:
-        """Operands that a library cannot read are copied; oneDNN has layouts of its own."""
-        batch = math.prod(a.shape[:-2])
-        unreadable = sum(bytes_of(m) for m in (a, b) if not (_by_rows(m) or _by_columns(m)))
-        rows, inner, columns = a.size(-2), a.size(-1), b.size(-1)
-        half = a.element_size() == 2
-        if not torch.backends.mkldnn.enabled:
-            return unreadable // batch
-        if not self._arm:
-            blocks = self._x86_halves(a, columns) if half and a.dim() == 2 else 0
-            return unreadable // batch + blocks
-        single = a.dtype == torch.float32 and min(rows, inner, columns) > _LEAST_SIDE
-        if half or (single and a.dim() == 3):
-            if rows * inner * columns > _LEAST_PRODUCT:
-                return self._arm_onednn(a, b, out)
-        elif single and not _by_columns(a) and _by_columns(b) and not _by_rows(b):
-            gaps = _by_rows(a) and not a.is_contiguous()
-            return unreadable + bytes_of(b) + (bytes_of(a) if gaps else 0)
+
+def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> int:
+    """Operands that a library cannot read are copied; oneDNN has layouts of its own."""
+    batch = math.prod(a.shape[:-2])
+    unreadable = sum(bytes_of(m) for m in (a, b) if not (_by_rows(m) or _by_columns(m)))
+    rows, inner, columns = a.size(-2), a.size(-1), b.size(-1)
+    half = a.element_size() == 2
+    if not torch.backends.mkldnn.enabled:
         return unreadable // batch
-
-    def _arm_onednn(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> int:
-        bfloat16 = a.dtype == torch.bfloat16
-        batched = a.dim() == 3
-        if not batched and _by_rows(a) and not a.is_contiguous() and not _by_columns(b):
-            copied = 0 if b.is_contiguous() else bytes_of(b)
-            return copied + (2 * bytes_of(out) if bfloat16 else 0)
-        size = bytes_of(b)
-        if not a.is_contiguous():
-            size += bytes_of(a)
-        if batched:
-            readable = b.is_contiguous() or b.mT.is_contiguous()
-        else:
-            readable = _by_rows(b) or _by_columns(b)
-        if not readable:
-            size += bytes_of(b)
-        if bfloat16:
-            size += bytes_of(a) // (a.size(0) if batched else 1) + _ARM_BLOCKS
-        return size
-
-    def _x86_halves(self, a: torch.Tensor, columns: int) -> int:
-        rows, inner, threads = a.size(-2), a.size(-1), torch.get_num_threads()
-        if rows * inner <= _LEAST_PRODUCT // 16:
-            return 0
-        size = _X86_BLOCKS + _X86_BLOCKS_INNER * inner
-        if not _by_rows(a):
-            # A thread copies its rows: fewer of them if there would be no work for all threads.
-            part = min(rows, _X86_MOST_ROWS)
-            while part > 32 and -(-rows // part) * -(-columns // _X86_COLUMNS) < threads:
-                part //= 2
-            gap = 32 if inner % 512 == 0 else 0  # rows in the same cache lines would evict others
-            size += part * (inner + gap) * a.element_size()
-        return threads * size + _X86_ONCE
-
-    def _vector(self, matrix: torch.Tensor) -> int:
-        copies = self._arm and torch.backends.mkldnn.enabled
-        readable = _by_rows(matrix) or (_by_columns(matrix) and not copies)
-        return 0 if readable else bytes_of(matrix)
-
-    # ---- recurrent layers ---------------------------------------------------------------------
-
-    # oneDNN's layout of the weights, and the gates of all steps.
-    def _rnn(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return sum(bytes_of(weight) for weight in args[1:5]) + int(4.25 * _rnn_outputs(args))
-
-    def _rnn_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return sum(bytes_of(weight) for weight in args[1:5]) + int(5.25 * _rnn_outputs(args))
+    if not on_arm():
+        blocks = _x86_halves(a, columns) if half and a.dim() == 2 else 0
+        return unreadable // batch + blocks
+    single = a.dtype == torch.float32 and min(rows, inner, columns) > _LEAST_SIDE
+    if half or (single and a.dim() == 3):
+        if rows * inner * columns > _LEAST_PRODUCT:
+            return _arm_onednn(a, b, out)
+    elif single and not _by_columns(a) and _by_columns(b) and not _by_rows(b):
+        gaps = _by_rows(a) and not a.is_contiguous()
+        return unreadable + bytes_of(b) + (bytes_of(a) if gaps else 0)
+    return unreadable // batch
 
 
-def _rnn_outputs(args: Any) -> int:
-    """Bytes of an LSTM layer's outputs in all steps."""
-    x, hidden = args[0], args[5]
-    return int(x.size(0) * x.size(1) * hidden.size(-1) * x.element_size())
+def _arm_onednn(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> int:
+    bfloat16 = a.dtype == torch.bfloat16
+    batched = a.dim() == 3
+    if not batched and _by_rows(a) and not a.is_contiguous() and not _by_columns(b):
+        copied = 0 if b.is_contiguous() else bytes_of(b)
+        return copied + (2 * bytes_of(out) if bfloat16 else 0)
+    size = bytes_of(b)
+    if not a.is_contiguous():
+        size += bytes_of(a)
+    if batched:
+        readable = b.is_contiguous() or b.mT.is_contiguous()
+    else:
+        readable = _by_rows(b) or _by_columns(b)
+    if not readable:
+        size += bytes_of(b)
+    if bfloat16:
+        size += bytes_of(a) // (a.size(0) if batched else 1) + _ARM_BLOCKS
+    return size
+
+
+def _x86_halves(a: torch.Tensor, columns: int) -> int:
+    rows, inner, threads = a.size(-2), a.size(-1), torch.get_num_threads()
+    if rows * inner <= _LEAST_PRODUCT // 16:
+        return 0
+    size = _X86_BLOCKS + _X86_BLOCKS_INNER * inner
+    if not _by_rows(a):
+        # A thread copies its rows: fewer of them if there would be no work for all threads.
+        part = min(rows, _X86_MOST_ROWS)
+        while part > 32 and -(-rows // part) * -(-columns // _X86_COLUMNS) < threads:
+            part //= 2
+        gap = 32 if inner % 512 == 0 else 0  # rows in the same cache lines would evict others
+        size += part * (inner + gap) * a.element_size()
+    return threads * size + _X86_ONCE
+
+
+def vector_product(matrix: torch.Tensor) -> int:
+    """What a product with a vector takes: a copy of a matrix that the library cannot read."""
+    copies = on_arm() and torch.backends.mkldnn.enabled
+    readable = _by_rows(matrix) or (_by_columns(matrix) and not copies)
+    return 0 if readable else bytes_of(matrix)
+
+
+# ---- recurrent layers -------------------------------------------------------------------------
+
+
+def rnn(args: Any, outputs: float) -> int:
+    """An LSTM layer's weights in oneDNN's layout, and its gates: `outputs` times its outputs."""
+    x, weights, hidden = args[0], args[1:5], args[5]
+    size = x.size(0) * x.size(1) * hidden.size(-1) * x.element_size()
+    return sum(map(bytes_of, weights)) + int(outputs * size)
 
 
 def reserved_by_onednn_rnn(args: Any) -> int:

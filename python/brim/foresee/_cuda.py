@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,68 +10,11 @@ from unittest import mock
 
 import torch
 
-from brim import _C
 from brim.foresee._autocast import Autocast
-from brim.foresee._cuda_kernels import Kernels
-from brim.foresee._temporaries import Temporary
 
 aten = torch.ops.aten
 
-_GEMMS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
-_HOPPER_WORKSPACE = 4096 * 8 * 1024
 _LSTM, _GRU = 2, 3  # torch's numbers of cuDNN's modes
-_DROPOUT_STATE = 48 << 10  # for each multiprocessor
-_OTHER_WORKSPACE = (4096 * 2 + 16 * 8) * 1024
-
-
-class Temporaries:
-    """What CUDA's kernels and libraries take.
-
-    Args:
-        device: the GPU; an H200 is assumed if it is not there.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        """Nothing was taken yet."""
-        if torch.cuda.is_available():
-            properties = torch.cuda.get_device_properties(device)
-            hopper, multiprocessors = properties.major == 9, properties.multi_processor_count
-            self.assumptions = ["convolutions' workspaces follow rules, as cuDNN's are not public"]
-        else:
-            hopper, multiprocessors = True, 132
-            self.assumptions = ["the kernels, libraries and workspaces are those of an H200"]
-        self._workspace = _workspace_setting(_HOPPER_WORKSPACE if hopper else _OTHER_WORKSPACE)
-        self._workspaces: set[bool] = set()
-        self._kernels = Kernels(multiprocessors)
-        self.known = self._kernels.known
-        self._multiprocessors = multiprocessors
-        self._has_dropout_state = False  # cuDNN's random state, which torch keeps
-
-    def of(
-        self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
-    ) -> Iterator[Temporary]:
-        """What one call of an operator takes, in order."""
-        # One workspace for each cuBLAS handle: the autograd engine's thread has its own.
-        if func in _GEMMS and backward not in self._workspaces:
-            if not self._workspaces:
-                size = _C.format_bytes(self._workspace)
-                self.assumptions.append(
-                    f"cuBLAS keeps a workspace of {size} for all matrix products, and another one "
-                    "for those of backward"
-                )
-            self._workspaces.add(backward)
-            yield Temporary(self._workspace, stays=True)
-        if func is aten._cudnn_rnn.default and args[11] > 0 and not self._has_dropout_state:
-            self._has_dropout_state = True
-            yield Temporary(_DROPOUT_STATE * self._multiprocessors, stays=True)
-        if outputs:
-            yield from self._kernels.of(func, args, outputs)
-
-
-def _workspace_setting(default: int) -> int:
-    """Bytes of CUBLAS_WORKSPACE_CONFIG, such as ":4096:2:16:8" (KiB and how many)."""
-    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    return sum(int(size) * int(count) for size, count in pairs) * 1024 or default
 
 
 @contextlib.contextmanager
@@ -96,18 +37,19 @@ def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
         return result
 
     with contextlib.ExitStack() as stack:
-        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        layers = torch.library.Library("brim", "IMPL")  # type: ignore[no-untyped-call]
-        stack.callback(library._destroy)
-        stack.callback(layers._destroy)
+        libraries = {
+            namespace: torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+            for namespace in ("aten", "brim")
+        }
+        for library in libraries.values():
+            stack.callback(library._destroy)
         with warnings.catch_warnings():
             # Up to torch 2.12 it warns although the override is allowed.
             warnings.filterwarnings("ignore", "Warning only once for all operators")
-            autocast.register(library)
-            autocast.register_layers(layers)
+            autocast.register(libraries)
             for key in ("AutogradCUDA", "CUDA"):
                 for name, kernel in _KERNELS.items():
-                    library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+                    libraries["aten"].impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
         for place, replacement in (
             ("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
             ("torch.cuda.is_bf16_supported", lambda *_, **__: True),

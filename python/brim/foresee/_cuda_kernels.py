@@ -7,16 +7,32 @@ libraries' heuristics are not public, so those of convolutions and LSTMs are app
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import os
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from brim.foresee._known import KnownOperators
-from brim.foresee._temporaries import Temporary, bytes_of, of_attention, of_encoder_layer
+from brim import _C
+from brim.foresee._known import known_operators
+from brim.foresee._temporaries import (
+    Rule,
+    Temporary,
+    by_operator,
+    bytes_of,
+    copy_of,
+    of_attention,
+    of_encoder_layer,
+    of_reduced_loss,
+)
 
 aten = torch.ops.aten
 
+_GEMMS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+_HOPPER_WORKSPACE = 4096 * 8 * 1024
+_OTHER_WORKSPACE = (4096 * 2 + 16 * 8) * 1024
+_DROPOUT_STATE = 48 << 10  # for each multiprocessor
 _MOST_PARTIAL_GRADIENTS = 9 << 20  # bytes of one convolution's weight
 
 
@@ -45,46 +61,69 @@ def reserved_by_cudnn_rnn(args: Any) -> int:
     return gates + (int(args[9]) - 1) * outputs
 
 
-class Kernels:
-    """Temporaries of single operators.
+def _workspace_setting(default: int) -> int:
+    """Bytes of CUBLAS_WORKSPACE_CONFIG, such as ":4096:2:16:8" (KiB and how many)."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    return sum(int(size) * int(count) for size, count in pairs) * 1024 or default
+
+
+class CudaTemporaries:
+    """What CUDA's kernels and libraries take.
 
     Args:
-        multiprocessors: how many the GPU has; the grids of reductions depend on it.
+        device: the GPU; an H200 is assumed if it is not there.
     """
 
-    def __init__(self, multiprocessors: int) -> None:
-        """Make the table."""
-        self._multiprocessors = multiprocessors
-        efficient_attention = aten._scaled_dot_product_efficient_attention_backward.default
-        self._table: dict[Any, Callable[..., Any]] = {
-            aten.sum.dim_IntList: self._reduction,
-            aten.mean.dim: self._reduction,
-            aten.convolution.default: self._convolution,
-            aten.convolution_backward.default: self._convolution_backward,
-            aten.embedding_dense_backward.default: self._embedding_backward,
-            aten.native_layer_norm.default: self._layer_norm,
-            aten.native_layer_norm_backward.default: self._layer_norm_backward,
-            aten._softmax_backward_data.default: self._softmax_backward,
-            aten.amax.default: self._reduction,
-            aten.amin.default: self._reduction,
-            aten.all.dim: self._reduction,
-            aten.any.dim: self._reduction,
-            aten.mse_loss.default: self._reduced_loss,
-            aten.smooth_l1_loss.default: self._reduced_loss,
-            aten.upsample_nearest2d_backward.default: self._copy_of_first,
-            aten._cudnn_rnn.default: self._rnn,
-            aten._cudnn_rnn_backward.default: self._rnn,
-            aten._scaled_dot_product_cudnn_attention_backward.default: self._cudnn_attention,
-            aten._scaled_dot_product_flash_attention_backward.default: self._cudnn_attention,
-            efficient_attention: self._efficient_attention,
-            aten._transformer_encoder_layer_fwd.default: self._encoder_layer,
-            aten._native_multi_head_attention.default: self._multihead_attention,
+    def __init__(self, device: torch.device) -> None:
+        if torch.cuda.is_available():
+            properties = torch.cuda.get_device_properties(device)
+            hopper, self._multiprocessors = properties.major == 9, properties.multi_processor_count
+            self.assumptions = ["convolutions' workspaces follow rules, as cuDNN's are not public"]
+        else:
+            hopper, self._multiprocessors = True, 132
+            self.assumptions = ["the kernels, libraries and workspaces are those of an H200"]
+        self._workspace = _workspace_setting(_HOPPER_WORKSPACE if hopper else _OTHER_WORKSPACE)
+        self._workspaces: set[bool] = set()
+        self._has_dropout_state = False  # cuDNN's random state, which torch keeps
+        rules: dict[str, Rule] = {
+            "sum.dim_IntList mean.dim amax amin all.dim any.dim": self._reduction,
+            "convolution": self._convolution,
+            "convolution_backward": self._convolution_backward,
+            "embedding_dense_backward": self._embedding_backward,
+            "native_layer_norm": lambda args, outputs: copy_of(args[0]),
+            "native_layer_norm_backward": self._layer_norm_backward,
+            # The gradient times the output.
+            "_softmax_backward_data": lambda args, outputs: bytes_of(outputs[0]),
+            "mse_loss smooth_l1_loss": of_reduced_loss,
+            "upsample_nearest2d_backward": lambda args, outputs: copy_of(args[0]),
+            "_cudnn_rnn _cudnn_rnn_backward": lambda args, outputs: _rnn_parts(args)[0],
+            "_scaled_dot_product_cudnn_attention_backward": self._cudnn_attention,
+            "_scaled_dot_product_flash_attention_backward": self._cudnn_attention,
+            "_scaled_dot_product_efficient_attention_backward": self._efficient_attention,
+            "_transformer_encoder_layer_fwd": self._encoder_layer,
+            "_native_multi_head_attention": self._multihead_attention,
         }
-        self.known = KnownOperators("cuda", self._table)
+        self._table = by_operator(rules)
+        self.is_known = known_operators("cuda", self._table)
 
-    def of(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> Iterator[Temporary]:
-        """What one call of an operator takes beyond its outputs, until it is done."""
-        rule = self._table.get(func)
+    def of(
+        self, func: Any, args: Any, kwargs: Any, outputs: list[Any], backward: bool
+    ) -> Iterator[Temporary]:
+        """What one call of an operator takes, in order."""
+        # One workspace for each cuBLAS handle: the autograd engine's thread has its own.
+        if func in _GEMMS and backward not in self._workspaces:
+            if not self._workspaces:
+                size = _C.format_bytes(self._workspace)
+                self.assumptions.append(
+                    f"cuBLAS keeps a workspace of {size} for all matrix products, and another one "
+                    "for those of backward"
+                )
+            self._workspaces.add(backward)
+            yield Temporary(self._workspace, stays=True)
+        if func is aten._cudnn_rnn.default and args[11] > 0 and not self._has_dropout_state:
+            self._has_dropout_state = True
+            yield Temporary(_DROPOUT_STATE * self._multiprocessors, stays=True)
+        rule = self._table.get(func) if outputs else None
         taken = 0 if rule is None else rule(args, outputs)
         if isinstance(taken, tuple):
             yield from (Temporary(size, outputs=i + 1) for i, size in enumerate(taken) if size > 0)
@@ -189,31 +228,12 @@ class Kernels:
     # Sorted indices, and float32 sums over at most 10 rows that have the same index.
     def _embedding_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         grad, indices, rows = args[0], args[1], args[2]
-        copied = 0 if grad.is_contiguous() else bytes_of(grad)
         sums = min(indices.numel(), rows) + indices.numel() // 10
-        return 4 * sums * grad.size(-1) + 56 * indices.numel() + copied
-
-    def _layer_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return 0 if args[0].is_contiguous() else bytes_of(args[0])
+        return 4 * sums * grad.size(-1) + 56 * indices.numel() + copy_of(grad)
 
     # Sums over rows for the weight's and the bias's gradient, in parts.
     def _layer_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        copied = sum(bytes_of(t) for t in args[:2] if not t.is_contiguous())
-        return copied + 8 * 128 * math.prod(args[2])
-
-    # The gradient times the output.
-    def _softmax_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return bytes_of(outputs[0])
-
-    # The losses of single elements.
-    def _reduced_loss(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return bytes_of(args[0]) if outputs[0].dim() == 0 else 0
-
-    def _copy_of_first(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return 0 if args[0].is_contiguous() else bytes_of(args[0])
-
-    def _rnn(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return _rnn_parts(args)[0]
+        return sum(map(copy_of, args[:2])) + 8 * 128 * math.prod(args[2])
 
     # The query's gradient in float32, and one sum for each row.
     def _cudnn_attention(self, args: Any, outputs: list[torch.Tensor]) -> Any:

@@ -19,16 +19,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 
 from brim import _C
-from brim._arguments import runs_in_parts, shown
+from brim._arguments import positive, runs_in_parts, shown
 from brim._progress import progress as bar
 from brim.foresee import _cuda
 from brim.foresee._cpu import CpuTemporaries
+from brim.foresee._cuda_kernels import CudaTemporaries
 from brim.foresee._errors import EstimateError, LeftBehindError
 from brim.foresee._log import Allocation, Kind
 from brim.foresee._places import line_of
 from brim.foresee._reach import Reachable
 from brim.foresee._report import Estimate
-from brim.foresee._swap import Swap, uses_cuda
+from brim.foresee._swap import Swap
 from brim.foresee._threads import OneThread
 from brim.foresee._tracer import Tracer
 from brim.memory import DeviceLike, default_device
@@ -37,11 +38,8 @@ _one_at_a_time = threading.RLock()  # a trace changes choices of torch for its d
 _NOT_TRACEABLE = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
-    fake_tensor.UnsupportedOperatorException,
     fake_tensor.UnsupportedFakeTensorException,
 )
-
-
 # Errors of torch that real tensors do not raise.
 _NEEDS_VALUES = re.compile(r"[Ff]ake|\bmeta\b|subclass|swap|NVIDIA driver|primary context|data_ptr")
 
@@ -106,8 +104,7 @@ def _estimate(
 ) -> Estimate:
     if not callable(fn):
         raise TypeError(f"fn must be a function, as in brim.estimate(fn, *args), got {shown(fn)}")
-    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
-        raise ValueError(f"calls must be an int of at least 1, got {calls!r}")
+    calls = positive("calls", calls)
     kind = runs_in_parts(fn)
     if kind:
         raise TypeError(f"fn is {kind} function: it runs after the call has returned, got {fn!r}")
@@ -117,9 +114,9 @@ def _estimate(
     moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
     mode = OneThread()
     swap = Swap(mode, target, moves)
-    temporaries = CpuTemporaries() if target.type == "cpu" else _cuda.Temporaries(target)
+    temporaries = CpuTemporaries() if target.type == "cpu" else CudaTemporaries(target)
     tracer = Tracer(swap, target, moves, temporaries, step)
-    # Releases what would be released at some time within the trace, and counts as free then.
+    # What is collected during the trace would seem to be released by the call.
     gc.collect(2 if limit is None else 1)
     try:
         for module in found.modules:
@@ -140,31 +137,17 @@ def _estimate(
                     tracer.assumptions["the call returns a loss and runs no backward"] = None
                 del result
         tracer.name_gradients()
-    except EstimateError:
-        raise
-    except _NOT_TRACEABLE as error:
-        raise EstimateError(_reason(error)) from error
-    except (NotImplementedError, RuntimeError) as error:
-        if not _NEEDS_VALUES.search(str(error)):
+    except Exception as error:
+        reason = _reason(error)
+        if not reason:
             raise
-        text = str(error).splitlines()[0]
-        raise EstimateError(
-            f"{line_of(error)}: cannot be traced with fake tensors: {text}"
-        ) from error
-    except ValueError as error:
-        if "float NaN" not in str(error):
-            raise
-        raise EstimateError(
-            f"{line_of(error)}: the code depends on a tensor's value, which is not known without "
-            f"running it: {error}"
-        ) from error
+        raise EstimateError(f"{line_of(error)}: {reason}") from error
     finally:
         live = tracer.stop()
         swap.restore()
     _check_that_none_is_left(live)
-    if target.type == "cuda" and uses_cuda():
-        known = sum(allocation.bytes for allocation in tracer.log.held)
-        tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - known)
+    if target.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - tracer.log.bytes_held())
     trace, start = tracer.log.trace()
     if moves:
         tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
@@ -172,8 +155,8 @@ def _estimate(
     for func, count in tracer.unknown.items():
         text = f"temporaries of {func} are not known: {count} call{'s' if count > 1 else ''}"
         tracer.assumptions[text] = None
-    if limit is None:
-        limit = _free_for(sum(allocation.bytes for allocation in tracer.log.held), target)
+    if limit is None and (stats := stats_of(target)):
+        limit = tracer.log.bytes_held() + stats.free
     if target.type == "cpu":
         options = _C.AllocatorOptions("exact", capacity=limit)
     else:
@@ -194,93 +177,66 @@ def _check_that_none_is_left(live: list[tuple[weakref.ref[Any], Allocation]]) ->
         )
 
 
-def _reason(error: BaseException) -> str:
-    line = line_of(error)
+def _reason(error: Exception) -> str:
+    """Why a call cannot be traced; empty if the error is the call's own, or says so itself."""
+    text = str(error)
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
-        return f"{line}: the operator {error.func} has no fake kernel, so its outputs are unknown"
-    return (
-        f"{line}: the result of {getattr(error, 'func', error)} has a shape or value that is not "
-        "known without running it. Use a fixed shape (torch.where instead of a mask), or pass the "
-        "value as an argument"
-    )
+        return f"the operator {error.func} has no fake kernel, so its outputs are unknown"
+    if isinstance(error, _NOT_TRACEABLE):
+        return (
+            f"the result of {getattr(error, 'func', error)} has a shape or value that is not known "
+            "without running it. Use a fixed shape (torch.where instead of a mask), or pass the "
+            "value as an argument"
+        )
+    if isinstance(error, ValueError) and "float NaN" in text:
+        return (
+            f"the code depends on a tensor's value, which is not known without running it: {text}"
+        )
+    of_torch = isinstance(error, RuntimeError) and not isinstance(error, EstimateError)
+    if of_torch and _NEEDS_VALUES.search(text):
+        return f"cannot be traced with fake tensors: {text.splitlines()[0]}"
+    return ""
 
 
 @contextlib.contextmanager
 def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[None]:
     """Follow modules and optimizers, and take the choices that torch takes on the target."""
-    types = torch_optimizer._foreach_supported_types
-    hooks = [
-        torch_optimizer.register_optimizer_step_pre_hook(tracer.before_step),
-        torch_optimizer.register_optimizer_step_post_hook(tracer.after_step),
-    ]
-    types.append(FakeTensor)
-    elsewhere = (
-        _cuda.choices(moves, tracer.log.empty_cache)
-        if target.type == "cuda"
-        else contextlib.nullcontext()
-    )
-    try:
-        with (
-            tracer.modules,
-            tracer.in_place.following(),
-            elsewhere,
-            _not_packed(tracer),
-            _always_stepping(),
-            _not_logged(),
-        ):
-            yield
-    finally:
-        types.remove(FakeTensor)
-        for hook in hooks:
-            hook.remove()
 
+    def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)  # although it is not known whether values overflow
 
-def _none(_: object) -> list[Any]:
-    return []
-
-
-@contextlib.contextmanager
-def _not_logged() -> Iterator[None]:
-    """An operator that fails raises: torch would print the same with a traceback of its own."""
-    log = logging.getLogger(fake_tensor.__name__)
+    def not_packed(*_: object, **__: object) -> None:
+        tracer.assumptions["sequences are not packed (transformers)"] = None
 
     def is_other(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("failed while attempting to run meta")
 
-    log.addFilter(is_other)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_other)
-
-
-@contextlib.contextmanager
-def _always_stepping() -> Iterator[None]:
-    """Steps run although their values are not known, and compiled functions as they are."""
-
-    def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    with (
-        mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step),
-        mock.patch("weakref.getweakrefs", _none),  # lets modules move and change their type
-        torch.compiler.set_stance("force_eager"),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _not_packed(tracer: Tracer) -> Iterator[None]:
-    """Transformers looks for packed sequences in the values of positions, which are not known."""
-    masking = sys.modules.get("transformers.masking_utils")
-    if not hasattr(masking, "find_packed_sequence_indices"):
-        yield
-        return
-
-    def none(*_: object, **__: object) -> None:
-        tracer.assumptions["sequences are not packed (transformers)"] = None
-
-    with mock.patch.object(masking, "find_packed_sequence_indices", none):
+    types = [*torch_optimizer._foreach_supported_types, FakeTensor]
+    with contextlib.ExitStack() as stack:
+        for hook in (
+            torch_optimizer.register_optimizer_step_pre_hook(tracer.before_step),
+            torch_optimizer.register_optimizer_step_post_hook(tracer.after_step),
+        ):
+            stack.callback(hook.remove)
+        # An operator that fails raises: torch would print the same with a traceback of its own.
+        log = logging.getLogger(fake_tensor.__name__)
+        log.addFilter(is_other)
+        stack.callback(log.removeFilter, is_other)
+        stack.enter_context(tracer.modules)
+        stack.enter_context(tracer.in_place.following())
+        if target.type == "cuda":
+            stack.enter_context(_cuda.choices(moves, tracer.log.empty_cache))
+        masking = sys.modules.get("transformers.masking_utils")
+        for holder, name, replacement in (
+            (torch_optimizer, "_foreach_supported_types", types),
+            (torch.amp.GradScaler, "_maybe_opt_step", step),
+            (weakref, "getweakrefs", lambda _: []),  # lets modules move and change their type
+            # Looks for packed sequences in the values of positions, which are not known.
+            (masking, "find_packed_sequence_indices", not_packed),
+        ):
+            if hasattr(holder, name):
+                stack.enter_context(mock.patch.object(holder, name, replacement))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 
@@ -302,22 +258,19 @@ def _target(device: DeviceLike) -> torch.device:
     return torch.device("cuda", target.index or 0) if target.type == "cuda" else target
 
 
+def stats_of(target: torch.device) -> _C.MemoryStats | None:
+    """What the device holds and has; None if it is not there."""
+    try:
+        return _C.memory_stats(target)
+    except (ValueError, RuntimeError):
+        return None
+
+
 def bytes_of(name: str, amount: int | str, target: torch.device) -> int:
     """An argument in bytes, or as a share of what the device has."""
-    try:
-        limit = _C.memory_stats(target).limit
-    except (ValueError, RuntimeError):  # not there
-        if isinstance(amount, str) and amount.strip().endswith("%"):
-            raise ValueError(
-                f"{name} must be bytes, such as 24GiB: {target} is not there, got {amount!r}"
-            ) from None
-        limit = None
-    return _C.parse_bytes(amount, limit, name)
-
-
-def _free_for(held: int, target: torch.device) -> int | None:
-    """What a call that holds so much may hold in all, if the device is there."""
-    try:
-        return held + _C.memory_stats(target).free
-    except (ValueError, RuntimeError):  # not there
-        return None
+    stats = stats_of(target)
+    if stats is None and isinstance(amount, str) and amount.strip().endswith("%"):
+        raise ValueError(
+            f"{name} must be bytes, such as 24GiB: {target} is not there, got {amount!r}"
+        )
+    return _C.parse_bytes(amount, None if stats is None else stats.limit, name)

@@ -25,7 +25,7 @@ _log = logging.getLogger("brim")
 class _Limit(NamedTuple):
     asked: int
     memory: int  # bytes that could be held then
-    size: int | None  # 0 if none fits, None if that cannot be told
+    size: int | None  # 0 if none fits, None if it is unknown
 
     def is_out_of_date(self, asked: int, memory: int) -> bool:
         """Whether another search may find another size."""
@@ -50,7 +50,6 @@ class FirstSize:
     """
 
     def __init__(self, name: str, lower: int, device: DeviceLike) -> None:
-        """Nothing was called yet."""
         self._name = name
         self._lower = lower
         self._device = device
@@ -66,7 +65,7 @@ class FirstSize:
         args: list[Any],
         kwargs: dict[str, Any],
     ) -> int:
-        """The size to start from: that which was asked for, or less.
+        """The size to start from: the one asked for, or less.
 
         Args:
             key: the kind of call.
@@ -82,7 +81,7 @@ class FirstSize:
         most = stats.allocated + stats.free
         known = self._limits.get(key)
         if known is None or known.is_out_of_date(size, most):
-            if self._searches == _MOST:  # what was measured since tells enough
+            if self._searches == _MOST:  # by now, measurements tell enough
                 self._give_up(function, f"its calls or the memory changed {_MOST} times")
                 return size
             self._searches += 1
@@ -117,7 +116,7 @@ class FirstSize:
         most: int,
         device: torch.device,
     ) -> int | None:
-        """The largest size up to this one that fits, 0 if none does; None if it cannot be told."""
+        """The largest size up to this one that fits, 0 if none does; None if it is unknown."""
         arguments = bound.arguments  # in the closure, so that the trace finds them
 
         def call(size: int) -> Any:
@@ -127,8 +126,16 @@ class FirstSize:
         budget, lower = int(_SHARE * most), min(self._lower, size)
         try:
             # Two calls: the next one finds what this one leaves, such as an optimizer's state.
-            options: Any = {"lower": lower, "upper": size, "calls": 2, "progress": False}
-            found = largest_size(call, "size", budget, device=device, **options)
+            found = largest_size(
+                call,
+                "size",
+                budget,
+                device=device,
+                lower=lower,
+                upper=size,
+                calls=2,
+                progress=False,
+            )
         except EstimateError as error:
             self._give_up(function, error)
             return None

@@ -41,7 +41,6 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        """Nothing is kept yet."""
         self._put_back: list[Callable[[], object]] = []
         self._known: dict[int, object] = {}  # by address, and alive so that addresses stay theirs
 
@@ -56,10 +55,8 @@ class Kept:
         if id(thing) in self._known:
             return
         self._known[id(thing)] = thing
-        if isinstance(thing, dict):
-            self._contents(thing, dict(thing), own)
-        elif isinstance(thing, (list, set, deque)):
-            self._contents(thing, list(thing), own)
+        if isinstance(thing, (dict, list, set, deque)):
+            self._contents(thing, own)
         elif isinstance(thing, types.FunctionType):
             if own:
                 self._function(thing)
@@ -70,8 +67,9 @@ class Kept:
             )
         else:
             self.keep(attributes_of(thing), own)
-            for member, value in slots_of(thing):
-                self._put_back.append(functools.partial(_set_slot, member, thing, value, own))
+            for member, _ in slots_of(thing):
+                access = (member.__get__, member.__set__, member.__delete__)
+                self._place(access, thing, own=own)
 
     def restore(self) -> None:
         """Put everything back."""
@@ -80,19 +78,15 @@ class Kept:
         self._put_back.clear()
         self._known.clear()
 
-    def _contents(self, container: Any, before: Any, own: bool) -> None:
-        entries = isinstance(container, dict)
+    def _contents(self, container: Any, own: bool) -> None:
+        before = dict(container) if isinstance(container, dict) else list(container)
+        then = _parts(container)
 
         def put_back() -> None:
-            now = container.values() if entries else container
+            now = _parts(container)
             if not own and not any(isinstance(each, FakeTensor) for each in now):
                 return
-            then = before.values() if entries else before
-            if (
-                len(now) != len(then)
-                or any(map(operator.is_not, now, then))
-                or (entries and any(map(operator.is_not, container, before)))
-            ):
+            if len(now) != len(then) or any(map(operator.is_not, now, then)):
                 container.clear()
                 (container.extend if hasattr(container, "extend") else container.update)(before)
 
@@ -103,11 +97,37 @@ class Kept:
         for cell in function.__closure__ or ():
             if id(cell) not in self._known:
                 self._known[id(cell)] = cell
-                self._put_back.append(functools.partial(_set_cell, cell, _inside(cell)))
-        own = function.__globals__
+                self._place((getattr, setattr, delattr), cell, "cell_contents")
+        access = (operator.getitem, operator.setitem, operator.delitem)
         for name in names_in(function.__code__):
-            before = own.get(name, _MISSING)
-            self._put_back.append(functools.partial(_set_global, own, name, before))
+            self._place(access, function.__globals__, name)
+
+    def _place(self, access: tuple[Callable[..., Any], ...], *at: Any, own: bool = True) -> None:
+        """Put back what a slot, a cell or a name refers to.
+
+        Args:
+            access: reads, writes and deletes it.
+            at: what these are called with first.
+            own: as in `keep`.
+        """
+        read, write, delete = (functools.partial(each, *at) for each in access)
+        before = _read(read)
+
+        def put_back() -> None:
+            now = _read(read)
+            if now is before or not (own or isinstance(now, FakeTensor)):
+                return
+            with contextlib.suppress(AttributeError):  # C's members may be read-only
+                delete() if before is _MISSING else write(before)
+
+        self._put_back.append(put_back)
+
+
+def _parts(container: Any) -> list[Any]:
+    """What it consists of: keys and values of a dict."""
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return list(container)
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -116,35 +136,8 @@ def names_in(code: types.CodeType) -> set[str]:
     return set(itertools.chain(code.co_names, *map(names_in, inner)))
 
 
-def _inside(cell: types.CellType) -> Any:
+def _read(read: Callable[[], Any]) -> Any:
     try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
+        return read()
+    except (AttributeError, KeyError, ValueError):  # not assigned yet, or deleted
         return _MISSING
-
-
-def _set_cell(cell: types.CellType, before: Any) -> None:
-    if _inside(cell) is before:
-        return
-    if before is _MISSING:
-        del cell.cell_contents
-    else:
-        cell.cell_contents = before
-
-
-def _set_slot(member: types.MemberDescriptorType, thing: object, before: Any, own: bool) -> None:
-    with contextlib.suppress(AttributeError):  # it was deleted
-        now = member.__get__(thing)
-        if now is before or not (own or isinstance(now, FakeTensor)):
-            return
-    with contextlib.suppress(AttributeError):  # C's members may be read-only, and new at each look
-        member.__set__(thing, before)
-
-
-def _set_global(own: dict[str, Any], name: str, before: Any) -> None:
-    if own.get(name, _MISSING) is before:
-        return
-    if before is _MISSING:
-        del own[name]
-    else:
-        own[name] = before

@@ -8,24 +8,23 @@ neither here nor in a table of temporaries is named in the report of `brim.estim
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-# Nothing, on every device.
+# Nothing, on every device; nor do views and operators that work element by element.
 _NOTHING = """
-alias arange as_strided bernoulli cat clone constant_pad_nd copy detach elu_backward embedding empty
-empty_like empty_strided expand eye fill full full_like _fused_adam _fused_adamw _fused_sgd gather
-glu glu_backward hardshrink_backward hardsigmoid_backward hardswish hardswish_backward
-hardtanh_backward huber_loss_backward is_same_size leaky_relu leaky_relu_backward lift_fresh
-linspace _local_scalar_dense log_sigmoid_backward max_pool2d_with_indices
-max_pool2d_with_indices_backward mean mish_backward mse_loss_backward new_empty new_empty_strided
-new_full new_ones new_zeros nll_loss_backward nll_loss_forward normal ones ones_like permute rand
-rand_like randint randint_like randn randn_like random randperm repeat _reshape_alias _reshape_copy
-resize _resize_output scalar_tensor select select_backward set slice slice_backward
-smooth_l1_loss_backward softplus_backward softshrink_backward split split_with_sizes squeeze stack
-sum t threshold_backward _to_copy transpose tril triu unbind uniform _unsafe_view unsqueeze view
-where zero zeros zeros_like zeros_out
+arange bernoulli cat clone constant_pad_nd copy elu_backward embedding empty empty_like
+empty_strided eye fill full full_like _fused_adam _fused_adamw _fused_sgd gather glu glu_backward
+hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward
+huber_loss_backward is_same_size leaky_relu leaky_relu_backward linspace _local_scalar_dense
+log_sigmoid_backward max_pool2d_with_indices max_pool2d_with_indices_backward mean mish_backward
+mse_loss_backward new_empty new_empty_strided new_full new_ones new_zeros nll_loss_backward
+nll_loss_forward normal ones ones_like rand rand_like randint randint_like randn randn_like random
+randperm repeat _reshape_copy resize _resize_output scalar_tensor select_backward set slice
+slice_backward smooth_l1_loss_backward softplus_backward softshrink_backward split stack sum
+threshold_backward _to_copy tril triu uniform _unsafe_view where zero zeros zeros_like
 """
 
 # Nothing on the CPU, beyond copies of inputs that are not contiguous (see `_cpu.py`).
@@ -33,21 +32,21 @@ _NOTHING_ON_THE_CPU = """
 _adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d adaptive_max_pool2d_backward
 all amax amin aminmax any argmax argmin avg_pool2d avg_pool2d_backward avg_pool3d
 avg_pool3d_backward binary_cross_entropy binary_cross_entropy_backward bucketize _cdist_backward
-_cdist_forward channel_shuffle col2im complex cummax cumprod cumsum diag_embed diagonal
-diagonal_backward diagonal_scatter embedding_dense_backward _fft_c2c _fft_c2r _fft_r2c flip
-grid_sampler_2d grid_sampler_2d_backward index index_add index_copy index_fill index_put
-index_select _linalg_check_errors linalg_cholesky_ex _linalg_det linalg_lu_solve _linalg_slogdet
-_linalg_solve_ex linalg_solve_triangular linalg_vector_norm log_sigmoid_forward _log_softmax
+_cdist_forward channel_shuffle col2im complex cummax cumprod cumsum diag_embed diagonal_backward
+diagonal_scatter embedding_dense_backward _fft_c2c _fft_c2r _fft_r2c flip grid_sampler_2d
+grid_sampler_2d_backward index index_add index_copy index_fill index_put index_select
+_linalg_check_errors linalg_cholesky_ex _linalg_det linalg_lu_solve _linalg_slogdet _linalg_solve_ex
+linalg_solve_triangular linalg_vector_norm log_sigmoid_forward _log_softmax
 _log_softmax_backward_data logcumsumexp masked_fill masked_scatter max max_pool3d_with_indices
 max_pool3d_with_indices_backward max_unpool2d min mode native_batch_norm native_group_norm
 native_layer_norm nll_loss2d_backward nll_loss2d_forward norm _pdist_backward _pdist_forward
 pixel_shuffle pixel_unshuffle _prelu_kernel _prelu_kernel_backward prod reflection_pad1d
 reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward renorm replication_pad2d
 replication_pad2d_backward roll scatter scatter_add searchsorted select_scatter slice_scatter
-_softmax _softmax_backward_data sort std std_mean topk unfold unfold_backward unsafe_split
+_softmax _softmax_backward_data sort std std_mean topk unfold_backward unsafe_split
 upsample_bicubic2d upsample_bilinear2d_backward upsample_linear1d upsample_nearest1d
 upsample_nearest2d_backward upsample_nearest3d _upsample_nearest_exact2d_backward
-upsample_trilinear3d var var_mean view_as_complex view_as_real
+upsample_trilinear3d var var_mean
 """
 
 # Nothing on CUDA.
@@ -60,35 +59,32 @@ upsample_nearest2d
 """
 
 
-class KnownOperators:
-    """Whether it is known what an operator takes on one kind of device.
+def known_operators(device: str, table: Iterable[Any]) -> Callable[[Any], bool]:
+    """Tells whether it is known what an operator takes on one kind of device.
 
     Args:
         device: "cpu" or "cuda".
         table: operators that have a rule.
     """
+    own = _NOTHING_ON_THE_CPU if device == "cpu" else _NOTHING_ON_CUDA
+    names = {f"aten::{name}" for name in (_NOTHING + own).split()}
+    names |= {func._schema.name for func in table}
 
-    def __init__(self, device: str, table: Any) -> None:
-        """Make the list."""
-        own = _NOTHING_ON_THE_CPU if device == "cpu" else _NOTHING_ON_CUDA
-        self._names = {f"aten::{name}" for name in (_NOTHING + own).split()}
-        self._names |= {func._schema.name for func in table}
-        self._find = functools.cache(self._look_up)
-
-    def __contains__(self, func: Any) -> bool:
-        """Whether it is known."""
-        return bool(self._find(func))
-
-    def _look_up(self, func: Any) -> bool:
+    @functools.cache
+    def is_known(func: Any) -> bool:
         name = func._schema.name.removesuffix("_")
         functional = getattr(torch.ops.aten, name.removeprefix("aten::"), func._overloadpacket)
         return (
-            any(_is_pointwise(packet) for packet in (functional, func._overloadpacket))
+            any(_takes_nothing(packet) for packet in (functional, func._overloadpacket))
             or func.namespace in ("brim", "prim", "profiler")
             or name.startswith("aten::_foreach_")
-            or name in self._names
+            or name in names
         )
 
+    return is_known
 
-def _is_pointwise(packet: Any) -> bool:
-    return any(torch.Tag.pointwise in getattr(packet, one).tags for one in packet.overloads())
+
+def _takes_nothing(packet: Any) -> bool:
+    """Whether an operator works element by element, or makes a view."""
+    found = [getattr(packet, overload) for overload in packet.overloads()]
+    return any(one.is_view or torch.Tag.pointwise in one.tags for one in found)

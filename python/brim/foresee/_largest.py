@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from brim import _C
 from brim._arguments import positive
 from brim._progress import progress as bar
 from brim.adapt._options import name_of
 from brim.foresee._errors import EstimateError
-from brim.foresee._estimate import _target, bytes_of, estimate
+from brim.foresee._estimate import _target, bytes_of, estimate, stats_of
 from brim.foresee._report import Estimate
 from brim.memory import DeviceLike
 from brim.predict import MemoryModel
@@ -86,7 +85,8 @@ def largest_size(
         )
     _check_name(fn, name)
     target = _target(device)
-    limit, others = _limits(budget, target)
+    limit, stats = bytes_of("budget", budget, target), stats_of(target)
+    others = 0 if stats is None else stats.allocated  # held now
     outside = 0  # what the call does not use, and so does not see
     seen: dict[int, int] = {}
     traces: dict[int, Estimate] = {}
@@ -144,15 +144,6 @@ def _check_name(fn: Callable[..., Any], name: str) -> None:
         )
 
 
-def _limits(budget: int | str, target: torch.device) -> tuple[int, int]:
-    """Bytes that may be held, and that are held now."""
-    limit = bytes_of("budget", budget, target)
-    try:
-        return limit, _C.memory_stats(target).allocated
-    except (ValueError, RuntimeError):  # a device that is not there
-        return limit, 0
-
-
 def _search(
     trace: Callable[[int], tuple[int, bool]],
     expected: Callable[[int, int], int | None],
@@ -190,17 +181,14 @@ def _next(held: dict[int, int], limit: int, low: int, high: int, lower: int, mis
         only = next(iter(held))
         guess = 8 * only if any_fits else only * limit // max(held[only], 1) // 2
     elif not any_fits and len(held) >= _MOST_TRACES:
-        return lower  # the last hope
+        return lower  # the last try
     elif any_fits and high in held and (misses > 1 or held[high] <= limit):
         guess = (low + high) // 2  # also where free memory lies in pieces that are too small
     elif any_fits and misses:  # the model was wrong, so only its neighbours count
         guess = low + (high - low) * (limit - held[low]) // (held[high] - held[low])
     else:
         model = MemoryModel().fit(list(held), [max(each, 1) for each in held.values()])
-        guess, above = low, high
-        while above - guess > 1:
-            middle = (guess + above) // 2
-            guess, above = (middle, above) if model.peak(middle) <= limit else (guess, middle)
+        guess = low + bisect_right(range(low + 1, high), float(limit), key=model.peak)
     if not any_fits:
         guess = max(guess, high // _MOST_SHRINKING)  # beyond all data, a size changes nothing
     elif max(held) == low:

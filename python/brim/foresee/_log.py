@@ -20,10 +20,9 @@ class Allocation:
 
 
 class Log:
-    """Events of a traced call. What was held before is found out while it runs, so it is apart."""
+    """Events of a traced call. What was held before is found while it runs, so it is kept apart."""
 
     def __init__(self) -> None:
-        """Start with nothing held."""
         self.held: list[Allocation] = []
         self.events: list[tuple[bool, Allocation | None]] = []  # None: the cache was emptied
 
@@ -46,6 +45,10 @@ class Log:
     def empty_cache(self) -> None:
         """Note that free memory went back to the device."""
         self.events.append((False, None))
+
+    def bytes_held(self) -> int:
+        """Of all storages that existed before the call."""
+        return sum(held.bytes for held in self.held)
 
     def hold_workspaces(self, most: int) -> None:
         """Count libraries' workspaces as held before, if they fit what is held by others."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import weakref
-from types import FrameType, TracebackType
+from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,40 +17,34 @@ _OWN = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file_
 _PYTHONS = os.path.dirname(os.__file__) + os.sep
 
 
-def _is_users(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    own = name.startswith((*_OWN, "<"))
-    return not own and (not name.startswith(_PYTHONS) or "site-packages" in name)
-
-
-def _text(frame: FrameType, line: int) -> str:
-    return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+def _users(frames: Iterable[tuple[FrameType, int]]) -> Iterator[str]:
+    """The lines among these that are neither torch's, brim's nor Python's."""
+    for frame, line in frames:
+        name = frame.f_code.co_filename
+        own = name.startswith((*_OWN, "<"))
+        if not own and (not name.startswith(_PYTHONS) or "site-packages" in name):
+            yield f"{os.path.basename(name)}:{line}"
 
 
 def current_line() -> str:
     """The innermost line of code that is neither torch's nor brim's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users(frame):
-        frame = frame.f_back
-    return "" if frame is None else _text(frame, frame.f_lineno)
+    return next(_users(traceback.walk_stack(sys._getframe(1))), "")
 
 
 def line_of(error: BaseException) -> str:
     """The innermost such line of an exception's traceback."""
-    found = ""
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        if _is_users(trace.tb_frame):
-            found = _text(trace.tb_frame, trace.tb_lineno)
-        trace = trace.tb_next
-    return found
+    lines = list(_users(traceback.walk_tb(error.__traceback__)))
+    return lines[-1] if lines else ""
 
 
 class ModuleStack:
-    """Which module runs now, followed by torch's global hooks."""
+    """Which module runs now, followed by torch's global hooks.
+
+    Args:
+        on_call: called with each module before its forward.
+    """
 
     def __init__(self, on_call: Any) -> None:
-        """Nothing runs. `on_call(module)` is called before each module's forward."""
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._stack: list[torch.nn.Module] = []
         self._on_call = on_call
@@ -90,5 +86,5 @@ class ModuleStack:
             if self._stack.pop() is module:
                 break
 
-    # Layers that do without calling a part where nobody watches that part do so here too.
+    # Some layers do not call a part that has no hooks. These hooks do not count.
     vars(_enter)["of_estimate"] = vars(_leave)["of_estimate"] = True

@@ -62,16 +62,10 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain Python, for JSON."""
+        figures = "peak held_before left reserved fragmentation capacity fits by_kind"
         return {
             "device": str(self.device),
-            "peak": self.peak,
-            "held_before": self.held_before,
-            "left": self.left,
-            "reserved": self.reserved,
-            "fragmentation": self.fragmentation,
-            "capacity": self.capacity,
-            "fits": self.fits,
-            "by_kind": self.by_kind,
+            **{name: getattr(self, name) for name in figures.split()},
             "largest": [
                 {"bytes": one.bytes, "kind": one.kind.name, "place": one.place}
                 for one in self.largest

@@ -14,14 +14,9 @@ from brim.foresee._kept import Kept
 _SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def is_swappable(tensor: torch.Tensor) -> bool:
+def _is_swappable(tensor: torch.Tensor) -> bool:
     """Whether it is a plain tensor; subclasses are left to torch."""
     return type(tensor) in _SWAPPABLE and tensor.layout is torch.strided and not tensor.is_quantized
-
-
-def uses_cuda() -> bool:
-    """Whether this process has a CUDA context."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 class Swap:
@@ -38,7 +33,6 @@ class Swap:
     """
 
     def __init__(self, mode: FakeTensorMode, target: torch.device, moves: bool) -> None:
-        """Nothing is swapped yet."""
         self._mode = mode
         self._target = target
         self._moves = moves
@@ -82,8 +76,8 @@ class Swap:
             return made
 
     def swap(self, tensor: torch.Tensor) -> bool:
-        """Make a tensor fake in place; false if it is so already, or cannot be."""
-        if isinstance(tensor, FakeTensor) or not is_swappable(tensor):
+        """Make a tensor fake in place; false if it is fake already, or cannot be."""
+        if isinstance(tensor, FakeTensor) or not _is_swappable(tensor):
             return False
         made = self.fake(tensor)
         grad = tensor.grad if tensor.is_leaf else None

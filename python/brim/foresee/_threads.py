@@ -17,10 +17,9 @@ from brim.foresee._places import current_line
 
 
 class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """The mode of a trace's fake tensors, which notes that another thread works with them."""
+    """The mode of fake tensors, made on the traced thread; notes that another one uses them."""
 
     def __init__(self) -> None:
-        """Made on the thread that is traced."""
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._thread = threading.get_ident()
         self._elsewhere = ""
@@ -42,7 +41,7 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
         real = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
-            # Daemons are what libraries use to watch and to feed, such as progress bars.
+            # Libraries use daemons in the background, as for progress bars.
             if threading.get_ident() == self._thread and not thread.daemon:
                 warn(
                     f"the call starts a thread at {current_line()}: what is allocated there is "

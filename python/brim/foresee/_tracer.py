@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from brim import _C
 from brim.foresee._backward import InPlace, backward_now
+from brim.foresee._cpu import CpuTemporaries
 from brim.foresee._cpu_libraries import reserved_by_onednn_rnn
-from brim.foresee._cuda_kernels import reserved_by_cudnn_rnn
+from brim.foresee._cuda_kernels import CudaTemporaries, reserved_by_cudnn_rnn
 from brim.foresee._errors import EstimateError
 from brim.foresee._log import Allocation, Kind, Log
 from brim.foresee._places import ModuleStack, current_line
 from brim.foresee._swap import Swap
-from brim.foresee._temporaries import Temporaries
+from brim.foresee._temporaries import tensors_in
 
 aten = torch.ops.aten
 
@@ -38,42 +38,24 @@ _IN_LARGER_MEMORY = {
     aten.col2im.default,
 }
 
-# Operators of which torch's kernel consists of others: those are traced.
-_TRACED_INSIDE = {
-    aten._euclidean_dist.default,
-    aten._safe_softmax.default,
-    aten.affine_grid_generator.default,
-    aten.binary_cross_entropy_with_logits.default,
-    aten.linalg_pinv.atol_rtol_tensor,
-    aten.logsumexp.default,
-    aten.logsumexp.out,
-    aten.soft_margin_loss.default,
-    aten.soft_margin_loss.out,
-    aten.soft_margin_loss_backward.default,
-    aten.soft_margin_loss_backward.grad_input,
-}
-
-
-def _tensors(tree: object) -> Iterable[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+# Operators whose kernels in torch consist of other operators: those are traced.
+_TRACED_INSIDE = """
+_euclidean_dist _safe_softmax affine_grid_generator binary_cross_entropy_with_logits linalg_pinv
+logsumexp soft_margin_loss soft_margin_loss_backward
+"""
 
 
 @functools.cache
-def _is_composite(func: Any) -> bool:
-    """Whether an operator consists of others: without autograd it arrives here whole."""
+def _inside(func: Any) -> Callable[..., Any] | None:
+    """Runs the operators that this one consists of, if those are to be traced."""
     has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
     lifts = func is aten.lift_fresh.default
-    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and not lifts
-
-
-@functools.cache
-def _inside(func: Any) -> Any:
-    """The key of a kernel that consists of other operators, if those are to be traced."""
+    if has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU") and not lifts:
+        run: Callable[..., Any] = func.decompose  # without autograd it arrives here whole
+        return run
     for name in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"):
-        if func in _TRACED_INSIDE and torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), name
-        ):
-            return getattr(torch._C.DispatchKey, name)
+        if func.__name__.partition(".")[0] in _TRACED_INSIDE.split() and has_kernel(name):
+            return functools.partial(func._op_dk, getattr(torch._C.DispatchKey, name))
     return None
 
 
@@ -93,10 +75,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         swap: Swap,
         target: torch.device,
         moves: bool,
-        temporaries: Temporaries,
+        temporaries: CpuTemporaries | CudaTemporaries,
         on_operator: Callable[[], None],
     ) -> None:
-        """Nothing is traced yet."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = Log()
         self.assumptions: dict[str, None] = {}  # in order, each once
@@ -154,7 +135,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 self._swap.keep(state)
-            for tensor in _tensors(state):
+            for tensor in tensors_in(state):
                 self.take(tensor, Kind.optimizer_state, "")
 
     def take(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
@@ -182,7 +163,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = dict(kwargs or {})
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        inputs = _tensors((args, kwargs))
+        inputs = tensors_in((args, kwargs))
         for tensor in inputs:
             if not isinstance(tensor, FakeTensor) and func is not aten.lift_fresh.default:
                 self.take(tensor, Kind.input, current_line())
@@ -193,31 +174,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backward = backward_now()
         if backward != self._backward:
             self._enter_backward(backward)
-        if _is_composite(func):
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
         inside = _inside(func)
         if inside is not None:
             with self:
-                return func._op_dk(inside, *args, **kwargs)
+                return inside(*args, **kwargs)
         if backward != -1:
             func = self.in_place.variant(func, args, self._is_temporary(args))
-        sizes = self._sizes(inputs) if func._schema.is_mutable else None
         if self._elsewhere:
             _C.show_fake_device([t for t in inputs if isinstance(t, FakeTensor)], True)
-            try:
-                result = self._run(func, args, kwargs)
-            finally:
-                self._hide_device(inputs)
-        else:
+        try:
             result = self._run(func, args, kwargs)
-        outputs = [tensor for tensor in _tensors(result) if isinstance(tensor, FakeTensor)]
+        finally:
+            self._hide_device(inputs)
+        outputs = [tensor for tensor in tensors_in(result) if isinstance(tensor, FakeTensor)]
         self._hide_device(outputs)
         self._note(func, args, kwargs, outputs, backward != -1)
-        if sizes is not None:
-            self._note_resized(inputs, sizes)
+        if func._schema.is_mutable:
+            self._note_resized(inputs)
         return result
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -289,25 +262,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 False,
             )
 
-    def _sizes(self, inputs: Iterable[torch.Tensor]) -> list[int]:
-        return [tensor.untyped_storage().nbytes() for tensor in inputs]
-
-    def _note_resized(self, inputs: Iterable[torch.Tensor], before: list[int]) -> None:
-        for tensor, size in zip(inputs, before, strict=True):
+    def _note_resized(self, inputs: Iterable[torch.Tensor]) -> None:
+        for tensor in inputs:
             storage = tensor.untyped_storage()
-            entry = self._live.get(storage._cdata)
-            if entry is not None and storage.nbytes() != size:
+            size, entry = storage.nbytes(), self._live.get(storage._cdata)
+            if entry is not None and size != entry[1].bytes:
                 self.log.free(entry[1])
-                self._watch(
-                    storage, self.log.allocate(storage.nbytes(), entry[1].kind, entry[1].place)
-                )
+                self._watch(storage, self.log.allocate(size, entry[1].kind, entry[1].place))
 
     def _note(
         self, func: Any, args: Any, kwargs: Any, outputs: list[FakeTensor], backward: bool
     ) -> None:
         place = ""
         inside = list(self._temporaries.of(func, args, kwargs, outputs, backward))
-        if func not in self._temporaries.known and outputs:
+        if outputs and not self._temporaries.is_known(func):
             self.unknown[func] += 1
         for i, tensor in enumerate(outputs):
             storage = tensor.untyped_storage()
@@ -368,7 +336,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The hook that torch calls after it: what the state consists of is known now."""
         for parameter, state in optimizer.state.items():
             name = self._parameters.get(id(parameter), (None, ""))[1]
-            for tensor in _tensors(state):
+            for tensor in tensors_in(state):
                 self._rename(tensor, Kind.optimizer_state, name)
 
     def _rename(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from brim import _C
 from brim.nn._audit_text import figures, folded
-from brim.plot._canvas import BLUE, GREY, ORANGE, SKY, bytes_on, draw, legend_below, tidy
+from brim.plot._canvas import BLUE, GREY, ORANGE, SKY, bytes_on, draw, legend_below, shortened, tidy
 
 if TYPE_CHECKING:
     from brim.nn.audit import Audit
 
 _MOST_ROWS = 14
 _LONGEST_NAME = 28
-_COLUMNS = (
+COLUMNS = (
     ("torch.nn", "#333333", ""),
     ("brim", BLUE, ""),
     ('brim, recompute="cheap"', ORANGE, ""),
@@ -41,7 +41,7 @@ def _rows(found: Audit) -> list[tuple[str, tuple[int, ...]]]:
     layers = folded(found.layers)
     largest = sorted(layers, key=lambda layer: -max(figures(layer)))[:_MOST_ROWS]
     rows: list[tuple[str, tuple[int, ...]]] = [
-        (f"{_shortened(each.name)} ({each.type})", figures(each))
+        (f"{shortened(each.name, _LONGEST_NAME)} ({each.type})", figures(each))
         for each in layers
         if each in largest
     ]
@@ -52,14 +52,10 @@ def _rows(found: Audit) -> list[tuple[str, tuple[int, ...]]]:
     return rows
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :].lstrip('. ')}"
-
-
 def _paint(axes: Any, rows: list[tuple[str, tuple[int, ...]]], found: Audit) -> None:
-    height = 0.8 / len(_COLUMNS)
+    height = 0.8 / len(COLUMNS)
     totals = (found.torch_nn, found.brim, found.cheap, found.least)
-    for k, (name, color, hatch) in enumerate(_COLUMNS):
+    for k, (name, color, hatch) in enumerate(COLUMNS):
         axes.barh(
             [i + (k - 1.5) * height for i in range(len(rows))],
             [values[k] for _, values in rows],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from brim import _C
 BLUE, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#A6D5F0", "#7F7F7F"
 RED = "#B03A00"  # of limits
 
+_MOST_TICKS = 6
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
@@ -54,29 +56,43 @@ def draw(where: Any, paint: Callable[[Any], None], size: tuple[float, float] = (
 
 def bytes_on(axis: Any, most: float, *, logarithmic: bool = False) -> None:
     """Label an axis that holds bytes with round numbers of the unit that suits them."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     if logarithmic:
         axis.axes.set_yscale("log", base=2)
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _in_unit(value, unit_of(value))))
-        return
-    unit = unit_of(most)
-
-    class Locator(MaxNLocator):  # type: ignore[misc]
-        def tick_values(self, vmin: float, vmax: float) -> Any:
-            return super().tick_values(vmin / unit[1], vmax / unit[1]) * unit[1]
-
-    axis.set_major_locator(Locator(nbins=6, steps=[1, 2, 4, 5, 8, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _in_unit(value, unit)))
+        axis.set_major_formatter(lambda value, _: _in_unit(value))
+    else:
+        axis.set_ticks(*zip(*byte_ticks(most), strict=True))
 
 
-def unit_of(most: float) -> tuple[str, int]:
-    """The unit that suits a number of bytes: its name and its size."""
+def byte_ticks(most: float) -> list[tuple[int, str]]:
+    """Round numbers of bytes from 0 to `most`, each with its text.
+
+    Example:
+        >>> byte_ticks(473 * 2**10)[:3]
+        [(0, '0'), (102400, '100 KiB'), (204800, '200 KiB')]
+    """
+    name, unit = _unit_of(most)
+    step = next(
+        step * 10**power
+        for power in itertools.count()
+        for step in (1, 2, 5)
+        if most < _MOST_TICKS * step * 10**power * unit
+    )
+    values = range(0, int(most // unit) + 1, step)
+    return [(value * unit, f"{value} {name}" if value else "0") for value in values]
+
+
+def _unit_of(most: float) -> tuple[str, int]:
     return next((name, unit) for name, unit in _UNITS if most >= unit or unit == 1)
 
 
-def _in_unit(value: float, unit: tuple[str, int]) -> str:
-    return f"{value / unit[1]:g} {unit[0]}"
+def _in_unit(value: float) -> str:
+    name, unit = _unit_of(value)
+    return f"{value / unit:g} {name}"
+
+
+def shortened(name: str, most: int) -> str:
+    """The end of a name that is longer than `most` characters."""
+    return name if len(name) <= most else f"…{name[1 - most :].lstrip('. ')}"
 
 
 def budget_on(axes: Any, budget: float, name: str = "budget") -> None:
@@ -104,7 +120,7 @@ def legend_below(axes: Any, more: Sequence[Any] = (), columns: int = 4) -> None:
 
 
 def tidy(axes: Any, title: str) -> None:
-    """A title, a faint grid, and no frame where nothing is."""
+    """A title, a faint grid, and no frame at the top and on the right."""
     axes.set_title(title, loc="left", fontsize="medium", fontweight="bold")
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.set_axisbelow(True)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from brim import _C
 from brim.plot._canvas import budget_on, bytes_on, draw, legend_below, tidy
+from brim.plot._svg import Series
 
 if TYPE_CHECKING:
     from brim.foresee import Estimate
 
-KINDS = (
-    "parameter",
-    "gradient",
-    "optimizer state",
-    "activation",
-    "temporary",
-    "input",
-    "workspace",
-    "other",
-)
+KINDS = [name.replace("_", " ") for name in _C.MemoryKind.__members__]
 """The kinds of memory, in the order of the C++ core."""
 
 # From the bottom to the top of the picture: what stays first. All differ in grey, neighbours much.
-STACK = (
+_STACK = (
     ("parameter", "#12263A"),
     ("optimizer state", "#7FA7C9"),
     ("gradient", "#0072B2"),
@@ -55,27 +47,29 @@ def estimate(
 
 def _paint(axes: Any, found: Estimate, beside: Mapping[str, Estimate]) -> None:
     moments = found._timeline()
-    progress = [_share(i, len(moments)) for i in range(len(moments))]
-    layers = [
-        (name, color, [moment.held[KINDS.index(name)] for moment in moments])
-        for name, color in STACK
-    ]
-    layers = [layer for layer in layers if any(layer[2])]
+    layers = stacked(moments)
     if layers:
         axes.stackplot(
-            progress,
-            *(values for _, _, values in layers),
+            _progress(len(moments)),
+            *(layer.values for layer in layers),
             step="post",
-            colors=[color for _, color, _ in layers],
-            labels=[name for name, _, _ in layers],
+            colors=[layer.color for layer in layers],
+            labels=[layer.name for layer in layers],
             linewidth=0,
         )
     most = found.held_before + found.peak
     for (name, other), line in zip(beside.items(), _LINES, strict=False):
         sums = [sum(moment.held) for moment in other._timeline()]
-        places = [_share(i, len(sums)) for i in range(len(sums))]
         label = f"{name}: {_C.format_bytes(max(sums))}"
-        axes.step(places, sums, line, where="post", color="black", linewidth=1.6, label=label)
+        axes.step(
+            _progress(len(sums)),
+            sums,
+            line,
+            where="post",
+            color="black",
+            linewidth=1.6,
+            label=label,
+        )
         most = max(most, *sums)
     if found.capacity is not None and found.capacity < 2 * most:
         budget_on(axes, found.capacity, "capacity")
@@ -91,5 +85,14 @@ def _paint(axes: Any, found: Estimate, beside: Mapping[str, Estimate]) -> None:
     legend_below(axes, columns=3)
 
 
-def _share(place: int, count: int) -> float:
-    return 100 * place / max(count - 1, 1)
+def stacked(moments: Sequence[_C.HeldMoment]) -> list[Series]:
+    """What is held at each moment, for each kind of which there is any."""
+    layers = (
+        Series(name, color, [moment.held[KINDS.index(name)] for moment in moments])
+        for name, color in _STACK
+    )
+    return [layer for layer in layers if any(layer.values)]
+
+
+def _progress(count: int) -> list[float]:
+    return [100 * place / max(count - 1, 1) for place in range(count)]

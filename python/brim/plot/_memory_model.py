@@ -19,7 +19,7 @@ from brim.plot._canvas import (
     legend_below,
     tidy,
 )
-from brim.plot._sizes import seconds_on, size_axis, sizes_on
+from brim.plot._sizes import seconds_on, size_axis
 
 if TYPE_CHECKING:
     from brim.predict import MemoryModel
@@ -90,7 +90,11 @@ def _paint(
             label=f"largest size that surely fits: {chosen}",
         )
     tidy(axes, "Memory against size")
-    sizes_on(axes, [*sizes, furthest], "size", peaks)
+    wide = size_axis(axes.xaxis, [*sizes, furthest], "size")
+    axes.set_ylabel("peak memory")
+    if not wide:
+        axes.set_ylim(0, 1.15 * max(peaks))
+    bytes_on(axes.yaxis, 1.15 * max(peaks), logarithmic=wide)
     legend_below(axes, seconds_on(axes, [(size[0], each) for size, each in seconds.items()]))
 
 

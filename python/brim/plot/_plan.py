@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def plan(report: PlanReport, where: Any = None) -> Any:
-    """Draw how many batches are how full, and how many have how much padding.
+    """Draw histograms of how full batches are, and of how much of them is padding.
 
     Args:
         report: what `report()` of a sampler returned.

@@ -1,26 +1,17 @@
-"""Memory and time against the size, on logarithmic axes where the sizes span much."""
+"""Axes of sizes and of times, logarithmic where they span much."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from brim.plot._canvas import GREY, bytes_on
+from brim.plot._canvas import GREY
 
 _WIDE = 20  # times the smallest: more needs a logarithmic axis
 
 
-def sizes_on(axes: Any, sizes: Sequence[float], name: str, peaks: Sequence[float]) -> None:
-    """Set up the axes of sizes and of memory."""
-    wide = size_axis(axes.xaxis, sizes, name)
-    axes.set_ylabel("peak memory")
-    bytes_on(axes.yaxis, max(peaks), logarithmic=wide)
-    if not wide:
-        axes.set_ylim(0, 1.15 * max(peaks))
-
-
 def size_axis(axis: Any, sizes: Sequence[float], name: str) -> bool:
-    """Label an axis of sizes; returns whether they span so much that it is logarithmic."""
+    """Label an axis of sizes; returns whether it is logarithmic, as they span much."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     wide = max(sizes) > _WIDE * min(sizes)
@@ -46,6 +37,8 @@ def size_text(size: float) -> str:
 
 def seconds_on(axes: Any, points: Sequence[tuple[float, float]]) -> list[Any]:
     """Times on an axis of their own on the right; returns the lines for the legend."""
+    from matplotlib.ticker import EngFormatter
+
     if not points:
         return []
     right = axes.twinx()
@@ -64,21 +57,6 @@ def seconds_on(axes: Any, points: Sequence[tuple[float, float]]) -> list[Any]:
         label="time",
     )
     right.set_ylabel("time")
-    logarithmic = right.get_yscale() == "log"
-    right.yaxis.set_major_formatter(
-        lambda value, _: _duration(value, value if logarithmic else max(times))
-    )
+    right.yaxis.set_major_formatter(EngFormatter("s"))
     right.spines[["top", "left"]].set_visible(False)
     return lines
-
-
-def _duration(seconds: float, most: float) -> str:
-    """A time in the unit that suits the longest one.
-
-    Example:
-        >>> _duration(2.5, 3), _duration(0.5, 3), _duration(0.01, 0.02), _duration(2e-5, 2e-5)
-        ('2.5 s', '0.5 s', '10 ms', '20 µs')
-    """
-    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
-    name, unit = next((each for each in units if most >= each[1]), units[-1])
-    return f"{seconds / unit:g} {name}"

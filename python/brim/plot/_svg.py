@@ -1,4 +1,4 @@
-"""Charts as SVG text for a page: stacked areas, steps and bars, with a text for each place."""
+"""Charts as text for a page: stacked areas, steps and bars, with a text for each place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from html import escape
 from typing import NamedTuple
 
 from brim import _C
-from brim.plot._canvas import unit_of
+from brim.plot._canvas import byte_ticks, shortened
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 340, 90, 20, 12, 46
-_ROW, _NAMES = 15, 330
-_MOST_TICKS = 6
 
 
 class Series(NamedTuple):
@@ -65,33 +63,17 @@ def steps(series: Sequence[Series], tips: Sequence[str], axes: Axes) -> str:
 
 
 def bars(names: Sequence[str], series: Sequence[Series], tips: Sequence[str]) -> str:
-    """A group of horizontal bars for each name."""
+    """A row for each name, with a bar and a figure for each of the series."""
     most = max([1, *(max(each.values, default=1) for each in series)])
-    group = _ROW * len(series) + 8
-    room = _WIDTH - _NAMES - _RIGHT - 90  # for the figure behind the bar
     rows = []
     for i, (name, tip) in enumerate(zip(names, tips, strict=True)):
-        top = i * group
-        cells = [
-            f'<rect fill="{each.color}" x="{_NAMES}" y="{top + k * _ROW}" height="{_ROW - 2}" '
-            f'width="{max(each.values[i] / most * room, 0.5):.1f}"/>'
-            f'<text x="{_NAMES + 6 + each.values[i] / most * room:.1f}" '
-            f'y="{top + k * _ROW + 11}">{_C.format_bytes(each.values[i])}</text>'
-            for k, each in enumerate(series)
-        ]
-        middle = top + _ROW * len(series) / 2 + 4
-        shown = name if len(name) <= 46 else f"…{name[-45:]}"
-        label = f'<text x="{_NAMES - 8}" y="{middle}" text-anchor="end">{escape(shown)}</text>'
-        place = f'<rect class="hover" y="{top - 4}" width="{_WIDTH}" height="{group}" {_tip(tip)}/>'
-        rows.append(label + "".join(cells) + place)
-    height = group * len(names)
-    grid = "".join(
-        f'<line class="grid" x1="{x}" x2="{x}" y1="-4" y2="{height}"/>'
-        f'<text x="{x}" y="{height + 14}" text-anchor="middle">{escape(text)}</text>'
-        for value, text in _ticks(most)
-        for x in (round(_NAMES + value / most * room, 2),)
-    )
-    return f'<svg viewBox="0 -4 {_WIDTH} {height + 22}">{grid}{"".join(rows)}</svg>'
+        cells = "".join(
+            f'<div><i style="background:{each.color};width:{80 * each.values[i] / most:.1f}%"></i>'
+            f"{_C.format_bytes(each.values[i])}</div>"
+            for each in series
+        )
+        rows.append(f"<tr {_tip(tip)}><th>{escape(shortened(name, 46))}</th><td>{cells}</td></tr>")
+    return f'<table class="bars">{"".join(rows)}</table>'
 
 
 def legend(series: Sequence[Series], more: str = "") -> str:
@@ -135,30 +117,12 @@ def _tip(text: str) -> str:
     return f'data-tip="{escape(text, quote=True)}"'
 
 
-def _ticks(most: int) -> list[tuple[int, str]]:
-    """Round numbers of bytes from 0 to `most`, each with its text.
-
-    Example:
-        >>> _ticks(473 * 2**10)[:3]
-        [(0, '0'), (102400, '100 KiB'), (204800, '200 KiB')]
-    """
-    unit = unit_of(most)
-    step = next(
-        step * 10**power
-        for power in range(4)
-        for step in (1, 2, 5)
-        if most < _MOST_TICKS * step * 10**power * unit[1]
-    )
-    values = range(0, most // unit[1] + 1, step)
-    return [(value * unit[1], f"{value} {unit[0]}" if value else "0") for value in values]
-
-
 def _framed(most: int, inside: str, axes: Axes, count: int) -> str:
     left, right, bottom = _LEFT, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     lines = [
         f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>'
         f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{escape(text)}</text>'
-        for value, text in _ticks(most)
+        for value, text in byte_ticks(most)
         for y in (_y(value, most),)
     ]
     marks = [

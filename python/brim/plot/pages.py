@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import accumulate
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from brim import _C
 from brim.nn._audit_text import figures, folded
-from brim.plot._canvas import BLUE, ORANGE, SKY
-from brim.plot._estimate import KINDS, STACK
+from brim.plot._audit import COLUMNS
+from brim.plot._canvas import BLUE, shortened
+from brim.plot._estimate import KINDS, stacked
 from brim.plot._svg import Axes, Series, areas, bars, legend, steps
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 _MOMENTS = 400  # a place to hover over is then more than two pixels wide
 _MOST_BARS = 40
 _MOST_MARKS = 6
-_COLUMNS = (("torch.nn", "#333333"), ("brim", BLUE), ("cheap", ORANGE), ("least", SKY))
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em;
@@ -31,7 +32,10 @@ svg .grid { stroke: #ddd; } svg .tick { stroke: #666; } svg .axis { fill: #444; 
 svg .limit { stroke: #b03a00; stroke-width: 1.5; stroke-dasharray: 6 4; }
 svg .line { fill: none; stroke-width: 2.5; } svg .line:last-of-type { stroke-dasharray: 5 4; }
 svg .hover { fill: transparent; }
-svg .hover:hover { fill: rgba(0, 0, 0, .1); }
+svg .hover:hover { fill: rgba(0, 0, 0, .1); } .bars tr:hover { background: #eee; }
+.bars { width: 100%; font-size: 12px; } .bars td { width: 65%; }
+.bars th { font-weight: normal; text-align: right; padding-right: .6em; }
+.bars i { display: inline-block; height: 1em; margin-right: .5em; vertical-align: middle; }
 .legend span { margin-right: 1.2em; white-space: nowrap; }
 .legend i { display: inline-block; width: .9em; height: .9em; margin-right: .4em; }
 #tip { position: fixed; display: none; white-space: pre; pointer-events: none; padding: .5em .7em;
@@ -41,10 +45,10 @@ svg .hover:hover { fill: rgba(0, 0, 0, .1); }
 _SCRIPT = """
 const tip = document.getElementById("tip");
 document.addEventListener("mousemove", event => {
-  const text = event.target.dataset ? event.target.dataset.tip : null;
-  tip.style.display = text ? "block" : "none";
-  if (!text) return;
-  tip.textContent = text;
+  const found = event.target.closest("[data-tip]");
+  tip.style.display = found ? "block" : "none";
+  if (!found) return;
+  tip.textContent = found.dataset.tip;
   const right = event.clientX + 16 + tip.offsetWidth < innerWidth;
   tip.style.left = (right ? event.clientX + 16 : event.clientX - 16 - tip.offsetWidth) + "px";
   tip.style.top = Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 8) + "px";
@@ -55,11 +59,7 @@ document.addEventListener("mousemove", event => {
 def estimate_page(found: Estimate) -> str:
     """What is held while a call runs, and by whom at the peak."""
     moments = found._timeline(_MOMENTS)
-    series = [
-        Series(name, color, [moment.held[KINDS.index(name)] for moment in moments])
-        for name, color in STACK
-    ]
-    series = [each for each in series if any(each.values)]
+    series = stacked(moments)
     tips = [_moment_tip(found, moment) for moment in moments]
     near = found.capacity is not None and found.capacity < 2 * (found.held_before + found.peak)
     capacity = f"capacity {_C.format_bytes(found.capacity or 0)} (dashed)" if near else ""
@@ -80,21 +80,21 @@ def estimate_page(found: Estimate) -> str:
 def audit_page(found: Audit, places: Mapping[str, str]) -> str:
     """What a model keeps as its forward runs, and by which layer."""
     rows = [each for each in found.layers if any(figures(each))]
-    columns = list(zip(*map(figures, rows), strict=True)) if rows else [()] * 4
+    lines = [str(part) for part in found._parts()[1:]]
+    if not rows:
+        return _page("Kept for backward", [*lines, "The model keeps nothing for backward."], [])
+    columns = zip(*map(figures, rows), strict=True)
     sums = [
         Series(name, color, list(accumulate(column)))
-        for (name, color), column in zip(_COLUMNS, columns, strict=True)
+        for (name, color, _), column in zip(COLUMNS, columns, strict=True)
     ]
     blocks = sorted(folded(found.layers), key=lambda each: -max(figures(each)))[:_MOST_BARS]
     names = [f"{each.name} ({each.type})" for each in blocks]
     groups = [
         Series(name, color, [figures(each)[k] for each in blocks])
-        for k, (name, color) in enumerate(_COLUMNS)
+        for k, (name, color, _) in enumerate(COLUMNS)
     ]
     tips = [_layer_tip(each, places, sums, i) for i, each in enumerate(rows)]
-    lines = [str(part) for part in found._parts()[1:]]
-    if not rows:
-        return _page("Kept for backward", [*lines, "The model keeps nothing for backward."], [])
     return _page(
         "Kept for backward",
         lines,
@@ -116,11 +116,7 @@ def _of_layers(rows: Sequence[LayerAudit]) -> Axes:
     """Marks a few layers: their names take space."""
     count = min(len(rows), _MOST_MARKS)
     chosen = [i * len(rows) // count for i in range(count)]
-    marks = [
-        (i + 0.5, name if len(name) <= 20 else f"…{name[-19:]}")
-        for i in chosen
-        for name in (rows[i].name,)
-    ]
+    marks = [(i + 0.5, shortened(rows[i].name, 20)) for i in chosen]
     return Axes("layers, in the order of the forward", "kept so far", marks)
 
 
@@ -148,16 +144,13 @@ def _moment_tip(found: Estimate, moment: _C.HeldMoment) -> str:
 
 def _by_place(found: Estimate) -> list[tuple[str, int, dict[str, int]]]:
     """What is held at the peak: the place, its bytes, and how many allocations of which kind."""
-    held: dict[str, int] = {}
-    kinds: dict[str, dict[str, int]] = {}
+    held: Counter[str] = Counter()
+    kinds: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in found._holders():
-        place, kind = one.place or "unknown", one.kind.name.replace("_", " ")
-        held[place] = held.get(place, 0) + one.bytes
-        counts = kinds.setdefault(place, {})
-        counts[kind] = counts.get(kind, 0) + 1
-    return sorted(
-        ((place, size, kinds[place]) for place, size in held.items()), key=lambda row: -row[1]
-    )
+        place = one.place or "unknown"
+        held[place] += one.bytes
+        kinds[place][one.kind.name.replace("_", " ")] += 1
+    return [(place, size, kinds[place]) for place, size in held.most_common()]
 
 
 def _place_bars(held: Sequence[tuple[str, int, dict[str, int]]]) -> str:
@@ -183,7 +176,7 @@ def _layer_tip(
     module = layer.name.split(" · ")[0].split(" × ")[0]
     place = places.get(module, "")
     lines = [layer.name, f"{layer.type} in {place}" if place else layer.type]
-    for k, (name, _) in enumerate(_COLUMNS):
+    for k, (name, _, _) in enumerate(COLUMNS):
         line = f"{name}: {_C.format_bytes(figures(layer)[k])}"
         lines.append(f"{line}, so far {_C.format_bytes(sums[k].values[at])}" if sums else line)
     return "\n".join(lines)

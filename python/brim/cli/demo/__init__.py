@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cpu, cuda, … (default: the accelerator where there is one)",
     )
     parser.add_argument(
-        "--scale", type=types.whole(1), default=1, help="make the work so many times smaller"
+        "--scale", type=types.whole(1), default=1, help="divide the amount of work by this"
     )
     add_output_options(parser, plot=True)
 
