@@ -62,7 +62,7 @@ std::vector<std::size_t> extreme_batches(const std::vector<BatchShape>& shapes,
                                      [&](std::size_t batch) { return key(shapes[batch]); });
   };
   std::ranges::stable_sort(by_length, {}, [&](std::size_t batch) {
-    return std::pair(shapes[batch].longest, shapes[batch].count);
+    return std::array{shapes[batch].longest, shapes[batch].count};
   });
   std::vector<std::size_t> chosen{
       by_length.back(), most([](const BatchShape& s) { return std::array{s.count, s.longest}; }),
