@@ -119,7 +119,8 @@ def nearest_neighbours(x: torch.Tensor, y: torch.Tensor, budget: str) -> None:
     )
     with brim.budget(budget, device=device):
         out = torch.empty(len(x), 3, dtype=torch.long, device=device)
-        largest = largest_that_fits(lambda size: knn(x, y, size), len(x) + 1, device)
+        fitting = largest_that_fits(lambda size: knn(x, y, size), len(x) + 1, device)
+        largest = min(fitting, len(x))
         row("the largest batch size that fits, by bisection", str(largest))
         first_calls_of_peers(x, y, largest)
 
