@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import brim
+
 Run = Callable[[int], object]
 Make = Callable[[torch.device], Run]
 
@@ -182,11 +184,26 @@ WORKS: dict[str, Make] = {
 }
 
 
-def largest_that_fits(run: Run, most: int, fits: Callable[[Run, int], bool]) -> int:
+def largest_that_fits(run: Run, most: int, device: torch.device, calls: int = 1) -> int:
+    """The largest size, at most about `most`, that fits in this many calls.
+
+    An accelerator's cache may be in the way of the next call.
+    """
+
+    def fits(size: int) -> bool:
+        try:
+            for _ in range(calls):
+                run(size)
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            brim.release_cached(device)
+        return True
+
     low, high = 0, 1
-    while high < most and fits(run, high):
+    while high < most and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(run, middle) else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import Work, install_peers, median, medians, peer, row
+from adaptive_works import largest_that_fits
+from harness import Work, adaptive_peers, install_peers, median, medians, peer, row
 
 import brim
 
@@ -94,43 +95,17 @@ def knn(x: torch.Tensor, y: torch.Tensor, batch_size: int) -> torch.Tensor:
     return torch.cat([nearest(part, y) for part in x.split(batch_size)])
 
 
-def largest_size(x: torch.Tensor, y: torch.Tensor) -> int:
-    def fits(batch_size: int) -> bool:
-        try:
-            knn(x, y, batch_size)
-        except torch.OutOfMemoryError:
-            return False
-        finally:
-            brim.release_cached(x.device)
-        return True
-
-    low, high = 1, len(x)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
 def first_calls_of_peers(x: torch.Tensor, y: torch.Tensor, largest: int) -> None:
     sizes: list[int] = []
 
-    def counted(x: torch.Tensor, y: torch.Tensor, batch_size: int) -> torch.Tensor:
+    def counted(batch_size: int) -> torch.Tensor:
         sizes.append(batch_size)
         return knn(x, y, batch_size)
 
-    works: dict[str, Work] = {}
-    if torch_max_mem := peer("torch_max_mem"):
-        maximizer: Any = torch_max_mem.maximize_memory_utilization(safe_devices=["cpu", "cuda"])
-        theirs = maximizer(counted)
-        works["torch_max_mem"] = lambda: theirs(x, y, batch_size=len(x))
-    if accelerate := peer("accelerate.utils"):
-        works["accelerate"] = accelerate.find_executable_batch_size(
-            lambda batch_size: counted(x, y, batch_size), starting_batch_size=len(x)
-        )
-    for name, work in works.items():
+    for name, make in adaptive_peers():
         sizes.clear()
         brim.release_cached(x.device)
-        seconds = median(work, 1, warmup=0, device=x.device)
+        seconds = median(make(counted, len(x)), 1, warmup=0, device=x.device)
         row(f"{name}: failed attempts", str(len(sizes) - 1))
         row(f"{name}: size reached, of the largest", f"{sizes[-1] / largest:.1%}")
         row(f"{name}: first call", f"{seconds:.2f} s")
@@ -144,7 +119,8 @@ def nearest_neighbours(x: torch.Tensor, y: torch.Tensor, budget: str) -> None:
     )
     with brim.budget(budget, device=device):
         out = torch.empty(len(x), 3, dtype=torch.long, device=device)
-        largest = largest_size(x, y)
+        fitting = largest_that_fits(lambda size: knn(x, y, size), len(x) + 1, device)
+        largest = min(fitting, len(x))
         row("the largest batch size that fits, by bisection", str(largest))
         first_calls_of_peers(x, y, largest)
 

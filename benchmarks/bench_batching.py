@@ -50,6 +50,13 @@ def buckets_of(sizes: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     return boundaries, [BUDGET // (int(above) - 1) for above in boundaries[1:]]
 
 
+def bionemo_buckets(
+    bionemo: Any, sizes: torch.Tensor, boundaries: torch.Tensor, batch_sizes: list[int]
+) -> Any:
+    base = (BatchSampler, {"drop_last": False}, {"batch_size": batch_sizes})
+    return bionemo.BucketBatchSampler(sizes, boundaries, *base)
+
+
 def rate(samples: int, seconds: float) -> str:
     return f"{samples / seconds / MILLION:.2f} M/s"
 
@@ -92,15 +99,10 @@ def bucket_epoch(sizes: torch.Tensor, bionemo: Any) -> None:
     def ours(**options: Any) -> data.BucketBatchSampler:
         return data.BucketBatchSampler(sizes, boundaries, seed=0, **options)
 
-    def theirs(*base: Any) -> Any:
-        return bionemo.BucketBatchSampler(sizes, boundaries, *base)
-
-    def by_count() -> Any:
-        return theirs(BatchSampler, {"drop_last": False}, {"batch_size": batch_sizes})
-
     def by_budget() -> Any:
         shared = {"sizeof": sizes.tolist().__getitem__, "max_total_size": BUDGET}
-        return theirs(bionemo.SizeAwareBatchSampler, shared)
+        base = (bionemo.SizeAwareBatchSampler, shared)
+        return bionemo.BucketBatchSampler(sizes, boundaries, *base)
 
     def works(make: Work) -> dict[str, Work]:
         both = {"bionemo": lambda: consume(make()), "bionemo, made only": make}
@@ -109,6 +111,7 @@ def bucket_epoch(sizes: torch.Tensor, bionemo: Any) -> None:
     print(f"BucketBatchSampler, epoch with shuffle, {samples:,} samples, {BUCKETS} buckets")
     print(" batches of a fixed size for each bucket (BatchSampler as base)")
     progress("buckets with batches of a fixed size")
+    by_count = partial(bionemo_buckets, bionemo, sizes, boundaries, batch_sizes)
     compare(samples, partial(ours, batch_size=batch_sizes), works(by_count), targets)
     print(" batches under a budget (SizeAwareBatchSampler as base)")
     progress("buckets under a budget")
@@ -219,15 +222,9 @@ def first_batch(sizes: torch.Tensor, bionemo: Any) -> None:
     print(f"First batch, {len(sizes):,} samples, making the sampler included")
     progress("first batch")
     if bionemo:
-        boundaries, batch_sizes = buckets_of(sizes)
-
-        def theirs() -> object:
-            made = bionemo.BucketBatchSampler(
-                sizes, boundaries, BatchSampler, {"drop_last": False}, {"batch_size": batch_sizes}
-            )
-            return next(iter(made))
-
-        row("bionemo BucketBatchSampler", milliseconds(cpu_median(theirs, 2)))
+        made = partial(bionemo_buckets, bionemo, sizes, *buckets_of(sizes))
+        seconds = cpu_median(lambda: next(iter(made())), 2)
+        row("bionemo BucketBatchSampler", milliseconds(seconds))
     for name, make in kinds.items():
         whole = cpu_median(lambda make=make: make().plan(), ROUNDS)
         parts = {"first": lambda make=make: next(iter(make())), "made": make}
@@ -304,21 +301,11 @@ def balanced(sizes: torch.Tensor) -> None:
             (1024, 16384, MILLION), (8, 64), (False, True)
         ):
             some = costs[:items]
-            repeats = max(1, 65536 // items)
-
-            def run(
-                some: torch.Tensor = some,
-                parts: int = parts,
-                equal: bool = equal,
-                repeats: int = repeats,
-            ) -> None:
-                for _ in range(repeats):
-                    data.balance(some, parts, equal)
-
-            loads = [float(some[part].sum()) for part in data.balance(some, parts, equal)]
+            run = partial(data.balance, some, parts, equal)
+            loads = [float(some[part].sum()) for part in run()]
             row(
                 f"{items:,} {kind} in {parts} parts{', equal counts' if equal else ''}",
-                rate(items * repeats, cpu_median(run, 3)),
+                rate(items, cpu_median(run, 3, calls=max(1, 65536 // items))),
                 f"imbalance {max(loads) / (sum(loads) / parts) - 1:.0e}",
                 "target ≥ 10 M/s",
             )

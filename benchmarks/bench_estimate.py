@@ -11,7 +11,6 @@ device, in MiB, cuBLAS's workspaces included. MemTracker predicts allocated byte
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import statistics
 import sys
@@ -20,13 +19,13 @@ import warnings
 from unittest import mock
 
 import torch
-from estimate_steps import STEPS, Make, Step
+from estimate_steps import STEPS, Step, make_step
+from harness import cells_in_line
 
 import brim
 from brim.foresee._reach import Reachable
 
 WORKSPACES = 2 * 32 << 20  # cuBLAS's on Hopper, of the forward's and of the engine's thread
-
 
 TRACKED = {"ResNet-50, Adam", "ViT-B, AdamW", "GPT-2, AdamW", "Llama, AdamW"}  # it takes seconds
 
@@ -43,7 +42,7 @@ def measured(step: Step, before: int) -> tuple[int, int]:
     return allocated, torch.cuda.max_memory_reserved()
 
 
-def mem_tracker(make: Make) -> int | None:
+def mem_tracker(name: str) -> int | None:
     """What PyTorch's MemTracker predicts for two calls, or None where it fails."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -51,7 +50,7 @@ def mem_tracker(make: Make) -> int | None:
     try:
         with FakeTensorMode():
             with mock.patch("weakref.getweakrefs", return_value=[]):  # lets fake modules move
-                step = make("cuda")
+                step = make_step(name, "cuda")
             tracker = MemTracker()
             found = Reachable(step, (), {})
             tracker.track_external(*found.modules, *found.optimizers, *found.tensors)
@@ -66,73 +65,38 @@ def mem_tracker(make: Make) -> int | None:
         return None
 
 
-@dataclasses.dataclass
-class Row:
-    """One step: bytes predicted and measured, and the seconds that predictions took."""
-
-    name: str
-    allocated: int
-    reserved: int
-    predicted: int
-    predicted_reserved: int
-    seconds: float
-    tracked: int | None
-    tracker_seconds: float
-
-    def cells(self) -> list[str]:
-        tracked = ["", ""]
-        if self.tracked is not None:
-            error = self.tracked / self.allocated - 1
-            tracked = [f"{self.tracked >> 20} {error:+.1%}", f"{self.tracker_seconds:.1f} s"]
-        return [
-            self.name,
-            f"{self.allocated >> 20}",
-            f"{self.predicted >> 20} {self.predicted / self.allocated - 1:+.1%}",
-            f"{self.reserved >> 20}",
-            f"{self.predicted_reserved >> 20} {self.predicted_reserved / self.reserved - 1:+.1%}",
-            f"{self.seconds:.1f} s",
-            *tracked,
-        ]
+def against(predicted: int, actual: int, errors: list[float]) -> str:
+    """A cell of the table. Notes the error."""
+    errors.append(predicted / actual - 1)
+    return f"{predicted >> 20} {errors[-1]:+.1%}"
 
 
-def show(cells: list[str]) -> None:
-    print(cells[0].ljust(45) + "".join(cell.rjust(14) for cell in cells[1:]), flush=True)
-
-
-def compare(name: str, make: Make, track: bool) -> Row:
-    """Predict a step before it ever ran, then run it."""
+def compare(name: str, track: bool, errors: dict[str, list[float]]) -> list[str]:
+    """Predict a step before it ever ran, then run it. Returns the cells of a row."""
     torch.manual_seed(0)
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()  # what cuBLAS keeps
-    step = make("cuda")
+    step = make_step(name, "cuda")
     start = time.perf_counter()
     predicted = brim.estimate(step, device="cuda", calls=2)
     seconds = time.perf_counter() - start
     allocated, reserved = measured(step, before)
     del step
-    start = time.perf_counter()
-    return Row(
+    cells = [
         name,
-        allocated,
-        reserved,
-        predicted.held_before + predicted.peak,
-        predicted.reserved,
-        seconds,
-        mem_tracker(make) if track else None,
-        time.perf_counter() - start,
-    )
-
-
-def show_errors(rows: list[Row]) -> None:
-    for figure, errors in {
-        "allocated": [row.predicted / row.allocated - 1 for row in rows],
-        "reserved": [row.predicted_reserved / row.reserved - 1 for row in rows],
-        "MemTracker": [row.tracked / row.allocated - 1 for row in rows if row.tracked is not None],
-    }.items():
-        shares = sorted(abs(error) for error in errors)
-        if shares:
-            print(f"{figure}: median {statistics.median(shares):.2%}, worst {shares[-1]:.2%}")
+        f"{allocated >> 20}",
+        against(predicted.held_before + predicted.peak, allocated, errors["allocated"]),
+        f"{reserved >> 20}",
+        against(predicted.reserved, reserved, errors["reserved"]),
+        f"{seconds:.1f} s",
+    ]
+    start = time.perf_counter()
+    tracked = mem_tracker(name) if track else None
+    if tracked is not None:
+        cells.append(against(tracked, allocated, errors["MemTracker"]))
+        cells.append(f"{time.perf_counter() - start:.1f} s")
+    return cells
 
 
 def main() -> None:
@@ -143,21 +107,22 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}\n")
     every = "--mem-tracker" in sys.argv
     words = [word for word in sys.argv[1:] if word != "--mem-tracker"]
-    chosen = {k: v for k, v in STEPS.items() if not words or any(word in k for word in words)}
+    chosen = [name for name in STEPS if not words or any(word in name for word in words)]
     # cuBLAS's workspaces exist from here on, in every measurement alike.
     x = torch.ones(64, 64, device="cuda", requires_grad=True)
     (x @ x).sum().backward()
-    show(["step", "allocated", "estimate", "reserved", "estimate", "", "MemTracker", ""])
-    rows = []
-    for name, make in chosen.items():
+    cells_in_line(["step", "allocated", "estimate", "reserved", "estimate", "", "MemTracker"], 45)
+    errors: dict[str, list[float]] = {"allocated": [], "reserved": [], "MemTracker": []}
+    for name in chosen:
         try:
-            rows.append(compare(name, make, every or name in TRACKED))
+            cells_in_line(compare(name, every or name in TRACKED, errors), 45)
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
-        else:
-            show(rows[-1].cells())
     print()
-    show_errors(rows)
+    for figure, found in errors.items():
+        shares = sorted(map(abs, found))
+        if shares:
+            print(f"{figure}: median {statistics.median(shares):.2%}, worst {shares[-1]:.2%}")
 
 
 if __name__ == "__main__":

@@ -15,28 +15,27 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from adaptive_works import MIB, WORKS, Run, largest_that_fits
-from harness import install_peers, peer, progress
+from harness import Adaptive, adaptive_peers, cells_in_line, install_peers, progress
 
 import brim
 
 FIRST_SIZES = (1.2, 1.9, 3.3, 10, 100)  # times the largest that fits
 
-# An adaptive call: the sizes that it tried, the last of which fitted.
-Adaptive = Callable[[int], list[int]]
+# An adaptive call from a first size on: the sizes that it tried, the last of which fitted.
+Call = Callable[[int], list[int]]
 
 
-def by_brim(run: Run, **options: Any) -> Adaptive:
+def by_brim(run: Run, **options: Any) -> Call:
     adaptive = brim.maximize("n", **options)(lambda n: run(n))
     return lambda first: [attempt.size for attempt in adaptive.record(first)[1]]
 
 
-def by_peer(
-    run: Run, make: Callable[[Callable[..., object], int], Callable[[], object]]
-) -> Adaptive:
+def by_peer(run: Run, make: Adaptive) -> Call:
     def call(first: int) -> list[int]:
         sizes: list[int] = []
 
@@ -53,35 +52,15 @@ def by_peer(
     return call
 
 
-def strategies() -> Iterator[tuple[str, Callable[[Run], Adaptive]]]:
+def strategies() -> Iterator[tuple[str, Callable[[Run], Call]]]:
     yield "brim", by_brim
     yield "halving", lambda run: by_brim(run, strategy="halving")
     yield "bisection", lambda run: by_brim(run, strategy="bisect")
-    if torch_max_mem := peer("torch_max_mem"):
-        decorator: Any = torch_max_mem.maximize_memory_utilization
-
-        def maximized(function: Callable[..., object], size: int) -> Callable[[], object]:
-            theirs = decorator(safe_devices=["cpu", "cuda"])(function)  # one that knows nothing yet
-            return lambda: theirs(batch_size=size)
-
-        yield "torch_max_mem", lambda run: by_peer(run, maximized)
-    if accelerate := peer("accelerate.utils"):
-        find = accelerate.find_executable_batch_size
-        yield "accelerate", lambda run: by_peer(run, lambda f, n: find(f, starting_batch_size=n))
+    for name, make in adaptive_peers():
+        yield name, partial(by_peer, make=make)
 
 
 def rows(device: torch.device, budget: int) -> Iterator[list[str]]:
-    def fits(run: Run, size: int) -> bool:
-        # An accelerator's cache may be in the way of the next run: a size fits if it does so again.
-        try:
-            for _ in range(1 if device.type == "cpu" else 6):
-                run(size)
-        except torch.OutOfMemoryError:
-            return False
-        finally:
-            brim.release_cached(device)
-        return True
-
     ways = dict(strategies())
     yield ["work", "largest", *ways, "3rd call on", "later failures"]
     worst: list[float] = []
@@ -93,7 +72,7 @@ def rows(device: torch.device, budget: int) -> Iterator[list[str]]:
         brim.release_cached(device)
         held = brim.memory_stats(device).allocated
         with brim.budget(held + budget * MIB, device=device):
-            largest = largest_that_fits(run, 10**6, fits)
+            largest = largest_that_fits(run, 10**6, device, 1 if device.type == "cpu" else 6)
             firsts = [max(int(times * largest), largest + 1) for times in FIRST_SIZES]
             cells = []
             later: list[list[int]] = []
@@ -128,7 +107,7 @@ def main() -> None:
             f"Failed attempts of the first call and the size used, on {device} under {budget} MiB"
         )
         for row in rows(torch.device(device), budget):
-            print("  " + row[0].ljust(24) + "".join(cell.rjust(14) for cell in row[1:]), flush=True)
+            cells_in_line(row, 26)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ what it held before, "peak" the most during both, each with the loss and without
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import gc
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ import torch
 from harness import Work, medians, progress, synchronize
 from nn_models import MODELS, QUICK, ROWS, USUAL, Case, Forward, Setting
 from nn_plot import plot
-from nn_ways import BUDGETS, WAYS, NotThereError, compiled, with_budget
+from nn_ways import BUDGETS, WAYS, NotThereError, with_budget
 from torch import nn
 
 import brim
@@ -84,75 +83,49 @@ def seconds(models: dict[str, nn.Module], forward: Forward, device: str) -> dict
     return medians(works, rounds, warmup=warmup, device=device, after=clear)
 
 
-def prepared(case: Case, way: str) -> nn.Module:
-    model = copy.deepcopy(case.model)
-    (compiled if way in BUDGETS else WAYS[way])(model, case.blocks)
-    return model
-
-
-def compare(case: Case, ways: Iterable[str], device: str) -> Iterator[tuple[str, Figures | str]]:
-    """The figures of each way, or why it has none. What is compiled is timed by itself."""
+def compare(case: Case, ways: Sequence[str], device: str) -> dict[str, Figures | str]:
+    """The figures of each way, or why it has none. All are compiled for the budget of the first."""
     models: dict[str, nn.Module] = {}
-    figures: dict[str, Figures] = {}
-    missing: dict[str, str] = {}
-    for way in ways:
-        if way in BUDGETS:
-            continue
-        progress(f"{way} …")
-        with reported(missing, way):
-            model = prepared(case, way)
-            figures[way] = memory(model, case.forward, device)
-            models[way] = model
-    progress("times …")
-    for way, time in seconds(models, case.forward, device).items():
-        figures[way].seconds = time
-    models.clear()
-    yield from figures.items()
-    yield from missing.items()
-    for way in ways:
-        if way not in BUDGETS:
-            continue
-        progress(f"{way} …")
-        missing.clear()
-        with reported(missing, way), with_budget(way):
-            model = prepared(case, way)
-            found = memory(model, case.forward, device)
-            found.seconds = seconds({way: model}, case.forward, device)[way]
-            yield way, found
-        yield from missing.items()
-
-
-@contextlib.contextmanager
-def reported(missing: dict[str, str], way: str) -> Iterator[None]:
-    """A way that fails becomes a line of the table."""
-    try:
-        yield
-    except NotThereError as error:
-        missing[way] = str(error)
-    except Exception as error:  # the others go on
-        text = str(error).strip().splitlines() or [""]
-        missing[way] = f"failed: {type(error).__name__}: {text[0][:80]}"
+    found: dict[str, Figures | str] = {}
+    with with_budget(ways[0]):
+        for way in ways:
+            progress(f"{way} …")
+            model = copy.deepcopy(case.model)
+            try:
+                WAYS[way](model, case.blocks)
+                found[way] = memory(model, case.forward, device)
+                models[way] = model
+            except NotThereError as error:
+                found[way] = str(error)
+            except Exception as error:  # the others go on
+                text = str(error).strip().splitlines() or [""]
+                found[way] = f"failed: {type(error).__name__}: {text[0][:80]}"
+        progress("times …")
+        for way, time in seconds(models, case.forward, device).items():
+            found[way].seconds = time  # type: ignore[union-attr]
+    return found
 
 
 def table(case: Case, ways: Sequence[str], device: str) -> dict[str, Figures]:
-    """Print one row's table line by line; returns its figures."""
-    found: dict[str, Figures] = {}
-
-    def lines() -> Iterator[list[str]]:
-        for way, figures in compare(case, ways, device):
-            if isinstance(figures, str):
-                yield [way, figures]
-                continue
-            found[way] = figures
-            first = next(iter(found.values()))
-            cells = [way]
-            for own, of in ((figures.kept, first.kept), (figures.peak, first.peak)):
-                cells += [f"{own / MIB:.1f}", f"{own / of:.3f}"]
-            yield [*cells, f"{figures.seconds * 1e3:.2f}", f"{figures.seconds / first.seconds:.3f}"]
-
+    """Print one row's table; returns its figures."""
+    found = compare(case, [way for way in ways if way not in BUDGETS], device)
+    for way in ways:
+        if way in BUDGETS:  # by itself: code that is compiled for another budget is dropped
+            found |= compare(case, [way], device)
+    figures = {way: each for way, each in found.items() if isinstance(each, Figures)}
+    lines = []
+    for way, each in found.items():
+        if isinstance(each, str):
+            lines.append([way, each])
+            continue
+        first = next(iter(figures.values()))
+        cells = [way]
+        for own, of in ((each.kept, first.kept), (each.peak, first.peak)):
+            cells += [f"{own / MIB:.1f}", f"{own / of:.3f}"]
+        lines.append([*cells, f"{each.seconds * 1e3:.2f}", f"{each.seconds / first.seconds:.3f}"])
     head = ["way", "kept MiB", "ratio", "peak MiB", "ratio", "ms", "ratio"]
-    print(Table(head, list(lines())), flush=True)
-    return found
+    print(Table(head, lines), flush=True)
+    return figures
 
 
 def run_row(
@@ -287,8 +260,9 @@ def main() -> None:
         compiles = device != "cpu" and not options.quick
     ways = [
         way
-        for way in (*WAYS, *(BUDGETS if compiles else ()))
+        for way in WAYS
         if way == "torch" or any(part.lower() in way.lower() for part in options.ways)
+        if compiles or way not in BUDGETS
     ]
     rows = chosen_rows(options)
     if not rows:

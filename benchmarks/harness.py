@@ -13,9 +13,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -100,6 +101,11 @@ def row(name: str, value: str, note: str = "", target: str = "") -> None:
     print(f"  {name:<58}{value:>14}   {note:<27}{target}".rstrip(), flush=True)
 
 
+def cells_in_line(cells: Sequence[str], width: int) -> None:
+    """A line of a table whose first column is this wide, printed at once."""
+    print(cells[0].ljust(width) + "".join(cell.rjust(14) for cell in cells[1:]), flush=True)
+
+
 def progress(what: str) -> None:
     """What is running now, apart from the results."""
     print(f"    {what}", file=sys.stderr, flush=True)
@@ -144,3 +150,24 @@ def peer(name: str) -> ModuleType | None:
     except ImportError as error:
         print(f"    {name} is left out: {error}")
         return None
+
+
+Adaptive = Callable[[Callable[[int], object], int], Work]
+
+
+def adaptive_peers() -> Iterator[tuple[str, Adaptive]]:
+    """Adaptive calls of other libraries, which know nothing yet.
+
+    Each takes a function of `batch_size` and the first size to try.
+    """
+    if torch_max_mem := peer("torch_max_mem"):
+        decorator: Any = torch_max_mem.maximize_memory_utilization
+
+        def maximized(function: Callable[[int], object], first: int) -> Work:
+            theirs = decorator(safe_devices=["cpu", "cuda"])(function)
+            return lambda: theirs(batch_size=first)
+
+        yield "torch_max_mem", maximized
+    if accelerate := peer("accelerate.utils"):
+        find = accelerate.find_executable_batch_size
+        yield "accelerate", lambda function, first: find(function, starting_batch_size=first)

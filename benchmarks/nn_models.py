@@ -111,6 +111,19 @@ class Model:
         return case
 
 
+def squared_output(
+    setting: Setting, make: Callable[[], nn.Module], shape: tuple[int, ...], *blocks: str
+) -> Case:
+    """A model of random numbers whose loss is the mean square of its output."""
+    data = torch.randn(shape, device=setting.device, dtype=setting.dtype)
+
+    def forward(model: nn.Module) -> Tensor:
+        with setting.autocast():
+            return model(data).float().square().mean()
+
+    return Case(setting.build(make), forward, blocks)
+
+
 # -- Images ----------------------------------------------------------------------------------------
 
 
@@ -255,19 +268,13 @@ class AdaptedBlock(nn.Module):
 
 def encoder(activation: type[nn.Module]) -> Callable[[Setting], Case]:
     def make(setting: Setting) -> Case:
-        n = setting.batch(2, 16)
         length, width, depth = (64, 128, 2) if setting.small else (128, 768, 12)
-        data = torch.randn(n, length, width, device=setting.device, dtype=setting.dtype)
-
-        def forward(model: nn.Module) -> Tensor:
-            with setting.autocast():
-                return model(data).float().square().mean()
-
         blocks = (AdaptedBlock(width, 8, activation) for _ in range(depth))
-        model = setting.build(lambda: nn.Sequential(*blocks))
-        for name, parameter in model.named_parameters():
+        shape = (setting.batch(2, 16), length, width)
+        case = squared_output(setting, lambda: nn.Sequential(*blocks), shape, "AdaptedBlock")
+        for name, parameter in case.model.named_parameters():
             parameter.requires_grad_(".down." in name or ".up." in name)
-        return Case(model, forward, ["AdaptedBlock"])
+        return case
 
     return make
 

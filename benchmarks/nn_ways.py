@@ -28,16 +28,8 @@ def as_it_is(model: nn.Module, blocks: Sequence[str]) -> None:
     pass
 
 
-def converted(model: nn.Module, blocks: Sequence[str]) -> None:
-    brim.convert(model)
-
-
-def cheap(model: nn.Module, blocks: Sequence[str]) -> None:
-    brim.convert(model, recompute="cheap")
-
-
-def products(model: nn.Module, blocks: Sequence[str]) -> None:
-    brim.convert(model, recompute="products")
+def converted(model: nn.Module, blocks: Sequence[str], **options: Any) -> None:
+    brim.convert(model, **options)
 
 
 def checkpointed(model: nn.Module, blocks: Sequence[str], **options: Any) -> None:
@@ -81,22 +73,25 @@ def compiled(model: nn.Module, blocks: Sequence[str]) -> None:
     model.compile()
 
 
-WAYS: Mapping[str, Way] = {
-    "torch": as_it_is,
-    "brim": converted,
-    "brim cheap": cheap,
-    "brim products": products,
-    "checkpoint": checkpointed,
-    "selective": selective,
-    "Liger": liger,
-}
-
 BUDGETS: Mapping[str, float] = {f"compile {budget:g}": budget for budget in (1, 0.5, 0.2)}
 """What torch.compile may keep, as a share of what it would keep without recomputation."""
 
+WAYS: Mapping[str, Way] = {
+    "torch": as_it_is,
+    "brim": converted,
+    "brim cheap": functools.partial(converted, recompute="cheap"),
+    "brim products": functools.partial(converted, recompute="products"),
+    "checkpoint": checkpointed,
+    "selective": selective,
+    "Liger": liger,
+    **dict.fromkeys(BUDGETS, compiled),
+}
+
 
 def with_budget(way: str) -> contextlib.AbstractContextManager[Any]:
-    """Within, torch.compile compiles for a budget."""
+    """Within, torch.compile compiles for the budget of a way, if it has one."""
+    if way not in BUDGETS:
+        return contextlib.nullcontext()
     from torch._functorch import config
 
     torch._dynamo.reset()  # else the code compiled for another budget is used

@@ -29,26 +29,22 @@ std::pair<Piece, Piece> halves(const Piece& piece) {
 /// Splits batches until there are `missing` more, or nothing is left to split. Takes as few batches
 /// as have enough samples, the emptiest first, so that the pieces are of one size and share a step.
 void split(std::vector<Piece>& pieces, std::size_t missing, std::size_t incomplete) {
-  std::stable_sort(pieces.begin(), pieces.end(),
-                   [](const Piece& a, const Piece& b) { return a.load > b.load; });
+  std::ranges::stable_sort(pieces, std::ranges::greater(), &Piece::load);
   const auto costs_less = [&](std::size_t a, std::size_t b) {
     return pieces[a].load < pieces[b].load;
   };
   std::priority_queue<std::size_t, std::vector<std::size_t>, decltype(costs_less)> candidates(
       costs_less);
-  std::size_t spare = 0;  // samples beyond one in each candidate
-  std::size_t next = pieces.size();
-  std::size_t taken = 0;
-  const auto take = [&] {
-    --next;
-    ++taken;
-    spare += pieces[next].samples.size() - 1;
-    if (pieces[next].samples.size() > 1) {
-      candidates.push(next);
+  const auto add_candidate = [&](std::size_t piece) {
+    if (pieces[piece].samples.size() > 1) {
+      candidates.push(piece);
     }
   };
-  while (next > 0 && (taken < incomplete || spare < missing)) {
-    take();
+  std::size_t spare = 0;  // samples beyond one in each candidate
+  for (std::size_t taken = 0; taken < pieces.size() && (taken < incomplete || spare < missing);) {
+    const std::size_t emptiest = pieces.size() - ++taken;
+    spare += pieces[emptiest].samples.size() - 1;
+    add_candidate(emptiest);
   }
   while (missing > 0 && !candidates.empty()) {
     const std::size_t chosen = candidates.top();
@@ -57,11 +53,8 @@ void split(std::vector<Piece>& pieces, std::size_t missing, std::size_t incomple
     pieces[chosen] = std::move(first);
     pieces.push_back(std::move(second));
     --missing;
-    for (const std::size_t half : {chosen, pieces.size() - 1}) {
-      if (pieces[half].samples.size() > 1) {
-        candidates.push(half);
-      }
-    }
+    add_candidate(chosen);
+    add_candidate(pieces.size() - 1);
   }
 }
 
@@ -82,9 +75,8 @@ std::vector<std::size_t> steps_in_order(const std::vector<Piece>& pieces, std::s
                                         std::size_t head, std::size_t tail) {
   std::vector<std::size_t> sorted(pieces.size());
   std::iota(sorted.begin(), sorted.end(), std::size_t{0});
-  std::stable_sort(sorted.begin(), sorted.end(), [&](std::size_t a, std::size_t b) {
-    return pieces[a].load != pieces[b].load ? pieces[a].load > pieces[b].load
-                                            : pieces[a].place < pieces[b].place;
+  std::ranges::stable_sort(sorted, {}, [&](std::size_t piece) {
+    return std::pair(-pieces[piece].load, pieces[piece].place);
   });
   const std::size_t steps = (pieces.size() - head - tail) / world_size;
   const std::size_t middle = steps / 2 * world_size;
@@ -98,11 +90,9 @@ std::vector<std::size_t> steps_in_order(const std::vector<Piece>& pieces, std::s
   std::vector<std::pair<std::size_t, std::size_t>> firsts;  // place of a step's first, step
   firsts.reserve(steps);
   for (std::size_t step = 0; step < steps; ++step) {
-    std::size_t first = pieces[sorted[step * world_size]].place;
-    for (std::size_t i = 1; i < world_size; ++i) {
-      first = std::min(first, pieces[sorted[step * world_size + i]].place);
-    }
-    firsts.emplace_back(first, step);
+    const auto batches = std::span(sorted).subspan(step * world_size, world_size);
+    const auto place = [&](std::size_t piece) { return pieces[piece].place; };
+    firsts.emplace_back(place(std::ranges::min(batches, {}, place)), step);
   }
   std::sort(firsts.begin(), firsts.end());
   for (const auto& [first, step] : firsts) {

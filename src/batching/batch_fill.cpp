@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
+#include <stdexcept>
 #include <utility>
 
 #include "batching/batch_fill.h"
@@ -67,5 +69,14 @@ void BatchFill::truncate(std::span<double> sizes) const {
 void BatchFill::clear() { parts_->fill.clear(); }
 
 double BatchFill::load() const { return parts_->fill.load(); }
+
+void detail::refuse_oversize(std::int64_t sample, std::span<const double> sizes) {
+  std::ostringstream message;
+  message << "sample " << sample << " exceeds the budget by itself: its size is";
+  for (const double size : sizes) {
+    message << " " << size;
+  }
+  throw std::invalid_argument(message.str());
+}
 
 }  // namespace brim::batching

@@ -162,9 +162,29 @@ template <class T>
   }
 }
 
-/// How many samples a batch takes of `count` that fit.
-[[nodiscard]] inline std::size_t whole_multiple(std::size_t count, std::size_t multiple) {
-  return multiple == 1 || count < multiple ? count : count - count % multiple;
+/// Adds samples to a batch that has those from `begin` up to `end`: the first in any case, the next
+/// ones as long as they fit. Returns the new end, at most `most`.
+template <class Fill, class SizeOf>
+std::size_t add_what_fits(Fill& fill, std::size_t begin, std::size_t end, std::size_t most,
+                          const SizeOf& size_of) {
+  while (end < most && (end == begin || fill.fits(size_of(end)))) {
+    fill.add(size_of(end++));
+  }
+  return end;
+}
+
+/// Takes the last samples out of a batch that are beyond a multiple. Returns the new end.
+template <class Fill, class SizeOf>
+std::size_t keep_multiple(Fill& fill, std::size_t begin, std::size_t end, std::size_t multiple,
+                          const SizeOf& size_of) {
+  const std::size_t beyond = end - begin < multiple ? 0 : (end - begin) % multiple;
+  if (beyond > 0) {
+    fill.clear();
+    for (std::size_t i = begin; i < end - beyond; ++i) {
+      fill.add(size_of(i));
+    }
+  }
+  return end - beyond;
 }
 
 template <class T>

@@ -145,19 +145,10 @@ class BinPacking {
     const auto count = static_cast<std::uint32_t>(own_members_.size());
     const auto take = [&](const std::vector<std::uint32_t>& from, std::uint32_t begin,
                           std::uint32_t most) {
+      const auto size_at = [&](std::size_t place) { return size_of(from[place]); };
       fill.clear();
-      std::uint32_t end = begin;
-      while (end < most && (end == begin || fill.fits(size_of(from[end])))) {
-        fill.add(size_of(from[end++]));
-      }
-      const auto taken = begin + static_cast<std::uint32_t>(whole_multiple(end - begin, multiple_));
-      if (taken < end) {
-        fill.clear();
-        for (end = begin; end < taken; ++end) {
-          fill.add(size_of(from[end]));
-        }
-      }
-      return end;
+      const std::size_t end = add_what_fits(fill, begin, begin, most, size_at);
+      return static_cast<std::uint32_t>(keep_multiple(fill, begin, end, multiple_, size_at));
     };
     const auto close = [&](std::uint32_t end) {
       own_ends_.push_back(end);

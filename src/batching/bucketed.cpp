@@ -131,28 +131,20 @@ class BucketSource : public BatchSource {
 
   std::size_t take_what_fits(BucketReader<T>& reader, double& load) const {
     return detail::with_fill(columns_, [&](auto fill, auto at) {
+      const auto readable = [&] {
+        return [=, sizes = reader.sizes()](std::size_t i) { return at(sizes, i); };
+      };
       std::size_t taken = 0;
       std::size_t ahead = reader.look_ahead(1);
-      while (true) {
-        const T* const sizes = reader.sizes();
-        while (taken < ahead && (taken == 0 || fill.fits(at(sizes, taken)))) {
-          fill.add(at(sizes, taken++));
-        }
-        // If all that was looked at fits, there may be more.
-        if (taken < ahead || reader.look_ahead(2 * taken) == ahead) {
-          const std::size_t whole =
-              detail::whole_multiple(taken, static_cast<std::size_t>(options_.batch_multiple));
-          if (whole < taken) {
-            fill.clear();
-            for (taken = 0; taken < whole; ++taken) {
-              fill.add(at(sizes, taken));
-            }
-          }
-          load = fill.load();
-          return taken;
-        }
+      do {
         ahead = reader.look_ahead(2 * taken);
-      }
+        taken = detail::add_what_fits(fill, 0, taken, ahead, readable());
+        // If all that was looked at fits, there may be more.
+      } while (taken == ahead && reader.look_ahead(2 * taken) > ahead);
+      const auto multiple = static_cast<std::size_t>(options_.batch_multiple);
+      taken = detail::keep_multiple(fill, 0, taken, multiple, readable());
+      load = fill.load();
+      return taken;
     });
   }
 

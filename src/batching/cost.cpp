@@ -33,14 +33,14 @@ std::int64_t whole_part(double maximum) {
 }
 
 // More than fit any budget that holds; the search for a count ends there.
-constexpr std::int64_t kMostInABatch = std::int64_t{1} << 40;
+constexpr std::uint64_t kMostInABatch = std::uint64_t{1} << 40;
 
-/// The largest number below `end` that fits, where all below it do. The numbers tried first are
-/// `first` and those after it by `next`: a cost is not asked about sizes that no sample has.
+/// The largest number below `end` that fits, where all below it do; 0 is taken to fit. The numbers
+/// tried first are `first` and those after it by `next`: a cost is not asked about sizes that no
+/// sample has.
 template <class Fits, class Next>
 std::uint64_t largest_fitting(std::uint64_t first, std::uint64_t end, const Next& next,
                               const Fits& fits) {
-  check_argument(fits(0), "no sample fits max_total_size, of whatever size");
   std::uint64_t largest = 0;
   std::uint64_t too_large = first;
   while (too_large < end && fits(too_large)) {
@@ -52,6 +52,14 @@ std::uint64_t largest_fitting(std::uint64_t first, std::uint64_t end, const Next
     (fits(middle) ? largest : too_large) = middle;
   }
   return largest;
+}
+
+std::uint64_t twice(std::uint64_t number) { return 2 * number; }
+
+template <class T>
+void check_that_some_size_fits(const Limit& limit) {
+  check_argument(detail::fits_alone(limit, T{0}),
+                 "no sample fits max_total_size, of whatever size");
 }
 
 }  // namespace
@@ -90,17 +98,10 @@ Cost Cost::priced(Price price) {
     return cost;
   };
   const auto largest_count = [checked](double longest, double budget) {
-    std::int64_t fits = 0;
-    std::int64_t too_many = 1;
-    while (too_many < kMostInABatch && checked(too_many, longest) <= budget) {
-      fits = too_many;
-      too_many *= 2;
-    }
-    while (too_many - fits > 1) {
-      const std::int64_t middle = fits + (too_many - fits) / 2;
-      (checked(middle, longest) <= budget ? fits : too_many) = middle;
-    }
-    return fits;
+    return static_cast<std::int64_t>(
+        largest_fitting(1, kMostInABatch, twice, [&](std::uint64_t count) {
+          return checked(static_cast<std::int64_t>(count), longest) <= budget;
+        }));
   };
   return custom(remembered(largest_count), checked);
 }
@@ -145,9 +146,9 @@ Limit::Limit(Cost cost, double maximum) : cost_(std::move(cost)), whole_(0), rea
 }
 
 std::int64_t Limit::largest_whole_size() const {
-  return static_cast<std::int64_t>(largest_fitting(
-      1, std::uint64_t{1} << 63, [](std::uint64_t size) { return 2 * size; },
-      [&](std::uint64_t size) {
+  check_that_some_size_fits<std::int64_t>(*this);
+  return static_cast<std::int64_t>(
+      largest_fitting(1, std::uint64_t{1} << 63, twice, [&](std::uint64_t size) {
         return detail::fits_alone(*this, static_cast<std::int64_t>(size));
       }));
 }
@@ -155,6 +156,7 @@ std::int64_t Limit::largest_whole_size() const {
 // Doubles that are not negative are in the order of their bits, of which the 52 lowest are the
 // fraction: one more above them is twice the number.
 double Limit::largest_real_size() const {
+  check_that_some_size_fits<double>(*this);
   return std::bit_cast<double>(largest_fitting(
       std::bit_cast<std::uint64_t>(1.0),
       std::bit_cast<std::uint64_t>(std::numeric_limits<double>::infinity()),

@@ -94,24 +94,18 @@ class OpenBuckets : public BatchSource {
 
   // Gives the longest waiting ones; what is beyond a multiple waits on.
   void give(Batches& block, Open& open) {
-    const auto refill = [&] {
-      open.fill.clear();
-      for (const std::int64_t sample : open.samples) {
-        open.fill.add(table_.sizes_of(sample).data());
-      }
-    };
-    const std::size_t taken = detail::whole_multiple(open.samples.size(), multiple_);
+    const auto sizes_at = [&](std::size_t i) { return table_.sizes_of(open.samples[i]).data(); };
+    const std::size_t taken =
+        detail::keep_multiple(open.fill, 0, open.samples.size(), multiple_, sizes_at);
     const auto end = open.samples.begin() + static_cast<std::ptrdiff_t>(taken);
-    const std::vector<std::int64_t> rest(end, open.samples.end());
-    open.samples.erase(end, open.samples.end());
-    if (!rest.empty()) {
-      refill();
-    }
-    block.indices.insert(block.indices.end(), open.samples.begin(), open.samples.end());
+    block.indices.insert(block.indices.end(), open.samples.begin(), end);
     block.close(open.fill.load());
     waiting_ -= static_cast<std::int64_t>(taken);
-    open.samples = rest;
-    refill();
+    open.samples.erase(open.samples.begin(), end);
+    open.fill.clear();
+    for (std::size_t i = 0; i < open.samples.size(); ++i) {
+      open.fill.add(sizes_at(i));
+    }
   }
 
   void give_all(Batches& block) {
@@ -176,30 +170,11 @@ class Replayed : public BatchSource {
   std::int64_t first_needed_ = 0;
 };
 
-/// Hands a source that exists to a BatchStream.
-class OneEpoch : public Batching {
- public:
-  explicit OneEpoch(std::unique_ptr<BatchSource> source) : source_(std::move(source)) {}
-  [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t /*seed*/) const override {
-    return std::move(source_);
-  }
-  [[nodiscard]] std::int64_t samples() const override { return 0; }
-  [[nodiscard]] const std::vector<LeftOut>& left_out() const override { return none_; }
-  [[nodiscard]] BatchFigures figures(std::span<const std::int64_t> /*batch*/) const override {
-    return {};
-  }
-
- private:
-  mutable std::unique_ptr<BatchSource> source_;
-  std::vector<LeftOut> none_;
-};
-
 }  // namespace
 
 struct LookAheadCore::Parts {
   Parts(ReadSizes read, std::vector<Limit> limits, const LookAheadOptions& options, Ranks ranks)
-      : table(std::move(limits), options, std::move(read)),
-        stream(OneEpoch(make_source(options)), 0, ranks) {
+      : table(std::move(limits), options, std::move(read)), stream(make_source(options), ranks) {
     look_ahead_for(ranks.world_size);
   }
 
@@ -232,7 +207,6 @@ struct LookAheadCore::Parts {
 
 LookAheadCore::LookAheadCore(ReadSizes read, std::vector<Limit> limits,
                              const LookAheadOptions& options, Ranks ranks) {
-  check_argument(!limits.empty(), "there must be at least one limit");
   check_argument(options.samples > 0, "lookahead must be positive, got ", options.samples);
   parts_ = std::make_unique<Parts>(std::move(read), std::move(limits), options, ranks);
 }

@@ -72,23 +72,15 @@ class OrderedSource : public BatchSource {
   std::int64_t batch(Batches& block, bool last) {
     return detail::with_fill(table_.columns(), [&, sizes = sizes_](auto fill, auto at) {
       const std::size_t count = samples_.size();
+      const auto size_of = [=](std::size_t i) { return at(sizes, i); };
       std::size_t begin = 0;
       while (begin < count) {
-        std::size_t end = begin;
         fill.clear();
-        do {
-          fill.add(at(sizes, end++));
-        } while (end < count && fill.fits(at(sizes, end)));
+        const std::size_t end = detail::add_what_fits(fill, begin, begin, count, size_of);
         if (end == count && !last) {
           break;
         }
-        const std::size_t taken = begin + detail::whole_multiple(end - begin, multiple_);
-        if (taken < end) {
-          fill.clear();
-          for (std::size_t i = begin; i < taken; ++i) {
-            fill.add(at(sizes, i));
-          }
-        }
+        const std::size_t taken = detail::keep_multiple(fill, begin, end, multiple_, size_of);
         block.indices.insert(block.indices.end(),
                              samples_.begin() + static_cast<std::ptrdiff_t>(begin),
                              samples_.begin() + static_cast<std::ptrdiff_t>(taken));

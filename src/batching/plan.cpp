@@ -10,6 +10,10 @@
 namespace brim::batching {
 namespace {
 
+// By LeftOutReason.
+constexpr std::array kReasons{"over budget", "outside buckets", "dropped last",
+                              "too few for ranks"};
+
 std::string percent(double share) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.2f %%", 100 * share);
@@ -81,17 +85,7 @@ PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t wor
 }
 
 const char* to_string(LeftOutReason reason) {
-  switch (reason) {
-    case LeftOutReason::over_budget:
-      return "over budget";
-    case LeftOutReason::outside_buckets:
-      return "outside buckets";
-    case LeftOutReason::dropped_last:
-      return "dropped last";
-    case LeftOutReason::too_few_for_ranks:
-      return "too few for ranks";
-  }
-  return "unknown";
+  return kReasons.at(static_cast<std::size_t>(reason));
 }
 
 std::string to_string(const PlanReport& report) {
@@ -105,14 +99,11 @@ std::string to_string(const PlanReport& report) {
   if (report.world_size > 1) {
     text += "\n  imbalance  " + percent(report.imbalance);
   }
-  for (const LeftOutReason reason :
-       {LeftOutReason::over_budget, LeftOutReason::outside_buckets, LeftOutReason::dropped_last,
-        LeftOutReason::too_few_for_ranks}) {
+  for (std::size_t reason = 0; reason < kReasons.size(); ++reason) {
     const auto count =
-        std::count_if(report.left_out.begin(), report.left_out.end(),
-                      [&](const LeftOut& sample) { return sample.reason == reason; });
+        std::ranges::count(report.left_out, static_cast<LeftOutReason>(reason), &LeftOut::reason);
     if (count > 0) {
-      text += "\n  left out   " + std::to_string(count) + ", " + to_string(reason);
+      text += "\n  left out   " + std::to_string(count) + ", " + kReasons.at(reason);
     }
   }
   return text;

@@ -10,16 +10,14 @@
 #include "check_argument.h"
 
 namespace brim::batching {
-
-using brim::detail::check_argument;
-namespace {
+namespace detail {
 
 // Positions inside batches are kept in 32 bits.
 constexpr std::size_t kMostSamples = std::numeric_limits<std::uint32_t>::max();
 
 // One pass over memory and no branch in it: 10 million sizes in a few milliseconds.
 template <class T>
-T largest_of(const SizeSpan<T>& sizes) {
+T largest_size(const SizeSpan<T>& sizes) {
   return sizes.visit([]<class Stored>(std::span<const Stored> stored) {
     constexpr Stored kMost = std::numeric_limits<Stored>::max();
     Stored largest = 0;
@@ -43,13 +41,6 @@ T largest_of(const SizeSpan<T>& sizes) {
   });
 }
 
-}  // namespace
-
-namespace detail {
-
-std::int64_t largest_size(const SizeSpan<std::int64_t>& sizes) { return largest_of(sizes); }
-double largest_size(const SizeSpan<double>& sizes) { return largest_of(sizes); }
-
 template <class T>
 void check_lengths(const Columns<T>& columns) {
   check_argument(!columns.empty(), "there must be at least one column of sizes with its budget");
@@ -61,6 +52,8 @@ void check_lengths(const Columns<T>& columns) {
   }
 }
 
+template std::int64_t largest_size(const SizeSpan<std::int64_t>&);
+template double largest_size(const SizeSpan<double>&);
 template void check_lengths(const Columns<std::int64_t>&);
 template void check_lengths(const Columns<double>&);
 

@@ -22,8 +22,8 @@ using brim::detail::check_argument;
 
 /// The largest of the sizes, 0 if there are none. @throws std::invalid_argument naming the index of
 /// one that is negative, NaN or infinite.
-[[nodiscard]] std::int64_t largest_size(const SizeSpan<std::int64_t>& sizes);
-[[nodiscard]] double largest_size(const SizeSpan<double>& sizes);
+template <class T>
+[[nodiscard]] T largest_size(const SizeSpan<T>& sizes);
 
 /// @throws std::invalid_argument unless there is a column, and all are equally and not too long.
 template <class T>

@@ -79,13 +79,15 @@ std::uint64_t epoch_seed(std::uint64_t seed, std::uint64_t epoch) {
 }
 
 BatchStream::BatchStream(const Batching& batching, std::uint64_t seed, Ranks ranks)
-    : ranks_(ranks) {
+    : BatchStream(batching.epoch(seed), ranks) {}
+
+BatchStream::BatchStream(std::unique_ptr<BatchSource> source, Ranks ranks)
+    : source_(std::move(source)), ranks_(ranks) {
   check_argument(ranks.world_size >= 1 && ranks.world_size <= kMostRanks,
                  "world_size must be at least 1 and at most 2^40, got ", ranks.world_size);
   check_argument(ranks.rank >= 0 && ranks.rank < ranks.world_size,
                  "rank must be from 0 to world_size - 1 = ", ranks.world_size - 1, ", got ",
                  ranks.rank);
-  source_ = batching.epoch(seed);
 }
 
 BatchStream::~BatchStream() = default;

@@ -1,18 +1,16 @@
 #pragma once
 
+#include <brim/batching/batch_fill.h>
 #include <brim/batching/look_ahead.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <optional>
 #include <span>
-#include <sstream>
 #include <utility>
 #include <vector>
 
-#include "batching/batch_fill.h"
 #include "batching/permutation.h"
 #include "check_argument.h"
 
@@ -28,14 +26,14 @@ class StreamTable {
         oversize_(options.oversize),
         shuffle_(options.shuffle),
         boundaries_(options.boundaries),
-        row_(limits.size()) {
+        row_(limits.size()),
+        empty_batch_(limits) {
     for (Limit& limit : limits) {
       columns_.push_back({{}, std::move(limit)});
-      if (oversize_ == Oversize::truncate) {
-        largest_.push_back(columns_.back().limit.largest_real_size());
-      }
     }
-    alone_.emplace(columns_);
+    if (oversize_ == Oversize::truncate) {
+      empty_batch_.truncate(row_);  // an error at once if no size fits
+    }
   }
 
   /// look_ahead reads this COUNT of samples in addition.
@@ -118,8 +116,8 @@ class StreamTable {
  private:
   bool read_row() {
     const bool more = read_(row_);
-    for (std::size_t c = 0; more && c < largest_.size(); ++c) {
-      row_[c] = std::min(row_[c], largest_[c]);
+    if (more && oversize_ == Oversize::truncate) {
+      empty_batch_.truncate(row_);
     }
     return more;
   }
@@ -129,8 +127,10 @@ class StreamTable {
     sizes_.push_back(row_);
     const bool inside =
         boundaries_.empty() || (row_[0] >= boundaries_.front() && row_[0] < boundaries_.back());
-    if (oversize_ != Oversize::alone && !alone_->fits_alone(row_.data())) {
-      refuse_if_asked(sample);
+    if (oversize_ != Oversize::alone && !empty_batch_.fits_alone(row_)) {
+      if (oversize_ == Oversize::error) {
+        refuse_oversize(sample, row_);
+      }
       left_out_.push_back({sample, LeftOutReason::over_budget});
     } else if (!inside) {
       left_out_.push_back({sample, LeftOutReason::outside_buckets});
@@ -139,26 +139,14 @@ class StreamTable {
     }
   }
 
-  void refuse_if_asked(std::int64_t sample) const {
-    if (oversize_ == Oversize::error) {
-      std::ostringstream sizes;
-      for (const double size : row_) {
-        sizes << " " << size;
-      }
-      check_argument(false, "sample ", sample, " exceeds the budget by itself: its size is",
-                     sizes.str());
-    }
-  }
-
   LookAheadCore::ReadSizes read_;
   Oversize oversize_;
   bool shuffle_;
   std::vector<double> boundaries_;  // of buckets, if there are any
   std::int64_t margin_ = 0;
-  std::vector<double> row_;      // of the last sample
-  std::vector<double> largest_;  // sizes, if larger ones are truncated
-  Columns<double> columns_;      // without sizes
-  std::optional<MultiFill<double>> alone_;
+  std::vector<double> row_;  // of the last sample
+  BatchFill empty_batch_;
+  Columns<double> columns_;                // without sizes
   std::deque<std::vector<double>> sizes_;  // from sample first_sample_ on
   std::deque<std::int64_t> places_;        // samples to be batched, from first_place_ on
   std::int64_t first_sample_ = 0;

@@ -4,13 +4,14 @@
 #include <numeric>
 #include <optional>
 
+#include "predict/least_squares.h"
+
 namespace brim::detail {
 namespace {
 
 constexpr double kEnough = 0.5;  // share of the limit that shows the growth
 constexpr std::size_t kMostInABatch = std::size_t{1} << 16;  // in a batch that is measured
 constexpr std::size_t kGroups = 16;  // one sample in this many has most of a feature
-constexpr int kSweeps = 10'000;
 
 using Row = std::vector<double>;
 
@@ -72,8 +73,8 @@ class FeatureProbe {
     }
     std::vector<std::int64_t> order(samples());
     std::iota(order.begin(), order.end(), std::int64_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
-      return share[static_cast<std::size_t>(a)] > share[static_cast<std::size_t>(b)];
+    std::ranges::stable_sort(order, std::ranges::greater(), [&](std::int64_t sample) {
+      return share[static_cast<std::size_t>(sample)];
     });
     order.resize((samples() + kGroups - 1) / kGroups);
     return order;
@@ -106,33 +107,18 @@ class FeatureProbe {
   Row means_;
 };
 
-/// Least squares with weights that are not negative, by going to the best value of one weight after
-/// the other. `scale` is about how large a feature is.
-Row solve(const std::vector<Growth>& rows, const Row& scale) {
-  Row weights(scale.size());  // of a feature in units of its scale
-  Row left;                   // bytes that are not explained yet
+/// Weights that explain the growth best. If nothing grew, the mean of each feature counts the same.
+Row solve(const std::vector<Growth>& rows, const Row& means) {
+  Matrix totals(rows.size(), means.size());
+  Row bytes;
   for (const Growth& row : rows) {
-    left.push_back(row.bytes);
+    std::ranges::copy(row.totals, &totals.at(bytes.size(), 0));
+    bytes.push_back(row.bytes);
   }
-  for (int sweep = 0; sweep < kSweeps; ++sweep) {
-    for (std::size_t c = 0; c < weights.size(); ++c) {
-      double along = 0.0;
-      double squares = 0.0;
-      for (std::size_t r = 0; r < rows.size(); ++r) {
-        const double total = scale[c] > 0 ? rows[r].totals[c] / scale[c] : 0.0;
-        along += total * left[r];
-        squares += total * total;
-      }
-      const double step = squares > 0 ? std::max(along / squares, -weights[c]) : 0.0;
-      weights[c] += step;
-      for (std::size_t r = 0; r < rows.size() && step != 0; ++r) {
-        left[r] -= step * rows[r].totals[c] / scale[c];
-      }
-    }
-  }
-  const bool none = std::all_of(weights.begin(), weights.end(), [](double w) { return w == 0; });
-  for (std::size_t c = 0; c < weights.size(); ++c) {
-    weights[c] = scale[c] > 0 ? (none ? 1.0 : weights[c]) / scale[c] : 0.0;
+  Row weights = solve_non_negative(totals, bytes);
+  if (std::ranges::all_of(weights, [](double weight) { return weight == 0; })) {
+    std::ranges::transform(means, weights.begin(),
+                           [](double mean) { return mean > 0 ? 1 / mean : 0.0; });
   }
   return weights;
 }

@@ -149,9 +149,7 @@ void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& sear
       most = std::max(most, need(b));
     }
     std::erase_if(full, [&](std::size_t b) { return need(b) < kNearlyFull * most; });
-    std::stable_sort(full.begin(), full.end(), [&](std::size_t a, std::size_t b) {
-      return trial.shapes[a].longest < trial.shapes[b].longest;
-    });
+    std::ranges::stable_sort(full, {}, [&](std::size_t b) { return trial.shapes[b].longest; });
     // Short and long ones in turn: the blocks of one are of least use to the next.
     const std::size_t step = std::max(full.size() / 12, std::size_t{1});
     std::vector<std::vector<std::int64_t>> batches;

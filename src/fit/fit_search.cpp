@@ -58,13 +58,11 @@ std::vector<std::size_t> extreme_batches(const std::vector<BatchShape>& shapes,
   std::vector<std::size_t> by_length(shapes.size());
   std::iota(by_length.begin(), by_length.end(), std::size_t{0});
   const auto most = [&](const auto& key) {
-    return *std::max_element(by_length.begin(), by_length.end(), [&](std::size_t a, std::size_t b) {
-      return key(shapes[a]) < key(shapes[b]);
-    });
+    return *std::ranges::max_element(by_length, {},
+                                     [&](std::size_t batch) { return key(shapes[batch]); });
   };
-  std::stable_sort(by_length.begin(), by_length.end(), [&](std::size_t a, std::size_t b) {
-    return std::pair(shapes[a].longest, shapes[a].count) <
-           std::pair(shapes[b].longest, shapes[b].count);
+  std::ranges::stable_sort(by_length, {}, [&](std::size_t batch) {
+    return std::array{shapes[batch].longest, shapes[batch].count};
   });
   std::vector<std::size_t> chosen{
       by_length.back(), most([](const BatchShape& s) { return std::array{s.count, s.longest}; }),
@@ -146,8 +144,8 @@ class TotalSearch {
     const bool nearly = kUsed * limit <= most && most <= limit;
     std::vector<std::size_t> order(needs.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return needs[a] > needs[b]; });
+    std::ranges::stable_sort(order, std::ranges::greater(),
+                             [&](std::size_t batch) { return needs[batch]; });
     order.resize(std::min<std::size_t>(order.size(), nearly ? 4 : 1));
     std::erase_if(order, [&](std::size_t b) { return known_.contains(terms_of(trial.shapes[b])); });
     if (!order.empty() && near_ < kMostMeasured) {
@@ -292,8 +290,7 @@ TrialBatches::TrialBatches(const batching::Batching& batching,
 SamplesBySize::SamplesBySize(std::span<const std::int64_t> of) : indices(of.size()) {
   std::iota(indices.begin(), indices.end(), std::int64_t{0});
   const auto size_of = [&](std::int64_t index) { return of[static_cast<std::size_t>(index)]; };
-  std::stable_sort(indices.begin(), indices.end(),
-                   [&](std::int64_t a, std::int64_t b) { return size_of(a) < size_of(b); });
+  std::ranges::stable_sort(indices, {}, size_of);
   sizes.resize(of.size());
   std::transform(indices.begin(), indices.end(), sizes.begin(), size_of);
 }

@@ -3,6 +3,7 @@
 #include <brim/batching/cost.h>
 #include <brim/export.h>
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -44,5 +45,12 @@ class BRIM_API BatchFill {
   struct Parts;
   std::unique_ptr<Parts> parts_;
 };
+
+namespace detail {
+
+/// @throws std::invalid_argument: the sample exceeds the budget by itself.
+[[noreturn]] BRIM_API void refuse_oversize(std::int64_t sample, std::span<const double> sizes);
+
+}  // namespace detail
 
 }  // namespace brim::batching

@@ -7,7 +7,6 @@
 #include <functional>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -107,12 +106,7 @@ class SampleStream {
 
   void leave_out(std::int64_t place) {
     if (oversize_ == Oversize::error) {
-      std::ostringstream message;
-      message << "sample " << place << " exceeds the budget by itself: its size is";
-      for (const double size : sizes_) {
-        message << " " << size;
-      }
-      throw std::invalid_argument(message.str());
+      detail::refuse_oversize(place, sizes_);
     }
     left_out_.push_back(place);
   }

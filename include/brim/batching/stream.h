@@ -70,6 +70,8 @@ class BRIM_API BatchStream {
   /// Keeps a reference to `batching`. @throws std::invalid_argument if the rank is not from 0 to
   /// world_size - 1.
   BatchStream(const Batching& batching, std::uint64_t seed, Ranks ranks = {});
+  /// Of a source that no Batching makes.
+  BatchStream(std::unique_ptr<BatchSource> source, Ranks ranks);
   ~BatchStream();
   BatchStream(BatchStream&&) noexcept;
   BatchStream& operator=(BatchStream&&) = delete;

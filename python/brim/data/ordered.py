@@ -27,6 +27,7 @@ from brim.data.sizes import (
     is_array,
     size_function,
 )
+from brim.data.states import PositionedIterator
 
 _Data = TypeVar("_Data")
 _Logger = Callable[[str], None]
@@ -301,7 +302,7 @@ class SizeAwareBatchSampler(FittedBatchSampler):
             self._drop_order()
 
 
-class _Streaming:
+class _Streaming(PositionedIterator):
     """The batches of a sampler, made as they are needed."""
 
     def __init__(self, owner: SizeAwareBatchSampler, start: Start) -> None:
@@ -325,9 +326,7 @@ class _Streaming:
             owner._oversize,
             start.cursor[0] if start.cursor else 0,
         )
-        self._description = owner._description(start.seed)
-        self._places = [self._stream.begin]
-        self._finished = False
+        super().__init__(owner._description(start.seed), self._stream.begin)
         self._broken = False
 
     def __iter__(self) -> _Streaming:
@@ -351,17 +350,8 @@ class _Streaming:
     def begun(self) -> bool:
         return self._finished or self._broken or len(self._places) > 1
 
-    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        given = len(self._places) - 1
-        batches = given if batches is None else whole("batches", batches, 0)
-        if batches > given:
-            raise ValueError(f"batches must be from 0 to {given}, those yielded, got {batches}")
-        return {
-            **self._description,
-            "finished": self._finished and batches == given,
-            "cursor": [self._places[batches]],
-            "segments": [],
-        }
+    def _position(self, place: int) -> dict[str, Any]:
+        return {"cursor": [place], "segments": []}
 
 
 def _fixed_order(sampler: Iterable[int]) -> tuple[int | None, torch.Tensor | None]:

@@ -1,11 +1,36 @@
-"""Checks of the states that samplers and streams resume from."""
+"""The states that samplers and streams resume from."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from brim._arguments import shown
+from brim._arguments import shown, whole
+
+
+class PositionedIterator(ABC):
+    """An iterator over batches that remembers its place after each of them."""
+
+    def __init__(self, description: dict[str, Any], begin: int) -> None:
+        self._description = description
+        self._places = [begin]
+        self._finished = False
+
+    @abstractmethod
+    def _position(self, place: int) -> dict[str, Any]: ...
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """The state after this many of the batches that were given; after all of them if None."""
+        given = len(self._places) - 1
+        batches = given if batches is None else whole("batches", batches, 0)
+        if batches > given:
+            raise ValueError(f"batches must be from 0 to {given}, those given, got {batches}")
+        return {
+            **self._description,
+            "finished": self._finished and batches == given,
+            **self._position(self._places[batches]),
+        }
 
 
 def check_state(state: object, keys: set[str]) -> None:
