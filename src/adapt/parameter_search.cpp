@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -12,6 +11,7 @@
 namespace brim {
 namespace {
 
+using detail::check_argument;
 using detail::require;
 
 __extension__ using Wide = __int128;  // a product of two sizes
@@ -20,15 +20,13 @@ void check(const Parameter& parameter, std::size_t index) {
   const std::string name = "parameters[" + std::to_string(index) + "].";
   require(parameter.lower >= 1, name + "lower", parameter.lower, "at least 1");
   require(parameter.maximum >= parameter.lower, name + "maximum", parameter.maximum,
-          "at least lower=" + std::to_string(parameter.lower));
+          "at least lower=", parameter.lower);
   require(parameter.quantum >= 1, name + "quantum", parameter.quantum, "at least 1");
 }
 
 std::vector<std::vector<std::size_t>> checked_groups(const ParameterSearchOptions& options) {
   const std::size_t count = options.parameters.size();
-  if (count == 0) {
-    throw std::invalid_argument("parameters=[] is not allowed; there must be at least one");
-  }
+  check_argument(count > 0, "parameters=[] is not allowed; there must be at least one");
   for (std::size_t i = 0; i < count; ++i) {
     check(options.parameters[i], i);
   }
@@ -38,25 +36,17 @@ std::vector<std::vector<std::size_t>> checked_groups(const ParameterSearchOption
   }
   std::vector<bool> used(count);
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const std::string name = "groups[" + std::to_string(g) + "]";
-    if (groups[g].empty()) {
-      throw std::invalid_argument(name +
-                                  "=[] is not allowed; a group must have at least one parameter");
-    }
+    check_argument(!groups[g].empty(), "groups[", g,
+                   "]=[] is not allowed; a group must have at least one parameter");
     for (const std::size_t index : groups[g]) {
-      if (index >= count || used[index]) {
-        throw std::invalid_argument(name + " holds " + std::to_string(index) +
-                                    "; allowed is each index below " + std::to_string(count) +
-                                    ", once");
-      }
+      check_argument(index < count && !used[index], "groups[", g, "] holds ", index,
+                     "; allowed is each index below ", count, ", once");
       used[index] = true;
     }
   }
-  if (const auto missing = std::find(used.begin(), used.end(), false); missing != used.end()) {
-    throw std::invalid_argument("groups lacks the parameter " +
-                                std::to_string(missing - used.begin()) +
-                                "; each must be in one group");
-  }
+  const auto missing = std::find(used.begin(), used.end(), false);
+  check_argument(missing == used.end(), "groups lacks the parameter ", missing - used.begin(),
+                 "; each must be in one group");
   return groups;
 }
 
@@ -197,13 +187,11 @@ std::optional<std::int64_t> ParameterSearch::scale_of(const Group& group,
 template <class Take>
 bool ParameterSearch::place(const Attempt& attempt, const Take& take) {
   const std::vector<std::int64_t>& values = attempt.values;
-  if (values.size() != parameters_.size()) {
-    throw std::invalid_argument("values has " + std::to_string(values.size()) +
-                                " entries; it must have " + std::to_string(parameters_.size()) +
-                                ", one per parameter");
-  }
+  check_argument(values.size() == parameters_.size(), "values has ", values.size(),
+                 " entries; it must have ", parameters_.size(), ", one per parameter");
   for (std::size_t i = 0; i < values.size(); ++i) {
-    require(values[i] >= 1, "values[" + std::to_string(i) + "]", values[i], "at least 1");
+    check_argument(values[i] >= 1, "values[", i, "]=", values[i],
+                   " is not allowed; it must be at least 1");
   }
   const auto at = [&](const Group& group, std::int64_t Parameter::* bound) {
     return std::all_of(group.members.begin(), group.members.end(),
@@ -225,7 +213,7 @@ bool ParameterSearch::place(const Attempt& attempt, const Take& take) {
     const Range range = same(groups_[g], *scale);
     Attempt scaled = attempt;
     scaled.values = {attempt.fitted() ? range.last : range.first};
-    take(g, scaled);
+    take(g, std::move(scaled));
     taken = true;
   }
   return taken;
@@ -235,8 +223,9 @@ bool ParameterSearch::remember(std::span<const Attempt> attempts) {
   std::vector<std::vector<Attempt>> of_group(groups_.size());
   bool taken = false;
   for (const Attempt& attempt : attempts) {
-    taken |= place(attempt,
-                   [&](std::size_t g, const Attempt& scaled) { of_group[g].push_back(scaled); });
+    taken |= place(attempt, [&](std::size_t g, Attempt&& scaled) {
+      of_group[g].push_back(std::move(scaled));
+    });
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     groups_[g].search.remember(of_group[g]);

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 namespace brim {
@@ -36,46 +37,43 @@ void SavedState::add(const at::Tensor& tensor) {
 
 void SavedState::add_values(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), "restore has an undefined tensor");
-  if (with_values_.contains(tensor.unsafeGetTensorImpl())) {
-    return;
+  if (!values_.contains(tensor.unsafeGetTensorImpl())) {
+    const BelowAutograd guard;
+    values_[tensor.unsafeGetTensorImpl()] = {tensor, tensor.alias(), at::clone(tensor)};
   }
-  const BelowAutograd guard;
-  values_.push_back({tensor, tensor.alias(), at::clone(tensor)});
-  with_values_.insert(tensor.unsafeGetTensorImpl());
 }
 
 void SavedState::add_gradient(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), "restore has an undefined tensor");
-  if (with_gradient_.contains(tensor.unsafeGetTensorImpl())) {
-    return;
+  if (!gradients_.contains(tensor.unsafeGetTensorImpl())) {
+    const BelowAutograd guard;
+    const at::Tensor& gradient = gradient_of(tensor);
+    gradients_[tensor.unsafeGetTensorImpl()] = {
+        tensor, gradient, gradient.defined() ? at::clone(gradient) : gradient};
   }
-  const BelowAutograd guard;
-  const at::Tensor& gradient = gradient_of(tensor);
-  gradients_.push_back({tensor, gradient, gradient.defined() ? at::clone(gradient) : gradient});
-  with_gradient_.insert(tensor.unsafeGetTensorImpl());
 }
 
 void SavedState::add(std::function<void()> put_back) { others_.push_back(std::move(put_back)); }
 
 void SavedState::put_back() const {
-  for (const Gradient& gradient : gradients_) {
+  for (const auto& [impl, gradient] : gradients_) {
     if (gradient.before.defined() || gradient_of(gradient.tensor).defined()) {
       gradient.tensor.unsafeGetTensorImpl()->mutable_grad() = gradient.before;
     }
   }
-  for (const Values& values : values_) {
+  for (const auto& [impl, values] : values_) {
     if (!same_memory(values.tensor, values.before)) {
       values.tensor.set_data(values.before);
     }
   }
   {
     const BelowAutograd guard;
-    for (const Gradient& gradient : gradients_) {
+    for (const auto& [impl, gradient] : gradients_) {
       if (gradient.before.defined()) {
         gradient.before.copy_(gradient.copy);
       }
     }
-    for (const Values& values : values_) {
+    for (const auto& [impl, values] : values_) {
       values.tensor.copy_(values.copy);
     }
   }
@@ -85,7 +83,7 @@ void SavedState::put_back() const {
 }
 
 bool SavedState::has_values(const at::Tensor& tensor) const {
-  return std::any_of(values_.begin(), values_.end(), [&](const Values& values) {
+  return std::ranges::any_of(std::views::values(values_), [&](const Saved& values) {
     return values.tensor.is_same(tensor) || (tensor.has_storage() && values.before.has_storage() &&
                                              tensor.storage().is_alias_of(values.before.storage()));
   });

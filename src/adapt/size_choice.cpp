@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "adapt/size_lattice.h"
+#include "bisect.h"
 #include "predict/growth.h"
 #include "predict/parts_need.h"
 #include "predict/recorded_growth.h"
@@ -30,9 +31,6 @@ constexpr double kNearby = 1.25;
 constexpr double kWorthMoving = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
 
-// A prediction may be off by a step of padded sizes, or by small tensors. Of few items none is held
-// back.
-constexpr std::int64_t kHeldBackOf = 200;
 // What CUDA's allocator takes from the device at once for tensors below 10 MiB: as much may be out
 // of reach at the end. Of little memory, no more than this share.
 constexpr double kSegment = 20.0 * (1 << 20);
@@ -52,9 +50,6 @@ constexpr std::int64_t kLeastToLearnFrom = 2;
 // Parts of the options' margin. The first jump is optimistic anyway, and near a size that fitted
 // there is little left to be wrong about.
 constexpr double kSmallMargin = 1.0 / 4;
-
-// Bytes that differ by less than this share are taken as equal.
-constexpr double kAlike = 0.002;
 
 // A calculated size this close to one that halving tries is not worth a failure of its own.
 constexpr double kBetterThanHalving = 1.02;
@@ -196,7 +191,7 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
     // A single fit that nothing has failed beside says little about far larger sizes.
     if (expected && !(guess && std::ranges::all_of(known_, &Attempt::fitted))) {
       const double most = std::floor(std::min(expected->size, 2.0 * static_cast<double>(high)));
-      const std::int64_t size = moved_to(most - std::floor(most / kHeldBackOf), high);
+      const std::int64_t size = moved_to(detail::less_spared(most), high);
       const bool stays =
           static_cast<double>(size) < kWorthLearning * static_cast<double>(best_) ||
           std::ranges::any_of(
@@ -261,7 +256,7 @@ std::optional<std::int64_t> SizeSearch::recorded_size(double margin, std::int64_
     const auto records = *detail::RecordedGrowth::of(known_);
     // Other threads may have been recorded too.
     const auto need = static_cast<double>(*last->need());
-    if (std::abs(records.need_at(records.size()) - need) > kAlike * need) {
+    if (!detail::alike(records.need_at(records.size()), need)) {
       return std::nullopt;
     }
     if (failure_ != 0 && records.need_at(static_cast<double>(failure_)) <= bytes) {
@@ -273,7 +268,7 @@ std::optional<std::int64_t> SizeSearch::recorded_size(double margin, std::int64_
         const auto parts =
             detail::PartsNeed::of(*last->record, last->size(), *other.record, other.size());
         if (parts) {
-          return parts->largest_within(bytes, most, kHeldBackOf);
+          return parts->largest_within(bytes, most);
         }
       }
     }
@@ -281,8 +276,7 @@ std::optional<std::int64_t> SizeSearch::recorded_size(double margin, std::int64_
     if (!records.knows_growth() || records.need_at(2 * records.size()) == need) {
       return std::nullopt;
     }
-    const std::int64_t largest = records.largest_within(bytes, most);
-    return largest - largest / kHeldBackOf;
+    return detail::less_spared(records.largest_within(bytes, most));
   });
   return size.value_or(0) == 0 ? std::nullopt : size;
 }

@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "number_text.h"
+#include "predict/round_up.h"
 
 namespace brim::size_file {
 namespace {
@@ -161,18 +162,12 @@ Kind kind_of(std::string_view file) {
   return temporary ? Kind::temporary : Kind::foreign;
 }
 
-struct File {
-  fs::path path;
-  Kind kind;
-};
-
-/// What is ours in the directory.
-std::vector<File> our_files(const fs::path& directory) {
-  std::vector<File> files;
+std::vector<fs::path> files_of(Kind kind, const fs::path& directory) {
+  std::vector<fs::path> files;
   std::error_code error;
   for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
-    if (const Kind kind = kind_of(at->path().filename().string()); kind != Kind::foreign) {
-      files.push_back({at->path(), kind});
+    if (kind_of(at->path().filename().string()) == kind) {
+      files.push_back(at->path());
     }
   }
   return files;
@@ -249,18 +244,12 @@ std::error_code write(const fs::path& file, std::uint64_t key,
 
 void remove_all(const fs::path& directory) {
   std::error_code ignored;
-  for (const File& file : our_files(directory)) {
-    if (file.kind == Kind::sizes) {
-      fs::remove(file.path, ignored);
-    }
+  for (const fs::path& file : files_of(Kind::sizes, directory)) {
+    fs::remove(file, ignored);
   }
 }
 
-bool any(const fs::path& directory) {
-  const std::vector<File> files = our_files(directory);
-  return std::any_of(files.begin(), files.end(),
-                     [](const File& file) { return file.kind == Kind::sizes; });
-}
+bool any(const fs::path& directory) { return !files_of(Kind::sizes, directory).empty(); }
 
 std::int64_t prune(const fs::path& directory, std::int64_t most) {
   struct Used {
@@ -270,24 +259,24 @@ std::int64_t prune(const fs::path& directory, std::int64_t most) {
   };
   constexpr auto kAbandoned = std::chrono::hours(1);  // its writer was killed
   constexpr std::int64_t kBlock = 4096;               // what a disk gives out
-  std::vector<Used> files;
-  std::int64_t total = 0;
   std::error_code gone;
-  for (const auto& [path, kind] : our_files(directory)) {
-    const auto bytes = static_cast<std::int64_t>(fs::file_size(path, gone));
-    const auto when = gone ? fs::file_time_type{} : fs::last_write_time(path, gone);
-    if (gone) {
-      continue;
-    }
-    if (kind == Kind::sizes) {
-      files.push_back({when, (bytes + kBlock - 1) / kBlock * kBlock, path});
-      total += files.back().bytes;
-    } else if (fs::file_time_type::clock::now() - when > kAbandoned) {
+  for (const fs::path& path : files_of(Kind::temporary, directory)) {
+    const auto when = fs::last_write_time(path, gone);
+    if (!gone && fs::file_time_type::clock::now() - when > kAbandoned) {
       fs::remove(path, gone);
     }
   }
-  std::sort(files.begin(), files.end(),
-            [](const Used& a, const Used& b) { return a.when < b.when; });
+  std::vector<Used> files;
+  std::int64_t total = 0;
+  for (const fs::path& path : files_of(Kind::sizes, directory)) {
+    const auto bytes = static_cast<std::int64_t>(fs::file_size(path, gone));
+    const auto when = gone ? fs::file_time_type{} : fs::last_write_time(path, gone);
+    if (!gone) {
+      files.push_back({when, round_up(bytes, kBlock), path});
+      total += files.back().bytes;
+    }
+  }
+  std::ranges::sort(files, {}, &Used::when);
   // An eighth at a time, so that not every new file means another look at all.
   const std::int64_t least = total > most ? most - most / 8 : total;
   for (auto oldest = files.begin(); oldest != files.end() && total > least; ++oldest) {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 
 #include <brim/adapt/size_search.h>
+
+#include "check_argument.h"
 
 namespace brim::detail {
 
@@ -42,12 +42,9 @@ struct SizeLattice {
 };
 
 /// @throws std::invalid_argument naming the option, its value and what is allowed.
-template <class Number>
-void require(bool condition, const std::string& name, Number value, const std::string& allowed) {
-  if (!condition) {
-    throw std::invalid_argument(name + "=" + std::to_string(value) +
-                                " is not allowed; it must be " + allowed);
-  }
+template <class Name, class Number, class... Allowed>
+void require(bool condition, const Name& name, Number value, const Allowed&... allowed) {
+  check_argument(condition, name, "=", value, " is not allowed; it must be ", allowed...);
 }
 
 inline SizeLattice lattice(const SizeSearchOptions& options) noexcept {

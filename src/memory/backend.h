@@ -3,6 +3,7 @@
 #include <brim/export.h>
 #include <brim/memory/allocation_event.h>
 #include <brim/memory/allocator_segment.h>
+#include <brim/memory/out_of_memory.h>
 #include <brim/memory/stats.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
@@ -101,6 +102,14 @@ inline c10::DeviceType default_device_type() {
     return c10::DeviceType::CPU;
   }
   return detail::find_default_device_type();
+}
+
+/// Whether an error names another device than the one that is watched. One that it names without an
+/// index is the one of its type.
+inline bool names_another(const OomCause& cause, c10::Device watched) {
+  return cause.device && (cause.device->type() != watched.type() ||
+                          (cause.device->has_index() && watched.has_index() &&
+                           cause.device->index() != watched.index()));
 }
 
 /// Whether accelerators of this kind cannot be used here, because this process was forked from one

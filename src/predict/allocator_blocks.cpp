@@ -37,13 +37,7 @@ AllocatorModel::AllocatorModel(const AllocatorOptions& options,
 void AllocatorModel::adopt(const AllocatorSegment& segment, std::int64_t space) {
   std::int64_t size = 0;
   Index last = kNone;
-  const auto append = [&](const Block& block) {
-    const Index added = add_block(block);
-    if (last != kNone) {
-      link_after(last, added);
-    }
-    return last = added;
-  };
+  const auto append = [&](const Block& block) { return last = add_block(block, last); };
   for (const AllocatorBlock& block : segment.blocks) {
     const Index added = append({.address = block.address,
                                 .size = block.size,
@@ -123,42 +117,33 @@ void AllocatorModel::map(Index block, std::int64_t bytes) {
   erase(block);
   const std::int64_t mapped = round_up(bytes, page_size(at(block).small));
   if (mapped < at(block).size) {
-    Block rest = at(block);
-    rest.address += mapped;
-    rest.size -= mapped;
-    at(block).size = mapped;
-    const Index added = add_block(rest);
-    link_after(block, added);
-    insert(added);
+    insert(split(block, mapped));
   }
   at(block).state = State::free;
-  merge(block, at(block).previous);
-  merge(block, at(block).next);
+  merge_neighbours(block);
   insert(block);
   now_.reserved += mapped;
 }
 
-/// The first `size` bytes as a block of their own; the rest becomes free.
+/// Keeps the first `size` bytes of the block and returns the rest as a block of its own.
 AllocatorModel::Index AllocatorModel::split(Index block, std::int64_t size) {
   Block rest = at(block);
   rest.address += size;
   rest.size -= size;
   at(block).size = size;
-  const Index added = add_block(rest);
-  link_after(block, added);
-  insert(added);
-  return block;
+  return add_block(rest, block);
 }
 
-/// Makes a neighbour part of the block if both are free or both unmapped.
-void AllocatorModel::merge(Index block, Index neighbour) {
-  if (neighbour == kNone || at(neighbour).state != at(block).state) {
-    return;
+/// Makes its neighbours part of the block if they are free as well, or unmapped as well.
+void AllocatorModel::merge_neighbours(Index block) {
+  for (const Index neighbour : {at(block).previous, at(block).next}) {
+    if (neighbour != kNone && at(neighbour).state == at(block).state) {
+      erase(neighbour);
+      at(block).address = std::min(at(block).address, at(neighbour).address);
+      at(block).size += at(neighbour).size;
+      remove_block(neighbour);
+    }
   }
-  erase(neighbour);
-  at(block).address = std::min(at(block).address, at(neighbour).address);
-  at(block).size += at(neighbour).size;
-  remove_block(neighbour);
 }
 
 /// Gives back the whole pages within a free block.
@@ -171,32 +156,16 @@ void AllocatorModel::unmap(Index block) {
   }
   erase(block);
   if (end < at(block).address + at(block).size) {
-    Block after = at(block);
-    after.size -= end - after.address;
-    after.address = end;
-    const Index added = add_block(after);
-    link_after(block, added);
-    insert(added);
+    insert(split(block, end - at(block).address));
   }
   if (at(block).address < begin) {
-    Block before = at(block);
-    before.size = begin - before.address;
-    const Index added = add_block(before);
-    const Index previous = at(block).previous;
-    at(added).previous = previous;
-    at(added).next = block;
-    at(block).previous = added;
-    if (previous != kNone) {
-      at(previous).next = added;
-    }
-    insert(added);
+    const Index pages = split(block, begin - at(block).address);
+    insert(block);
+    block = pages;
   }
-  at(block).address = begin;
-  at(block).size = end - begin;
   at(block).state = State::unmapped;
   now_.reserved -= end - begin;
-  merge(block, at(block).previous);
-  merge(block, at(block).next);
+  merge_neighbours(block);
   if (is_split(block)) {
     insert(block);
   } else {
@@ -204,15 +173,21 @@ void AllocatorModel::unmap(Index block) {
   }
 }
 
-AllocatorModel::Index AllocatorModel::add_block(const Block& block) {
+/// @param previous after which it stands in its segment.
+AllocatorModel::Index AllocatorModel::add_block(const Block& block, Index previous) {
   if (unused_.empty()) {
-    blocks_.push_back(block);
-    return static_cast<Index>(blocks_.size()) - 1;
+    unused_.push_back(static_cast<Index>(blocks_.size()));
+    blocks_.emplace_back();
   }
-  const Index place = unused_.back();
+  const Index added = unused_.back();
   unused_.pop_back();
-  at(place) = block;
-  return place;
+  at(added) = block;
+  at(added).previous = previous;
+  at(added).next = previous == kNone ? kNone : std::exchange(at(previous).next, added);
+  if (at(added).next != kNone) {
+    at(at(added).next).previous = added;
+  }
+  return added;
 }
 
 /// Also out of its segment.
@@ -226,16 +201,6 @@ void AllocatorModel::remove_block(Index block) {
   }
   at(block) = {};
   unused_.push_back(block);
-}
-
-void AllocatorModel::link_after(Index block, Index added) {
-  const Index next = at(block).next;
-  at(added).previous = block;
-  at(added).next = next;
-  at(block).next = added;
-  if (next != kNone) {
-    at(next).previous = added;
-  }
 }
 
 AllocatorModel::Entry AllocatorModel::entry(Index block) const {

@@ -87,7 +87,7 @@ std::optional<std::int64_t> AllocatorModel::allocate(std::int64_t size, std::int
     return std::nullopt;
   }
   if (should_split(request, at(block).size)) {
-    block = split(block, request.size);
+    insert(split(block, request.size));
   }
   return give_out(block, size);
 }
@@ -135,8 +135,7 @@ void AllocatorModel::free(std::int64_t allocation) {
   }
   at(block).state = State::free;
   at(block).requested = 0;
-  merge(block, at(block).previous);
-  merge(block, at(block).next);
+  merge_neighbours(block);
   insert(block);
   raise(peak_, now_);  // a free can add to inactive_split
 }

@@ -10,18 +10,14 @@
 #include <exception>
 #include <utility>
 
+#include "memory/backend.h"
+
 namespace brim {
 namespace {
 
-/// A device that a message names without an index is the one of its type.
-bool is_another(c10::Device named, c10::Device watched) {
-  return named.type() != watched.type() || (named.has_index() && named.index() != watched.index());
-}
-
 /// The least that the work would have needed on the watched device.
 std::int64_t lower_bound(const PeakSample& held, const OomCause& cause, c10::Device device) {
-  const bool elsewhere = cause.device && is_another(*cause.device, device);
-  if (elsewhere || !cause.requested) {
+  if (names_another(cause, device) || !cause.requested) {
     return held.peak;
   }
   // If the error does not say what was in use, take the peak: most allocations fail at the top.

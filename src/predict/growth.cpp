@@ -41,8 +41,6 @@ double on_line(const Attempt& from, const Attempt& to, double bytes) {
   return size_of(from) + (bytes - need_of(from)) / slope(from, to);
 }
 
-bool alike(double a, double b) { return std::abs(a - b) <= kAlike * std::max(a, b); }
-
 /// Whether a failure's need is mostly one tensor.
 bool dominated(const Attempt& failure) {
   return static_cast<double>(*failure.requested) >= kDominates * need_of(failure);
@@ -159,6 +157,8 @@ bool went_in_parts(const Attempt& smaller, const Attempt& larger) {
 }
 
 }  // namespace
+
+bool alike(double a, double b) { return std::abs(a - b) <= kAlike * std::max(a, b); }
 
 bool explains(const Attempt& failure, double available) {
   constexpr double kHalf = 0.5;

@@ -79,6 +79,9 @@ class Growth {
   bool overshot_ = false;  // a size failed after another had fitted: the need curves upwards
 };
 
+/// Whether figures differ by no more than what an allocator rounds.
+[[nodiscard]] bool alike(double a, double b);
+
 /// Whether a failure's bytes explain it: at least half of what was available. One that needed less
 /// failed because something else held memory for a moment, or its bytes are wrong.
 [[nodiscard]] bool explains(const Attempt& failure, double available);

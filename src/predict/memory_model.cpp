@@ -5,16 +5,17 @@
 #include <cmath>
 #include <cstdio>
 #include <set>
-#include <stdexcept>
 #include <utility>
 
 #include "bisect.h"
+#include "check_argument.h"
 #include "number_text.h"
 #include "predict/phase_fit.h"
 
 namespace brim {
 namespace {
 
+using detail::check_argument;
 using detail::least_shapes;
 using detail::PhaseFit;
 using detail::shape_terms;
@@ -24,16 +25,12 @@ constexpr std::size_t kMostRefits = 16;
 
 /// n L² of anything larger could overflow.
 void check_magnitude(const char* name, double value) {
-  if (value > 1e100) {
-    throw std::invalid_argument(std::string(name) + " must be at most 1e100, got " + text(value));
-  }
+  check_argument(value <= 1e100, name, " must be at most 1e100, got ", value);
 }
 
 void check_figure(const char* name, double value, std::size_t index) {
-  if (!std::isfinite(value) || value <= 0) {
-    throw std::invalid_argument(std::string(name) + " must be finite and positive, got " +
-                                text(value) + " in sample " + text(index));
-  }
+  check_argument(std::isfinite(value) && value > 0, name, " must be finite and positive, got ",
+                 value, " in sample ", index);
   check_magnitude(name, value);
 }
 
@@ -50,11 +47,9 @@ void check_samples(std::span<const MemorySample> samples, SizeKind kind) {
       shapes.emplace(sample.n, kind == SizeKind::batch ? sample.length : 0.0);
     }
   }
-  if (shapes.size() < least_shapes(kind)) {
-    throw std::invalid_argument("sizes must hold at least " + text(least_shapes(kind)) +
-                                " different ones that did not run out of memory, got " +
-                                text(shapes.size()));
-  }
+  check_argument(shapes.size() >= least_shapes(kind), "sizes must hold at least ",
+                 least_shapes(kind), " different ones that did not run out of memory, got ",
+                 shapes.size());
 }
 
 /// Each measured sample, predicted without it. Empty where what is left could not be fitted.
@@ -118,11 +113,9 @@ std::string bytes_text(double bytes) {
   return buffer;
 }
 
-void check_argument(const char* name, double value) {
-  if (!std::isfinite(value) || value < 0) {
-    throw std::invalid_argument(std::string(name) + " must be finite and not negative, got " +
-                                text(value));
-  }
+void check_size(const char* name, double value) {
+  check_argument(std::isfinite(value) && value >= 0, name, " must be finite and not negative, got ",
+                 value);
   check_magnitude(name, value);
 }
 
@@ -206,11 +199,9 @@ MemoryModel MemoryModel::from_state(MemoryModelState state) {
   for (const std::vector<double>& phase : state.phases) {
     bad = bad || phase.size() != terms || std::any_of(phase.begin(), phase.end(), wrong);
   }
-  if (bad) {
-    throw std::invalid_argument(
-        "state is not that of a fitted MemoryModel: floor, margin and the " + text(terms) +
-        " coefficients of each phase must be finite and not negative, and there must be a phase");
-  }
+  check_argument(!bad, "state is not that of a fitted MemoryModel: floor, margin and the ", terms,
+                 " coefficients of each phase must be finite and not negative, and there must be a "
+                 "phase");
   check_samples(state.samples, state.kind);
   MemoryModel model;
   model.state_ = std::move(state);
@@ -219,20 +210,16 @@ MemoryModel MemoryModel::from_state(MemoryModelState state) {
 }
 
 void MemoryModel::check(SizeKind kind) const {
-  if (!fitted()) {
-    throw std::invalid_argument("this MemoryModel has not been fitted: call fit or probe first");
-  }
-  if (kind != state_.kind) {
-    throw std::invalid_argument(state_.kind == SizeKind::batch
-                                    ? "this model is of batches: give n and length"
-                                    : "this model is of one size: give the size alone");
-  }
+  check_argument(fitted(), "this MemoryModel has not been fitted: call fit or probe first");
+  check_argument(kind == state_.kind, state_.kind == SizeKind::batch
+                                          ? "this model is of batches: give n and length"
+                                          : "this model is of one size: give the size alone");
 }
 
 void MemoryModel::check(double n, std::optional<double> length) const {
   check(length ? SizeKind::batch : SizeKind::size);
-  check_argument(length ? "n" : "size", n);
-  check_argument("length", length.value_or(0));
+  check_size(length ? "n" : "size", n);
+  check_size("length", length.value_or(0));
 }
 
 double MemoryModel::peak(double n, std::optional<double> length) const {
@@ -253,7 +240,7 @@ double MemoryModel::peak_of(std::span<const double> lengths) const {
     return 0;
   }
   for (const double length : lengths) {
-    check_argument("lengths", length);
+    check_size("lengths", length);
   }
   return peak(static_cast<double>(lengths.size()),
               *std::max_element(lengths.begin(), lengths.end()));
@@ -273,7 +260,7 @@ double MemoryModel::safe(double n, double length) const {
 
 std::int64_t MemoryModel::largest_batch(double length, double bytes) const {
   check(SizeKind::batch);
-  check_argument("length", length);
+  check_size("length", length);
   return largest(length, bytes);
 }
 
@@ -283,9 +270,7 @@ std::int64_t MemoryModel::largest_size(double bytes) const {
 }
 
 std::int64_t MemoryModel::largest(double length, double bytes) const {
-  if (!(bytes >= 0)) {
-    throw std::invalid_argument("budget must be 0 or more, got " + text(bytes));
-  }
+  check_argument(bytes >= 0, "budget must be 0 or more, got ", bytes);
   const MemorySample& highest = *std::max_element(
       state_.samples.begin(), state_.samples.end(),
       [](const MemorySample& a, const MemorySample& b) { return a.peak < b.peak; });

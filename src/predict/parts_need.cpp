@@ -5,6 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "bisect.h"
+#include "predict/growth.h"
+
 namespace brim::detail {
 namespace {
 
@@ -24,11 +27,6 @@ double sum_of(PartRequests requests) {
 
 bool equal_bytes(const AllocationRecord::Request& a, const AllocationRecord::Request& b) {
   return a.bytes == b.bytes;
-}
-
-bool alike_bytes(double a, double b) {
-  constexpr double kAlikeShare = 0.002;
-  return std::abs(a - b) <= kAlikeShare * std::max(a, b);
 }
 
 /// After how many requests they repeat, a divisor of `more`; 0: they do not.
@@ -137,7 +135,7 @@ std::optional<PartsNeed> PartsNeed::of(const AllocationRecord& record, std::int6
   need.ends_ = held.most(last, requests.size()) - held.least;
   const HeldBytes there(other);
   const double needed = there.most(0, fewer.size()) - there.least;
-  const bool explains = alike_bytes(need.need_at(static_cast<double>(other_size)), needed);
+  const bool explains = alike(need.need_at(static_cast<double>(other_size)), needed);
   return explains ? std::optional(need) : std::nullopt;
 }
 
@@ -153,17 +151,9 @@ double PartsNeed::need_at(double size) const {
   return std::max(outside_ + most, ends_);
 }
 
-std::int64_t PartsNeed::largest_within(double bytes, std::int64_t high,
-                                       std::int64_t spare_of) const {
-  constexpr std::int64_t kStepOf = 256;
-  for (std::int64_t size = high; size >= 1; size -= std::max<std::int64_t>(size / kStepOf, 1)) {
-    const std::int64_t used = size - size / spare_of;
-    if (need_at(static_cast<double>(size)) <= bytes &&
-        need_at(static_cast<double>(used)) <= bytes) {
-      return used;
-    }
-  }
-  return 0;
+std::int64_t PartsNeed::largest_within(double bytes, std::int64_t high) const {
+  return largest_less_spared(
+      0, high, [&](std::int64_t size) { return need_at(static_cast<double>(size)) <= bytes; });
 }
 
 }  // namespace brim::detail

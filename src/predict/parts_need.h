@@ -25,10 +25,9 @@ class BRIM_API PartsNeed {
 
   /// Bytes, as Attempt::need().
   [[nodiscard]] double need_at(double size) const;
-  /// A large size that needs at most `bytes`, smaller by one item of `spare_of` than another one up
-  /// to `high` that does so too; 0 if there is none.
-  [[nodiscard]] std::int64_t largest_within(double bytes, std::int64_t high,
-                                            std::int64_t spare_of) const;
+  /// A large size up to `high` that needs at most `bytes`, as does a slightly larger one (see
+  /// largest_less_spared); 0 if there is none.
+  [[nodiscard]] std::int64_t largest_within(double bytes, std::int64_t high) const;
 
  private:
   PartsNeed() = default;

@@ -4,18 +4,16 @@
 #include <cmath>
 #include <limits>
 #include <set>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "bisect.h"
-#include "number_text.h"
+#include "check_argument.h"
 #include "predict/least_squares.h"
 
 namespace brim {
 namespace {
 
-using detail::text;
+using detail::check_argument;
 
 constexpr std::size_t kMostCoefficients = 2000;
 
@@ -97,10 +95,8 @@ std::vector<double> zeros(std::span<const double> coefficients, double low, doub
 
 void check_finite(const char* name, std::span<const double> values) {
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (!std::isfinite(values[i])) {
-      throw std::invalid_argument(std::string(name) + " must hold finite numbers, got " +
-                                  text(values[i]) + " at " + text(i));
-    }
+    check_argument(std::isfinite(values[i]), name, " must hold finite numbers, got ", values[i],
+                   " at ", i);
   }
 }
 
@@ -114,14 +110,9 @@ std::size_t count_different(std::span<const double> x, std::size_t features) {
 }
 
 void check_shape(std::span<const double> x, std::span<const double> y, std::size_t features) {
-  if (features == 0) {
-    throw std::invalid_argument("features must be 1 or more, got 0");
-  }
-  if (x.size() != y.size() * features) {
-    throw std::invalid_argument("x and y must have the same length, got " +
-                                text(x.size() / features) + " point(s) and " + text(y.size()) +
-                                " value(s)");
-  }
+  check_argument(features > 0, "features must be 1 or more, got 0");
+  check_argument(x.size() == y.size() * features, "x and y must have the same length, got ",
+                 x.size() / features, " point(s) and ", y.size(), " value(s)");
   check_finite("x", x);
   check_finite("y", y);
 }
@@ -129,27 +120,20 @@ void check_shape(std::span<const double> x, std::span<const double> y, std::size
 }  // namespace
 
 PolynomialRegression::PolynomialRegression(std::int64_t degree) : degree_(degree) {
-  if (degree < 0 || degree > kLargestDegree) {
-    throw std::invalid_argument("degree must be from 0 to " + text(kLargestDegree) + ", got " +
-                                text(degree));
-  }
+  check_argument(degree >= 0 && degree <= kLargestDegree, "degree must be from 0 to ",
+                 kLargestDegree, ", got ", degree);
 }
 
 void PolynomialRegression::fit(std::span<const double> x, std::span<const double> y,
                                std::size_t features) {
   check_shape(x, y, features);
   const std::size_t count = count_monomials(features, degree_);
-  if (count > kMostCoefficients) {
-    throw std::invalid_argument("degree " + text(degree_) + " with " + text(features) +
-                                " features has " + text(count) + " coefficients: at most " +
-                                text(kMostCoefficients) + " are allowed");
-  }
+  check_argument(count <= kMostCoefficients, "degree ", degree_, " with ", features,
+                 " features has ", count, " coefficients: at most ", kMostCoefficients,
+                 " are allowed");
   const std::size_t different = count_different(x, features);
-  if (different < count) {
-    throw std::invalid_argument("x has " + text(different) + " different point(s): degree " +
-                                text(degree_) + " with " + text(features) +
-                                " feature(s) needs at least " + text(count));
-  }
+  check_argument(different >= count, "x has ", different, " different point(s): degree ", degree_,
+                 " with ", features, " feature(s) needs at least ", count);
   PolynomialRegression next(degree_);
   for (std::size_t f = 0; f < features; ++f) {
     double low = std::numeric_limits<double>::infinity();
@@ -158,11 +142,9 @@ void PolynomialRegression::fit(std::span<const double> x, std::span<const double
       low = std::min(low, x[i]);
       high = std::max(high, x[i]);
     }
-    if (degree_ > 0 && !(low < high)) {
-      throw std::invalid_argument("x has the same value " + text(low) +
-                                  " at every point in feature " + text(f) +
-                                  ": what it does cannot be told; leave it out or vary it");
-    }
+    check_argument(degree_ == 0 || low < high, "x has the same value ", low,
+                   " at every point in feature ", f,
+                   ": what it does cannot be told; leave it out or vary it");
     next.centre_.push_back(low / 2 + high / 2);
     next.scale_.push_back(low < high ? high / 2 - low / 2 : 1.0);
   }
@@ -178,23 +160,17 @@ void PolynomialRegression::fit(std::span<const double> x, std::span<const double
     }
   }
   detail::LeastSquares solved = detail::solve_least_squares(a, {y.begin(), y.end()});
-  if (solved.rank < count) {
-    throw std::invalid_argument("x leaves " + text(count - solved.rank) + " of " + text(count) +
-                                " coefficients open (points on a line, or too close together): "
-                                "use a lower degree or points that are further apart");
-  }
+  check_argument(solved.rank == count, "x leaves ", count - solved.rank, " of ", count,
+                 " coefficients open (points on a line, or too close together): use a lower degree "
+                 "or points that are further apart");
   next.weights_ = std::move(solved.x);
   *this = std::move(next);
 }
 
 void PolynomialRegression::check_point(std::size_t features) const {
-  if (!fitted()) {
-    throw std::invalid_argument("this PolynomialRegression has not been fitted: call fit first");
-  }
-  if (features != centre_.size()) {
-    throw std::invalid_argument("x must have " + text(centre_.size()) +
-                                " feature(s) as in fit, got " + text(features));
-  }
+  check_argument(fitted(), "this PolynomialRegression has not been fitted: call fit first");
+  check_argument(features == centre_.size(), "x must have ", centre_.size(),
+                 " feature(s) as in fit, got ", features);
 }
 
 double PolynomialRegression::predict(std::span<const double> point) const {
@@ -244,17 +220,11 @@ std::int64_t PolynomialRegression::inverse(double budget, std::span<const double
                                            std::size_t feature, std::int64_t lower,
                                            std::int64_t upper) const {
   check_point(point.size());
-  if (std::isnan(budget)) {
-    throw std::invalid_argument("budget must be a number, got nan");
-  }
-  if (feature >= point.size()) {
-    throw std::invalid_argument("feature must be from 0 to " + text(point.size() - 1) + ", got " +
-                                text(feature));
-  }
-  if (lower > upper || lower < -kLargestSize || upper > kLargestSize) {
-    throw std::invalid_argument("lower and upper must be in order and within ±2^53, got " +
-                                text(lower) + " and " + text(upper));
-  }
+  check_argument(!std::isnan(budget), "budget must be a number, got nan");
+  check_argument(feature < point.size(), "feature must be from 0 to ", point.size() - 1, ", got ",
+                 feature);
+  check_argument(lower <= upper && lower >= -kLargestSize && upper <= kLargestSize,
+                 "lower and upper must be in order and within ±2^53, got ", lower, " and ", upper);
   std::vector<double> at(point.begin(), point.end());
   at[feature] = 0;
   check_finite("point", at);

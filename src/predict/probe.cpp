@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 #include <utility>
 
+#include "check_argument.h"
 #include "number_text.h"
 #include "predict/frontier.h"
 #include "predict/phase_fit.h"
@@ -42,15 +42,12 @@ class Prober {
         budget_(options.budget),
         device_(options.device ? resolve_device(*options.device) : default_device()),
         collect_{device_, options.cleanup, options.collect_garbage} {
-    if (options.near_budget < 0 || (kind == SizeKind::batch && options.near_budget > 0)) {
-      const std::string allowed = kind == SizeKind::batch ? "0 for batches" : "0 or more";
-      throw std::invalid_argument("near_budget must be " + allowed + ", got " +
-                                  detail::text(options.near_budget));
-    }
-    if (budget_ && *budget_ <= 0) {
-      throw std::invalid_argument("budget must be a positive number of bytes, got " +
-                                  detail::text(*budget_));
-    }
+    const bool batches = kind == SizeKind::batch;
+    detail::check_argument(options.near_budget == 0 || (options.near_budget > 0 && !batches),
+                           "near_budget must be ", batches ? "0 for batches" : "0 or more",
+                           ", got ", options.near_budget);
+    detail::check_argument(budget_.value_or(1) > 0,
+                           "budget must be a positive number of bytes, got ", budget_.value_or(1));
   }
 
   /// Bytes that may be held on the device, older tensors included: `times` the budget, at most what
@@ -164,11 +161,9 @@ MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>&
   constexpr double kLeastCaution = 0.02;
   constexpr double kMostCaution = 0.25;
   constexpr double kSmaller = 0.95;
-  if (lengths.empty() || most < 1) {
-    throw std::invalid_argument("lengths must not be empty, and most must be positive, got " +
-                                detail::text(lengths.size()) + " lengths and " +
-                                detail::text(most));
-  }
+  detail::check_argument(!lengths.empty() && most >= 1,
+                         "lengths must not be empty, and most must be positive, got ",
+                         lengths.size(), " lengths and ", most);
   std::vector<std::int64_t> ascending = lengths;
   std::sort(ascending.begin(), ascending.end());
   std::vector<Shape> shapes;

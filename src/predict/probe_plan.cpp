@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
-#include <string>
 
-#include "number_text.h"
+#include "check_argument.h"
 #include "predict/phase_fit.h"
 
 namespace brim::detail {
@@ -31,14 +29,10 @@ double log_ratio(std::int64_t value, std::int64_t low, std::int64_t high) {
 ProbePlan::ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t probes)
     : candidates_(std::move(candidates)), kind_(kind) {
   const auto least = static_cast<std::int64_t>(least_shapes(kind));
-  if (probes < least) {
-    throw std::invalid_argument("probes must be " + text(least) + " or more, got " + text(probes));
-  }
-  for (const Shape& shape : candidates_) {
-    const std::int64_t wrong = shape.first < 1 ? shape.first : shape.second;
-    if (shape.first < 1 || (kind == SizeKind::batch && shape.second < 1)) {
-      throw std::invalid_argument("sizes must be positive, got " + text(wrong));
-    }
+  check_argument(probes >= least, "probes must be ", least, " or more, got ", probes);
+  for (const auto& [n, length] : candidates_) {
+    check_argument(n >= 1, "sizes must be positive, got ", n);
+    check_argument(length >= 1 || kind == SizeKind::size, "sizes must be positive, got ", length);
   }
   std::sort(candidates_.begin(), candidates_.end(), [](const Shape& a, const Shape& b) {
     const auto cost = [](const Shape& shape) {
@@ -47,10 +41,8 @@ ProbePlan::ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t 
     return std::pair(cost(a), a) < std::pair(cost(b), b);
   });
   candidates_.erase(std::unique(candidates_.begin(), candidates_.end()), candidates_.end());
-  if (candidates_.size() < least_shapes(kind)) {
-    throw std::invalid_argument("sizes must hold at least " + text(least) +
-                                " different ones for a fit, got " + text(candidates_.size()));
-  }
+  check_argument(candidates_.size() >= least_shapes(kind), "sizes must hold at least ", least,
+                 " different ones for a fit, got ", candidates_.size());
   least_ = most_ = candidates_.front();
   for (const Shape& shape : candidates_) {
     least_ = {std::min(least_.first, shape.first), std::min(least_.second, shape.second)};

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <ranges>
-#include <unordered_map>
 #include <utility>
 
 #include "bisect.h"
@@ -15,20 +13,9 @@ namespace {
 
 // Calls in a row that have to fit: each finds the blocks that the one before left.
 constexpr int kMostCalls = 8;
-// Sizes are tried downwards in small steps: fragments let some fit between others that do not.
-constexpr std::int64_t kStepDownOf = 256;
-// What is used is so much smaller than what fits, and fits too: requests are rounded. Of few items
-// none is spared.
-constexpr std::int64_t kSpareOf = 200;
-
-constexpr std::size_t kNoRequest = std::numeric_limits<std::size_t>::max();
 
 using Request = AllocationRecord::Request;
-
-std::int64_t scaled_bytes(double bytes) {
-  constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
-  return static_cast<std::int64_t>(std::clamp(std::ceil(bytes), 0.0, kMost));
-}
+constexpr std::size_t kNoRequest = AllocationRecord::kNoRequest;
 
 }  // namespace
 
@@ -38,19 +25,11 @@ RecordedGrowth::RecordedGrowth(const Attempt& newest, bool goes_on_refused)
       goes_on_refused_(goes_on_refused),
       optional_(goes_on_refused ? brief_requests(*record_)
                                 : std::vector<bool>(record_->requests.size())),
-      successor_(record_->older, kNoRequest) {
-  // What it freed of the call before (its gradients), it left again: the next call will free that.
-  std::unordered_map<std::int64_t, std::vector<std::size_t>> left;  // by bytes, the last one first
-  for (std::size_t i = record_->requests.size(); i-- > record_->older;) {
-    if (!record_->requests[i].freed) {
-      left[record_->requests[i].bytes].push_back(i);
-    }
-  }
-  for (std::size_t i = 0; i < record_->older; ++i) {
-    if (auto& same = left[record_->requests[i].bytes]; !same.empty()) {
-      successor_[i] = same.back();
-      same.pop_back();
-    }
+      successor_(record_->successors()) {
+  // Until another size shows more, what it made itself grows in proportion.
+  for (std::size_t i = 0; i < record_->requests.size(); ++i) {
+    const auto bytes = static_cast<double>(record_->requests[i].bytes);
+    growth_.emplace_back(bytes, size_, i < record_->older ? bytes : 0.0, 0.0);
   }
 }
 
@@ -100,21 +79,11 @@ void RecordedGrowth::compare(const Attempt& other) {
 /// Bytes of the other record's workspaces after a request. What the nearer of the two sizes asked
 /// for is expected.
 std::int64_t RecordedGrowth::workspace_after(std::size_t request, double size) const {
-  if (workspaces_.empty() || std::abs(size - size_) < std::abs(size - other_size_)) {
+  if (!knows_growth() || std::abs(size - size_) < std::abs(size - other_size_)) {
     return 0;
   }
   const auto bytes = static_cast<double>(workspaces_[request]);
-  return scaled_bytes(bytes * std::max(size / other_size_, 1.0));
-}
-
-std::int64_t RecordedGrowth::bytes_at(std::size_t request, double size) const {
-  const std::int64_t here = record_->requests[request].bytes;
-  if (request < record_->older) {
-    return here;
-  }
-  const double bytes =
-      knows_growth() ? growth_[request].at(size) : static_cast<double>(here) * size / size_;
-  return scaled_bytes(bytes);
+  return whole_bytes(bytes * std::max(size / other_size_, 1.0));
 }
 
 RecordedGrowth::Held RecordedGrowth::held_at(double size) const {
@@ -123,7 +92,7 @@ RecordedGrowth::Held RecordedGrowth::held_at(double size) const {
   for (const std::int32_t event : record_->events) {
     const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
     if (!optional_[request]) {
-      const auto bytes = static_cast<double>(bytes_at(request, size));
+      const auto bytes = static_cast<double>(growth_[request].at(size));
       now += event < 0 ? -bytes : bytes;
       const std::int64_t workspace =
           event < 0 || goes_on_refused_ ? 0 : workspace_after(request, size);
@@ -182,7 +151,7 @@ class RecordedGrowth::Device {
  private:
   bool allocate(std::size_t request, double size) {
     const std::int64_t stream = growth_.record_->requests[request].stream;
-    const auto id = model_.allocate(growth_.bytes_at(request, size), stream);
+    const auto id = model_.allocate(growth_.growth_[request].at(size), stream);
     held_[request] = id.value_or(-1);
     if (!id && !growth_.optional_[request]) {
       return false;
@@ -246,15 +215,10 @@ double RecordedGrowth::largest_between(double low, double high) const {
   const std::int64_t most = largest_that_holds(
       0, static_cast<std::int64_t>(high) + 1,
       [&](std::int64_t size) { return held_at(static_cast<double>(size)).most <= free; });
-  for (std::int64_t size = most; static_cast<double>(size) > low;
-       size -= std::max<std::int64_t>(size / kStepDownOf, 1)) {
-    const std::int64_t spared = size / kSpareOf;
-    const auto used = static_cast<double>(size - spared);
-    if (used > low && fits(static_cast<double>(size)) && fits(used)) {
-      return used;
-    }
-  }
-  return 0;
+  const auto above = static_cast<std::int64_t>(low);
+  const std::int64_t size = largest_less_spared(
+      above, most, [&](std::int64_t each) { return fits(static_cast<double>(each)); });
+  return size == above ? 0.0 : static_cast<double>(size);
 }
 
 }  // namespace brim::detail

@@ -29,7 +29,7 @@ class BRIM_API RecordedGrowth {
   static std::optional<RecordedGrowth> of(std::span<const Attempt> attempts);
 
   /// Whether two sizes were recorded. Else all requests are taken to grow in proportion.
-  [[nodiscard]] bool knows_growth() const { return !growth_.empty(); }
+  [[nodiscard]] bool knows_growth() const { return other_size_ > 0; }
   /// Of the last fit.
   [[nodiscard]] double size() const { return size_; }
 
@@ -55,7 +55,6 @@ class BRIM_API RecordedGrowth {
 
   RecordedGrowth(const Attempt& newest, bool goes_on_refused);
   void compare(const Attempt& other);
-  [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size) const;
   [[nodiscard]] std::int64_t workspace_after(std::size_t request, double size) const;
   /// The least and the most that a call holds, as seen from where it begins. Without requests that
   /// may be refused.
@@ -68,12 +67,12 @@ class BRIM_API RecordedGrowth {
   const AllocationRecord* record_;
   double size_;
   bool goes_on_refused_;
-  std::vector<RequestGrowth> growth_;     // by request; empty: not known
-  std::vector<std::int64_t> workspaces_;  // by request: of the other record; empty: not known
-  double other_size_ = 0;
-  double apart_ = 0;                    // how many times as large, if it is similar
-  std::vector<bool> optional_;          // requests that may be refused
-  std::vector<std::size_t> successor_;  // of older requests: those that took their place
+  double other_size_ = 0;                 // 0: no other record is known
+  std::vector<RequestGrowth> growth_;     // by request
+  std::vector<std::int64_t> workspaces_;  // by request: of the other record
+  double apart_ = 0;                      // how many times as large, if it is similar
+  std::vector<bool> optional_;            // requests that may be refused
+  std::vector<std::size_t> successor_;    // AllocationRecord::successors
   AllocatorModel now_;
   std::vector<std::int64_t> left_;  // by request: the allocation that the last call left; -1: none
 };

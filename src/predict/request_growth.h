@@ -1,9 +1,18 @@
 #pragma once
 
+#include <brim/predict/allocator_model.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 namespace brim::detail {
+
+/// Bytes as an allocator can be asked for them.
+inline std::int64_t whole_bytes(double bytes) noexcept {
+  constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
+  return static_cast<std::int64_t>(std::clamp(std::ceil(bytes), 0.0, kMost));
+}
 
 /// The bytes of a request at any size, from what it was at two. It grows along a line, or with a
 /// power if it grows faster than in proportion; one that shrinks is taken to stay as it is.
@@ -23,11 +32,9 @@ class RequestGrowth {
     }
   }
 
-  [[nodiscard]] double at(double size) const noexcept {
-    if (power_ > 0) {
-      return here_ * std::pow(size / at_size_, power_);
-    }
-    return std::max(here_ + slope_ * (size - at_size_), 0.0);
+  [[nodiscard]] std::int64_t at(double size) const noexcept {
+    return whole_bytes(power_ > 0 ? here_ * std::pow(size / at_size_, power_)
+                                  : here_ + slope_ * (size - at_size_));
   }
 
  private:

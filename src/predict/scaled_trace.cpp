@@ -1,8 +1,6 @@
 #include <brim/predict/scaled_trace.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "bisect.h"
 #include "check_argument.h"
@@ -41,7 +39,6 @@ std::optional<MemoryTrace> scaled(const SizedTrace& trace, const SizedTrace& oth
   if (!same_events(trace, other)) {
     return std::nullopt;
   }
-  constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
   const std::size_t before = held_before(trace);
   MemoryTrace result;
   for (const MemoryTrace::Event& event : trace.trace.events()) {
@@ -57,13 +54,10 @@ std::optional<MemoryTrace> scaled(const SizedTrace& trace, const SizedTrace& oth
         const MemoryTrace::Allocation& here = trace.trace.allocations()[which];
         const auto bytes = static_cast<double>(here.bytes);
         const auto there = static_cast<double>(other.trace.allocations()[which].bytes);
-        const double at = which < before
-                              ? bytes
-                              : detail::RequestGrowth(bytes, static_cast<double>(trace.size), there,
-                                                      static_cast<double>(other.size))
-                                    .at(static_cast<double>(size));
-        result.allocate(static_cast<std::int64_t>(std::min(std::ceil(at), kMost)), here.kind, 0,
-                        here.stream);
+        const detail::RequestGrowth growth(bytes, static_cast<double>(trace.size), there,
+                                           static_cast<double>(other.size));
+        result.allocate(which < before ? here.bytes : growth.at(static_cast<double>(size)),
+                        here.kind, 0, here.stream);
         break;
       }
     }

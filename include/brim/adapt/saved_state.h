@@ -5,7 +5,7 @@
 
 #include <functional>
 #include <type_traits>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 namespace brim {
@@ -43,22 +43,15 @@ class BRIM_API SavedState {
   [[nodiscard]] bool has_values(const at::Tensor& tensor) const;
 
  private:
-  struct Values {
+  struct Saved {
     at::Tensor tensor;
-    at::Tensor before;  // the same memory: an attempt may have given `tensor` another
-    at::Tensor copy;
-  };
-  struct Gradient {
-    at::Tensor tensor;
-    at::Tensor before;  // undefined where there was none
-    at::Tensor copy;
+    at::Tensor before;  // its memory, or its gradient: an attempt may have given it another
+    at::Tensor copy;    // of `before`
   };
 
-  std::vector<Values> values_;
-  std::vector<Gradient> gradients_;
+  std::unordered_map<const c10::TensorImpl*, Saved> values_;
+  std::unordered_map<const c10::TensorImpl*, Saved> gradients_;
   std::vector<std::function<void()>> others_;
-  std::unordered_set<const c10::TensorImpl*> with_values_;
-  std::unordered_set<const c10::TensorImpl*> with_gradient_;
 };
 
 namespace detail {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,9 +35,13 @@ class BRIM_API AllocationRecord {
   /// workspace, as cuDNN.
   bool goes_on_refused = false;
 
-  /// Bytes held before that it freed and made anew, as far as those stay: what a next call will
-  /// free too. The first request of as many bytes counts as that (a gradient), and not what is made
-  /// later (an optimizer's state).
+  static constexpr std::size_t kNoRequest = std::numeric_limits<std::size_t>::max();
+
+  /// By older request: the one that took its place and stays, which a next call will free too;
+  /// kNoRequest if there is none. The first request of as many bytes takes the place (a gradient),
+  /// and not what is made later (an optimizer's state).
+  [[nodiscard]] std::vector<std::size_t> successors() const;
+  /// SUM of the bytes of those.
   [[nodiscard]] std::int64_t replaced() const;
 
   /// The size that `choose` returns, or that it returned last if it was asked the same: most calls

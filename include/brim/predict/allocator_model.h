@@ -167,7 +167,7 @@ class BRIM_API AllocatorModel {
   void map(Index block, std::int64_t bytes);
   [[nodiscard]] bool should_split(const Request& request, std::int64_t block_size) const;
   Index split(Index block, std::int64_t size);
-  void merge(Index block, Index neighbour);
+  void merge_neighbours(Index block);
 
   bool release_oversized(const Request& request);
   void release_cache();
@@ -175,9 +175,8 @@ class BRIM_API AllocatorModel {
   void unmap(Index block);
 
   void adopt(const AllocatorSegment& segment, std::int64_t space);
-  Index add_block(const Block& block);
+  Index add_block(const Block& block, Index previous = kNone);
   void remove_block(Index block);
-  void link_after(Index block, Index added);
   [[nodiscard]] Entry entry(Index block) const;
   [[nodiscard]] bool is_split(Index block) const;
   void insert(Index block);

@@ -28,12 +28,6 @@ std::int64_t tolerated(c10::Device device, std::int64_t attempt_peak) {
   return std::max(device.is_cpu() ? kCpu : kAccelerator, attempt_peak / 100);
 }
 
-/// A device that a message names without an index is the one of its type.
-bool is_another(c10::Device named, c10::Device watched) {
-  return named.type() != watched.type() ||
-         (named.has_index() && watched.has_index() && named.index() != watched.index());
-}
-
 }  // namespace
 
 std::string detail::describe(const Attempt& attempt) {
@@ -62,8 +56,7 @@ void AttemptMonitor::begin(bool new_size, bool record) {
   // Work on CPU tensors is not told apart from work on an accelerator until it has run, so both are
   // watched where both can be.
   const bool host_too = !options_.device && !device.is_cpu() && CpuAllocator::installed();
-  log_.reset();
-  host_log_.reset();
+  take_log(device);  // of an attempt that ended with another error
   if (new_size || released_ || record) {
     log_.emplace(device);
     if (host_too) {
@@ -79,6 +72,14 @@ void AttemptMonitor::begin(bool new_size, bool record) {
   allocations_before_ = CpuAllocator::allocations();
   ended_elsewhere_ = calls_ended_elsewhere();
   begun_ = std::chrono::steady_clock::now();
+}
+
+std::vector<AllocationEvent> AttemptMonitor::take_log(c10::Device device) {
+  auto& log = device == checkpoint_.device() ? log_ : host_log_;
+  auto events = log ? log->take() : std::vector<AllocationEvent>();
+  log_.reset();
+  host_log_.reset();
+  return events;
 }
 
 c10::Device AttemptMonitor::tightest_device() const {
@@ -114,14 +115,11 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
       .device = device,
       .seconds = seconds.count(),
       .repeats = needed_release_.has_value()};
-  auto& log = device == checkpoint_.device() ? log_ : host_log_;
-  if (const auto events = log ? log->take() : std::vector<AllocationEvent>(); !events.empty()) {
+  if (const auto events = take_log(device); !events.empty()) {
     attempt.record = record_of(events);
     // What a failed attempt left, unlike what was there before the call, may be freed only once.
     attempt.freed = std::max(attempt.freed, attempt.record->replaced());
   }
-  log_.reset();
-  host_log_.reset();
   publish(attempt);
   meter_.reset();
   return attempt;
@@ -132,15 +130,13 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   const OomCause& cause = failure.cause;
   last_message_ = failure.message;
   checkpoint_.restore_onednn();
-  const auto events = log_ ? log_->take() : std::vector<AllocationEvent>();
-  log_.reset();
-  host_log_.reset();
+  const auto events = take_log(checkpoint_.device());
   // A message may name a device that is not here (a wrapped error, a test): then its figures say
   // nothing of the one that is watched. The host can always be looked at.
   const bool on_host = cause.device && cause.device->is_cpu();
   const c10::Device device =
       on_host && !options_.device ? c10::Device(c10::DeviceType::CPU) : checkpoint_.device();
-  const bool elsewhere = cause.device && is_another(*cause.device, device);
+  const bool elsewhere = names_another(cause, device);
   failed_on_ = device;
   Attempt attempt{.values = {values.begin(), values.end()},
                   .outcome = cause.kind,
@@ -224,21 +220,14 @@ void AttemptMonitor::wait_for_memory(c10::Device device, std::int64_t attempt_pe
 }
 
 void AttemptMonitor::wait_for_others_or_give_up() {
-  if (!wait_for_others()) {
-    give_up();
-  }
-}
-
-bool AttemptMonitor::wait_for_others() {
   constexpr auto kLongest = std::chrono::seconds(30);
-  if (hopeless_) {
-    return false;
-  }
   if (!deadline_) {
     deadline_ = std::chrono::steady_clock::now() + kLongest;
   }
-  return wait_for_another_call(ended_elsewhere_, *deadline_,
-                               failed_on_.value_or(checkpoint_.device()));
+  const c10::Device device = failed_on_.value_or(checkpoint_.device());
+  if (hopeless_ || !wait_for_another_call(ended_elsewhere_, *deadline_, device)) {
+    give_up(device);
+  }
 }
 
 void AttemptMonitor::publish(const Attempt& attempt) {
@@ -256,8 +245,7 @@ void AttemptMonitor::publish(const Attempt& attempt) {
   }
 }
 
-void AttemptMonitor::give_up() const {
-  const c10::Device device = failed_on_.value_or(checkpoint_.device());
+void AttemptMonitor::give_up(c10::Device device) const {
   const MemoryStats stats = memory_stats(device);
   const Fragmentation cache = fragmentation(device);
   std::ostringstream out;

@@ -68,10 +68,11 @@ class AttemptMonitor {
 
  private:
   void publish(const Attempt& attempt);
-  bool wait_for_others();
-  [[noreturn]] void give_up() const;
+  [[noreturn]] void give_up(c10::Device device) const;
   void wait_for_memory(c10::Device device, std::int64_t attempt_peak);
   c10::Device tightest_device() const;
+  /// What was recorded on the device; the recording ends.
+  std::vector<AllocationEvent> take_log(c10::Device device);
 
   const AdaptOptions& options_;
   Checkpoint checkpoint_;

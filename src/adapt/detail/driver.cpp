@@ -37,7 +37,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
   }
   // A first attempt was made at the maxima. What other calls have learned since would say that it
   // had been at their size.
-  Recollection known = failure ? Recollection{} : recall(options);
+  Recollection known = failure ? Recollection{} : recall(options, call.maxima.size());
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   for (bool repeats = false;; repeats = true) {
@@ -65,7 +65,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
     search.record(*failed);
     if (search.finished() && !search.best()) {
       monitor.wait_for_others_or_give_up();
-      known = recall(options);
+      known = recall(options, call.maxima.size());
       search = make_search(call, options, known, failed->device);
     }
   }
@@ -86,7 +86,7 @@ Values wish(const MaximizeCall& call, const AdaptOptions& options,
 
 /// The values that a rank would begin its next call with, as far as it can tell now.
 Values next_time(const MaximizeCall& call, const AdaptOptions& options, const Attempt& fit) {
-  Recollection known = recall(options);
+  Recollection known = recall(options, call.maxima.size());
   if (known.device == fit.device) {
     known.available = fit.available;  // as before the attempt: its result may still be there
   }
@@ -94,9 +94,7 @@ Values next_time(const MaximizeCall& call, const AdaptOptions& options, const At
   Values maxima(call.maxima.begin(), call.maxima.end());
   if (call.maxima_are_lengths) {  // the next argument may be as long as any before
     for (const Attempt& attempt : known.attempts) {
-      if (attempt.values.size() == maxima.size()) {
-        std::ranges::transform(maxima, attempt.values, maxima.begin(), std::ranges::max);
-      }
+      std::ranges::transform(maxima, attempt.values, maxima.begin(), std::ranges::max);
     }
     next.maxima = maxima;
   }
@@ -111,7 +109,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
   if (saved) {
     checkpoint = Checkpoint(options);  // the copies are not the attempt's
   }
-  Recollection known = recall(options);
+  Recollection known = recall(options, call.maxima.size());
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   // The values of all ranks, and how far this one uses them.
@@ -183,7 +181,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       }
       if (search.finished() && !search.best()) {
         monitor.wait_for_others_or_give_up();
-        known = recall(options);
+        known = recall(options, call.maxima.size());
         search = make_search(call, options, known, failed->device);
       }
       wanted = wish(call, options, search.next());
@@ -241,15 +239,7 @@ Failure release_error(std::exception_ptr error) {
   if (!cause) {
     std::rethrow_exception(std::move(error));
   }
-  std::string text;
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& known) {
-    text = known.what_without_backtrace();
-  } catch (const std::exception& other) {
-    text = other.what();
-  }
-  return make_failure(cause, std::move(text));  // `error` was the last reference: it ends here
+  return make_failure(cause, error_text(error));  // `error` was the last reference: it ends here
 }
 
 std::int64_t chunk_dim(std::int64_t rank, std::int64_t dim) {

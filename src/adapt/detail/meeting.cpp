@@ -9,6 +9,8 @@
 #include <optional>
 #include <utility>
 
+#include "adapt/detail/searching.h"
+
 namespace brim::detail {
 namespace {
 
@@ -24,18 +26,6 @@ constexpr std::size_t kLater = kNotNext + kMostValues;
 constexpr std::size_t kLength = kLater + kMostValues;
 constexpr std::size_t kNotLength = kLength + 1;
 using Numbers = std::array<std::int64_t, kNotLength + 1>;
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& known) {
-    return known.what_without_backtrace();
-  } catch (const std::exception& other) {
-    return other.what();
-  } catch (...) {
-    return "an exception of an unknown type";
-  }
-}
 
 void throw_if_called_off(RankChannel& channel) {
   if (const auto other = channel.called_off()) {
@@ -167,7 +157,7 @@ void Meeting::end(const Answer& last, bool as_agreed) {
 }
 
 void Meeting::tell_others(const std::exception_ptr& error) {
-  tell_others(sizes_text() + text_of(error));
+  tell_others(sizes_text() + error_text(error));
 }
 
 void Meeting::tell_others(const std::string& own) {

@@ -115,7 +115,7 @@ bool Recollection::packs(c10::Device otherwise) const {
   return device.value_or(otherwise).is_cpu();
 }
 
-Recollection recall(const AdaptOptions& options) {
+Recollection recall(const AdaptOptions& options, std::size_t values) {
   Recollection result;
   if (options.memory != nullptr) {
     result.attempts = options.memory->recall(options.key);
@@ -124,6 +124,8 @@ Recollection recall(const AdaptOptions& options) {
       result.attempts = options.memory->recall(*options.wider_key);
     }
   }
+  std::erase_if(result.attempts,
+                [&](const Attempt& attempt) { return attempt.values.size() != values; });
   if (result.attempts.empty()) {
     return result;
   }

@@ -65,6 +65,7 @@ inline void raise_to_level_of_last_fit(std::vector<Attempt>& attempts) {
   }
 }
 
-Recollection recall(const AdaptOptions& options);
+/// @param values COUNT of the call's sizes: what has another number of them is no such call.
+Recollection recall(const AdaptOptions& options, std::size_t values = 1);
 
 }  // namespace brim::detail

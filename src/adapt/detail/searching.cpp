@@ -95,11 +95,7 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
                                  .lower = std::min(options.lower, std::max(maximum, kOne))});
   }
   auto result = checked<ParameterSearch>(search);
-  std::vector<Attempt> attempts;
-  std::ranges::copy_if(known.attempts, std::back_inserter(attempts), [&](const Attempt& attempt) {
-    return attempt.values.size() == search.parameters.size();
-  });
-  result.remember(attempts);
+  result.remember(known.attempts);
   if (options.objective == Objective::throughput && search.parameters.size() == 1) {
     Parameter& only = search.parameters.front();
     const std::int64_t largest = result.next().front();
@@ -156,6 +152,18 @@ std::unique_ptr<SavedState> save_state(const AdaptOptions& options) {
   }
   release_cached(options.device ? *options.device : default_device());
   return save();
+}
+
+std::string error_text(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& known) {
+    return known.what_without_backtrace();
+  } catch (const std::exception& other) {
+    return other.what();
+  } catch (...) {
+    return "an exception of an unknown type";
+  }
 }
 
 double rate(const AdaptOptions& options, const Attempt& attempt, bool counts_items) {

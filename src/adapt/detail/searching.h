@@ -7,7 +7,9 @@
 #include <brim/adapt/size_search.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <string>
 
 #include "adapt/detail/recollection.h"
 
@@ -28,6 +30,9 @@ void learn(const AdaptOptions& options, const Recollection& known, const Attempt
 /// Saves what the options name. If there is no memory for the copies, garbage and caches make room
 /// once. Null where nothing is named.
 std::unique_ptr<SavedState> save_state(const AdaptOptions& options);
+
+/// What an error says, without a backtrace.
+std::string error_text(const std::exception_ptr& error);
 
 /// For Objective::throughput: items or calls per second; 0 else.
 double rate(const AdaptOptions& options, const Attempt& attempt, bool counts_items);

@@ -2,6 +2,7 @@
 // memory.
 
 #include <brim/adapt/size_search.h>
+#include <brim/predict/allocation_record.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -105,6 +106,28 @@ TEST(SizeSearch, FailureThatMovedToALaterPlaceIsReadAnew) {
   }
   EXPECT_EQ(failures, 3);   // as many as halving, which ends at 12500
   EXPECT_GE(size, 15'520);  // 97 % of 16000
+}
+
+// Batch normalization raises an error for one item.
+TEST(SizeSearch, NeverTriesASingleItemToLearnFrom) {
+  constexpr std::int64_t kAvailable = 5120 * kMiB;
+  const Need need = [](std::int64_t size) { return size * 1920 * kMiB; };
+  const auto next_after_two = [&](const Attempt& two, bool packs) {
+    SizeSearch search({.upper = 4,
+                       .packs = packs,
+                       .allocator = [] { return AllocatorModel({.capacity = kAvailable}); },
+                       .available = kAvailable});
+    search.remember(std::vector{attempt(need, 4, kAvailable), two});
+    return search.next();
+  };
+  Attempt two = attempt(need, 2, kAvailable);
+  EXPECT_EQ(next_after_two(two, true), 2);
+  EXPECT_EQ(next_after_two(two, false), 2);
+  const std::vector<AllocationEvent> events{{.address = 1, .bytes = need(2)},
+                                            {.address = 1, .freed = true}};
+  two.record = record_of(events);
+  EXPECT_EQ(next_after_two(two, true), 2);
+  EXPECT_EQ(next_after_two(two, false), 2) << "replayed";
 }
 
 struct SeveralRequests {

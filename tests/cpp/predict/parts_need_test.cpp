@@ -91,11 +91,11 @@ TEST(PartsNeed, FindsALargeSizeAmongThoseThatFit) {
   const auto need = PartsNeed::of(*work.record(120), 120, *work.record(150), 150);
   ASSERT_TRUE(need);
   const auto bytes = static_cast<double>(work.need(400));
-  const std::int64_t size = need->largest_within(bytes, 1000, 200);
+  const std::int64_t size = need->largest_within(bytes, 1000);
   EXPECT_GE(size, 395);
   EXPECT_LE(static_cast<double>(work.need(size)), bytes);
   EXPECT_LE(static_cast<double>(work.need(size * 995 / 1000)), bytes);
-  EXPECT_EQ(need->largest_within(10, 1000, 200), 0);
+  EXPECT_EQ(need->largest_within(10, 1000), 0);
 }
 
 TEST(PartsNeed, IsEmptyForOtherWork) {
