@@ -151,25 +151,10 @@ void with_activation(std::string_view name, const Run& run) {
   }
 }
 
-template <int kPack>
-struct Width {
-  static constexpr int kElements = kPack;
-};
-
-/// Calls run(Width<kPack>()): as many elements as a thread loads at once, or one.
-template <class T, class Run>
-void with_width(bool packs, const Run& run) {
-  if (packs) {
-    run(Width<kPackOf<T>>());
-  } else {
-    run(Width<1>());
-  }
-}
-
 /// Whether every row begins at the border of a pack.
 template <class T, class AnyRows>
 bool begins_aligned(const AnyRows& rows) {
-  return is_aligned(rows.data, 16) && rows.stride % kPackOf<T> == 0;
+  return is_aligned(rows.data) && rows.stride % kPackOf<T> == 0;
 }
 
 dim3 grid_of(std::int64_t rows, std::int64_t columns, int pack) {
@@ -185,9 +170,9 @@ void gated(Number type, std::string_view activation, Rows gate, Rows up, void* o
   with_type(type, [=](auto t) {
     using T = typename decltype(t)::Element;
     const bool packs = columns % kPackOf<T> == 0 && begins_aligned<T>(gate) &&
-                       begins_aligned<T>(up) && is_aligned(out, 16);
-    with_width<T>(packs, [=](auto width) {
-      constexpr int kPack = decltype(width)::kElements;
+                       begins_aligned<T>(up) && is_aligned(out);
+    with_pack<T>(packs, [=](auto pack) {
+      constexpr int kPack = decltype(pack)::value;
       with_activation(activation, [=](auto function) {
         gated_kernel<T, kPack><<<grid_of(rows, columns, kPack), kThreads, 0, stream>>>(
             function, gate, up, static_cast<T*>(out), rows, columns);
@@ -201,11 +186,11 @@ void gated_grads(Number type, std::string_view activation, const void* grad, Row
                  std::int64_t columns, cudaStream_t stream) {
   with_type(type, [=](auto t) {
     using T = typename decltype(t)::Element;
-    const bool packs = columns % kPackOf<T> == 0 && is_aligned(grad, 16) &&
-                       begins_aligned<T>(gate) && begins_aligned<T>(up) &&
-                       begins_aligned<T>(grad_gate) && begins_aligned<T>(grad_up);
-    with_width<T>(packs, [=](auto width) {
-      constexpr int kPack = decltype(width)::kElements;
+    const bool packs = columns % kPackOf<T> == 0 && is_aligned(grad) && begins_aligned<T>(gate) &&
+                       begins_aligned<T>(up) && begins_aligned<T>(grad_gate) &&
+                       begins_aligned<T>(grad_up);
+    with_pack<T>(packs, [=](auto pack) {
+      constexpr int kPack = decltype(pack)::value;
       with_activation(activation, [=](auto function) {
         gated_grads_kernel<T, kPack><<<grid_of(rows, columns, kPack), kThreads, 0, stream>>>(
             function, static_cast<const T*>(grad), gate, up, grad_gate, grad_up, rows, columns);
@@ -216,19 +201,19 @@ void gated_grads(Number type, std::string_view activation, const void* grad, Row
 
 namespace {
 
-/// Calls run(t, p, width, function) for the types of the input and of the values from a power on.
+/// Calls run(t, p, pack, function) for the types of the input and of the values from a power on.
 template <class Run>
 void with_types(Number type, bool wide, std::string_view activation, bool packs, const Run& run) {
   with_type(type, [=](auto t) {
     using T = typename decltype(t)::Element;
-    with_width<T>(packs, [=](auto width) {
+    with_pack<T>(packs, [=](auto pack) {
       with_written_out(activation, [=](auto function) {
         if constexpr (sizeof(T) == 2 && kHasPowers<decltype(function)>) {
           if (wide) {
-            return run(t, Type<float>(), width, function);
+            return run(t, Type<float>(), pack, function);
           }
         }
-        run(t, t, width, function);
+        run(t, t, pack, function);
       });
     });
   });
@@ -242,10 +227,10 @@ bool are_whole_packs(std::int64_t n) { return n % 8 == 0; }
 void activate(Number type, bool wide, std::string_view activation, const void* in, void* out,
               std::int64_t n, cudaStream_t stream) {
   const bool packs = are_whole_packs(n) && is_aligned(in, 32) && is_aligned(out, 32);
-  with_types(type, wide, activation, packs, [=](auto t, auto p, auto width, auto function) {
+  with_types(type, wide, activation, packs, [=](auto t, auto p, auto pack, auto function) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
-    constexpr int kPack = decltype(width)::kElements;
+    constexpr int kPack = decltype(pack)::value;
     activate_kernel<T, P, kPack><<<grid_of(1, n, kPack), kThreads, 0, stream>>>(
         function, static_cast<const T*>(in), static_cast<P*>(out), n);
   });
@@ -255,10 +240,10 @@ void activate_grads(Number type, bool wide, std::string_view activation, const v
                     const void* in, void* grad_in, std::int64_t n, cudaStream_t stream) {
   const bool packs =
       are_whole_packs(n) && is_aligned(grad, 32) && is_aligned(in, 32) && is_aligned(grad_in, 32);
-  with_types(type, wide, activation, packs, [=](auto t, auto p, auto width, auto function) {
+  with_types(type, wide, activation, packs, [=](auto t, auto p, auto pack, auto function) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
-    constexpr int kPack = decltype(width)::kElements;
+    constexpr int kPack = decltype(pack)::value;
     activate_grads_kernel<T, P, kPack><<<grid_of(1, n, kPack), kThreads, 0, stream>>>(
         function, static_cast<const P*>(grad), static_cast<const T*>(in), static_cast<T*>(grad_in),
         n);
