@@ -163,51 +163,33 @@ dim3 grid_of(std::int64_t rows, std::int64_t columns, int pack) {
               static_cast<unsigned>(rows < kMost ? rows : kMost));
 }
 
-}  // namespace
-
-void gated(Number type, std::string_view activation, Rows gate, Rows up, void* out,
-           std::int64_t rows, std::int64_t columns, cudaStream_t stream) {
-  with_type(type, [=](auto t) {
+/// Calls run(t, pack, function) for the type, the elements that a thread loads at once, and the
+/// activation.
+/// @param dense without gaps between its rows
+template <class Run, class... AnyRows>
+void with_gate(Number type, std::string_view activation, std::int64_t columns, const void* dense,
+               const Run& run, const AnyRows&... rows) {
+  with_type(type, [&](auto t) {
     using T = typename decltype(t)::Element;
-    const bool packs = columns % kPackOf<T> == 0 && begins_aligned<T>(gate) &&
-                       begins_aligned<T>(up) && is_aligned(out);
-    with_pack<T>(packs, [=](auto pack) {
-      constexpr int kPack = decltype(pack)::value;
-      with_activation(activation, [=](auto function) {
-        gated_kernel<T, kPack><<<grid_of(rows, columns, kPack), kThreads, 0, stream>>>(
-            function, gate, up, static_cast<T*>(out), rows, columns);
-      });
+    const bool packs =
+        columns % kPackOf<T> == 0 && is_aligned(dense) && (begins_aligned<T>(rows) && ...);
+    with_pack<T>(packs, [&](auto pack) {
+      with_activation(activation, [&](auto function) { run(t, pack, function); });
     });
   });
 }
-
-void gated_grads(Number type, std::string_view activation, const void* grad, Rows gate, Rows up,
-                 MutableRows grad_gate, MutableRows grad_up, std::int64_t rows,
-                 std::int64_t columns, cudaStream_t stream) {
-  with_type(type, [=](auto t) {
-    using T = typename decltype(t)::Element;
-    const bool packs = columns % kPackOf<T> == 0 && is_aligned(grad) && begins_aligned<T>(gate) &&
-                       begins_aligned<T>(up) && begins_aligned<T>(grad_gate) &&
-                       begins_aligned<T>(grad_up);
-    with_pack<T>(packs, [=](auto pack) {
-      constexpr int kPack = decltype(pack)::value;
-      with_activation(activation, [=](auto function) {
-        gated_grads_kernel<T, kPack><<<grid_of(rows, columns, kPack), kThreads, 0, stream>>>(
-            function, static_cast<const T*>(grad), gate, up, grad_gate, grad_up, rows, columns);
-      });
-    });
-  });
-}
-
-namespace {
 
 /// Calls run(t, p, pack, function) for the types of the input and of the values from a power on.
-template <class Run>
-void with_types(Number type, bool wide, std::string_view activation, bool packs, const Run& run) {
-  with_type(type, [=](auto t) {
+/// @param pointers to `n` elements each
+template <class Run, class... Pointers>
+void without_gate(Number type, bool wide, std::string_view activation, std::int64_t n,
+                  const Run& run, Pointers... pointers) {
+  // What every type has in whole packs.
+  const bool packs = n % 8 == 0 && (is_aligned(pointers, 32) && ...);
+  with_type(type, [&](auto t) {
     using T = typename decltype(t)::Element;
-    with_pack<T>(packs, [=](auto pack) {
-      with_written_out(activation, [=](auto function) {
+    with_pack<T>(packs, [&](auto pack) {
+      with_written_out(activation, [&](auto function) {
         if constexpr (sizeof(T) == 2 && kHasPowers<decltype(function)>) {
           if (wide) {
             return run(t, Type<float>(), pack, function);
@@ -219,35 +201,50 @@ void with_types(Number type, bool wide, std::string_view activation, bool packs,
   });
 }
 
-/// Elements that every type has in whole packs.
-bool are_whole_packs(std::int64_t n) { return n % 8 == 0; }
-
 }  // namespace
+
+void gated(Number type, std::string_view activation, Rows gate, Rows up, void* out,
+           std::int64_t rows, std::int64_t columns, cudaStream_t stream) {
+  const auto run = [&](auto t, auto pack, auto function) {
+    using T = typename decltype(t)::Element;
+    gated_kernel<T, pack><<<grid_of(rows, columns, pack), kThreads, 0, stream>>>(
+        function, gate, up, static_cast<T*>(out), rows, columns);
+  };
+  with_gate(type, activation, columns, out, run, gate, up);
+}
+
+void gated_grads(Number type, std::string_view activation, const void* grad, Rows gate, Rows up,
+                 MutableRows grad_gate, MutableRows grad_up, std::int64_t rows,
+                 std::int64_t columns, cudaStream_t stream) {
+  const auto run = [&](auto t, auto pack, auto function) {
+    using T = typename decltype(t)::Element;
+    gated_grads_kernel<T, pack><<<grid_of(rows, columns, pack), kThreads, 0, stream>>>(
+        function, static_cast<const T*>(grad), gate, up, grad_gate, grad_up, rows, columns);
+  };
+  with_gate(type, activation, columns, grad, run, gate, up, grad_gate, grad_up);
+}
 
 void activate(Number type, bool wide, std::string_view activation, const void* in, void* out,
               std::int64_t n, cudaStream_t stream) {
-  const bool packs = are_whole_packs(n) && is_aligned(in, 32) && is_aligned(out, 32);
-  with_types(type, wide, activation, packs, [=](auto t, auto p, auto pack, auto function) {
+  const auto run = [&](auto t, auto p, auto pack, auto function) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
-    constexpr int kPack = decltype(pack)::value;
-    activate_kernel<T, P, kPack><<<grid_of(1, n, kPack), kThreads, 0, stream>>>(
+    activate_kernel<T, P, pack><<<grid_of(1, n, pack), kThreads, 0, stream>>>(
         function, static_cast<const T*>(in), static_cast<P*>(out), n);
-  });
+  };
+  without_gate(type, wide, activation, n, run, in, out);
 }
 
 void activate_grads(Number type, bool wide, std::string_view activation, const void* grad,
                     const void* in, void* grad_in, std::int64_t n, cudaStream_t stream) {
-  const bool packs =
-      are_whole_packs(n) && is_aligned(grad, 32) && is_aligned(in, 32) && is_aligned(grad_in, 32);
-  with_types(type, wide, activation, packs, [=](auto t, auto p, auto pack, auto function) {
+  const auto run = [&](auto t, auto p, auto pack, auto function) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
-    constexpr int kPack = decltype(pack)::value;
-    activate_grads_kernel<T, P, kPack><<<grid_of(1, n, kPack), kThreads, 0, stream>>>(
+    activate_grads_kernel<T, P, pack><<<grid_of(1, n, pack), kThreads, 0, stream>>>(
         function, static_cast<const P*>(grad), static_cast<const T*>(in), static_cast<T*>(grad_in),
         n);
-  });
+  };
+  without_gate(type, wide, activation, n, run, grad, in, grad_in);
 }
 
 }  // namespace brim::nn::cuda
