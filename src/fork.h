@@ -17,4 +17,21 @@ bool forked_with_accelerator() noexcept;
 /// takes another.
 void hold_during_fork(std::mutex& mutex, void (*in_child)() = nullptr);
 
+/// The one Object of the process, never destroyed: what uses it may do so until the very end. Its
+/// `mutex` is held during every fork, and its `in_forked_child()`, if it has one, then runs in the
+/// child.
+template <class Object>
+Object& shared_object() {
+  static Object* const instance = [] {
+    auto* const made = new Object;
+    if constexpr (requires { made->in_forked_child(); }) {
+      hold_during_fork(made->mutex, [] { shared_object<Object>().in_forked_child(); });
+    } else {
+      hold_during_fork(made->mutex);
+    }
+    return made;
+  }();
+  return *instance;
+}
+
 }  // namespace brim

@@ -57,11 +57,6 @@ PeakReading AcceleratorBackend::take_peak(c10::Device device) {
   return sample;
 }
 
-std::int64_t AcceleratorBackend::capacity(c10::Device device) {
-  return static_cast<std::int64_t>(
-      device_allocator(device.type()).getMemoryInfo(device.index()).second);
-}
-
 void AcceleratorBackend::set_limit(c10::Device device, std::optional<std::int64_t> /*bytes*/) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "a budget on ", device.str(), " is not possible: ",

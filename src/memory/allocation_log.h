@@ -1,6 +1,5 @@
 #pragma once
 
-#include <brim/memory/allocation_event.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -16,19 +15,19 @@ namespace brim {
 class AllocationLog {
  public:
   explicit AllocationLog(c10::Device device)
-      : device_(device), number_(backend_for(device).start_log(device)) {}
+      : log_(backend_for(device).log()),
+        number_(log_ == nullptr ? 0 : log_->start(device.index())) {}
   ~AllocationLog() { take(); }
   AllocationLog(const AllocationLog&) = delete;
   AllocationLog& operator=(const AllocationLog&) = delete;
 
   /// The events; none if there were too many.
   std::vector<AllocationEvent> take() {
-    return number_ == 0 ? std::vector<AllocationEvent>()
-                        : backend_for(device_).end_log(std::exchange(number_, 0));
+    return number_ == 0 ? std::vector<AllocationEvent>() : log_->end(std::exchange(number_, 0));
   }
 
  private:
-  c10::Device device_;
+  EventLog* log_;         // null: the device cannot tell
   std::uint64_t number_;  // 0: not open
 };
 

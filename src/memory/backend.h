@@ -1,7 +1,6 @@
 #pragma once
 
 #include <brim/export.h>
-#include <brim/memory/allocation_event.h>
 #include <brim/memory/allocator_segment.h>
 #include <brim/memory/out_of_memory.h>
 #include <brim/memory/stats.h>
@@ -44,9 +43,6 @@ class DeviceBackend {
     return {now.allocated, now.free, now.reserved};
   }
 
-  /// Bytes that the device has for this process when no budget is set.
-  virtual std::int64_t capacity(c10::Device device) = 0;
-
   /// Keeps the device's allocations under `bytes` from now on; empty takes the limit away.
   /// @throws c10::NotImplementedError where the device's allocator knows no limit.
   virtual void set_limit(c10::Device device, std::optional<std::int64_t> bytes) = 0;
@@ -54,9 +50,8 @@ class DeviceBackend {
   /// Gives cached memory back to the system.
   virtual void release_cached(c10::Device device) = 0;
 
-  /// For AllocationLog. 0 where a log is open already, or where the device cannot tell.
-  virtual std::uint64_t start_log(c10::Device /*device*/) { return 0; }
-  virtual std::vector<AllocationEvent> end_log(std::uint64_t /*number*/) { return {}; }
+  /// What its allocator does; null where the device cannot tell.
+  virtual EventLog* log() { return nullptr; }
 
   /// What its caching allocator holds; empty where the device cannot tell.
   virtual std::optional<std::vector<AllocatorSegment>> segments(c10::Device /*device*/) {
@@ -75,7 +70,6 @@ class BRIM_API AcceleratorBackend : public DeviceBackend {
   MemoryStats stats(c10::Device device) override;
   PeakReading peak(c10::Device device) override;
   PeakReading take_peak(c10::Device device) override;
-  std::int64_t capacity(c10::Device device) override;
   void set_limit(c10::Device device, std::optional<std::int64_t> bytes) override;
   void release_cached(c10::Device device) override;
 };
@@ -115,6 +109,9 @@ inline bool names_another(const OomCause& cause, c10::Device watched) {
 /// Whether accelerators of this kind cannot be used here, because this process was forked from one
 /// that used them. Work on the CPU must not ask for them then.
 bool lost_to_fork(c10::DeviceType type);
+
+/// The limit of the tightest budget that is open on `device`, in bytes; empty where none is.
+std::optional<std::int64_t> budget_in_force(c10::Device device);
 
 /// Used by libbrim_cuda when it is loaded, to add what needs CUDA's own headers.
 BRIM_API void register_cuda_backend(DeviceBackend& backend);

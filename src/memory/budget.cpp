@@ -10,7 +10,6 @@
 
 #include "fork.h"
 #include "memory/backend.h"
-#include "memory/budget_in_force.h"
 
 namespace brim {
 namespace {
@@ -22,14 +21,7 @@ struct OpenBudgets {
   std::unordered_map<c10::Device, std::vector<std::int64_t>> limits;
 };
 
-OpenBudgets& open_budgets() {
-  static auto* const instance = [] {
-    auto* open = new OpenBudgets;
-    hold_during_fork(open->mutex);
-    return open;
-  }();
-  return *instance;
-}
+OpenBudgets& open_budgets() { return shared_object<OpenBudgets>(); }
 
 std::optional<std::int64_t> tightest(const std::vector<std::int64_t>& limits) {
   if (limits.empty()) {
@@ -45,14 +37,10 @@ std::int64_t open_budget(const ByteLimit& limit, c10::Device device) {
   const std::lock_guard lock(open.mutex);
   auto& limits = open.limits[device];
   const std::int64_t whole = limit.is_percentage() ? backend.stats(device).limit : 0;
-  limits.push_back(limit.resolve(whole));
-  const std::int64_t bytes = limits.back();
-  try {
-    backend.set_limit(device, tightest(limits));
-  } catch (...) {
-    limits.pop_back();
-    throw;
-  }
+  const std::int64_t bytes = limit.resolve(whole);
+  limits.reserve(limits.size() + 1);  // nothing may fail once the limit is set
+  backend.set_limit(device, std::min(bytes, tightest(limits).value_or(bytes)));
+  limits.push_back(bytes);
   return bytes;
 }
 

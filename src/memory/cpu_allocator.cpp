@@ -94,7 +94,7 @@ void CpuAllocator::in_forked_child() {
   bytes_held.store(0);
   self.peak_.store(0);
   least_held.store(0);
-  forget_host_limit_after_fork();
+  HostLimit::begin_attempt();  // what this thread knew was about the parent
 }
 
 CpuAllocator& CpuAllocator::instance() {
@@ -160,7 +160,9 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
     release(size);
     throw_out_of_memory(size, allocated(), ": the system has no more (" + system_error + ")");
   }
-  blocks_made.fetch_add(1, std::memory_order_relaxed);
+  if (open_counts.load(std::memory_order_relaxed) != 0) {
+    counted.fetch_add(1, std::memory_order_relaxed);
+  }
   const Header header{bytes, process};
   std::memcpy(block, &header, sizeof(header));
   void* data = static_cast<char*>(block) + kHeaderBytes;

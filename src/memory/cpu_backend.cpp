@@ -9,6 +9,11 @@
 namespace brim {
 namespace {
 
+/// What the budget leaves of this many free bytes.
+std::int64_t within_budget(std::int64_t free, std::int64_t allocated) {
+  return std::min(free, std::max<std::int64_t>(CpuAllocator::instance().limit() - allocated, 0));
+}
+
 class CpuBackend final : public DeviceBackend {
  public:
   MemoryStats stats(c10::Device /*device*/) override {
@@ -19,19 +24,15 @@ class CpuBackend final : public DeviceBackend {
     stats.peak = allocator.peak().peak;
     stats.reserved = host.resident;
     stats.limit = std::min(host.limit(), allocator.limit());
-    const std::int64_t left_of_budget =
-        std::max<std::int64_t>(allocator.limit() - stats.allocated, 0);
-    stats.free = std::min(host.available(), left_of_budget);
+    stats.free = within_budget(host.available(), stats.allocated);
     return stats;
   }
 
   void prepare(c10::Device /*device*/) override { CpuAllocator::instance().install(); }
 
   Room headroom(c10::Device /*device*/) override {
-    const CpuAllocator& allocator = CpuAllocator::instance();
-    const std::int64_t allocated = allocator.allocated();
-    const std::int64_t left_of_budget = std::max<std::int64_t>(allocator.limit() - allocated, 0);
-    return {.allocated = allocated, .free = std::min(recent_host_room(allocated), left_of_budget)};
+    const std::int64_t allocated = CpuAllocator::allocated();
+    return {.allocated = allocated, .free = within_budget(recent_host_room(allocated), allocated)};
   }
 
   PeakReading peak(c10::Device /*device*/) override { return CpuAllocator::instance().peak(); }
@@ -40,14 +41,7 @@ class CpuBackend final : public DeviceBackend {
     return CpuAllocator::instance().take_peak();
   }
 
-  std::int64_t capacity(c10::Device /*device*/) override { return read_host_memory().limit(); }
-
-  std::uint64_t start_log(c10::Device /*device*/) override {
-    return CpuAllocator::instance().log().start();
-  }
-  std::vector<AllocationEvent> end_log(std::uint64_t number) override {
-    return CpuAllocator::instance().log().end(number);
-  }
+  EventLog* log() override { return &CpuAllocator::instance().log(); }
 
   void set_limit(c10::Device /*device*/, std::optional<std::int64_t> bytes) override {
     CpuAllocator::instance().set_limit(bytes.value_or(CpuAllocator::kUnlimited));

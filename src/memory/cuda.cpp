@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "memory/backend.h"
-#include "memory/cuda_log.h"
+#include "memory/event_log.h"
 
 namespace brim {
 namespace {
@@ -66,29 +66,31 @@ class CudaBackend final : public AcceleratorBackend {
 
   void set_limit(c10::Device device, std::optional<std::int64_t> bytes) override {
     const std::lock_guard lock(mutex_);
-    const auto outer = outer_fraction_.find(device.index());
+    const c10::DeviceIndex index = device.index();
     if (!bytes) {
-      if (outer != outer_fraction_.end()) {
-        caching::setMemoryFraction(outer->second, device.index());
+      if (const auto outer = outer_fraction_.find(index); outer != outer_fraction_.end()) {
+        caching::setMemoryFraction(outer->second, index);
         outer_fraction_.erase(outer);
       }
       return;
     }
-    if (outer == outer_fraction_.end()) {
-      outer_fraction_[device.index()] = caching::getMemoryFraction(device.index());
-    }
-    const std::int64_t total = capacity(device);
+    const double outer =
+        outer_fraction_.try_emplace(index, caching::getMemoryFraction(index)).first->second;
+    const MemoryStats now = AcceleratorBackend::stats(device);
     // A fraction that the user set with torch's own call stays in force below the budget.
-    const double fraction = fraction_for(std::min(*bytes, total), total);
-    caching::setMemoryFraction(std::min(fraction, outer_fraction_[device.index()]), device.index());
+    const double fraction = fraction_for(std::min(*bytes, now.limit), now.limit);
+    caching::setMemoryFraction(std::min(fraction, outer), index);
     // torch does not check the limit for blocks that are in its cache.
-    if (AcceleratorBackend::stats(device).reserved > *bytes) {
+    if (now.reserved > *bytes) {
       release_cached(device);
     }
   }
 
-  std::uint64_t start_log(c10::Device device) override { return log_.start(device.index()); }
-  std::vector<AllocationEvent> end_log(std::uint64_t number) override { return log_.end(number); }
+  EventLog* log() override {
+    // torch cannot be told to stop calling, so this is done once, at the first use.
+    static const bool attached = attach();
+    return attached ? &log_ : nullptr;
+  }
 
   std::optional<std::vector<AllocatorSegment>> segments(c10::Device device) override {
     std::vector<AllocatorSegment> result;
@@ -102,7 +104,32 @@ class CudaBackend final : public AcceleratorBackend {
   }
 
  private:
-  CudaLog log_;
+  bool attach() {
+    try {
+      caching::attachAllocatorTraceTracker([this](const auto& entry) { note(entry); });
+      return true;
+    } catch (const c10::Error&) {  // cudaMallocAsync
+      return false;
+    }
+  }
+
+  /// torch calls it under its own lock, so nothing here asks torch while it holds the log's.
+  template <class Entry>
+  void note(const Entry& entry) {
+    const bool freed = entry.action_ == Entry::FREE_COMPLETED;
+    const bool refused = entry.action_ == Entry::OOM;
+    if (!log_.is_open() || (!freed && !refused && entry.action_ != Entry::ALLOC)) {
+      return;
+    }
+    log_.note({.address = static_cast<std::uintptr_t>(entry.addr_),
+               .bytes = static_cast<std::int64_t>(entry.size_),
+               .stream = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(entry.stream_)),
+               .freed = freed,
+               .refused = refused},
+              entry.device_);
+  }
+
+  EventLog log_;
   std::mutex mutex_;
   std::unordered_map<c10::DeviceIndex, double> outer_fraction_;  // in force before our first limit
 };

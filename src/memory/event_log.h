@@ -13,11 +13,12 @@
 
 namespace brim {
 
-/// The events of an allocator on one device while the log is open. Thread-safe.
+/// The events of an allocator on one device while the log is open. The CPU's index is -1, as in
+/// c10::Device. Thread-safe.
 class EventLog {
  public:
   /// A number for end(); 0 if it is open already.
-  std::uint64_t start(c10::DeviceIndex device = 0) {
+  std::uint64_t start(c10::DeviceIndex device = -1) {
     const std::lock_guard lock(mutex_);
     if (is_open()) {
       return 0;
@@ -46,7 +47,7 @@ class EventLog {
   [[nodiscard]] bool is_open() const { return open_.load(std::memory_order_relaxed) != 0; }
 
   /// Called where memory may have just run out, also from deleters: it must not throw.
-  void note(const AllocationEvent& event, c10::DeviceIndex device = 0) noexcept {
+  void note(const AllocationEvent& event, c10::DeviceIndex device = -1) noexcept {
     const std::lock_guard lock(mutex_);
     if (!is_open() || device != device_ || is_too_long_) {
       return;
@@ -73,7 +74,7 @@ class EventLog {
   std::mutex mutex_;
   std::vector<AllocationEvent> events_;
   bool is_too_long_ = false;
-  c10::DeviceIndex device_ = 0;
+  c10::DeviceIndex device_ = -1;
 };
 
 }  // namespace brim

@@ -52,16 +52,11 @@ std::int64_t unasked(std::int64_t available) {
 /// something else.
 class HostReading {
  public:
-  static HostReading& last() {
-    static auto* const instance = [] {
-      auto* reading = new HostReading;
-      hold_during_fork(reading->mutex_, [] {
-        last().at_ = {};
-        last().most_held_ = 0;
-      });
-      return reading;
-    }();
-    return *instance;
+  std::mutex mutex;
+
+  void in_forked_child() {
+    at_ = {};
+    most_held_ = 0;
   }
 
   struct Room {
@@ -72,7 +67,7 @@ class HostReading {
   /// Of the last 50 ms, unless much was allocated since.
   Room recent(std::int64_t allocated, bool between_attempts) {
     constexpr auto kFresh = std::chrono::milliseconds(50);
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     if (at_ == Clock::time_point{} || Clock::now() - at_ > kFresh ||
         std::abs(allocated - allocated_) > unasked(available_)) {
       read(allocated, between_attempts);
@@ -84,12 +79,12 @@ class HostReading {
 
   /// Tensors are about to hold this many bytes.
   void note_held(std::int64_t bytes) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     most_held_ = std::max(most_held_, bytes);
   }
 
   Room now(std::int64_t allocated) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex);
     read(allocated, false);
     return room(allocated);
   }
@@ -115,7 +110,6 @@ class HostReading {
     return {available_, std::clamp<std::int64_t>(resident_ - allocated_ - other_, 0, most)};
   }
 
-  std::mutex mutex_;
   Clock::time_point at_{};
   std::int64_t available_ = 0;
   std::int64_t resident_ = 0;
@@ -123,6 +117,8 @@ class HostReading {
   std::int64_t most_held_ = 0;  // by tensors
   std::int64_t other_ = 0;      // of the resident set: no tensors and nothing kept for them
 };
+
+HostReading& last_reading() { return shared_object<HostReading>(); }
 
 using detail::ThreadHostLimit;
 using Limits = ThreadHostLimit::Limits;
@@ -135,7 +131,7 @@ constinit thread_local ThreadHostLimit this_thread;
 /// What the machine has now, for a request of this thread.
 std::int64_t ask(ThreadHostLimit& thread, std::int64_t allocated) {
   if (thread.limits == nullptr) {
-    const auto room = HostReading::last().recent(allocated, true);
+    const auto room = last_reading().recent(allocated, true);
     const std::int64_t kept_until = allocated + room.kept;
     thread.limits = new Limits{.limit = kept_until + room_within(room.available),
                                .large_limit = allocated + room_within(room.available),
@@ -146,7 +142,7 @@ std::int64_t ask(ThreadHostLimit& thread, std::int64_t allocated) {
   Limits& own = *thread.limits;
   // Never raised during an attempt: the system does not count pages that were allocated and not
   // yet written to, so a later reading would promise them twice.
-  const std::int64_t available = HostReading::last().now(allocated).available;
+  const std::int64_t available = last_reading().now(allocated).available;
   own.limit = std::min(own.limit, std::max(allocated, own.kept_until) + room_within(available));
   own.large_limit = std::min(own.large_limit, allocated + room_within(available));
   // Blocks took more than their bytes. What was kept may be used even if hardly anything is left
@@ -173,7 +169,7 @@ std::int64_t trim() {
 }  // namespace
 
 std::int64_t recent_host_room(std::int64_t allocated) {
-  const auto room = HostReading::last().recent(allocated, false);
+  const auto room = last_reading().recent(allocated, false);
   return room_within(room.available) + room.kept;
 }
 
@@ -195,7 +191,7 @@ std::int64_t refused_by_host(std::int64_t bytes, std::int64_t allocated) {
   if (bytes > limit - allocated) {
     return limit;
   }
-  HostReading::last().note_held(allocated + bytes);
+  last_reading().note_held(allocated + bytes);
   thread.unasked_until = std::min(limit, allocated + bytes + unasked(available));
   return CpuAllocator::kUnlimited;
 }
@@ -203,8 +199,6 @@ std::int64_t refused_by_host(std::int64_t bytes, std::int64_t allocated) {
 ThreadHostLimit& detail::host_limit_of_thread() { return this_thread; }
 
 void detail::forget(ThreadHostLimit& own) noexcept { delete std::exchange(own.limits, nullptr); }
-
-void forget_host_limit_after_fork() { detail::begin(this_thread); }
 
 HostLimit::HostLimit(State state) : HostLimit(state, this_thread) {}
 

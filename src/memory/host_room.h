@@ -47,7 +47,4 @@ std::int64_t recent_host_room(std::int64_t allocated);
 /// @param allocated bytes that tensors hold now.
 std::int64_t refused_by_host(std::int64_t bytes, std::int64_t allocated);
 
-/// The limit of the thread that forked was that of the parent.
-void forget_host_limit_after_fork();
-
 }  // namespace brim

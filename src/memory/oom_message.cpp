@@ -134,11 +134,7 @@ OomCause recognise(std::string_view message) {
   }
   for (const Phrase& phrase : kPhrases) {
     if (contains(message, phrase)) {
-      OomCause cause{.kind = phrase.kind};
-      if (phrase.device) {
-        cause.device = c10::Device(*phrase.device);
-      }
-      return cause;
+      return {.kind = phrase.kind, .device = phrase.device};
     }
   }
   if (names_failed_library_allocation(message)) {
@@ -198,19 +194,10 @@ struct Refusals {
   std::size_t next = 0;
 };
 
-Refusals& refusals() {
-  static auto* const instance = [] {
-    auto* all = new Refusals;
-    hold_during_fork(all->mutex);
-    return all;
-  }();
-  return *instance;
-}
-
 /// The figures of the error of our own that `message` contains, with whatever was added to it.
 std::optional<OomCause> remembered(std::string_view message) noexcept {
   try {
-    Refusals& all = refusals();
+    Refusals& all = shared_object<Refusals>();
     const std::lock_guard lock(all.mutex);
     for (const auto& [text, cause] : all.latest) {
       if (!text.empty() && message.find(text) != std::string_view::npos) {
@@ -227,7 +214,7 @@ std::optional<OomCause> remembered(std::string_view message) noexcept {
 
 void remember_refusal(const std::string& text, const OomCause& cause) noexcept {
   try {
-    Refusals& all = refusals();
+    Refusals& all = shared_object<Refusals>();
     const std::lock_guard lock(all.mutex);
     all.latest[all.next] = {text, cause};
     all.next = (all.next + 1) % Refusals::kKept;

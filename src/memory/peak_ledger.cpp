@@ -15,33 +15,30 @@ struct Ledger {
   std::mutex mutex;
   std::vector<PeakEntry*> open;
   std::unordered_map<c10::Device, std::int64_t> highest;  // of the peaks that meters have reset
+
+  /// The CPU's count starts at zero there, and so do open meters.
+  void in_forked_child() {
+    for (PeakEntry* entry : open) {
+      if (entry->device.is_cpu()) {
+        entry->start = entry->highest = entry->lowest = entry->end = 0;
+      }
+    }
+    highest.erase(c10::Device(c10::DeviceType::CPU));
+  }
 };
 
-Ledger& ledger();
-
-/// The CPU's count starts at zero there, and so do open meters.
-void in_forked_child() {
-  Ledger& book = ledger();
-  for (PeakEntry* entry : book.open) {
-    if (entry->device.is_cpu()) {
-      entry->start = entry->highest = entry->lowest = entry->end = 0;
-    }
-  }
-  book.highest.erase(c10::Device(c10::DeviceType::CPU));
-}
-
-Ledger& ledger() {
-  static auto* const instance = [] {
-    auto* book = new Ledger;  // meters may close during static destruction
-    hold_during_fork(book->mutex, &in_forked_child);
-    return book;
-  }();
-  return *instance;
-}
+Ledger& ledger() { return shared_object<Ledger>(); }
 
 void add(PeakEntry& entry, const PeakReading& sample) {
   entry.highest = std::max(entry.highest, sample.peak);
   entry.lowest = std::min(entry.lowest, sample.low);
+}
+
+PeakEntry up_to_now(PeakEntry entry) {
+  const PeakReading sample = backend_for(entry.device).peak(entry.device);
+  add(entry, sample);
+  entry.end = sample.current;
+  return entry;
 }
 
 /// Resets the allocator's peak and credits it to every open entry. The caller holds the lock.
@@ -73,9 +70,7 @@ void close(PeakEntry& entry) noexcept {
   const std::lock_guard lock(book.mutex);
   std::erase(book.open, &entry);
   try {
-    const PeakReading sample = backend_for(entry.device).peak(entry.device);
-    add(entry, sample);
-    entry.end = sample.current;
+    entry = up_to_now(entry);
   } catch (...) {
     // The device is in an error state that has been reported elsewhere; the last known figures
     // stay.
@@ -83,13 +78,8 @@ void close(PeakEntry& entry) noexcept {
 }
 
 PeakEntry read(const PeakEntry& entry) {
-  Ledger& book = ledger();
-  const std::lock_guard lock(book.mutex);
-  const PeakReading sample = backend_for(entry.device).peak(entry.device);
-  PeakEntry now = entry;
-  add(now, sample);
-  now.end = sample.current;
-  return now;
+  const std::lock_guard lock(ledger().mutex);
+  return up_to_now(entry);
 }
 
 std::int64_t highest_ever(c10::Device device, std::int64_t current_peak) {

@@ -2,19 +2,29 @@
 #include <brim/adapt/detail/checkpoint.h>
 #include <brim/memory/stats.h>
 
+#include <atomic>
+
 #include "memory/backend.h"
 
 namespace brim {
 namespace {
 
-// Not asked for by each call: on Arm the guard behind globalContext() waits for the lock that the
-// last call gave back.
-at::Context& context = at::globalContext();
+/// Asked for once: on Arm the guard behind globalContext() waits for the lock that the last call
+/// gave back.
+at::Context& context() {
+  static constinit std::atomic<at::Context*> known{nullptr};
+  at::Context* found = known.load(std::memory_order_relaxed);
+  if (found == nullptr) [[unlikely]] {
+    found = &at::globalContext();
+    known.store(found, std::memory_order_relaxed);
+  }
+  return *found;
+}
 
 }  // namespace
 
 Checkpoint::Checkpoint(const AdaptOptions& options, Detail detail)
-    : cpu_held_(CpuAllocator::allocated()), onednn_(context.userEnabledMkldnn()) {
+    : cpu_held_(CpuAllocator::allocated()), onednn_(context().userEnabledMkldnn()) {
   if (options.device) [[unlikely]] {
     device_ = options.device->is_cpu() ? c10::Device(c10::DeviceType::CPU)
                                        : resolve_device(*options.device);
@@ -51,7 +61,7 @@ void Checkpoint::restore_random_state() const {
 
 void Checkpoint::restore_onednn() const {
   if (onednn_) {
-    context.setUserEnabledMkldnn(true);
+    context().setUserEnabledMkldnn(true);
   }
 }
 

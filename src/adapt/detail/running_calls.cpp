@@ -35,20 +35,16 @@ struct AllThreads {
   std::mutex mutex;
   std::vector<const ThreadCalls*> threads;
   std::uint64_t ended = 0;  // calls of threads that are gone
+
+  /// A child has the thread that forked only.
+  void in_forked_child() {
+    std::erase_if(threads, [](const ThreadCalls* calls) {
+      return pthread_equal(calls->thread, pthread_self()) == 0;
+    });
+  }
 };
 
-AllThreads& all_threads() {
-  static auto* const instance = [] {
-    auto* all = new AllThreads;
-    hold_during_fork(all->mutex, [] {  // a child has the thread that forked only
-      std::erase_if(all_threads().threads, [](const ThreadCalls* calls) {
-        return pthread_equal(calls->thread, pthread_self()) == 0;
-      });
-    });
-    return all;
-  }();
-  return *instance;
-}
+AllThreads& all_threads() { return shared_object<AllThreads>(); }
 
 ThreadCalls::ThreadCalls() {
   AllThreads& all = all_threads();

@@ -23,12 +23,6 @@ inline __device__ float times(float a, float b) { return __fmul_rn(a, b); }
 inline __device__ double times(double a, double b) { return __dmul_rn(a, b); }
 inline __device__ float plus(float a, float b) { return __fadd_rn(a, b); }
 inline __device__ double plus(double a, double b) { return __dadd_rn(a, b); }
-inline __device__ float exp_of(float x) { return expf(x); }
-inline __device__ double exp_of(double x) { return exp(x); }
-inline __device__ float tanh_of(float x) { return tanhf(x); }
-inline __device__ double tanh_of(double x) { return tanh(x); }
-inline __device__ float erf_of(float x) { return erff(x); }
-inline __device__ double erf_of(double x) { return erf(x); }
 
 /// x as an operator that gives T would store it.
 template <class T>
@@ -48,7 +42,7 @@ __device__ Wide<T> sum(Wide<T> a, Wide<T> b) {
 
 template <class W>
 __device__ W sigmoid_of(W x) {
-  return W(1) / (W(1) + exp_of(-x));
+  return W(1) / (W(1) + exp(-x));
 }
 
 /// grad * (1 - y * y) for y = tanh(x). In half types torch rounds every step.
@@ -74,7 +68,7 @@ struct Silu {
   template <class T>
   static __device__ T value(T x) {
     const Wide<T> w = widen(x);
-    return narrow<T>(w / (Wide<T>(1) + exp_of(-w)));
+    return narrow<T>(w / (Wide<T>(1) + exp(-w)));
   }
 
   template <class T>
@@ -91,7 +85,7 @@ struct Gelu {
   static __device__ T value(T x) {
     using W = Wide<T>;
     const W w = widen(x);
-    return narrow<T>(w * W(0.5) * (W(1) + erf_of(w * W(M_SQRT1_2))));
+    return narrow<T>(w * W(0.5) * (W(1) + erf(w * W(M_SQRT1_2))));
   }
 
   template <class T>
@@ -99,8 +93,8 @@ struct Gelu {
     using W = Wide<T>;
     constexpr W kPeak = W(M_2_SQRTPI * M_SQRT1_2 * 0.5);  // of the density, 1 / sqrt(2 pi)
     const W w = widen(x);
-    const W below = W(0.5) * (W(1) + erf_of(w * W(M_SQRT1_2)));
-    const W density = exp_of(W(-0.5) * w * w) * kPeak;
+    const W below = W(0.5) * (W(1) + erf(w * W(M_SQRT1_2)));
+    const W density = exp(W(-0.5) * w * w) * kPeak;
     return narrow<T>(widen(grad) * (below + w * density));
   }
 };
@@ -110,7 +104,7 @@ struct GeluTanh {
   static __device__ T value(T x) {
     using W = Wide<T>;
     const W w = widen(x);
-    return narrow<T>(W(0.5) * w * (W(1) + tanh_of(inner(w, w * w * w))));
+    return narrow<T>(W(0.5) * w * (W(1) + tanh(inner(w, w * w * w))));
   }
 
   template <class T>
@@ -118,7 +112,7 @@ struct GeluTanh {
     using W = Wide<T>;
     const W w = widen(x);
     const W square = w * w;
-    const W t = tanh_of(inner(w, square * w));
+    const W t = tanh(inner(w, square * w));
     const W of_left = W(0.5) * (W(1) + t);
     const W of_inner = kRoot<W> * (W(1) + W(3) * kCubic<W> * square);
     const W of_right = W(0.5) * w * (W(1) - t * t) * of_inner;
@@ -223,7 +217,7 @@ struct NewGelu {
     const W w = widen(x);
     const W cube = product<P>(product<P>(w, w), w);
     const W inner = sum<P>(w, product<P>(cube, W(0.044715)));
-    return rounded<P>(tanh_of(product<P>(inner, kRoot<W>)));
+    return rounded<P>(tanh(product<P>(inner, kRoot<W>)));
   }
 };
 

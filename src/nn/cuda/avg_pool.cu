@@ -46,7 +46,7 @@ __device__ T quotient(T a, Int b) {
   return narrow<T>(widen<T>(a) / widen<T>(narrow<T>(static_cast<Wide<T>>(b))));
 }
 
-template <class T, class Int, int kPack, bool kAdaptive>
+template <int kPack, bool kAdaptive, class T, class Int>
 __global__ void __launch_bounds__(kThreads)
     avg_kernel(const T* __restrict__ grad, T* __restrict__ grad_input, const Shape<Int> s,
                const Int n, const bool count_include_pad, const Int divisor) {
@@ -92,34 +92,24 @@ __global__ void __launch_bounds__(kThreads)
   store<kPack>(result, grad_input + i * kPack);
 }
 
-template <class T>
-void avg_typed(const void* grad_data, void* result, const PoolGeometry& g, const AvgRule& rule,
-               cudaStream_t stream) {
-  const auto* const grad = static_cast<const T*>(grad_data);
-  auto* const to = static_cast<T*>(result);
-  choose<T>(g, grad, to, nullptr, [&](auto zero, auto pack) {
-    using Int = decltype(zero);
-    constexpr int kPack = decltype(pack)::value;
-    const Shape<Int> shape(g, kPack);
-    const Int n = static_cast<Int>(g.planes() * g.in_size() / kPack);
-    const Int divisor = static_cast<Int>(rule.divisor);
-    if (rule.adaptive) {
-      avg_kernel<T, Int, kPack, true><<<blocks_for(n), kThreads, 0, stream>>>(
-          grad, to, shape, n, rule.count_include_pad, divisor);
-    } else {
-      avg_kernel<T, Int, kPack, false><<<blocks_for(n), kThreads, 0, stream>>>(
-          grad, to, shape, n, rule.count_include_pad, divisor);
-    }
-  });
-}
-
 }  // namespace
 
 void avg_pool_backward(Number type, const void* grad, void* grad_input,
                        const PoolGeometry& geometry, const AvgRule& rule, cudaStream_t stream) {
-  with_type(type, [&](auto t) {
-    avg_typed<typename decltype(t)::Element>(grad, grad_input, geometry, rule, stream);
-  });
+  with_shape(type, grad, grad_input, nullptr, geometry, geometry.in_size(),
+             [&](auto* from, auto* to, auto pack, const auto& shape, auto n) {
+               const auto launch = [&](auto adaptive) {
+                 avg_kernel<decltype(pack)::value, decltype(adaptive)::value>
+                     <<<blocks_for(n), kThreads, 0, stream>>>(
+                         from, to, shape, n, rule.count_include_pad,
+                         static_cast<decltype(n)>(rule.divisor));
+               };
+               if (rule.adaptive) {
+                 launch(std::true_type());
+               } else {
+                 launch(std::false_type());
+               }
+             });
 }
 
 }  // namespace brim::nn::cuda

@@ -15,15 +15,12 @@ namespace {
 
 ChannelNorm channel_norm(const MaybeTensor& weight, const MaybeTensor& bias, const at::Tensor& mean,
                          const at::Tensor& spread, double eps) {
-  const auto data = [](const MaybeTensor& tensor) {
-    return is_given(tensor) ? tensor->const_data_ptr() : nullptr;
-  };
-  return {number_of(spread, "brim::batch_norm"),
-          data(weight),
-          data(bias),
-          data(mean),
-          data(spread),
-          eps};
+  return {.params = number_of(spread, "brim::batch_norm"),
+          .weight = data_of(weight),
+          .bias = data_of(bias),
+          .mean = data_of(mean),
+          .spread = data_of(spread),
+          .eps = eps};
 }
 
 at::Tensor normalise_op(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
@@ -33,8 +30,8 @@ at::Tensor normalise_op(const at::Tensor& input, const MaybeTensor& weight, cons
   at::Tensor output = at::empty_like(input);
   launch_on(input, [&](cudaStream_t stream) {
     normalise(type, static_cast<int>(formula), channel_norm(weight, bias, mean, spread, eps),
-              input.const_data_ptr(), is_given(added) ? added->const_data_ptr() : nullptr, relu,
-              output.mutable_data_ptr(), blocks_of(input), stream);
+              input.const_data_ptr(), data_of(added), relu, output.mutable_data_ptr(),
+              blocks_of(input), stream);
   });
   return output;
 }

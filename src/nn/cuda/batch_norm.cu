@@ -5,8 +5,6 @@
 namespace brim::nn::cuda {
 namespace {
 
-constexpr int kWarp = 32;
-
 template <class T, class P>
 struct Norm {
   const P* weight;
@@ -125,29 +123,24 @@ template <class T, class P, int kFormula>
 void launch_normalise(const ChannelNorm& norm, const void* in, const void* added, bool relu,
                       void* out, const ChannelBlocks& blocks, cudaStream_t stream) {
   const std::int64_t n = blocks.outer * blocks.channels * blocks.inner;
-  const auto run = [&](auto size, auto index) {
-    constexpr int kSize = decltype(size)::value;
-    using Index = decltype(index);
-    normalise_kernel<T, P, kFormula, kSize, Index><<<blocks_for(n / kSize), kThreads, 0, stream>>>(
-        static_cast<const T*>(in), static_cast<const T*>(added), static_cast<T*>(out),
-        norm_of<T, P>(norm), relu, static_cast<Index>(n / kSize),
-        static_cast<unsigned>(blocks.channels), static_cast<unsigned>(blocks.inner));
-  };
-  const auto choose_index = [&](auto size) {
-    if (n < (std::int64_t{1} << 31)) {
-      run(size, std::uint32_t{});
-    } else {
-      run(size, std::uint64_t{});
-    }
-  };
   constexpr int kPack = kPackOf<T>;
   const bool fits =
       blocks.inner == 1 ? blocks.channels % kPack == 0 : blocks.inner >= kPack && n % kPack == 0;
-  if (fits && is_aligned(in, 16) && is_aligned(added, 16) && is_aligned(out, 16)) {
-    choose_index(std::integral_constant<int, kPack>());
-  } else {
-    choose_index(std::integral_constant<int, 1>());
-  }
+  const bool packs = fits && is_aligned(in) && is_aligned(added) && is_aligned(out);
+  with_pack<T>(packs, [&](auto size) {
+    constexpr int kSize = decltype(size)::value;
+    const auto run = [&](auto count) {
+      normalise_kernel<T, P, kFormula, kSize><<<blocks_for(n / kSize), kThreads, 0, stream>>>(
+          static_cast<const T*>(in), static_cast<const T*>(added), static_cast<T*>(out),
+          norm_of<T, P>(norm), relu, count, static_cast<unsigned>(blocks.channels),
+          static_cast<unsigned>(blocks.inner));
+    };
+    if (n < (std::int64_t{1} << 31)) {
+      run(static_cast<std::uint32_t>(n / kSize));
+    } else {
+      run(static_cast<std::uint64_t>(n / kSize));
+    }
+  });
 }
 
 // -- Backward ---------------------------------------------------------------------------------
@@ -293,33 +286,17 @@ void launch_backward(const ChannelNorm& norm, const void* grad, const void* in, 
     backward_rows_kernel<T, P><<<grid, kThreads, 0, stream>>>(
         from, x, to, partial, each, static_cast<std::uint64_t>(blocks.outer), channels);
   } else {
-    constexpr int kSize = kPackOf<T>;
-    const dim3 grid(channels, parts);
-    const auto outer = static_cast<unsigned>(blocks.outer);
     const auto inner = static_cast<unsigned>(blocks.inner);
-    if (inner % kSize == 0 && is_aligned(grad, 16) && is_aligned(in, 16) &&
-        is_aligned(grad_in, 16)) {
-      backward_kernel<T, P, kSize><<<grid, kThreads, 0, stream>>>(from, x, to, partial, each, outer,
-                                                                  channels, inner / kSize);
-    } else {
-      backward_kernel<T, P, 1>
-          <<<grid, kThreads, 0, stream>>>(from, x, to, partial, each, outer, channels, inner);
-    }
+    const bool packs =
+        inner % kPackOf<T> == 0 && is_aligned(grad) && is_aligned(in) && is_aligned(grad_in);
+    with_pack<T>(packs, [&](auto size) {
+      constexpr int kSize = decltype(size)::value;
+      backward_kernel<T, P, kSize><<<dim3(channels, parts), kThreads, 0, stream>>>(
+          from, x, to, partial, each, static_cast<unsigned>(blocks.outer), channels, inner / kSize);
+    });
   }
   finish_kernel<T, P><<<blocks_for(channels), kThreads, 0, stream>>>(
       partial, static_cast<W*>(grad_weight), static_cast<W*>(grad_bias), each, channels, parts);
-}
-
-/// Calls run(Type<T>(), Type<P>()).
-template <class Run>
-void with_types(Number type, Number params, const Run& run) {
-  with_type(type, [&](auto t) {
-    if (params == type) {
-      run(t, t);
-    } else {
-      run(t, Type<float>());
-    }
-  });
 }
 
 }  // namespace

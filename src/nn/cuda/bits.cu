@@ -1,6 +1,6 @@
 #include "nn/cuda/bits.h"
 
-#include "nn/cuda/number.cuh"
+#include "nn/cuda/launch.cuh"
 #include "nn/ops/bitmask_functions.h"
 
 // A thread works on packs of 16 bytes: two doubles, four floats, eight halves or sixteen bytes.
@@ -10,40 +10,33 @@
 namespace brim::nn::cuda {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kPacksPerThread = 4;  // loads in flight
 
 template <class T>
-constexpr int kPackSize = 16 / static_cast<int>(sizeof(T));
+using OwnPack = Pack<T, kPackOf<T>>;
 
 /// Elements of one thread. Beyond the end they are zero.
 template <class T>
-struct alignas(16) Pack {
-  T at[kPackSize<T>];
-};
-
-template <class T>
-__device__ Pack<T> load(const T* from, std::int64_t first, std::int64_t n, bool aligned) {
-  if (aligned && first + kPackSize<T> <= n) {
-    return *reinterpret_cast<const Pack<T>*>(from + first);
+__device__ OwnPack<T> load_within(const T* from, std::int64_t first, std::int64_t n, bool aligned) {
+  if (aligned && first + kPackOf<T> <= n) {
+    return load<T, kPackOf<T>>(from + first);
   }
-  Pack<T> pack;
+  OwnPack<T> pack;
 #pragma unroll
-  for (int i = 0; i < kPackSize<T>; ++i) {
+  for (int i = 0; i < kPackOf<T>; ++i) {
     pack.at[i] = first + i < n ? from[first + i] : T(0);
   }
   return pack;
 }
 
 template <class T>
-__device__ void store(const Pack<T>& pack, T* to, std::int64_t first, std::int64_t n,
-                      bool aligned) {
-  if (aligned && first + kPackSize<T> <= n) {
-    *reinterpret_cast<Pack<T>*>(to + first) = pack;
-    return;
+__device__ void store_within(const OwnPack<T>& pack, T* to, std::int64_t first, std::int64_t n,
+                             bool aligned) {
+  if (aligned && first + kPackOf<T> <= n) {
+    return store(pack, to + first);
   }
 #pragma unroll
-  for (int i = 0; i < kPackSize<T>; ++i) {
+  for (int i = 0; i < kPackOf<T>; ++i) {
     if (first + i < n) {
       to[first + i] = pack.at[i];
     }
@@ -89,7 +82,7 @@ __device__ unsigned load_bits(const std::uint8_t* from, std::int64_t first, std:
 template <class T>
 __device__ std::int64_t first_of(int turn) {
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * kPacksPerThread + turn;
-  return (block * kThreads + threadIdx.x) * kPackSize<T>;
+  return (block * kThreads + threadIdx.x) * kPackOf<T>;
 }
 
 /// For bits of a mask: its values are not written.
@@ -105,17 +98,17 @@ template <class T, class Function>
 __global__ void __launch_bounds__(kThreads)
     pack_kernel(const T* in, T* out, std::uint8_t* bits, std::int64_t n, bool aligned,
                 Function function) {
-  Pack<T> packs[kPacksPerThread];
+  OwnPack<T> packs[kPacksPerThread];
 #pragma unroll
   for (int turn = 0; turn < kPacksPerThread; ++turn) {
-    packs[turn] = load(in, first_of<T>(turn), n, aligned);
+    packs[turn] = load_within(in, first_of<T>(turn), n, aligned);
   }
 #pragma unroll
   for (int turn = 0; turn < kPacksPerThread; ++turn) {
     const std::int64_t first = first_of<T>(turn);
     unsigned set = 0;
 #pragma unroll
-    for (int i = 0; i < kPackSize<T>; ++i) {
+    for (int i = 0; i < kPackOf<T>; ++i) {
       T& element = packs[turn].at[i];
       const Wide<T> x = widen(element);
       const bool passes = function.passes(x);
@@ -125,9 +118,9 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     if constexpr (!std::is_same_v<Function, IsSet>) {
-      store(packs[turn], out, first, n, aligned);
+      store_within(packs[turn], out, first, n, aligned);
     }
-    store_bits<kPackSize<T>>(set, bits, first, n);
+    store_bits<kPackOf<T>>(set, bits, first, n);
   }
 }
 
@@ -135,40 +128,38 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     apply_kernel(const T* in, const std::uint8_t* bits, T* out, std::int64_t n, bool aligned,
                  Wide<T> on, Wide<T> off) {
-  Pack<T> packs[kPacksPerThread];
+  OwnPack<T> packs[kPacksPerThread];
   unsigned flags[kPacksPerThread];
 #pragma unroll
   for (int turn = 0; turn < kPacksPerThread; ++turn) {
     const std::int64_t first = first_of<T>(turn);
-    packs[turn] = load(in, first, n, aligned);
-    flags[turn] = load_bits<kPackSize<T>>(bits, first, n);
+    packs[turn] = load_within(in, first, n, aligned);
+    flags[turn] = load_bits<kPackOf<T>>(bits, first, n);
   }
 #pragma unroll
   for (int turn = 0; turn < kPacksPerThread; ++turn) {
 #pragma unroll
-    for (int i = 0; i < kPackSize<T>; ++i) {
+    for (int i = 0; i < kPackOf<T>; ++i) {
       T& element = packs[turn].at[i];
       const Wide<T> factor = (flags[turn] >> i & 1U) != 0 ? on : off;
       // Not a product where the factor is 0: it would be NaN for inf.
       element = factor == 0 ? T(0) : narrow<T>(widen(element) * factor);
     }
-    store(packs[turn], out, first_of<T>(turn), n, aligned);
+    store_within(packs[turn], out, first_of<T>(turn), n, aligned);
   }
 }
 
-bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
-
 template <class T>
-dim3 blocks_for(std::int64_t n) {
+dim3 blocks_of(std::int64_t n) {
   constexpr std::int64_t kPerBlock =
-      static_cast<std::int64_t>(kThreads) * kPacksPerThread * kPackSize<T>;
+      static_cast<std::int64_t>(kThreads) * kPacksPerThread * kPackOf<T>;
   return dim3(static_cast<unsigned>((n + kPerBlock - 1) / kPerBlock));
 }
 
 template <class T, class Function>
 void launch_pack(const void* from, void* to, std::uint8_t* bits, std::int64_t n,
                  const Function& function, cudaStream_t stream) {
-  pack_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(
+  pack_kernel<<<blocks_of<T>(n), kThreads, 0, stream>>>(
       static_cast<const T*>(from), static_cast<T*>(to), bits, n, is_aligned(from) && is_aligned(to),
       function);
 }
@@ -199,7 +190,7 @@ void apply_bits(Number type, const void* in, const std::uint8_t* bits, void* out
                 double on, double off, cudaStream_t stream) {
   with_type(type, [=](auto t) {
     using T = typename decltype(t)::Element;
-    apply_kernel<<<blocks_for<T>(n), kThreads, 0, stream>>>(
+    apply_kernel<<<blocks_of<T>(n), kThreads, 0, stream>>>(
         static_cast<const T*>(in), bits, static_cast<T*>(out), n, is_aligned(in) && is_aligned(out),
         static_cast<Wide<T>>(on), static_cast<Wide<T>>(off));
   });

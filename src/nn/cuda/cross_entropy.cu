@@ -10,7 +10,6 @@
 namespace brim::nn::cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kRowThreads = 512;  // at most, per row in forward
 constexpr int kTurns = 4;         // packs that a thread loads before it works on them
 
@@ -208,22 +207,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Calls run(Type<T>(), Type<R>()) for the types of the logits and of their losses.
-template <class Run>
-void with_types(const Logits& logits, const Run& run) {
-  with_type(logits.type, [&](auto type) {
-    if (logits.working == logits.type) {
-      run(type, type);
-    } else {
-      run(type, Type<float>());
-    }
-  });
-}
-
 }  // namespace
 
 void cross_entropy_rows(const Logits& logits, void* losses, void* log_sums, cudaStream_t stream) {
-  with_types(logits, [&](auto type, auto working) {
+  with_types(logits.type, logits.working, [&](auto type, auto working) {
     using T = typename decltype(type)::Element;
     using R = typename decltype(working)::Element;
     const std::int64_t wanted = logits.classes / kPackOf<T> / kWarp * kWarp;
@@ -238,7 +225,7 @@ void cross_entropy_rows(const Logits& logits, void* losses, void* log_sums, cuda
 void cross_entropy_rows_backward(const Logits& logits, const void* log_sums, const void* grad,
                                  bool single, const void* total, void* result,
                                  cudaStream_t stream) {
-  with_types(logits, [&](auto type, auto working) {
+  with_types(logits.type, logits.working, [&](auto type, auto working) {
     using T = typename decltype(type)::Element;
     using R = typename decltype(working)::Element;
     const auto distance =

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include "nn/autograd/optional_tensor.h"
 #include "nn/cuda/tensors.h"
 
 // The operators of ops/gated_kernels.cpp on CUDA. Whoever calls has checked types and strides.

@@ -151,25 +151,10 @@ void with_activation(std::string_view name, const Run& run) {
   }
 }
 
-template <int kPack>
-struct Width {
-  static constexpr int kElements = kPack;
-};
-
-/// Calls run(Width<kPack>()): as many elements as a thread loads at once, or one.
-template <class T, class Run>
-void with_width(bool packs, const Run& run) {
-  if (packs) {
-    run(Width<kPackOf<T>>());
-  } else {
-    run(Width<1>());
-  }
-}
-
 /// Whether every row begins at the border of a pack.
 template <class T, class AnyRows>
 bool begins_aligned(const AnyRows& rows) {
-  return is_aligned(rows.data, 16) && rows.stride % kPackOf<T> == 0;
+  return is_aligned(rows.data) && rows.stride % kPackOf<T> == 0;
 }
 
 dim3 grid_of(std::int64_t rows, std::int64_t columns, int pack) {
@@ -178,91 +163,88 @@ dim3 grid_of(std::int64_t rows, std::int64_t columns, int pack) {
               static_cast<unsigned>(rows < kMost ? rows : kMost));
 }
 
+/// Calls run(t, pack, function) for the type, the elements that a thread loads at once, and the
+/// activation.
+/// @param dense without gaps between its rows
+template <class Run, class... AnyRows>
+void with_gate(Number type, std::string_view activation, std::int64_t columns, const void* dense,
+               const Run& run, const AnyRows&... rows) {
+  with_type(type, [&](auto t) {
+    using T = typename decltype(t)::Element;
+    const bool packs =
+        columns % kPackOf<T> == 0 && is_aligned(dense) && (begins_aligned<T>(rows) && ...);
+    with_pack<T>(packs, [&](auto pack) {
+      with_activation(activation, [&](auto function) { run(t, pack, function); });
+    });
+  });
+}
+
+/// Calls run(t, p, pack, function) for the types of the input and of the values from a power on.
+/// @param pointers to `n` elements each
+template <class Run, class... Pointers>
+void without_gate(Number type, bool wide, std::string_view activation, std::int64_t n,
+                  const Run& run, Pointers... pointers) {
+  // What every type has in whole packs.
+  const bool packs = n % 8 == 0 && (is_aligned(pointers, 32) && ...);
+  with_type(type, [&](auto t) {
+    using T = typename decltype(t)::Element;
+    with_pack<T>(packs, [&](auto pack) {
+      with_written_out(activation, [&](auto function) {
+        if constexpr (sizeof(T) == 2 && kHasPowers<decltype(function)>) {
+          if (wide) {
+            return run(t, Type<float>(), pack, function);
+          }
+        }
+        run(t, t, pack, function);
+      });
+    });
+  });
+}
+
 }  // namespace
 
 void gated(Number type, std::string_view activation, Rows gate, Rows up, void* out,
            std::int64_t rows, std::int64_t columns, cudaStream_t stream) {
-  with_type(type, [=](auto t) {
+  const auto run = [&](auto t, auto pack, auto function) {
     using T = typename decltype(t)::Element;
-    const bool packs = columns % kPackOf<T> == 0 && begins_aligned<T>(gate) &&
-                       begins_aligned<T>(up) && is_aligned(out, 16);
-    with_width<T>(packs, [=](auto width) {
-      constexpr int kPack = decltype(width)::kElements;
-      with_activation(activation, [=](auto function) {
-        gated_kernel<T, kPack><<<grid_of(rows, columns, kPack), kThreads, 0, stream>>>(
-            function, gate, up, static_cast<T*>(out), rows, columns);
-      });
-    });
-  });
+    gated_kernel<T, pack><<<grid_of(rows, columns, pack), kThreads, 0, stream>>>(
+        function, gate, up, static_cast<T*>(out), rows, columns);
+  };
+  with_gate(type, activation, columns, out, run, gate, up);
 }
 
 void gated_grads(Number type, std::string_view activation, const void* grad, Rows gate, Rows up,
                  MutableRows grad_gate, MutableRows grad_up, std::int64_t rows,
                  std::int64_t columns, cudaStream_t stream) {
-  with_type(type, [=](auto t) {
+  const auto run = [&](auto t, auto pack, auto function) {
     using T = typename decltype(t)::Element;
-    const bool packs = columns % kPackOf<T> == 0 && is_aligned(grad, 16) &&
-                       begins_aligned<T>(gate) && begins_aligned<T>(up) &&
-                       begins_aligned<T>(grad_gate) && begins_aligned<T>(grad_up);
-    with_width<T>(packs, [=](auto width) {
-      constexpr int kPack = decltype(width)::kElements;
-      with_activation(activation, [=](auto function) {
-        gated_grads_kernel<T, kPack><<<grid_of(rows, columns, kPack), kThreads, 0, stream>>>(
-            function, static_cast<const T*>(grad), gate, up, grad_gate, grad_up, rows, columns);
-      });
-    });
-  });
+    gated_grads_kernel<T, pack><<<grid_of(rows, columns, pack), kThreads, 0, stream>>>(
+        function, static_cast<const T*>(grad), gate, up, grad_gate, grad_up, rows, columns);
+  };
+  with_gate(type, activation, columns, grad, run, gate, up, grad_gate, grad_up);
 }
-
-namespace {
-
-/// Calls run(t, p, width, function) for the types of the input and of the values from a power on.
-template <class Run>
-void with_types(Number type, bool wide, std::string_view activation, bool packs, const Run& run) {
-  with_type(type, [=](auto t) {
-    using T = typename decltype(t)::Element;
-    with_width<T>(packs, [=](auto width) {
-      with_written_out(activation, [=](auto function) {
-        if constexpr (sizeof(T) == 2 && kHasPowers<decltype(function)>) {
-          if (wide) {
-            return run(t, Type<float>(), width, function);
-          }
-        }
-        run(t, t, width, function);
-      });
-    });
-  });
-}
-
-/// Elements that every type has in whole packs.
-bool are_whole_packs(std::int64_t n) { return n % 8 == 0; }
-
-}  // namespace
 
 void activate(Number type, bool wide, std::string_view activation, const void* in, void* out,
               std::int64_t n, cudaStream_t stream) {
-  const bool packs = are_whole_packs(n) && is_aligned(in, 32) && is_aligned(out, 32);
-  with_types(type, wide, activation, packs, [=](auto t, auto p, auto width, auto function) {
+  const auto run = [&](auto t, auto p, auto pack, auto function) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
-    constexpr int kPack = decltype(width)::kElements;
-    activate_kernel<T, P, kPack><<<grid_of(1, n, kPack), kThreads, 0, stream>>>(
+    activate_kernel<T, P, pack><<<grid_of(1, n, pack), kThreads, 0, stream>>>(
         function, static_cast<const T*>(in), static_cast<P*>(out), n);
-  });
+  };
+  without_gate(type, wide, activation, n, run, in, out);
 }
 
 void activate_grads(Number type, bool wide, std::string_view activation, const void* grad,
                     const void* in, void* grad_in, std::int64_t n, cudaStream_t stream) {
-  const bool packs =
-      are_whole_packs(n) && is_aligned(grad, 32) && is_aligned(in, 32) && is_aligned(grad_in, 32);
-  with_types(type, wide, activation, packs, [=](auto t, auto p, auto width, auto function) {
+  const auto run = [&](auto t, auto p, auto pack, auto function) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
-    constexpr int kPack = decltype(width)::kElements;
-    activate_grads_kernel<T, P, kPack><<<grid_of(1, n, kPack), kThreads, 0, stream>>>(
+    activate_grads_kernel<T, P, pack><<<grid_of(1, n, pack), kThreads, 0, stream>>>(
         function, static_cast<const P*>(grad), static_cast<const T*>(in), static_cast<T*>(grad_in),
         n);
-  });
+  };
+  without_gate(type, wide, activation, n, run, grad, in, grad_in);
 }
 
 }  // namespace brim::nn::cuda

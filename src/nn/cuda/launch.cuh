@@ -6,11 +6,12 @@
 
 #include "nn/cuda/number.cuh"
 
-// What the kernels over pools and channels share.
+// What the kernels share.
 
 namespace brim::nn::cuda {
 
 inline constexpr int kThreads = 256;  // per block
+inline constexpr int kWarp = 32;
 
 /// Elements that a thread loads at once.
 template <class T, int kPack>
@@ -31,8 +32,19 @@ __device__ void store(const Pack<T, kPack>& pack, T* to) {
   *reinterpret_cast<Pack<T, kPack>*>(to) = pack;
 }
 
-inline bool is_aligned(const void* pointer, std::size_t bytes) {
+inline bool is_aligned(const void* pointer, std::size_t bytes = 16) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+/// Calls run(std::integral_constant<int, elements that a thread loads at once>()): those of 16
+/// bytes, or one.
+template <class T, class Run>
+void with_pack(bool whole_packs, const Run& run) {
+  if (whole_packs) {
+    run(std::integral_constant<int, kPackOf<T>>());
+  } else {
+    run(std::integral_constant<int, 1>());
+  }
 }
 
 template <class Int>

@@ -9,7 +9,7 @@ __device__ bool is_nan(W x) {
 }
 
 /// kSide: the window is kSide x kSide, flat, without dilation; 0: any.
-template <class T, class Int, int kPack, int kSide>
+template <int kPack, int kSide, class T, class Int>
 __global__ void __launch_bounds__(kThreads)
     pack_kernel(const T* __restrict__ in, T* __restrict__ out, std::uint8_t* __restrict__ offsets,
                 const Shape<Int> s, const Int n) {
@@ -76,7 +76,7 @@ __device__ Int place_in(const Shape<Int>& s, int d, Int i, Int o) {
   return distance % s.dilation[d] == 0 ? distance / s.dilation[d] : -1;
 }
 
-template <class T, class Int, int kPack>
+template <int kPack, class T, class Int>
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(const T* __restrict__ grad, const std::uint8_t* __restrict__ offsets,
                    T* __restrict__ grad_input, const Shape<Int> s, const Int n) {
@@ -122,61 +122,35 @@ __global__ void __launch_bounds__(kThreads)
   store<kPack>(result, grad_input + i * kPack);
 }
 
-template <class T>
-void pack_typed(const void* in_data, void* out_data, std::uint8_t* offsets, const PoolGeometry& g,
-                cudaStream_t stream) {
-  const auto* const in = static_cast<const T*>(in_data);
-  auto* const out = static_cast<T*>(out_data);
-  choose<T>(g, in, out, offsets, [&](auto zero, auto pack) {
-    using Int = decltype(zero);
-    constexpr int kPack = decltype(pack)::value;
-    const Shape<Int> shape(g, kPack);
-    const Int n = static_cast<Int>(g.planes() * g.out_size() / kPack);
-    const bool flat = g.kernel[0] == 1 && g.padding[0] == 0 && g.stride[0] == 1 &&
-                      g.dilation[1] == 1 && g.dilation[2] == 1 && g.kernel[1] == g.kernel[2];
-    const auto launch = [&](auto side) {
-      pack_kernel<T, Int, kPack, decltype(side)::value>
-          <<<blocks_for(n), kThreads, 0, stream>>>(in, out, offsets, shape, n);
-    };
-    if (flat && g.kernel[2] == 2) {
-      launch(std::integral_constant<int, 2>());
-    } else if (flat && g.kernel[2] == 3) {
-      launch(std::integral_constant<int, 3>());
-    } else {
-      launch(std::integral_constant<int, 0>());
-    }
-  });
-}
-
-template <class T>
-void scatter_typed(const void* grad_data, const std::uint8_t* offsets, void* result,
-                   const PoolGeometry& g, cudaStream_t stream) {
-  const auto* const grad = static_cast<const T*>(grad_data);
-  auto* const to = static_cast<T*>(result);
-  choose<T>(g, grad, to, offsets, [&](auto zero, auto pack) {
-    using Int = decltype(zero);
-    constexpr int kPack = decltype(pack)::value;
-    const Shape<Int> shape(g, kPack);
-    const Int n = static_cast<Int>(g.planes() * g.in_size() / kPack);
-    scatter_kernel<T, Int, kPack>
-        <<<blocks_for(n), kThreads, 0, stream>>>(grad, offsets, to, shape, n);
-  });
-}
-
 }  // namespace
 
 void max_pool_pack(Number type, const void* in, void* out, std::uint8_t* offsets,
-                   const PoolGeometry& geometry, cudaStream_t stream) {
-  with_type(type, [&](auto t) {
-    pack_typed<typename decltype(t)::Element>(in, out, offsets, geometry, stream);
-  });
+                   const PoolGeometry& g, cudaStream_t stream) {
+  const bool flat = g.kernel[0] == 1 && g.padding[0] == 0 && g.stride[0] == 1 &&
+                    g.dilation[1] == 1 && g.dilation[2] == 1 && g.kernel[1] == g.kernel[2];
+  with_shape(type, in, out, offsets, g, g.out_size(),
+             [&](auto* from, auto* to, auto pack, const auto& shape, auto n) {
+               const auto launch = [&](auto side) {
+                 pack_kernel<decltype(pack)::value, decltype(side)::value>
+                     <<<blocks_for(n), kThreads, 0, stream>>>(from, to, offsets, shape, n);
+               };
+               if (flat && g.kernel[2] == 2) {
+                 launch(std::integral_constant<int, 2>());
+               } else if (flat && g.kernel[2] == 3) {
+                 launch(std::integral_constant<int, 3>());
+               } else {
+                 launch(std::integral_constant<int, 0>());
+               }
+             });
 }
 
 void max_pool_scatter(Number type, const void* grad, const std::uint8_t* offsets, void* grad_input,
-                      const PoolGeometry& geometry, cudaStream_t stream) {
-  with_type(type, [&](auto t) {
-    scatter_typed<typename decltype(t)::Element>(grad, offsets, grad_input, geometry, stream);
-  });
+                      const PoolGeometry& g, cudaStream_t stream) {
+  with_shape(type, grad, grad_input, offsets, g, g.in_size(),
+             [&](auto* from, auto* to, auto pack, const auto& shape, auto n) {
+               scatter_kernel<decltype(pack)::value>
+                   <<<blocks_for(n), kThreads, 0, stream>>>(from, offsets, to, shape, n);
+             });
 }
 
 }  // namespace brim::nn::cuda

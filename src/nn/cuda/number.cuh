@@ -72,4 +72,17 @@ void with_type(Number type, const Run& run) {
   with_float(type, run);
 }
 
+/// Calls run(Type<T>(), Type<P>()) for elements and what goes with them: of the same type, or
+/// float32.
+template <class Run>
+void with_types(Number type, Number other, const Run& run) {
+  with_type(type, [&](auto t) {
+    if (other == type) {
+      run(t, t);
+    } else {
+      run(t, Type<float>());
+    }
+  });
+}
+
 }  // namespace brim::nn::cuda

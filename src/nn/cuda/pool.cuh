@@ -129,21 +129,26 @@ inline bool fits_32_bits(const PoolGeometry& g) {
   return g.planes() * g.in_size() < kMost && g.planes() * g.out_size() < kMost && reach < kMost;
 }
 
-/// Calls run(Int(), std::integral_constant<int, kPack>()) with what suits the tensors.
-template <class T, class Run>
-void choose(const PoolGeometry& g, const void* a, const void* b, const std::uint8_t* offsets,
-            const Run& run) {
-  using One = std::integral_constant<int, 1>;
-  using Many = std::integral_constant<int, kPackOf<T>>;
-  const bool many = g.channels_last && g.channels % kPackOf<T> == 0 && is_aligned(a, 16) &&
-                    is_aligned(b, 16) && is_aligned(offsets, kPackOf<T>);
-  if (!fits_32_bits(g)) {
-    run(std::int64_t{}, One());
-  } else if (many) {
-    run(int{}, Many());
-  } else {
-    run(int{}, One());
-  }
+/// Calls run(in, out, pack, shape, n): with the pointers' type, the channels that a thread works
+/// on, and the number of threads if each of them has one of these packs at one of `places` of a
+/// plane.
+template <class Run>
+void with_shape(Number type, const void* in, void* out, const std::uint8_t* offsets,
+                const PoolGeometry& g, std::int64_t places, const Run& run) {
+  with_type(type, [&](auto t) {
+    using T = typename decltype(t)::Element;
+    const auto run_with = [&](auto zero, auto pack) {
+      using Int = decltype(zero);
+      run(static_cast<const T*>(in), static_cast<T*>(out), pack, Shape<Int>(g, pack),
+          static_cast<Int>(g.planes() * places / pack));
+    };
+    if (!fits_32_bits(g)) {
+      return run_with(std::int64_t{}, std::integral_constant<int, 1>());
+    }
+    const bool packs = g.channels_last && g.channels % kPackOf<T> == 0 && is_aligned(in) &&
+                       is_aligned(out) && is_aligned(offsets, kPackOf<T>);
+    with_pack<T>(packs, [&](auto pack) { run_with(int{}, pack); });
+  });
 }
 
 }  // namespace brim::nn::cuda

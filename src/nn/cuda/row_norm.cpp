@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 
-#include "nn/autograd/optional_tensor.h"
 #include "nn/cuda/tensors.h"
 #include "nn/ops/channels.h"
 
@@ -17,10 +16,6 @@
 
 namespace brim::nn::cuda {
 namespace {
-
-const void* data_of(const MaybeTensor& tensor) {
-  return is_given(tensor) ? tensor->const_data_ptr() : nullptr;
-}
 
 /// One number per row, in float32.
 at::Tensor empty_per_row(const at::Tensor& input, std::size_t dims) {
@@ -128,39 +123,45 @@ std::tuple<at::Tensor, at::Tensor> rms_backward(const at::Tensor& grad, const at
 
 // -- layer_norm of a low precision input in float32 -------------------------------------------
 
-/// @param weight, bias in float32
-NormRows centred_rows(const at::Tensor& x, at::IntArrayRef shape, const MaybeTensor& weight,
-                      const MaybeTensor& bias) {
-  const std::int64_t size = c10::multiply_integers(shape);
-  return {.rows = count_rows(x, size),
-          .size = size,
-          .centred = true,
-          .type = number_of(x, "brim::norm"),
-          .product = Number::float32,
-          .weights = Number::float32,
-          .weight = data_of(weight),
-          .bias = data_of(bias),
-          .offset = 0,
-          .cast_first = false};
-}
-
 MaybeTensor wide(const MaybeTensor& weight) {
   return is_given(weight) ? MaybeTensor(weight->to(at::kFloat).contiguous()) : MaybeTensor();
 }
 
+/// An input, a weight and a bias as the kernels take them.
+struct CentredRows {
+  at::Tensor x;
+  MaybeTensor weight;
+  MaybeTensor bias;
+  NormRows rows;
+
+  /// @param shape of a row
+  CentredRows(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& factors,
+              const MaybeTensor& moved)
+      : x(input.contiguous()), weight(wide(factors)), bias(wide(moved)) {
+    const std::int64_t size = c10::multiply_integers(shape);
+    rows = {.rows = count_rows(x, size),
+            .size = size,
+            .centred = true,
+            .type = number_of(x, "brim::norm"),
+            .product = Number::float32,
+            .weights = Number::float32,
+            .weight = data_of(weight),
+            .bias = data_of(bias),
+            .offset = 0,
+            .cast_first = false};
+  }
+};
+
 NormGrads layer_forward(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight,
                         const MaybeTensor& bias, double eps) {
-  const at::Tensor x = input.contiguous();
-  const MaybeTensor factors = wide(weight);
-  const MaybeTensor moved = wide(bias);
-  const auto options = x.options().dtype(at::kFloat);
-  at::Tensor output = at::empty_like(x, options);
-  at::Tensor mean = empty_per_row(x, shape.size());
-  at::Tensor rstd = empty_per_row(x, shape.size());
-  launch_on(x, [&](cudaStream_t stream) {
-    normalise_rows(centred_rows(x, shape, factors, moved), x.const_data_ptr(),
-                   static_cast<float>(eps), output.mutable_data_ptr(),
-                   mean.mutable_data_ptr<float>(), rstd.mutable_data_ptr<float>(), stream);
+  const CentredRows given(input, shape, weight, bias);
+  at::Tensor output = at::empty_like(given.x, given.x.options().dtype(at::kFloat));
+  at::Tensor mean = empty_per_row(given.x, shape.size());
+  at::Tensor rstd = empty_per_row(given.x, shape.size());
+  launch_on(given.x, [&](cudaStream_t stream) {
+    normalise_rows(given.rows, given.x.const_data_ptr(), static_cast<float>(eps),
+                   output.mutable_data_ptr(), mean.mutable_data_ptr<float>(),
+                   rstd.mutable_data_ptr<float>(), stream);
   });
   return {std::move(output), std::move(mean), std::move(rstd)};
 }
@@ -168,50 +169,33 @@ NormGrads layer_forward(const at::Tensor& input, at::IntArrayRef shape, const Ma
 NormGrads layer_backward(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape,
                          const at::Tensor& mean, const at::Tensor& rstd, const MaybeTensor& weight,
                          const MaybeTensor& bias, std::array<bool, 3> mask) {
-  const at::Tensor x = input.contiguous();
-  const MaybeTensor factors = wide(weight);
-  const Grads grads =
-      backward_of(centred_rows(x, shape, factors, {}), grad.to(at::kFloat), x, mean, rstd, mask[0],
-                  mask[1] || mask[2] ? std::optional(at::kFloat) : std::nullopt);
-  NormGrads result{grads.input, {}, {}};
+  const CentredRows given(input, shape, weight, {});
+  const Grads grads = backward_of(given.rows, grad.to(at::kFloat), given.x, mean, rstd, mask[0],
+                                  mask[1] || mask[2] ? std::optional(at::kFloat) : std::nullopt);
   // Of their own memory each: they become the gradients of parameters.
-  if (mask[1]) {
-    std::get<1>(result) = grads.weights.narrow(0, 0, grads.weights.numel() / 2)
-                              .view(shape)
-                              .to(weight->scalar_type(), false, true);
-  }
-  if (mask[2]) {
-    std::get<2>(result) =
-        grads.weights.narrow(0, grads.weights.numel() / 2, grads.weights.numel() / 2)
-            .view(shape)
-            .to(bias->scalar_type(), false, true);
-  }
-  return result;
+  const auto copy = [&](std::int64_t first, const MaybeTensor& of) {
+    const at::Tensor part = grads.weights.narrow(0, first, given.rows.size);
+    return part.view(shape).to(of->scalar_type(), false, true);
+  };
+  return {grads.input, mask[1] ? copy(0, weight) : at::Tensor(),
+          mask[2] ? copy(given.rows.size, bias) : at::Tensor()};
 }
 
 // -- layer_norm and group_norm from their statistics ------------------------------------------
 
-/// What a norm was given and found, and its output, as the kernels take them.
-struct NormAgain {
-  at::Tensor x;
+/// What a norm was given and found, and its output.
+struct NormAgain : CentredRows {
   at::Tensor mean;
   at::Tensor rstd;
-  MaybeTensor weight;
-  MaybeTensor bias;
   at::Tensor output;
-  NormRows rows;
 
-  /// @param shape of a row
   NormAgain(const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& means,
             const at::Tensor& rstds, const MaybeTensor& factors, const MaybeTensor& moved,
             at::ScalarType type)
-      : x(input.contiguous()),
+      : CentredRows(input, shape, factors, moved),
         mean(means.contiguous()),
         rstd(rstds.contiguous()),
-        weight(wide(factors)),
-        bias(wide(moved)),
-        output(at::empty_like(x, x.options().dtype(type))),
-        rows(centred_rows(x, shape, weight, bias)) {
+        output(at::empty_like(x, x.options().dtype(type))) {
     rows.product = number_of(output, "brim::norm");
   }
 };

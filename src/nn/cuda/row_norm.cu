@@ -3,7 +3,6 @@
 namespace brim::nn::cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr std::size_t kShared = 47 * 1024;  // bytes; every device has 48 KiB for a block
 
 /// The sum over the threads of a row, for all of them, always in the same order. All threads of
@@ -271,7 +270,7 @@ void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, 
               static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<P>(rows),
               bias_of<P>(rows), rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
     };
-    with_pack<T>(rows, run, in, out);
+    with_threads<T>(rows, run, in, out);
   });
 }
 
@@ -305,7 +304,7 @@ void normalise_rows_backward(const NormRows& rows, const void* grad, const void*
               static_cast<T*>(grad_in), sums, in_shared, factors_of<P>(rows), rows.cast_first,
               rows.rows, static_cast<unsigned>(rows.size));
     };
-    with_pack<T>(rows, run, grad, in, grad_in);
+    with_threads<T>(rows, run, grad, in, grad_in);
   });
   if (sums != nullptr) {
     with_type(weight_type, [&](auto w) {

@@ -82,14 +82,10 @@ __device__ void store_narrow(const Pack<float, kSize>& values, T* to) {
 /// Calls run(std::integral_constant<int, elements that a thread loads at once>(), threads of a
 /// block).
 template <class T, class Run, class... Pointers>
-void with_pack(const NormRows& rows, const Run& run, Pointers... pointers) {
-  const auto run_with = [&](auto pack) { run(pack, threads_for(rows.size / pack)); };
-  if (rows.size % kPackOf<T> == 0 && is_aligned(rows.weight, 16) && is_aligned(rows.bias, 16) &&
-      (is_aligned(pointers, 16) && ...)) {
-    run_with(std::integral_constant<int, kPackOf<T>>());
-  } else {
-    run_with(std::integral_constant<int, 1>());
-  }
+void with_threads(const NormRows& rows, const Run& run, Pointers... pointers) {
+  const bool packs = rows.size % kPackOf<T> == 0 && is_aligned(rows.weight) &&
+                     is_aligned(rows.bias) && (is_aligned(pointers) && ...);
+  with_pack<T>(packs, [&](auto pack) { run(pack, threads_for(rows.size / pack)); });
 }
 
 template <class P>

@@ -68,7 +68,7 @@ void with_rows(const NormRows& rows, const void* in, void* out, const Run& run) 
       const auto run_with = [&](auto pack, const dim3& threads) {
         run(static_cast<const T*>(in), static_cast<O*>(out), pack, threads);
       };
-      with_pack<T>(rows, run_with, in, out);
+      with_threads<T>(rows, run_with, in, out);
     });
   });
 }

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "nn/autograd/optional_tensor.h"
 #include "nn/cuda/bits.h"
 
 // From tensors to the kernels, which know pointers only.
@@ -21,6 +22,10 @@ void launch_on(const at::Tensor& tensor, const Work& work) {
   const c10::cuda::CUDAGuard guard(tensor.device());
   work(c10::cuda::getCurrentCUDAStream().stream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+[[nodiscard]] inline const void* data_of(const MaybeTensor& tensor) {
+  return is_given(tensor) ? tensor->const_data_ptr() : nullptr;
 }
 
 /// @throws c10::TypeError naming the operator for a type that no kernel knows.
