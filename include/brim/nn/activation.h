@@ -16,8 +16,7 @@ namespace brim::nn {
 
 /// torch::nn::ReLU that keeps one bit per element for backward, or nothing where the next layer
 /// keeps its output.
-class BRIM_API ReLUImpl : public RecomputingLayer<ReLUImpl, torch::nn::ReLUImpl> {
- public:
+struct BRIM_API ReLUImpl : RecomputingLayer<ReLUImpl, torch::nn::ReLUImpl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(at::Tensor input) {
@@ -27,8 +26,7 @@ class BRIM_API ReLUImpl : public RecomputingLayer<ReLUImpl, torch::nn::ReLUImpl>
 TORCH_MODULE(ReLU);
 
 /// torch::nn::ReLU6 that keeps one bit per element for backward.
-class BRIM_API ReLU6Impl : public RecomputingLayer<ReLU6Impl, torch::nn::ReLU6Impl> {
- public:
+struct BRIM_API ReLU6Impl : RecomputingLayer<ReLU6Impl, torch::nn::ReLU6Impl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(at::Tensor input) {
@@ -38,8 +36,7 @@ class BRIM_API ReLU6Impl : public RecomputingLayer<ReLU6Impl, torch::nn::ReLU6Im
 TORCH_MODULE(ReLU6);
 
 /// torch::nn::LeakyReLU that keeps one bit per element for backward.
-class BRIM_API LeakyReLUImpl : public RecomputingLayer<LeakyReLUImpl, torch::nn::LeakyReLUImpl> {
- public:
+struct BRIM_API LeakyReLUImpl : RecomputingLayer<LeakyReLUImpl, torch::nn::LeakyReLUImpl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(at::Tensor input) {
@@ -49,8 +46,7 @@ class BRIM_API LeakyReLUImpl : public RecomputingLayer<LeakyReLUImpl, torch::nn:
 TORCH_MODULE(LeakyReLU);
 
 /// torch::nn::Hardtanh that keeps one bit per element for backward.
-class BRIM_API HardtanhImpl : public RecomputingLayer<HardtanhImpl, torch::nn::HardtanhImpl> {
- public:
+struct BRIM_API HardtanhImpl : RecomputingLayer<HardtanhImpl, torch::nn::HardtanhImpl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(at::Tensor input) {
@@ -61,8 +57,7 @@ class BRIM_API HardtanhImpl : public RecomputingLayer<HardtanhImpl, torch::nn::H
 TORCH_MODULE(Hardtanh);
 
 /// torch::nn::GELU that keeps its input.
-class BRIM_API GELUImpl : public RecomputingLayer<GELUImpl, torch::nn::GELUImpl> {
- public:
+struct BRIM_API GELUImpl : RecomputingLayer<GELUImpl, torch::nn::GELUImpl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(const at::Tensor& input) {
@@ -72,8 +67,7 @@ class BRIM_API GELUImpl : public RecomputingLayer<GELUImpl, torch::nn::GELUImpl>
 TORCH_MODULE(GELU);
 
 /// torch::nn::SiLU that keeps its input.
-class BRIM_API SiLUImpl : public RecomputingLayer<SiLUImpl, torch::nn::SiLUImpl> {
- public:
+struct BRIM_API SiLUImpl : RecomputingLayer<SiLUImpl, torch::nn::SiLUImpl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(const at::Tensor& input) { return functional::silu(input, false, recompute); }
@@ -81,8 +75,7 @@ class BRIM_API SiLUImpl : public RecomputingLayer<SiLUImpl, torch::nn::SiLUImpl>
 TORCH_MODULE(SiLU);
 
 /// torch::nn::Mish that keeps its input.
-class BRIM_API MishImpl : public RecomputingLayer<MishImpl, torch::nn::MishImpl> {
- public:
+struct BRIM_API MishImpl : RecomputingLayer<MishImpl, torch::nn::MishImpl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(const at::Tensor& input) { return functional::mish(input, false, recompute); }
@@ -90,8 +83,7 @@ class BRIM_API MishImpl : public RecomputingLayer<MishImpl, torch::nn::MishImpl>
 TORCH_MODULE(Mish);
 
 /// torch::nn::ELU that keeps its input.
-class BRIM_API ELUImpl : public RecomputingLayer<ELUImpl, torch::nn::ELUImpl> {
- public:
+struct BRIM_API ELUImpl : RecomputingLayer<ELUImpl, torch::nn::ELUImpl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(at::Tensor input) {
@@ -101,8 +93,7 @@ class BRIM_API ELUImpl : public RecomputingLayer<ELUImpl, torch::nn::ELUImpl> {
 TORCH_MODULE(ELU);
 
 /// torch::nn::Softplus that keeps its input.
-class BRIM_API SoftplusImpl : public RecomputingLayer<SoftplusImpl, torch::nn::SoftplusImpl> {
- public:
+struct BRIM_API SoftplusImpl : RecomputingLayer<SoftplusImpl, torch::nn::SoftplusImpl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(const at::Tensor& input) {
@@ -112,8 +103,7 @@ class BRIM_API SoftplusImpl : public RecomputingLayer<SoftplusImpl, torch::nn::S
 TORCH_MODULE(Softplus);
 
 /// torch::nn::Sigmoid that keeps its output.
-class BRIM_API SigmoidImpl : public RecomputingLayer<SigmoidImpl, torch::nn::SigmoidImpl> {
- public:
+struct BRIM_API SigmoidImpl : RecomputingLayer<SigmoidImpl, torch::nn::SigmoidImpl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(const at::Tensor& input) { return functional::sigmoid(input, recompute); }
@@ -121,8 +111,7 @@ class BRIM_API SigmoidImpl : public RecomputingLayer<SigmoidImpl, torch::nn::Sig
 TORCH_MODULE(Sigmoid);
 
 /// torch::nn::Tanh that keeps its output.
-class BRIM_API TanhImpl : public RecomputingLayer<TanhImpl, torch::nn::TanhImpl> {
- public:
+struct BRIM_API TanhImpl : RecomputingLayer<TanhImpl, torch::nn::TanhImpl> {
   using RecomputingLayer::RecomputingLayer;
 
   at::Tensor forward(const at::Tensor& input) { return functional::tanh(input, recompute); }
@@ -130,8 +119,7 @@ class BRIM_API TanhImpl : public RecomputingLayer<TanhImpl, torch::nn::TanhImpl>
 TORCH_MODULE(Tanh);
 
 /// Keeps one bit per element if its weight is frozen.
-class BRIM_API PReLUImpl : public Layer<PReLUImpl, torch::nn::PReLUImpl> {
- public:
+struct BRIM_API PReLUImpl : Layer<PReLUImpl, torch::nn::PReLUImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input) { return functional::prelu(input, weight); }
@@ -154,8 +142,7 @@ class BRIM_API OwnActivation : public torch::nn::Cloneable<Impl> {
 };
 
 /// `torch.nn.Hardsigmoid`, which torch::nn lacks; keeps one bit per element for backward.
-class BRIM_API HardsigmoidImpl : public OwnActivation<HardsigmoidImpl> {
- public:
+struct BRIM_API HardsigmoidImpl : OwnActivation<HardsigmoidImpl> {
   using OwnActivation::OwnActivation;
 
   at::Tensor forward(const at::Tensor& input) {
@@ -165,8 +152,7 @@ class BRIM_API HardsigmoidImpl : public OwnActivation<HardsigmoidImpl> {
 TORCH_MODULE(Hardsigmoid);
 
 /// `torch.nn.Hardswish`, which torch::nn lacks; keeps its input.
-class BRIM_API HardswishImpl : public OwnActivation<HardswishImpl> {
- public:
+struct BRIM_API HardswishImpl : OwnActivation<HardswishImpl> {
   using OwnActivation::OwnActivation;
 
   at::Tensor forward(const at::Tensor& input) {

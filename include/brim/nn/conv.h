@@ -12,8 +12,7 @@ namespace brim::nn {
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
 /// torch::nn::Conv1d that keeps its input only if the weight is trained.
-class BRIM_API Conv1dImpl : public ProductLayer<Conv1dImpl, torch::nn::Conv1dImpl> {
- public:
+struct BRIM_API Conv1dImpl : ProductLayer<Conv1dImpl, torch::nn::Conv1dImpl> {
   using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -21,8 +20,7 @@ class BRIM_API Conv1dImpl : public ProductLayer<Conv1dImpl, torch::nn::Conv1dImp
 TORCH_MODULE(Conv1d);
 
 /// torch::nn::Conv2d that keeps its input only if the weight is trained.
-class BRIM_API Conv2dImpl : public ProductLayer<Conv2dImpl, torch::nn::Conv2dImpl> {
- public:
+struct BRIM_API Conv2dImpl : ProductLayer<Conv2dImpl, torch::nn::Conv2dImpl> {
   using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -30,8 +28,7 @@ class BRIM_API Conv2dImpl : public ProductLayer<Conv2dImpl, torch::nn::Conv2dImp
 TORCH_MODULE(Conv2d);
 
 /// torch::nn::Conv3d that keeps its input only if the weight is trained.
-class BRIM_API Conv3dImpl : public ProductLayer<Conv3dImpl, torch::nn::Conv3dImpl> {
- public:
+struct BRIM_API Conv3dImpl : ProductLayer<Conv3dImpl, torch::nn::Conv3dImpl> {
   using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -39,9 +36,8 @@ class BRIM_API Conv3dImpl : public ProductLayer<Conv3dImpl, torch::nn::Conv3dImp
 TORCH_MODULE(Conv3d);
 
 /// torch::nn::ConvTranspose1d that keeps its input only if the weight is trained.
-class BRIM_API ConvTranspose1dImpl
-    : public ProductLayer<ConvTranspose1dImpl, torch::nn::ConvTranspose1dImpl> {
- public:
+struct BRIM_API ConvTranspose1dImpl
+    : ProductLayer<ConvTranspose1dImpl, torch::nn::ConvTranspose1dImpl> {
   using ProductLayer::ProductLayer;
 
   /// @param output_size of the last dimensions alone, or of all of them
@@ -52,9 +48,8 @@ class BRIM_API ConvTranspose1dImpl
 TORCH_MODULE(ConvTranspose1d);
 
 /// torch::nn::ConvTranspose2d that keeps its input only if the weight is trained.
-class BRIM_API ConvTranspose2dImpl
-    : public ProductLayer<ConvTranspose2dImpl, torch::nn::ConvTranspose2dImpl> {
- public:
+struct BRIM_API ConvTranspose2dImpl
+    : ProductLayer<ConvTranspose2dImpl, torch::nn::ConvTranspose2dImpl> {
   using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input,
@@ -63,9 +58,8 @@ class BRIM_API ConvTranspose2dImpl
 TORCH_MODULE(ConvTranspose2d);
 
 /// torch::nn::ConvTranspose3d that keeps its input only if the weight is trained.
-class BRIM_API ConvTranspose3dImpl
-    : public ProductLayer<ConvTranspose3dImpl, torch::nn::ConvTranspose3dImpl> {
- public:
+struct BRIM_API ConvTranspose3dImpl
+    : ProductLayer<ConvTranspose3dImpl, torch::nn::ConvTranspose3dImpl> {
   using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input,

@@ -9,8 +9,7 @@ namespace brim::nn {
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
 /// Keeps one bit per element. Draws the same random numbers as torch::nn::Dropout.
-class BRIM_API DropoutImpl : public Layer<DropoutImpl, torch::nn::DropoutImpl> {
- public:
+struct BRIM_API DropoutImpl : Layer<DropoutImpl, torch::nn::DropoutImpl> {
   using Layer::Layer;
 
   at::Tensor forward(at::Tensor input);

@@ -9,8 +9,7 @@ namespace brim::nn {
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
 /// Keeps its input only where the weight needs a gradient.
-class BRIM_API LinearImpl : public ProductLayer<LinearImpl, torch::nn::LinearImpl> {
- public:
+struct BRIM_API LinearImpl : ProductLayer<LinearImpl, torch::nn::LinearImpl> {
   using ProductLayer::ProductLayer;
 
   at::Tensor forward(const at::Tensor& input);

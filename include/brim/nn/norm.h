@@ -16,8 +16,7 @@ namespace brim::nn {
 
 /// In evaluation a BatchNorm keeps its input only where its weight needs a gradient; in training,
 /// always.
-class BRIM_API BatchNorm1dImpl : public Layer<BatchNorm1dImpl, torch::nn::BatchNorm1dImpl> {
- public:
+struct BRIM_API BatchNorm1dImpl : Layer<BatchNorm1dImpl, torch::nn::BatchNorm1dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -25,8 +24,7 @@ class BRIM_API BatchNorm1dImpl : public Layer<BatchNorm1dImpl, torch::nn::BatchN
 TORCH_MODULE(BatchNorm1d);
 
 /// torch::nn::BatchNorm2d that see BatchNorm1d.
-class BRIM_API BatchNorm2dImpl : public Layer<BatchNorm2dImpl, torch::nn::BatchNorm2dImpl> {
- public:
+struct BRIM_API BatchNorm2dImpl : Layer<BatchNorm2dImpl, torch::nn::BatchNorm2dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -34,8 +32,7 @@ class BRIM_API BatchNorm2dImpl : public Layer<BatchNorm2dImpl, torch::nn::BatchN
 TORCH_MODULE(BatchNorm2d);
 
 /// torch::nn::BatchNorm3d that see BatchNorm1d.
-class BRIM_API BatchNorm3dImpl : public Layer<BatchNorm3dImpl, torch::nn::BatchNorm3dImpl> {
- public:
+struct BRIM_API BatchNorm3dImpl : Layer<BatchNorm3dImpl, torch::nn::BatchNorm3dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -43,8 +40,7 @@ class BRIM_API BatchNorm3dImpl : public Layer<BatchNorm3dImpl, torch::nn::BatchN
 TORCH_MODULE(BatchNorm3d);
 
 /// torch::nn::LayerNorm that keeps its input.
-class BRIM_API LayerNormImpl : public Layer<LayerNormImpl, torch::nn::LayerNormImpl> {
- public:
+struct BRIM_API LayerNormImpl : Layer<LayerNormImpl, torch::nn::LayerNormImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -52,8 +48,7 @@ class BRIM_API LayerNormImpl : public Layer<LayerNormImpl, torch::nn::LayerNormI
 TORCH_MODULE(LayerNorm);
 
 /// torch::nn::GroupNorm that keeps its input.
-class BRIM_API GroupNormImpl : public Layer<GroupNormImpl, torch::nn::GroupNormImpl> {
- public:
+struct BRIM_API GroupNormImpl : Layer<GroupNormImpl, torch::nn::GroupNormImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);

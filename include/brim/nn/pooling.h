@@ -14,8 +14,7 @@ namespace brim::nn {
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
 /// torch::nn::MaxPool1d that keeps one byte per output element.
-class BRIM_API MaxPool1dImpl : public Layer<MaxPool1dImpl, torch::nn::MaxPool1dImpl> {
- public:
+struct BRIM_API MaxPool1dImpl : Layer<MaxPool1dImpl, torch::nn::MaxPool1dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -26,8 +25,7 @@ class BRIM_API MaxPool1dImpl : public Layer<MaxPool1dImpl, torch::nn::MaxPool1dI
 TORCH_MODULE(MaxPool1d);
 
 /// torch::nn::MaxPool2d that keeps one byte per output element.
-class BRIM_API MaxPool2dImpl : public Layer<MaxPool2dImpl, torch::nn::MaxPool2dImpl> {
- public:
+struct BRIM_API MaxPool2dImpl : Layer<MaxPool2dImpl, torch::nn::MaxPool2dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -38,8 +36,7 @@ class BRIM_API MaxPool2dImpl : public Layer<MaxPool2dImpl, torch::nn::MaxPool2dI
 TORCH_MODULE(MaxPool2d);
 
 /// torch::nn::MaxPool3d that keeps one byte per output element.
-class BRIM_API MaxPool3dImpl : public Layer<MaxPool3dImpl, torch::nn::MaxPool3dImpl> {
- public:
+struct BRIM_API MaxPool3dImpl : Layer<MaxPool3dImpl, torch::nn::MaxPool3dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -50,8 +47,7 @@ class BRIM_API MaxPool3dImpl : public Layer<MaxPool3dImpl, torch::nn::MaxPool3dI
 TORCH_MODULE(MaxPool3d);
 
 /// torch::nn::AvgPool1d that keeps nothing.
-class BRIM_API AvgPool1dImpl : public Layer<AvgPool1dImpl, torch::nn::AvgPool1dImpl> {
- public:
+struct BRIM_API AvgPool1dImpl : Layer<AvgPool1dImpl, torch::nn::AvgPool1dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -59,8 +55,7 @@ class BRIM_API AvgPool1dImpl : public Layer<AvgPool1dImpl, torch::nn::AvgPool1dI
 TORCH_MODULE(AvgPool1d);
 
 /// torch::nn::AvgPool2d that keeps nothing.
-class BRIM_API AvgPool2dImpl : public Layer<AvgPool2dImpl, torch::nn::AvgPool2dImpl> {
- public:
+struct BRIM_API AvgPool2dImpl : Layer<AvgPool2dImpl, torch::nn::AvgPool2dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -68,8 +63,7 @@ class BRIM_API AvgPool2dImpl : public Layer<AvgPool2dImpl, torch::nn::AvgPool2dI
 TORCH_MODULE(AvgPool2d);
 
 /// torch::nn::AvgPool3d that keeps nothing.
-class BRIM_API AvgPool3dImpl : public Layer<AvgPool3dImpl, torch::nn::AvgPool3dImpl> {
- public:
+struct BRIM_API AvgPool3dImpl : Layer<AvgPool3dImpl, torch::nn::AvgPool3dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -77,9 +71,8 @@ class BRIM_API AvgPool3dImpl : public Layer<AvgPool3dImpl, torch::nn::AvgPool3dI
 TORCH_MODULE(AvgPool3d);
 
 /// torch::nn::AdaptiveAvgPool1d that keeps nothing.
-class BRIM_API AdaptiveAvgPool1dImpl
-    : public Layer<AdaptiveAvgPool1dImpl, torch::nn::AdaptiveAvgPool1dImpl> {
- public:
+struct BRIM_API AdaptiveAvgPool1dImpl
+    : Layer<AdaptiveAvgPool1dImpl, torch::nn::AdaptiveAvgPool1dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -87,9 +80,8 @@ class BRIM_API AdaptiveAvgPool1dImpl
 TORCH_MODULE(AdaptiveAvgPool1d);
 
 /// torch::nn::AdaptiveAvgPool2d that keeps nothing.
-class BRIM_API AdaptiveAvgPool2dImpl
-    : public Layer<AdaptiveAvgPool2dImpl, torch::nn::AdaptiveAvgPool2dImpl> {
- public:
+struct BRIM_API AdaptiveAvgPool2dImpl
+    : Layer<AdaptiveAvgPool2dImpl, torch::nn::AdaptiveAvgPool2dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);
@@ -97,9 +89,8 @@ class BRIM_API AdaptiveAvgPool2dImpl
 TORCH_MODULE(AdaptiveAvgPool2d);
 
 /// torch::nn::AdaptiveAvgPool3d that keeps nothing.
-class BRIM_API AdaptiveAvgPool3dImpl
-    : public Layer<AdaptiveAvgPool3dImpl, torch::nn::AdaptiveAvgPool3dImpl> {
- public:
+struct BRIM_API AdaptiveAvgPool3dImpl
+    : Layer<AdaptiveAvgPool3dImpl, torch::nn::AdaptiveAvgPool3dImpl> {
   using Layer::Layer;
 
   at::Tensor forward(const at::Tensor& input);

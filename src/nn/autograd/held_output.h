@@ -59,12 +59,7 @@ class OutputHoldingNode : public SavingNode {
 
   /// Under the lock. @throws c10::Error if it was written to or released.
   [[nodiscard]] at::Tensor held_output() {
-    at::Tensor output = held_.lend(this);
-    if (at::GradMode::is_enabled()) {
-      output = without_history(output);
-      torch::autograd::impl::set_gradient_edge(output, {compat::pointer_to(*this), 0});
-    }
-    return output;
+    return with_history(held_.lend(this), {compat::pointer_to(*this), 0});
   }
 
  private:

@@ -51,6 +51,15 @@ at::Tensor without_history(const at::Tensor& tensor) {
   return at::alias(tensor);
 }
 
+at::Tensor with_history(const at::Tensor& tensor, const torch::autograd::Edge& edge) {
+  if (!at::GradMode::is_enabled() || !edge.is_valid()) {
+    return tensor;
+  }
+  at::Tensor placed = without_history(tensor);
+  torch::autograd::impl::set_gradient_edge(placed, edge);
+  return placed;
+}
+
 at::Tensor tied_to(const torch::autograd::Edge& input, const at::Tensor& grad, bool zeros) {
   if (!at::GradMode::is_enabled() || !grad.defined()) {
     return grad;
@@ -67,6 +76,18 @@ bool is_traced(const at::Tensor& input) {
          input.key_set().has_any(
              c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
                                   c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
+}
+
+variable_list SavingNode::apply(variable_list&& grads) {
+  const std::lock_guard lock(mutex_);
+  variable_list result = grads[0].defined() ? backward(grads[0]) : variable_list(num_outputs());
+  forget();
+  return result;
+}
+
+void SavingNode::release_variables() {
+  const std::lock_guard lock(mutex_);
+  release();
 }
 
 c10::SymInt SavingNode::elements() const {

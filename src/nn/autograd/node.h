@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 
 #include "compat.h"
@@ -47,6 +48,10 @@ struct TensorVersion {
 
 class SavingNode : public Node {
  public:
+  /// backward() and forget() under the lock.
+  variable_list apply(variable_list&& grads) final;
+  void release_variables() final;
+
   /// At the end of forward. Only what is set here is ever asked of this node.
   void set_output(const at::Tensor& output) {
     output_ = version_of(output);
@@ -79,7 +84,7 @@ class SavingNode : public Node {
   /// anyway; nothing if it cannot. Asked at forward.
   virtual std::optional<int> layers_to_recompute() const { return std::nullopt; }
 
-  /// Whether recompute() runs a matrix product or a convolution, see product_again.h.
+  /// Whether recompute() runs a matrix product or a convolution, see product_layer_node.h.
   [[nodiscard]] virtual bool offers_product() const { return false; }
 
   /// Whether less is kept if a layer that reads its input anyway asks for it instead of keeping it.
@@ -89,6 +94,11 @@ class SavingNode : public Node {
   /// and statistics must not affect it, or raise autograd's error.
   /// @returns false if they were changed already
   [[nodiscard]] virtual bool prepare_to_recompute() { return true; }
+
+  /// The same for a loss, whose input, the logits, is by far the largest value of a language model:
+  /// a matrix product may run again for it that does not for other layers. What recompute() gives
+  /// is in memory that nobody else uses.
+  [[nodiscard]] virtual bool prepare_for_loss() { return false; }
 
   /// The same output, bit for bit. Called during backward, before this node itself runs.
   virtual at::Tensor recompute();
@@ -107,6 +117,16 @@ class SavingNode : public Node {
     return std::nullopt;
   }
 
+ protected:
+  /// The gradients of the inputs. `grad` is defined.
+  virtual variable_list backward(const at::Tensor& grad) = 0;
+
+  /// Drops what is held for this backward call alone. After backward(), or in its place.
+  virtual void forget() {}
+
+  /// Drops what is kept for backward.
+  virtual void release() {}
+
  private:
   const void* hooks_ = hooks_in_force();
   TensorVersion output_;
@@ -116,6 +136,9 @@ class SavingNode : public Node {
 /// An alias without a place in the graph. Unlike detach(), it keeps its place in the graphs of
 /// outer levels of torch.func.grad.
 [[nodiscard]] at::Tensor without_history(const at::Tensor& tensor);
+
+/// In double backward: an alias at this place in the graph. Else `tensor` itself.
+[[nodiscard]] at::Tensor with_history(const at::Tensor& tensor, const torch::autograd::Edge& edge);
 
 /// Tells the layer that made `input`, if it is one of ours, that its output is kept.
 void tell_producer_kept(const at::Tensor& input);

@@ -28,8 +28,9 @@ class Operand {
 
   /// At forward: whether take() and lend() need no copy, from here on.
   [[nodiscard]] bool ask() {
-    is_asked_for_ = is_asked_for_ || (are_few(before_.without(origin_)) &&
-                                      nn::prepare_to_recompute(*origin_.function));
+    is_asked_for_ =
+        is_kept_ || is_asked_for_ ||
+        (are_few(before_.without(origin_)) && nn::prepare_to_recompute(*origin_.function));
     return is_asked_for_;
   }
 

@@ -4,9 +4,11 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "nn/autograd/autocast.h"
@@ -54,6 +56,37 @@ template <class Option>
   return false;
 }
 
+/// An operator that is called through torch's dispatcher.
+/// @tparam Known one of its kernels. It identifies the operator: no other may have the same.
+template <auto Known, class Pointer = decltype(Known)>
+class Dispatched;
+
+template <auto Known, class Result, class... Args>
+class Dispatched<Known, Result (*)(Args...)> : public Registration {
+ public:
+  using Kernel = Result (*)(Args...);
+
+  /// @param kernels may be null
+  explicit Dispatched(const std::string& schema, const std::vector<at::Tag>& tags,
+                      std::initializer_list<std::pair<c10::DispatchKey, Kernel>> kernels = {})
+      : Registration(schema, tags) {
+    operator_name = name();
+    for (const auto& [key, kernel] : kernels) {
+      add(key, kernel);
+    }
+  }
+
+  Result operator()(Args... args) const { return call(args...); }
+
+  static Result call(Args... args) {
+    static const auto op = find_operator(operator_name).typed<Result(Args...)>();
+    return op.call(args...);
+  }
+
+ private:
+  static inline const char* operator_name = nullptr;
+};
+
 /// An operator that a layer or its node calls. torch.compile takes it as a whole.
 ///
 ///     const Operator<pack_bits_anywhere> kPackBits(
@@ -61,12 +94,12 @@ template <class Option>
 ///     at::Tensor bits = kPackBits(mask);
 ///
 /// @tparam Anywhere the kernel for devices without one of their own, made of ATen operators. It
-///         identifies the operator: no other may have the same.
+///         identifies the operator.
 template <auto Anywhere, class Pointer = decltype(Anywhere)>
 class Operator;
 
 template <auto Anywhere, class Result, class... Args>
-class Operator<Anywhere, Result (*)(Args...)> {
+class Operator<Anywhere, Result (*)(Args...)> : public Dispatched<Anywhere> {
  public:
   using Kernel = Result (*)(Args...);
 
@@ -78,29 +111,18 @@ class Operator<Anywhere, Result (*)(Args...)> {
 
   explicit Operator(const std::string& schema, const Kernels& kernels = {},
                     const std::vector<at::Tag>& tags = {})
-      : registration_(schema, tags) {
-    operator_name = registration_.name();
-    registration_.add(c10::DispatchKey::CompositeExplicitAutograd, &anywhere);
-    registration_.add(c10::DispatchKey::CPU, kernels.cpu);
-    registration_.add(c10::DispatchKey::Meta, kernels.meta);
-    registration_.add(c10::DispatchKey::Autograd, kernels.autograd);
-  }
-
-  Result operator()(Args... args) const { return call(args...); }
+      : Dispatched<Anywhere>(schema, tags,
+                             {{c10::DispatchKey::CompositeExplicitAutograd, &anywhere},
+                              {c10::DispatchKey::CPU, kernels.cpu},
+                              {c10::DispatchKey::Meta, kernels.meta},
+                              {c10::DispatchKey::Autograd, kernels.autograd}}) {}
 
  private:
-  static Result call(Args... args) {
-    static const auto op = find_operator(operator_name).typed<Result(Args...)>();
-    return op.call(args...);
-  }
-
   /// On CUDA the first call loads the library, which may bring a kernel for this operator.
   static Result anywhere(Args... args) {
-    return (loads_cuda_library(args) || ...) ? call(args...) : Anywhere(args...);
+    return (loads_cuda_library(args) || ...) ? Dispatched<Anywhere>::call(args...)
+                                             : Anywhere(args...);
   }
-
-  static inline const char* operator_name = nullptr;
-  Registration registration_;
 };
 
 /// What autocast does with the tensors of a layer.
@@ -108,6 +130,7 @@ enum class CastTo {
   nothing,
   float32,
   float32_inside,  // float32, but the layer casts its input: its last argument tells it to
+  float32_in_3d,   // float32 on the CPU if the second argument has a number for three dimensions
   low,             // the low precision type that the user asked for
 };
 
@@ -131,62 +154,56 @@ inline constexpr at::Tag kInGraphs = at::Tag::pt2_compliant_tag;
 /// casts it again in backward. With CastTo::float32_inside a layer keeps its input as it came.
 ///
 /// @tparam Ours the kernel for autograd
-/// @tparam Torchs torch's operator with the arguments of ours. It identifies the operator: no other
-///         may have the same.
-/// @tparam Below what runs without autograd, for tensors that brim knows
+/// @tparam Torchs torch's operator with the arguments of ours. It identifies the operator.
+/// @tparam Below what runs below autograd, for tensors that brim knows
 template <auto Ours, auto Torchs, CastTo Cast = CastTo::nothing, auto Below = Torchs,
           class Pointer = decltype(Torchs)>
 class LayerOperator;
 
 template <auto Ours, auto Torchs, CastTo Cast, auto Below, class Result, class... Args>
-class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
+class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> : public Dispatched<Torchs> {
  public:
-  using Kernel = Result (*)(Args...);
-
-  /// @param autocast_cpu in place of what `Cast` says
-  explicit LayerOperator(const std::string& schema, const std::vector<at::Tag>& tags = {},
-                         Kernel autocast_cpu = nullptr)
-      : registration_(schema, tags) {
-    using Key = c10::DispatchKey;
-    operator_name = registration_.name();
-    registration_.add(Key::Autograd, kOrTorchs<Ours, Torchs>);
-    registration_.add(Key::CompositeExplicitAutograd, kOrTorchs<Below, Torchs>);
-    // A kernel for all backends does not serve nested tensors.
-    registration_.add(Key::CompositeImplicitAutogradNestedTensor, Torchs);
-    registration_.add(Key::FuncTorchBatched, Torchs);
+  explicit LayerOperator(const std::string& schema, const std::vector<at::Tag>& tags = {})
+      : Dispatched<Torchs>(schema, tags,
+                           {{Key::Autograd, kOrTorchs<Ours, Torchs>},
+                            {Key::CompositeExplicitAutograd, kOrTorchs<Below, Torchs>},
+                            // A kernel for all backends does not serve nested tensors.
+                            {Key::CompositeImplicitAutogradNestedTensor, Torchs},
+                            {Key::FuncTorchBatched, Torchs}}) {
     if (std::ranges::count(tags, at::Tag::nondeterministic_seeded) != 0) {
       // torch decides what is random under vmap, also for input that is not batched.
-      registration_.add(Key::FuncTorchVmapMode, Torchs);
+      this->add(Key::FuncTorchVmapMode, Torchs);
     }
-    if constexpr (Cast != CastTo::nothing) {
+    if constexpr (Cast == CastTo::float32_in_3d) {
+      this->add(Key::AutocastCPU, &autocast<at::kCPU>);
+    } else if constexpr (Cast != CastTo::nothing) {
       add_autocast<at::kCPU>(Key::AutocastCPU);
       add_autocast<at::kCUDA>(Key::AutocastCUDA);
     }
-    registration_.add(Key::AutocastCPU, autocast_cpu);
   }
 
-  Result operator()(Args... args) const { return call(args...); }
-
  private:
+  using Key = c10::DispatchKey;
+
   /// The place of `parameter`; 0 for none.
   static constexpr std::size_t kParameter =
       Cast == CastTo::low && sizeof...(Args) >= 6 ? sizeof...(Args) - 3 : 0;
 
-  static Result call(Args... args) {
-    static const auto op = find_operator(operator_name).typed<Result(Args...)>();
-    return op.call(args...);
-  }
-
   template <c10::DeviceType Device>
-  void add_autocast(c10::DispatchKey key) {
-    if (kParameter != 0 || torch_casts(operator_name, key)) {
-      registration_.add(key, &autocast<Device>);
+  void add_autocast(Key key) {
+    if (kParameter != 0 || torch_casts(this->name(), key)) {
+      this->add(key, &autocast<Device>);
     }
   }
 
   template <c10::DeviceType Device>
   static Result autocast(Args... args) {
     const Autocast autocast(Device);
+    if constexpr (Cast == CastTo::float32_in_3d) {
+      if (std::get<1>(std::tie(args...)).size() != 3) {
+        return Dispatched<Torchs>::call(args...);
+      }
+    }
     const at::ScalarType type = Cast == CastTo::low ? autocast.low() : at::kFloat;
     const at::Tensor& input = std::get<0>(std::tie(args...));
     const bool inside = Cast == CastTo::float32_inside && autocast.changes(type, input);
@@ -205,11 +222,8 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> {
         std::get<kParameter>(given) = weight;
       }
     }
-    return std::apply([](const auto&... each) { return call(each...); }, given);
+    return std::apply(Dispatched<Torchs>::call, given);
   }
-
-  static inline const char* operator_name = nullptr;
-  Registration registration_;
 };
 
 }  // namespace brim::nn

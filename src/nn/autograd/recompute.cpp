@@ -11,8 +11,6 @@
 #include <typeindex>
 #include <unordered_map>
 
-#include "nn/autograd/runs_again.h"
-
 namespace brim::nn {
 namespace {
 
@@ -88,7 +86,7 @@ ViewAgain view_made_by(const Node& node) {
 }
 
 /// The node that made the memory which a view looks at, as its first output; else null.
-const Node* behind_views(const Edge& origin) {
+Node* behind_views(const Edge& origin) {
   const Edge* edge = &origin;
   while (edge->is_valid() && view_made_by(*edge->function) != nullptr) {
     edge = &edge->function->next_edge(0);
@@ -156,8 +154,8 @@ std::optional<int> layers_of(const Node& node) {
 //    wrote to what they made ---------------------------------------------------------------------
 
 /// For what was copied or added: its maker, if it has not been written to since, else null.
-const Node* maker_behind(const Edge& edge) {
-  const Node* const node = behind_views(edge);
+Node* maker_behind(const Edge& edge) {
+  Node* const node = behind_views(edge);
   return node != nullptr && is_untouched(*node) ? node : nullptr;
 }
 
@@ -183,8 +181,8 @@ const Edge* source_of_copy(const Node& node) {
 }
 
 /// The node that made `value`, through views and at most one copy; null if it is unknown.
-const Node* maker_of(const Edge& origin, const TensorVersion& value) {
-  const Node* const node = behind_views(origin);
+Node* maker_of(const Edge& origin, const TensorVersion& value) {
+  Node* const node = behind_views(origin);
   if (node == nullptr) {
     return nullptr;
   }
@@ -232,8 +230,8 @@ std::optional<int> layers_of_sum(const torchs::AddBackward0& sum, const TensorVe
 }
 
 /// Behind views and at most one copy; null if it is none of ours.
-const SavingNode* layer_that_made(const at::Tensor& value) {
-  return dynamic_cast<const SavingNode*>(maker_of(origin_of(value), version_of(value)));
+SavingNode* layer_that_made(const at::Tensor& value) {
+  return dynamic_cast<SavingNode*>(maker_of(origin_of(value), version_of(value)));
 }
 
 bool is_of_one_size(const Edge& one, const Edge& other) {
@@ -262,10 +260,9 @@ at::Tensor recompute_as(const Edge& origin, at::ScalarType type) {
 
 }  // namespace
 
-RunsAgain* maker_that_runs_again(const at::Tensor& value) {
-  const Node* const node = maker_of(origin_of(value), version_of(value));
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the tensor's own, which is not const
-  return dynamic_cast<RunsAgain*>(const_cast<Node*>(node));
+bool prepare_maker_for_loss(const at::Tensor& value) {
+  SavingNode* const layer = layer_that_made(value);
+  return layer != nullptr && layer->prepare_for_loss();
 }
 
 bool is_from_product(const at::Tensor& value) {

@@ -82,6 +82,10 @@ class LayersBefore {
 /// Prepares the layers that recompute() will run. @returns false if one of them cannot
 [[nodiscard]] bool prepare_to_recompute(Node& node);
 
+/// For a loss: whether the layer that made `value`, through views and at most one copy, prepared to
+/// run again (see SavingNode::prepare_for_loss). recompute() of the value's own node then does so.
+[[nodiscard]] bool prepare_maker_for_loss(const at::Tensor& value);
+
 /// The value that was made there, bit for bit. Under grad mode (double backward) the result is part
 /// of the graph. @throws c10::Error if what it needs was released.
 [[nodiscard]] at::Tensor recompute(const Edge& origin);

@@ -52,13 +52,9 @@ class RerunNode final : public SavingNode {
     if (!is_cheap_) {
       return std::nullopt;
     }
-    int most = 0;
+    std::optional<int> most = 0;
     for (const Operand& input : inputs_) {
-      const auto layers = input.layers();
-      if (!layers) {
-        return std::nullopt;
-      }
-      most = std::max(most, *layers);
+      most = most_layers(most, input.layers());
     }
     return most;
   }
@@ -70,12 +66,12 @@ class RerunNode final : public SavingNode {
     return function_.value(inputs);
   }
 
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    if (!grads[0].defined()) {
-      std::ranges::for_each(inputs_, &Operand::forget);
-      return variable_list(inputs_.size());
-    }
+  std::string name() const override {
+    return "brim::" + std::string(function_.name()) + "_backward";
+  }
+
+ protected:
+  variable_list backward(const at::Tensor& grad) override {
     std::vector<bool> needed(inputs_.size());
     for (std::size_t i = 0; i < needed.size(); ++i) {
       needed[i] = task_should_compute_output(i);
@@ -83,24 +79,16 @@ class RerunNode final : public SavingNode {
     const variable_list inputs = each([](Operand& input) { return input.take(); });
     if (!at::GradMode::is_enabled()) {
       const AutocastAs as(autocast_);
-      if (auto result = function_.grads(grads[0], inputs, needed)) {
+      if (auto result = function_.grads(grad, inputs, needed)) {
         return *std::move(result);
       }
     }
     return grads_by_rerun([&](const variable_list& given) { return function_.value(given); },
-                          inputs, grads[0], needed, autocast_);
+                          inputs, grad, needed, autocast_);
   }
 
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    for (Operand& input : inputs_) {
-      input.release();
-    }
-  }
-
-  std::string name() const override {
-    return "brim::" + std::string(function_.name()) + "_backward";
-  }
+  void forget() override { std::ranges::for_each(inputs_, &Operand::forget); }
+  void release() override { std::ranges::for_each(inputs_, &Operand::release); }
 
  private:
   template <class Get>

@@ -79,14 +79,7 @@ bool Kept::freeze(Kept& first, Kept& second, const c10::SymInt& most) {
   return true;
 }
 
-at::Tensor Kept::lend_frozen() const {
-  if (!at::GradMode::is_enabled() || !edge_.is_valid()) {
-    return frozen_;
-  }
-  at::Tensor tensor = without_history(frozen_);
-  torch::autograd::impl::set_gradient_edge(tensor, edge_);
-  return tensor;
-}
+at::Tensor Kept::lend_frozen() const { return with_history(frozen_, edge_); }
 
 at::Tensor Kept::unpack(torch::autograd::Node* owner) {
   // Without its place in the graph: held here, it would hold its own node.

@@ -83,6 +83,7 @@ struct Mish {
 struct Softplus {
   static constexpr const char* kName = "softplus";
   static constexpr Reads kReads = Reads::input;
+  static constexpr CastTo kCast = CastTo::float32;
 
   at::Tensor value(const at::Tensor& x) const { return at::softplus(x, beta, threshold); }
   at::Tensor grad(const at::Tensor& grad, const at::Tensor& input) const {
@@ -92,13 +93,6 @@ struct Softplus {
   double beta;
   double threshold;
 };
-
-}  // namespace
-
-template <>
-constexpr CastTo kCastOf<Softplus> = CastTo::float32;
-
-namespace {
 
 struct Elu {
   static constexpr const char* kName = "elu";
@@ -157,36 +151,37 @@ const Activation<Tanh> kTanh;
 
 }  // namespace
 
-namespace functional {
-
-at::Tensor gelu(const at::Tensor& input, std::string_view approximate, bool recompute) {
+at::Tensor functional::gelu(const at::Tensor& input, std::string_view approximate, bool recompute) {
   return kGelu(input, approximate, recompute);
 }
 
-at::Tensor silu(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::silu(const at::Tensor& input, bool inplace, bool recompute) {
   return kSilu(input, inplace, recompute);
 }
 
-at::Tensor hardswish(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::hardswish(const at::Tensor& input, bool inplace, bool recompute) {
   return kHardswish(input, inplace, recompute);
 }
 
-at::Tensor mish(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::mish(const at::Tensor& input, bool inplace, bool recompute) {
   return kMish(input, inplace, recompute);
 }
 
-at::Tensor softplus(const at::Tensor& input, double beta, double threshold, bool recompute) {
+at::Tensor functional::softplus(const at::Tensor& input, double beta, double threshold,
+                                bool recompute) {
   return kSoftplus(input, beta, threshold, recompute);
 }
 
-at::Tensor elu(const at::Tensor& input, double alpha, bool inplace, bool recompute) {
+at::Tensor functional::elu(const at::Tensor& input, double alpha, bool inplace, bool recompute) {
   return kElu(input, alpha, inplace, recompute);
 }
 
-at::Tensor sigmoid(const at::Tensor& input, bool recompute) { return kSigmoid(input, recompute); }
+at::Tensor functional::sigmoid(const at::Tensor& input, bool recompute) {
+  return kSigmoid(input, recompute);
+}
 
-at::Tensor tanh(const at::Tensor& input, bool recompute) { return kTanh(input, recompute); }
-
-}  // namespace functional
+at::Tensor functional::tanh(const at::Tensor& input, bool recompute) {
+  return kTanh(input, recompute);
+}
 
 }  // namespace brim::nn

@@ -24,6 +24,10 @@
 //       at::Tensor grad(const at::Tensor& grad, const at::Tensor& read) const;
 //     };
 //
+// If torch's autocast runs it in float32, the struct also has
+//
+//       static constexpr CastTo kCast = CastTo::float32;
+//
 // If its derivative has two values, one bit per element is enough. Such a struct also has
 //
 //       BitRule bits() const;
@@ -143,18 +147,20 @@ class ActivationNode final : public SavingNode {
     }
   }
 
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    const at::Tensor& grad = grads[0];
-    const at::Tensor recomputed =
-        grad.defined() && keeps_ == Keeps::nothing ? again() : at::Tensor();
-    again_.reset();
-    if (!grad.defined()) {
-      return {at::Tensor()};
-    }
-    if (recomputed.defined()) {
+  std::string name() const override { return std::string("brim::") + A::kName + "_backward"; }
+
+ private:
+  enum class Keeps { nothing, read, bits, output };
+
+  static constexpr bool kGradReadsOutput = OutputTells<A> || A::kReads == Reads::output;
+
+  variable_list backward(const at::Tensor& grad) override {
+    if (keeps_ == Keeps::nothing) {
+      const at::Tensor recomputed = again();
+      again_.reset();
       return {activation_.grad(grad, recomputed)};
     }
+    again_.reset();
     if constexpr (HasBits<A>) {  // the second derivative is zero
       return {tied_to(next_edge(0), keeps_ == Keeps::bits ? from_bits(grad)
                                                           : activation_.grad(grad, saved_.take()))};
@@ -164,19 +170,13 @@ class ActivationNode final : public SavingNode {
     }
   }
 
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
+  void forget() override { again_.reset(); }
+
+  void release() override {
     is_released_ = true;
     saved_.release();
     again_.reset();
   }
-
-  std::string name() const override { return std::string("brim::") + A::kName + "_backward"; }
-
- private:
-  enum class Keeps { nothing, read, bits, output };
-
-  static constexpr bool kGradReadsOutput = OutputTells<A> || A::kReads == Reads::output;
 
   bool output_tells(at::ScalarType type) const {
     if constexpr (OutputTells<A>) {
@@ -215,12 +215,8 @@ class ActivationNode final : public SavingNode {
   }
 
   /// The kept output, which is held without its place in the graph.
-  at::Tensor in_graph(at::Tensor output) {
-    if (at::GradMode::is_enabled()) {
-      output = without_history(output);
-      torch::autograd::impl::set_gradient_edge(output, {compat::pointer_to(*this), 0});
-    }
-    return output;
+  at::Tensor in_graph(const at::Tensor& output) {
+    return with_history(output, {compat::pointer_to(*this), 0});
   }
 
   at::Tensor from_bits(const at::Tensor& grad) {
@@ -311,7 +307,12 @@ struct ActivationKernels {
 
 /// What autocast does with the input.
 template <class A>
-constexpr CastTo kCastOf = CastTo::nothing;
+constexpr CastTo cast_of() {
+  if constexpr (requires { A::kCast; }) {
+    return A::kCast;
+  }
+  return CastTo::nothing;
+}
 
 /// The operator of an activation.
 template <class A, class... Options>
@@ -329,7 +330,7 @@ class Activation {
  private:
   using Kernels = ActivationKernels<A, Options...>;
 
-  LayerOperator<&Kernels::ours, &Kernels::torchs, kCastOf<A>> operator_;
+  LayerOperator<&Kernels::ours, &Kernels::torchs, cast_of<A>()> operator_;
 };
 
 /// The operator and the one in place, whose name ends in "_". That may read something else.

@@ -9,12 +9,10 @@
 #include <ATen/ops/avg_pool3d.h>
 #include <ATen/ops/avg_pool3d_backward.h>
 #include <brim/nn/functional.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include <algorithm>
-#include <utility>
 
-#include "nn/autograd/node.h"
+#include "nn/autograd/linear_history.h"
 #include "nn/autograd/operator.h"
 #include "nn/ops/avg_pool_kernels.h"
 
@@ -24,39 +22,6 @@ namespace {
 using at::IntArrayRef;
 using c10::SymIntArrayRef;
 using Divisor = std::optional<std::int64_t>;
-
-/// A linear function of one tensor; its node keeps no tensor.
-template <class Backward>
-class LinearNode final : public SavingNode {
- public:
-  /// @param ties whether a second derivative leads to the input, as zeros (see tied_to)
-  LinearNode(const char* name, bool ties, Backward backward)
-      : name_(name), ties_(ties), backward_(std::move(backward)) {}
-
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return {at::Tensor()};
-    }
-    const at::Tensor grad = backward_(grads[0]);
-    return {ties_ ? tied_to(next_edge(0), grad) : grad};
-  }
-
-  void release_variables() override {}
-  std::string name() const override { return name_; }
-
- private:
-  const char* name_;
-  bool ties_;
-  Backward backward_;
-};
-
-template <class Backward>
-void set_linear_history(at::Tensor& output, const at::Tensor& input, const char* name, bool ties,
-                        Backward backward) {
-  const auto node = make_node<LinearNode<Backward>>(name, ties, std::move(backward));
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  torch::autograd::set_history(output, node);
-}
 
 /// Whether brim's kernel does it on the CPU. torch's is faster for more, but starts threads also
 /// for the smallest tensors, which takes longer than the work.
@@ -161,19 +126,10 @@ at::Tensor avg_pool_autograd(const at::Tensor& input, IntArrayRef kernel_size, I
   return output;
 }
 
-/// As torch: in float32 with three dimensions.
-at::Tensor avg_pool_autocast(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                             IntArrayRef padding, bool ceil_mode, bool count_include_pad,
-                             Divisor divisor) {
-  const Autocast autocast(at::kCPU);
-  return functional::avg_pool(kernel_size.size() == 3 ? autocast.cast(at::kFloat, input) : input,
-                              kernel_size, stride, padding, ceil_mode, count_include_pad, divisor);
-}
-
-const LayerOperator<avg_pool_autograd, torch_avg_pool> kAvgPool(
+const LayerOperator<avg_pool_autograd, torch_avg_pool, CastTo::float32_in_3d> kAvgPool(
     "avg_pool(Tensor input, int[] kernel_size, int[] stride, int[] padding, bool ceil_mode, "
     "bool count_include_pad, int? divisor_override) -> Tensor",
-    {kInGraphs}, avg_pool_autocast);
+    {kInGraphs});
 
 at::Tensor avg_backward_autograd(const at::Tensor& grad, SymIntArrayRef input_sizes,
                                  IntArrayRef numbers, bool ceil_mode, bool count_include_pad,
@@ -277,15 +233,8 @@ at::Tensor adaptive_avg_pool_autograd(const at::Tensor& input, IntArrayRef outpu
   return output;
 }
 
-/// As torch: in float32 with three dimensions.
-at::Tensor adaptive_avg_pool_autocast(const at::Tensor& input, IntArrayRef output_size) {
-  const Autocast autocast(at::kCPU);
-  return functional::adaptive_avg_pool(
-      output_size.size() == 3 ? autocast.cast(at::kFloat, input) : input, output_size);
-}
-
-const LayerOperator<adaptive_avg_pool_autograd, torch_adaptive_avg_pool> kAdaptiveAvgPool(
-    "adaptive_avg_pool(Tensor input, int[] output_size) -> Tensor", {}, adaptive_avg_pool_autocast);
+const LayerOperator<adaptive_avg_pool_autograd, torch_adaptive_avg_pool, CastTo::float32_in_3d>
+    kAdaptiveAvgPool("adaptive_avg_pool(Tensor input, int[] output_size) -> Tensor");
 
 }  // namespace
 

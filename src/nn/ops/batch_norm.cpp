@@ -5,16 +5,11 @@
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <brim/nn/functional.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
 
-#include <array>
-
-#include "nn/autograd/node.h"
-#include "nn/autograd/operand.h"
 #include "nn/autograd/operator.h"
-#include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/saved_statistic.h"
 #include "nn/ops/batch_norm_kernels.h"
+#include "nn/ops/norm_node.h"
 
 namespace brim::nn {
 namespace {
@@ -53,20 +48,15 @@ BatchNormResult run(const at::Tensor& input, const MaybeTensor& weight, const Ma
   return result;
 }
 
-class BatchNormNode final : public SavingNode {
+class BatchNormNode final : public StatisticsNode {
  public:
-  BatchNormNode(const at::Tensor& input, bool training, double eps)
-      : input_(input), training_(training), eps_(eps) {}
+  BatchNormNode(const at::Tensor& input, const MaybeTensor& bias, bool training, double eps)
+      : StatisticsNode(input, bias), training_(training), eps_(eps) {}
 
-  /// For the gradient of the weight, or of an input in training: everything that torch keeps, but
-  /// not the input where a product offers to run again for it.
-  void keep_input(const at::Tensor& input, const MaybeTensor& bias, const BatchNormResult& result,
-                  const MaybeTensor& running_mean) {
-    reads_input_ = true;
-    input_.keep(input, is_worth_asking_for(input));
-    bias_ = kept(bias);
-    mean_ = kept(maybe(result.mean));
-    invstd_ = kept(maybe(result.invstd));
+  /// For the gradient of the weight, or of an input in training: everything that torch keeps.
+  void keep_all(const at::Tensor& input, const MaybeTensor& bias, const BatchNormResult& result,
+                const MaybeTensor& running_mean) {
+    keep_input(input, bias, result.mean, result.invstd);
     reserve_ = kept(maybe(result.reserve));
     impl_ = result.impl;
     if (!training_) {
@@ -84,18 +74,12 @@ class BatchNormNode final : public SavingNode {
     }
   }
 
-  void keep_type(at::ScalarType bias_type) { bias_type_ = bias_type; }
-
-  std::optional<int> layers_to_recompute() const override {
-    return reads_input_ ? input_.layers() : std::nullopt;
-  }
-
   bool prepare_to_recompute() override {
     const std::lock_guard lock(mutex_);
     // The copies are no larger than what the next layer does not keep.
     const c10::SymInt most = elements() / (training_ ? 2 : 4);
-    return (input_.is_kept() || input_.ask()) && Kept::freeze(weight_, bias_, most) &&
-           running_mean_.freeze(most) && running_var_.freeze(most);
+    return input_.ask() && Kept::freeze(weight_, bias_, most) && running_mean_.freeze(most) &&
+           running_var_.freeze(most);
   }
 
   at::Tensor recompute() override {
@@ -109,14 +93,13 @@ class BatchNormNode final : public SavingNode {
     return again(added, true);
   }
 
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
+  void will_release_variables() override { retains_ = false; }
+
+  std::string name() const override { return "brim::batch_norm_backward"; }
+
+ private:
+  variable_list backward(const at::Tensor& grad) override {
     variable_list result(3);
-    const at::Tensor& grad = grads[0];
-    if (!grad.defined()) {
-      input_.forget();
-      return result;
-    }
     if (reads_input_) {
       std::tie(result[0], result[1], result[2]) = from_input(grad);
       return result;
@@ -132,21 +115,13 @@ class BatchNormNode final : public SavingNode {
     return result;
   }
 
-  void will_release_variables() override { retains_ = false; }
-
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    input_.release();
-    for (Kept* const each : {&weight_, &bias_, &mean_, &invstd_, &reserve_}) {
-      each->release();
-    }
+  void release() override {
+    StatisticsNode::release();
+    reserve_.release();
     running_mean_.release();
     running_var_.release();
   }
 
-  std::string name() const override { return "brim::batch_norm_backward"; }
-
- private:
   /// In training without the running statistics: the batch's are computed again, and nothing is
   /// updated a second time.
   at::Tensor run_again() {
@@ -164,14 +139,13 @@ class BatchNormNode final : public SavingNode {
                       maybe(weight_.lend()),
                       maybe(bias_.lend()),
                       training_ ? mean_.lend() : running_mean_.lend(),
-                      training_ ? invstd_.lend() : running_var_.lend(),
+                      training_ ? rstd_.lend() : running_var_.lend(),
                       training_ ? -1.0 : eps_};
     return batch_norm_again(norm, added, relu, [this] { return run_again(); });
   }
 
   NormGrads from_input(const at::Tensor& grad) {
-    const std::array<bool, 3> mask{task_should_compute_output(0), task_should_compute_output(1),
-                                   task_should_compute_output(2)};
+    const std::array<bool, 3> mask = this->mask();
     const at::Tensor input = input_.take();
     const MaybeTensor weight = maybe(weight_.take());
     const MaybeTensor running_mean = maybe(running_mean_.take());
@@ -180,7 +154,7 @@ class BatchNormNode final : public SavingNode {
       return batch_norm_eval_backward(grad, input, weight, *running_mean, *running_var, eps_, mask);
     }
     const MaybeTensor mean = maybe(mean_.take());
-    const MaybeTensor invstd = maybe(invstd_.take());
+    const MaybeTensor invstd = maybe(rstd_.take());
     if (impl_ == 0) {  // the other function takes no symbolic sizes
       return at::native_batch_norm_backward(grad, input, weight, running_mean, running_var, mean,
                                             invstd, training_, eps_, mask);
@@ -196,20 +170,13 @@ class BatchNormNode final : public SavingNode {
         mean, invstd, training_, eps_, mask, reserve);
   }
 
-  Operand input_;
   bool training_;
-  bool reads_input_ = false;  // in backward
   bool retains_ = true;
-  at::ScalarType bias_type_ = at::kFloat;
   at::MemoryFormat format_ = at::MemoryFormat::Contiguous;
   double eps_;
   std::int64_t impl_ = 0;
-  Kept weight_;
-  Kept bias_;
   KeptStatistic running_mean_;
   KeptStatistic running_var_;
-  Kept mean_;
-  Kept invstd_;
   Kept reserve_;
 };
 
@@ -232,14 +199,6 @@ void check(const at::Tensor& input, bool training) {
   }
 }
 
-at::Tensor batch_norm_below(const at::Tensor& input, const MaybeTensor& weight,
-                            const MaybeTensor& bias, const MaybeTensor& running_mean,
-                            const MaybeTensor& running_var, bool training, double momentum,
-                            double eps) {
-  check(input, training);
-  return run(input, weight, bias, running_mean, running_var, training, momentum, eps).output;
-}
-
 /// torch's own, which keeps what torch keeps.
 at::Tensor torch_batch_norm(const at::Tensor& input, const MaybeTensor& weight,
                             const MaybeTensor& bias, const MaybeTensor& running_mean,
@@ -259,8 +218,8 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
                             eps);
   }
   PtrTo<BatchNormNode> node;
-  if (needs_grad(input, weight, bias)) {
-    node = make_node<BatchNormNode>(input, training, eps);
+  if (is_recorded(input, weight, bias)) {
+    node = make_node<BatchNormNode>(input, bias, training, eps);
     node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   }
   BatchNormResult result = below_autograd(
@@ -269,20 +228,16 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
     return std::move(result.output);
   }
   if (trains(weight) || (training && input.requires_grad())) {
-    node->keep_input(input, bias, result, running_mean);
+    node->keep_all(input, bias, result, running_mean);
     node->keep_factors(input, weight, running_var);
   } else if (input.requires_grad()) {
     node->keep_factors(input, weight, running_var);
   }
-  if (is_given(bias)) {
-    node->keep_type(bias->scalar_type());
-  }
-  torch::autograd::set_history(result.output, node);
-  node->set_output(result.output);
+  add_to_graph<false>(result.output, node);
   return std::move(result.output);
 }
 
-const LayerOperator<batch_norm_autograd, torch_batch_norm, CastTo::nothing, batch_norm_below>
+const LayerOperator<batch_norm_autograd, torch_batch_norm, CastTo::nothing, batch_norm_autograd>
     kBatchNorm(
         "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? "
         "running_var, bool training, float momentum, float eps) -> Tensor");

@@ -183,30 +183,26 @@ at::Tensor bitmask_pack_(at::Tensor& input, std::string_view name, double a, dou
   return kPackInPlace(input, name, a, b);
 }
 
-namespace functional {
-
-at::Tensor relu(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::relu(const at::Tensor& input, bool inplace, bool recompute) {
   return kRelu(input, inplace, recompute);
 }
 
-at::Tensor relu6(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::relu6(const at::Tensor& input, bool inplace, bool recompute) {
   return kHardtanh(input, 0, 6, inplace, recompute);
 }
 
-at::Tensor hardtanh(const at::Tensor& input, double min_val, double max_val, bool inplace,
-                    bool recompute) {
+at::Tensor functional::hardtanh(const at::Tensor& input, double min_val, double max_val,
+                                bool inplace, bool recompute) {
   return kHardtanh(input, min_val, max_val, inplace, recompute);
 }
 
-at::Tensor leaky_relu(const at::Tensor& input, double negative_slope, bool inplace,
-                      bool recompute) {
+at::Tensor functional::leaky_relu(const at::Tensor& input, double negative_slope, bool inplace,
+                                  bool recompute) {
   return kLeakyRelu(input, negative_slope, inplace, recompute);
 }
 
-at::Tensor hardsigmoid(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::hardsigmoid(const at::Tensor& input, bool inplace, bool recompute) {
   return kHardsigmoid(input, inplace, recompute);
 }
-
-}  // namespace functional
 
 }  // namespace brim::nn

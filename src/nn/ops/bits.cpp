@@ -7,7 +7,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/where.h>
 
-#include "nn/autograd/node.h"
+#include "nn/autograd/linear_history.h"
 #include "nn/autograd/operator.h"
 #include "nn/cpu/bits.h"
 
@@ -53,38 +53,17 @@ at::Tensor apply_bits_meta(const at::Tensor& input, const at::Tensor&, c10::SymI
 }
 
 /// Linear in its input, so its derivative is itself.
-struct ApplyBitsNode final : public Node {
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return {at::Tensor()};
-    }
-    return {apply_bits(grads[0], bits.unpack(), strides, on, off)};
-  }
-
-  void release_variables() override { bits.reset_data(); }
-  std::string name() const override { return "brim::ApplyBitsBackward"; }
-
-  SavedVariable bits;
-  c10::SymDimVector strides;
-  double on = 1;
-  double off = 0;
-};
-
 at::Tensor apply_bits_autograd(const at::Tensor& input, const at::Tensor& bits,
                                c10::SymIntArrayRef strides, double on, double off) {
   refuse_forward_ad("apply_bits", input);
-  PtrTo<ApplyBitsNode> node;
-  if (needs_grad(input)) {
-    node = make_node<ApplyBitsNode>();
-    node->set_next_edges(torch::autograd::collect_next_edges(input));
-    node->bits = SavedVariable(bits, false);
-    node->strides = c10::SymDimVector(strides.begin(), strides.end());
-    node->on = on;
-    node->off = off;
-  }
   at::Tensor output = below_autograd([&] { return apply_bits(input, bits, strides, on, off); });
-  if (node) {
-    torch::autograd::set_history(output, node);
+  if (needs_grad(input)) {
+    set_linear_history(
+        output, input, "brim::ApplyBitsBackward", false,
+        [=, like = c10::SymDimVector(strides)](const at::Tensor& grad, const at::Tensor& kept) {
+          return apply_bits(grad, kept, like, on, off);
+        },
+        bits);
   }
   return output;
 }

@@ -8,43 +8,22 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <brim/nn/functional.h>
-#include <c10/util/SmallVector.h>
+#include <c10/util/DimVector.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
-#include <algorithm>
 #include <array>
 #include <tuple>
 #include <utility>
 
-#include "nn/autograd/cast_weight.h"
-#include "nn/autograd/held_output.h"
-#include "nn/autograd/node.h"
-#include "nn/autograd/operand.h"
 #include "nn/autograd/operator.h"
-#include "nn/autograd/optional_tensor.h"
-#include "nn/autograd/product_again.h"
+#include "nn/autograd/product_layer_node.h"
 
 namespace brim::nn {
 namespace {
 
-constexpr std::size_t kMostDimensions = 3;
-
-/// Up to three numbers, without asking the heap for memory.
-class Numbers {
- public:
-  explicit Numbers(at::IntArrayRef values) : count_(std::min(values.size(), kMostDimensions)) {
-    std::copy_n(values.begin(), count_, values_.begin());
-  }
-
-  // NOLINTNEXTLINE(google-explicit-constructor): stands for the list
-  operator at::IntArrayRef() const { return {values_.data(), count_}; }
-  std::int64_t operator[](std::size_t i) const { return values_[i]; }
-  [[nodiscard]] std::size_t size() const { return count_; }
-
- private:
-  std::array<std::int64_t, kMostDimensions> values_{};
-  std::size_t count_;
-};
+/// Of the input's spatial dimensions, up to three.
+using Numbers = c10::DimVector;
+using Sizes = c10::SymDimVector;
 
 struct Options {
   Numbers stride;
@@ -67,11 +46,6 @@ std::int64_t spatial_dimensions(const at::Tensor& weight) {
   return weight.dim() - 2;
 }
 
-void check_count(const char* name, at::IntArrayRef values, std::int64_t dimensions) {
-  TORCH_CHECK_VALUE(std::cmp_equal(values.size(), dimensions), name, " must have ", dimensions,
-                    " numbers, one per spatial dimension of the weight, got ", values);
-}
-
 /// @param lists in the order of kLists
 void check(const at::Tensor& input, const at::Tensor& weight,
            const std::array<at::IntArrayRef, 4>& lists) {
@@ -80,7 +54,9 @@ void check(const at::Tensor& input, const at::Tensor& weight,
               dimensions + 2, " dimensions (or ", dimensions + 1,
               " without a batch), as the weight has, got ", input.dim());
   for (std::size_t i = 0; i < lists.size(); ++i) {
-    check_count(kLists[i], lists[i], dimensions);
+    TORCH_CHECK_VALUE(std::cmp_equal(lists[i].size(), dimensions), kLists[i], " must have ",
+                      dimensions, " numbers, one per spatial dimension of the weight, got ",
+                      lists[i]);
   }
 }
 
@@ -93,8 +69,6 @@ at::Tensor run(const at::Tensor& input, const at::Tensor& weight, const MaybeTen
   return at::convolution(input, weight, bias, options.stride, options.padding, options.dilation,
                          options.transposed, options.output_padding, options.groups);
 }
-
-using Sizes = c10::SmallVector<c10::SymInt, kMostDimensions>;
 
 /// convolution_backward, where only the input's sizes count, not its values: nothing writes or
 /// reads the stand-in, and it is gone afterwards.
@@ -144,78 +118,46 @@ at::Tensor input_grad(const at::Tensor& any_grad, const at::Tensor& weight, cons
                                 !options.transposed, output_padding, options.groups);
 }
 
-class ConvNode final : public OutputHoldingNode {
+class ConvNode final : public ProductLayerNode {
  public:
   ConvNode(const Options& options, const at::Tensor& input, const at::Tensor& weight,
            const MaybeTensor& bias, bool recompute)
-      : OutputHoldingNode(recompute),
+      : ProductLayerNode(input, /*holds_output=*/recompute),
         options_(options),
-        input_(input),
-        type_(input.scalar_type()),
         batched_(input.dim() == weight.dim()),
-        has_bias_(is_given(bias)) {
+        has_bias_(is_given(bias)),
+        trains_weight_(weight.requires_grad()) {
     const auto sizes = input.sym_sizes();
-    const auto spatial = sizes.slice(sizes.size() - options.stride.size());
-    sizes_ = Sizes(spatial.begin(), spatial.end());
+    sizes_ = Sizes(sizes.slice(sizes.size() - options.stride.size()));
   }
 
-  void keep_input(const at::Tensor& input, bool recompute) {
-    input_.keep(input, recompute);
-    trains_weight_ = true;
-  }
-  void keep_weight(const at::Tensor& weight) { weight_ = Kept(weight); }
   void keep_format(const at::Tensor& output) { format_ = output.suggest_memory_format(); }
-  void offer_to_run_again(const at::Tensor& input, const MaybeTensor& bias) {
-    again_.allow(input, bias, true, input_);
+
+  std::string name() const override { return "brim::conv_backward"; }
+
+ private:
+  at::Tensor run_again(const at::Tensor& input, const at::Tensor& weight,
+                       const MaybeTensor& bias) const override {
+    return run(input, weight, bias, options_);
   }
 
-  bool offers_product() const override { return again_.is_offered() && !is_held(); }
-
-  std::optional<int> layers_to_recompute() const override {
-    return offers_product() ? input_.layers() : OutputHoldingNode::layers_to_recompute();
-  }
-
-  bool prepare_to_recompute() override {
-    if (OutputHoldingNode::prepare_to_recompute()) {
-      return true;
-    }
-    const std::lock_guard lock(mutex_);
-    return again_.prepare(input_, weight_, elements());
-  }
-
-  at::Tensor recompute() override {
-    const std::lock_guard lock(mutex_);
-    if (is_held()) {
-      return held_output();
-    }
-    return again_.recompute([this](const MaybeTensor& bias) {
-      return run(input_.lend(), in_type(weight_.lend(), type_), bias, options_);
-    });
-  }
-
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
+  variable_list backward(const at::Tensor& given) override {
     variable_list result(3);
-    again_.forget();
-    if (!grads[0].defined()) {
-      input_.forget();
-      return result;
-    }
+    again_.reset();
     // torch has no rule of autocast for the backward of a convolution, but one for convolution.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const at::Tensor grad = batched_ ? grads[0] : grads[0].unsqueeze(0);
+    const at::Tensor grad = batched_ ? given : given.unsqueeze(0);
     const bool asked_for_weight = task_should_compute_output(1);
     if (trains_weight_ && (asked_for_weight || input_.is_kept())) {
       all_grads(grad, asked_for_weight, result);
     } else {
       if (task_should_compute_output(0)) {
-        result[0] =
-            tied_to(next_edge(0), input_grad(grad, weight(), sizes_, options_, format_), false);
+        result[0] = tied_to(next_edge(0),
+                            input_grad(grad, take_weight(), sizes_, options_, format_), false);
       }
       if (task_should_compute_output(2)) {
         result[2] = bias_grad(grad);
       }
-      input_.forget();
     }
     if (!batched_ && result[0].defined()) {
       result[0] = result[0].squeeze(0);
@@ -223,24 +165,12 @@ class ConvNode final : public OutputHoldingNode {
     return result;
   }
 
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    input_.release();
-    weight_.release();
-    again_.release();
-  }
-
-  std::string name() const override { return "brim::conv_backward"; }
-
- private:
-  [[nodiscard]] at::Tensor weight() { return in_type(weight_.take(), type_); }
-
   void all_grads(const at::Tensor& grad, bool asked_for_weight, variable_list& result) {
     const Options& options = options_;
     const at::Tensor kept = input_.take();
     const std::array<c10::SymInt, 1> bias_size = {grad.sym_size(1)};
     std::tie(result[0], result[1], result[2]) = at::convolution_backward_symint(
-        grad, batched_ ? kept : kept.unsqueeze(0), weight(),
+        grad, batched_ ? kept : kept.unsqueeze(0), take_weight(),
         has_bias_ ? at::OptionalSymIntArrayRef(bias_size) : at::OptionalSymIntArrayRef(),
         symbolic(options.stride), symbolic(options.padding), symbolic(options.dilation),
         options.transposed, symbolic(options.output_padding), options.groups,
@@ -248,21 +178,17 @@ class ConvNode final : public OutputHoldingNode {
   }
 
   static at::Tensor bias_grad(const at::Tensor& grad) {
-    constexpr std::array<std::int64_t, 1 + kMostDimensions> kAllButChannels = {0, 2, 3, 4};
+    constexpr std::array<std::int64_t, 4> kAllButChannels = {0, 2, 3, 4};
     return grad.sum(
         at::IntArrayRef(kAllButChannels.data(), static_cast<std::size_t>(grad.dim() - 1)));
   }
 
   Options options_;
-  Operand input_;
-  Kept weight_;
-  ProductAgain again_;
   Sizes sizes_;
-  at::ScalarType type_;
   at::MemoryFormat format_ = at::MemoryFormat::Contiguous;
   bool batched_;
   bool has_bias_;
-  bool trains_weight_ = false;
+  bool trains_weight_;
 };
 
 at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
@@ -281,26 +207,12 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
   }
   const auto node = make_node<ConvNode>(options, input, weight, bias, recompute);
   node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
-  const at::Tensor output = [&] {
-    const BelowAutograd below;
-    return run(input, weight, bias, options);
-  }();
-  if (weight.requires_grad()) {
-    node->keep_input(input, recompute);
-  }
+  at::Tensor output = below_autograd([&] { return run(input, weight, bias, options); });
   // For its own gradient only the weight's form is needed, but torch asks for a tensor.
-  const bool needs_weight = input.requires_grad() || weight.requires_grad();
-  const bool is_offered =
-      runs_again && widens(input, output) && (needs_weight || stays(weight, parameter));
-  if (needs_weight || is_offered) {
-    node->keep_weight(weight_to_keep(input, weight, parameter, recompute));
-  }
-  if (is_offered) {
-    node->offer_to_run_again(input, bias);
-  }
+  const bool reads_weight = input.requires_grad() || weight.requires_grad();
+  node->keep(input, weight, bias, parameter, output, reads_weight, recompute, runs_again);
   node->keep_format(output);
-  torch::autograd::set_history(output, node);
-  node->set_output(output);
+  add_to_graph<false>(output, node);
   return output;
 }
 
@@ -332,47 +244,38 @@ const LayerOperator<conv_autograd, torch_conv, CastTo::low> kConv(
     {kInGraphs});
 
 /// One number per dimension out of none (the default), one, or as many.
-c10::DimVector per_dimension(const char* name, at::IntArrayRef values, const at::Tensor& weight,
-                             std::int64_t otherwise) {
-  const std::int64_t dimensions = spatial_dimensions(weight);
-  if (values.size() > 1) {
-    check_count(name, values, dimensions);
-    return {values.begin(), values.end()};
-  }
-  return c10::DimVector(static_cast<std::size_t>(dimensions),
-                        values.empty() ? otherwise : values[0]);
+Numbers per_dimension(at::IntArrayRef values, const at::Tensor& weight, std::int64_t otherwise) {
+  const auto dimensions = static_cast<std::size_t>(spatial_dimensions(weight));
+  return values.size() > 1 ? Numbers(values)
+                           : Numbers(dimensions, values.empty() ? otherwise : values[0]);
 }
 
 at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                 at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                 bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
                 bool recompute, bool runs_again) {
-  return kConv(input, weight, bias, per_dimension("stride", stride, weight, 1),
-               per_dimension("padding", padding, weight, 0),
-               per_dimension("dilation", dilation, weight, 1), transposed,
-               per_dimension("output_padding", output_padding, weight, 0), groups, {}, recompute,
-               runs_again);
+  return kConv(input, weight, bias, per_dimension(stride, weight, 1),
+               per_dimension(padding, weight, 0), per_dimension(dilation, weight, 1), transposed,
+               per_dimension(output_padding, weight, 0), groups, {}, recompute, runs_again);
 }
 
 }  // namespace
 
-namespace functional {
-
-at::Tensor conv(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                std::int64_t groups, bool recompute, bool runs_again) {
+at::Tensor functional::conv(const at::Tensor& input, const at::Tensor& weight,
+                            const MaybeTensor& bias, at::IntArrayRef stride,
+                            at::IntArrayRef padding, at::IntArrayRef dilation, std::int64_t groups,
+                            bool recompute, bool runs_again) {
   return call(input, weight, bias, stride, padding, dilation, false, {}, groups, recompute,
               runs_again);
 }
 
-at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
-                          const MaybeTensor& bias, at::IntArrayRef stride, at::IntArrayRef padding,
-                          at::IntArrayRef output_padding, std::int64_t groups,
-                          at::IntArrayRef dilation, bool recompute, bool runs_again) {
+at::Tensor functional::conv_transpose(const at::Tensor& input, const at::Tensor& weight,
+                                      const MaybeTensor& bias, at::IntArrayRef stride,
+                                      at::IntArrayRef padding, at::IntArrayRef output_padding,
+                                      std::int64_t groups, at::IntArrayRef dilation, bool recompute,
+                                      bool runs_again) {
   return call(input, weight, bias, stride, padding, dilation, true, output_padding, groups,
               recompute, runs_again);
 }
-
-}  // namespace functional
 
 }  // namespace brim::nn

@@ -1,16 +1,12 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty_like.h>
 #include <brim/nn/losses.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <utility>
 
-#include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
-#include "nn/autograd/recompute.h"
-#include "nn/autograd/runs_again.h"
+#include "nn/autograd/rerun.h"
 #include "nn/ops/cross_entropy_rows.h"
 
 // torch keeps the log-softmax of all logits, in float32 where the model cast them before. Here the
@@ -73,8 +69,7 @@ class CrossEntropyNode final : public SavingNode {
             bool recompute) {
     target_ = Kept(target);
     weight_ = kept(weight);
-    auto* const again = recompute ? maker_that_runs_again(logits) : nullptr;
-    if (again != nullptr && again->prepare_to_run_again()) {
+    if (recompute && prepare_maker_for_loss(logits)) {
       origin_ = origin_of(logits);
       return;
     }
@@ -85,44 +80,42 @@ class CrossEntropyNode final : public SavingNode {
     logits_ = Kept(logits);
   }
 
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    if (!grads[0].defined()) {
-      return {at::Tensor()};
-    }
+  std::string name() const override { return "brim::cross_entropy_backward"; }
+
+ private:
+  variable_list backward(const at::Tensor& grad) override {
     // Backward may be called inside of a region of autocast.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const at::Tensor logits = take_logits();
     if (!is_of_rows_) {
-      return {rerun(grads[0], logits)};
+      const at::Tensor target = target_.take();
+      const MaybeTensor weight = maybe(weight_.take());
+      return grads_by_rerun(
+          [&](const variable_list& given) { return run(given[0], target, weight); }, {logits}, grad,
+          {true}, AutocastState(logits.device().type()));
     }
     const at::Tensor target = target_.take();
     const MaybeTensor total = maybe(total_.take());
     if (at::GradMode::is_enabled()) {
       const at::ScalarType type = working_type(logits, in_float32_);
-      return {
-          cross_entropy_rows_grad(grads[0], logits, target, total, reduction_, ignore_index_, type)
-              .to(logits.scalar_type())};
+      return {cross_entropy_rows_grad(grad, logits, target, total, reduction_, ignore_index_, type)
+                  .to(logits.scalar_type())};
     }
     // Recomputed logits have no other user.
     const bool is_ours = origin_.is_valid() && logits.is_contiguous();
     at::Tensor result = is_ours ? logits : at::empty_like(logits, at::MemoryFormat::Contiguous);
-    cross_entropy_rows_backward(grads[0], logits, target, maybe(log_sums_.take()), total,
-                                reduction_, ignore_index_, in_float32_, result);
+    cross_entropy_rows_backward(grad, logits, target, maybe(log_sums_.take()), total, reduction_,
+                                ignore_index_, in_float32_, result);
     return {std::move(result)};
   }
 
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
+  void release() override {
     for (Kept* const each : {&logits_, &target_, &weight_, &total_, &log_sums_}) {
       each->release();
     }
     is_released_ = true;
   }
 
-  std::string name() const override { return "brim::cross_entropy_backward"; }
-
- private:
   at::Tensor take_logits() {
     if (is_released_ || origin_.is_valid()) {
       TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
@@ -136,15 +129,6 @@ class CrossEntropyNode final : public SavingNode {
                   "written to since: write to a copy (logits.clone()). ",
                   error.what_without_backtrace());
     }
-  }
-
-  /// torch's function once more, and its own derivative.
-  at::Tensor rerun(const at::Tensor& grad, const at::Tensor& logits) {
-    const bool is_double = at::GradMode::is_enabled();
-    const at::AutoGradMode with_graph(true);
-    const at::Tensor leaf = is_double ? logits : logits.detach().requires_grad_();
-    const at::Tensor loss = run(leaf, target_.take(), maybe(weight_.take()));
-    return torch::autograd::grad({loss}, {leaf}, {grad}, is_double, is_double)[0];
   }
 
   std::int64_t reduction_;
@@ -216,47 +200,31 @@ at::Tensor cross_entropy_autograd(const at::Tensor& input, const at::Tensor& tar
 }
 
 /// Not a LayerOperator, which would leave every call with class numbers to torch.
-class CrossEntropy {
- public:
-  CrossEntropy() {
-    using Key = c10::DispatchKey;
-    registration_.add(Key::Autograd, &cross_entropy_autograd);
-    registration_.add(Key::CompositeExplicitAutograd, &cross_entropy_below);
-    registration_.add(Key::CompositeImplicitAutogradNestedTensor, &torch_cross_entropy);
-    registration_.add(Key::FuncTorchBatched, &torch_cross_entropy);
-    registration_.add(Key::AutocastCPU, &autocast<at::kCPU>);
-    registration_.add(Key::AutocastCUDA, &autocast<at::kCUDA>);
-  }
+using CrossEntropy = Dispatched<cross_entropy_autograd>;
 
-  static at::Tensor call(const at::Tensor& input, const at::Tensor& target,
-                         const MaybeTensor& weight, std::int64_t reduction,
-                         std::int64_t ignore_index, double label_smoothing, bool in_float32,
-                         bool recompute) {
-    static const auto op = find_operator("cross_entropy").typed<decltype(cross_entropy_autograd)>();
-    return op.call(input, target, weight, reduction, ignore_index, label_smoothing, in_float32,
-                   recompute);
-  }
+/// As torch does on the CPU. On CUDA torch rounds the log-softmax to the low type first.
+template <c10::DeviceType Device>
+at::Tensor cross_entropy_autocast(const at::Tensor& input, const at::Tensor& target,
+                                  const MaybeTensor& weight, std::int64_t reduction,
+                                  std::int64_t ignore_index, double label_smoothing,
+                                  bool in_float32, bool recompute) {
+  const Autocast autocast(Device);
+  const bool is_low = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
+  return CrossEntropy::call(input, autocast.cast(at::kFloat, target),
+                            autocast.cast(at::kFloat, weight), reduction, ignore_index,
+                            label_smoothing, in_float32 || is_low, recompute);
+}
 
- private:
-  /// As torch does on the CPU. On CUDA torch rounds the log-softmax to the low type first.
-  template <c10::DeviceType Device>
-  static at::Tensor autocast(const at::Tensor& input, const at::Tensor& target,
-                             const MaybeTensor& weight, std::int64_t reduction,
-                             std::int64_t ignore_index, double label_smoothing, bool in_float32,
-                             bool recompute) {
-    const Autocast autocast(Device);
-    const bool is_low = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
-    return call(input, autocast.cast(at::kFloat, target), autocast.cast(at::kFloat, weight),
-                reduction, ignore_index, label_smoothing, in_float32 || is_low, recompute);
-  }
-
-  Registration registration_{
-      "cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index, "
-      "float label_smoothing, bool in_float32, bool recompute) -> Tensor",
-      {}};
-};
-
-const CrossEntropy kCrossEntropy;
+const CrossEntropy kCrossEntropy(
+    "cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index, "
+    "float label_smoothing, bool in_float32, bool recompute) -> Tensor",
+    {},
+    {{c10::DispatchKey::Autograd, cross_entropy_autograd},
+     {c10::DispatchKey::CompositeExplicitAutograd, cross_entropy_below},
+     {c10::DispatchKey::CompositeImplicitAutogradNestedTensor, torch_cross_entropy},
+     {c10::DispatchKey::FuncTorchBatched, torch_cross_entropy},
+     {c10::DispatchKey::AutocastCPU, cross_entropy_autocast<at::kCPU>},
+     {c10::DispatchKey::AutocastCUDA, cross_entropy_autocast<at::kCUDA>}});
 
 }  // namespace
 
@@ -264,8 +232,8 @@ at::Tensor functional::cross_entropy(const at::Tensor& input, const at::Tensor& 
                                      const MaybeTensor& weight, std::int64_t ignore_index,
                                      std::string_view reduction, double label_smoothing,
                                      bool in_float32, bool recompute) {
-  return CrossEntropy::call(input, target, weight, reduction_named(reduction), ignore_index,
-                            label_smoothing, in_float32, recompute);
+  return kCrossEntropy(input, target, weight, reduction_named(reduction), ignore_index,
+                       label_smoothing, in_float32, recompute);
 }
 
 }  // namespace brim::nn

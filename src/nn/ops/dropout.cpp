@@ -24,10 +24,8 @@ namespace {
 /// Where torch does nothing, and draws nothing.
 bool does_nothing(const at::Tensor& input, double p) { return p == 0.0 || input.sym_numel() == 0; }
 
-/// What the fused operator multiplies with.
-double fused_scale(double p) { return 1.0 / (1.0 - p); }
-
-/// What the others multiply with: 1 / (1 - p), worked out and rounded in the input's type.
+/// What the operators multiply with that are not fused: 1 / (1 - p), worked out and rounded in the
+/// input's type.
 double rounded_scale(const at::Tensor& input, double p) {
   return AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, input.scalar_type(), "brim::dropout", [&] {
@@ -58,34 +56,31 @@ class DropoutNode final : public SavingNode {
     return value;
   }
 
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    again_.reset();
-    if (!grads[0].defined()) {
-      return {at::Tensor()};
-    }
-    if (scale_ == 0.0) {
-      return {at::zeros_like(grads[0])};
-    }
-    return {as_elementwise(apply_bits(grads[0], bits_.take(), strides_, scale_, 0.0),
-                           grads[0].sym_strides(), strides_)};
-  }
-
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    bits_.release();
-    again_.reset();
-  }
-
   std::string name() const override { return "brim::dropout_backward"; }
 
   void keep(const at::Tensor& bits, c10::SymIntArrayRef strides, double scale) {
     bits_ = Kept(bits);
-    strides_ = c10::SymDimVector(strides.begin(), strides.end());
+    strides_ = c10::SymDimVector(strides);
     scale_ = scale;
   }
 
  private:
+  variable_list backward(const at::Tensor& grad) override {
+    again_.reset();
+    if (scale_ == 0.0) {
+      return {at::zeros_like(grad)};
+    }
+    return {as_elementwise(apply_bits(grad, bits_.take(), strides_, scale_, 0.0),
+                           grad.sym_strides(), strides_)};
+  }
+
+  void forget() override { again_.reset(); }
+
+  void release() override {
+    bits_.release();
+    again_.reset();
+  }
+
   double scale_ = 0;  // 0: all elements are dropped
   LayersBefore before_;
   Kept bits_;
@@ -100,13 +95,12 @@ at::Tensor run_and_keep(const at::Tensor& input, double p, bool fused, DropoutNo
   }
   if (fused) {
     auto [output, drawn] = at::native_dropout(input, p, true);
-    node.keep(pack_bits(drawn), drawn.sym_strides(), fused_scale(p));
+    node.keep(pack_bits(drawn), drawn.sym_strides(), 1.0 / (1.0 - p));
     return output;
   }
   at::Tensor drawn = at::empty_like(input).bernoulli_(1.0 - p);
   const at::Tensor bits = pack_bits(drawn);
-  const auto like = drawn.sym_strides();
-  const c10::SymDimVector strides(like.begin(), like.end());
+  const c10::SymDimVector strides(drawn.sym_strides());
   drawn.reset();  // before the output is made: as much memory as torch takes
   const double scale = rounded_scale(input, p);
   node.keep(bits, strides, scale);
@@ -160,9 +154,7 @@ const LayerOperator<dropout_autograd_, torch_dropout_> kDropoutInPlace(
 
 }  // namespace
 
-namespace functional {
-
-at::Tensor dropout(const at::Tensor& input, double p, bool training, bool inplace) {
+at::Tensor functional::dropout(const at::Tensor& input, double p, bool training, bool inplace) {
   TORCH_CHECK_VALUE(p >= 0.0 && p <= 1.0, "p must be from 0 to 1, got ", p);
   if (!training) {
     return input;
@@ -174,5 +166,4 @@ at::Tensor dropout(const at::Tensor& input, double p, bool training, bool inplac
   return kDropout(input, p);
 }
 
-}  // namespace functional
 }  // namespace brim::nn

@@ -51,13 +51,10 @@ TwoTensors forward_meta(const at::Tensor& input, const MaybeTensor& weight, doub
           at::empty_symint(per_row, input.options().dtype(at::kFloat))};
 }
 
-TwoTensors forward_autograd(const at::Tensor& input, const MaybeTensor& weight, double eps,
-                            double offset, bool cast_first);
-
 const Operator<forward_anywhere> kForward(
     "float32_rms_norm_forward(Tensor input, Tensor? weight, float eps, float offset, bool "
     "cast_first) -> (Tensor, Tensor)",
-    {.meta = forward_meta, .autograd = forward_autograd});
+    {.meta = forward_meta});
 
 // -- Backward: gradients of input and weight, undefined if not asked for --------------------------
 
@@ -164,14 +161,6 @@ bool has_float64(const at::Tensor& input, const MaybeTensor& weight) {
          (is_given(weight) && weight->scalar_type() == at::kDouble);
 }
 
-at::Tensor float32_rms_norm_below(const at::Tensor& input, const MaybeTensor& weight, double eps,
-                                  double offset, bool cast_first) {
-  check(input, weight, eps);
-  return has_float64(input, weight)
-             ? torch_float32_rms_norm(input, weight, eps, offset, cast_first)
-             : Float32RmsNorm{eps, offset, cast_first}.run(input, weight, {}).output;
-}
-
 at::Tensor float32_rms_norm_autograd(const at::Tensor& input, const MaybeTensor& weight, double eps,
                                      double offset, bool cast_first) {
   check(input, weight, eps);
@@ -186,14 +175,8 @@ at::Tensor float32_rms_norm_autograd(const at::Tensor& input, const MaybeTensor&
                        is_given(weight) ? weight : MaybeTensor(), {});
 }
 
-/// For a later layer that asks for the output in double backward.
-TwoTensors forward_autograd(const at::Tensor& input, const MaybeTensor& weight, double eps,
-                            double offset, bool cast_first) {
-  return {float32_rms_norm_autograd(input, weight, eps, offset, cast_first), {}};
-}
-
 const LayerOperator<float32_rms_norm_autograd, torch_float32_rms_norm, CastTo::nothing,
-                    float32_rms_norm_below>
+                    float32_rms_norm_autograd>
     kFloat32RmsNorm(
         "float32_rms_norm(Tensor input, Tensor? weight, float eps, float offset, bool cast_first) "
         "-> Tensor");

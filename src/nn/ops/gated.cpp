@@ -3,7 +3,6 @@
 #include <ATen/ops/mul.h>
 #include <brim/nn/functional.h>
 
-#include "nn/autograd/cast_weight.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/rerun.h"
 #include "nn/ops/gated_kernels.h"
@@ -59,11 +58,11 @@ std::array<at::Tensor, 2> product_grads(const Elementwise& activation, const at:
   }
   // That of gate is always wanted: it needs a gradient, or there is no node.
   at::Tensor value;
-  const at::Tensor of_value = in_type(grad.mul(up), value_type(activation, gate));
+  const at::Tensor of_value = grad.mul(up).to(value_type(activation, gate));
   std::array<at::Tensor, 2> grads{
       grad_of(activation, of_value, gate, wanted[1] ? &value : nullptr)};
   if (wanted[1]) {
-    grads[1] = in_type(times(value, grad), up.scalar_type());
+    grads[1] = times(value, grad).to(up.scalar_type());
   }
   return grads;
 }
@@ -206,21 +205,18 @@ const LayerOperator<gated_packed_autograd, torch_gated_packed> kGatedPacked(
 
 }  // namespace
 
-namespace functional {
-
-at::Tensor activation(const at::Tensor& input, std::string_view name, bool recompute) {
+at::Tensor functional::activation(const at::Tensor& input, std::string_view name, bool recompute) {
   return kActivation(input, name, recompute);
 }
 
-at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, std::string_view activation,
-                 bool recompute) {
+at::Tensor functional::gated(const at::Tensor& gate, const at::Tensor& up,
+                             std::string_view activation, bool recompute) {
   return kGated(gate, up, activation, recompute);
 }
 
-at::Tensor gated_packed(const at::Tensor& packed, std::string_view activation, bool gate_first,
-                        std::int64_t dim, bool recompute) {
+at::Tensor functional::gated_packed(const at::Tensor& packed, std::string_view activation,
+                                    bool gate_first, std::int64_t dim, bool recompute) {
   return kGatedPacked(packed, activation, gate_first, dim, recompute);
 }
 
-}  // namespace functional
 }  // namespace brim::nn

@@ -1,5 +1,6 @@
 #include "nn/ops/gated_kernels.h"
 
+#include <ATen/TensorUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -7,7 +8,6 @@
 #include <ranges>
 
 #include "nn/autograd/autocast.h"
-#include "nn/autograd/cast_weight.h"
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
 #include "nn/ops/bits.h"
@@ -91,30 +91,12 @@ std::int64_t row_length(const at::Tensor& tensor) {
   return length;
 }
 
-/// The tensor as a matrix with rows of `columns` elements, if these have no gaps.
+/// The tensor as a matrix with rows of `columns` elements, which lie side by side, if the rows are
+/// equally far apart.
 MaybeTensor as_rows(const at::Tensor& tensor, std::int64_t columns) {
-  std::int64_t dim = tensor.dim() - 1;
-  std::int64_t length = 1;
-  for (; dim >= 0 && length < columns; --dim) {
-    length *= tensor.size(dim);
-  }
-  if (length != columns) {
-    return {};
-  }
-  std::int64_t rows = 1;
-  std::int64_t stride = columns;
-  for (; dim >= 0; --dim) {
-    if (tensor.size(dim) == 1) {
-      continue;
-    }
-    if (rows == 1) {
-      stride = tensor.stride(dim);
-    } else if (tensor.stride(dim) != stride * rows) {
-      return {};
-    }
-    rows *= tensor.size(dim);
-  }
-  return tensor.as_strided({rows, columns}, {stride, 1});
+  const c10::DimVector shape = {tensor.numel() / columns, columns};
+  const auto strides = at::detail::computeStride(tensor.sizes(), tensor.strides(), shape);
+  return strides ? MaybeTensor(tensor.as_strided(shape, {strides->front(), 1})) : MaybeTensor();
 }
 
 /// Tensors of one shape and type as matrices of one shape.

@@ -155,12 +155,6 @@ at::Tensor torch_group_norm(const at::Tensor& input, std::int64_t groups, const 
   return at::group_norm(widened(input, as_float32), groups, weight, bias, eps);
 }
 
-at::Tensor group_norm_below(const at::Tensor& input, std::int64_t groups, const MaybeTensor& weight,
-                            const MaybeTensor& bias, double eps, bool as_float32) {
-  check(input, groups, weight, bias);
-  return GroupNorm{groups, eps}.run(widened(input, as_float32), weight, bias).output;
-}
-
 at::Tensor group_norm_autograd(const at::Tensor& input, std::int64_t groups,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps,
                                bool as_float32) {
@@ -172,7 +166,8 @@ at::Tensor group_norm_autograd(const at::Tensor& input, std::int64_t groups,
                        bias, as_float32);
 }
 
-const LayerOperator<group_norm_autograd, torch_group_norm, CastTo::float32_inside, group_norm_below>
+const LayerOperator<group_norm_autograd, torch_group_norm, CastTo::float32_inside,
+                    group_norm_autograd>
     kGroupNorm(
         "group_norm(Tensor input, int num_groups, Tensor? weight, Tensor? bias, float eps, bool "
         "as_float32) -> Tensor");

@@ -19,13 +19,9 @@ ThreeTensors low_forward_anywhere(const at::Tensor& input, at::IntArrayRef shape
   return at::native_layer_norm(input.to(at::kFloat), shape, weight, bias, eps);
 }
 
-ThreeTensors low_forward_autograd(const at::Tensor& input, at::IntArrayRef shape,
-                                  const MaybeTensor& weight, const MaybeTensor& bias, double eps);
-
 const Operator<low_forward_anywhere> kLowForward(
     "layer_norm_as_float32(Tensor input, int[] normalized_shape, Tensor? weight, Tensor? bias, "
-    "float eps) -> (Tensor, Tensor, Tensor)",
-    {.autograd = low_forward_autograd});
+    "float eps) -> (Tensor, Tensor, Tensor)");
 
 /// Any device; differentiable.
 NormGrads low_backward_anywhere(const at::Tensor& grad, const at::Tensor& input,
@@ -111,16 +107,6 @@ at::Tensor torch_layer_norm(const at::Tensor& input, at::IntArrayRef shape,
   return at::layer_norm(widened(input, as_float32), shape, weight, bias, eps);
 }
 
-at::Tensor layer_norm_below(const at::Tensor& input, at::IntArrayRef shape,
-                            const MaybeTensor& weight, const MaybeTensor& bias, double eps,
-                            bool as_float32) {
-  if (!as_float32) {
-    return at::layer_norm(input, shape, weight, bias, eps);
-  }
-  check_normalized_shape(input, shape, weight, bias);
-  return std::get<0>(kLowForward(input, shape, weight, bias, eps));
-}
-
 at::Tensor layer_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps,
                                bool as_float32) {
@@ -131,13 +117,8 @@ at::Tensor layer_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
                        as_float32 ? unpinned(input) : input, weight, bias);
 }
 
-/// For a later layer that asks for the output in double backward.
-ThreeTensors low_forward_autograd(const at::Tensor& input, at::IntArrayRef shape,
-                                  const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  return {layer_norm_autograd(input, shape, weight, bias, eps, true), {}, {}};
-}
-
-const LayerOperator<layer_norm_autograd, torch_layer_norm, CastTo::float32_inside, layer_norm_below>
+const LayerOperator<layer_norm_autograd, torch_layer_norm, CastTo::float32_inside,
+                    layer_norm_autograd>
     kLayerNorm(
         "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, "
         "bool as_float32) -> Tensor");

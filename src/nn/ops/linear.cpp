@@ -8,13 +8,8 @@
 
 #include <numeric>
 
-#include "nn/autograd/cast_weight.h"
-#include "nn/autograd/node.h"
-#include "nn/autograd/operand.h"
 #include "nn/autograd/operator.h"
-#include "nn/autograd/optional_tensor.h"
-#include "nn/autograd/product_again.h"
-#include "nn/autograd/runs_again.h"
+#include "nn/autograd/product_layer_node.h"
 #include "nn/autograd/storage_pinning.h"
 
 namespace brim::nn {
@@ -57,9 +52,9 @@ bool is_plain(const at::Tensor& input, const at::Tensor& weight, const MaybeTens
 
 // Every product has the form that torch's own derivatives give it: another one is as right, but
 // rounds differently.
-class LinearNode final : public SavingNode, public RunsAgain {
+class LinearNode final : public ProductLayerNode {
  public:
-  explicit LinearNode(const at::Tensor& input) : input_(input) {}
+  explicit LinearNode(const at::Tensor& input) : ProductLayerNode(input, /*holds_output=*/false) {}
 
   /// At forward, below autograd: the output.
   /// @param kept the input, or a copy without gaps
@@ -67,7 +62,6 @@ class LinearNode final : public SavingNode, public RunsAgain {
                  const MaybeTensor& bias, bool weight_needs_grad) {
     const auto sizes = input.sym_sizes();
     sizes_ = c10::SymDimVector(sizes.begin(), sizes.end());
-    type_ = input.scalar_type();
     row_major_weight_ = is_row_major(weight);
     // The bias is added inside the product, or where the input has gaps after it.
     fused_ = is_given(bias) && (input.dim() == 2 || input.is_contiguous_or_false());
@@ -81,62 +75,25 @@ class LinearNode final : public SavingNode, public RunsAgain {
     return product(matrix, weight, bias);
   }
 
-  void keep_input(const at::Tensor& input, bool recompute) { input_.keep(input, recompute); }
-  void keep_weight(const at::Tensor& weight) { weight_ = Kept(weight); }
-
-  /// At forward, after the others: what recompute() needs besides the weight.
-  void allow_to_run_again(const at::Tensor& input, const MaybeTensor& bias, bool is_offered) {
-    again_.allow(input, bias, is_offered, input_);
-  }
+  using ProductLayerNode::allow_to_run_again;
 
   [[nodiscard]] bool is_batched() const { return batched_; }
 
-  bool prepare_to_run_again() override {
+  bool prepare_for_loss() override {
     const std::lock_guard lock(mutex_);
-    return again_.prepare(input_, weight_, elements(), /*is_alone=*/true);
-  }
-
-  bool offers_product() const override { return again_.is_offered(); }
-
-  std::optional<int> layers_to_recompute() const override {
-    return again_.is_offered() ? input_.layers() : std::nullopt;
-  }
-
-  bool prepare_to_recompute() override {
-    const std::lock_guard lock(mutex_);
-    return again_.prepare(input_, weight_, elements());
-  }
-
-  at::Tensor recompute() override {
-    const std::lock_guard lock(mutex_);
-    return again_.recompute([this](const MaybeTensor& bias) {
-      return product(matrix_of(input_.lend()), in_type(weight_.lend(), type_), bias);
-    });
-  }
-
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    variable_list result = grads_of(grads[0]);
-    input_.forget();
-    again_.forget();
-    return result;
-  }
-
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    input_.release();
-    weight_.release();
-    again_.release();
+    return prepare(/*for_loss=*/true);
   }
 
   std::string name() const override { return "brim::linear_backward"; }
 
  private:
-  variable_list grads_of(const at::Tensor& given) {
+  at::Tensor run_again(const at::Tensor& input, const at::Tensor& weight,
+                       const MaybeTensor& bias) const override {
+    return product(matrix_of(input), weight, bias);
+  }
+
+  variable_list backward(const at::Tensor& given) override {
     variable_list result(3);
-    if (!given.defined()) {
-      return result;
-    }
     if (task_should_compute_output(2) && !fused_) {
       result[2] = bias_grad(given);
     }
@@ -178,14 +135,14 @@ class LinearNode final : public SavingNode, public RunsAgain {
   }
 
   at::Tensor input_grad(const at::Tensor& grad) {
-    const at::Tensor weight = in_type(weight_.take(), type_);
+    const at::Tensor weight = take_weight();
     return with_last(column_major_input_ ? weight.t().mm(grad.t()).t() : grad.mm(weight),
                      sizes_.back());
   }
 
   /// torch multiplies an input that cannot be folded by the frozen weight batch by batch.
   at::Tensor input_grad_batched(const at::Tensor& grad) {
-    const at::Tensor weight = in_type(weight_.take(), type_);
+    const at::Tensor weight = take_weight();
     c10::SymInt batches = 1;
     for (const auto& size : c10::SymIntArrayRef(sizes_).slice(0, sizes_.size() - 2)) {
       batches = batches * size;
@@ -207,11 +164,7 @@ class LinearNode final : public SavingNode, public RunsAgain {
     return grad.sum(leading);
   }
 
-  Operand input_;
-  Kept weight_;
-  ProductAgain again_;
   c10::SymDimVector sizes_;
-  at::ScalarType type_ = at::kFloat;
   bool row_major_weight_ = true;
   bool column_major_input_ = false;
   bool fused_ = false;
@@ -239,25 +192,16 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
   const at::Tensor kept = copies ? input.contiguous() : input;
   auto node = make_node<LinearNode>(kept);
   node->set_next_edges(torch::autograd::collect_next_edges(kept, weight, bias));
-  const at::Tensor output = [&] {
-    const BelowAutograd below;
-    return node->run(input, kept, weight, bias, weight.requires_grad());
-  }();
-  if (weight.requires_grad()) {
-    node->keep_input(kept, recompute);
-  }
-  const bool is_offered = runs_again && !node->is_batched() && widens(kept, output) &&
-                          (input.requires_grad() || stays(weight, parameter));
-  if (input.requires_grad() || is_offered) {
-    node->keep_weight(weight_to_keep(input, weight, parameter, recompute));
-  }
+  at::Tensor output =
+      below_autograd([&] { return node->run(input, kept, weight, bias, weight.requires_grad()); });
+  node->keep(kept, weight, bias, parameter, output, /*reads_weight=*/input.requires_grad(),
+             recompute, runs_again && !node->is_batched());
   // For a loss alone, a copy that autocast made of the bias would be too much.
   const bool keeps_copy = is_given(bias) && (parameter.has_value() || !bias->is_leaf());
-  if (is_offered || (recompute && input.requires_grad() && !node->is_batched() && !keeps_copy)) {
-    node->allow_to_run_again(kept, bias, is_offered);
+  if (recompute && input.requires_grad() && !node->is_batched() && !keeps_copy) {
+    node->allow_to_run_again(kept, bias);
   }
-  torch::autograd::set_history(output, node);
-  node->set_output(output);
+  add_to_graph<false>(output, node);
   return output;
 }
 
@@ -268,12 +212,9 @@ const LayerOperator<linear_autograd, torch_linear, CastTo::low> kLinear(
 
 }  // namespace
 
-namespace functional {
-
-at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                  bool recompute, bool runs_again) {
+at::Tensor functional::linear(const at::Tensor& input, const at::Tensor& weight,
+                              const MaybeTensor& bias, bool recompute, bool runs_again) {
   return kLinear(input, weight, bias, {}, recompute, runs_again);
 }
 
-}  // namespace functional
 }  // namespace brim::nn

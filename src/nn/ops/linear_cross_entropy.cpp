@@ -8,16 +8,14 @@
 #include <ATen/ops/zeros.h>
 #include <brim/memory/stats.h>
 #include <brim/nn/losses.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
-#include "nn/autograd/cast_weight.h"
-#include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
+#include "nn/autograd/optional_tensor.h"
+#include "nn/autograd/rerun.h"
 #include "nn/ops/cross_entropy_rows.h"
 
 // The last linear layer of a model and its loss. The logits never exist as a whole and nothing of
@@ -47,6 +45,10 @@ at::ScalarType wide_type(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+MaybeTensor cast_bias(const MaybeTensor& bias, at::ScalarType type) {
+  return is_given(bias) ? MaybeTensor(bias->to(type)) : MaybeTensor();
+}
+
 at::Tensor logits_of(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                      const Options& options) {
   at::Tensor logits =
@@ -65,9 +67,7 @@ at::Tensor plain(const at::Tensor& input, const at::Tensor& weight, const MaybeT
                  const at::Tensor& target, const MaybeTensor& class_weight,
                  const Options& options) {
   const at::ScalarType type = options.cast_weights ? input.scalar_type() : weight.scalar_type();
-  at::Tensor logits =
-      at::linear(input, in_type(weight, type),
-                 is_given(bias) ? MaybeTensor(in_type(*bias, type)) : MaybeTensor());
+  at::Tensor logits = at::linear(input, weight.to(type), cast_bias(bias, type));
   if (options.scale != 1.0) {
     logits = logits.mul(options.scale);
   }
@@ -118,8 +118,8 @@ class LinearCrossEntropyNode final : public SavingNode {
     const std::int64_t rows = input.size(0);
     const std::int64_t parts = parts_for(input, weight, options_);
     const std::int64_t each = (rows + parts - 1) / parts;
-    const at::Tensor whole_weight = in_type(weight, type_of(input, weight));
-    const MaybeTensor whole_bias = cast_bias(bias, whole_weight);
+    const at::Tensor whole_weight = weight.to(type_of(input, weight));
+    const MaybeTensor whole_bias = cast_bias(bias, whole_weight.scalar_type());
     const auto type = working_type(whole_weight, options_.in_float32);
     const at::Tensor losses = at::empty({rows}, input.options().dtype(type));
     const at::Tensor log_sums = at::empty({rows}, input.options().dtype(wide_type(whole_weight)));
@@ -156,38 +156,29 @@ class LinearCrossEntropyNode final : public SavingNode {
     class_weight_ = kept(class_weight);
   }
 
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    if (!grads[0].defined()) {
-      return variable_list(3);
-    }
+  std::string name() const override { return "brim::linear_cross_entropy_backward"; }
+
+ private:
+  variable_list backward(const at::Tensor& grad) override {
     // Backward may be called inside of a region of autocast.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const at::Tensor input = input_.take();
     const at::Tensor weight = weight_.take();
     const MaybeTensor bias = maybe(bias_.take());
     const MaybeTensor class_weight = maybe(class_weight_.take());
-    return at::GradMode::is_enabled() ? differentiable(grads[0], input, weight, bias, class_weight)
-                                      : in_parts(grads[0], input, weight, bias, class_weight);
+    return at::GradMode::is_enabled() ? differentiable(grad, input, weight, bias, class_weight)
+                                      : in_parts(grad, input, weight, bias, class_weight);
   }
 
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
+  void release() override {
     for (Kept* const each :
          {&input_, &weight_, &bias_, &target_, &class_weight_, &total_, &log_sums_}) {
       each->release();
     }
   }
 
-  std::string name() const override { return "brim::linear_cross_entropy_backward"; }
-
- private:
   [[nodiscard]] at::ScalarType type_of(const at::Tensor& input, const at::Tensor& weight) const {
     return options_.cast_weights ? input.scalar_type() : weight.scalar_type();
-  }
-
-  static MaybeTensor cast_bias(const MaybeTensor& bias, const at::Tensor& like) {
-    return is_given(bias) ? MaybeTensor(in_type(*bias, like.scalar_type())) : MaybeTensor();
   }
 
   /// The mean is divided by the weights of the targets, or by their number.
@@ -245,9 +236,9 @@ class LinearCrossEntropyNode final : public SavingNode {
     }
     for (std::int64_t first = 0; first < classes; first += each) {
       const std::int64_t count = std::min(each, classes - first);
-      const at::Tensor part = in_type(weight.narrow(0, first, count), type);
+      const at::Tensor part = weight.narrow(0, first, count).to(type);
       const MaybeTensor part_bias =
-          is_given(bias) ? cast_bias(bias->narrow(0, first, count), part) : MaybeTensor();
+          is_given(bias) ? cast_bias(bias->narrow(0, first, count), type) : MaybeTensor();
       at::Tensor logits = logits_of(input, part, part_bias, options_);
       const at::Tensor slope = softcap_slope(logits);
       if (options_.label_smoothing <= 0.0) {
@@ -321,22 +312,21 @@ class LinearCrossEntropyNode final : public SavingNode {
   variable_list differentiable(const at::Tensor& grad, const at::Tensor& input,
                                const at::Tensor& weight, const MaybeTensor& bias,
                                const MaybeTensor& class_weight) {
-    const at::Tensor loss = plain(input, weight, bias, target_.take(), class_weight, options_);
-    variable_list asked;
-    for (const auto& [index, tensor] : {std::pair(0U, input), std::pair(1U, weight),
-                                        std::pair(2U, bias.value_or(at::Tensor()))}) {
-      if (task_should_compute_output(index)) {
-        asked.push_back(tensor);
-      }
+    variable_list inputs{input, weight};
+    if (is_given(bias)) {
+      inputs.push_back(*bias);
     }
-    const variable_list found = torch::autograd::grad({loss}, asked, {grad}, true, true);
-    variable_list result(3);
-    auto next = found.begin();
-    for (const std::size_t index : {0U, 1U, 2U}) {
-      if (task_should_compute_output(index)) {
-        result[index] = *next++;
-      }
-    }
+    const at::Tensor target = target_.take();
+    variable_list result = grads_by_rerun(
+        [&](const variable_list& given) {
+          return plain(given[0], given[1], is_given(bias) ? MaybeTensor(given[2]) : MaybeTensor(),
+                       target, class_weight, options_);
+        },
+        inputs, grad,
+        {task_should_compute_output(0), task_should_compute_output(1),
+         task_should_compute_output(2)},
+        AutocastState(input.device().type()));
+    result.resize(3);
     return result;
   }
 
@@ -378,11 +368,10 @@ at::Tensor run(const at::Tensor& input, const at::Tensor& weight, const MaybeTen
   if (needed) {
     node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   }
-  at::Tensor loss = [&] {
-    const BelowAutograd below;
+  at::Tensor loss = below_autograd([&] {
     return node->run(input, weight, bias, target,
                      is_given(class_weight) ? class_weight : MaybeTensor());
-  }();
+  });
   if (needed) {
     node->keep(input, weight, bias, target, class_weight);
     add_to_graph<false>(loss, node);
@@ -390,43 +379,27 @@ at::Tensor run(const at::Tensor& input, const at::Tensor& weight, const MaybeTen
   return loss;
 }
 
-class LinearCrossEntropy {
- public:
-  LinearCrossEntropy() {
-    using Key = c10::DispatchKey;
-    registration_.add(Key::CompositeImplicitAutograd, &run);
-    registration_.add(Key::AutocastCPU, &autocast<at::kCPU>);
-    registration_.add(Key::AutocastCUDA, &autocast<at::kCUDA>);
-  }
+template <c10::DeviceType Device>
+at::Tensor run_autocast(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                        const at::Tensor& target, const MaybeTensor& class_weight,
+                        std::int64_t reduction, std::int64_t ignore_index, double label_smoothing,
+                        double scale, double softcap, bool /*in_float32*/, bool /*cast_weights*/,
+                        std::int64_t chunk) {
+  const Autocast autocast(Device);
+  return Dispatched<run>::call(autocast.cast(autocast.low(), input), weight, bias,
+                               autocast.cast(at::kFloat, target),
+                               autocast.cast(at::kFloat, class_weight), reduction, ignore_index,
+                               label_smoothing, scale, softcap, true, true, chunk);
+}
 
-  template <class... Args>
-  static at::Tensor call(const Args&... args) {
-    static const auto op = find_operator("linear_cross_entropy").typed<decltype(run)>();
-    return op.call(args...);
-  }
-
- private:
-  template <c10::DeviceType Device>
-  static at::Tensor autocast(const at::Tensor& input, const at::Tensor& weight,
-                             const MaybeTensor& bias, const at::Tensor& target,
-                             const MaybeTensor& class_weight, std::int64_t reduction,
-                             std::int64_t ignore_index, double label_smoothing, double scale,
-                             double softcap, bool /*in_float32*/, bool /*cast_weights*/,
-                             std::int64_t chunk) {
-    const Autocast autocast(Device);
-    return call(autocast.cast(autocast.low(), input), weight, bias,
-                autocast.cast(at::kFloat, target), autocast.cast(at::kFloat, class_weight),
-                reduction, ignore_index, label_smoothing, scale, softcap, true, true, chunk);
-  }
-
-  Registration registration_{
-      "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor "
-      "target, Tensor? weight, int reduction, int ignore_index, float label_smoothing, float "
-      "scale, float softcap, bool in_float32, bool cast_weights, int chunk) -> Tensor",
-      {}};
-};
-
-const LinearCrossEntropy kLinearCrossEntropy;
+const Dispatched<run> kLinearCrossEntropy(
+    "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor "
+    "target, Tensor? weight, int reduction, int ignore_index, float label_smoothing, float "
+    "scale, float softcap, bool in_float32, bool cast_weights, int chunk) -> Tensor",
+    {},
+    {{c10::DispatchKey::CompositeImplicitAutograd, run},
+     {c10::DispatchKey::AutocastCPU, run_autocast<at::kCPU>},
+     {c10::DispatchKey::AutocastCUDA, run_autocast<at::kCUDA>}});
 
 }  // namespace
 
@@ -435,10 +408,10 @@ at::Tensor functional::linear_cross_entropy(const at::Tensor& input,
                                             const at::Tensor& target,
                                             const MaybeTensor& linear_bias,
                                             const LinearCrossEntropyOptions& options) {
-  return LinearCrossEntropy::call(input, linear_weight, linear_bias, target, options.weight,
-                                  reduction_named(options.reduction), options.ignore_index,
-                                  options.label_smoothing, options.scale, options.softcap,
-                                  options.in_float32, false, options.chunk);
+  return kLinearCrossEntropy(input, linear_weight, linear_bias, target, options.weight,
+                             reduction_named(options.reduction), options.ignore_index,
+                             options.label_smoothing, options.scale, options.softcap,
+                             options.in_float32, false, options.chunk);
 }
 
 }  // namespace brim::nn

@@ -7,11 +7,10 @@
 #include <ATen/ops/max_pool3d_with_indices.h>
 #include <ATen/ops/zeros.h>
 #include <brim/nn/functional.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include <limits>
 
-#include "nn/autograd/node.h"
+#include "nn/autograd/linear_history.h"
 #include "nn/autograd/operator.h"
 #include "nn/ops/max_pool_kernels.h"
 
@@ -148,65 +147,22 @@ const Operator<scatter_anywhere> kScatter(
 
 // -- Autograd ----------------------------------------------------------------------------------
 
-/// Keeps a byte per output. Takes gradients back to where the maxima came from; or, as the node of
-/// that linear function, collects them there.
-class MaxPoolNode final : public SavingNode {
- public:
-  enum class Direction { back, collect };
-
-  MaxPoolNode(Direction direction, const at::Tensor& offsets, SymIntArrayRef input_sizes,
-              PoolWindow window, bool channels_last)
-      : direction_(direction),
-        offsets_(offsets, false),
-        input_sizes_(input_sizes.begin(), input_sizes.end()),
-        window_(std::move(window)),
-        channels_last_(channels_last) {}
-
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    const at::Tensor& grad = grads[0];
-    if (!grad.defined()) {
-      return {at::Tensor()};
-    }
-    const at::Tensor offsets = offsets_.unpack();
-    if (direction_ == Direction::back) {
-      return {tied_to(next_edge(0),
-                      kScatter(grad, offsets, input_sizes_, window_.numbers(), channels_last_))};
-    }
-    const at::Tensor indices = indices_of(offsets, input_sizes_, window_, channels_last_);
-    return {as_planes(grad, window_.dims())
-                .gather(-1, as_planes(indices, window_.dims()))
-                .reshape_symint(indices.sym_sizes())};
-  }
-
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    offsets_.reset_data();
-  }
-
-  std::string name() const override {
-    return direction_ == Direction::back ? "brim::max_pool_backward"
-                                         : "brim::max_pool_double_backward";
-  }
-
- private:
-  Direction direction_;
-  SavedVariable offsets_;
-  c10::SymDimVector input_sizes_;
-  PoolWindow window_;
-  bool channels_last_;
-};
-
 at::Tensor scatter_autograd(const at::Tensor& grad, const at::Tensor& offsets,
                             SymIntArrayRef input_sizes, IntArrayRef numbers, bool channels_last) {
   refuse_forward_ad("max_pool", grad);
   at::Tensor grad_input =
       below_autograd([&] { return kScatter(grad, offsets, input_sizes, numbers, channels_last); });
   if (needs_grad(grad)) {
-    const auto node = make_node<MaxPoolNode>(MaxPoolNode::Direction::collect, offsets, input_sizes,
-                                             PoolWindow(numbers), channels_last);
-    node->set_next_edges(torch::autograd::collect_next_edges(grad));
-    torch::autograd::set_history(grad_input, node);
+    set_linear_history(
+        grad_input, grad, "brim::max_pool_double_backward", false,
+        [=, sizes = c10::SymDimVector(input_sizes), window = PoolWindow(numbers)](
+            const at::Tensor& up, const at::Tensor& places) {
+          const at::Tensor indices = indices_of(places, sizes, window, channels_last);
+          return as_planes(up, window.dims())
+              .gather(-1, as_planes(indices, window.dims()))
+              .reshape_symint(indices.sym_sizes());
+        },
+        offsets);
   }
   return grad_input;
 }
@@ -241,14 +197,17 @@ bool fits_a_byte(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef s
   return places <= kMostPlaces;
 }
 
-/// The pooling with its node; gives output and offsets.
+/// The pooling with its node, which keeps a byte per output; gives output and offsets.
 TwoTensors pack_with_node(const at::Tensor& input, const PoolWindow& window, bool ceil_mode) {
   TwoTensors result = below_autograd([&] { return kPack(input, window.numbers(), ceil_mode); });
-  const auto node =
-      make_node<MaxPoolNode>(MaxPoolNode::Direction::back, std::get<1>(result), input.sym_sizes(),
-                             window, is_channels_last(input, window.dims()));
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  torch::autograd::set_history(std::get<0>(result), node);
+  const bool channels_last = is_channels_last(input, window.dims());
+  set_linear_history(
+      std::get<0>(result), input, "brim::max_pool_backward", true,
+      [=, sizes = c10::SymDimVector(input.sym_sizes())](const at::Tensor& grad,
+                                                        const at::Tensor& offsets) {
+        return kScatter(grad, offsets, sizes, window.numbers(), channels_last);
+      },
+      std::get<1>(result));
   return result;
 }
 
@@ -292,18 +251,10 @@ TwoTensors max_pool_with_indices_autograd(const at::Tensor& input, IntArrayRef k
   return {std::move(output), std::move(indices)};
 }
 
-/// As torch: in float32 with three dimensions.
-at::Tensor max_pool_autocast(const at::Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                             IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
-  const Autocast autocast(at::kCPU);
-  return functional::max_pool(kernel_size.size() == 3 ? autocast.cast(at::kFloat, input) : input,
-                              kernel_size, stride, padding, dilation, ceil_mode);
-}
-
-const LayerOperator<max_pool_autograd, torch_max_pool> kMaxPool(
+const LayerOperator<max_pool_autograd, torch_max_pool, CastTo::float32_in_3d> kMaxPool(
     "max_pool(Tensor input, int[] kernel_size, int[] stride, int[] padding, int[] dilation, "
     "bool ceil_mode) -> Tensor",
-    {kInGraphs}, max_pool_autocast);
+    {kInGraphs});
 const LayerOperator<max_pool_with_indices_autograd, torch_max_pool_with_indices>
     kMaxPoolWithIndices(
         "max_pool_with_indices(Tensor input, int[] kernel_size, int[] stride, int[] padding, "

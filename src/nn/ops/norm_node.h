@@ -16,7 +16,7 @@
 #include "nn/autograd/storage_pinning.h"
 #include "nn/ops/channels.h"
 
-// The node of LayerNorm, GroupNorm and the RMS norms.
+// The node of LayerNorm, GroupNorm and the RMS norms, and what it shares with that of batch norm.
 
 namespace brim::nn {
 
@@ -92,9 +92,58 @@ inline void check_normalized_shape(const at::Tensor& input, at::IntArrayRef shap
   return as_float32 ? input.to(at::kFloat) : input;
 }
 
-/// Keeps input, statistics and references to the weights; or, if only the bias needs a gradient,
-/// nothing. A product that offers to run again gives the input instead. What is particular to a
-/// layer is in `Kind`, which the node copies:
+/// What the nodes of all normalisations share: input, statistics and references to the weights. A
+/// product that offers to run again gives the input instead.
+class StatisticsNode : public SavingNode {
+ public:
+  StatisticsNode(const at::Tensor& input, const MaybeTensor& bias)
+      : input_(input), bias_type_(is_given(bias) ? bias->scalar_type() : at::kFloat) {}
+
+  std::optional<int> layers_to_recompute() const override {
+    return reads_input_ ? input_.layers() : std::nullopt;
+  }
+
+ protected:
+  /// At forward, if backward reads the input.
+  void keep_input(const at::Tensor& input, const MaybeTensor& bias, const at::Tensor& mean,
+                  const at::Tensor& rstd) {
+    reads_input_ = true;
+    input_.keep(input, is_worth_asking_for(input));
+    bias_ = kept(bias);
+    mean_ = kept(maybe(mean));
+    rstd_ = kept(maybe(rstd));
+  }
+
+  /// Which gradients are asked for.
+  [[nodiscard]] std::array<bool, 3> mask() const {
+    return {task_should_compute_output(0), task_should_compute_output(1),
+            task_should_compute_output(2)};
+  }
+
+  void forget() override { input_.forget(); }
+
+  void release() override {
+    input_.release();
+    for (Kept* const each : {&weight_, &bias_, &mean_, &rstd_}) {
+      each->release();
+    }
+  }
+
+  Operand input_;
+  bool reads_input_ = false;  // in backward
+  at::ScalarType bias_type_;
+  Kept weight_;
+  Kept bias_;
+  Kept mean_;
+  Kept rstd_;
+};
+
+template <class Kind>
+at::Tensor run_with_node(const Kind& kind, const at::Tensor& given, const MaybeTensor& weight,
+                         const MaybeTensor& bias, bool as_float32 = false);
+
+/// Keeps nothing if only the bias needs a gradient. What is particular to a layer is in `Kind`,
+/// which the node copies:
 ///
 ///     static constexpr const char* kName;
 ///     static constexpr bool kReadsBias;  // in backward
@@ -105,31 +154,21 @@ inline void check_normalized_shape(const at::Tensor& input, at::IntArrayRef shap
 ///     at::Tensor run_as(type, input, weight, bias, statistics) const;  optional: the output again,
 ///         in any type; undefined if there is no kernel for it
 template <class Kind>
-class NormNode final : public SavingNode {
+class NormNode final : public StatisticsNode {
  public:
   NormNode(Kind kind, const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
            bool as_float32)
-      : kind_(std::move(kind)),
-        input_(input),
+      : StatisticsNode(input, bias),
+        kind_(std::move(kind)),
         as_float32_(as_float32),
-        weights_((is_given(weight) ? 1 : 0) + (is_given(bias) ? 1 : 0)),
-        bias_type_(is_given(bias) ? bias->scalar_type() : at::kFloat) {}
+        weights_((is_given(weight) ? 1 : 0) + (is_given(bias) ? 1 : 0)) {}
 
   void keep(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
             const Normalised& result) {
-    reads_input_ = true;
     type_ = result.output.scalar_type();
-    input_.keep(input, is_worth_asking_for(input));
     weight_ = kept(weight);
-    bias_ = kept(bias);
-    if (kind_.keeps_statistics(input, weight)) {
-      mean_ = kept(maybe(result.mean));
-      rstd_ = kept(maybe(result.rstd));
-    }
-  }
-
-  std::optional<int> layers_to_recompute() const override {
-    return reads_input_ ? input_.layers() : std::nullopt;
+    const bool keeps = kind_.keeps_statistics(input, weight);
+    keep_input(input, bias, keeps ? result.mean : at::Tensor(), keeps ? result.rstd : at::Tensor());
   }
 
   bool prepare_to_recompute() override {
@@ -137,7 +176,7 @@ class NormNode final : public SavingNode {
     ++askers_;
     // The copies are no larger than what the next layer does not keep.
     const c10::SymInt most = elements() / std::max(1, weights_);
-    return (input_.is_kept() || input_.ask()) && Kept::freeze(weight_, bias_, most);
+    return input_.ask() && Kept::freeze(weight_, bias_, most);
   }
 
   at::Tensor recompute() override {
@@ -146,10 +185,8 @@ class NormNode final : public SavingNode {
     if (!output.defined()) {
       output = from_statistics(type_);
       if (!output.defined()) {
-        output = kind_
-                     .run(widened(input_.lend(), as_float32_), maybe(weight_.lend()),
-                          maybe(bias_.lend()))
-                     .output;
+        output = run_with_node(kind_, input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
+                               as_float32_);
       }
       if (askers_ > 1) {  // such as the projections to query, key and value
         again_.set(output);
@@ -170,22 +207,17 @@ class NormNode final : public SavingNode {
     return maybe(output);
   }
 
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
-    again_.reset();
-    again_as_.reset();
+  std::string name() const override { return Kind::kName; }
+
+ private:
+  variable_list backward(const at::Tensor& grad) override {
+    forget_output();
     variable_list result(3);
-    const at::Tensor& grad = grads[0];
-    if (!grad.defined()) {
-      input_.forget();
-      return result;
-    }
     if (!reads_input_) {
       result[2] = kind_.bias_grad(grad, bias_type_);
       return result;
     }
-    const std::array<bool, 3> mask{task_should_compute_output(0), task_should_compute_output(1),
-                                   task_should_compute_output(2)};
+    const std::array<bool, 3> mask = this->mask();
     const Normalised statistics{{}, mean_.take(), rstd_.take()};
     // What is not read may have been changed since forward, as in torch.
     const MaybeTensor bias = Kind::kReadsBias ? maybe(bias_.take()) : MaybeTensor();
@@ -201,19 +233,21 @@ class NormNode final : public SavingNode {
     return result;
   }
 
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
-    again_.reset();
-    again_as_.reset();
-    input_.release();
-    for (Kept* const each : {&weight_, &bias_, &mean_, &rstd_}) {
-      each->release();
-    }
+  void forget() override {
+    forget_output();
+    StatisticsNode::forget();
   }
 
-  std::string name() const override { return Kind::kName; }
+  void release() override {
+    forget_output();
+    StatisticsNode::release();
+  }
 
- private:
+  void forget_output() {
+    again_.reset();
+    again_as_.reset();
+  }
+
   /// Undefined if there is no kernel for it.
   at::Tensor from_statistics(at::ScalarType type) {
     if constexpr (requires { &Kind::run_as; }) {
@@ -224,17 +258,10 @@ class NormNode final : public SavingNode {
   }
 
   Kind kind_;
-  Operand input_;
   bool as_float32_;
   int weights_;
   int askers_ = 0;
-  bool reads_input_ = false;          // in backward
   at::ScalarType type_ = at::kFloat;  // of the output
-  at::ScalarType bias_type_;
-  Kept weight_;
-  Kept bias_;
-  Kept mean_;
-  Kept rstd_;
   // The output, and that in another type, between the first of several askers and apply.
   ForThisBackward again_;
   ForThisBackward again_as_;
@@ -246,14 +273,14 @@ class NormNode final : public SavingNode {
   return pins_more_than_itself(input) ? input.clone() : input;
 }
 
-/// The normalisation, with a node if something needs a gradient.
+/// The normalisation, with a node if something needs a gradient and this is not below autograd.
 /// @param as_float32 of an input in low precision, which is kept as it is
 template <class Kind>
 at::Tensor run_with_node(const Kind& kind, const at::Tensor& given, const MaybeTensor& weight,
-                         const MaybeTensor& bias, bool as_float32 = false) {
+                         const MaybeTensor& bias, bool as_float32) {
   const at::Tensor input = as_float32 ? unpinned(given) : given;
   PtrTo<NormNode<Kind>> node;
-  if (needs_grad(input, weight, bias)) {
+  if (is_recorded(input, weight, bias)) {
     node = make_node<NormNode<Kind>>(kind, input, weight, bias, as_float32);
     node->set_next_edges(torch::autograd::collect_next_edges(input, weight, bias));
   }
@@ -263,9 +290,8 @@ at::Tensor run_with_node(const Kind& kind, const at::Tensor& given, const MaybeT
     if (input.requires_grad() || trains(weight)) {
       node->keep(input, weight, bias, result);
     }
-    torch::autograd::set_history(result.output, node);
-    node->set_output(result.output);
   }
+  add_to_graph<false>(result.output, node);
   return std::move(result.output);
 }
 

@@ -41,30 +41,30 @@ class ProductNode final : public SavingNode {
     return at::mul(first_.lend(), second_.lend());
   }
 
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard lock(mutex_);
+  std::string name() const override { return "brim::mul_backward"; }
+
+ private:
+  variable_list backward(const at::Tensor& grad) override {
     variable_list result(2);
-    const at::Tensor& grad = grads[0];
-    if (grad.defined() && task_should_compute_output(0)) {
+    if (task_should_compute_output(0)) {
       result[0] = at::mul(grad, second_.take());
     }
-    if (grad.defined() && task_should_compute_output(1)) {
+    if (task_should_compute_output(1)) {
       result[1] = at::mul(grad, first_.take());
     }
-    first_.forget();
-    second_.forget();
     return result;
   }
 
-  void release_variables() override {
-    const std::lock_guard lock(mutex_);
+  void forget() override {
+    first_.forget();
+    second_.forget();
+  }
+
+  void release() override {
     first_.release();
     second_.release();
   }
 
-  std::string name() const override { return "brim::mul_backward"; }
-
- private:
   Operand first_;
   Operand second_;
 };

@@ -24,10 +24,8 @@ struct Callable {
 
 }  // namespace
 
-namespace functional {
-
-at::Tensor rerun(std::function<at::Tensor(const std::vector<at::Tensor>&)> function,
-                 const std::vector<at::Tensor>& inputs, bool recompute, bool is_cheap) {
+at::Tensor functional::rerun(std::function<at::Tensor(const std::vector<at::Tensor>&)> function,
+                             const std::vector<at::Tensor>& inputs, bool recompute, bool is_cheap) {
   TORCH_CHECK_VALUE(!inputs.empty(), "rerun needs at least one input");
   const bool is_ours = needs_grad(at::TensorList(inputs)) &&
                        std::ranges::all_of(inputs, [](const auto& x) { return is_known(x); });
@@ -37,5 +35,4 @@ at::Tensor rerun(std::function<at::Tensor(const std::vector<at::Tensor>&)> funct
   return run_and_keep_inputs(Callable{std::move(function)}, inputs, recompute, is_cheap);
 }
 
-}  // namespace functional
 }  // namespace brim::nn

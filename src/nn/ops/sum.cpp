@@ -112,14 +112,14 @@ class SumNode final : public OutputHoldingNode {
     narrow_.release();
   }
 
-  variable_list apply(variable_list&& grads) override { return {grads[0], grads[0]}; }
-
   /// After the call of the operator it tells Python whether the sum was worth it.
   std::string name() const override {
     return keeps_narrow_ ? "brim::add_of_two_types_backward" : "brim::add_backward";
   }
 
  private:
+  variable_list backward(const at::Tensor& grad) override { return {grad, grad}; }
+
   [[nodiscard]] const Edge& wide_edge() const { return next_edge(is_first_wide_ ? 0 : 1); }
 
   [[nodiscard]] std::optional<int> layers_of_wide() const {
