@@ -227,11 +227,9 @@ class Microbatches:
             loss, attempts = self._adaptive(batch, most), Attempts()
         if self._reduces():
             loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
-        if self._size < self._items:
-            check = self._check
-            if check is not None and check.is_needed:
-                check.run(self._items, lambda *bounds: self._split(batch, *bounds))
-            if check is None or not check.is_needed or check.is_done:
+        if self._check is not None and self._size < self._items:
+            self._check.run(self._items, lambda *bounds: self._split(batch, *bounds))
+            if self._check.is_done:
                 self._check = None
         self._pass.finish()
         return loss, attempts
@@ -384,7 +382,7 @@ class _Foresight:
         without_collectives: Callable[[], AbstractContextManager[None]],
         options: Options,
     ) -> None:
-        from brim.foresee import FirstSize  # imports parts of torch that few need
+        from brim.foresee import FirstSize  # which imports parts of this package
 
         self._traced = traced
         self._without_collectives = without_collectives
