@@ -17,8 +17,8 @@ from brim import _C
 from brim._arguments import check_callable, flag, positive, refused, shown, whole
 from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
-from brim.adapt._identity import structure
-from brim.adapt._options import Options, identity, inside, make, name_of, rank_setting
+from brim.adapt._identity import identity, structure
+from brim.adapt._options import Options, inside, make, name_of, rank_setting
 from brim.adapt._reduction_check import ReductionCheck
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
@@ -271,7 +271,7 @@ class Microbatches:
         def mean(count: float) -> float:
             total = torch.tensor(count, dtype=torch.float64, device=device)
             group: Any = self._ranks.group
-            torch.distributed.all_reduce(total, group=group)
+            _sum_over(group)(total)
             return float(total) / float(group.size())
 
         return ranks.parts, float(ranks.longest), ranks.same_length, mean
@@ -445,12 +445,9 @@ def _splitting(split: Any, length: Any, dim: int) -> tuple[_parts.Split, _parts.
             lambda batch, start, stop: _parts.part(batch, dim, start, stop),
             lambda batch: _parts.length(batch, dim),
         )
+    length = length or len
+    check_callable("length", length)
     if split == "slice":
-        split = _slice
-    for name, value in (("split", split), ("length", length or len)):
-        check_callable(name, value)
-    return split, length or len
-
-
-def _slice(batch: Any, start: int, stop: int) -> Any:
-    return batch[start:stop]
+        return lambda batch, start, stop: batch[start:stop], length
+    check_callable("split", split)
+    return split, length

@@ -137,13 +137,9 @@ def collect(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PutBack]]:
     """Tensors whose values are to be kept, tensors whose gradients are, and what else to call.
 
-    Args:
-        things: as `flat` returns them, without names.
-        named: arguments of the call, by name.
+    Of things as `flat` returns them, and of arguments of the call, which are checked here.
     """
     collected = _Collected()
-    for thing in things:
-        collected.add(thing)
     for name, value in named:
         try:
             found = flat(value)
@@ -154,6 +150,7 @@ def collect(
                 f"restore names {name}, which must be a module, an optimizer, a tensor, a pair of "
                 f"callables (save, put_back) or a list of them, got {shown(value)}"
             )
-        for thing in found:
-            collected.add(thing)
+        things = [*things, *found]
+    for thing in things:
+        collected.add(thing)
     return collected.values, collected.gradients, collected.put_back

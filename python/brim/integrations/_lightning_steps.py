@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -10,9 +9,8 @@ import torch
 
 import brim
 from brim.adapt._microbatches import _splitting
-from brim.integrations import _options
 from brim.integrations._lightning_records import Records
-from brim.integrations._weights import Count, Weights, labels_kept, nothing
+from brim.integrations._weights import Count, Weights, check_options, labels_kept, nothing
 
 
 class AdaptiveStepsLogic:
@@ -41,7 +39,7 @@ class AdaptiveStepsLogic:
         >>> # trainer = Trainer(callbacks=[steps]); trainer.fit(module)
     """
 
-    _package = ""
+    _package: Any  # lightning.pytorch or pytorch_lightning
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class AdaptiveStepsLogic:
     ) -> None:
         if reduction == "sum" and count is not None:
             raise ValueError("count is for a mean, but reduction is 'sum'")
-        _options.check("AdaptiveSteps", {"reduction": reduction, **options}, "model", "scaler")
+        check_options("AdaptiveSteps", {"reduction": reduction, **options}, "model", "scaler")
         self._reduction, self._count, self._check = reduction, count, check
         self._options = options
         self.step: brim.Microbatches | None = None
@@ -69,8 +67,8 @@ class AdaptiveStepsLogic:
         self._records = Records(pl_module)
         self.step = self._made()
         self._weights = self._weights_of(self.step)
-        module = importlib.import_module(f"{self._package}.loops.optimization.automatic")
-        self._optimization._make_closure = _closure_maker(module, self._optimization, self._run)
+        closure = self._package.loops.optimization.automatic.Closure
+        self._optimization._make_closure = _closure_maker(closure, self._optimization, self._run)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Give them back."""
@@ -175,8 +173,7 @@ class _SkippedError(Exception):
     """`training_step` returned None: this batch is skipped."""
 
 
-def _refuse(package: str, trainer: Any, module: Any) -> None:
-    base = importlib.import_module(package).LightningModule
+def _refuse(package: Any, trainer: Any, module: Any) -> None:
     kind = type(trainer.strategy).__name__
     if not module.automatic_optimization:
         raise ValueError(
@@ -185,18 +182,18 @@ def _refuse(package: str, trainer: Any, module: Any) -> None:
         )
     if kind not in ("SingleDeviceStrategy", "DDPStrategy"):
         raise ValueError(f"AdaptiveSteps runs on one device or under DDP, not in a {kind}")
-    if type(module).backward is not base.backward:
+    if type(module).backward is not package.LightningModule.backward:
         raise ValueError(
             f"{type(module).__name__} has a backward of its own, which AdaptiveSteps would not call"
         )
 
 
 def _closure_maker(
-    lightning: Any, optimization: Any, run: Callable[[Mapping[str, Any]], Any]
+    base: Any, optimization: Any, run: Callable[[Mapping[str, Any]], Any]
 ) -> Callable[..., Any]:
     """Makes what Lightning passes to the optimizer: forward, zero_grad and backward of a batch."""
 
-    class Closure(lightning.Closure):
+    class Closure(base):
         @torch.enable_grad()
         def closure(self, *_: Any, **__: Any) -> Any:
             if self._zero_grad_fn is not None:

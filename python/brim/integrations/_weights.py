@@ -1,4 +1,4 @@
-"""How the losses of parts add up to that of a batch, where a framework's step gives only a loss."""
+"""Steps of frameworks in parts: how the losses of parts add up to that of a batch."""
 
 from __future__ import annotations
 
@@ -214,6 +214,14 @@ def _traits(sample: Any) -> list[float]:
 def _difference(one: float, other: float) -> float:
     most = max(abs(one), abs(other))
     return abs(one - other) / most if most > 0 else 0.0
+
+
+def check_options(callback: str, options: Mapping[str, Any], *own: str) -> None:
+    """Raise for options of `Microbatches` that are wrong, or that the callback sets itself."""
+    for name in own:
+        if name in options:
+            raise TypeError(f"{callback} sets {name} itself: leave {name}= out")
+    Microbatches(lambda part: part, **options)
 
 
 def nothing(model: torch.nn.Module) -> torch.Tensor:

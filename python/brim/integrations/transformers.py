@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 import brim
-from brim.integrations import _options
-from brim.integrations._weights import Count, Weights, labels_that_count, nothing
+from brim.integrations._weights import Count, Weights, check_options, labels_that_count, nothing
 from brim.nn.convert import Choices, ConversionReport
 
 try:
@@ -77,7 +76,7 @@ class BrimCallback(TrainerCallback):
         if not microbatches and (count is not None or options):
             given = ", ".join([*options, *(["count"] if count is not None else [])])
             raise ValueError(f"{given} is for microbatches, which are switched off")
-        _options.check("BrimCallback", options, "reduction", "model", "scaler")
+        check_options("BrimCallback", options, "reduction", "model", "scaler")
         self._convert: dict[str, Any] | None = None
         if convert:
             self._convert = {"recompute": recompute, "only": only, "skip": skip}
