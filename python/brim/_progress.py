@@ -51,7 +51,7 @@ def progress(
 
 
 def asked_for(name: str) -> Callable[[int], Any]:
-    """What makes a bar from a total, for who wrote `progress=True`: drawn at once, in pipes too.
+    """A function that makes a bar for a total, for `progress=True`: drawn at once, in pipes too.
 
     Only `BRIM_PROGRESS=0` turns it off.
 

@@ -47,8 +47,8 @@ class Options(TypedDict, total=False):
             gradients, and its state), a tensor (its values and gradient), a pair of callables
             `(save, put_back)` (`put_back(save())`), the name of an argument that is one of these,
             or a list of them. What is there is copied ahead of each call.
-        host_limit: for calls on the CPU: refuse an attempt what the machine and its cgroups do not
-            have (default), so that it shrinks where the system would kill the process.
+        host_limit: for calls on the CPU: refuse what the machine and its cgroups do not have
+            (default), so that the size shrinks where the system would kill the process.
         ranks: agree on the size with the other ranks of a torch.distributed job: True for the
             default process group, or a group. All ranks make the same calls and use the same size,
             the least that fits on each. The work itself must contain no collective, unless
@@ -126,7 +126,7 @@ def as_called(kind: str, signature: inspect.Signature) -> inspect.Signature:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """An empty one for a built-in function that does not tell."""
+    """The signature; an empty one for a built-in function that has none."""
     try:
         return inspect.signature(function)
     except ValueError:
@@ -235,7 +235,7 @@ def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
     """How an adaptive function is pickled: by its name, as a function is.
 
     A partial or a callable object has no name and is pickled by value. So is what another process
-    cannot import, if cloudpickle asks, of which many libraries have a copy: its frame shows that.
+    cannot import, if cloudpickle asks. Many libraries have a copy of that, so its frame is sought.
     """
     if not hasattr(adaptive, "__qualname__"):
         return _C.AdaptiveFunction, (), recipe

@@ -108,7 +108,7 @@ def members_of(module: torch.nn.Module) -> PutBack:
     def put_back() -> None:
         for now, then in zip(kept, before, strict=True):
             same = [*now] == [*then] and all(map(operator.is_, now.values(), then.values()))
-            # Who shards parameters exchanges them too, and knows which ones are there.
+            # Sharding exchanges parameters too, and keeps track of them itself.
             if not same and not any(hasattr(tensor, "to_local") for tensor in then.values()):
                 now.clear()
                 now.update(then)

@@ -28,9 +28,9 @@ class Undo:
 
     Of a module, its parameters, their gradients, its buffers and whether it is in training mode; of
     an optimizer, its parameters and all of its state; and what schedulers and gradient scalers
-    hold. Copies are in the host's memory, which no count of tensors sees. Parameters that do not
-    require gradients are copied only if `restore` names them or their module: a frozen model may be
-    large.
+    hold. Copies are in the host's memory and do not count as memory in use. Parameters that do
+    not require gradients are copied only if `restore` names them or their module: a frozen model
+    may be large.
 
     Args:
         restore: True for what the work's code, closure and arguments lead to, False for nothing, or

@@ -122,7 +122,7 @@ class BatchSizeFinderLogic:
             self.optimal_batch_size = trial.least_of_ranks(self._search(trial))
         trial.set_size(self.optimal_batch_size)
         trial.reload()
-        release_cached(trial.device)  # blocks cut for other sizes would lie in the way
+        release_cached(trial.device)  # blocks cut for other sizes would be in the way
         _log.info("batch size %d (%s)", self.optimal_batch_size, self._name)
 
     # ---- the search --------------------------------------------------------------------------

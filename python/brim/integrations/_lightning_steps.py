@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,7 @@ class AdaptiveStepsLogic:
         reduction: `"mean"` or `"sum"`: what the loss of `training_step` is over a batch: over its
             samples, or, if a mean shows that, over labels that are not -100.
         count: how many items a loss is a mean over, as a function of the batch, where these are
-            something else (tokens that are no padding).
+            something else (tokens without padding).
         check: compare pairs of samples with both together in batches that are split, and refuse
             losses that do not follow from their parts. False trusts `reduction` and `count`, for
             losses that draw random numbers.
@@ -67,8 +67,7 @@ class AdaptiveStepsLogic:
         self._records = Records(pl_module)
         self.step = self._made()
         self._weights = self._weights_of(self.step)
-        closure = self._package.loops.optimization.automatic.Closure
-        self._optimization._make_closure = _closure_maker(closure, self._optimization, self._run)
+        self._optimization._make_closure = self._make_closure
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Give them back."""
@@ -76,6 +75,27 @@ class AdaptiveStepsLogic:
             vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("_make_closure", None)
 
     # ---- a step ------------------------------------------------------------------------------
+
+    def _make_closure(self, arguments: Mapping[str, Any], optimizer: Any, batch_idx: int) -> Any:
+        """What Lightning passes to the optimizer: zero_grad, forward and backward of a batch."""
+        optimization = self._optimization
+        made = type(optimization)._make_closure(optimization, arguments, optimizer, batch_idx)
+        if made._backward_fn is None:  # backward is skipped
+            return made
+        if "batch" not in arguments:
+            raise ValueError(
+                "AdaptiveSteps needs a training_step of batches, not a dataloader_iter"
+            )
+        zero_grad = made._zero_grad_fn  # with `made` itself, a cycle would keep the batch alive
+
+        @torch.enable_grad()
+        def closure(*_: Any, **__: Any) -> Any:
+            if zero_grad is not None:
+                zero_grad()
+            return self._run(arguments)
+
+        made.closure = closure
+        return made
 
     def _run(self, arguments: Mapping[str, Any]) -> Any:
         """Forward and backward of a batch; returns what Lightning keeps of the step."""
@@ -186,28 +206,3 @@ def _refuse(package: Any, trainer: Any, module: Any) -> None:
         raise ValueError(
             f"{type(module).__name__} has a backward of its own, which AdaptiveSteps would not call"
         )
-
-
-def _closure_maker(
-    base: Any, optimization: Any, run: Callable[[Mapping[str, Any]], Any]
-) -> Callable[..., Any]:
-    """Makes what Lightning passes to the optimizer: forward, zero_grad and backward of a batch."""
-
-    class Closure(base):
-        @torch.enable_grad()
-        def closure(self, *_: Any, **__: Any) -> Any:
-            if self._zero_grad_fn is not None:
-                self._zero_grad_fn()
-            return run(self._step_fn.args[0])
-
-    def make(arguments: Mapping[str, Any], optimizer: Any, batch_idx: int) -> Any:
-        made = type(optimization)._make_closure(optimization, arguments, optimizer, batch_idx)
-        if made._backward_fn is None:  # backward is skipped
-            return made
-        if "batch" not in arguments:
-            raise ValueError(
-                "AdaptiveSteps needs a training_step of batches, not a dataloader_iter"
-            )
-        return Closure(made._step_fn, made._backward_fn, made._zero_grad_fn)
-
-    return make

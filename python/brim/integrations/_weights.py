@@ -202,7 +202,7 @@ def _off(shares: list[float], together: list[torch.Tensor], alone: list[Any]) ->
 
 
 def _traits(sample: Any) -> list[float]:
-    """What means may depend on: labels that are not -100, what is no padding, lengths, classes."""
+    """What means may depend on: labels that are not -100, what is not padding, lengths, classes."""
     traits: list[torch.Tensor] = []
     for leaf in tree_leaves(sample):
         if isinstance(leaf, torch.Tensor) and not leaf.is_complex():

@@ -96,7 +96,7 @@ class BrimCallback(TrainerCallback):
         trainer = self._trainer()
         if self._microbatches and not isinstance(vars(trainer).get("training_step"), _Step):
             _refuse(trainer)
-            trainer.training_step = _Step(self, trainer, self._count, self._options)
+            trainer.training_step = _Step(self, trainer)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Give the steps back."""
@@ -141,12 +141,9 @@ def _refuse(trainer: Any) -> None:
 class _Step:
     """Stands for `trainer.training_step`: runs it on parts of the inputs."""
 
-    def __init__(
-        self, owner: BrimCallback, trainer: Any, count: Count | None, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, owner: BrimCallback, trainer: Any) -> None:
         self._owner, self._trainer = owner, trainer
         self._run = trainer.training_step
-        self._count, self._options = count, options
         self._model: Any = None
         self._inputs = self._num_items = None
 
@@ -172,7 +169,7 @@ class _Step:
             return self._loss(part)
 
         training_step.__qualname__ = "Trainer.training_step"  # for messages
-        return brim.Microbatches(training_step, **{**given, **self._options})
+        return brim.Microbatches(training_step, **{**given, **self._owner._options})
 
     def _loss(self, part: Any) -> torch.Tensor:
         """What the trainer would call backward of, with its share in the batch."""
@@ -200,8 +197,8 @@ class _Step:
             "a mean over labels that are not -100": self._labels,
             "a mean over samples": step._length,
         }
-        if self._count is not None:
-            rules = {"a mean over count(inputs)": self._count}
+        if self._owner._count is not None:
+            rules = {"a mean over count(inputs)": self._owner._count}
         half = arguments.bf16 or arguments.fp16
         return Weights(rules, self._value, step, model, half, self._owner._check)
 
