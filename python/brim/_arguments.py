@@ -8,17 +8,6 @@ from typing import Any, cast
 
 import torch
 
-__all__ = [
-    "check_callable",
-    "flag",
-    "positive",
-    "real",
-    "refused",
-    "runs_in_parts",
-    "shown",
-    "whole",
-]
-
 
 def shown(value: object) -> str:
     """A value in an error: in a few words, whatever it holds.
@@ -99,10 +88,7 @@ def runs_in_parts(function: object) -> str:
 def refused(function: Any, count: int, *, more: bool = False) -> str:
     """The signature of a function that cannot be called with so many arguments; else empty.
 
-    Args:
-        function: anything callable. One of C may have no signature, and is not judged.
-        count: how many positional arguments.
-        more: whether others may follow.
+    With `more`, others may follow. A function of C may have no signature, and is not judged.
 
     Example:
         >>> refused(lambda x, y: 0, 1), refused(lambda x, y: 0, 1, more=True)

@@ -25,12 +25,6 @@ def progress(
     Nothing is drawn in a pipe, without tqdm, for work that is done within a second, with
     `enabled=False`, or if the environment variable `BRIM_PROGRESS` is 0.
 
-    Args:
-        name: what is done.
-        unit: what is counted.
-        total: how many steps there will be; None if that is not known.
-        enabled: the argument `progress` of the function that works.
-
     Yields:
         a function to call after each step, which takes an optional note such as "size 64".
 
@@ -57,7 +51,7 @@ def progress(
 
 
 def asked_for(name: str) -> Callable[[int], Any]:
-    """What makes a bar from a total, for who wrote `progress=True`: drawn at once, in pipes too.
+    """A function that makes a bar for a total, for `progress=True`: drawn at once, in pipes too.
 
     Only `BRIM_PROGRESS=0` turns it off.
 

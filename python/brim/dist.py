@@ -64,21 +64,10 @@ def _group(ranks: Any) -> Any:
 
 
 class RankSetting:
-    """What the options about ranks of one function ask for.
+    """What the options about ranks of one function ask for; `brim.Options` describes them.
 
     Called ahead of every call, because a function is often decorated before the process group is
-    there.
-
-    Args:
-        ranks: True for the default group, or a process group.
-        function: its name, to tell that all ranks call the same.
-        per_rank: each rank keeps its own size.
-        sync: `"always"` or `"settled"`.
-        collectives: `"between"` or `"inside"`.
-
-    Raises:
-        TypeError: if `ranks` is neither a bool nor a process group.
-        ValueError: for other words than these, or options that exclude each other.
+    there. By its name the ranks tell that all of them call the same function.
 
     Example:
         >>> agreement = RankSetting(True, "work", sync="settled")

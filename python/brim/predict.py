@@ -319,9 +319,9 @@ class MemoryModel(_C.MemoryModel):
         The function really runs, so a training step trains the model. Afterwards the model, the
         optimizer and the random state are as before, unless `restore=False`.
 
-        It chooses them itself: the smallest first (once unmeasured, to warm up), then larger ones
-        spread over the range, each only if its need is expected to stay within the budget. One that
-        runs out of memory anyway becomes a lower bound. `model.samples` shows what was measured.
+        The smallest comes first (once unmeasured, to warm up), then larger ones spread over the
+        range, each only if it is expected to stay within the budget. One that runs out of memory
+        anyway becomes a lower bound. `model.samples` shows what was measured.
 
         Args:
             fn: called as `fn(size)`, or `fn(n, length)` where the sizes are pairs.
@@ -329,8 +329,8 @@ class MemoryModel(_C.MemoryModel):
             device: where to measure.
             budget: bytes that the device may hold, or text such as `"8GiB"`; 90 % of what is free
                 if None.
-            probes: how many sizes to measure at most. Twice as many where memory hardly grows, so
-                that with these, one careful step after the other, the largest is not reached.
+            probes: how many sizes to measure at most; up to twice as many where memory hardly grows
+                and careful steps would not reach the largest size.
             near_budget: how many further sizes to measure at most, for single numbers alone: each
                 is the largest, up to the last candidate, that those before show to fit. With 0 only
                 candidates are measured.

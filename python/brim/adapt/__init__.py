@@ -6,6 +6,7 @@ the C++ core.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -54,8 +55,6 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_builtin_range = range  # this module's own `range` is the adaptive one
-
 
 def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: str | None) -> None:
     """A value that was not passed is added by keyword, which positional-only arguments refuse."""
@@ -72,7 +71,7 @@ def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: s
 
 
 def _first_size(name: str, options: Options) -> Callable[..., int]:
-    from brim.foresee import FirstSize  # imports parts of torch that few need
+    from brim.foresee import FirstSize  # which imports parts of this package
 
     return FirstSize(name, options.get("lower", 1), options.get("device"))
 
@@ -161,8 +160,8 @@ def maximize(
     flag("foresee", foresee)
     if foresee and len(flat) != 1:
         raise ValueError(f"foresee takes one name, got {', '.join(flat)}")
-    indices = iter(_builtin_range(len(flat)))
-    group_indices = [[next(indices) for _ in group] for group in groups]
+    places = itertools.count()
+    group_places = [[next(places) for _ in group] for group in groups]
 
     def decorate(decorated: Callable[P, R]) -> AdaptiveFunction[P, R]:
         function, _ = inside(decorated)
@@ -176,7 +175,7 @@ def maximize(
             slots=slots,
             parameters=[slot_of(function, slots, "names", name) for name in flat],
             quanta=quanta,
-            groups=group_indices,
+            groups=group_places,
             infer=None if infer is None else slot_of(function, slots, "infer", infer),
             maxima_may_differ=infer is not None or foresee,
             foresee=_first_size(flat[0], options) if foresee else None,

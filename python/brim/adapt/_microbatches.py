@@ -17,8 +17,8 @@ from brim import _C
 from brim._arguments import check_callable, flag, positive, refused, shown, whole
 from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
-from brim.adapt._identity import structure
-from brim.adapt._options import Options, identity, inside, make, name_of, rank_setting
+from brim.adapt._identity import identity, structure
+from brim.adapt._options import Options, inside, make, name_of, rank_setting
 from brim.adapt._reduction_check import ReductionCheck
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
@@ -41,7 +41,7 @@ class Microbatches:
 
     Args:
         loss_fn: a part -> its loss, a tensor of one element. If that is not a mean (or sum) over
-            the batch's items but over something else (tokens that are no padding), it returns
+            the batch's items but over something else (tokens without padding), it returns
             `(loss, count)`. A loss that compares the items of a batch with each other, as a
             contrastive one does, cannot be cut into parts: a warning says so where it is noticed.
         model: checked for layers that see the whole batch, as BatchNorm in training. Also needed
@@ -53,8 +53,8 @@ class Microbatches:
             modes of modules is put back.
         size: the longest part, tried first; the whole batch if None.
         dim: the dimension of the batch's tensors along which its items are.
-        split: a function `(batch, start, stop)` -> the part with these items, for batches that are
-            no tensor and no tuple, list, dict or dataclass of tensors; `"slice"` for
+        split: a function `(batch, start, stop)` -> the part with these items, for batches other
+            than a tensor or a tuple, list, dict or dataclass of tensors; `"slice"` for
             `batch[start:stop]`, as of a list of samples.
         length: a function of a batch -> how many items it has; `len` by default. With `split`.
         scaler: a `torch.amp.GradScaler`; backward gets the scaled loss.
@@ -203,9 +203,11 @@ class Microbatches:
         parameters = [] if self._model is None else list(self._model.parameters())
         self._pass.name(parameters)
         if self._reduction is not None and agreement is not None:
-            self._reduction.name(parameters)
-            agreement.vote_with(_vote_of(self._reduction, self._ranks.group))
-            if not self._reduction.is_planned:
+            reduction, add = self._reduction, _sum_over(self._ranks.group)
+            reduction.name(parameters)
+            # Not `self`: the agreement is in C++, and such a cycle would never be freed.
+            agreement.vote_with(lambda done: reduction.vote(done, add))
+            if not reduction.is_planned:
                 agreement.unsettle()  # a rank can vote only on what it has prepared before
         try:
             self._refuse_whole_batch()
@@ -227,11 +229,9 @@ class Microbatches:
             loss, attempts = self._adaptive(batch, most), Attempts()
         if self._reduces():
             loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
-        if self._size < self._items:
-            check = self._check
-            if check is not None and check.is_needed:
-                check.run(self._items, lambda *bounds: self._split(batch, *bounds))
-            if check is None or not check.is_needed or check.is_done:
+        if self._check is not None and self._size < self._items:
+            self._check.run(self._items, lambda *bounds: self._split(batch, *bounds))
+            if self._check.is_done:
                 self._check = None
         self._pass.finish()
         return loss, attempts
@@ -273,15 +273,31 @@ class Microbatches:
         def mean(count: float) -> float:
             total = torch.tensor(count, dtype=torch.float64, device=device)
             group: Any = self._ranks.group
-            torch.distributed.all_reduce(total, group=group)
+            _sum_over(group)(total)
             return float(total) / float(group.size())
 
         return ranks.parts, float(ranks.longest), ranks.same_length, mean
 
     def _foresight(self, options: Options) -> _Foresight:
+        """Traces two parts: further ones need no more than the second, which meets gradients."""
+        loss_fn, split, length, scale = self._loss_fn, self._split, self._length, self._scale
         parameters = [] if self._model is None else list(self._model.parameters())
-        traced = _two_parts(self._loss_fn, self._split, self._length, self._scale, parameters)
-        return _Foresight(traced, self._without_collectives, options)
+
+        def two_parts(batch: Any, size: int) -> None:
+            before = [parameter.grad for parameter in parameters]
+            for parameter in parameters:
+                parameter.grad = None
+            items = length(batch)
+            for start in range(0, min(items, 2 * size), size):
+                stop = min(start + size, items)
+                result = loss_fn(batch if stop - start == items else split(batch, start, stop))
+                loss = result[0] if isinstance(result, tuple) else result
+                loss = loss if scale is None else scale(loss)
+                loss.backward(torch.full_like(loss, size / items))  # type: ignore[no-untyped-call]
+            for parameter, gradient in zip(parameters, before, strict=True):
+                parameter.grad = gradient
+
+        return _Foresight(two_parts, self._without_collectives, options)
 
     def _reduces(self) -> bool:
         """Whether there are other ranks, and this reduces the gradients over them."""
@@ -349,32 +365,6 @@ class Microbatches:
         return f"{identity('microbatches', self._loss_fn, '')} {model}"
 
 
-def _two_parts(
-    loss_fn: Callable[[Any], Loss],
-    split: _parts.Split,
-    length: _parts.Length,
-    scale: Callable[[torch.Tensor], torch.Tensor] | None,
-    parameters: list[torch.nn.Parameter],
-) -> Callable[[Any, int], None]:
-    """What is traced: further parts need no more than the second, which meets gradients."""
-
-    def two_parts(batch: Any, size: int) -> None:
-        before = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
-            parameter.grad = None
-        items = length(batch)
-        for start in range(0, min(items, 2 * size), size):
-            stop = min(start + size, items)
-            result = loss_fn(batch if stop - start == items else split(batch, start, stop))
-            loss = result[0] if isinstance(result, tuple) else result
-            loss = loss if scale is None else scale(loss)
-            loss.backward(torch.full_like(loss, size / items))  # type: ignore[no-untyped-call]
-        for parameter, gradient in zip(parameters, before, strict=True):
-            parameter.grad = gradient
-
-    return two_parts
-
-
 class _Foresight:
     """Asked by the core for the size of a first attempt; see `FirstSize`."""
 
@@ -384,7 +374,7 @@ class _Foresight:
         without_collectives: Callable[[], AbstractContextManager[None]],
         options: Options,
     ) -> None:
-        from brim.foresee import FirstSize  # imports parts of torch that few need
+        from brim.foresee import FirstSize  # which imports parts of this package
 
         self._traced = traced
         self._without_collectives = without_collectives
@@ -401,11 +391,6 @@ def _sum_over(group: Any) -> Callable[[torch.Tensor], None]:
         torch.distributed.all_reduce(tensor, group=group)
 
     return add
-
-
-def _vote_of(reduction: _C.GradientReduction, group: Any) -> Callable[[bool], bool]:
-    """What the agreement holds, which must not hold the Microbatches."""
-    return lambda done: reduction.vote(done, _sum_over(group))
 
 
 def _refuse_other_parallel(known: list[DistributedDataParallel]) -> Callable[..., None]:
@@ -447,12 +432,9 @@ def _splitting(split: Any, length: Any, dim: int) -> tuple[_parts.Split, _parts.
             lambda batch, start, stop: _parts.part(batch, dim, start, stop),
             lambda batch: _parts.length(batch, dim),
         )
+    length = length or len
+    check_callable("length", length)
     if split == "slice":
-        split = _slice
-    for name, value in (("split", split), ("length", length or len)):
-        check_callable(name, value)
-    return split, length or len
-
-
-def _slice(batch: Any, start: int, stop: int) -> Any:
-    return batch[start:stop]
+        return lambda batch, start, stop: batch[start:stop], length
+    check_callable("split", split)
+    return split, length

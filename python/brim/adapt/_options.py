@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import multiprocessing.util
 import os
 import sys
-import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from operator import itemgetter
 from pathlib import Path
 from traceback import walk_stack
 from typing import Any, Literal
 
-import torch
 from typing_extensions import TypedDict
 
 from brim import _C
 from brim._arguments import check_callable, flag, positive, runs_in_parts
 from brim._C import Attempt, SizeMemory
+from brim.adapt._identity import identity
 from brim.adapt._restore import Restorable, flat
 from brim.memory import DeviceLike
 
@@ -50,8 +47,8 @@ class Options(TypedDict, total=False):
             gradients, and its state), a tensor (its values and gradient), a pair of callables
             `(save, put_back)` (`put_back(save())`), the name of an argument that is one of these,
             or a list of them. What is there is copied ahead of each call.
-        host_limit: for calls on the CPU: refuse an attempt what the machine and its cgroups do not
-            have (default), so that it shrinks where the system would kill the process.
+        host_limit: for calls on the CPU: refuse what the machine and its cgroups do not have
+            (default), so that the size shrinks where the system would kill the process.
         ranks: agree on the size with the other ranks of a torch.distributed job: True for the
             default process group, or a group. All ranks make the same calls and use the same size,
             the least that fits on each. The work itself must contain no collective, unless
@@ -129,7 +126,7 @@ def as_called(kind: str, signature: inspect.Signature) -> inspect.Signature:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """An empty one for a built-in function that does not tell."""
+    """The signature; an empty one for a built-in function that has none."""
     try:
         return inspect.signature(function)
     except ValueError:
@@ -215,70 +212,6 @@ def _key_slots(
     return [slot_of(function, slots, "keys", name) for name in names]
 
 
-_CONSTANTS = (
-    *(bool, float, complex, str, bytes, range, slice, type(None), type(...)),
-    *(torch.dtype, torch.device, torch.layout),
-)
-_MOST_ITEMS = 1000  # a longer tuple is data, not part of a program
-
-
-def _description(value: object, above: tuple[int, ...] = ()) -> str:
-    """Text for a value that is the same in every process.
-
-    Constants by value; functions by name, code and what they are bound to (defaults, closures, the
-    arguments of a `partial`); all else by type. A list, set or dict is not a constant: a function
-    may collect its results in one.
-    """
-    if id(value) in above:
-        return "above"
-    above = (*above, id(value))
-
-    def several(*values: object) -> str:
-        return f"{type(value).__name__}({','.join(_description(each, above) for each in values)})"
-
-    if isinstance(value, _CONSTANTS):
-        return repr(value)
-    if isinstance(value, int):
-        return hex(value)  # in decimal, Python refuses long ones
-    if isinstance(value, (tuple, frozenset)) and len(value) > _MOST_ITEMS:
-        return several(len(value))
-    if isinstance(value, tuple):
-        return several(*value)
-    if isinstance(value, frozenset):
-        return several(*sorted(_description(each, above) for each in value))
-    if isinstance(value, types.CodeType):
-        return several(value.co_name, value.co_code, value.co_names, value.co_consts)
-    if isinstance(value, functools.partial):
-        return several(value.func, value.args, *sorted(value.keywords.items(), key=itemgetter(0)))
-    if isinstance(value, _C.AdaptiveFunction):
-        return several(value.__wrapped__)
-    if isinstance(value, types.MethodType):
-        return several(value.__func__, type(value.__self__))
-    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-    if isinstance(value, types.FunctionType):
-        # The file of the module: a notebook has none, and its code has another name in every run.
-        file = value.__globals__.get("__file__", "")
-        closure = []
-        for cell in value.__closure__ or ():
-            try:
-                closure.append(cell.cell_contents)
-            except ValueError:  # not filled yet
-                closure.append(None)
-        name = name.replace("__mp_main__", "__main__", 1)
-        named = tuple(sorted((value.__kwdefaults__ or {}).items(), key=itemgetter(0)))
-        return several(name, file, value.__code__, value.__defaults__, named, tuple(closure))
-    if isinstance(value, type) or inspect.isroutine(value):
-        return name
-    return several(type(value), getattr(type(value), "__call__", None))  # noqa: B004  which one
-
-
-def identity(kind: str, function: Callable[..., Any], site: str) -> int:
-    """A number that identifies a function in files, the same in every process."""
-    words = f"{kind}\0{site}\0{_description(function)}"
-    digest = hashlib.blake2b(words.encode(errors="replace"), digest_size=8)
-    return int.from_bytes(digest.digest(), "little")
-
-
 def _restored(
     kind: str, function: Callable[..., Any], slots: Mapping[str, Slot], given: Options
 ) -> dict[str, Any]:
@@ -302,7 +235,7 @@ def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
     """How an adaptive function is pickled: by its name, as a function is.
 
     A partial or a callable object has no name and is pickled by value. So is what another process
-    cannot import, if cloudpickle asks, of which many libraries have a copy: its frame shows that.
+    cannot import, if cloudpickle asks. Many libraries have a copy of that, so its frame is sought.
     """
     if not hasattr(adaptive, "__qualname__"):
         return _C.AdaptiveFunction, (), recipe

@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 
 class RandomState:
-    """What all generators drew next when this was made: of the CPU, and of accelerators in use.
+    """The state of all generators when this was made: the CPU's, and those of accelerators in use.
 
     Example:
         >>> with RandomState():

@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from brim._warn import warn
-from brim.adapt._random_state import RandomState
-from brim.adapt._restore import members_of, writable
+from brim.adapt._undo import undisturbed
 
 _SAME = 1e-3  # relative: two losses are the same
 _COUNTS = 0.01  # of a sum: the least share of a term, so that no mean of the terms is their sum
@@ -32,7 +29,6 @@ class ReductionCheck:
     others.
 
     Attributes:
-        is_needed: whether the loss that was watched looks like the other reduction.
         is_done: whether nothing is left to find out.
     """
 
@@ -40,24 +36,23 @@ class ReductionCheck:
         self, reduction: str, loss_fn: Callable[[Any], Any], model: torch.nn.Module | None
     ) -> None:
         self._reduction, self._loss_fn, self._model = reduction, loss_fn, model
-        self._other = _Ending("Sum", 2) if reduction == "mean" else _Ending("Mean", 1)
+        self._other = "sum" if reduction == "mean" else "mean"
+        self._is_suspect = False  # looks like the other reduction, or may compare items
         self._may_compare: bool | None = None  # items with each other; None before the first part
-        self.is_needed = False
-        self.is_done = False
         self._left = 3  # batches that may leave it undecided
+        self.is_done = False
 
     def watched(self, size: int, part: Any) -> Any:
         """What `loss_fn` returns; looks at the graph of the first part, which has `size` items."""
         result = self._loss_fn(part)
         if self._may_compare is None and isinstance(result, torch.Tensor):
-            self._may_compare = not _has_other_ranks() and _has_matrix_of(result, size)
-            self.is_needed = self._may_compare or (
-                not _has_other_ranks() and _may_end_in(result, self._other)
-            )
+            is_alone = not _has_other_ranks()
+            self._may_compare = is_alone and _has_matrix_of(result, size)
+            self._is_suspect = self._may_compare or (is_alone and _may_end_in(result, self._other))
         return result
 
     def run(self, items: int, part: Callable[[int, int], Any]) -> None:
-        """Compare.
+        """Compare, if the loss that was watched looks wrong.
 
         Args:
             items: how many items the batch has, 2 or more.
@@ -69,7 +64,9 @@ class ReductionCheck:
         Warns if it is neither, because it compares items with each other.
         """
         self._left -= 1
-        self.is_done = self._left == 0
+        self.is_done = self._left == 0 or not self._is_suspect
+        if not self._is_suspect:
+            return
         half, end = min(items, 4) // 2, min(items, 4)
         bounds = ((0, half), (half, end), (0, end), (0, end))
         try:
@@ -92,10 +89,10 @@ class ReductionCheck:
             f"that of {end} items is {together:.6g}, those of their halves are {a:.6g} and {b:.6g}"
         )
         if is_wrong:
-            other = "sum" if self._reduction == "mean" else "mean"
             raise ValueError(
-                f"loss_fn returns a {other} over the items of a batch ({losses}), but reduction is "
-                f'{self._reduction!r}: pass reduction="{other}", or return the {self._reduction}'
+                f"loss_fn returns a {self._other} over the items of a batch ({losses}), but "
+                f'reduction is {self._reduction!r}: pass reduction="{self._other}", or return the '
+                f"{self._reduction}"
             )
         declared = mean if self._reduction == "mean" else a + b
         difference = abs(declared - together)  # NaN where a loss is not finite
@@ -117,9 +114,17 @@ def _has_other_ranks() -> bool:
     )
 
 
-class _Ending(NamedTuple):
-    node: str  # how the names of its nodes begin
-    reduction: int  # its number in torch's losses
+def _nodes(loss: torch.Tensor, leads_on: Callable[[Any], bool]) -> Iterator[Any]:
+    """The nodes of the graph of a loss, last first; what is before one only if it leads on."""
+    todo, seen = [loss.grad_fn], set()
+    while todo:
+        node: Any = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if leads_on(node):
+            todo += [previous for previous, _ in node.next_functions]
 
 
 def _has_matrix_of(loss: torch.Tensor, items: int) -> bool:
@@ -127,75 +132,30 @@ def _has_matrix_of(loss: torch.Tensor, items: int) -> bool:
 
     Not of one item: too many shapes have several dimensions of size 1.
     """
-    todo, seen = [loss.grad_fn] if items > 1 else [], set()
-    while todo:
-        node: Any = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+
+    def is_more_than_a_parameter(node: Any) -> bool:
         before = [previous for previous, _ in node.next_functions]
-        if len(before) == 1 and (before[0] is None or not before[0].next_functions):
-            continue  # a function of a parameter alone
-        shapes = [list(made.shape) for made in node._input_metadata]
-        if any(shape.count(items) > 1 or shape.count(2 * items) > 1 for shape in shapes):
-            return True
-        todo += before
-    return False
+        return len(before) != 1 or bool(before[0] is not None and before[0].next_functions)
+
+    nodes = filter(is_more_than_a_parameter, _nodes(loss, is_more_than_a_parameter))
+    shapes = (list(made.shape) for node in nodes for made in node._input_metadata)
+    return items > 1 and any(
+        shape.count(items) > 1 or shape.count(2 * items) > 1 for shape in shapes
+    )
 
 
-def _may_end_in(loss: torch.Tensor, ending: _Ending) -> bool:
-    """Whether one of the terms that the loss consists of is of this kind, or may be."""
-    todo, seen = [loss.grad_fn], set()
-    while todo:
-        node: Any = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        name = node.name()
-        if name.startswith(ending.node) or getattr(node, "_saved_reduction", 0) == ending.reduction:
-            return True
-        if name.startswith("brim::cross_entropy"):  # does not tell
-            return True
-        if all(math.prod(made.shape) == 1 for made in node._input_metadata):
-            todo += [previous for previous, _ in node.next_functions]
-    return False
+def _may_end_in(loss: torch.Tensor, reduction: str) -> bool:
+    """Whether one of the terms that the loss consists of is such a reduction, or may be."""
+    prefix, number = ("Sum", 2) if reduction == "sum" else ("Mean", 1)  # as torch's nodes have them
 
+    def is_one(node: Any) -> bool:
+        unknown = "brim::cross_entropy"  # which does not tell
+        return (
+            node.name().startswith((prefix, unknown))
+            or getattr(node, "_saved_reduction", 0) == number
+        )
 
-@contextmanager
-def undisturbed(
-    model: torch.nn.Module | None, work: Callable[..., Any] | None = None
-) -> Iterator[None]:
-    """In eval mode; modes, buffers and random state are put back afterwards.
+    def is_scalar(node: Any) -> bool:
+        return all(math.prod(made.shape) == 1 for made in node._input_metadata)
 
-    Args:
-        model: its modules are.
-        work: modules that it leads to are too.
-    """
-    modules = list(model.modules()) if model is not None else []
-    if work is not None:
-        from brim.foresee._reach import Reachable  # imports parts of torch that few need
-
-        reached = Reachable(lambda: None, (work,), {}).modules
-        modules += [part for module in reached for part in module.modules()]
-    modules = list(dict.fromkeys(modules))
-    modes = [(module, module.training) for module in modules]
-    members = [members_of(module) for module in modules]
-    buffers = [
-        (writable(buffer), writable(buffer).clone())
-        for module in modules
-        for buffer in module.buffers(recurse=False)
-        if not is_lazy(buffer)
-    ]
-    for module in modules:
-        module.training = False
-    try:
-        with RandomState():
-            yield
-    finally:
-        for put_back in members:
-            put_back()
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        for module, training in modes:
-            module.training = training
+    return any(map(is_one, _nodes(loss, is_scalar)))

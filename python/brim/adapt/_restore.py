@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from brim._arguments import shown
 
@@ -69,11 +70,12 @@ class _Collected:
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         """Its state may not exist before the first step, and must not after one that was undone."""
+        groups = [(group, _copied(group)) for group in optimizer.param_groups]
+        state = {owner: _copied(own) for owner, own in optimizer.state.items()}
         for group in optimizer.param_groups:
-            self.values.extend(map(writable, group["params"]))
             self.gradients.extend(group["params"])
-        state = {owner: self._outline(own) for owner, own in optimizer.state.items()}
-        groups = [(group, self._outline(group)) for group in optimizer.param_groups]
+        leaves = tree_leaves([optimizer.param_groups, *optimizer.state.values()])
+        self.values.extend(writable(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
         def put_back() -> None:
             for owner in [owner for owner in optimizer.state if owner not in state]:
@@ -85,16 +87,6 @@ class _Collected:
                 _refill(group, before)
 
         self.put_back.append(put_back)
-
-    def _outline(self, value: Any) -> Any:
-        """Copies of the containers in `value`; the core copies the tensors that are in them."""
-        if isinstance(value, torch.Tensor):
-            self.values.append(writable(value))
-        elif isinstance(value, dict):
-            return {key: self._outline(each) for key, each in value.items()}
-        elif isinstance(value, list):
-            return [self._outline(each) for each in value]
-        return value
 
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,7 +108,7 @@ def members_of(module: torch.nn.Module) -> PutBack:
     def put_back() -> None:
         for now, then in zip(kept, before, strict=True):
             same = [*now] == [*then] and all(map(operator.is_, now.values(), then.values()))
-            # Who shards parameters exchanges them too, and knows which ones are there.
+            # Sharding exchanges parameters too, and keeps track of them itself.
             if not same and not any(hasattr(tensor, "to_local") for tensor in then.values()):
                 now.clear()
                 now.update(then)
@@ -125,18 +117,19 @@ def members_of(module: torch.nn.Module) -> PutBack:
     return put_back
 
 
-def _again(value: Any) -> Any:
-    """Containers of their own for each time that they are put back."""
+def _copied(value: Any) -> Any:
+    """Copies of the containers in `value`, which hold the same tensors."""
     if isinstance(value, dict):
-        return {key: _again(each) for key, each in value.items()}
+        return {key: _copied(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_again(each) for each in value]
+        return [_copied(each) for each in value]
     return value
 
 
 def _refill(container: dict[Any, Any], before: dict[Any, Any]) -> None:
+    """A copy each time: the next attempt may change what was put back."""
     container.clear()
-    container.update(_again(before))
+    container.update(_copied(before))
 
 
 def collect(
@@ -144,13 +137,9 @@ def collect(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PutBack]]:
     """Tensors whose values are to be kept, tensors whose gradients are, and what else to call.
 
-    Args:
-        things: as `flat` returns them, without names.
-        named: arguments of the call, by name.
+    Of things as `flat` returns them, and of arguments of the call, which are checked here.
     """
     collected = _Collected()
-    for thing in things:
-        collected.add(thing)
     for name, value in named:
         try:
             found = flat(value)
@@ -161,6 +150,7 @@ def collect(
                 f"restore names {name}, which must be a module, an optimizer, a tensor, a pair of "
                 f"callables (save, put_back) or a list of them, got {shown(value)}"
             )
-        for thing in found:
-            collected.add(thing)
+        things = [*things, *found]
+    for thing in things:
+        collected.add(thing)
     return collected.values, collected.gradients, collected.put_back

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -27,9 +28,9 @@ class Undo:
 
     Of a module, its parameters, their gradients, its buffers and whether it is in training mode; of
     an optimizer, its parameters and all of its state; and what schedulers and gradient scalers
-    hold. Copies are in the host's memory, which no count of tensors sees. Parameters that do not
-    require gradients are copied only if `restore` names them or their module: a frozen model may be
-    large.
+    hold. Copies are in the host's memory and do not count as memory in use. Parameters that do
+    not require gradients are copied only if `restore` names them or their module: a frozen model
+    may be large.
 
     Args:
         restore: True for what the work's code, closure and arguments lead to, False for nothing, or
@@ -51,7 +52,7 @@ class Undo:
 
     def __init__(self, restore: Restore, *work: Callable[..., Any] | None) -> None:
         """Take copies of what is there now."""
-        from brim.foresee._reach import HELPERS  # imports parts of torch that few need
+        from brim.foresee._reach import HELPERS  # which imports this module
 
         self._names: list[str] = []
         self._left: list[str] = []
@@ -134,10 +135,40 @@ class Undo:
         return text + (f", not {', '.join(self._left)} (not initialised)" if self._left else "")
 
 
-def _reached(work: Iterable[Callable[..., Any] | None]) -> list[Any]:
-    from brim.foresee._reach import Reachable
+@contextmanager
+def undisturbed(
+    model: torch.nn.Module | None, work: Callable[..., Any] | None = None
+) -> Iterator[None]:
+    """In eval mode; modes, buffers and random state are put back afterwards.
 
-    found = Reachable(lambda: None, tuple(each for each in work if each is not None), {})
+    Args:
+        model: its modules are.
+        work: modules that it leads to are too.
+    """
+    modules = [*_reachable([work]).modules, *([] if model is None else [model])]
+    parts = _once(part for module in modules for part in module.modules())
+    buffers, _, put_back = collect(modules, [])
+    copies: dict[int, Any] = {}
+    put_back += [_values_of(each, copies) for each in _once(buffers) if not each.is_meta]
+    put_back += map(_mode_of, parts)
+    for part in parts:
+        part.training = False
+    try:
+        with RandomState():
+            yield
+    finally:
+        for each in put_back:
+            each()
+
+
+def _reachable(work: Iterable[Callable[..., Any] | None]) -> Any:
+    from brim.foresee._reach import Reachable  # which imports this module
+
+    return Reachable(lambda: None, tuple(each for each in work if each is not None), {})
+
+
+def _reached(work: Iterable[Callable[..., Any] | None]) -> list[Any]:
+    found = _reachable(work)
     leaves = [tensor for tensor in found.tensors if tensor.requires_grad and tensor.is_leaf]
     inner = {part for module in found.modules for part in module.modules() if part is not module}
     modules = [module for module in found.modules if module not in inner]

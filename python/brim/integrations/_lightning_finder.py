@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import warnings
 from collections.abc import Iterator
@@ -54,7 +53,7 @@ class BatchSizeFinderLogic:
         >>> # trainer = Trainer(callbacks=[finder]); trainer.fit(module)
     """
 
-    _package = ""
+    _package: Any  # lightning.pytorch or pytorch_lightning
 
     def __init__(
         self,
@@ -81,8 +80,7 @@ class BatchSizeFinderLogic:
 
     def setup(self, trainer: Any, pl_module: Any, stage: str | None = None) -> None:
         """Check what can be checked before anything runs."""
-        attributes = importlib.import_module(f"{self._package}.utilities.parsing")
-        if not attributes.lightning_hasattr(pl_module, self._name):
+        if not self._package.utilities.parsing.lightning_hasattr(pl_module, self._name):
             raise ValueError(
                 f"batch_arg_name is {self._name!r}, which neither the module, its hparams nor the "
                 "data module has"
@@ -104,21 +102,15 @@ class BatchSizeFinderLogic:
             )
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find the size of training batches."""
+        """Find the size of the batches of `trainer.fit`, `test` or `predict`."""
         self.scale_batch_size(trainer, pl_module)
+
+    on_test_start = on_predict_start = on_fit_start
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """The same for `trainer.validate`."""
+        """The same for `trainer.validate`; validation also runs during `trainer.fit`."""
         if trainer.state.fn == "validate":
             self.scale_batch_size(trainer, pl_module)
-
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """The same for `trainer.test`."""
-        self.scale_batch_size(trainer, pl_module)
-
-    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """The same for `trainer.predict`."""
-        self.scale_batch_size(trainer, pl_module)
 
     def scale_batch_size(self, trainer: Any, pl_module: Any) -> None:
         """Find the size now, and set it; also for callbacks of your own that call it later."""
@@ -130,7 +122,7 @@ class BatchSizeFinderLogic:
             self.optimal_batch_size = trial.least_of_ranks(self._search(trial))
         trial.set_size(self.optimal_batch_size)
         trial.reload()
-        release_cached(trial.device)  # blocks cut for other sizes would lie in the way
+        release_cached(trial.device)  # blocks cut for other sizes would be in the way
         _log.info("batch size %d (%s)", self.optimal_batch_size, self._name)
 
     # ---- the search --------------------------------------------------------------------------
@@ -168,17 +160,15 @@ class _FoundError(Exception):
 class _Trial:
     """Runs a few steps with a batch size."""
 
-    def __init__(self, package: str, trainer: Any, module: Any, name: str, steps: int) -> None:
-        self._attributes = importlib.import_module(f"{package}.utilities.parsing")
-        self._call = importlib.import_module(f"{package}.trainer.call")
-        self._combined = importlib.import_module(f"{package}.utilities.combined_loader")
+    def __init__(self, package: Any, trainer: Any, module: Any, name: str, steps: int) -> None:
+        self._utilities, self._call = package.utilities, package.trainer.call
         self._trainer, self._module, self._name, self._steps = trainer, module, name, steps
         self._loop = trainer._active_loop
         self._lengths: dict[int, int] = {}  # of batches, by the size that was set
         self.device = trainer.strategy.root_device
 
     def set_size(self, size: int) -> None:
-        self._attributes.lightning_setattr(self._module, self._name, size)
+        self._utilities.parsing.lightning_setattr(self._module, self._name, size)
 
     def samples(self) -> int:
         """How many samples the largest data set has."""
@@ -202,11 +192,10 @@ class _Trial:
 
     def _loader(self) -> Any:
         loader = self._loop._data_source.dataloader()
-        if isinstance(loader, self._combined.CombinedLoader):
+        combined = self._utilities.combined_loader.CombinedLoader
+        if isinstance(loader, combined):
             return loader
-        training = self._trainer.training
-        mode = "max_size_cycle" if training else "sequential"
-        return self._combined.CombinedLoader(loader, mode)
+        return combined(loader, "max_size_cycle" if self._trainer.training else "sequential")
 
     def _check_use(self, size: int, data: Any) -> None:
         """A loader that does not know the attribute would fit at any size."""
@@ -271,9 +260,8 @@ class _Trial:
 
 
 @contextmanager
-def _as_before(package: str, trainer: Any, module: Any) -> Iterator[None]:
+def _as_before(package: Any, trainer: Any, module: Any) -> Iterator[None]:
     """Put back what trial steps change."""
-    loggers = importlib.import_module(f"{package}.loggers.logger")
     loop, precision, records = trainer._active_loop, trainer.precision_plugin, Records(module)
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
     undo = Undo(
@@ -285,12 +273,13 @@ def _as_before(package: str, trainer: Any, module: Any) -> Iterator[None]:
         ]
     )
     callbacks, trainer.callbacks = trainer.callbacks, []
-    before, trainer.loggers = trainer.loggers, [loggers.DummyLogger() for _ in trainer.loggers]
+    silent = [package.loggers.logger.DummyLogger() for _ in trainer.loggers]
+    loggers, trainer.loggers = trainer.loggers, silent
     module.__dict__["log"] = lambda *_, **__: None
     try:
         yield
     finally:
         del module.__dict__["log"]
-        trainer.callbacks, trainer.loggers = callbacks, before
+        trainer.callbacks, trainer.loggers = callbacks, loggers
         undo.put_back()
         loop.restarting = False

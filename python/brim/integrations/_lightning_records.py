@@ -25,11 +25,7 @@ class _Part:
 
 
 class Records:
-    """Keeps what parts log and return until all of them fitted.
-
-    Args:
-        module: the `LightningModule`.
-    """
+    """Keeps what the parts of a `LightningModule` log and return until all of them fitted."""
 
     def __init__(self, module: Any) -> None:
         self._module = module

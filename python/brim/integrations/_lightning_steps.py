@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
 import brim
 from brim.adapt._microbatches import _splitting
-from brim.integrations import _options
 from brim.integrations._lightning_records import Records
-from brim.integrations._weights import Count, Weights, labels_kept, nothing
+from brim.integrations._weights import Count, Weights, check_options, labels_kept, nothing
 
 
 class AdaptiveStepsLogic:
@@ -26,7 +24,7 @@ class AdaptiveStepsLogic:
         reduction: `"mean"` or `"sum"`: what the loss of `training_step` is over a batch: over its
             samples, or, if a mean shows that, over labels that are not -100.
         count: how many items a loss is a mean over, as a function of the batch, where these are
-            something else (tokens that are no padding).
+            something else (tokens without padding).
         check: compare pairs of samples with both together in batches that are split, and refuse
             losses that do not follow from their parts. False trusts `reduction` and `count`, for
             losses that draw random numbers.
@@ -41,7 +39,7 @@ class AdaptiveStepsLogic:
         >>> # trainer = Trainer(callbacks=[steps]); trainer.fit(module)
     """
 
-    _package = ""
+    _package: Any  # lightning.pytorch or pytorch_lightning
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class AdaptiveStepsLogic:
     ) -> None:
         if reduction == "sum" and count is not None:
             raise ValueError("count is for a mean, but reduction is 'sum'")
-        _options.check("AdaptiveSteps", {"reduction": reduction, **options}, "model", "scaler")
+        check_options("AdaptiveSteps", {"reduction": reduction, **options}, "model", "scaler")
         self._reduction, self._count, self._check = reduction, count, check
         self._options = options
         self.step: brim.Microbatches | None = None
@@ -69,8 +67,7 @@ class AdaptiveStepsLogic:
         self._records = Records(pl_module)
         self.step = self._made()
         self._weights = self._weights_of(self.step)
-        module = importlib.import_module(f"{self._package}.loops.optimization.automatic")
-        self._optimization._make_closure = _closure_maker(module, self._optimization, self._run)
+        self._optimization._make_closure = self._make_closure
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Give them back."""
@@ -78,6 +75,27 @@ class AdaptiveStepsLogic:
             vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("_make_closure", None)
 
     # ---- a step ------------------------------------------------------------------------------
+
+    def _make_closure(self, arguments: Mapping[str, Any], optimizer: Any, batch_idx: int) -> Any:
+        """What Lightning passes to the optimizer: zero_grad, forward and backward of a batch."""
+        optimization = self._optimization
+        made = type(optimization)._make_closure(optimization, arguments, optimizer, batch_idx)
+        if made._backward_fn is None:  # backward is skipped
+            return made
+        if "batch" not in arguments:
+            raise ValueError(
+                "AdaptiveSteps needs a training_step of batches, not a dataloader_iter"
+            )
+        zero_grad = made._zero_grad_fn  # with `made` itself, a cycle would keep the batch alive
+
+        @torch.enable_grad()
+        def closure(*_: Any, **__: Any) -> Any:
+            if zero_grad is not None:
+                zero_grad()
+            return self._run(arguments)
+
+        made.closure = closure
+        return made
 
     def _run(self, arguments: Mapping[str, Any]) -> Any:
         """Forward and backward of a batch; returns what Lightning keeps of the step."""
@@ -175,8 +193,7 @@ class _SkippedError(Exception):
     """`training_step` returned None: this batch is skipped."""
 
 
-def _refuse(package: str, trainer: Any, module: Any) -> None:
-    base = importlib.import_module(package).LightningModule
+def _refuse(package: Any, trainer: Any, module: Any) -> None:
     kind = type(trainer.strategy).__name__
     if not module.automatic_optimization:
         raise ValueError(
@@ -185,32 +202,7 @@ def _refuse(package: str, trainer: Any, module: Any) -> None:
         )
     if kind not in ("SingleDeviceStrategy", "DDPStrategy"):
         raise ValueError(f"AdaptiveSteps runs on one device or under DDP, not in a {kind}")
-    if type(module).backward is not base.backward:
+    if type(module).backward is not package.LightningModule.backward:
         raise ValueError(
             f"{type(module).__name__} has a backward of its own, which AdaptiveSteps would not call"
         )
-
-
-def _closure_maker(
-    lightning: Any, optimization: Any, run: Callable[[Mapping[str, Any]], Any]
-) -> Callable[..., Any]:
-    """Makes what Lightning passes to the optimizer: forward, zero_grad and backward of a batch."""
-
-    class Closure(lightning.Closure):
-        @torch.enable_grad()
-        def closure(self, *_: Any, **__: Any) -> Any:
-            if self._zero_grad_fn is not None:
-                self._zero_grad_fn()
-            return run(self._step_fn.args[0])
-
-    def make(arguments: Mapping[str, Any], optimizer: Any, batch_idx: int) -> Any:
-        made = type(optimization)._make_closure(optimization, arguments, optimizer, batch_idx)
-        if made._backward_fn is None:  # backward is skipped
-            return made
-        if "batch" not in arguments:
-            raise ValueError(
-                "AdaptiveSteps needs a training_step of batches, not a dataloader_iter"
-            )
-        return Closure(made._step_fn, made._backward_fn, made._zero_grad_fn)
-
-    return make

@@ -1,4 +1,4 @@
-"""How the losses of parts add up to that of a batch, where a framework's step gives only a loss."""
+"""Steps of frameworks in parts: how the losses of parts add up to that of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from brim.adapt import Microbatches
-from brim.adapt._reduction_check import undisturbed
+from brim.adapt._undo import undisturbed
 from brim.memory import is_out_of_memory
 
 Count: TypeAlias = Callable[[Any], Any]
@@ -202,7 +202,7 @@ def _off(shares: list[float], together: list[torch.Tensor], alone: list[Any]) ->
 
 
 def _traits(sample: Any) -> list[float]:
-    """What means may depend on: labels that are not -100, what is no padding, lengths, classes."""
+    """What means may depend on: labels that are not -100, what is not padding, lengths, classes."""
     traits: list[torch.Tensor] = []
     for leaf in tree_leaves(sample):
         if isinstance(leaf, torch.Tensor) and not leaf.is_complex():
@@ -214,6 +214,14 @@ def _traits(sample: Any) -> list[float]:
 def _difference(one: float, other: float) -> float:
     most = max(abs(one), abs(other))
     return abs(one - other) / most if most > 0 else 0.0
+
+
+def check_options(callback: str, options: Mapping[str, Any], *own: str) -> None:
+    """Raise for options of `Microbatches` that are wrong, or that the callback sets itself."""
+    for name in own:
+        if name in options:
+            raise TypeError(f"{callback} sets {name} itself: leave {name}= out")
+    Microbatches(lambda part: part, **options)
 
 
 def nothing(model: torch.nn.Module) -> torch.Tensor:

@@ -9,7 +9,7 @@ from brim.integrations._lightning_finder import BatchSizeFinderLogic
 from brim.integrations._lightning_steps import AdaptiveStepsLogic
 
 try:
-    from lightning.pytorch import Callback
+    from lightning import pytorch
 except ImportError as error:
     raise ImportError(
         "brim.integrations.lightning needs lightning: pip install 'brim[lightning]'"
@@ -18,11 +18,11 @@ except ImportError as error:
 __all__ = ["AdaptiveSteps", "BatchSizeFinder"]
 
 
-class AdaptiveSteps(AdaptiveStepsLogic, Callback):  # noqa: D101
+class AdaptiveSteps(AdaptiveStepsLogic, pytorch.Callback):  # noqa: D101
     __doc__ = AdaptiveStepsLogic.__doc__
-    _package = "lightning.pytorch"
+    _package = pytorch
 
 
-class BatchSizeFinder(BatchSizeFinderLogic, Callback):  # noqa: D101
+class BatchSizeFinder(BatchSizeFinderLogic, pytorch.Callback):  # noqa: D101
     __doc__ = BatchSizeFinderLogic.__doc__
-    _package = "lightning.pytorch"
+    _package = pytorch

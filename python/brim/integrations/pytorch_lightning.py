@@ -9,7 +9,7 @@ from brim.integrations._lightning_finder import BatchSizeFinderLogic
 from brim.integrations._lightning_steps import AdaptiveStepsLogic
 
 try:
-    from pytorch_lightning import Callback
+    import pytorch_lightning
 except ImportError as error:
     raise ImportError(
         "brim.integrations.pytorch_lightning needs pytorch_lightning: pip install 'brim[lightning]'"
@@ -18,11 +18,11 @@ except ImportError as error:
 __all__ = ["AdaptiveSteps", "BatchSizeFinder"]
 
 
-class AdaptiveSteps(AdaptiveStepsLogic, Callback):  # noqa: D101
+class AdaptiveSteps(AdaptiveStepsLogic, pytorch_lightning.Callback):  # noqa: D101
     __doc__ = AdaptiveStepsLogic.__doc__
-    _package = "pytorch_lightning"
+    _package = pytorch_lightning
 
 
-class BatchSizeFinder(BatchSizeFinderLogic, Callback):  # noqa: D101
+class BatchSizeFinder(BatchSizeFinderLogic, pytorch_lightning.Callback):  # noqa: D101
     __doc__ = BatchSizeFinderLogic.__doc__
-    _package = "pytorch_lightning"
+    _package = pytorch_lightning

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 import brim
-from brim.integrations import _options
-from brim.integrations._weights import Count, Weights, labels_that_count, nothing
+from brim.integrations._weights import Count, Weights, check_options, labels_that_count, nothing
 from brim.nn.convert import Choices, ConversionReport
 
 try:
@@ -77,7 +76,7 @@ class BrimCallback(TrainerCallback):
         if not microbatches and (count is not None or options):
             given = ", ".join([*options, *(["count"] if count is not None else [])])
             raise ValueError(f"{given} is for microbatches, which are switched off")
-        _options.check("BrimCallback", options, "reduction", "model", "scaler")
+        check_options("BrimCallback", options, "reduction", "model", "scaler")
         self._convert: dict[str, Any] | None = None
         if convert:
             self._convert = {"recompute": recompute, "only": only, "skip": skip}
@@ -97,7 +96,7 @@ class BrimCallback(TrainerCallback):
         trainer = self._trainer()
         if self._microbatches and not isinstance(vars(trainer).get("training_step"), _Step):
             _refuse(trainer)
-            trainer.training_step = _Step(self, trainer, self._count, self._options)
+            trainer.training_step = _Step(self, trainer)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Give the steps back."""
@@ -142,12 +141,9 @@ def _refuse(trainer: Any) -> None:
 class _Step:
     """Stands for `trainer.training_step`: runs it on parts of the inputs."""
 
-    def __init__(
-        self, owner: BrimCallback, trainer: Any, count: Count | None, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, owner: BrimCallback, trainer: Any) -> None:
         self._owner, self._trainer = owner, trainer
         self._run = trainer.training_step
-        self._count, self._options = count, options
         self._model: Any = None
         self._inputs = self._num_items = None
 
@@ -173,7 +169,7 @@ class _Step:
             return self._loss(part)
 
         training_step.__qualname__ = "Trainer.training_step"  # for messages
-        return brim.Microbatches(training_step, **{**given, **self._options})
+        return brim.Microbatches(training_step, **{**given, **self._owner._options})
 
     def _loss(self, part: Any) -> torch.Tensor:
         """What the trainer would call backward of, with its share in the batch."""
@@ -201,8 +197,8 @@ class _Step:
             "a mean over labels that are not -100": self._labels,
             "a mean over samples": step._length,
         }
-        if self._count is not None:
-            rules = {"a mean over count(inputs)": self._count}
+        if self._owner._count is not None:
+            rules = {"a mean over count(inputs)": self._owner._count}
         half = arguments.bf16 or arguments.fp16
         return Weights(rules, self._value, step, model, half, self._owner._check)
 

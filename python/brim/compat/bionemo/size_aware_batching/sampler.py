@@ -120,15 +120,14 @@ def _batches(
             continue
         if size + total > limit:
             batches += 1
-            batched += len(batch)
             yield batch if collate_fn is None else collate_fn(batch)
             batch = []
             total = 0
         batch.append(data)
+        batched += 1
         total += size
     if batch:
         batches += 1
-        batched += len(batch)
         yield batch if collate_fn is None else collate_fn(batch)
     if warn_logger is not None and skipped > 0:
         warn_logger(
