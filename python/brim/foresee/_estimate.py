@@ -108,7 +108,7 @@ def _estimate(
     kind = runs_in_parts(fn)
     if kind:
         raise TypeError(f"fn is {kind} function: it runs after the call has returned, got {fn!r}")
-    target = _target(device)
+    target = target_device(device)
     limit = None if capacity is None else bytes_of("capacity", capacity, target)
     found = Reachable(fn, args, kwargs)
     moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
@@ -246,7 +246,8 @@ def _tensors_on(found: Reachable, kind: str) -> Iterator[bool]:
     yield from (tensor.device.type == kind for tensor in found.tensors)
 
 
-def _target(device: DeviceLike) -> torch.device:
+def target_device(device: DeviceLike) -> torch.device:
+    """The device whose memory counts, with its number; it need not exist."""
     if device is None:
         return default_device()
     try:

@@ -12,7 +12,7 @@ from brim._arguments import positive
 from brim._progress import progress as bar
 from brim.adapt._options import name_of
 from brim.foresee._errors import EstimateError
-from brim.foresee._estimate import _target, bytes_of, estimate, stats_of
+from brim.foresee._estimate import bytes_of, estimate, stats_of, target_device
 from brim.foresee._report import Estimate
 from brim.memory import DeviceLike
 from brim.predict import MemoryModel
@@ -84,7 +84,7 @@ def largest_size(
             f"{name} is the size that is searched, and must not be given, got {kwargs[name]!r}"
         )
     _check_name(fn, name)
-    target = _target(device)
+    target = target_device(device)
     limit, stats = bytes_of("budget", budget, target), stats_of(target)
     others = 0 if stats is None else stats.allocated  # held now
     outside = 0  # what the call does not use, and so does not see
