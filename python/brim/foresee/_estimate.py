@@ -226,16 +226,17 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
         stack.enter_context(tracer.in_place.following())
         if target.type == "cuda":
             stack.enter_context(_cuda.choices(moves, tracer.log.empty_cache))
-        masking = sys.modules.get("transformers.masking_utils")
-        for holder, name, replacement in (
+        patches: list[tuple[Any, str, Any]] = [
             (torch_optimizer, "_foreach_supported_types", types),
             (torch.amp.GradScaler, "_maybe_opt_step", step),
             (weakref, "getweakrefs", lambda _: []),  # lets modules move and change their type
-            # Looks for packed sequences in the values of positions, which are not known.
-            (masking, "find_packed_sequence_indices", not_packed),
-        ):
-            if hasattr(holder, name):
-                stack.enter_context(mock.patch.object(holder, name, replacement))
+        ]
+        masking = sys.modules.get("transformers.masking_utils")
+        if hasattr(masking, "find_packed_sequence_indices"):
+            # It looks for packed sequences in the values of positions, which are not known.
+            patches.append((masking, "find_packed_sequence_indices", not_packed))
+        for place in patches:
+            stack.enter_context(mock.patch.object(*place))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
