@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,6 @@ import torch
 
 import brim
 from brim import _C
-from brim._arguments import refused
 from brim.foresee._places import line_of
 
 
@@ -119,11 +119,17 @@ def check_call(function: Callable[..., Any], *args: object) -> None:
     Raises:
         ValueError: if it cannot; names the function and what it takes.
     """
-    if signature := refused(function, len(args)):
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions of C have none
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
         name = name_of(function)
         given = ("a tensor" if isinstance(each, torch.Tensor) else repr(each) for each in args)
         called = f"{name}({', '.join(given)})"
-        raise ValueError(f"{name} takes {signature}, but is called as {called}")
+        raise ValueError(f"{name} takes {signature}, but is called as {called}: {error}") from None
 
 
 _NAME = "__brim_file__"  # as `__main__` is of a program: it hides no other module

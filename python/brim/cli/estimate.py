@@ -11,6 +11,7 @@ import torch
 import brim
 from brim.cli import arguments as types
 from brim.cli.result import Result, add_output_options
+from brim.foresee._estimate import target_device
 from brim.foresee._reach import Reachable
 
 HELP = "the peak memory of a function, without running it"
@@ -63,12 +64,9 @@ def _literal(text: str) -> Any:
 def _device(text: str) -> torch.device:
     """A device that need not exist."""
     try:
-        found = torch.device(text)
-    except RuntimeError:
-        found = torch.device("meta")
-    if found.type not in ("cpu", "cuda"):
-        raise argparse.ArgumentTypeError(f"must be cpu or cuda, got {text}")
-    return found
+        return target_device(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be cpu or cuda, got {text}") from None
 
 
 def run(arguments: argparse.Namespace) -> Result:

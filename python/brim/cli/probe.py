@@ -6,7 +6,6 @@ import argparse
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -82,11 +81,21 @@ def run(arguments: argparse.Namespace) -> Result:
     """Probe; then show the measurements, the model and the largest sizes within the budget."""
     device = arguments.device or brim.default_device()
     sizes: list[Any] = arguments.sizes
+    first = sizes[:1]
     if arguments.lengths is not None:
         sizes = [(n, length) for n in sizes for length in arguments.lengths]
+        first = sizes[0]
     types.check_no_model(arguments.function)
-    types.check_call(arguments.function, *_shape(sizes[0]))
-    work = _Timed(arguments.function, device)
+    types.check_call(arguments.function, *first)
+    seconds: dict[tuple[float, ...], float] = {}  # of the last call with each size
+
+    def work(*size: int) -> None:  # what is returned would count in the next call
+        begin = time.perf_counter()
+        arguments.function(*size)
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        seconds[size] = time.perf_counter() - begin
+
     model = brim.MemoryModel.probe(
         work,
         sizes,
@@ -104,35 +113,15 @@ def run(arguments: argparse.Namespace) -> Result:
     figures = {
         "device": str(device),
         "budget": limit,
-        "measured": [_measured(model, sample, work.seconds) for sample in model.samples],
+        "measured": [_measured(model, sample, seconds) for sample in model.samples],
         "margin": model.margin,
         "largest": _largest(model, arguments.lengths, limit),
     }
     return Result(
         _parts(model, figures),
         figures,
-        draw=lambda path: model.plot(path, budget=limit, seconds=work.seconds),
+        draw=lambda path: model.plot(path, budget=limit, seconds=seconds),
     )
-
-
-def _shape(size: Any) -> tuple[int, ...]:
-    return size if isinstance(size, tuple) else (size,)
-
-
-class _Timed:
-    """A function that remembers how long its last call with each size took."""
-
-    def __init__(self, function: Callable[..., object], device: torch.device) -> None:
-        self.seconds: dict[tuple[float, ...], float] = {}
-        self._function = function
-        self._on_cpu = device.type == "cpu"
-
-    def __call__(self, *size: int) -> None:  # what is returned would count in the next call
-        begin = time.perf_counter()
-        self._function(*size)
-        if not self._on_cpu:
-            torch.accelerator.synchronize()
-        self.seconds[size] = time.perf_counter() - begin
 
 
 def _measured(

@@ -58,9 +58,7 @@ _COPYING: dict[str, tuple[str, ...]] = {  # and the arguments that they do not c
 # Operators that cast their input if the result has another type.
 _CASTING = {"sum", "mean", "prod", "cumsum", "cumprod"}
 _TRANSPOSING_BUFFER = 60 * 60  # elements
-_LEAST_SHARED_PLACES = (
-    1024  # of a sample: with fewer, a group norm does not split it between threads
-)
+_LEAST_SHARED_PLACES = 1024  # of a sample that threads split in a group norm
 _MOST_VECTORIZED = 128  # height and width of an image together
 
 
@@ -171,7 +169,7 @@ class CpuTemporaries:
         grad, x = args[:2]
         return bytes_of(x) if x.is_contiguous() and 0 in grad.stride() else 0
 
-    # Two sums of each thread for each sample and channel, if the positions are split between threads.
+    # Two sums of each thread for each sample and channel, if threads split the positions.
     def _group_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         x = args[0]
         samples, channels, places, groups = args[3:7]

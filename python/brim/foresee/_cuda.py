@@ -63,7 +63,7 @@ def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Dropout that keeps a mask of bools."""
     if p == 0 or not train or x.numel() == 0:
         return x
@@ -71,54 +71,37 @@ def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return out
 
 
-def lstm(
-    x: torch.Tensor,
-    hx: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    *options: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _cudnn_rnn(mode: int) -> Callable[..., tuple[torch.Tensor, ...]]:
     """One operator of cuDNN for all layers and steps."""
-    return _cudnn_rnn(_LSTM, x, hx[0], hx[1], params, has_biases, *options)
+
+    def run(
+        x: torch.Tensor,
+        hx: Any,
+        params: Sequence[torch.Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        hidden, cell = hx if mode == _LSTM else (hx, None)
+        width = hidden.size(2) if cell is None else cell.size(2)
+        projected = hidden.size(2) if hidden.size(2) != width else 0
+        in_layer = (4 if has_biases else 2) + (1 if projected else 0)  # tensors
+        if batch_first:  # cuDNN's output has the steps outside
+            x = x.transpose(0, 1)
+        weights = (list(params), in_layer, x.new_empty(0))
+        sizes = (width, projected, num_layers)
+        flags: tuple[Any, ...] = (False, dropout, train, bidirectional, [], None)
+        out = aten._cudnn_rnn(x, *weights, hidden, cell, mode, *sizes, *flags)
+        states = out[1:2] if cell is None else out[1:3]
+        return out[0].transpose(0, 1) if batch_first else out[0], *states
+
+    return run
 
 
-def gru(
-    x: torch.Tensor,
-    hx: torch.Tensor,
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    *options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of gated recurrent units."""
-    return _cudnn_rnn(_GRU, x, hx, None, params, has_biases, *options)[:2]
-
-
-def _cudnn_rnn(
-    mode: int,
-    x: torch.Tensor,
-    hidden: torch.Tensor,
-    cell: torch.Tensor | None,
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    width = hidden.size(2) if cell is None else cell.size(2)
-    projected = hidden.size(2) if hidden.size(2) != width else 0
-    in_layer = (4 if has_biases else 2) + (1 if projected else 0)  # tensors
-    if batch_first:  # cuDNN's output has the steps outside
-        x = x.transpose(0, 1)
-    weights = (list(params), in_layer, x.new_empty(0))
-    sizes = (width, projected, num_layers)
-    flags: tuple[Any, ...] = (False, dropout, train, bidirectional, [], None)
-    out = aten._cudnn_rnn(x, *weights, hidden, cell, mode, *sizes, *flags)
-    return out[0].transpose(0, 1) if batch_first else out[0], out[1], out[2]
-
-
-def attention(
+def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -174,8 +157,8 @@ def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor 
 
 
 _KERNELS = {
-    "dropout": dropout,
-    "gru.input": gru,
-    "lstm.input": lstm,
-    "scaled_dot_product_attention": attention,
+    "dropout": _dropout,
+    "gru.input": _cudnn_rnn(_GRU),
+    "lstm.input": _cudnn_rnn(_LSTM),
+    "scaled_dot_product_attention": _attention,
 }

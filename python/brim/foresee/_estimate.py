@@ -108,7 +108,7 @@ def _estimate(
     kind = runs_in_parts(fn)
     if kind:
         raise TypeError(f"fn is {kind} function: it runs after the call has returned, got {fn!r}")
-    target = _target(device)
+    target = target_device(device)
     limit = None if capacity is None else bytes_of("capacity", capacity, target)
     found = Reachable(fn, args, kwargs)
     moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
@@ -226,16 +226,17 @@ def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[Non
         stack.enter_context(tracer.in_place.following())
         if target.type == "cuda":
             stack.enter_context(_cuda.choices(moves, tracer.log.empty_cache))
-        masking = sys.modules.get("transformers.masking_utils")
-        for holder, name, replacement in (
+        patches: list[tuple[Any, str, Any]] = [
             (torch_optimizer, "_foreach_supported_types", types),
             (torch.amp.GradScaler, "_maybe_opt_step", step),
             (weakref, "getweakrefs", lambda _: []),  # lets modules move and change their type
-            # Looks for packed sequences in the values of positions, which are not known.
-            (masking, "find_packed_sequence_indices", not_packed),
-        ):
-            if hasattr(holder, name):
-                stack.enter_context(mock.patch.object(holder, name, replacement))
+        ]
+        masking = sys.modules.get("transformers.masking_utils")
+        if hasattr(masking, "find_packed_sequence_indices"):
+            # It looks for packed sequences in the values of positions, which are not known.
+            patches.append((masking, "find_packed_sequence_indices", not_packed))
+        for place in patches:
+            stack.enter_context(mock.patch.object(*place))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
@@ -246,7 +247,8 @@ def _tensors_on(found: Reachable, kind: str) -> Iterator[bool]:
     yield from (tensor.device.type == kind for tensor in found.tensors)
 
 
-def _target(device: DeviceLike) -> torch.device:
+def target_device(device: DeviceLike) -> torch.device:
+    """The device whose memory counts, with its number; it need not exist."""
     if device is None:
         return default_device()
     try:

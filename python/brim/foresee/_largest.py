@@ -12,7 +12,7 @@ from brim._arguments import positive
 from brim._progress import progress as bar
 from brim.adapt._options import name_of
 from brim.foresee._errors import EstimateError
-from brim.foresee._estimate import _target, bytes_of, estimate, stats_of
+from brim.foresee._estimate import bytes_of, estimate, stats_of, target_device
 from brim.foresee._report import Estimate
 from brim.memory import DeviceLike
 from brim.predict import MemoryModel
@@ -84,11 +84,10 @@ def largest_size(
             f"{name} is the size that is searched, and must not be given, got {kwargs[name]!r}"
         )
     _check_name(fn, name)
-    target = _target(device)
+    target = target_device(device)
     limit, stats = bytes_of("budget", budget, target), stats_of(target)
     others = 0 if stats is None else stats.allocated  # held now
     outside = 0  # what the call does not use, and so does not see
-    seen: dict[int, int] = {}
     traces: dict[int, Estimate] = {}
 
     def expected(low: int, high: int) -> int | None:
@@ -115,14 +114,14 @@ def largest_size(
             outside = max(outside, others - found.held_before)
             if outside == assumed:
                 break
-        held = found.held_before + found.peak + outside
-        seen[size] = held
         traces[size] = found
-        if upper is None and size >= _NO_GROWTH * lower and len(set(seen.values())) == 1:
+        needs = {each.held_before + each.peak for each in traces.values()}
+        if upper is None and size >= _NO_GROWTH * lower and len(needs) == 1:
             raise EstimateError(
-                f"the memory of {getattr(fn, '__name__', fn)} does not depend on {name} (from "
-                f"{min(seen)} to {max(seen)}), so no size is the largest. Give upper"
+                f"the memory of {name_of(fn)} does not depend on {name} (from {min(traces)} to "
+                f"{max(traces)}), so no size is the largest. Give upper"
             )
+        held = found.held_before + found.peak + outside
         return held, found.fits and held <= limit
 
     with bar("largest_size", "trace", enabled=progress) as step:

@@ -48,7 +48,7 @@ def areas(
     if limit is not None:
         y = _y(limit, most)
         line = f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
-    return _framed(most, "".join(paths) + line + _hover(across, tips), axes, len(tips))
+    return _framed(most, "".join(paths) + line, axes, across, tips)
 
 
 def steps(series: Sequence[Series], tips: Sequence[str], axes: Axes) -> str:
@@ -59,7 +59,7 @@ def steps(series: Sequence[Series], tips: Sequence[str], axes: Axes) -> str:
         f'<path class="line" stroke="{each.color}" d="M{_steps(across, each.values, most)}"/>'
         for each in series
     ]
-    return _framed(max(most, 1), "".join(paths) + _hover(across, tips), axes, len(tips))
+    return _framed(max(most, 1), "".join(paths), axes, across, tips)
 
 
 def bars(names: Sequence[str], series: Sequence[Series], tips: Sequence[str]) -> str:
@@ -104,21 +104,20 @@ def _steps(
     return " ".join(f"{x},{y}" for x, y in points)
 
 
-def _hover(across: Sequence[float], tips: Sequence[str]) -> str:
-    height = _HEIGHT - _TOP - _BOTTOM
-    return "".join(
-        f'<rect class="hover" x="{left}" y="{_TOP}" width="{right - left:.2f}" '
-        f'height="{height}" {_tip(tip)}/>'
-        for left, right, tip in zip(across, across[1:], tips, strict=False)
-    )
-
-
 def _tip(text: str) -> str:
     return f'data-tip="{escape(text, quote=True)}"'
 
 
-def _framed(most: int, inside: str, axes: Axes, count: int) -> str:
+def _framed(
+    most: int, inside: str, axes: Axes, across: Sequence[float], tips: Sequence[str]
+) -> str:
+    """Axes around a chart, and a place to hover over for each tip."""
     left, right, bottom = _LEFT, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    places = [
+        f'<rect class="hover" x="{first}" y="{_TOP}" width="{last - first:.2f}" '
+        f'height="{bottom - _TOP}" {_tip(tip)}/>'
+        for first, last, tip in zip(across, across[1:], tips, strict=False)
+    ]
     lines = [
         f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>'
         f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{escape(text)}</text>'
@@ -129,7 +128,7 @@ def _framed(most: int, inside: str, axes: Axes, count: int) -> str:
         f'<line class="tick" x1="{x}" x2="{x}" y1="{bottom}" y2="{bottom + 5}"/>'
         f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{escape(text)}</text>'
         for place, text in axes.marks
-        for x in (_x(place, count),)
+        for x in (_x(place, len(tips)),)
     ]
     names = (
         f'<text class="axis" x="{(left + right) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">'
@@ -137,5 +136,5 @@ def _framed(most: int, inside: str, axes: Axes, count: int) -> str:
         f'<text class="axis" transform="translate(14 {bottom / 2}) rotate(-90)" '
         f'text-anchor="middle">{escape(axes.up)}</text>'
     )
-    drawn = "".join(lines + marks) + names
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{drawn}{inside}</svg>'
+    drawn = "".join([*lines, *marks, names, inside, *places])
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{drawn}</svg>'
