@@ -6,19 +6,20 @@ import time
 from typing import Any
 
 import torch
-from torch import nn
 
 import brim
 from brim._table import Table
+from brim.cli.demo.network import images, network
 from brim.cli.demo.situation import Situation
 
-_IMAGES, _BLOCKS = 64, 6
+_IMAGES = 64
 
 
 def run(device: torch.device, scale: int) -> Situation:
     """Audit a model of which only the first layer is trained, convert it, and measure steps."""
-    batch = torch.rand(max(_IMAGES // scale, 1), 3, 32, 32, device=device)
-    model = _network().to(device).eval().requires_grad_(False)
+    batch = images(max(_IMAGES // scale, 1), device)
+    model = network(device).eval()
+    model.requires_grad_(False)
     first: Any = model[0]
     first.requires_grad_(True)
     audit = brim.audit(model, batch)
@@ -51,16 +52,6 @@ def run(device: torch.device, scale: int) -> Situation:
         "kept for backward",
         audit.plot,
     )
-
-
-def _network() -> nn.Sequential:
-    """Convolutions of images, and a classifier of ten classes."""
-    blocks = [
-        nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-        for _ in range(_BLOCKS)
-    ]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), *blocks, *head)
 
 
 def _step(model: torch.nn.Module, batch: torch.Tensor) -> None:
