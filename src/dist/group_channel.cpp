@@ -22,11 +22,12 @@ using CalledOff = std::optional<std::pair<std::int64_t, std::string>>;
 
 constexpr const char* kCalledOff = "called_off";
 constexpr auto kPause = std::chrono::milliseconds(20);
+constexpr auto kPatience = std::chrono::seconds(3);  // the others look twice a second
 
-/// Waits until every other rank has set its key with this name, for `patience` at most, and returns
+/// Waits until every other rank has set its key with this name, for kPatience at most, and returns
 /// those that have not. Empty where the store does not answer.
 std::vector<std::int64_t> missing(c10d::Store& store, const char* name, std::int64_t rank,
-                                  std::int64_t ranks, std::chrono::seconds patience) {
+                                  std::int64_t ranks) {
   std::vector<std::int64_t> others;
   for (std::int64_t other = 0; other < ranks; ++other) {
     if (other != rank) {
@@ -35,7 +36,7 @@ std::vector<std::int64_t> missing(c10d::Store& store, const char* name, std::int
   }
   const auto has_set = [&](std::int64_t other) { return store.check({c10::str(name, other)}); };
   try {
-    const auto end = Clock::now() + patience;
+    const auto end = Clock::now() + kPatience;
     while (std::erase_if(others, has_set), !others.empty() && Clock::now() < end) {
       std::this_thread::sleep_for(kPause);
     }
@@ -219,7 +220,6 @@ std::vector<std::string> GroupChannel::texts(const std::string& own) {
 }
 
 void GroupChannel::lost(const std::string& why) {
-  constexpr auto kPatience = std::chrono::seconds(3);
   std::vector<std::int64_t> gone;
   if (!called_off()) {
     waiting([&] {
@@ -230,7 +230,7 @@ void GroupChannel::lost(const std::string& why) {
       } catch (const std::exception&) {
         return;
       }
-      gone = missing(*store_, "left/", rank_, ranks_, kPatience);
+      gone = missing(*store_, "left/", rank_, ranks_);
     });
   }
   close();
@@ -250,12 +250,10 @@ void GroupChannel::watch(bool on) {
 }
 
 void GroupChannel::call_off(const std::string& reason) noexcept {
-  // The others look twice a second.
-  constexpr auto kPatience = std::chrono::seconds(3);
   try {
     waiting([&] {
       store_->compareSet(kCalledOff, "", c10::str(rank_, " ", reason));
-      missing(*store_, "seen/", rank_, ranks_, kPatience);
+      missing(*store_, "seen/", rank_, ranks_);
       program_->abort();
     });
   } catch (const std::exception&) {

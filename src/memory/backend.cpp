@@ -15,19 +15,6 @@ namespace {
 
 std::atomic<DeviceBackend*> cuda_backend{nullptr};
 
-AcceleratorBackend& accelerator_backend() {
-  static auto* const backend = new AcceleratorBackend;
-  return *backend;
-}
-
-/// The one of libbrim_cuda, which is loaded at the first use of a CUDA device. Without it CUDA can
-/// be measured but not limited.
-DeviceBackend& loaded_cuda_backend() {
-  load_cuda_library();
-  DeviceBackend* backend = cuda_backend.load();
-  return backend != nullptr ? *backend : accelerator_backend();
-}
-
 /// Whether the driver answers at all.
 bool answers(c10::DeviceType type) {
   try {
@@ -83,9 +70,13 @@ DeviceBackend& backend_for(c10::Device device) {
     return cpu_backend();
   }
   if (device.is_cuda()) {
-    return loaded_cuda_backend();
+    load_cuda_library();  // registers its own; without it CUDA can be measured but not limited
+    if (DeviceBackend* const cuda = cuda_backend.load()) {
+      return *cuda;
+    }
   }
-  return accelerator_backend();
+  static auto* const accelerator = new AcceleratorBackend;
+  return *accelerator;
 }
 
 c10::Device resolve_device(c10::Device device) {

@@ -150,19 +150,15 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
   }
   reserve(size);
   void* block = nullptr;
-  std::string system_error;
   try {
     block = allocate_block(bytes);
   } catch (const c10::Error& error) {
-    system_error = error.what_without_backtrace();
-  }
-  if (block == nullptr) {
     release(size);
-    throw_out_of_memory(size, allocated(), ": the system has no more (" + system_error + ")");
+    throw_out_of_memory(
+        size, allocated(),
+        std::string(": the system has no more (") + error.what_without_backtrace() + ")");
   }
-  if (open_counts.load(std::memory_order_relaxed) != 0) {
-    counted.fetch_add(1, std::memory_order_relaxed);
-  }
+  blocks_made.fetch_add(1, std::memory_order_relaxed);
   const Header header{bytes, process};
   std::memcpy(block, &header, sizeof(header));
   void* data = static_cast<char*>(block) + kHeaderBytes;

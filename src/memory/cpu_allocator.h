@@ -63,6 +63,8 @@ class CpuAllocator final : public c10::Allocator {
   void copy_data(void* dest, const void* src, std::size_t count) const override;
 
   static std::int64_t allocated() { return bytes_held.load(std::memory_order_relaxed); }
+  /// COUNT of allocations since the process began.
+  static std::int64_t allocations() { return blocks_made.load(std::memory_order_relaxed); }
   /// An allocation in progress on another thread is in the count a moment before it is in the peak.
   PeakReading peak() const {
     const std::int64_t now = allocated();
@@ -100,9 +102,7 @@ class CpuAllocator final : public c10::Allocator {
   // Static, and read without ordering: each adaptive call or each freed block asks for them.
   static inline constinit std::atomic<bool> in_use{false};
   static inline constinit std::atomic<std::int64_t> bytes_held{0};
-  friend class AllocationCount;
-  static inline constinit std::atomic<int> open_counts{0};
-  static inline constinit std::atomic<std::int64_t> counted{0};
+  static inline constinit std::atomic<std::int64_t> blocks_made{0};
   static inline constinit std::atomic<std::int64_t> least_held{0};
   static inline constinit CpuAllocator* made = nullptr;  // at the latest by its first block
   static inline constinit std::size_t process{0};  // tells its blocks from those that it inherited
@@ -115,23 +115,6 @@ class CpuAllocator final : public c10::Allocator {
   std::vector<AllocationGate*> gates_;
 
   EventLog log_;
-};
-
-/// Counts the CPU allocations of all threads while it lives. Nothing is counted without one: it
-/// would make a small allocation 4 % slower.
-class AllocationCount {
- public:
-  AllocationCount() { CpuAllocator::open_counts.fetch_add(1, std::memory_order_relaxed); }
-  ~AllocationCount() { CpuAllocator::open_counts.fetch_sub(1, std::memory_order_relaxed); }
-  AllocationCount(const AllocationCount&) = delete;
-  AllocationCount& operator=(const AllocationCount&) = delete;
-
-  [[nodiscard]] std::int64_t so_far() const { return now() - before_; }
-
- private:
-  static std::int64_t now() { return CpuAllocator::counted.load(std::memory_order_relaxed); }
-
-  std::int64_t before_ = now();
 };
 
 }  // namespace brim

@@ -1,6 +1,5 @@
 #include <brim/memory/host_limit.h>
 #include <brim/memory/host_memory.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +8,7 @@
 #include <utility>
 
 #include "fork.h"
-#include "memory/cpu_allocator.h"
+#include "memory/backend.h"
 #include "memory/host_room.h"
 
 namespace brim {
@@ -157,13 +156,9 @@ std::int64_t ask(ThreadHostLimit& thread, std::int64_t allocated) {
 
 /// Bytes that the C library had kept for later and has now given back to the system.
 std::int64_t trim() {
-#if defined(__GLIBC__)
   const std::int64_t before = read_host_memory().available();
-  malloc_trim(0);
+  cpu_backend().release_cached(c10::DeviceType::CPU);
   return std::max<std::int64_t>(read_host_memory().available() - before, 0);
-#else
-  return 0;
-#endif
 }
 
 }  // namespace

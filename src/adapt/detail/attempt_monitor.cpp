@@ -68,7 +68,7 @@ void AttemptMonitor::begin(bool new_size, bool record) {
     meter_.emplace(device);
   }
   HostLimit::begin_attempt();
-  allocations_.emplace();
+  allocations_before_ = CpuAllocator::allocations();
   ended_elsewhere_ = calls_ended_elsewhere();
   begun_ = std::chrono::steady_clock::now();
 }
@@ -110,7 +110,7 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
       .freed = std::max<std::int64_t>(checkpoint_.held(device).value_or(start) - held, 0),
       .available = room.allocated + room.free - held,
       .unused = std::max<std::int64_t>(room.reserved - held - peak, 0),
-      .allocations = device.is_cpu() ? allocations_->so_far() : 0,
+      .allocations = device.is_cpu() ? CpuAllocator::allocations() - allocations_before_ : 0,
       .device = device,
       .seconds = seconds.count(),
       .repeats = needed_release_.has_value()};
@@ -121,7 +121,6 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
   }
   publish(attempt);
   meter_.reset();
-  allocations_.reset();
   return attempt;
 }
 

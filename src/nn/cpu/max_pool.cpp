@@ -26,16 +26,15 @@ constexpr Int kLeastChannels = 64;  // fewer for a thread, and threads share cac
 /// is twice as fast as going through float.
 template <class T>
 struct Order {
-  using Raw = T;  // as it lies in memory
-  using Key = T;
+  using Raw = T;  // as it lies in memory; a key of the same type compares as the value does
   using Place = std::conditional_t<sizeof(T) == 8, std::int64_t, std::int32_t>;
   static constexpr bool kKeyIsValue = true;
   static constexpr Raw kLowestRaw = -std::numeric_limits<T>::infinity();
-  static constexpr Key kLowest = kLowestRaw;
+  static constexpr Raw kLowest = kLowestRaw;
 
-  static Key key(Raw value) { return value; }
+  static Raw key(Raw value) { return value; }
   /// As torch: of equal ones the first stays, and NaN beats all.
-  static bool beats(Key value, Key best) { return (value > best) | (value != value); }
+  static bool beats(Raw key, Raw best) { return (key > best) | (key != key); }
 
   template <class Number>
   static Number pick(bool first, Number a, Number b) {
@@ -46,25 +45,24 @@ struct Order {
 template <std::int16_t Infinity>
 struct HalfOrder {
   using Raw = std::int16_t;
-  using Key = std::int16_t;
   using Place = std::int16_t;
   static constexpr bool kKeyIsValue = false;
   static constexpr Raw kLowestRaw = static_cast<Raw>(Infinity | 0x8000);
-  static constexpr Key kLowest = static_cast<Key>(-Infinity);
-  static constexpr Key kNan = std::numeric_limits<Key>::max();
+  static constexpr Raw kLowest = static_cast<Raw>(-Infinity);
+  static constexpr Raw kNan = std::numeric_limits<Raw>::max();
 
   // With masks: the compiler makes branches of conditions here, and no vectors.
-  static Key key(Raw value) {
-    const auto size = static_cast<Key>(value & 0x7fff);
-    const auto sign = static_cast<Key>(value >> 15);
-    const auto number = static_cast<Key>((size ^ sign) - sign);
+  static Raw key(Raw value) {
+    const auto size = static_cast<Raw>(value & 0x7fff);
+    const auto sign = static_cast<Raw>(value >> 15);
+    const auto number = static_cast<Raw>((size ^ sign) - sign);
     return pick(size > Infinity, kNan, number);
   }
-  static bool beats(Key value, Key best) { return (value > best) | (value == kNan); }
+  static bool beats(Raw key, Raw best) { return (key > best) | (key == kNan); }
 
-  static std::int16_t pick(bool first, std::int16_t a, std::int16_t b) {
-    const auto mask = static_cast<std::int16_t>(-static_cast<std::int16_t>(first));
-    return static_cast<std::int16_t>(b ^ ((a ^ b) & mask));
+  static Raw pick(bool first, Raw a, Raw b) {
+    const auto mask = static_cast<Raw>(-static_cast<Raw>(first));
+    return static_cast<Raw>(b ^ ((a ^ b) & mask));
   }
 };
 
@@ -88,7 +86,6 @@ template <class T>
 class Maxima {
  public:
   using Raw = typename Order<T>::Raw;
-  using Key = typename Order<T>::Key;
   using Place = typename Order<T>::Place;
 
   void start(Int count, Int place) {
@@ -115,26 +112,23 @@ class Maxima {
   }
 
   void store(Raw* values, std::uint8_t* places, Int count) const {
-    const Raw* const from = Order<T>::kKeyIsValue ? keys_as_values() : value_.data();
-    std::copy_n(from, count, values);
+    std::copy_n((Order<T>::kKeyIsValue ? best_ : value_).data(), count, values);
     for (Int i = 0; i < count; ++i) {
       places[i] = static_cast<std::uint8_t>(place_[static_cast<std::size_t>(i)]);
     }
   }
 
  private:
-  const Raw* keys_as_values() const { return best_.data(); }
-
   template <class Step>
   void look_by(const Raw* __restrict from, Step step, Int first, Int count, Int place_now) {
-    Key* __restrict const best = best_.data() + first;
+    Raw* __restrict const best = best_.data() + first;
     // NOLINTNEXTLINE(misc-const-correctness): written below, for types whose key is no value
     Raw* __restrict const value = value_.data() + first;
     Place* __restrict const place = place_.data() + first;
     const auto here = static_cast<Place>(place_now);
     for (Int i = 0; i < count; ++i) {
       const Raw now = from[i * step];
-      const Key key = Order<T>::key(now);
+      const Raw key = Order<T>::key(now);
       const bool wins = Order<T>::beats(key, best[i]);
       best[i] = Order<T>::pick(wins, key, best[i]);
       place[i] = Order<T>::pick(wins, here, place[i]);
@@ -144,7 +138,7 @@ class Maxima {
     }
   }
 
-  std::array<Key, kBlock> best_;
+  std::array<Raw, kBlock> best_;  // keys
   std::array<Raw, kBlock> value_;
   std::array<Place, kBlock> place_;
 };
