@@ -135,9 +135,9 @@ class BucketSource : public BatchSource {
         return [=, sizes = reader.sizes()](std::size_t i) { return at(sizes, i); };
       };
       std::size_t taken = 0;
-      std::size_t ahead = reader.look_ahead(1);
+      std::size_t ahead = 0;
       do {
-        ahead = reader.look_ahead(2 * taken);
+        ahead = reader.look_ahead(std::max(2 * taken, std::size_t{1}));
         taken = detail::add_what_fits(fill, 0, taken, ahead, readable());
         // If all that was looked at fits, there may be more.
       } while (taken == ahead && reader.look_ahead(2 * taken) > ahead);

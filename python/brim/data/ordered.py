@@ -250,10 +250,6 @@ class SizeAwareBatchSampler(FittedBatchSampler):
     def _sample_count(self) -> int:
         if self._batching is not None:
             return self._batching.samples
-        if self._count is not None:
-            return self._count
-        if self._indices is not None:
-            return len(self._indices)
         return len(self._given) if isinstance(self._given, Sized) else -1
 
     # ---- iterating -------------------------------------------------------------------------
