@@ -276,6 +276,33 @@ def test_normalisation_with_something_around(make: Callable[[], nn.Module], what
     assert name.startswith(("brim::", "Permute"))
 
 
+class WrittenOut(nn.BatchNorm2d):
+    """Batch normalisation as a model writes it, with its counter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, variance = self.running_mean, self.running_var
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        options: Any = self.training, self.momentum, self.eps
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, *options)
+
+
+class CountsTwice(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("kind", "is_same"), [(WrittenOut, True), (CountsTwice, False)])
+def test_statistics_are_compared_too(kind: type[nn.BatchNorm2d], is_same: bool) -> None:
+    layer = kind(6)
+    report = brim.convert(layer, functions=False)
+    assert len(report.replaced) == is_same
+    assert "but its results differ" in str(report) or is_same
+    assert layer.num_batches_tracked == 0
+
+
 def test_another_way_that_is_switched_on_is_taken() -> None:
     class Fast(NormAct):
         def forward(self, x: Tensor) -> Tensor:

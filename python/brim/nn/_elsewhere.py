@@ -31,12 +31,7 @@ _jit: Any = torch.jit  # has no types
 
 
 def ops() -> _Operators:
-    """The operators of brim, with positional arguments in the order of their schemas.
-
-    Example:
-        >>> ops().silu(torch.zeros(2))
-        tensor([0., 0.])
-    """
+    """The operators of brim, with positional arguments in the order of their schemas."""
     return _traced if is_dynamo_compiling() else _C.ops
 
 

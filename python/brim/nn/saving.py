@@ -295,8 +295,6 @@ def _table(recompute: bool = False, runs_again: bool = False) -> dict[Any, Calla
         table[torchs.scaled_dot_product_attention] = attention
     _add_arithmetic(table, own, recompute)
     for name in _activation.__all__:
-        if not hasattr(torchs, name):
-            continue
         function = getattr(own, name)
         for place in (torch, torch.Tensor, inner):
             if place is inner and name == "elu":  # has more options there
