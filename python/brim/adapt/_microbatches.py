@@ -293,7 +293,7 @@ class Microbatches:
                 result = loss_fn(batch if stop - start == items else split(batch, start, stop))
                 loss = result[0] if isinstance(result, tuple) else result
                 loss = loss if scale is None else scale(loss)
-                loss.backward(torch.full_like(loss, size / items))  # type: ignore[no-untyped-call]
+                loss.backward(torch.full_like(loss, size / items))
             for parameter, gradient in zip(parameters, before, strict=True):
                 parameter.grad = gradient
 

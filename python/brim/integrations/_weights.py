@@ -52,6 +52,7 @@ class Weights:
         half = half or any(each.dtype.itemsize < 4 for each in model.parameters())
         self._tolerance = 2e-2 if half else 1e-4  # of a sum, relative to its terms
         self._split, self._length = step._split, step._length
+        step._check = None  # of plain sums; these are weighted, and compared here
         self._compared: dict[int, float] = {}  # by trait: by how much the pairs differed
         self._check, self._checked = check, False
         if not check:
