@@ -20,6 +20,11 @@ import torch
 from brim import memory
 from brim.adapt._options import Slot, slots_of
 from brim.compat._halving import Sizes, halving
+from brim.compat.torch_max_mem._hashing import (  # noqa: F401  the original has all three here
+    KeyHasher,
+    flatten_variadic_keyword_arguments,
+    hashable_key,
+)
 
 __all__ = [
     "infer_maximum_batch_size",
@@ -379,41 +384,6 @@ def infer_maximum_batch_size(
         return inferring
 
     return decorate
-
-
-def hashable_key(value: Any) -> Any:
-    """What is hashed for a value: of a tensor its shape, dtype and device, else the value."""
-    if isinstance(value, torch.Tensor):
-        return "torch.Tensor", tuple(value.shape), value.dtype, value.device
-    return value
-
-
-class KeyHasher:
-    """Hashes some of the arguments of a call, by their names."""
-
-    @staticmethod
-    def normalize_keys(keys: Collection[str] | str | None) -> Collection[str]:
-        """The names as a collection; `keys` may be one name or None."""
-        if keys is None:
-            return []
-        return [keys] if isinstance(keys, str) else keys
-
-    def __init__(self, keys: Collection[str] | str | None) -> None:
-        self.keys = self.normalize_keys(keys)
-
-    def __call__(self, kwargs: Mapping[str, Any]) -> int:
-        """The hash of the values of the keys; a missing key counts as None."""
-        return hash(tuple(hashable_key(kwargs.get(key)) for key in self.keys))
-
-
-def flatten_variadic_keyword_arguments(bound_arguments: inspect.BoundArguments) -> dict[str, Any]:
-    """The arguments by name, including those in a `**kwargs` parameter."""
-    flat: dict[str, Any] = {}
-    parameters = bound_arguments.signature.parameters
-    for name, value in bound_arguments.arguments.items():
-        is_variadic = parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        flat.update(value if is_variadic else {name: value})
-    return flat
 
 
 class MemoryUtilizationMaximizer:
