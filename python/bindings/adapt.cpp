@@ -14,34 +14,16 @@
 #include "bindings.h"
 #include "core_warnings.h"
 #include "interpreter.h"
-#include "numbers.h"
-#include "pickled.h"
 #include "python_error.h"
+#include "record.h"
 
 namespace brim::python {
 namespace {
 
-std::string word_argument(const char* name, const py::object& value) {
+std::string text_argument(const char* name, const py::object& value) {
   TORCH_CHECK_TYPE(py::isinstance<py::str>(value), name, " must be a string, got ",
                    text_of(py::repr(value)));
   return text_of(value);
-}
-
-Objective objective_argument(const std::string& name) {
-  TORCH_CHECK_VALUE(name == "memory" || name == "throughput",
-                    "objective must be \"memory\" or \"throughput\", got \"", name, "\"");
-  return name == "memory" ? Objective::memory : Objective::throughput;
-}
-
-AdaptKind kind_argument(const std::string& name) {
-  return name == "maximize" ? AdaptKind::maximize
-         : name == "batch"  ? AdaptKind::batch
-         : name == "range"  ? AdaptKind::range
-                            : AdaptKind::chunked;
-}
-
-Binding binding_argument(const std::string& name) {
-  return name == "instance" ? Binding::instance : name == "owner" ? Binding::owner : Binding::none;
 }
 
 /// (name, position[, default]); a position of -1 is keyword only.
@@ -76,15 +58,17 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
     read(name,
          [&](const py::object& value) { target = value.cast<std::decay_t<decltype(target)>>(); });
   };
-  config->kind = kind_argument(given["kind"].cast<std::string>());
-  config->binding = binding_argument(given["binding"].cast<std::string>());
+  config->kind = word_argument<AdaptKind>("kind", given["kind"].cast<std::string>(), kAdaptKinds);
+  config->binding = word_argument<Binding>("binding", given["binding"].cast<std::string>(),
+                                           {"instance", "owner", "none"});
   read_into("has_receiver", config->has_receiver);
   read_into("recipe", config->recipe);
   read("strategy", [&](const py::object& value) {
-    options.strategy = parse_strategy(word_argument("strategy", value));
+    options.strategy = parse_strategy(text_argument("strategy", value));
   });
   read("objective", [&](const py::object& value) {
-    options.objective = objective_argument(word_argument("objective", value));
+    options.objective = word_argument<Objective>("objective", text_argument("objective", value),
+                                                 {"memory", "throughput"});
   });
   read_into("lower", options.lower);
   read("device", [&](const py::object& value) { options.device = device_argument(value); });
@@ -134,7 +118,8 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
 }  // namespace
 
 void register_adapt(py::module_& m) {
-  py::class_<Attempt>(m, "Attempt", R"(One attempt of an adaptive call: its size and how it ended.
+  record<Attempt>(
+      m, "Attempt", R"(One attempt of an adaptive call: its size and how it ended.
 
 `record` returns a list of them, and `observer=` is called with each. Bytes are None where they are
 not known.
@@ -147,7 +132,20 @@ Example:
     >>> _, attempts = work.record()
     >>> attempts
     [Attempt(size=8, fitted, peak 32.00 KiB)]
-)")
+)",
+      field(nullptr, &Attempt::values),
+      field("outcome", &Attempt::outcome, "Why it failed; `OomKind.none` if it fitted."),
+      field("peak", &Attempt::peak, "The most bytes above `held`; of a failure, when it failed."),
+      field("requested", &Attempt::requested, "Bytes asked for when it failed."),
+      field("held", &Attempt::held, "Bytes in use before, less those that it freed."),
+      field(nullptr, &Attempt::freed),
+      field("available", &Attempt::available, "Bytes that it could use."),
+      field(nullptr, &Attempt::unused), field(nullptr, &Attempt::device),
+      field("seconds", &Attempt::seconds, "How long it took; 0 if it was not timed."),
+      field(nullptr, &Attempt::rate),
+      field("repeats", &Attempt::repeats,
+            "Whether it was the same size once more, after the cache had been released."),
+      field(nullptr, &Attempt::remembered))
       .def_property_readonly(
           "size", [](const Attempt& self) { return self.values.front(); },
           "The size; of several parameters the first.")
@@ -155,19 +153,6 @@ Example:
           "values", [](const Attempt& self) { return py::tuple(py::cast(self.values)); },
           "The value of each parameter.")
       .def_property_readonly("fitted", &Attempt::fitted, "Whether memory sufficed.")
-      .def_readonly("outcome", &Attempt::outcome, "Why it failed; `OomKind.none` if it fitted.")
-      .def_readonly("peak", &Attempt::peak,
-                    "The most bytes above `held`; of a failure, when it failed.")
-      .def_readonly("requested", &Attempt::requested, "Bytes asked for when it failed.")
-      .def_readonly("held", &Attempt::held, "Bytes in use before, less those that it freed.")
-      .def_readonly("available", &Attempt::available, "Bytes that it could use.")
-      .def_readonly("seconds", &Attempt::seconds, "How long it took; 0 if it was not timed.")
-      .def_readonly("repeats", &Attempt::repeats,
-                    "Whether it was the same size once more, after the cache had been released.")
-      .def(pickled<Attempt>(
-          &Attempt::values, &Attempt::outcome, &Attempt::peak, &Attempt::requested, &Attempt::held,
-          &Attempt::freed, &Attempt::available, &Attempt::unused, &Attempt::device,
-          &Attempt::seconds, &Attempt::rate, &Attempt::repeats, &Attempt::remembered))
       .def("__repr__", [](const Attempt& self) {
         return c10::str("Attempt(size=", c10::Join(", ", self.values), ", ", detail::describe(self),
                         ")");
@@ -187,7 +172,7 @@ Example:
     0
 )")
       .def(py::init([](const py::object& capacity, std::optional<std::filesystem::path> directory) {
-             const std::int64_t kinds = whole_number(capacity.ptr(), {"capacity"});
+             const std::int64_t kinds = integer_argument("capacity", capacity);
              TORCH_CHECK_VALUE(kinds >= 1, "capacity must be 1 or more, got ", kinds);
              return std::make_shared<FunctionMemory>(static_cast<std::size_t>(kinds),
                                                      std::move(directory));
@@ -200,11 +185,7 @@ Example:
           [] {
             CoreWarnings warnings;
             without_gil([] { SizeMemory::flush(); });
-            PyObject* const none = warnings.deliver(py::none().release().ptr());
-            if (none == nullptr) {
-              throw py::error_already_set();
-            }
-            Py_DECREF(none);
+            warnings.deliver();
           },
           "Write what is to be kept in files now, of all functions.")
       .def_static("default_directory", &SizeMemory::default_directory,

@@ -87,16 +87,30 @@ class Call {
       : config_(config), function_(function), arguments_(arguments), attempts_(attempts) {}
 
   PyObject* run() {
-    if (config_.ranks) {
+    if (config_.ranks) [[unlikely]] {
       const py::object agreement = invoke(config_.ranks);
       ranks_ = agreement.is_none() ? nullptr : agreement.cast<std::shared_ptr<Agreement>>();
     }
-    if (!ranks_) {
-      return run_kind();
+    if (ranks_) [[unlikely]] {
+      run_as_rank();
+    } else {
+      run_kind();
     }
+    if (log_) {
+      log_->finish();
+    }
+    if (warnings_) {
+      warnings_->deliver();
+    }
+    return result_.release().ptr();
+  }
+
+ private:
+  /// Tells the other ranks of an error that they would wait for in vain.
+  void run_as_rank() {
     const std::int64_t calls = ranks_->channel().calls;
     try {
-      return run_kind();
+      run_kind();
     } catch (const std::exception& error) {
       if (ranks_->channel().calls == calls) {  // ahead of the exchanges, as for a wrong argument
         const auto* known = dynamic_cast<const c10::Error*>(&error);
@@ -106,8 +120,7 @@ class Call {
     }
   }
 
- private:
-  PyObject* run_kind() {
+  void run_kind() {
     // Ahead of the work: a call that ran out of memory is too late to find that it has no key.
     if (config_.memory && config_.key_arguments) {
       keys_ = call_keys(config_, arguments_, std::nullopt);
@@ -126,11 +139,6 @@ class Call {
         chunked();
         break;
     }
-    if (log_) {
-      log_->finish();
-    }
-    PyObject* const result = result_.release().ptr();
-    return warnings_ ? warnings_->deliver(result) : result;
   }
 
   /// Whether an attempt fitted, as the driver wants to know it. `run` returns a new reference.
@@ -455,8 +463,8 @@ class Call {
 }  // namespace
 
 PyObject* adaptive_call(const AdaptiveConfig& config, PyObject* function,
-                        const CallArguments& arguments, std::vector<Attempt>* attempts) noexcept {
-  return called_by_python([&] { return Call(config, function, arguments, attempts).run(); });
+                        const CallArguments& arguments, std::vector<Attempt>* attempts) {
+  return Call(config, function, arguments, attempts).run();
 }
 
 void forget_all(const AdaptiveConfig& config) {
@@ -468,28 +476,25 @@ void forget_all(const AdaptiveConfig& config) {
   }
 }
 
-PyObject* adaptive_forget(const AdaptiveConfig& config, const CallArguments& arguments) noexcept {
-  return called_by_python([&] {
-    if (config.per_call_site) {
-      forget_all(config);
-    } else if (config.memory || config.foresee) {
-      const bool cut =
-          config.kind == AdaptKind::chunked && arguments.positional > arguments.receivers;
-      const CallKeys keys = call_keys(
-          config, arguments, cut ? std::optional(chunk_dim(config, arguments)) : std::nullopt);
-      if (config.memory) {
-        config.memory->forget(keys.key);
-        if (keys.wider) {
-          config.memory->forget(*keys.wider);
-        }
-      }
-      if (config.foresee) {
-        const CallKeys foreseen = call_keys(config, arguments, std::nullopt, true);
-        release(invoke(attribute(config.foresee, "forget"), foreseen.key));
-      }
+void adaptive_forget(const AdaptiveConfig& config, const CallArguments& arguments) {
+  if (config.per_call_site) {
+    forget_all(config);
+    return;
+  }
+  if (config.memory) {
+    const bool cut =
+        config.kind == AdaptKind::chunked && arguments.positional > arguments.receivers;
+    const CallKeys keys = call_keys(
+        config, arguments, cut ? std::optional(chunk_dim(config, arguments)) : std::nullopt);
+    config.memory->forget(keys.key);
+    if (keys.wider) {
+      config.memory->forget(*keys.wider);
     }
-    return py::none().release().ptr();
-  });
+  }
+  if (config.foresee) {
+    const CallKeys foreseen = call_keys(config, arguments, std::nullopt, true);
+    release(invoke(attribute(config.foresee, "forget"), foreseen.key));
+  }
 }
 
 }  // namespace brim::python

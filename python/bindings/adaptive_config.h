@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,8 @@ struct ArgumentSlot {
 };
 
 enum class AdaptKind : std::uint8_t { maximize, batch, range, chunked };
+inline constexpr std::initializer_list<const char*> kAdaptKinds{"maximize", "batch", "range",
+                                                                "chunked"};
 
 /// What a function in a class is bound to: what was decorated may be a class or a static method.
 enum class Binding : std::uint8_t { instance, owner, none };

@@ -2,12 +2,12 @@
 // Python code on the path of a call would cost more than the call may.
 #include "adaptive_function.h"
 
+#include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
 #include <pybind11/stl.h>
 #include <structmember.h>
 
-#include <array>
 #include <new>
 #include <string>
 #include <utility>
@@ -34,29 +34,26 @@ AdaptiveFunction* as_function(PyObject* object) {
   return reinterpret_cast<AdaptiveFunction*>(object);
 }
 
-/// What was decorated and how, of a function or of what it is bound from. Null with an exception
-/// set for what the garbage collector took apart: a finaliser may try to call it.
-const AdaptiveFunction* decorated(PyObject* self) {
+/// What was decorated and how, of a function or of what it is bound from. @throws a ReferenceError
+/// for what the garbage collector took apart: a finaliser may try to call it.
+const AdaptiveFunction& decorated(PyObject* self) {
   const AdaptiveFunction* function = as_function(self);
   if (function->base != nullptr) {
     function = as_function(function->base);
   }
-  if (function->function != nullptr && function->config != nullptr) [[likely]] {
-    return function;
+  if (function->function == nullptr || function->config == nullptr) [[unlikely]] {
+    PyErr_SetString(PyExc_ReferenceError, "this adaptive function is being made or destroyed");
+    throw py::error_already_set();
   }
-  PyErr_SetString(PyExc_ReferenceError, "this adaptive function is being made or destroyed");
-  return nullptr;
+  return *function;
 }
 
 /// Calls `then(config, function, arguments)`, with the instance of a bound one ahead of the others.
 template <class Then>
 PyObject* with_arguments(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names,
                          const Then& then) {
-  const AdaptiveFunction* function = decorated(self);
-  if (function == nullptr) {
-    return nullptr;
-  }
-  const AdaptiveConfig& config = *function->config;
+  const AdaptiveFunction& function = decorated(self);
+  const AdaptiveConfig& config = *function.config;
   PyObject* const instance = as_function(self)->instance;
   const bool method = instance != nullptr || (config.has_receiver && count > 0);
   CallArguments arguments{values, count, names,
@@ -68,87 +65,76 @@ PyObject* with_arguments(PyObject* self, PyObject* const* values, Py_ssize_t cou
     arguments.values = all.data();
     ++arguments.positional;
   }
-  return then(config, function->function, arguments);
+  return then(config, function.function, arguments);
 }
 
 PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
-  return with_arguments(self, values, PyVectorcall_NARGS(count), names,
-                        [](const auto& config, PyObject* function, const auto& arguments) {
-                          return adaptive_call(config, function, arguments, nullptr);
-                        });
+  return called_by_python([&] {
+    return with_arguments(self, values, PyVectorcall_NARGS(count), names,
+                          [](const auto& config, PyObject* function, const auto& arguments) {
+                            return adaptive_call(config, function, arguments, nullptr);
+                          });
+  });
 }
 
 /// `function.record(*args, **kwargs)` → (result, `Attempts`).
 PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
-  std::vector<Attempt> attempts;
-  PyObject* result =
-      with_arguments(self, values, count, names,
-                     [&](const auto& config, PyObject* function, const auto& arguments) {
-                       return adaptive_call(config, function, arguments, &attempts);
-                     });
-  if (result == nullptr) {
-    return nullptr;
-  }
-  const auto owned = py::reinterpret_steal<py::object>(result);
   return called_by_python([&] {
+    std::vector<Attempt> attempts;
+    const py::object result = new_reference(
+        with_arguments(self, values, count, names,
+                       [&](const auto& config, PyObject* function, const auto& arguments) {
+                         return adaptive_call(config, function, arguments, &attempts);
+                       }));
     const py::object list = py::module_::import("brim.adapt._attempts").attr("Attempts");
-    return py::make_tuple(owned, list(std::move(attempts))).release().ptr();
+    return py::make_tuple(result, list(std::move(attempts)));
   });
 }
 
 /// `function.clear()`: forgets every size that was learned.
 PyObject* clear_sizes(PyObject* self, PyObject* /*unused*/) {
-  const AdaptiveFunction* function = decorated(self);
-  if (function == nullptr) {
-    return nullptr;
-  }
   return called_by_python([&] {
-    forget_all(*function->config);
-    return py::none().release().ptr();
+    forget_all(*decorated(self).config);
+    return py::none();
   });
 }
 
 /// `function.forget(*args, **kwargs)`: forgets what was learned of calls with such arguments.
 PyObject* forget(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
-  return with_arguments(self, values, count, names,
-                        [](const auto& config, PyObject* /*function*/, const auto& arguments) {
-                          return adaptive_forget(config, arguments);
-                        });
+  return called_by_python([&] {
+    return with_arguments(self, values, count, names,
+                          [](const auto& config, PyObject* /*function*/, const auto& arguments) {
+                            adaptive_forget(config, arguments);
+                            return Py_NewRef(Py_None);
+                          });
+  });
 }
 
 PyTypeObject* type_object();
 
-AdaptiveFunction* make() {
-  PyObject* self = PyType_GenericAlloc(type_object(), 0);
-  if (self == nullptr) {
-    return nullptr;
-  }
-  AdaptiveFunction* made = as_function(self);
-  made->vectorcall = &call;
-  new (&made->config) std::shared_ptr<const AdaptiveConfig>();
+py::object make() {
+  py::object made = new_reference(PyType_GenericAlloc(type_object(), 0));
+  as_function(made.ptr())->vectorcall = &call;
+  new (&as_function(made.ptr())->config) std::shared_ptr<const AdaptiveConfig>();
   return made;
 }
 
 PyObject* bind(PyObject* self, PyObject* instance, PyObject* owner) {
-  const AdaptiveFunction* function = decorated(self);
-  if (function == nullptr) {
-    return nullptr;
-  }
-  const Binding binding = function->config->binding;
-  if (binding == Binding::owner) {
-    instance = owner != nullptr ? owner : reinterpret_cast<PyObject*>(Py_TYPE(instance));
-  }
-  if (binding == Binding::none || instance == nullptr || instance == Py_None ||
-      as_function(self)->base != nullptr) {
-    return Py_NewRef(self);
-  }
-  AdaptiveFunction* bound = make();
-  if (bound != nullptr) {
-    bound->base = Py_NewRef(self);
-    bound->instance = Py_NewRef(instance);
-    bound->dict = Py_XNewRef(as_function(self)->dict);
-  }
-  return reinterpret_cast<PyObject*>(bound);
+  return called_by_python([&] {
+    const Binding binding = decorated(self).config->binding;
+    if (binding == Binding::owner) {
+      instance = owner != nullptr ? owner : reinterpret_cast<PyObject*>(Py_TYPE(instance));
+    }
+    if (binding == Binding::none || instance == nullptr || instance == Py_None ||
+        as_function(self)->base != nullptr) {
+      return py::reinterpret_borrow<py::object>(self);
+    }
+    py::object bound = make();
+    as_function(bound.ptr())->base = Py_NewRef(self);
+    as_function(bound.ptr())->instance = Py_NewRef(instance);
+    as_function(bound.ptr())->dict = Py_XNewRef(as_function(self)->dict);
+    return bound;
+  });
 }
 
 /// `type(method)(function, instance)` binds, as for a method. Without arguments it makes one that
@@ -163,24 +149,22 @@ PyObject* construct(PyTypeObject* /*type*/, PyObject* arguments, PyObject* keywo
                     "an AdaptiveFunction is made by brim.maximize, batch, range or chunked");
     return nullptr;
   }
-  return function == nullptr ? reinterpret_cast<PyObject*>(make())
-                             : bind(function, instance, nullptr);
+  return function == nullptr ? called_by_python(&make) : bind(function, instance, nullptr);
 }
 
 /// A method of CPython's own kind, which knows all that a method can be asked for.
-PyObject* as_method(PyObject* self) {
-  return PyMethod_New(as_function(self)->base, as_function(self)->instance);
+py::object as_method(PyObject* self) {
+  return new_reference(PyMethod_New(as_function(self)->base, as_function(self)->instance));
 }
 
 /// What was decorated; of a bound one, bound.
 PyObject* wrapped(PyObject* self, void* /*closure*/) {
-  const AdaptiveFunction* function = decorated(self);
-  if (function == nullptr) {
-    return nullptr;
-  }
-  PyObject* const instance = as_function(self)->instance;
-  return instance == nullptr ? Py_NewRef(function->function)
-                             : PyMethod_New(function->function, instance);
+  return called_by_python([&] {
+    PyObject* const function = decorated(self).function;
+    PyObject* const instance = as_function(self)->instance;
+    return instance == nullptr ? py::reinterpret_borrow<py::object>(function)
+                               : new_reference(PyMethod_New(function, instance));
+  });
 }
 
 /// The signature that callers see; without the instance where it is bound.
@@ -195,8 +179,7 @@ PyObject* signature(PyObject* self, void* /*closure*/) {
     return Py_XNewRef(shown);
   }
   return called_by_python([&] {
-    const auto method = py::reinterpret_steal<py::object>(as_method(self));
-    return py::module_::import("inspect").attr("signature")(method).release().ptr();
+    return py::object(py::module_::import("inspect").attr("signature")(as_method(self)));
   });
 }
 
@@ -217,42 +200,39 @@ PyObject* compare(PyObject* self, PyObject* other, int operation) {
       as_function(other)->base == nullptr) {
     Py_RETURN_NOTIMPLEMENTED;
   }
-  const auto one = py::reinterpret_steal<py::object>(as_method(self));
-  const auto two = py::reinterpret_steal<py::object>(as_method(other));
-  return one && two ? PyObject_RichCompare(one.ptr(), two.ptr(), operation) : nullptr;
+  return called_by_python([&] {
+    return PyObject_RichCompare(as_method(self).ptr(), as_method(other).ptr(), operation);
+  });
 }
 
 Py_hash_t hash(PyObject* self) {
   if (as_function(self)->base == nullptr) {
     return PyBaseObject_Type.tp_hash(self);
   }
-  const auto method = py::reinterpret_steal<py::object>(as_method(self));
+  const auto method = py::reinterpret_steal<py::object>(
+      PyMethod_New(as_function(self)->base, as_function(self)->instance));
   return method ? PyObject_Hash(method.ptr()) : -1;
 }
 
 /// The Python objects of a configuration: an observer or a default may refer back to the function.
 int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
-  const auto visit_all = [&](const std::vector<ArgumentSlot>& slots) {
+  std::vector<const py::object*> objects{&config.foresee,  &config.progress, &config.hasher,
+                                         &config.observer, &config.recipe,   &config.restore,
+                                         &config.ranks};
+  const auto add = [&](const auto& slots) {
     for (const ArgumentSlot& slot : slots) {
-      Py_VISIT(slot.otherwise.ptr());
+      objects.push_back(&slot.otherwise);
     }
-    return 0;
   };
-  if (const int stop = visit_all(config.parameters)) {
-    return stop;
-  }
-  if (const int stop = config.key_arguments ? visit_all(*config.key_arguments) : 0) {
-    return stop;
-  }
-  if (const int stop = visit_all(config.restore_arguments)) {
-    return stop;
+  add(config.parameters);
+  add(config.restore_arguments);
+  if (config.key_arguments) {
+    add(*config.key_arguments);
   }
   if (config.infer) {
-    Py_VISIT(config.infer->otherwise.ptr());
+    objects.push_back(&config.infer->otherwise);
   }
-  for (const py::object* object :
-       {&config.foresee, &config.progress, &config.hasher, &config.observer, &config.recipe,
-        &config.restore, &config.ranks}) {
+  for (const py::object* object : objects) {
     Py_VISIT(object->ptr());
   }
   return 0;
@@ -293,52 +273,38 @@ void dealloc(PyObject* self) {
 
 /// `<brim.maximize(batch_size) of knn>`, `<brim.chunked(1024) of work>`.
 PyObject* represent(PyObject* self) {
-  const AdaptiveFunction* function = decorated(self);
-  if (function == nullptr) {
-    return nullptr;
-  }
-  static constexpr std::array kKinds{"maximize", "batch", "range", "chunked"};
-  const AdaptiveConfig& config = *function->config;
-  const std::string text = c10::str(
-      "<", as_function(self)->base == nullptr ? "" : "bound ", "brim.",
-      kKinds.at(static_cast<std::size_t>(config.kind)), "(",
-      config.kind == AdaptKind::maximize ? config.options.name : std::to_string(config.initial),
-      ") of ", config.log_name, ">");
-  return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+  return called_by_python([&] {
+    const AdaptiveConfig& config = *decorated(self).config;
+    return py::str(c10::str(
+        "<", as_function(self)->base == nullptr ? "" : "bound ", "brim.",
+        kAdaptKinds.begin()[static_cast<std::size_t>(config.kind)], "(",
+        config.kind == AdaptKind::maximize ? config.options.name : std::to_string(config.initial),
+        ") of ", config.log_name, ">"));
+  });
 }
 
 /// A bound one is pickled as a method is, a function by its name, or by value for cloudpickle.
 PyObject* reduce(PyObject* self, PyObject* /*unused*/) {
-  const AdaptiveFunction* function = decorated(self);
-  if (function == nullptr) {
-    return nullptr;
-  }
   return called_by_python([&] {
-    if (as_function(self)->base != nullptr) {
-      const auto method = py::reinterpret_steal<py::object>(as_method(self));
-      return method.attr("__reduce__")().release().ptr();
-    }
-    const py::object how = py::module_::import("brim.adapt._options").attr("reduce");
-    return how(py::handle(self), function->config->recipe).release().ptr();
+    const AdaptiveFunction& function = decorated(self);
+    return as_function(self)->base != nullptr
+               ? py::object(as_method(self).attr("__reduce__")())
+               : py::object(py::module_::import("brim.adapt._options")
+                                .attr("reduce")(py::handle(self), function.config->recipe));
   });
 }
 
 /// Becomes what the recipe makes.
 PyObject* set_state(PyObject* self, PyObject* recipe) {
-  PyObject* const made = PyObject_CallNoArgs(recipe);
-  if (made == nullptr) {
-    return nullptr;
-  }
-  if (Py_TYPE(made) != type_object()) {
-    Py_DECREF(made);
-    PyErr_SetString(PyExc_TypeError, "the state of an adaptive function must make one");
-    return nullptr;
-  }
-  std::swap(as_function(self)->function, as_function(made)->function);
-  std::swap(as_function(self)->dict, as_function(made)->dict);
-  std::swap(as_function(self)->config, as_function(made)->config);
-  Py_DECREF(made);
-  Py_RETURN_NONE;
+  return called_by_python([&] {
+    const py::object made = new_reference(PyObject_CallNoArgs(recipe));
+    TORCH_CHECK_TYPE(Py_TYPE(made.ptr()) == type_object(),
+                     "the state of an adaptive function must make one");
+    std::swap(as_function(self)->function, as_function(made.ptr())->function);
+    std::swap(as_function(self)->dict, as_function(made.ptr())->dict);
+    std::swap(as_function(self)->config, as_function(made.ptr())->config);
+    return py::none();
+  });
 }
 
 PyTypeObject* type_object() {
@@ -397,24 +363,18 @@ Example:
   static PyType_Spec spec = {"brim._C.AdaptiveFunction", sizeof(AdaptiveFunction), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
                              slots};
-  static PyObject* const type = PyType_FromSpec(&spec);
-  if (type == nullptr) {
-    throw py::error_already_set();
-  }
-  return reinterpret_cast<PyTypeObject*>(type);
+  static const py::handle type = new_reference(PyType_FromSpec(&spec)).release();
+  return reinterpret_cast<PyTypeObject*>(type.ptr());
 }
 
 }  // namespace
 
 py::object make_adaptive_function(const py::object& function,
                                   std::shared_ptr<const AdaptiveConfig> config) {
-  AdaptiveFunction* const made = make();
-  if (made == nullptr) {
-    throw py::error_already_set();
-  }
-  made->function = Py_NewRef(function.ptr());
-  made->config = std::move(config);
-  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(made));
+  py::object made = make();
+  as_function(made.ptr())->function = Py_NewRef(function.ptr());
+  as_function(made.ptr())->config = std::move(config);
+  return made;
 }
 
 py::object adaptive_function_type() {

@@ -18,7 +18,7 @@
 #include "bindings.h"
 #include "interpreter.h"
 #include "numbers.h"
-#include "pickled.h"
+#include "record.h"
 #include "sample_batching.h"
 #include "tensors.h"
 
@@ -61,7 +61,7 @@ batching::SizeSpan<T> sizes_of(const at::Tensor& tensor) {
 }
 
 template <typename T>
-Columns<T> columns_of(const std::vector<at::Tensor>& tensors, const std::vector<Limit>& limits) {
+Columns<T> columns_as(const std::vector<at::Tensor>& tensors, const std::vector<Limit>& limits) {
   Columns<T> columns;
   columns.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -70,52 +70,19 @@ Columns<T> columns_of(const std::vector<at::Tensor>& tensors, const std::vector<
   return columns;
 }
 
-/// Arguments of the functions below: tensors of sizes, all ints or all floats, each with its cost
-/// and its maximum.
-struct Arguments {
-  std::vector<at::Tensor> tensors;
-  std::vector<Limit> limits;
-
-  Arguments(const py::list& sizes, const py::list& costs, const py::list& maxima) {
-    for (const py::handle tensor : sizes) {
-      tensors.push_back(column_argument("sizes", py::reinterpret_borrow<py::object>(tensor)));
-    }
-    limits = limits_argument(costs, maxima);
-  }
-
-  [[nodiscard]] AnyColumns columns(const at::Tensor& like) const {
-    return like.is_floating_point() ? AnyColumns(columns_of<double>(tensors, limits))
-                                    : AnyColumns(columns_of<std::int64_t>(tensors, limits));
-  }
-};
-
-batching::Order order_of(const std::optional<at::Tensor>& indices, bool shuffle) {
-  batching::Order order{.indices = std::nullopt, .shuffle = shuffle};
-  if (indices) {
-    order.indices = values_of<std::int64_t>(*indices);
-  }
-  return order;
+/// Tensors of sizes, all ints or all floats, each with its cost and its maximum.
+AnyColumns columns_of(const std::vector<at::Tensor>& tensors, const py::list& costs,
+                      const py::list& maxima, const at::Tensor& like) {
+  const std::vector<Limit> limits = limits_argument(costs, maxima);
+  return like.is_floating_point() ? AnyColumns(columns_as<double>(tensors, limits))
+                                  : AnyColumns(columns_as<std::int64_t>(tensors, limits));
 }
 
-std::optional<at::Tensor> indices_argument(const py::object& indices) {
-  if (indices.is_none()) {
-    return std::nullopt;
-  }
-  at::Tensor tensor = numbers_argument("indices", indices);
-  TORCH_CHECK_VALUE(tensor.scalar_type() == at::kLong, "indices must be whole numbers, got ",
-                    tensor.scalar_type());
-  return tensor;
-}
-
-/// Makes a Batching, and keeps the tensors that it refers to.
-template <typename Make>
-SharedBatching make_batching(Arguments arguments, std::optional<at::Tensor> other, Make make) {
+SharedBatching batching_of(const py::list& sizes) {
   auto result = std::make_shared<SampleBatching>();
-  result->tensors = std::move(arguments.tensors);
-  if (other) {
-    result->tensors.push_back(std::move(*other));
+  for (const py::handle tensor : sizes) {
+    result->tensors.push_back(column_argument("sizes", py::reinterpret_borrow<py::object>(tensor)));
   }
-  result->core = without_gil(make);
   return result;
 }
 
@@ -123,11 +90,15 @@ SharedBatching make_batching(Arguments arguments, std::optional<at::Tensor> othe
 template <typename Make>
 SharedBatching in_order(const py::list& sizes, const py::list& costs, const py::list& maxima,
                         const py::object& indices, bool shuffle, const Make& make) {
-  Arguments arguments(sizes, costs, maxima);
-  const auto order = indices_argument(indices);
-  AnyColumns columns = arguments.columns(arguments.tensors.at(0));
-  return make_batching(std::move(arguments), order,
-                       [&] { return make(std::move(columns), order_of(order, shuffle)); });
+  auto result = batching_of(sizes);
+  AnyColumns columns = columns_of(result->tensors, costs, maxima, result->tensors.at(0));
+  batching::Order order{.indices = std::nullopt, .shuffle = shuffle};
+  if (!indices.is_none()) {
+    result->tensors.push_back(column_of<std::int64_t>("indices", indices));
+    order.indices = values_of<std::int64_t>(result->tensors.back());
+  }
+  result->core = without_gil([&] { return make(std::move(columns), order); });
+  return result;
 }
 
 SharedBatching ordered(const py::list& sizes, const py::list& costs, const py::list& maxima,
@@ -153,44 +124,62 @@ SharedBatching bucketed(const py::object& bucket_sizes, std::vector<double> boun
                         std::vector<std::int64_t> batch_sizes, const py::list& sizes,
                         const py::list& costs, const py::list& maxima, bool drop_last, bool shuffle,
                         const std::string& oversize, std::int64_t batch_multiple) {
-  Arguments arguments(sizes, costs, maxima);
+  auto result = batching_of(sizes);
   const at::Tensor deciding = column_argument("sizes", bucket_sizes);
-  AnyColumns columns = arguments.columns(deciding);
+  AnyColumns columns = columns_of(result->tensors, costs, maxima, deciding);
+  result->tensors.push_back(deciding);
   batching::BucketOptions options{.boundaries = std::move(boundaries),
                                   .batch_sizes = std::move(batch_sizes),
                                   .drop_last = drop_last,
                                   .shuffle = shuffle,
                                   .oversize = oversize_argument(oversize),
                                   .batch_multiple = batch_multiple};
-  return make_batching(std::move(arguments), deciding, [&] {
+  result->core = without_gil([&] {
     return deciding.is_floating_point()
                ? batching::bucket_batching(sizes_of<double>(deciding), std::move(columns),
                                            std::move(options))
                : batching::bucket_batching(sizes_of<std::int64_t>(deciding), std::move(columns),
                                            std::move(options));
   });
+  return result;
 }
 
-/// A stream for counting and for plans; at the position if there is one.
+/// A stream of this rank's batches, from a position of state_dict() on if there is one.
 batching::BatchStream stream_of(const SampleBatching& batching, std::uint64_t seed,
-                                batching::Ranks ranks, const batching::Position& position) {
-  batching::BatchStream stream(*batching.core, seed, ranks);
-  if (!position.cursor.empty()) {
-    stream.seek(position);
-  }
-  return stream;
+                                std::int64_t rank, std::int64_t world_size,
+                                const py::object& cursor, const py::object& segments) {
+  const batching::Position position = position_argument(cursor, segments);
+  return without_gil([&] {
+    batching::BatchStream stream(*batching.core, seed, {rank, world_size});
+    if (!position.cursor.empty()) {
+      stream.seek(position);
+    }
+    return stream;
+  });
+}
+
+py::object iterate(const SharedBatching& batching, std::uint64_t seed, std::int64_t rank,
+                   std::int64_t world_size, const py::object& cursor, const py::object& segments,
+                   bool as_tensors, py::dict description) {
+  return make_batch_iterator(batching,
+                             stream_of(*batching, seed, rank, world_size, cursor, segments),
+                             as_tensors, std::move(description));
+}
+
+std::int64_t count(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
+                   std::int64_t world_size, const py::object& cursor, const py::object& segments) {
+  auto stream = stream_of(batching, seed, rank, world_size, cursor, segments);
+  return without_gil([&] { return stream.count_rest(); });
 }
 
 py::tuple plan(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
                std::int64_t world_size, const py::object& cursor, const py::object& segments) {
-  const batching::Position position = position_argument(cursor, segments);
-  batching::Batches batches = without_gil([&] {
-    auto stream = stream_of(batching, seed, {rank, world_size}, position);
-    batching::Batches result;
-    result.indices.reserve(
+  auto stream = stream_of(batching, seed, rank, world_size, cursor, segments);
+  batching::Batches batches;
+  without_gil([&] {
+    batches.indices.reserve(
         static_cast<std::size_t>(batching.core->samples() / std::max<std::int64_t>(world_size, 1)));
-    stream.read_rest(result);
-    return result;
+    stream.read_rest(batches);
   });
   return py::make_tuple(to_tensor(std::move(batches.offsets)),
                         to_tensor(std::move(batches.indices)));
@@ -261,16 +250,8 @@ std::vector<Limit> limits_argument(const py::list& costs, const py::list& maxima
 }
 
 batching::Oversize oversize_argument(const std::string& oversize) {
-  using batching::Oversize;
-  for (const auto& [name, what] :
-       {std::pair("leave_out", Oversize::leave_out), std::pair("error", Oversize::error),
-        std::pair("alone", Oversize::alone), std::pair("truncate", Oversize::truncate)}) {
-    if (oversize == name) {
-      return what;
-    }
-  }
-  TORCH_CHECK_VALUE(false, "oversize must be \"leave_out\", \"error\", \"alone\" or \"truncate\", ",
-                    "got \"", oversize, "\"");
+  return word_argument<batching::Oversize>("oversize", oversize,
+                                           {"leave_out", "error", "alone", "truncate"});
 }
 
 batching::Position position_argument(const py::object& cursor, const py::object& segments) {
@@ -319,9 +300,11 @@ py::dict left_out_of(const std::vector<batching::LeftOut>& left_out) {
 void register_batching(py::module_& m) {
   using Report = batching::PlanReport;
   using LeftOut = batching::LeftOut;
-  py::class_<LeftOut>(m, "LeftOut").def(pickled<LeftOut>(&LeftOut::index, &LeftOut::reason));
-  py::class_<Report>(m, "PlanReport",
-                     R"(What becomes of the samples in one epoch, over all ranks.
+  record<LeftOut>(m, "LeftOut", "", field(nullptr, &LeftOut::index),
+                  field(nullptr, &LeftOut::reason));
+  record<Report>(
+      m, "PlanReport",
+      R"(What becomes of the samples in one epoch, over all ranks.
 
 `report()` of a sampler returns it; `print` shows a few lines.
 
@@ -330,22 +313,21 @@ Example:
     >>> report = PackedBatchSampler([5, 2, 8, 3], max_total_size=10).report()
     >>> report.batches, report.fill
     (2, 0.9)
-)")
-      .def_readonly("samples", &Report::samples, "How many samples there are.")
-      .def_readonly("batched", &Report::batched, "How many of them are in a batch.")
-      .def_readonly("batches", &Report::batches, "How many batches, of all ranks together.")
-      .def_readonly("world_size", &Report::world_size, "How many ranks.")
-      .def_readonly("fill", &Report::fill,
-                    "The mean share of the budget that a batch uses, 0 to 1.")
-      .def_readonly("padding", &Report::padding,
-                    "The share of n × longest that is padding, 0 to 1.")
-      .def_readonly("imbalance", &Report::imbalance,
-                    "By how much the costliest batch of a step exceeds the mean, averaged over "
-                    "steps; 0 for one rank.")
-      .def_readonly("fill_histogram", &Report::fill_histogram,
-                    "How many batches have such a fill, in equal steps from 0 to 1.")
-      .def_readonly("padding_histogram", &Report::padding_histogram,
-                    "How many batches have such a share of padding, in equal steps from 0 to 1.")
+)",
+      field("samples", &Report::samples, "How many samples there are."),
+      field("batched", &Report::batched, "How many of them are in a batch."),
+      field("batches", &Report::batches, "How many batches, of all ranks together."),
+      field("world_size", &Report::world_size, "How many ranks."),
+      field("fill", &Report::fill, "The mean share of the budget that a batch uses, 0 to 1."),
+      field("padding", &Report::padding, "The share of n × longest that is padding, 0 to 1."),
+      field("imbalance", &Report::imbalance,
+            "By how much the costliest batch of a step exceeds the mean, averaged over "
+            "steps; 0 for one rank."),
+      field("fill_histogram", &Report::fill_histogram,
+            "How many batches have such a fill, in equal steps from 0 to 1."),
+      field("padding_histogram", &Report::padding_histogram,
+            "How many batches have such a share of padding, in equal steps from 0 to 1."),
+      field(nullptr, &Report::left_out))
       .def(
           "plot",
           [](const py::object& self, const py::object& where) {
@@ -356,9 +338,6 @@ Example:
       .def_property_readonly(
           "left_out", [](const Report& self) { return left_out_of(self.left_out); },
           "The samples that are in no batch, by reason.")
-      .def(pickled<Report>(&Report::samples, &Report::batched, &Report::batches,
-                           &Report::world_size, &Report::fill, &Report::padding, &Report::imbalance,
-                           &Report::fill_histogram, &Report::padding_histogram, &Report::left_out))
       .def("__str__", [](const Report& self) { return batching::to_string(self); })
       .def("__repr__",
            [](const Report& self) { return "<PlanReport: " + batching::to_string(self) + ">"; });
@@ -368,53 +347,21 @@ Example:
                              [](const SampleBatching& self) { return self.core->samples(); })
       .def_property_readonly(
           "left_out", [](const SampleBatching& self) { return left_out_of(self.core->left_out()); })
-      .def(
-          "iterate",
-          [](const SharedBatching& self, std::uint64_t seed, std::int64_t rank,
-             std::int64_t world_size, const py::object& cursor, const py::object& segments,
-             bool as_tensors, py::dict description) {
-            return make_batch_iterator(self, {seed,
-                                              {rank, world_size},
-                                              as_tensors,
-                                              position_argument(cursor, segments),
-                                              std::move(description)});
-          },
-          py::arg("seed"), py::arg("rank"), py::arg("world_size"), py::arg("cursor"),
-          py::arg("segments"), py::arg("as_tensors"), py::arg("description"))
-      .def(
-          "count",
-          [](const SampleBatching& self, std::uint64_t seed, std::int64_t rank,
-             std::int64_t world_size, const py::object& cursor, const py::object& segments) {
-            const batching::Position position = position_argument(cursor, segments);
-            return without_gil(
-                [&] { return stream_of(self, seed, {rank, world_size}, position).count_rest(); });
-          },
-          py::arg("seed"), py::arg("rank"), py::arg("world_size"), py::arg("cursor"),
-          py::arg("segments"))
-      .def("plan", &plan, py::arg("seed"), py::arg("rank"), py::arg("world_size"),
-           py::arg("cursor"), py::arg("segments"))
-      .def(
-          "report",
-          [](const SampleBatching& self, std::uint64_t seed, std::int64_t world_size,
-             const py::object& cursor, const py::object& segments) {
-            const batching::Position from = position_argument(cursor, segments);
-            return without_gil(
-                [&] { return batching::report(*self.core, seed, world_size, from); });
-          },
-          py::arg("seed"), py::arg("world_size"), py::arg("cursor"), py::arg("segments"));
+      .def("iterate", &iterate)
+      .def("count", &count)
+      .def("plan", &plan)
+      .def("report", [](const SampleBatching& self, std::uint64_t seed, std::int64_t world_size,
+                        const py::object& cursor, const py::object& segments) {
+        const batching::Position from = position_argument(cursor, segments);
+        return without_gil([&] { return batching::report(*self.core, seed, world_size, from); });
+      });
 
-  m.def("ordered_batching", &ordered, py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
-        py::arg("indices"), py::arg("shuffle"), py::arg("oversize"), py::arg("batch_multiple"));
-  m.def("packed_batching", &packed, py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
-        py::arg("indices"), py::arg("shuffle"), py::arg("window"), py::arg("oversize"),
-        py::arg("batch_multiple"));
-  m.def("bucket_batching", &bucketed, py::arg("bucket_sizes"), py::arg("boundaries"),
-        py::arg("batch_sizes"), py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
-        py::arg("drop_last"), py::arg("shuffle"), py::arg("oversize"), py::arg("batch_multiple"));
-  m.def("epoch_seed", &batching::epoch_seed, py::arg("seed"), py::arg("epoch"));
-  m.attr("BatchIterator") = batch_iterator_type();
+  m.def("ordered_batching", &ordered);
+  m.def("packed_batching", &packed);
+  m.def("bucket_batching", &bucketed);
+  m.def("epoch_seed", &batching::epoch_seed);
+  register_batch_iterator(m);
   register_sample_stream(m);
-  register_look_ahead(m);
 }
 
 }  // namespace brim::python

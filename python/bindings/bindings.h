@@ -1,9 +1,13 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 
 namespace brim::python {
@@ -36,9 +40,19 @@ py::object to_python(c10::Device device);
 std::string text_of(const py::object& text);
 
 /// An int, or what stands for one (numpy's), as 64 bits. @throws c10::TypeError for anything else,
-/// bools included, c10::ValueError for one that does not fit; both name the argument, the second
-/// says what it `must` be.
-std::int64_t integer_argument(const char* name, const py::object& value,
-                              const char* must = "fit 64 bits");
+/// bools included, c10::ValueError for one that does not fit; both name the argument.
+std::int64_t integer_argument(const char* name, const py::object& value);
+
+/// The value that a word stands for.
+/// @param words of all values of the enum, in their order.
+/// @throws c10::ValueError naming the argument and the words.
+template <class Enum>
+Enum word_argument(const char* name, const std::string& given,
+                   std::initializer_list<const char*> words) {
+  const auto* const found = std::find(words.begin(), words.end(), given);
+  TORCH_CHECK_VALUE(found != words.end(), name, " must be '", c10::Join("' or '", words),
+                    "', got '", given, "'");
+  return static_cast<Enum>(found - words.begin());
+}
 
 }  // namespace brim::python

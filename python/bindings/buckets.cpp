@@ -17,9 +17,7 @@ namespace {
 
 py::tuple create_buckets(const py::object& sizes, const py::object& max_width,
                          const py::object& min_bucket_count) {
-  const at::Tensor tensor = numbers_argument("sizes", sizes);
-  TORCH_CHECK_VALUE(tensor.scalar_type() == at::kLong, "sizes must be an int64 tensor, got ",
-                    tensor.scalar_type());
+  const at::Tensor tensor = column_of<std::int64_t>("sizes", sizes);
   const std::int64_t width = integer_argument("max_width", max_width);
   const std::int64_t count = integer_argument("min_bucket_count", min_bucket_count);
   batching::Buckets buckets = without_gil(
@@ -53,9 +51,7 @@ py::tuple group_by_bucket(const py::object& sizes, const py::object& boundaries)
 }
 
 py::list balance(const py::object& costs, const py::object& parts, bool equal_count) {
-  const at::Tensor tensor = numbers_argument("costs", costs);
-  TORCH_CHECK_VALUE(tensor.scalar_type() == at::kDouble, "costs must be a float64 tensor, got ",
-                    tensor.scalar_type());
+  const at::Tensor tensor = column_of<double>("costs", costs);
   const std::int64_t count = integer_argument("parts", parts);
   const batching::Batches division =
       without_gil([&] { return batching::balance(values_of<double>(tensor), count, equal_count); });
@@ -86,13 +82,11 @@ py::object flops(const py::object& lengths, double linear, double squared) {
 }  // namespace
 
 void register_buckets(py::module_& m) {
-  m.def("create_buckets", &create_buckets, py::arg("sizes"), py::arg("max_width"),
-        py::arg("min_bucket_count"));
-  m.def("least_padding_boundaries", &least_padding_boundaries, py::arg("sizes"),
-        py::arg("buckets"));
-  m.def("balance", &balance, py::arg("costs"), py::arg("parts"), py::arg("equal_count"));
-  m.def("flops", &flops, py::arg("lengths"), py::arg("linear"), py::arg("squared"));
-  m.def("group_by_bucket", &group_by_bucket, py::arg("sizes"), py::arg("boundaries"));
+  m.def("create_buckets", &create_buckets);
+  m.def("least_padding_boundaries", &least_padding_boundaries);
+  m.def("balance", &balance);
+  m.def("flops", &flops);
+  m.def("group_by_bucket", &group_by_bucket);
 }
 
 }  // namespace brim::python

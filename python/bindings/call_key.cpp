@@ -43,6 +43,9 @@ void add_integer(CallKey& key, PyObject* value) {
   }
 }
 
+/// Ahead of what a value holds: None is not 0, and True is not 1.
+void add_type(CallKey& key, PyObject* value) { key.add(std::string_view(Py_TYPE(value)->tp_name)); }
+
 void add_tensor(CallKey& key, PyObject* tensor, std::int64_t skip_dim = CallKey::kNoDim) {
   try {
     key.add(THPVariable_Unpack(tensor), skip_dim);
@@ -53,52 +56,63 @@ void add_tensor(CallKey& key, PyObject* tensor, std::int64_t skip_dim = CallKey:
   }
 }
 
-/// Adds the tensors in `value`, also those inside lists, tuples and dictionaries. What is nested
-/// deeper does not decide how much memory a call takes.
+// What is nested deeper does not decide how much memory a call takes.
+constexpr int kDeepest = 4;
+
+/// How many items a list, tuple or dictionary has; -1 for anything else.
+Py_ssize_t item_count(PyObject* value) {
+  return PyList_Check(value) || PyTuple_Check(value) ? PySequence_Fast_GET_SIZE(value)
+         : PyDict_Check(value)                       ? PyDict_Size(value)
+                                                     : -1;
+}
+
+/// Calls `visit(name, item)` for these items, at most so many. Only those of a dictionary have a
+/// name.
+template <class Visit>
+void visit_items(PyObject* value, const Visit& visit, Py_ssize_t most = PY_SSIZE_T_MAX) {
+  PyObject* name = nullptr;
+  PyObject* item = nullptr;
+  Py_ssize_t at = 0;
+  for (Py_ssize_t i = 0; i < std::min(item_count(value), most); ++i) {
+    if (!PyDict_Check(value)) {
+      item = PySequence_Fast_GET_ITEM(value, i);
+    } else if (PyDict_Next(value, &at, &name, &item) == 0) {
+      break;
+    }
+    visit(name, item);
+  }
+}
+
+/// Adds the tensors in `value`, also those inside lists, tuples and dictionaries.
 void add_tensors(CallKey& key, PyObject* value, std::int64_t skip_dim = CallKey::kNoDim,
                  int depth = 0) {
-  constexpr int kDeepest = 4;
   if (is_tensor(value)) {
     add_tensor(key, value, skip_dim);
-  } else if (depth < kDeepest && (PyList_Check(value) || PyTuple_Check(value))) {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
-      add_tensors(key, PySequence_Fast_GET_ITEM(value, i), CallKey::kNoDim, depth + 1);
-    }
-  } else if (depth < kDeepest && PyDict_Check(value)) {
-    PyObject* item = nullptr;
-    Py_ssize_t at = 0;
-    while (PyDict_Next(value, &at, nullptr, &item) != 0) {
+  } else if (depth < kDeepest) {
+    visit_items(value, [&](PyObject* /*name*/, PyObject* item) {
       add_tensors(key, item, CallKey::kNoDim, depth + 1);
-    }
+    });
   }
 }
 
 /// Adds the tensors of a batch of which parts are taken, without their length along `dim`. With
 /// `lengths` false no length counts: batches of longer sentences are of one kind with others.
 void add_batch(CallKey& key, PyObject* value, std::int64_t dim, bool lengths, int depth = 0) {
-  constexpr int kDeepest = 4;
   constexpr Py_ssize_t kMostMembers = 16;  // more are samples
-  if (const at::Tensor* tensor = tensor_in(value)) {
-    if (lengths) {
-      add_tensor(key, value, dim < 0 ? dim + tensor->dim() : dim);
-    } else {
-      key.add(static_cast<int>(tensor->scalar_type()));
-      key.add(static_cast<int>(tensor->device().type()));
-      key.add(tensor->dim());
-    }
-  } else if (depth < kDeepest && (PyList_Check(value) || PyTuple_Check(value))) {
-    const Py_ssize_t count = std::min(PySequence_Fast_GET_SIZE(value), kMostMembers);
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      add_batch(key, PySequence_Fast_GET_ITEM(value, i), dim, lengths, depth + 1);
-    }
-  } else if (depth < kDeepest && PyDict_Check(value)) {
-    PyObject* item = nullptr;
-    Py_ssize_t at = 0;
-    while (PyDict_Next(value, &at, nullptr, &item) != 0) {
+  const at::Tensor* const tensor = tensor_in(value);
+  if (tensor != nullptr && lengths) {
+    add_tensor(key, value, dim < 0 ? dim + tensor->dim() : dim);
+  } else if (tensor != nullptr) {
+    key.add(static_cast<int>(tensor->scalar_type()));
+    key.add(static_cast<int>(tensor->device().type()));
+    key.add(tensor->dim());
+  } else if (depth < kDeepest && item_count(value) >= 0) {
+    const auto add = [&](PyObject* /*name*/, PyObject* item) {
       add_batch(key, item, dim, lengths, depth + 1);
-    }
+    };
+    visit_items(value, add, kMostMembers);
   } else {
-    key.add(std::string_view(Py_TYPE(value)->tp_name));
+    add_type(key, value);
   }
 }
 
@@ -111,50 +125,28 @@ constexpr Py_ssize_t kMostAttributes = 64;
 /// by its name, a few of these in a list, tuple or dictionary. False where `value` is none of them.
 /// Numbers with a fraction are mostly rates and weights, which change no size and change often.
 bool add_setting(CallKey& key, PyObject* value, int depth = 0) {
-  constexpr int kDeepest = 4;
-  enum class Kind : std::uint8_t { none, boolean, integer, text, dtype, name, several };
-  const auto add_kind = [&](Kind kind) { key.add(static_cast<int>(kind)); };
-  if (value == Py_None) {
-    add_kind(Kind::none);
-  } else if (PyBool_Check(value)) {
-    add_kind(Kind::boolean);
-    key.add(value == Py_True);
-  } else if (PyLong_Check(value)) {
-    add_kind(Kind::integer);
+  add_type(key, value);
+  if (PyLong_Check(value)) {  // bools too
     add_integer(key, value);
   } else if (PyUnicode_Check(value) && PyUnicode_GET_LENGTH(value) <= kLongestText) {
-    add_kind(Kind::text);
     add_text(key, value);
   } else if (THPDtype_Check(value)) {
-    add_kind(Kind::dtype);
     key.add(static_cast<int>(reinterpret_cast<THPDtype*>(value)->scalar_type));
   } else if (PyType_Check(value)) {
-    add_kind(Kind::name);
     key.add(std::string_view(reinterpret_cast<PyTypeObject*>(value)->tp_name));
   } else if (PyFunction_Check(value)) {
-    add_kind(Kind::name);
     add_text(key, reinterpret_cast<PyFunctionObject*>(value)->func_qualname);
-  } else if (depth < kDeepest && (PyList_Check(value) || PyTuple_Check(value)) &&
-             PySequence_Fast_GET_SIZE(value) <= kMostItems) {
-    add_kind(Kind::several);
+  } else if (depth < kDeepest && item_count(value) >= 0 && item_count(value) <= kMostItems) {
     bool any = false;
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
-      any = add_setting(key, PySequence_Fast_GET_ITEM(value, i), depth + 1) || any;
-    }
-    return any;
-  } else if (depth < kDeepest && PyDict_Check(value) && PyDict_Size(value) <= kMostItems) {
-    add_kind(Kind::several);
-    bool any = false;
-    PyObject* name = nullptr;
-    PyObject* item = nullptr;
-    Py_ssize_t at = 0;
-    while (PyDict_Next(value, &at, &name, &item) != 0) {
-      add_setting(key, name, depth + 1);
+    visit_items(value, [&](PyObject* name, PyObject* item) {
+      if (name != nullptr) {
+        add_setting(key, name, depth + 1);
+      }
       any = add_setting(key, item, depth + 1) || any;
-    }
+    });
     return any;
   } else {
-    return false;
+    return value == Py_None;
   }
   return true;
 }
@@ -176,8 +168,7 @@ class Settings {
     CallKey setting;
     if (add_setting(setting, value)) {
       note(argument, setting.value());
-    } else if (!PyFloat_Check(value) && !PyList_Check(value) && !PyTuple_Check(value) &&
-               !PyDict_Check(value)) {
+    } else if (!PyFloat_Check(value) && item_count(value) < 0) {
       if (by_identity_) {
         CallKey address(argument);
         address.add(std::string_view("address"));
@@ -202,7 +193,7 @@ class Settings {
 
   void add_object(std::uint64_t argument, PyObject* object) {
     CallKey kind;
-    kind.add(std::string_view(Py_TYPE(object)->tp_name));
+    add_type(kind, object);
     if (is_module(object)) {
       kind.add(structure_of(object));
     }
@@ -213,18 +204,17 @@ class Settings {
       PyErr_Clear();
       return;
     }
-    PyObject* name = nullptr;
-    PyObject* item = nullptr;
-    Py_ssize_t at = 0;
-    while (PyDict_Size(attributes.ptr()) <= kMostAttributes &&
-           PyDict_Next(attributes.ptr(), &at, &name, &item) != 0) {
+    if (item_count(attributes.ptr()) > kMostAttributes) {
+      return;
+    }
+    visit_items(attributes.ptr(), [&](PyObject* name, PyObject* item) {
       CallKey setting;
       if (PyUnicode_Check(name) && add_setting(setting, item)) {
         CallKey attribute(argument);
         add_text(attribute, name);
         note(attribute.value(), setting.value());
       }
-    }
+    });
   }
 
   static bool is_module(PyObject* object) {
@@ -277,28 +267,18 @@ std::optional<std::uint64_t> settings_of(const AdaptiveConfig& config,
 
 /// Adds a value that the user named, by its content where that is the same in every process.
 void add_value(CallKey& key, PyObject* value, const py::object& name) {
-  // Told apart before their content: None is not 0, and True is not 1.
-  enum class Kind : std::uint8_t { none, integer, number, text, bytes, sequence, tensor, other };
-  const auto add_kind = [&](Kind kind) { key.add(static_cast<int>(kind)); };
-  if (value == nullptr || value == Py_None) {
-    add_kind(Kind::none);
-  } else if (is_tensor(value)) {
-    add_kind(Kind::tensor);
+  if (is_tensor(value)) {
     add_tensor(key, value);
-  } else if (PyLong_CheckExact(value)) {
-    add_kind(Kind::integer);
+    return;
+  }
+  add_type(key, value);
+  if (PyLong_CheckExact(value)) {
     add_integer(key, value);
-  } else if (PyFloat_CheckExact(value)) {
-    add_kind(Kind::number);
-    add_text(key, py::repr(value).ptr());
   } else if (PyUnicode_Check(value)) {
-    add_kind(Kind::text);
     add_text(key, value);
-  } else if (PyBytes_Check(value)) {
-    add_kind(Kind::bytes);
+  } else if (PyFloat_CheckExact(value) || PyBytes_Check(value)) {
     add_text(key, py::repr(value).ptr());
   } else if (PyTuple_Check(value) || PyList_Check(value)) {
-    add_kind(Kind::sequence);
     key.add(PySequence_Fast_GET_SIZE(value));
     if (Py_EnterRecursiveCall(" in a value that keys names") != 0) {  // it may hold itself
       throw py::error_already_set();
@@ -306,11 +286,8 @@ void add_value(CallKey& key, PyObject* value, const py::object& name) {
     struct Leave {
       ~Leave() { Py_LeaveRecursiveCall(); }
     } const leave;
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
-      add_value(key, PySequence_Fast_GET_ITEM(value, i), name);
-    }
-  } else {
-    add_kind(Kind::other);
+    visit_items(value, [&](PyObject* /*name*/, PyObject* item) { add_value(key, item, name); });
+  } else if (value != Py_None) {
     const Py_hash_t own = entering_python([&] { return PyObject_Hash(value); });
     if (own == -1) {
       PyErr_Clear();
@@ -394,7 +371,8 @@ CallKeys call_keys(const AdaptiveConfig& config, const CallArguments& arguments,
     key.add(ask_hasher(config, arguments));
   } else if (config.key_arguments) {
     for (const ArgumentSlot& slot : *config.key_arguments) {
-      add_value(key, arguments.get(slot), slot.name);
+      PyObject* const value = arguments.get(slot);
+      add_value(key, value == nullptr ? Py_None : value, slot.name);
     }
   } else if (config.cut_dim) {
     CallKey wider = key;

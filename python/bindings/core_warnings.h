@@ -20,43 +20,34 @@ class CoreWarnings final : public c10::WarningHandler {
   CoreWarnings(const CoreWarnings&) = delete;
   CoreWarnings& operator=(const CoreWarnings&) = delete;
 
-  /// A C++ exception passes: it is what the caller gets.
-  ~CoreWarnings() override { warn_beside_an_error(); }
+  /// What was not delivered is said beside an exception, which is what the caller gets.
+  ~CoreWarnings() override {
+    if (texts_.empty()) {
+      return;
+    }
+    const pybind11::error_scope pending;
+    for (const std::string& text : texts_) {
+      if (!warn(text)) {
+        PyErr_Clear();  // there can be but one exception, and it is the other one
+      }
+    }
+  }
 
   void process(const c10::Warning& warning) override { texts_.push_back(warning.msg()); }
 
-  /// Hands the result on after the warnings; null where one of them is an error. A null result
-  /// means a Python exception, which stays the one that the caller gets.
-  PyObject* deliver(PyObject* result) {
-    if (result == nullptr) {
-      warn_beside_an_error();
-      return nullptr;
-    }
+  /// Hands them to Python. @throws pybind11::error_already_set where one of them is an error.
+  void deliver() {
     for (const std::string& text : std::exchange(texts_, {})) {
       if (!warn(text)) {
-        Py_DECREF(result);
-        return nullptr;
+        throw pybind11::error_already_set();
       }
     }
-    return result;
   }
 
  private:
   /// False where the warning is an error.
   static bool warn(const std::string& text) {
     return entering_python([&] { return PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1); }) == 0;
-  }
-
-  void warn_beside_an_error() noexcept {
-    if (texts_.empty()) {
-      return;
-    }
-    const pybind11::error_scope pending;
-    for (const std::string& text : std::exchange(texts_, {})) {
-      if (!warn(text)) {
-        PyErr_Clear();  // there can be but one exception, and it is the other one
-      }
-    }
   }
 
   std::vector<std::string> texts_;

@@ -59,8 +59,8 @@ std::string text_of(const py::object& text) {
   return text.attr("encode")("utf-8", "backslashreplace").cast<std::string>();
 }
 
-std::int64_t integer_argument(const char* name, const py::object& value, const char* must) {
-  return whole_number(value.ptr(), {name}, must);
+std::int64_t integer_argument(const char* name, const py::object& value) {
+  return whole_number(value.ptr(), {name});
 }
 
 py::object to_python(c10::Device device) {

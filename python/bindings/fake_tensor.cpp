@@ -21,8 +21,6 @@ void show_fake_device(const std::vector<at::Tensor>& tensors, bool show) {
 
 }  // namespace
 
-void register_fake_tensor(py::module_& m) {
-  m.def("show_fake_device", &show_fake_device, py::arg("tensors"), py::arg("show"));
-}
+void register_fake_tensor(py::module_& m) { m.def("show_fake_device", &show_fake_device); }
 
 }  // namespace brim::python

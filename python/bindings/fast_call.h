@@ -32,6 +32,12 @@ namespace brim::python {
 /// What the argument is not, and what the other way may know.
 struct NotPlain final : std::exception {};
 
+inline void check_plain(bool plain) {
+  if (!plain) [[unlikely]] {
+    throw NotPlain();
+  }
+}
+
 /// A tensor, no subclass but Parameter. @throws NotPlain
 const at::Tensor& plain_tensor(PyObject* value);
 
@@ -73,22 +79,18 @@ template <>
 struct Read<bool> {
   static constexpr const char* kType = "bool";
   bool value;
-  explicit Read(PyObject* from) : value(from == Py_True) {
-    if (!PyBool_Check(from)) {
-      throw NotPlain();
-    }
-  }
+  explicit Read(PyObject* from) : value(from == Py_True) { check_plain(PyBool_Check(from)); }
 };
 
 template <>
 struct Read<std::int64_t> {
   static constexpr const char* kType = "int";
   std::int64_t value;
-  explicit Read(PyObject* from) : value(PyLong_CheckExact(from) ? PyLong_AsLongLong(from) : -1) {
-    if (value == -1 && (!PyLong_CheckExact(from) || PyErr_Occurred() != nullptr)) {
-      PyErr_Clear();
-      throw NotPlain();
-    }
+  explicit Read(PyObject* from) {
+    check_plain(PyLong_CheckExact(from));
+    int overflow = 0;
+    value = PyLong_AsLongLongAndOverflow(from, &overflow);
+    check_plain(overflow == 0);
   }
 };
 
@@ -96,13 +98,9 @@ template <>
 struct Read<double> {
   static constexpr const char* kType = "float";
   double value;
-  explicit Read(PyObject* from) {
-    if (PyFloat_CheckExact(from)) {
-      value = PyFloat_AS_DOUBLE(from);
-    } else {
-      value = static_cast<double>(Read<std::int64_t>(from).value);
-    }
-  }
+  explicit Read(PyObject* from)
+      : value(PyFloat_CheckExact(from) ? PyFloat_AS_DOUBLE(from)
+                                       : static_cast<double>(Read<std::int64_t>(from).value)) {}
 };
 
 template <>

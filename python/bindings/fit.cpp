@@ -17,7 +17,7 @@ namespace {
 /// @return the maximum, the model or None, and the error.
 py::tuple fit(const py::object& sizes, const py::object& work, const py::object& make, bool padded,
               std::int64_t budget, const py::object& device, const py::object& probes) {
-  const at::Tensor tensor = numbers_argument("sizes", sizes);
+  const at::Tensor tensor = column_of<std::int64_t>("sizes", sizes);
   const FitOptions options{
       .budget = budget,
       .cost = padded ? batching::Cost::Kind::padded : batching::Cost::Kind::sum,
@@ -39,7 +39,7 @@ py::tuple fit(const py::object& sizes, const py::object& work, const py::object&
 
 py::object weights(const py::object& features, std::size_t columns, const py::object& work,
                    std::int64_t budget, const py::object& device) {
-  const at::Tensor tensor = numbers_argument("sizes", features);
+  const at::Tensor tensor = column_of<std::int64_t>("sizes", features);
   const FitOptions options{
       .budget = budget, .device = device_argument(device), .collect_garbage = &collect_garbage};
   const BatchWork run = [&](std::span<const std::int64_t> batch) {
@@ -51,17 +51,12 @@ py::object weights(const py::object& features, std::size_t columns, const py::ob
 }  // namespace
 
 void register_fit(py::module_& m) {
-  m.def("fit_weights", &weights, py::arg("features"), py::arg("columns"), py::arg("work"),
-        py::arg("budget"), py::arg("device"));
-  m.def(
-      "combined_sizes",
-      [](const py::object& features, const std::vector<double>& weights) {
-        const at::Tensor tensor = numbers_argument("sizes", features);
-        return combined_sizes(values_of<std::int64_t>(tensor), weights);
-      },
-      py::arg("features"), py::arg("weights"));
-  m.def("fit_batching", &fit, py::arg("sizes"), py::arg("work"), py::arg("make"), py::arg("padded"),
-        py::arg("budget"), py::arg("device"), py::arg("probes"));
+  m.def("fit_weights", &weights);
+  m.def("combined_sizes", [](const py::object& features, const std::vector<double>& weights) {
+    const at::Tensor tensor = column_of<std::int64_t>("sizes", features);
+    return combined_sizes(values_of<std::int64_t>(tensor), weights);
+  });
+  m.def("fit_batching", &fit);
 }
 
 }  // namespace brim::python

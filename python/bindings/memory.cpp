@@ -18,8 +18,8 @@
 #include "bindings.h"
 #include "context_manager.h"
 #include "interpreter.h"
-#include "pickled.h"
 #include "python_error.h"
+#include "record.h"
 
 namespace brim::python {
 namespace {
@@ -60,8 +60,9 @@ ByteLimit limit_argument(const py::object& limit, const std::string& name = "lim
 }
 
 void register_stats(py::module_& m) {
-  py::class_<MemoryStats>(m, "MemoryStats",
-                          R"(Memory of one device as this process sees it, in bytes.
+  record<MemoryStats>(
+      m, "MemoryStats",
+      R"(Memory of one device as this process sees it, in bytes.
 
 `memory_stats` returns it; `print` shows one figure per line.
 
@@ -70,34 +71,30 @@ Example:
     >>> stats = brim.memory_stats("cpu")
     >>> 0 < stats.free <= stats.limit
     True
-)")
-      .def_readonly("allocated", &MemoryStats::allocated,
-                    "Held by tensors; on the CPU since the counting allocator was installed.")
-      .def_readonly("peak", &MemoryStats::peak, "The most of that so far, or since `reset_peak`.")
-      .def_readonly("reserved", &MemoryStats::reserved,
-                    "Taken from the system: torch's cache, on the CPU the resident set.")
-      .def_readonly("limit", &MemoryStats::limit,
-                    "The least of what the device, the container and open budgets allow.")
-      .def_readonly("free", &MemoryStats::free,
-                    "What can still be allocated before a limit is reached.")
-      .def_readonly("inactive_split", &MemoryStats::inactive_split,
-                    "Cached by torch, but stuck beside a live block; 0 on the CPU.")
-      .def_readonly("alloc_retries", &MemoryStats::alloc_retries,
-                    "How often torch flushed its cache to make room; 0 on the CPU.")
-      .def_readonly("ooms", &MemoryStats::ooms,
-                    "How often torch's allocator ran out of memory; 0 on the CPU.")
-      .def(pickled<MemoryStats>(&MemoryStats::allocated, &MemoryStats::peak, &MemoryStats::reserved,
-                                &MemoryStats::limit, &MemoryStats::free,
-                                &MemoryStats::inactive_split, &MemoryStats::alloc_retries,
-                                &MemoryStats::ooms))
+)",
+      field("allocated", &MemoryStats::allocated,
+            "Held by tensors; on the CPU since the counting allocator was installed."),
+      field("peak", &MemoryStats::peak, "The most of that so far, or since `reset_peak`."),
+      field("reserved", &MemoryStats::reserved,
+            "Taken from the system: torch's cache, on the CPU the resident set."),
+      field("limit", &MemoryStats::limit,
+            "The least of what the device, the container and open budgets allow."),
+      field("free", &MemoryStats::free, "What can still be allocated before a limit is reached."),
+      field("inactive_split", &MemoryStats::inactive_split,
+            "Cached by torch, but stuck beside a live block; 0 on the CPU."),
+      field("alloc_retries", &MemoryStats::alloc_retries,
+            "How often torch flushed its cache to make room; 0 on the CPU."),
+      field("ooms", &MemoryStats::ooms,
+            "How often torch's allocator ran out of memory; 0 on the CPU."))
       .def("__str__", [](const MemoryStats& self) { return to_string(self); })
       .def("__repr__", [](const MemoryStats& s) {
         return "MemoryStats(allocated=" + std::to_string(s.allocated) +
                ", peak=" + std::to_string(s.peak) + ", reserved=" + std::to_string(s.reserved) +
                ", limit=" + std::to_string(s.limit) + ", free=" + std::to_string(s.free) + ")";
       });
-  py::class_<Fragmentation>(m, "Fragmentation",
-                            R"(What torch's cache holds without a tensor in it, in bytes.
+  record<Fragmentation>(
+      m, "Fragmentation",
+      R"(What torch's cache holds without a tensor in it, in bytes.
 
 `fragmentation` returns it. torch keeps no cache on the CPU: there, all but `usable` is 0.
 
@@ -106,17 +103,15 @@ Example:
     >>> now = brim.fragmentation("cpu")
     >>> now.cached, now.explains_failure_of(now.usable + 1)
     (0, False)
-)")
-      .def_readonly("cached", &Fragmentation::cached, "Reserved, but held by no tensor.")
-      .def_readonly("stuck", &Fragmentation::stuck,
-                    "The part of it beside a live tensor, which cannot be released.")
-      .def_readonly("share", &Fragmentation::share, "`cached` as a share of what is reserved.")
-      .def_readonly("usable", &Fragmentation::usable,
-                    "What could be allocated if every free byte were in one piece.")
+)",
+      field("cached", &Fragmentation::cached, "Reserved, but held by no tensor."),
+      field("stuck", &Fragmentation::stuck,
+            "The part of it beside a live tensor, which cannot be released."),
+      field("share", &Fragmentation::share, "`cached` as a share of what is reserved."),
+      field("usable", &Fragmentation::usable,
+            "What could be allocated if every free byte were in one piece."))
       .def("explains_failure_of", &Fragmentation::explains_failure_of, py::arg("requested"),
            "Whether a request of so many bytes failed although that much was free in total.")
-      .def(pickled<Fragmentation>(&Fragmentation::cached, &Fragmentation::stuck,
-                                  &Fragmentation::share, &Fragmentation::usable))
       .def("__repr__", [](const Fragmentation& self) {
         return "Fragmentation(cached=" + std::to_string(self.cached) +
                ", stuck=" + std::to_string(self.stuck) + ", usable=" + std::to_string(self.usable) +
@@ -125,10 +120,8 @@ Example:
   using Host = HostMemory;
   py::class_<Host>(m, "HostMemory")
       .def_readonly("physical_total", &Host::physical_total)
-      .def_readonly("physical_available", &Host::physical_available)
       .def_readonly("resident", &Host::resident)
       .def_readonly("cgroup_limit", &Host::cgroup_limit)
-      .def_readonly("cgroup_available", &Host::cgroup_available)
       .def_readonly("address_space_limit", &Host::address_space_limit);
   m.def("host_memory", [] { return read_host_memory(); });
   m.def(
@@ -248,7 +241,8 @@ Example:
       .value("library_workspace", OomKind::library_workspace,
              "cuBLAS, cuDNN and the like found no room for their scratch memory")
       .value("size_limit", OomKind::size_limit, "a kernel's index range was exceeded");
-  py::class_<OomCause>(m, "OomCause", R"(What an error says about memory.
+  record<OomCause>(
+      m, "OomCause", R"(What an error says about memory.
 
 `classify_error` returns it. False if the error is not about memory.
 
@@ -259,10 +253,10 @@ Example:
     ... )
     >>> bool(cause), cause.requested, cause.device
     (True, 1073741824, device(type='mps'))
-)")
-      .def_readonly("kind", &OomCause::kind, "An `OomKind`.")
-      .def_readonly("requested", &OomCause::requested, "Bytes asked for; None if it does not say.")
-      .def_readonly("in_use", &OomCause::in_use, "Bytes that tensors held at that moment, or None.")
+)",
+      field("kind", &OomCause::kind, "An `OomKind`."), field(nullptr, &OomCause::device),
+      field("requested", &OomCause::requested, "Bytes asked for; None if it does not say."),
+      field("in_use", &OomCause::in_use, "Bytes that tensors held at that moment, or None."))
       .def_property_readonly(
           "device",
           [](const OomCause& self) -> py::object {
@@ -270,23 +264,16 @@ Example:
           },
           "Where memory ran out, or None.")
       .def("__bool__", [](const OomCause& self) { return static_cast<bool>(self); })
-      .def(pickled<OomCause>(&OomCause::kind, &OomCause::device, &OomCause::requested,
-                             &OomCause::in_use))
       .def("__repr__", [](const OomCause& self) {
         return std::string("OomCause(") + to_string(self.kind) +
                (self.device ? ", " + self.device->str() : "") +
                (self.requested ? ", requested " + format_bytes(*self.requested) : "") + ")";
       });
-  const auto checked = [](const py::object& error) {
+  m.def("classify_error", [](const py::object& error) {
     TORCH_CHECK_TYPE(PyExceptionInstance_Check(error.ptr()), "error must be an exception, got ",
                      py::repr(error).cast<std::string>());
     return classify_python(error);
-  };
-  m.def("classify_error", checked, py::arg("error"));
-  m.def(
-      "is_out_of_memory",
-      [checked](const py::object& error) { return static_cast<bool>(checked(error)); },
-      py::arg("error"));
+  });
 }
 
 }  // namespace

@@ -42,9 +42,7 @@ PartLoss part_loss(const py::object& result) {
 }
 
 Reduction reduction_argument(const std::string& name) {
-  TORCH_CHECK_VALUE(name == "mean" || name == "sum",
-                    "reduction must be \"mean\" or \"sum\", got \"", name, "\"");
-  return name == "mean" ? Reduction::mean : Reduction::sum;
+  return word_argument<Reduction>("reduction", name, {"mean", "sum"});
 }
 
 std::vector<at::Tensor> tensors_argument(const py::sequence& given) {

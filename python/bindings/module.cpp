@@ -2,7 +2,6 @@
 #include <brim/version.h>
 #include <c10/util/Exception.h>
 
-#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -14,18 +13,8 @@ namespace {
 
 namespace py = pybind11;
 
-/// Every C++ exception that leaves our functions becomes the Python exception that torch makes of
-/// it: c10::ValueError a ValueError, c10::OutOfMemoryError a torch.OutOfMemoryError. The pure parts
-/// of the core, which know no torch, throw std::invalid_argument: a ValueError too.
 void translate(std::exception_ptr error) {
-  if (!error) {
-    return;
-  }
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::invalid_argument& wrong) {
-    PyErr_SetString(PyExc_ValueError, wrong.what());
-  } catch (...) {
+  if (error) {
     brim::python::set_python_error(error);
   }
 }

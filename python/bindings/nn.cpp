@@ -16,9 +16,7 @@
 namespace brim::python {
 
 const at::Tensor& plain_tensor(PyObject* value) {
-  if (!THPVariable_CheckExact(value)) {
-    throw NotPlain();
-  }
+  check_plain(THPVariable_CheckExact(value));
   return THPVariable_Unpack(value);
 }
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "bindings.h"
-#include "pickled.h"
 #include "python_error.h"
+#include "record.h"
 
 namespace brim::python {
 namespace {
@@ -58,8 +58,7 @@ py::list collect(const py::object& work, const py::iterable& inputs, const py::o
   return result;
 }
 
-/// The places of the kept values.
-std::vector<std::size_t> kept_places(
+std::vector<bool> kept(
     const std::vector<std::pair<std::int64_t, std::optional<std::vector<std::size_t>>>>& values,
     const std::vector<std::size_t>& needed) {
   std::vector<ComputedValue> computed;
@@ -67,14 +66,7 @@ std::vector<std::size_t> kept_places(
   for (const auto& [bytes, made_from] : values) {
     computed.push_back({bytes, made_from});
   }
-  const std::vector<bool> kept = least_kept(computed, needed);
-  std::vector<std::size_t> places;
-  for (std::size_t i = 0; i < kept.size(); ++i) {
-    if (kept[i]) {
-      places.push_back(i);
-    }
-  }
-  return places;
+  return least_kept(computed, needed);
 }
 
 MemoryModel probe(const py::object& function,
@@ -144,7 +136,8 @@ void register_regression(py::module_& m) {
 }
 
 void register_samples(py::module_& m) {
-  py::class_<PyPeakSample>(m, "PeakSample", R"(What one piece of work held at its peak, in bytes.
+  record<PyPeakSample>(
+      m, "PeakSample", R"(What one piece of work held at its peak, in bytes.
 
 `collect_peaks` returns them.
 
@@ -153,46 +146,43 @@ Example:
     >>> sample, = brim.collect_peaks(lambda n: torch.zeros(n).sum().item(), [256], device="cpu")
     >>> sample.peak - sample.start >= 1024, sample.feature
     (True, 0.0)
-)")
-      .def_readonly("feature", &PyPeakSample::feature,
-                    "What the work returned; None if it ran out of memory.")
-      .def_readonly("peak", &PyPeakSample::peak,
-                    "The most held on the device, older tensors included; of work that ran out of "
-                    "memory, a lower bound of its need.")
-      .def_readonly("start", &PyPeakSample::start, "Held before the work began.")
-      .def_readonly("out_of_memory", &PyPeakSample::out_of_memory, "Whether it ran out of memory.")
-      .def_readonly("requested", &PyPeakSample::requested,
-                    "Asked for when it ran out, if the error says.")
-      .def(pickled<PyPeakSample>(&PyPeakSample::feature, &PyPeakSample::peak, &PyPeakSample::start,
-                                 &PyPeakSample::out_of_memory, &PyPeakSample::requested))
+)",
+      field("feature", &PyPeakSample::feature,
+            "What the work returned; None if it ran out of memory."),
+      field("peak", &PyPeakSample::peak,
+            "The most held on the device, older tensors included; of work that ran out of "
+            "memory, a lower bound of its need."),
+      field("start", &PyPeakSample::start, "Held before the work began."),
+      field("out_of_memory", &PyPeakSample::out_of_memory, "Whether it ran out of memory."),
+      field("requested", &PyPeakSample::requested, "Asked for when it ran out, if the error says."))
       .def("__repr__", [](const PyPeakSample& s) {
         return py::str("PeakSample(feature={!r}, peak={}, start={}, out_of_memory={})")
             .format(s.feature, s.peak, s.start, s.out_of_memory);
       });
-  py::class_<MemorySample>(m, "MemorySample",
-                           R"(What one size needed; `MemoryModel.samples` has them.
+  record<MemorySample>(
+      m, "MemorySample",
+      R"(What one size needed; `MemoryModel.samples` has them.
 
 Example:
     >>> import brim
     >>> brim.MemoryModel().fit([1, 2], [100, 200]).samples[0]
     MemorySample(n=1.0, length=0.0, peak=100.0, out_of_memory=False)
-)")
+)",
+      field("n", &MemorySample::n, "How many samples, or the size itself."),
+      field("length", &MemorySample::length, "Of the longest sample; 0 for a size."),
+      field("peak", &MemorySample::peak,
+            "Bytes held at most; if it ran out of memory, a lower bound of the need."),
+      field("out_of_memory", &MemorySample::out_of_memory, "Whether it ran out of memory."))
       .def(py::init([](double n, double length, double peak, bool out_of_memory) {
         return MemorySample{n, length, peak, out_of_memory};
       }))
-      .def_readonly("n", &MemorySample::n, "How many samples, or the size itself.")
-      .def_readonly("length", &MemorySample::length, "Of the longest sample; 0 for a size.")
-      .def_readonly("peak", &MemorySample::peak,
-                    "Bytes held at most; if it ran out of memory, a lower bound of the need.")
-      .def_readonly("out_of_memory", &MemorySample::out_of_memory, "Whether it ran out of memory.")
-      .def(pickled<MemorySample>(&MemorySample::n, &MemorySample::length, &MemorySample::peak,
-                                 &MemorySample::out_of_memory))
       .def("__repr__", [](const MemorySample& s) {
         return py::str("MemorySample(n={}, length={}, peak={}, out_of_memory={})")
             .format(s.n, s.length, s.peak, s.out_of_memory);
       });
-  py::class_<ModelError>(m, "ModelError",
-                         R"(How far a model is off for sizes that it has not seen.
+  record<ModelError>(
+      m, "ModelError",
+      R"(How far a model is off for sizes that it has not seen.
 
 Shares of the measured peaks: each measured size is predicted by a model fitted without it.
 
@@ -201,16 +191,14 @@ Example:
     >>> model = brim.MemoryModel().fit([1, 2, 3, 4, 5], [100, 200, 300, 400, 500])
     >>> round(model.error.worst, 6)
     0.0
-)")
-      .def_readonly("median", &ModelError::median, "The median of the errors, without their sign.")
-      .def_readonly("worst", &ModelError::worst, "The largest of them.")
-      .def_readonly("each", &ModelError::each, "Predicted / measured - 1, of each sample.")
-      .def(pickled<ModelError>(&ModelError::median, &ModelError::worst, &ModelError::each))
+)",
+      field("median", &ModelError::median, "The median of the errors, without their sign."),
+      field("worst", &ModelError::worst, "The largest of them."),
+      field("each", &ModelError::each, "Predicted / measured - 1, of each sample."))
       .def("__repr__", [](const ModelError& self) {
         return py::str("ModelError(median={}, worst={})").format(self.median, self.worst);
       });
-  m.def("collect_peaks", &collect, py::arg("work"), py::arg("inputs"), py::arg("device"),
-        py::arg("cleanup"));
+  m.def("collect_peaks", &collect);
 }
 
 py::dict state_of(const MemoryModel& self) {
@@ -306,9 +294,7 @@ void register_model(py::module_& m) {
           "Bytes per term of each phase; the peak is the largest phase, or the floor.")
       .def_property_readonly("samples", &Model::samples, "What was measured.")
       .def("__str__", &Model::to_string);
-  m.def("probe_memory", &probe, py::arg("fn"), py::arg("sizes"), py::arg("batch"),
-        py::arg("device"), py::arg("budget"), py::arg("probes"), py::arg("near_budget"),
-        py::arg("cleanup"));
+  m.def("probe_memory", &probe);
 }
 
 }  // namespace
@@ -317,7 +303,7 @@ void register_predict(py::module_& m) {
   register_regression(m);
   register_samples(m);
   register_model(m);
-  m.def("least_kept", &kept_places, py::arg("values"), py::arg("needed"));
+  m.def("least_kept", &kept);
 }
 
 }  // namespace brim::python

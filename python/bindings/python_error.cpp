@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "bindings.h"
@@ -191,6 +192,8 @@ Example:
 void set_python_error(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
+  } catch (const std::invalid_argument& wrong) {
+    PyErr_SetString(PyExc_ValueError, wrong.what());
   } catch (const RankError& other) {
     // A text of another rank may be cut in the middle of a character.
     const auto text = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(

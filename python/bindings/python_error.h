@@ -6,6 +6,7 @@
 
 #include <exception>
 #include <string>
+#include <type_traits>
 
 #include "interpreter.h"
 
@@ -30,7 +31,9 @@ detail::Failure release_pending_error();
 /// Makes `brim.RankError`, which a RankError of the core becomes.
 void register_rank_error(pybind11::module_& m);
 
-/// Makes the Python exception that torch makes of a C++ one, or brim's own.
+/// Makes the Python exception that torch makes of a C++ one: of c10::ValueError a ValueError, of
+/// c10::OutOfMemoryError a torch.OutOfMemoryError. The pure parts of the core, which know no torch,
+/// throw std::invalid_argument: a ValueError too. Of a RankError it is brim's own.
 void set_python_error(const std::exception_ptr& error);
 
 /// Calls into Python from C++. Out of memory there arrives here as c10::OutOfMemoryError, after the
@@ -46,13 +49,17 @@ pybind11::object call_python(const pybind11::object& function, const Arguments&.
   throw_out_of_memory(release_pending_error());
 }
 
-/// Runs the body of a function that the interpreter calls. It returns a new reference, or null with
-/// an exception set; what it throws becomes Python's exception. `entering_python` is a last net
+/// Runs the body of a function that the interpreter calls. It returns an object, or what such a
+/// function returns; what it throws becomes Python's exception. `entering_python` is a last net
 /// here: what the body holds has been unwound when it stops the thread.
 template <class Body>
 PyObject* called_by_python(const Body& body) noexcept {
   try {
-    return entering_python(body);
+    if constexpr (std::is_pointer_v<std::invoke_result_t<const Body&>>) {
+      return entering_python(body);
+    } else {
+      return entering_python(body).release().ptr();
+    }
   } catch (...) {
     set_python_error(std::current_exception());
     return nullptr;

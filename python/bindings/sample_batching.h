@@ -36,21 +36,14 @@ void write_position(const batching::Position& position, pybind11::dict& state);
 /// Indices by reason.
 pybind11::dict left_out_of(const std::vector<batching::LeftOut>& left_out);
 
-struct IteratorOptions {
-  std::uint64_t seed = 0;
-  batching::Ranks ranks;
-  bool as_tensors = false;
-  batching::Position position;
-  pybind11::dict description;  // further entries of state_dict()
-};
-
 /// An iterator over batches, each a list of int or a tensor; with `state_dict(batches=None)`.
+/// @param stream of this batching.
+/// @param description further entries of state_dict().
 pybind11::object make_batch_iterator(std::shared_ptr<SampleBatching> batching,
-                                     IteratorOptions options);
+                                     batching::BatchStream stream, bool as_tensors,
+                                     pybind11::dict description);
 
-pybind11::object batch_iterator_type();
-
+void register_batch_iterator(pybind11::module_& m);
 void register_sample_stream(pybind11::module_& m);
-void register_look_ahead(pybind11::module_& m);
 
 }  // namespace brim::python

@@ -1,46 +1,48 @@
-// Batches of whatever an iterable gives, without looking ahead: for data that has no length, and
-// for sizes that are asked for one by one.
+// Batches of whatever an iterable gives, for data that has no length, and sizes that are asked for
+// one by one.
+#include <brim/batching/look_ahead.h>
 #include <brim/batching/sample_stream.h>
 #include <pybind11/stl.h>
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings.h"
 #include "numbers.h"
+#include "python_stream.h"
 #include "sample_batching.h"
-#include "sample_reader.h"
 #include "tensors.h"
 
 namespace brim::python {
 namespace {
 
-class SampleStream {
- public:
-  SampleStream(const py::iterable& samples, py::object sizeof_sample, const py::list& costs,
-               const py::list& maxima, std::size_t measured, const std::string& oversize,
-               std::int64_t skip)
-      : reader_(samples, std::move(sizeof_sample), measured),
-        stream_([this] { return reader_.read(); },
-                [this](const py::object& sample, std::span<double> sizes) {
-                  reader_.measure(sample, sizes, stream_.samples_read() - 1);
-                },
-                limits_argument(costs, SampleReader::within_exact(maxima)),
-                oversize_argument(oversize), skip) {}
-  SampleStream(const SampleStream&) = delete;
-  SampleStream& operator=(const SampleStream&) = delete;
+using SampleStream = PythonStream<batching::SampleStream>;
+using LookAheadStream = PythonStream<batching::LookAheadStream>;
 
-  /// The next batch. As with a generator, an error is the end.
-  std::vector<py::object> next() { return SampleReader::batch_or_stop(stream_.next()); }
+std::unique_ptr<SampleStream> sample_stream(const py::iterable& samples, py::object sizeof_sample,
+                                            const py::list& costs, const py::list& maxima,
+                                            std::size_t measured, const std::string& oversize,
+                                            std::int64_t skip) {
+  return std::make_unique<SampleStream>(samples, std::move(sizeof_sample), costs, maxima, measured,
+                                        oversize_argument(oversize), skip);
+}
 
-  const batching::SampleStream<py::object>& core() const { return stream_; }
-
- private:
-  SampleReader reader_;
-  batching::SampleStream<py::object> stream_;
-};
+std::unique_ptr<LookAheadStream> look_ahead_stream(
+    const py::iterable& samples, py::object sizeof_sample, const py::list& costs,
+    const py::list& maxima, std::size_t measured, std::int64_t lookahead,
+    std::vector<double> boundaries, bool shuffle, std::uint64_t seed, const std::string& oversize,
+    std::int64_t batch_multiple, std::int64_t rank, std::int64_t world_size) {
+  const batching::LookAheadOptions options{.samples = lookahead,
+                                           .boundaries = std::move(boundaries),
+                                           .shuffle = shuffle,
+                                           .seed = seed,
+                                           .oversize = oversize_argument(oversize),
+                                           .batch_multiple = batch_multiple};
+  return std::make_unique<LookAheadStream>(samples, std::move(sizeof_sample), costs, maxima,
+                                           measured, options, batching::Ranks{rank, world_size});
+}
 
 /// Sizes in a sequence, as int64 if all are ints, else as float64. `name` goes into errors.
 py::object sizes_tensor(const py::object& sizes, const std::string& name) {
@@ -83,39 +85,39 @@ py::object indices_tensor(const py::iterable& indices) {
 }  // namespace
 
 void register_sample_stream(py::module_& m) {
-  py::class_<SampleStream>(m, "SampleStream")
-      .def(py::init<const py::iterable&, py::object, const py::list&, const py::list&, std::size_t,
-                    const std::string&, std::int64_t>(),
-           py::arg("samples"), py::arg("sizeof"), py::arg("costs"), py::arg("maxima"),
-           py::arg("measured"), py::arg("oversize"), py::arg("skip"))
-      .def("__iter__", [](py::object self) { return self; })
-      .def("__next__", &SampleStream::next)
-      .def_property_readonly("read",
-                             [](const SampleStream& self) { return self.core().samples_read(); })
-      .def_property_readonly("batched",
-                             [](const SampleStream& self) { return self.core().batched(); })
-      .def_property_readonly("batches",
-                             [](const SampleStream& self) { return self.core().batches(); })
-      .def_property_readonly("begin", [](const SampleStream& self) { return self.core().begin(); })
-      .def_property_readonly("left_out",
-                             [](const SampleStream& self) { return self.core().left_out(); });
-  m.def(
-      "check_limits",
-      [](const py::list& costs, const py::list& maxima) { limits_argument(costs, maxima); },
-      py::arg("costs"), py::arg("maxima"));
-  m.def(
-      "largest_sizes",
-      [](const py::list& costs, const py::list& maxima, bool whole) {
-        py::list result;
-        for (const batching::Limit& limit : limits_argument(costs, maxima)) {
-          result.append(whole ? py::object(py::int_(limit.largest_whole_size()))
-                              : py::object(py::float_(limit.largest_real_size())));
-        }
-        return result;
-      },
-      py::arg("costs"), py::arg("maxima"), py::arg("whole"));
+  SampleStream::bind(m, "SampleStream")
+      .def(py::init(&sample_stream))
+      .def_property_readonly("batched", [](SampleStream& self) { return self.core().batched(); })
+      .def_property_readonly("batches", [](SampleStream& self) { return self.core().batches(); })
+      .def_property_readonly("begin", [](SampleStream& self) { return self.core().begin(); })
+      .def_property_readonly("left_out", [](SampleStream& self) { return self.core().left_out(); });
+  LookAheadStream::bind(m, "LookAheadStream")
+      .def(py::init(&look_ahead_stream))
+      .def("skip", [](LookAheadStream& self) { return self.core().skip(); })
+      .def("seek",
+           [](LookAheadStream& self, const py::object& cursor, const py::object& segments) {
+             self.core().seek(position_argument(cursor, segments));
+           })
+      .def("position",
+           [](LookAheadStream& self, std::int64_t batches) {
+             py::dict state;
+             write_position(self.core().position(batches), state);
+             return state;
+           })
+      .def_property_readonly(
+          "left_out", [](LookAheadStream& self) { return left_out_of(self.core().left_out()); });
+  m.def("check_limits",
+        [](const py::list& costs, const py::list& maxima) { limits_argument(costs, maxima); });
+  m.def("largest_sizes", [](const py::list& costs, const py::list& maxima, bool whole) {
+    py::list result;
+    for (const batching::Limit& limit : limits_argument(costs, maxima)) {
+      result.append(whole ? py::object(py::int_(limit.largest_whole_size()))
+                          : py::object(py::float_(limit.largest_real_size())));
+    }
+    return result;
+  });
   m.def("sizes_tensor", &sizes_tensor, py::arg("sizes"), py::arg("name") = "sizes");
-  m.def("indices_tensor", &indices_tensor, py::arg("indices"));
+  m.def("indices_tensor", &indices_tensor);
 }
 
 }  // namespace brim::python

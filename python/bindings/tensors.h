@@ -27,7 +27,17 @@ inline at::Tensor column_argument(const char* name, const pybind11::object& valu
   return tensor.contiguous();
 }
 
-/// The same of 64-bit numbers.
+/// The same of this type.
+template <typename T>
+at::Tensor column_of(const char* name, const pybind11::object& value) {
+  at::Tensor tensor = column_argument(name, value);
+  constexpr at::ScalarType kType = at::CppTypeToScalarType<T>::value;
+  TORCH_CHECK_VALUE(tensor.scalar_type() == kType, name, " must be a tensor of ", kType, ", got ",
+                    tensor.scalar_type());
+  return tensor;
+}
+
+/// The same of 64-bit numbers of either type.
 inline at::Tensor numbers_argument(const char* name, const pybind11::object& value) {
   at::Tensor tensor = column_argument(name, value);
   TORCH_CHECK_VALUE(tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kDouble, name,

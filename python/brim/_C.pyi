@@ -39,10 +39,8 @@ class HostMemory:
     """
 
     physical_total: Final[int]
-    physical_available: Final[int]
     resident: Final[int]
     cgroup_limit: Final[int | None]
-    cgroup_available: Final[int | None]
     address_space_limit: Final[int | None]
 
 def host_memory() -> HostMemory: ...
@@ -95,8 +93,6 @@ class OomInjector:
     failures: Final[int]
 
 class Attempt:
-    """One attempt of an adaptive call: what was tried and how it ended."""
-
     size: Final[int]
     values: Final[tuple[int, ...]]
     fitted: Final[bool]
@@ -109,8 +105,6 @@ class Attempt:
     repeats: Final[bool]
 
 class SizeMemory:
-    """What earlier calls learned about sizes."""
-
     def __init__(
         self, capacity: int = 4096, directory: str | os.PathLike[str] | None = None
     ) -> None: ...
@@ -121,8 +115,7 @@ class SizeMemory:
     @staticmethod
     def default_directory() -> Path: ...
 
-class RankError(RuntimeError):
-    """Another rank failed or is gone, or the ranks do different things."""
+class RankError(RuntimeError): ...
 
 class GroupChannel:
     """Messages between the ranks of a torch.distributed group."""
@@ -153,8 +146,6 @@ class Agreement:
     def parts(self) -> int: ...
 
 class AdaptiveFunction(Generic[_P, _R]):
-    """A function that adapts its sizes when called; made by the decorators of `brim.adapt`."""
-
     __name__: str
     __qualname__: str
     __doc__: str | None
@@ -213,8 +204,6 @@ class PolynomialRegression:
     coefficients: Final[list[float]]
 
 class PeakSample:
-    """What one piece of work held at its peak; see `brim.collect_peaks`."""
-
     feature: Final[Any]
     peak: Final[int]
     start: Final[int]
@@ -222,8 +211,6 @@ class PeakSample:
     requested: Final[int | None]
 
 class MemorySample:
-    """What a `brim.MemoryModel` was fitted to: a size, its peak, whether that is a lower bound."""
-
     def __init__(self, n: float, length: float, peak: float, out_of_memory: bool) -> None: ...
     n: Final[float]
     length: Final[float]
@@ -231,8 +218,6 @@ class MemorySample:
     out_of_memory: Final[bool]
 
 class ModelError:
-    """How far a model is off for sizes that it has not seen: predicted / measured - 1."""
-
     median: Final[float]
     worst: Final[float]
     each: Final[list[float]]
@@ -261,17 +246,7 @@ def show_fake_device(tensors: Sequence[Tensor], show: bool) -> None: ...
 class AllocatorOptions:
     """Settings of the allocator that a `MemoryTrace` is replayed in; None stands for no limit."""
 
-    def __init__(
-        self,
-        kind: str = "caching",
-        *,
-        capacity: int | None = None,
-        expandable_segments: bool = False,
-        max_split_size: int | None = None,
-        max_non_split_rounding: int = ...,
-        large_segment_size: int = ...,
-        roundup_power2_divisions: int = 0,
-    ) -> None: ...
+    def __init__(self, kind: str = "caching", *, capacity: int | None = None) -> None: ...
     @staticmethod
     def from_settings(
         text: str | None = None, *, capacity: int | None = None
@@ -282,13 +257,9 @@ class AllocatorOptions:
             text: the settings. Those of the environment by default.
             capacity: in bytes. No limit by default.
         """
-    kind: Final[str]
     capacity: Final[int | None]
     expandable_segments: Final[bool]
     max_split_size: Final[int | None]
-    max_non_split_rounding: Final[int]
-    large_segment_size: Final[int]
-    roundup_power2_divisions: Final[int]
 
 class AllocatorUse:
     """What an allocator has given out and taken, in bytes."""
@@ -298,34 +269,17 @@ class AllocatorUse:
     reserved: Final[int]
     inactive_split: Final[int]
 
-class AllocatorBlock:
-    address: Final[int]
-    size: Final[int]
-    requested: Final[int]
-    allocated: Final[bool]
-
-class AllocatorSegment:
-    address: Final[int]
-    size: Final[int]
-    stream: Final[int]
-    small: Final[bool]
-    blocks: Final[list[AllocatorBlock]]
-
 class AllocatorModel:
-    """What a device's allocator does with a sequence of allocations and frees."""
+    """What a device's allocator does with a sequence of allocations and frees; for tests."""
 
     def __init__(self, options: AllocatorOptions = ...) -> None: ...
     def allocate(self, size: int, stream: int = 0) -> int | None: ...
     def free(self, allocation: int) -> None: ...
     def empty_cache(self) -> None: ...
-    def reset_peak(self) -> None: ...
     def set_segment_addresses(self, addresses: Sequence[int]) -> None: ...
-    def block_size(self, allocation: int) -> int: ...
-    options: Final[AllocatorOptions]
     now: Final[AllocatorUse]
     peak: Final[AllocatorUse]
     retries: Final[int]
-    segments: Final[list[AllocatorSegment]]
 
 class MemoryKind:
     """What memory is held for."""
@@ -351,11 +305,6 @@ class MemoryTrace:
     ) -> int: ...
     def free(self, allocation: int) -> None: ...
     def empty_cache(self) -> None: ...
-    def set_kind(self, allocation: int, kind: MemoryKind) -> None: ...
-    def set_place(self, allocation: int, place: int) -> None: ...
-    def bytes(self, allocation: int) -> int: ...
-    def kind(self, allocation: int) -> MemoryKind: ...
-    def is_freed(self, allocation: int) -> bool: ...
     def place_of(self, allocation: int) -> str: ...
     def __len__(self) -> int: ...
 
@@ -374,13 +323,8 @@ class TraceReport:
     peak: Final[int]
     left: Final[int]
     reserved: Final[int]
-    at_peak: Final[AllocatorUse]
-    peak_event: Final[int]
     held: Final[dict[MemoryKind, int]]
     largest: Final[list[TracedAllocation]]
-    retries: Final[int]
-    failed_event: Final[int | None]
-    failed: Final[TracedAllocation | None]
     fits: Final[bool]
     fragmentation: Final[float]
 
@@ -423,8 +367,6 @@ def probe_memory(
 ) -> MemoryModel: ...
 
 class PlanReport:
-    """What becomes of the samples of an epoch, over all ranks."""
-
     samples: Final[int]
     batched: Final[int]
     batches: Final[int]
@@ -575,7 +517,7 @@ def flops(lengths: torch.Tensor, linear: float, squared: float) -> torch.Tensor:
 def group_by_bucket(sizes: Tensor, boundaries: Tensor) -> tuple[Tensor, Tensor]: ...
 def least_kept(
     values: Sequence[tuple[int, Sequence[int] | None]], needed: Sequence[int]
-) -> list[int]: ...
+) -> list[bool]: ...
 def memory_stats(device: _Device = None) -> MemoryStats: ...
 def reset_peak(device: _Device = None) -> None: ...
 def release_cached(device: _Device = None) -> int: ...
@@ -589,7 +531,6 @@ def parse_bytes(limit: int | str, of: int | None = None, name: str = "limit") ->
 def install_cpu_allocator() -> None: ...
 def cpu_allocator_installed() -> bool: ...
 def classify_error(error: BaseException) -> OomCause: ...
-def is_out_of_memory(error: BaseException) -> bool: ...
 def call_through_cpp(function: Callable[[], _T]) -> _T: ...
 def set_saving_mode(mode: type) -> None: ...
 def rerun(

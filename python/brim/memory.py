@@ -184,7 +184,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         >>> is_out_of_memory(ValueError("CUDA error: out of memory"))
         False
     """
-    return _C.is_out_of_memory(error)
+    return bool(_C.classify_error(error))
 
 
 def classify_error(error: BaseException) -> OomCause:

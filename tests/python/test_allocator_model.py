@@ -135,31 +135,19 @@ def test_model_from_python() -> None:
     large = model.allocate(3 * MIB, stream=1)
     assert small is not None
     assert large is not None
-    assert model.block_size(small) == 512
+    assert model.now.requested == 1 + 3 * MIB
+    assert model.now.allocated == 512 + 3 * MIB
     assert model.now.reserved == 22 * MIB
-    assert [(s.size, s.stream, s.small) for s in model.segments] == [
-        (2 * MIB, 0, True),
-        (20 * MIB, 1, False),
-    ]
-    assert [(b.size, b.requested, b.allocated) for b in model.segments[1].blocks] == [
-        (3 * MIB, 3 * MIB, True),
-        (17 * MIB, 0, False),
-    ]
     model.free(small)
     model.free(large)
     model.empty_cache()
-    model.reset_peak()
-    assert model.peak.reserved == 0
-    assert "reserved 0 B" in repr(model.now)
+    assert model.now.reserved == 0
+    assert model.peak.reserved == 22 * MIB
 
 
 def test_options_from_python() -> None:
-    options = _C.AllocatorOptions(capacity=64 * MIB, max_split_size=40 * MIB)
-    assert (options.kind, options.capacity, options.max_split_size) == (
-        "caching",
-        64 * MIB,
-        40 * MIB,
-    )
+    options = _C.AllocatorOptions(capacity=64 * MIB)
+    assert (options.capacity, options.max_split_size) == (64 * MIB, None)
     assert not options.expandable_segments
     assert _C.AllocatorOptions("exact").capacity is None
     read, not_modelled = _C.AllocatorOptions.from_settings(
@@ -169,7 +157,6 @@ def test_options_from_python() -> None:
     assert read.capacity == MIB
     assert not_modelled == ["garbage_collection_threshold:0.8"]
     model = _C.AllocatorModel(options)
-    assert model.options.capacity == 64 * MIB
     assert model.allocate(65 * MIB) is None
     assert model.retries == 1
 
@@ -188,35 +175,27 @@ def test_trace_from_python() -> None:
     kind = _C.MemoryKind
     weight = trace.allocate(1000, kind.parameter, trace.place("fc.weight"))
     start = len(trace)
-    output = trace.allocate(3 * MIB, place=trace.place("step.py:7"))
+    output = trace.allocate(3 * MIB, kind.activation, trace.place("step.py:7"))
     trace.free(trace.allocate(MIB))
-    trace.set_kind(output, kind.activation)
-    assert (trace.bytes(weight), trace.kind(weight)) == (1000, kind.parameter)
-    assert (trace.place_of(output), trace.is_freed(output)) == ("step.py:7", False)
+    assert [trace.place_of(one) for one in (weight, output)] == ["fc.weight", "step.py:7"]
     report = _C.replay(trace, start=start, largest=1)
     assert (report.held_before, report.peak, report.left) == (1024, 4 * MIB, 3 * MIB)
     assert report.reserved == 22 * MIB
     assert report.held[kind.activation] == 3 * MIB
-    assert sum(report.held.values()) == report.at_peak.allocated == 1024 + 4 * MIB
+    assert sum(report.held.values()) == 1024 + 4 * MIB
     assert [(a.id, a.place, a.kind) for a in report.largest] == [
         (output, "step.py:7", kind.activation)
     ]
     assert report.fits
-    assert report.failed is None
-    assert report.failed_event is None
     assert report.fragmentation == pytest.approx(1 - (1024 + 4 * MIB) / (22 * MIB))
     tight = _C.replay(trace, _C.AllocatorOptions(capacity=20 * MIB), start)
     assert not tight.fits
-    assert tight.failed is not None
-    assert tight.failed.place == "step.py:7"
-    assert tight.failed_event == start
-    assert "does not fit" in repr(tight)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: _C.AllocatorOptions("slab"), 'kind must be "exact" or "caching", got "slab"'),
+        (lambda: _C.AllocatorOptions("slab"), "kind must be 'exact' or 'caching', got 'slab'"),
         (lambda: _C.AllocatorModel(_C.AllocatorOptions(capacity=-1)), "capacity .* got -1"),
         (lambda: _C.AllocatorModel().allocate(-5), "size must be .* got -5"),
         (lambda: _C.AllocatorModel().free(3), "allocation must be .* got 3"),

@@ -42,7 +42,7 @@ def least(values: Values, needs: Iterable[Need]) -> dict[Place, int]:
             places.setdefault(need.value, need.place)
     _rerun_heads(values)
     graph = [(each.bytes, each.made_from if each.rerun else None) for each in values.list]
-    kept = set(_C.least_kept(graph, list(places)))
+    kept = {i for i, keep in enumerate(_C.least_kept(graph, list(places))) if keep}
     first_reader: dict[int, int] = {}
     pending, seen = list(places), set(places)
     while pending:
