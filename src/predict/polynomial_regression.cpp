@@ -152,11 +152,7 @@ void PolynomialRegression::fit(std::span<const double> x, std::span<const double
   detail::Matrix a(y.size(), count);
   for (std::size_t i = 0; i < y.size(); ++i) {
     for (std::size_t j = 0; j < count; ++j) {
-      double value = 1;
-      for (std::size_t f = 0; f < features; ++f) {
-        value *= std::pow(next.scaled(f, x[i * features + f]), next.exponents_[j][f]);
-      }
-      a.at(i, j) = value;
+      a.at(i, j) = next.monomial(j, x.subspan(i * features, features), features);
     }
   }
   detail::LeastSquares solved = detail::solve_least_squares(a, {y.begin(), y.end()});
@@ -165,6 +161,15 @@ void PolynomialRegression::fit(std::span<const double> x, std::span<const double
                  "or points that are further apart");
   next.weights_ = std::move(solved.x);
   *this = std::move(next);
+}
+
+double PolynomialRegression::monomial(std::size_t index, std::span<const double> point,
+                                      std::size_t except) const {
+  double value = 1;
+  for (std::size_t f = 0; f < point.size(); ++f) {
+    value *= f == except ? 1.0 : std::pow(scaled(f, point[f]), exponents_[index][f]);
+  }
+  return value;
 }
 
 void PolynomialRegression::check_point(std::size_t features) const {
@@ -178,17 +183,9 @@ double PolynomialRegression::predict(std::span<const double> point) const {
   if (point.size() == 1) {
     return horner(weights_, scaled(0, point[0]));
   }
-  std::vector<double> position(point.size());
-  for (std::size_t f = 0; f < point.size(); ++f) {
-    position[f] = scaled(f, point[f]);
-  }
   double result = 0;
   for (std::size_t j = 0; j < weights_.size(); ++j) {
-    double value = weights_[j];
-    for (std::size_t f = 0; f < position.size(); ++f) {
-      value *= std::pow(position[f], exponents_[j][f]);
-    }
-    result += value;
+    result += weights_[j] * monomial(j, point, point.size());
   }
   return result;
 }
@@ -201,11 +198,8 @@ std::vector<double> PolynomialRegression::along(std::span<const double> point,
                                                 std::size_t feature) const {
   std::vector<double> result(static_cast<std::size_t>(degree_) + 1);
   for (std::size_t j = 0; j < weights_.size(); ++j) {
-    double value = weights_[j];
-    for (std::size_t f = 0; f < point.size(); ++f) {
-      value *= f == feature ? 1.0 : std::pow(scaled(f, point[f]), exponents_[j][f]);
-    }
-    result[static_cast<std::size_t>(exponents_[j][feature])] += value;
+    result[static_cast<std::size_t>(exponents_[j][feature])] +=
+        weights_[j] * monomial(j, point, feature);
   }
   return result;
 }

@@ -72,6 +72,9 @@ class BRIM_API PolynomialRegression {
     return (value - centre_[feature]) / scale_[feature];
   }
   void check_point(std::size_t features) const;
+  /// One monomial at a point, without the feature `except`.
+  [[nodiscard]] double monomial(std::size_t index, std::span<const double> point,
+                                std::size_t except) const;
   [[nodiscard]] std::vector<double> along(std::span<const double> point, std::size_t feature) const;
 
   std::int64_t degree_;

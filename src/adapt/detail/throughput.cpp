@@ -1,6 +1,7 @@
 #include <brim/adapt/detail/throughput.h>
 
 #include <algorithm>
+#include <ranges>
 
 #include "adapt/size_lattice.h"
 
@@ -18,34 +19,29 @@ constexpr double kSameSize = 0.9;
 
 std::int64_t throughput_choice(std::span<const Attempt> attempts, std::int64_t largest,
                                std::int64_t lower, std::int64_t quantum) {
-  double best = 0.0;
-  bool knows_largest = false;
   const detail::SizeLattice allowed{lower, largest, quantum};
   // The last part of a range is as short as the remainder: not a size to choose.
   const auto counts = [&](const Attempt& attempt) {
     const std::int64_t size = attempt.size();
     return attempt.fitted() && attempt.rate > 0 && size <= largest && allowed.floor(size) == size;
   };
-  for (const Attempt& attempt : attempts) {
-    if (counts(attempt)) {
-      best = std::max(best, attempt.rate);
-      knows_largest = knows_largest || static_cast<double>(attempt.size()) >=
-                                           kSameSize * static_cast<double>(largest);
-    }
-  }
+  auto counted = attempts | std::views::filter(counts);
+  const bool knows_largest = std::ranges::any_of(counted, [&](const Attempt& attempt) {
+    return static_cast<double>(attempt.size()) >= kSameSize * static_cast<double>(largest);
+  });
   if (!knows_largest) {
     return largest;
   }
+  const double best = std::ranges::max_element(counted, {}, &Attempt::rate)->rate;
   std::int64_t smallest = largest;
-  for (const Attempt& attempt : attempts) {
-    if (counts(attempt) && attempt.rate >= best * (1.0 - kNegligible)) {
+  for (const Attempt& attempt : counted) {
+    if (attempt.rate >= best * (1.0 - kNegligible)) {
       smallest = std::min(smallest, attempt.size());
     }
   }
   const std::int64_t half = std::max(floor_to_multiple(smallest / 2, quantum), lower);
-  const bool tried = std::any_of(attempts.begin(), attempts.end(), [&](const Attempt& attempt) {
-    return counts(attempt) && attempt.size() <= half;
-  });
+  const bool tried =
+      std::ranges::any_of(counted, [&](const Attempt& attempt) { return attempt.size() <= half; });
   return tried ? smallest : half;
 }
 
