@@ -83,6 +83,9 @@ def compare(name: str, track: bool, errors: dict[str, list[float]]) -> list[str]
     seconds = time.perf_counter() - start
     allocated, reserved = measured(step, before)
     del step
+    begin = time.perf_counter()
+    tracked = mem_tracker(name) if track else None
+    tracking = time.perf_counter() - begin
     cells = [
         name,
         f"{allocated >> 20}",
@@ -91,11 +94,9 @@ def compare(name: str, track: bool, errors: dict[str, list[float]]) -> list[str]
         against(predicted.reserved, reserved, errors["reserved"]),
         f"{seconds:.1f} s",
     ]
-    start = time.perf_counter()
-    tracked = mem_tracker(name) if track else None
     if tracked is not None:
         cells.append(against(tracked, allocated, errors["MemTracker"]))
-        cells.append(f"{time.perf_counter() - start:.1f} s")
+        cells.append(f"{tracking:.1f} s")
     return cells
 
 

@@ -216,23 +216,28 @@ Py_hash_t hash(PyObject* self) {
 
 /// The Python objects of a configuration: an observer or a default may refer back to the function.
 int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
-  std::vector<const py::object*> objects{&config.foresee,  &config.progress, &config.hasher,
-                                         &config.observer, &config.recipe,   &config.restore,
-                                         &config.ranks};
-  const auto add = [&](const auto& slots) {
+  // Allocates nothing: an exception could not leave the collector.
+  const auto visit_all = [&](const std::vector<ArgumentSlot>& slots) {
     for (const ArgumentSlot& slot : slots) {
-      objects.push_back(&slot.otherwise);
+      Py_VISIT(slot.otherwise.ptr());
     }
+    return 0;
   };
-  add(config.parameters);
-  add(config.restore_arguments);
-  if (config.key_arguments) {
-    add(*config.key_arguments);
+  if (const int stop = visit_all(config.parameters)) {
+    return stop;
+  }
+  if (const int stop = config.key_arguments ? visit_all(*config.key_arguments) : 0) {
+    return stop;
+  }
+  if (const int stop = visit_all(config.restore_arguments)) {
+    return stop;
   }
   if (config.infer) {
-    objects.push_back(&config.infer->otherwise);
+    Py_VISIT(config.infer->otherwise.ptr());
   }
-  for (const py::object* object : objects) {
+  for (const py::object* object :
+       {&config.foresee, &config.progress, &config.hasher, &config.observer, &config.recipe,
+        &config.restore, &config.ranks}) {
     Py_VISIT(object->ptr());
   }
   return 0;

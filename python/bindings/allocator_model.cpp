@@ -108,8 +108,8 @@ void register_allocator(py::module_& m) {
       .def("free", &Model::free, py::arg("allocation"))
       .def("empty_cache", &Model::empty_cache)
       .def("set_segment_addresses", &Model::set_segment_addresses, py::arg("addresses"))
-      .def_property_readonly("now", &Model::now)
-      .def_property_readonly("peak", &Model::peak)
+      .def_property_readonly("now", &Model::now, py::return_value_policy::copy)
+      .def_property_readonly("peak", &Model::peak, py::return_value_policy::copy)
       .def_property_readonly("retries", &Model::retries);
 }
 

@@ -133,8 +133,11 @@ void register_batch_iterator(py::module_& m) {
   const py::custom_type_setup iterates([](PyHeapTypeObject* type) {
     type->ht_type.tp_iter = &PyObject_SelfIter;
     type->ht_type.tp_iternext = &next;
+    // One made by `__new__` alone would hold nothing, which `next` does not check.
+    type->ht_type.tp_new = nullptr;
+    type->ht_type.tp_flags |= Py_TPFLAGS_DISALLOW_INSTANTIATION;
   });
-  py::class_<BatchIterator>(m, "BatchIterator", iterates)
+  py::class_<BatchIterator>(m, "BatchIterator", iterates, py::is_final())
       .def("state_dict", &BatchIterator::state_dict, py::arg("batches") = py::none(),
            "The state of this iterator, to resume from.")
       .def("begun", &BatchIterator::begun, "Whether it was asked for a batch.");

@@ -98,7 +98,7 @@ void add_tensors(CallKey& key, PyObject* value, std::int64_t skip_dim = CallKey:
 /// Adds the tensors of a batch of which parts are taken, without their length along `dim`. With
 /// `lengths` false no length counts: batches of longer sentences are of one kind with others.
 void add_batch(CallKey& key, PyObject* value, std::int64_t dim, bool lengths, int depth = 0) {
-  constexpr Py_ssize_t kMostMembers = 16;  // more are samples
+  constexpr Py_ssize_t kMostMembers = 16;  // of a list; more are samples
   const at::Tensor* const tensor = tensor_in(value);
   if (tensor != nullptr && lengths) {
     add_tensor(key, value, dim < 0 ? dim + tensor->dim() : dim);
@@ -110,7 +110,7 @@ void add_batch(CallKey& key, PyObject* value, std::int64_t dim, bool lengths, in
     const auto add = [&](PyObject* /*name*/, PyObject* item) {
       add_batch(key, item, dim, lengths, depth + 1);
     };
-    visit_items(value, add, kMostMembers);
+    visit_items(value, add, PyDict_Check(value) ? PY_SSIZE_T_MAX : kMostMembers);
   } else {
     add_type(key, value);
   }

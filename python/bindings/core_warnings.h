@@ -26,7 +26,7 @@ class CoreWarnings final : public c10::WarningHandler {
       return;
     }
     const pybind11::error_scope pending;
-    for (const std::string& text : texts_) {
+    for (const std::string& text : std::exchange(texts_, {})) {
       if (!warn(text)) {
         PyErr_Clear();  // there can be but one exception, and it is the other one
       }

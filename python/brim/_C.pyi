@@ -93,6 +93,8 @@ class OomInjector:
     failures: Final[int]
 
 class Attempt:
+    """One attempt of an adaptive call: what was tried and how it ended."""
+
     size: Final[int]
     values: Final[tuple[int, ...]]
     fitted: Final[bool]
@@ -105,6 +107,8 @@ class Attempt:
     repeats: Final[bool]
 
 class SizeMemory:
+    """What earlier calls learned about sizes."""
+
     def __init__(
         self, capacity: int = 4096, directory: str | os.PathLike[str] | None = None
     ) -> None: ...
@@ -115,7 +119,8 @@ class SizeMemory:
     @staticmethod
     def default_directory() -> Path: ...
 
-class RankError(RuntimeError): ...
+class RankError(RuntimeError):
+    """Another rank failed or is gone, or the ranks do different things."""
 
 class GroupChannel:
     """Messages between the ranks of a torch.distributed group."""
@@ -146,6 +151,8 @@ class Agreement:
     def parts(self) -> int: ...
 
 class AdaptiveFunction(Generic[_P, _R]):
+    """A function that adapts its sizes when called; made by the decorators of `brim.adapt`."""
+
     __name__: str
     __qualname__: str
     __doc__: str | None
@@ -204,6 +211,8 @@ class PolynomialRegression:
     coefficients: Final[list[float]]
 
 class PeakSample:
+    """What one piece of work held at its peak; see `brim.collect_peaks`."""
+
     feature: Final[Any]
     peak: Final[int]
     start: Final[int]
@@ -211,6 +220,8 @@ class PeakSample:
     requested: Final[int | None]
 
 class MemorySample:
+    """What a `brim.MemoryModel` was fitted to: a size, its peak, whether that is a lower bound."""
+
     def __init__(self, n: float, length: float, peak: float, out_of_memory: bool) -> None: ...
     n: Final[float]
     length: Final[float]
@@ -218,6 +229,8 @@ class MemorySample:
     out_of_memory: Final[bool]
 
 class ModelError:
+    """How far a model is off for sizes that it has not seen: predicted / measured - 1."""
+
     median: Final[float]
     worst: Final[float]
     each: Final[list[float]]
@@ -367,6 +380,8 @@ def probe_memory(
 ) -> MemoryModel: ...
 
 class PlanReport:
+    """What becomes of the samples of an epoch, over all ranks."""
+
     samples: Final[int]
     batched: Final[int]
     batches: Final[int]

@@ -197,7 +197,7 @@ struct Refusals {
 /// The figures of the error of our own that `message` contains, with whatever was added to it.
 std::optional<OomCause> remembered(std::string_view message) noexcept {
   try {
-    Refusals& all = shared_object<Refusals>();
+    auto& all = shared_object<Refusals>();
     const std::lock_guard lock(all.mutex);
     for (const auto& [text, cause] : all.latest) {
       if (!text.empty() && message.find(text) != std::string_view::npos) {
@@ -214,7 +214,7 @@ std::optional<OomCause> remembered(std::string_view message) noexcept {
 
 void remember_refusal(const std::string& text, const OomCause& cause) noexcept {
   try {
-    Refusals& all = shared_object<Refusals>();
+    auto& all = shared_object<Refusals>();
     const std::lock_guard lock(all.mutex);
     all.latest[all.next] = {text, cause};
     all.next = (all.next + 1) % Refusals::kKept;

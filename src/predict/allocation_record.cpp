@@ -5,27 +5,18 @@
 
 namespace brim {
 
-std::vector<std::size_t> AllocationRecord::successors() const {
-  std::unordered_map<std::int64_t, std::vector<std::size_t>>
-      missing;  // by bytes, the first one last
-  for (std::size_t i = older; i-- > 0;) {
-    missing[requests[i].bytes].push_back(i);
-  }
-  std::vector<std::size_t> result(older, kNoRequest);
-  for (std::size_t i = older; i < requests.size(); ++i) {
-    const auto found = missing.find(requests[i].bytes);
-    if (found != missing.end() && !found->second.empty()) {
-      result[found->second.back()] = requests[i].freed ? kNoRequest : i;
-      found->second.pop_back();
-    }
-  }
-  return result;
-}
-
 std::int64_t AllocationRecord::replaced() const {
+  std::unordered_map<std::int64_t, std::size_t> missing;  // COUNT by bytes
+  for (const Request& request : std::span(requests).first(older)) {
+    ++missing[request.bytes];
+  }
   std::int64_t bytes = 0;
-  for (const std::size_t request : successors()) {
-    bytes += request == kNoRequest ? 0 : requests[request].bytes;
+  for (const Request& request : std::span(requests).subspan(older)) {
+    if (const auto found = missing.find(request.bytes);
+        found != missing.end() && found->second > 0) {
+      --found->second;
+      bytes += request.freed ? 0 : request.bytes;
+    }
   }
   return bytes;
 }

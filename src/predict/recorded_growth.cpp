@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <ranges>
+#include <unordered_map>
 #include <utility>
 
 #include "bisect.h"
@@ -15,7 +17,7 @@ namespace {
 constexpr int kMostCalls = 8;
 
 using Request = AllocationRecord::Request;
-constexpr std::size_t kNoRequest = AllocationRecord::kNoRequest;
+constexpr std::size_t kNoRequest = std::numeric_limits<std::size_t>::max();
 
 }  // namespace
 
@@ -25,7 +27,21 @@ RecordedGrowth::RecordedGrowth(const Attempt& newest, bool goes_on_refused)
       goes_on_refused_(goes_on_refused),
       optional_(goes_on_refused ? brief_requests(*record_)
                                 : std::vector<bool>(record_->requests.size())),
-      successor_(record_->successors()) {
+      successor_(record_->older, kNoRequest) {
+  // What it freed of the call before (its gradients), it left again: the next call will free that.
+  // A temporary of as many bytes is no successor: the replay would keep the old gradient then.
+  std::unordered_map<std::int64_t, std::vector<std::size_t>> left;  // by bytes, the last one first
+  for (std::size_t i = record_->requests.size(); i-- > record_->older;) {
+    if (!record_->requests[i].freed) {
+      left[record_->requests[i].bytes].push_back(i);
+    }
+  }
+  for (std::size_t i = 0; i < record_->older; ++i) {
+    if (auto& same = left[record_->requests[i].bytes]; !same.empty()) {
+      successor_[i] = same.back();
+      same.pop_back();
+    }
+  }
   // Until another size shows more, what it made itself grows in proportion.
   for (std::size_t i = 0; i < record_->requests.size(); ++i) {
     const auto bytes = static_cast<double>(record_->requests[i].bytes);

@@ -72,7 +72,7 @@ class BRIM_API RecordedGrowth {
   std::vector<std::int64_t> workspaces_;  // by request: of the other record
   double apart_ = 0;                      // how many times as large, if it is similar
   std::vector<bool> optional_;            // requests that may be refused
-  std::vector<std::size_t> successor_;    // AllocationRecord::successors
+  std::vector<std::size_t> successor_;    // by older request; see the constructor
   AllocatorModel now_;
   std::vector<std::int64_t> left_;  // by request: the allocation that the last call left; -1: none
 };

@@ -310,3 +310,24 @@ def test_random_states_do_not_count_as_memory_in_use(
     with RandomState():
         assert brim.memory_stats("cpu").allocated == held
     assert set_again[0].tolist() == [0] * 16
+
+
+def test_optimizer_state_in_containers_of_their_own_classes_is_put_back() -> None:
+    class Record(dict[str, Any]):
+        pass
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            for own in self.state.values():
+                own["record"]["sum"] += 1
+                own["pair"][0].add_(1)
+
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = Counting([weight], 0.1)
+    optimizer.state[weight] = {"record": Record(sum=torch.ones(2)), "pair": (torch.ones(2),)}
+    undo = Undo([optimizer])
+    optimizer.step()
+    undo.put_back()
+    own = optimizer.state[weight]
+    assert own["record"]["sum"].tolist() == own["pair"][0].tolist() == [1.0, 1.0]

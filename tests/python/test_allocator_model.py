@@ -208,3 +208,11 @@ def test_trace_from_python() -> None:
 def test_wrong_arguments_name_themselves(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_figures_are_of_the_moment_when_they_were_asked_for() -> None:
+    model = _C.AllocatorModel()
+    before = model.now, model.peak
+    model.allocate(2**20)
+    assert [each.allocated for each in before] == [0, 0]
+    assert model.now.allocated == 2**20

@@ -114,3 +114,10 @@ def test_restarts_with_other_world_sizes_lose_and_repeat_nothing(
             assert all(other == states[0] for other in states)
             state = states[0]
         assert sorted(used) == list(range(1000))
+
+
+def test_iterators_are_made_by_samplers_alone() -> None:
+    kind = type(iter(SizeAwareBatchSampler(range(2), [1, 1], 2)))
+    for make in (kind, lambda: kind.__new__(kind), lambda: type("Sub", (kind,), {})):
+        with pytest.raises(TypeError):
+            make()

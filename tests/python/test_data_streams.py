@@ -267,3 +267,11 @@ def test_states_of_other_streams_are_refused() -> None:
         MAKERS["pack"]().load_state_dict({})
     with pytest.raises(TypeError, match="state must be"):
         MAKERS["pack"]().load_state_dict(5)
+
+
+@pytest.mark.parametrize("wrong", ["lookahed", "name", "settings"])
+def test_a_wrong_keyword_is_named_with_the_function(wrong: str) -> None:
+    with pytest.raises(TypeError, match=rf"^pack_stream\(\) got an unexpected .*'{wrong}'"):
+        pack_stream([[1]], 3, **{wrong: 1})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=rf"^bucket_stream\(\) got an unexpected .*'{wrong}'"):
+        bucket_stream([[1]], [0, 3], 3, **{wrong: 1})  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import copy
 import gc
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -425,3 +426,21 @@ def test_its_text_names_the_loss_and_the_size() -> None:
     assert repr(step).endswith("loss_of: not called yet>")
     step(torch.ones(4, 2))
     assert repr(step).endswith("loss_of: parts of 4>")
+
+
+@pytest.mark.parametrize("members", [16, 17])
+def test_each_member_of_a_dictionary_tells_batches_apart(tmp_path: Path, members: int) -> None:
+    weight = torch.ones(4, 1, requires_grad=True)
+
+    def loss(part: dict[str, torch.Tensor]) -> torch.Tensor:
+        if len(part["0"]) > 4:
+            raise torch.OutOfMemoryError
+        return (part["0"] @ weight).mean()
+
+    step = brim.Microbatches(loss, persist=tmp_path)
+    for length in (4, 64):
+        batch = {str(i): torch.ones(8, 4) for i in range(members - 1)}
+        step({**batch, "last": torch.ones(8, length)})
+    brim.SizeMemory.flush()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len({path.stem for path in files}) > 2

@@ -368,3 +368,16 @@ def test_autocast_keeps_no_copy_of_a_weight(case: Case, weights: int, held: int)
             return torchs(leaf).float().sum()
 
     assert asked_to_keep(torch_call, torchs) >= 2 * weights, "torch.nn keeps a copy"
+
+
+def test_a_linear_layer_that_can_run_again_keeps_its_bias_once() -> None:
+    x, weight, bias = (torch.rand(*shape, requires_grad=True) for shape in ((8, 4), (16, 4), (16,)))
+    packed: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        torch.ops.brim.linear(x, weight, bias, None, True, True)
+    assert sorted(tensor.shape for tensor in packed) == [(8, 4), (16,), (16, 4)]

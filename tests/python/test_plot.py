@@ -192,3 +192,18 @@ def test_labels_do_not_overlap(
             assert not legend.overlaps(other)
         assert figure.bbox.x0 <= legend.x0
         assert legend.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("most", [1.05 * 2**20, 1.9 * 2**30, 30 * 2**30])
+def test_axes_of_bytes_have_several_ticks_also_where_they_are_enlarged(most: float) -> None:
+    from matplotlib.figure import Figure
+
+    from brim.plot._canvas import byte_ticks, bytes_on
+
+    axes = Figure().subplots()
+    bytes_on(axes.yaxis, most)
+    for low, high in ((0, most), (0.5 * most, 0.7 * most)):
+        axes.set_ylim(low, high)
+        shown = [tick for tick in axes.get_yticks() if low <= tick <= high]
+        assert 3 <= len(shown) <= 8
+    assert 3 <= len(byte_ticks(most)) <= 7

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,13 +34,9 @@ class BRIM_API AllocationRecord {
   /// workspace, as cuDNN.
   bool goes_on_refused = false;
 
-  static constexpr std::size_t kNoRequest = std::numeric_limits<std::size_t>::max();
-
-  /// By older request: the one that took its place and stays, which a next call will free too;
-  /// kNoRequest if there is none. The first request of as many bytes takes the place (a gradient),
-  /// and not what is made later (an optimizer's state).
-  [[nodiscard]] std::vector<std::size_t> successors() const;
-  /// SUM of the bytes of those.
+  /// SUM of the bytes that took the place of what was held before, and stay: what a next call will
+  /// free too. The first request of as many bytes takes the place (a gradient), also a temporary,
+  /// and not what is made later (an optimizer's state): better too few bytes than too many.
   [[nodiscard]] std::int64_t replaced() const;
 
   /// The size that `choose` returns, or that it returned last if it was asked the same: most calls

@@ -71,7 +71,7 @@ def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: s
 
 
 def _first_size(name: str, options: Options) -> Callable[..., int]:
-    from brim.foresee import FirstSize  # which imports parts of this package
+    from brim.foresee import FirstSize  # here: it imports this package
 
     return FirstSize(name, options.get("lower", 1), options.get("device"))
 

@@ -374,7 +374,7 @@ class _Foresight:
         without_collectives: Callable[[], AbstractContextManager[None]],
         options: Options,
     ) -> None:
-        from brim.foresee import FirstSize  # which imports parts of this package
+        from brim.foresee import FirstSize  # here: it imports this package
 
         self._traced = traced
         self._without_collectives = without_collectives

@@ -74,7 +74,8 @@ class _Collected:
         state = {owner: _copied(own) for owner, own in optimizer.state.items()}
         for group in optimizer.param_groups:
             self.gradients.extend(group["params"])
-        leaves = tree_leaves([optimizer.param_groups, *optimizer.state.values()])
+        # Of the copies: pytree does not look into containers of classes of their own.
+        leaves = tree_leaves([state, [group for _, group in groups]])
         self.values.extend(writable(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
         def put_back() -> None:

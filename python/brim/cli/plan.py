@@ -50,8 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     buckets = parser.add_mutually_exclusive_group()
 
-    def number(name: str, least: int, text: str, default: int | None = None) -> None:
-        to = buckets if name == "--buckets" else parser
+    def number(
+        name: str, least: int, text: str, default: int | None = None, to: Any = parser
+    ) -> None:
         to.add_argument(name, metavar="N", type=types.whole(least), default=default, help=text)
 
     add("file", type=lengths_file, help="the lengths: text, .npy, .npz, .arrow, .parquet, …")
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number("--world-size", 1, "how many ranks share the batches", 1)
     number("--rank", 0, "whose batches --output writes (default: 0)", 0)
     number("--window", 1, "packed: samples that are packed together")
-    number("--buckets", 1, "bucket: how many, with the least padding (default: 30)")
+    number("--buckets", 1, "bucket: how many, with the least padding (default: 30)", to=buckets)
     buckets.add_argument(
         "--boundaries",
         metavar="N,N,…",

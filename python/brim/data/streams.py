@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
-from typing_extensions import Unpack
 
 from brim import _C
 from brim._arguments import check_callable, flag, shown, whole
@@ -25,47 +24,12 @@ from brim.data.sizes import (
 from brim.data.states import PositionedIterator, check_same_run, check_state
 
 
-class StreamOptions(TypedDict, total=False):
-    """The keywords that all streams take; see `StreamBatches` for what they mean."""
-
-    sizeof: Callable[[Any], Any] | Mapping[Any, Any]
-    cost: Cost | Sequence[Cost]
-    max_batch_size: int | None
-    batch_multiple: int
-    lookahead: int
-    collate_fn: Callable[[list[Any]], Any] | None
-    rank: int | None
-    world_size: int | None
-    sharded: bool
-    oversize: str
-
-
 class StreamBatches(IterableDataset[Any]):
     """Batches of an iterable; see `pack_stream` and `bucket_stream`, which make it.
 
     For a DataLoader with `batch_size=None`, or to iterate over. Each iteration reads the iterable
     anew. All ranks and workers read all samples, and each gets its own batches: all ranks equally
     many, and batches of one step cost about the same.
-
-    Args:
-        name: the function that makes it.
-        iterable: the samples.
-        max_total_size: the budget of a batch, or several; see `BatchSamplerBase`.
-        settings: what the batches depend on beside the keywords below.
-        sizeof: the size of a sample: a function of it, or a mapping from it. With several budgets
-            it gives one size for each.
-        cost: what a batch costs; see `BatchSamplerBase`.
-        max_batch_size: the most samples in a batch, beside the budget.
-        batch_multiple: batches have a multiple of this many samples, unless fewer fit the budget or
-            are left.
-        lookahead: how many samples may wait for the batch that they will be in.
-        collate_fn: makes a batch of a list of samples; a batch is the list if None.
-        rank: the rank of this process; see `BatchSamplerBase`.
-        world_size: how many ranks share the batches; see `BatchSamplerBase`.
-        sharded: whether the iterable gives each rank and each worker other samples already. They
-            then get different numbers of batches.
-        oversize: what to do with a sample that exceeds the budget by itself; see
-            `BatchSamplerBase`. Samples left out are reported at the end.
 
     Example:
         >>> from brim.data import pack_stream
@@ -77,19 +41,14 @@ class StreamBatches(IterableDataset[Any]):
         self,
         name: str,
         iterable: Iterable[Any],
-        max_total_size: Budget,
+        limits: Limits,
         settings: dict[str, Any],
         *,
-        sizeof: Callable[[Any], Any] | Mapping[Any, Any] = len,
-        cost: Cost | Sequence[Cost] = "sum",
-        max_batch_size: int | None = None,
-        batch_multiple: int = 1,
-        lookahead: int = 10_000,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        sharded: bool = False,
-        oversize: str = "leave_out",
+        sizeof: Callable[[Any], Any] | Mapping[Any, Any],
+        collate_fn: Callable[[list[Any]], Any] | None,
+        ranks: RankSource,
+        sharded: bool,
+        oversize: str,
     ) -> None:
         if isinstance(iterable, str) or not isinstance(iterable, Iterable):
             raise TypeError(f"iterable must be an iterable of samples, got {shown(iterable)}")
@@ -102,15 +61,10 @@ class StreamBatches(IterableDataset[Any]):
         self.iterable = iterable
         self.epoch = 0
         self._sizeof = function
-        self._limits = Limits.read(cost, max_total_size, max_batch_size)
-        self._settings = {
-            "lookahead": whole("lookahead", lookahead, 1),
-            "batch_multiple": whole("batch_multiple", batch_multiple, 1, 2**31),
-            **settings,
-            **self._limits.settings(),
-        }
+        self._limits = limits
+        self._settings = settings
         self._collate = collate_fn
-        self._ranks = RankSource(rank, world_size)
+        self._ranks = ranks
         self._sharded = flag("sharded", sharded)
         self._oversize = check_oversize(oversize)
         self._start: Mapping[str, Any] | None = None  # a loaded state
@@ -271,9 +225,18 @@ def pack_stream(
     iterable: Iterable[Any],
     max_total_size: Budget,
     *,
+    sizeof: Callable[[Any], Any] | Mapping[Any, Any] = len,
+    cost: Cost | Sequence[Cost] = "sum",
+    max_batch_size: int | None = None,
+    batch_multiple: int = 1,
+    lookahead: int = 10_000,
     shuffle: bool = False,
     seed: int = 0,
-    **options: Unpack[StreamOptions],
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    sharded: bool = False,
+    oversize: str = "leave_out",
 ) -> StreamBatches:
     """Pack the samples of an iterable into full batches, looking a bounded number of them ahead.
 
@@ -283,11 +246,22 @@ def pack_stream(
     Args:
         iterable: the samples. It is iterated anew for each epoch, and by each rank and worker.
         max_total_size: the budget of a batch, or several; see `BatchSamplerBase`.
+        sizeof: the size of a sample: a function of it, or a mapping from it. With several budgets
+            it gives one size for each.
+        cost: what a batch costs; see `BatchSamplerBase`.
+        max_batch_size: the most samples in a batch, beside the budget.
+        batch_multiple: batches have a multiple of this many samples, unless fewer fit the budget or
+            are left. Not under a sum.
+        lookahead: how many samples are packed together. Up to twice as many are held.
         shuffle: give the batches of one look-ahead in random order, not the longest samples first.
         seed: determines that order together with the epoch.
-        **options: the keywords of all streams; see `StreamBatches`. `lookahead` is how many samples
-            are packed together, and up to twice as many are held. `batch_multiple` needs a cost
-            other than the sum.
+        collate_fn: makes a batch of a list of samples; a batch is the list if None.
+        rank: the rank of this process; see `BatchSamplerBase`.
+        world_size: how many ranks share the batches; see `BatchSamplerBase`.
+        sharded: whether the iterable gives each rank and each worker other samples already. They
+            then get different numbers of batches.
+        oversize: what to do with a sample that exceeds the budget by itself; see
+            `BatchSamplerBase`. Samples left out are reported at the end.
 
     Returns:
         A torch `IterableDataset` of batches, which can be iterated over and resumed.
@@ -296,21 +270,47 @@ def pack_stream(
         >>> list(pack_stream(iter(["aaaaaa", "bbbb", "ccccc", "ddd", "eeeeeee"]), 10))
         [['eeeeeee', 'ddd'], ['aaaaaa', 'bbbb'], ['ccccc']]
     """
-    settings = {"shuffle": flag("shuffle", shuffle), "seed": whole("seed", seed, 0)}
-    return StreamBatches("pack_stream", iterable, max_total_size, settings, **options)
+    limits = Limits.read(cost, max_total_size, max_batch_size)
+    settings = {
+        "lookahead": whole("lookahead", lookahead, 1),
+        "batch_multiple": whole("batch_multiple", batch_multiple, 1, 2**31),
+        "shuffle": flag("shuffle", shuffle),
+        "seed": whole("seed", seed, 0),
+        **limits.settings(),
+    }
+    return StreamBatches(
+        "pack_stream",
+        iterable,
+        limits,
+        settings,
+        sizeof=sizeof,
+        collate_fn=collate_fn,
+        ranks=RankSource(rank, world_size),
+        sharded=sharded,
+        oversize=oversize,
+    )
 
 
 def bucket_stream(
     iterable: Iterable[Any],
     bucket_boundaries: Sizes,
     max_total_size: Budget,
-    **options: Unpack[StreamOptions],
+    *,
+    sizeof: Callable[[Any], Any] | Mapping[Any, Any] = len,
+    cost: Cost | Sequence[Cost] = "padded",
+    max_batch_size: int | None = None,
+    batch_multiple: int = 1,
+    lookahead: int = 10_000,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    sharded: bool = False,
+    oversize: str = "leave_out",
 ) -> StreamBatches:
     """Batch samples of similar size from an iterable, so that there is little padding.
 
     Each sample joins the open batch of its bucket, which is given when the next does not fit. If
-    more than `lookahead` samples wait in open batches, the fullest of these is given. The default
-    `cost` is `"padded"`.
+    more than `lookahead` samples wait in open batches, the fullest of these is given.
 
     Args:
         iterable: the samples. It is iterated anew for each epoch, and by each rank and worker.
@@ -318,8 +318,18 @@ def bucket_stream(
             sorted. The last may be infinite. Samples outside are left out, with a warning.
         max_total_size: the budget of a batch, or several; see `BatchSamplerBase`. With
             `cost="count"` it is the number of samples in a batch.
-        **options: the keywords of all streams; see `StreamBatches`. The first size that `sizeof`
-            gives determines the bucket.
+        sizeof: the size of a sample; see `pack_stream`. The first size determines the bucket.
+        cost: what a batch costs; see `BatchSamplerBase`.
+        max_batch_size: the most samples in a batch, beside the budget.
+        batch_multiple: batches have a multiple of this many samples, unless fewer fit the budget or
+            are left.
+        lookahead: how many samples may wait.
+        collate_fn: makes a batch of a list of samples; a batch is the list if None.
+        rank: the rank of this process; see `BatchSamplerBase`.
+        world_size: how many ranks share the batches; see `BatchSamplerBase`.
+        sharded: whether the iterable gives each rank and each worker other samples already.
+        oversize: what to do with a sample that exceeds the budget by itself; see
+            `BatchSamplerBase`. Samples left out are reported at the end.
 
     Returns:
         A torch `IterableDataset` of batches, which can be iterated over and resumed.
@@ -328,6 +338,21 @@ def bucket_stream(
         >>> list(bucket_stream(iter(["a", "bbbb", "cc", "ddddd", "e"]), [0, 3, 10], 6))
         [['bbbb'], ['a', 'cc', 'e'], ['ddddd']]
     """
-    options.setdefault("cost", "padded")
-    settings = {"bucket_boundaries": sorted_boundaries(bucket_boundaries).tolist()}
-    return StreamBatches("bucket_stream", iterable, max_total_size, settings, **options)
+    limits = Limits.read(cost, max_total_size, max_batch_size)
+    settings = {
+        "lookahead": whole("lookahead", lookahead, 1),
+        "batch_multiple": whole("batch_multiple", batch_multiple, 1, 2**31),
+        "bucket_boundaries": sorted_boundaries(bucket_boundaries).tolist(),
+        **limits.settings(),
+    }
+    return StreamBatches(
+        "bucket_stream",
+        iterable,
+        limits,
+        settings,
+        sizeof=sizeof,
+        collate_fn=collate_fn,
+        ranks=RankSource(rank, world_size),
+        sharded=sharded,
+        oversize=oversize,
+    )

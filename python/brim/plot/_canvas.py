@@ -56,21 +56,32 @@ def draw(where: Any, paint: Callable[[Any], None], size: tuple[float, float] = (
 
 def bytes_on(axis: Any, most: float, *, logarithmic: bool = False) -> None:
     """Label an axis that holds bytes with round numbers of the unit that suits them."""
+    from matplotlib.ticker import MaxNLocator
+
     if logarithmic:
         axis.axes.set_yscale("log", base=2)
-        axis.set_major_formatter(lambda value, _: _in_unit(value))
-    else:
-        axis.set_ticks(*zip(*byte_ticks(most), strict=True))
+        axis.set_major_formatter(lambda value, _: _in_unit(value, _unit_of(value)))
+        return
+    unit = _unit_of(most)
+
+    class Locator(MaxNLocator):  # type: ignore[misc]
+        def tick_values(self, vmin: float, vmax: float) -> Any:
+            return super().tick_values(vmin / unit[1], vmax / unit[1]) * unit[1]
+
+    axis.set_major_locator(Locator(nbins=_MOST_TICKS, steps=[1, 2, 4, 5, 8, 10]))
+    axis.set_major_formatter(lambda value, _: _in_unit(value, unit))
 
 
 def byte_ticks(most: float) -> list[tuple[int, str]]:
-    """Round numbers of bytes from 0 to `most`, each with its text.
+    """Whole numbers of a unit from 0 to `most` bytes, each with its text.
 
     Example:
         >>> byte_ticks(473 * 2**10)[:3]
         [(0, '0'), (102400, '100 KiB'), (204800, '200 KiB')]
+        >>> [text for _, text in byte_ticks(1.9 * 2**30)]
+        ['0', '500 MiB', '1000 MiB', '1500 MiB']
     """
-    name, unit = _unit_of(most)
+    name, unit = _unit_of(most / 4)  # one or two ticks would be too few
     step = next(
         step * 10**power
         for power in itertools.count()
@@ -85,9 +96,8 @@ def _unit_of(most: float) -> tuple[str, int]:
     return next((name, unit) for name, unit in _UNITS if most >= unit or unit == 1)
 
 
-def _in_unit(value: float) -> str:
-    name, unit = _unit_of(value)
-    return f"{value / unit:g} {name}"
+def _in_unit(value: float, unit: tuple[str, int]) -> str:
+    return f"{value / unit[1]:g} {unit[0]}"
 
 
 def shortened(name: str, most: int) -> str:

@@ -37,8 +37,6 @@ def size_text(size: float) -> str:
 
 def seconds_on(axes: Any, points: Sequence[tuple[float, float]]) -> list[Any]:
     """Times on an axis of their own on the right; returns the lines for the legend."""
-    from matplotlib.ticker import EngFormatter
-
     if not points:
         return []
     right = axes.twinx()
@@ -57,6 +55,21 @@ def seconds_on(axes: Any, points: Sequence[tuple[float, float]]) -> list[Any]:
         label="time",
     )
     right.set_ylabel("time")
-    right.yaxis.set_major_formatter(EngFormatter("s"))
+    logarithmic = right.get_yscale() == "log"
+    right.yaxis.set_major_formatter(
+        lambda value, _: _duration(value, value if logarithmic else max(times))
+    )
     right.spines[["top", "left"]].set_visible(False)
     return lines
+
+
+def _duration(seconds: float, most: float) -> str:
+    """A time in the unit that suits the longest one.
+
+    Example:
+        >>> _duration(2.5, 3), _duration(0.5, 3), _duration(0.01, 0.02), _duration(2e-5, 2e-5)
+        ('2.5 s', '0.5 s', '10 ms', '20 µs')
+    """
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+    name, unit = next((each for each in units if most >= each[1]), units[-1])
+    return f"{seconds / unit:g} {name}"

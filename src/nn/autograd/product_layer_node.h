@@ -3,6 +3,8 @@
 #include <c10/core/SymBool.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <utility>
+
 #include "nn/autograd/held_output.h"
 #include "nn/autograd/operand.h"
 #include "nn/autograd/optional_tensor.h"
@@ -70,18 +72,20 @@ class ProductLayerNode : public OutputHoldingNode {
   }
 
  protected:
-  /// Below the lock, as at forward.
+  /// Under the lock, as at forward.
   [[nodiscard]] virtual at::Tensor run_again(const at::Tensor& input, const at::Tensor& weight,
                                              const MaybeTensor& bias) const = 0;
 
   /// At forward.
   void allow_to_run_again(const at::Tensor& input, const MaybeTensor& bias) {
-    is_allowed_ = true;
+    if (std::exchange(is_allowed_, true)) {
+      return;
+    }
     bias_ = kept(bias);
     input_.lend_like(input);
   }
 
-  /// Below the lock.
+  /// Under the lock.
   [[nodiscard]] bool prepare(bool for_loss = false) {
     // The weight is too large to be copied. If it is written to later, the node's own backward
     // fails too, as torch's does.

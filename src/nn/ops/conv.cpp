@@ -254,9 +254,13 @@ at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTe
                 at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                 bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
                 bool recompute, bool runs_again) {
-  return kConv(input, weight, bias, per_dimension(stride, weight, 1),
-               per_dimension(padding, weight, 0), per_dimension(dilation, weight, 1), transposed,
-               per_dimension(output_padding, weight, 0), groups, {}, recompute, runs_again);
+  const Numbers steps = per_dimension(stride, weight, 1);
+  const Numbers padded = per_dimension(padding, weight, 0);
+  const Numbers dilated = per_dimension(dilation, weight, 1);
+  const Numbers output_padded = per_dimension(output_padding, weight, 0);
+  check(input, weight, {steps, padded, dilated, output_padded});  // torch_conv does not
+  return kConv(input, weight, bias, steps, padded, dilated, transposed, output_padded, groups, {},
+               recompute, runs_again);
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ at::Tensor layer_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
     check_normalized_shape(input, shape, weight, bias);
   }
   return run_with_node(LayerNorm{c10::DimVector(shape), eps, as_float32},
-                       as_float32 ? unpinned(input) : input, weight, bias);
+                       as_float32 ? unpinned(input, weight, bias) : input, weight, bias);
 }
 
 const LayerOperator<layer_norm_autograd, torch_layer_norm, CastTo::float32_inside,

@@ -262,15 +262,16 @@ class NormNode final : public StatisticsNode {
   int weights_;
   int askers_ = 0;
   at::ScalarType type_ = at::kFloat;  // of the output
-  // The output, and that in another type, between the first of several askers and apply.
+  // The output, and that in another type, between the first of several askers and backward().
   ForThisBackward again_;
   ForThisBackward again_as_;
 };
 
-/// A low precision input as the node keeps it. Of a part of a larger tensor torch keeps a copy too,
-/// in float32.
-[[nodiscard]] inline at::Tensor unpinned(const at::Tensor& input) {
-  return pins_more_than_itself(input) ? input.clone() : input;
+/// A low precision input as the node keeps it, if there will be one. Of a part of a larger tensor
+/// torch keeps a copy too, in float32.
+[[nodiscard]] inline at::Tensor unpinned(const at::Tensor& input, const MaybeTensor& weight,
+                                         const MaybeTensor& bias) {
+  return is_recorded(input, weight, bias) && pins_more_than_itself(input) ? input.clone() : input;
 }
 
 /// The normalisation, with a node if something needs a gradient and this is not below autograd.
@@ -278,7 +279,7 @@ class NormNode final : public StatisticsNode {
 template <class Kind>
 at::Tensor run_with_node(const Kind& kind, const at::Tensor& given, const MaybeTensor& weight,
                          const MaybeTensor& bias, bool as_float32) {
-  const at::Tensor input = as_float32 ? unpinned(given) : given;
+  const at::Tensor input = as_float32 ? unpinned(given, weight, bias) : given;
   PtrTo<NormNode<Kind>> node;
   if (is_recorded(input, weight, bias)) {
     node = make_node<NormNode<Kind>>(kind, input, weight, bias, as_float32);

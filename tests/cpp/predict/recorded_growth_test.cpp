@@ -102,6 +102,23 @@ TEST(RecordedGrowth, FitsWhereTheBlocksDo) {
   EXPECT_EQ(growth->largest_between(1, 50), 50);
 }
 
+TEST(RecordedGrowth, TemporaryOfAGradientsBytesIsNotItsSuccessor) {
+  // The gradient of the call before is freed, then come an activation and the new gradient. At 8
+  // items the activation is as large as the gradient.
+  AllocatorModel now = recorded_device(4096);
+  const auto gradient = now.allocate(1024 * kMiB, 0);
+  ASSERT_TRUE(gradient);
+  const std::int64_t place = now.block(*gradient).address;
+  const auto step = [&](std::int64_t size) {
+    return recorded_fit(size, {free_event(77, 1024 * kMiB), alloc_event(2, 128 * size * kMiB),
+                               free_event(2), alloc_event(place, 1024 * kMiB)});
+  };
+  const std::vector<Attempt> attempts{step(4), step(8)};
+  auto growth = RecordedGrowth::of(attempts);
+  ASSERT_TRUE(growth && growth->begin_from(now));
+  EXPECT_EQ(growth->largest_between(8, 64), 32);
+}
+
 TEST(RecordedGrowth, SparesALittleOfManyItemsAndNoneOfFew) {
   const std::vector<Attempt> attempts{with_a_gap(100), with_a_gap(200)};
   auto growth = RecordedGrowth::of(attempts);
