@@ -2,6 +2,7 @@
 
 #include <mutex>
 
+#include "fork.h"
 #include "nn/autograd/node.h"
 
 namespace brim::nn {
@@ -12,11 +13,7 @@ struct Registry {
   KeptStatistic::Readers readers;  // by the address of what they read
 };
 
-Registry& registry() {
-  // Never destroyed: graphs may live longer than this library's statics.
-  static auto* const all = new Registry;  // NOLINT(cppcoreguidelines-owning-memory)
-  return *all;
-}
+Registry& registry() { return shared_object<Registry>(); }
 
 /// Null for tensors without memory of their own, such as those of tracers.
 const void* address_of(const at::Tensor& statistic) {

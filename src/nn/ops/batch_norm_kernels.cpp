@@ -13,6 +13,7 @@
 #include <mutex>
 #include <vector>
 
+#include "fork.h"
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
 #include "nn/cpu/grain.h"
@@ -79,28 +80,23 @@ Key key_of(const NormOf& norm) {
   return key;
 }
 
-class Formulas {
- public:
+struct Formulas {
   std::optional<std::int64_t> find(const Key& key) {
-    const std::lock_guard lock(mutex_);
-    const auto place = known_.find(key);
-    return place == known_.end() ? std::nullopt : std::optional(place->second);
+    const std::lock_guard lock(mutex);
+    const auto place = known.find(key);
+    return place == known.end() ? std::nullopt : std::optional(place->second);
   }
 
   void remember(Key key, std::int64_t formula) {
-    const std::lock_guard lock(mutex_);
-    known_[std::move(key)] = formula;
+    const std::lock_guard lock(mutex);
+    known[std::move(key)] = formula;
   }
 
- private:
-  std::mutex mutex_;
-  std::map<Key, std::int64_t> known_;
+  std::mutex mutex;
+  std::map<Key, std::int64_t> known;
 };
 
-Formulas& formulas() {
-  static auto* const all = new Formulas;  // never destroyed: threads may outlive main
-  return *all;
-}
+Formulas& formulas() { return shared_object<Formulas>(); }
 
 bool same_type(const MaybeTensor& tensor, const at::Tensor& as) {
   return !is_given(tensor) || tensor->scalar_type() == as.scalar_type();
