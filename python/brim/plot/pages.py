@@ -35,8 +35,8 @@ svg .hover { fill: transparent; }
 svg .hover:hover { fill: rgba(0, 0, 0, .1); } .bars tr:hover { background: #eee; }
 .bars { width: 100%; font-size: 12px; } .bars td { width: 65%; }
 .bars th { font-weight: normal; text-align: right; padding-right: .6em; }
-.bars i { display: inline-block; min-width: 1px; height: 1em; }
-.bars i { margin-right: .5em; vertical-align: middle; }
+.bars i { display: inline-block; min-width: 1px; height: 1em; margin-right: .5em;
+  vertical-align: middle; }
 .legend span { margin-right: 1.2em; white-space: nowrap; }
 .legend i { display: inline-block; width: .9em; height: .9em; margin-right: .4em; }
 #tip { position: fixed; display: none; white-space: pre; pointer-events: none; padding: .5em .7em;
