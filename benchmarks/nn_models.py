@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,11 +140,12 @@ def images(setting: Setting, make: Callable[[], nn.Module], side: int, *blocks: 
     return Case(setting.build(make), forward, blocks)
 
 
-def torchvision_model(name: str, *blocks: str) -> Callable[[Setting], Case]:
+def torchvision_model(name: str, *blocks: str, **options: Any) -> Callable[[Setting], Case]:
     def make(setting: Setting) -> Case:
         from torchvision import models
 
-        return images(setting, getattr(models, name), 64 if setting.small else 224, *blocks)
+        model = partial(getattr(models, name), **options)
+        return images(setting, model, 64 if setting.small else 224, *blocks)
 
     return make
 
@@ -405,6 +407,10 @@ MODELS: Mapping[str, Model] = {
     ),
     "ConvNeXt-T": Model(torchvision_model("convnext_tiny", "CNBlock"), head="classifier"),
     "EfficientNet-B0": Model(torchvision_model("efficientnet_b0", "MBConv"), head="classifier"),
+    "GoogLeNet": Model(
+        torchvision_model("googlenet", "Inception", aux_logits=False, init_weights=False), head="fc"
+    ),
+    "ShuffleNet": Model(torchvision_model("shufflenet_v2_x1_0", "InvertedResidual"), head="fc"),
     "ViT-B": Model(vit),
     "BERT": Model(
         bert,
@@ -443,7 +449,7 @@ USUAL = {
     *(("ResNet-50", each, "float32") for each in ("first layer", "norms")),
     *(("ResNet-50", "full", each) for each in ("float32", "autocast")),
     *(("ConvNeXt-T", "full", each) for each in ("float32", "autocast")),
-    ("EfficientNet-B0", "full", "float32"),
+    *((each, "full", "float32") for each in ("EfficientNet-B0", "GoogLeNet", "ShuffleNet")),
     *(("ViT-B", each, "autocast") for each in ("full", "BitFit")),
     *(("BERT", each, "autocast") for each in ("full", "BitFit")),
     ("GPT-2", "full", "autocast"),
