@@ -40,6 +40,7 @@
 #include <brim/nn/losses.h>
 #include <brim/nn/rerun.h>
 #include <brim/nn/subclasses.h>
+#include <brim/nn/watching.h>
 #include <brim/predict/allocator_model.h>
 #include <brim/predict/allocator_settings.h>
 #include <brim/predict/collect_peaks.h>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -363,3 +364,90 @@ def test_on_tensors_without_memory() -> None:
     audit = brim.audit(model, image(device="meta", requires_grad=True))
     assert (audit.brim, audit.least) == (ELEMENTS // 8, 0)
     assert audit.torch_nn >= 4 * ELEMENTS
+
+
+# -- Watching changes nothing ----------------------------------------------------------------------
+
+
+class Attends(nn.Module):
+    """The layer behind the attention asks it, through a copy; sums of two types under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.first, self.last = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.down, self.act = nn.Linear(32, 128), nn.Linear(128, 32), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.first(self.norm(x)).view(*x.shape[:2], 3, 4, 8).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*parts).permute(0, 2, 3, 1).reshape(x.shape)
+        x = x + self.last(mixed)
+        return x + self.down(self.act(self.up(self.other(x))))
+
+
+def language_model(name: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64}
+    config = getattr(transformers, f"{name}Config")(**sizes, pad_token_id=0)
+    return getattr(transformers, f"{name}ForCausalLM")(config)  # type: ignore[no-any-return]
+
+
+def kept_by(model: nn.Module, *args: Any, **kwargs: Any) -> int:
+    """By what a call leaves in memory, without hooks."""
+    for _ in range(2):  # the first call allocates for good
+        gc.collect()
+        with brim.PeakMeter("cpu") as meter:
+            result = model(*args, **kwargs)
+            outputs = [result] if isinstance(result, Tensor) else [result.loss]
+            del result
+            gc.collect()
+            left = meter.left - sum(each.nbytes for each in outputs)
+        del outputs
+    return left
+
+
+@pytest.mark.parametrize("level", [None, "cheap"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_block_with_attention_keeps_what_the_audit_says(
+    level: str | None, autocast: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Attends(), Attends()), torch.randn(4, 16, 32)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
+        audit = brim.audit(model, x, progress=False)
+        brim.convert(model, recompute=level)
+        found = kept_by(model, x)
+    said = audit.brim if level is None else audit.cheap
+    assert found == pytest.approx(said, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["GPTNeoX", "Phi", "Olmo2"])
+def test_a_language_model_keeps_what_the_audit_says(name: str) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(5, 100, (2, 32))
+    model = language_model(name).train()
+    said = brim.audit(model, input_ids=ids, labels=ids, progress=False).cheap
+    brim.convert(model, recompute="cheap")
+    assert kept_by(model, input_ids=ids, labels=ids) == pytest.approx(said, rel=0.02)
+
+
+def test_hooks_that_hold_tensors_elsewhere_still_count_inside_an_audit() -> None:
+    """Those of a checkpoint: what they hold is not asked for."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Attends()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    model, x = nn.Sequential(Checkpointed(), Attends()), torch.randn(4, 16, 32)
+    said = brim.audit(model, x, progress=False).cheap
+    brim.convert(model, recompute="cheap")
+    result = model(x)
+    result.sum().backward()
+    with torch.autograd.graph.save_on_cpu():  # around an audit
+        assert brim.audit(model, x, progress=False).brim > said
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None

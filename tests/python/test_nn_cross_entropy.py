@@ -197,6 +197,62 @@ def test_the_logits_are_kept_in_their_own_type() -> None:
     assert logits.nbytes <= bytes_kept <= logits.nbytes + small
 
 
+PEAKS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "few rows": ((2, 20000), {}),
+    "one row": ((1, 40000), {}),
+    "few classes": ((4000, 10), {}),
+    "many of both": ((600, 2000), {}),
+    "small": ((8, 10), {}),
+    "sum": ((300, 500), {"reduction": "sum"}),
+    "ignored": ((300, 500), {"ignore_index": 3}),
+    "smoothed": ((300, 500), {"label_smoothing": 0.1}),
+    "weighted": ((300, 500), {"weight": True}),
+    "images": ((4, 30, 20, 20), {}),
+}
+
+
+@pytest.mark.parametrize("case", PEAKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_peak_of_a_step_is_not_above_torchs(
+    case: str, dtype: torch.dtype, recompute: bool
+) -> None:
+    shape, options = PEAKS[case]
+    options = dict(options)
+    rows, width = math.prod(shape) // shape[1], shape[1]
+    if options.get("weight"):
+        options["weight"] = torch.rand(width)
+    target = classes(shape[0], *shape[2:], of=width)
+
+    def peak(linear: Callable[..., Tensor], of: Callable[..., Tensor]) -> int:
+        torch.manual_seed(0)
+        x = torch.randn(rows, 4, dtype=dtype, requires_grad=True)
+        weight = torch.randn(width, 4, dtype=dtype, requires_grad=True)
+        with brim.PeakMeter("cpu") as meter:
+            logits = linear(x, weight)
+            if len(shape) > 2:
+                logits = logits.view(shape[0], *shape[2:], width).movedim(-1, 1)
+            value = of(logits, target, **options)
+            del logits
+            value.backward()
+        return meter.peak
+
+    def own(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+        low = dtype != torch.float32
+        names = ("weight", "ignore_index", "reduction", "label_smoothing")
+        usual = {"weight": None, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+        given = [(usual | options)[name] for name in names]
+        return _cross_entropy(logits, target, *given, low, recompute)
+
+    def own_linear(x: Tensor, weight: Tensor) -> Tensor:
+        return brim.nn.functional.linear(x, weight, recompute=recompute)
+
+    for _ in range(2):  # the first call allocates for good
+        most = peak(F.linear, lambda logits, *a, **k: F.cross_entropy(logits.float(), *a, **k))
+        found = peak(own_linear, own)
+    assert found <= most + 2048
+
+
 @pytest.mark.parametrize("trained", ["all", "norm", "head"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("autocast", [False, True])

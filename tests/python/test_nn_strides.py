@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
+import sys
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +61,58 @@ def test_every_layer_has_torchs_strides(case: Case, frozen: bool) -> None:
             grads = torch.autograd.grad(y, wanted, laid_out(torch.randn(y.shape), back))
             strides.append([t.stride() for t in (y, *grads)])
         assert strides[0] == strides[1], f"input {layout}, gradient {back}"
+
+
+def randomly_laid_out(choose: random.Random, shape: tuple[int, ...]) -> torch.Tensor:
+    """Ones of this shape: dimensions in any order, with gaps, some of them expanded."""
+    order = choose.sample(range(len(shape)), len(shape))
+    gaps = [choose.choice([1, 1, 2]) for _ in shape]
+    expanded = [choose.random() < 0.1 for _ in shape]
+    sizes = [1 if expanded[d] else shape[d] * gaps[d] for d in order]
+    values = torch.ones(sizes).permute([order.index(d) for d in range(len(shape))])
+    return values[tuple(slice(None, None, gap) for gap in gaps)].expand(shape)
+
+
+@pytest.mark.parametrize("layer", ["ReLU", "LeakyReLU", "Dropout"])
+def test_random_strides_give_torchs_strides(layer: str) -> None:
+    choose = random.Random(0)
+    ours, torchs = getattr(brim.nn, layer)(), getattr(nn, layer)()
+    for _ in range(400):
+        shape = tuple(choose.choice([1, 2, 3, 5]) for _ in range(choose.randint(2, 5)))
+        x, up = (randomly_laid_out(choose, shape) for _ in range(2))
+        strides = []
+        for run in (ours, torchs):
+            leaf = x.detach().requires_grad_()
+            y = run(leaf)
+            strides.append((y.stride(), torch.autograd.grad(y, leaf, up)[0].stride()))
+        assert strides[0] == strides[1], f"input {x.shape} {x.stride()}, gradient {up.stride()}"
+
+
+@pytest.mark.parametrize("case", [c for c in ONE_OF_EACH if c.shape] + IMAGES, ids=str)
+def test_no_python_runs_in_backward(case: Case) -> None:
+    """torch registers Python functions as Meta kernels, which take 100 times as long."""
+    seen: set[str] = set()
+    depth = 0  # inside of the engine
+
+    def note(frame: FrameType, event: str, of: Any) -> None:
+        nonlocal depth
+        if event.startswith("c_") and of.__name__ == "run_backward":
+            depth += 1 if event == "c_call" else -1
+        elif event == "call" and depth:
+            seen.add(frame.f_code.co_filename)
+
+    for frozen, back in itertools.product([False, True], LAYOUTS):
+        layer = pair(case, torch.float32)[0].requires_grad_(not frozen)
+        x = case.input(torch.float32).requires_grad_()
+        y = layer(x)
+        up = laid_out(torch.randn(y.shape), back)
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            torch.autograd.backward(y, up)
+        finally:
+            sys.setprofile(before)
+    assert not seen
 
 
 @pytest.mark.parametrize(

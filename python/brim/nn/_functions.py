@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils._pytree import tree_leaves
 
+from brim._C import gradient_pattern
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived, original_of, recipe_of
 from brim.nn._elsewhere import is_traced
 from brim.nn.saving import (
@@ -73,7 +74,13 @@ def _region(work: Any) -> Any:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_traced() or not torch.is_grad_enabled():
             return work(self, *args, **kwargs)
-        way = (self.training, self._brim_recompute is not None, _is_any_autocast_enabled())
+        way = (
+            self.training,
+            self._brim_recompute is not None,
+            _is_any_autocast_enabled(),
+            # What is frozen now may be trained later, and functions that kept nothing then keep.
+            gradient_pattern(self, args, kwargs),
+        )
         hooks = hooks_in_force()
         # A checkpoint runs its modules twice, and the same functions must be redirected in both.
         known = verdicts.get(self, _UNKNOWN).get(way) if hooks is None else _USEFUL
@@ -135,7 +142,8 @@ def _leaving_members(kind: Kind) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
         mode = _around()
         if mode is None:
             return work(self, *args, **kwargs)
-        way = (mode, self.training, _is_any_autocast_enabled())
+        pattern = gradient_pattern(self, args, kwargs)
+        way = (mode, self.training, _is_any_autocast_enabled(), pattern)
         if verdicts.get(self, _UNKNOWN).get(way) == _NOTHING:
             return outside(work, self, *args, **kwargs)
         found = redirected.found  # of the region around it, in its first call

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from brim.adapt._random_state import RandomState
 from brim.nn._lower_bound import Need, least, nodes_behind, refine
 from brim.nn._values import Place, Values, bytes_of, identity
+from brim.nn.saving import watching
 
 __all__ = ["MODEL", "Run", "measure", "with_sizes"]
 
@@ -191,8 +192,7 @@ def measure(
             if not isinstance(module, torch.jit.ScriptModule):
                 run.watch(undo, name or MODEL, module)
         with contextlib.ExitStack() as modes:
-            hooks = torch.autograd.graph.saved_tensors_hooks(run.pack, attrgetter("tensor"))
-            modes.enter_context(hooks)
+            modes.enter_context(watching(run.pack, attrgetter("tensor")))
             modes.enter_context(_Operations(run))
             if find_least:
                 run.values = modes.enter_context(Values(run.place))

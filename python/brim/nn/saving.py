@@ -105,9 +105,14 @@ class Saving(TorchFunctionMode):
         hooks = redirected.hooks if self._is_shared else self._hooks
         if not _fits(args, kwargs) or hooks_in_force() != hooks:
             return func(*args, **kwargs)
+        if redirected.found is None:
+            return instead(*args, **kwargs)
+        shared = _C.outputs_shared()
         result = instead(*args, **kwargs)
-        if redirected.found is not None and (name := _node_of(result)).startswith("brim::"):
+        if (name := _node_of(result)).startswith("brim::"):
             redirected.found.append(SUM_OF_TWO_TYPES if name == SUM_OF_TWO_TYPES else func)
+        if _C.outputs_shared() != shared:
+            redirected.found.append(SHARED_OUTPUT)
         return result
 
     def __call__(self, function: _Function) -> _Function:
@@ -130,10 +135,12 @@ class _Redirected(threading.local):
     """The innermost region of a module, of this thread.
 
     Attributes:
-        found: the functions of torch for which brim's made a node; None: not collected.
+        found: the functions of torch for which brim's made a node, SUM_OF_TWO_TYPES and
+            SHARED_OUTPUT; None: not collected.
         hooks: the saved-tensor hooks that were in force when it began.
         left: the `hooks` of regions around modules that are left out.
         last: where the last region that found some was judged, and its key there.
+        watching: the second of the hooks that only watch, and the hooks in force without them.
         little: COUNT of regions judged to redirect little: those run in the region around them.
     """
 
@@ -141,6 +148,7 @@ class _Redirected(threading.local):
     hooks: Any = None
     last: tuple[dict[Any, int], Any] | None = None
     little: int = 0
+    watching: tuple[Any, Any] | None = None
 
     def __init__(self) -> None:
         self.left: list[Any] = []
@@ -150,11 +158,36 @@ redirected = _Redirected()
 
 
 def hooks_in_force() -> Any:
-    """The saved-tensor hooks that were installed last; None for none."""
-    return _top_hooks(True)
+    """The saved-tensor hooks that were installed last, without `watching`; None for none."""
+    hooks = _top_hooks(True)
+    if hooks is None or redirected.watching is None or hooks[1] is not redirected.watching[0]:
+        return hooks
+    return redirected.watching[1]
 
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+@contextlib.contextmanager
+def watching(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
+    """Within, these saved-tensor hooks see what is kept, and layers act as without them.
+
+    `pack` must return what holds the tensor as it is.
+    """
+    before = redirected.watching
+    own = (unpack, hooks_in_force())
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            _watch(own)
+            yield
+    finally:
+        _watch(before)
+
+
+def _watch(hooks: Any) -> None:
+    unpack, below = hooks or (None, None)
+    redirected.watching = hooks
+    _C.watch_hooks(unpack, below and below[1])
 
 
 def _node_of(result: Any) -> str:
@@ -164,6 +197,9 @@ def _node_of(result: Any) -> str:
 
 SUM_OF_TWO_TYPES = "brim::add_of_two_types_backward"
 """The node of a sum that keeps the smaller of its operands, so that nobody keeps the sum."""
+
+SHARED_OUTPUT = "output shared"
+"""A ReLU dropped its bits, because brim's function keeps its output. Torch's would keep both."""
 
 
 _is_paused = ContextVar("_is_paused", default=False)
@@ -322,7 +358,10 @@ FUNCTIONS = frozenset([*_TABLES[None], torch.nn.functional.scaled_dot_product_at
 _WITH_OTHERS = frozenset(
     "gelu silu hardswish softplus elu sigmoid tanh mish mul multiply rmul".split()  # noqa: SIM905
 )
-SAVING_ALONE = frozenset(each for each in FUNCTIONS if each.__name__.strip("_") not in _WITH_OTHERS)
-"""Those that keep less by themselves. The others keep as much as torch's, but can run again."""
+SAVING_ALONE = frozenset(
+    [*(each for each in FUNCTIONS if each.__name__.strip("_") not in _WITH_OTHERS), SHARED_OUTPUT]
+)
+"""What makes a region worth it where nothing runs again: functions that keep less by themselves,
+and others, which keep as much as torch's, where they let the layer before keep less."""
 
 _C.set_saving_mode(Saving)  # brim's own operators need not pass through it

@@ -3,6 +3,7 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/zeros_like.h>
+#include <brim/nn/watching.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -30,6 +31,9 @@ class TieNode final : public Node {
  private:
   bool zeros_;
 };
+
+thread_local std::uint64_t shared_outputs = 0;
+thread_local HooksThatWatch watching;
 
 /// The tensor whose memory a view looks at.
 at::Tensor memory_of(const at::Tensor& input) {
@@ -111,7 +115,14 @@ const void* hooks_in_force() {
   }
   // Of the pair the one that every saved tensor holds: no other takes its address meanwhile.
   const c10::SafePyObject& unpack = hooks.top().second;
-  return unpack.ptr(&unpack.pyinterpreter());
+  const void* const top = unpack.ptr(&unpack.pyinterpreter());
+  return top == watching.unpack ? watching.below : top;
+}
+
+void set_hooks_that_watch(const HooksThatWatch& hooks) noexcept { watching = hooks; }
+
+bool is_watched(const SavedVariable& saved) {
+  return watching.unpack != nullptr && saved.has_hooks() && watching.holds(saved);
 }
 
 TensorVersion version_of(const at::Tensor& tensor) {
@@ -122,6 +133,10 @@ TensorVersion version_of(const at::Tensor& tensor) {
               : static_cast<const void*>(&impl),
           version.enabled() ? version.current_version() : 0};
 }
+
+std::uint64_t outputs_shared() noexcept { return shared_outputs; }
+
+void count_shared_output() noexcept { ++shared_outputs; }
 
 void tell_producer_kept(const at::Tensor& input) {
   const at::Tensor made = memory_of(input);

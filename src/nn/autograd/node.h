@@ -30,8 +30,11 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-/// Which saved-tensor hooks are in force; null for none.
+/// Which saved-tensor hooks are in force; null for none, or for those that only watch.
 [[nodiscard]] const void* hooks_in_force();
+
+/// Whether hooks that only watch hold this.
+[[nodiscard]] bool is_watched(const SavedVariable& saved);
 
 /// Whether torch.compile, vmap or the like traces the call: strides and memory are not real then.
 [[nodiscard]] bool is_traced(const at::Tensor& input);
@@ -139,6 +142,9 @@ class SavingNode : public Node {
 
 /// In double backward: an alias at this place in the graph. Else `tensor` itself.
 [[nodiscard]] at::Tensor with_history(const at::Tensor& tensor, const torch::autograd::Edge& edge);
+
+/// Counts for outputs_shared().
+void count_shared_output() noexcept;
 
 /// Tells the layer that made `input`, if it is one of ours, that its output is kept.
 void tell_producer_kept(const at::Tensor& input);

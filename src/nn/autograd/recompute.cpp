@@ -120,15 +120,18 @@ const SavedVariable* output_kept_by(const Node& node) {
 }
 
 /// What it keeps, if no saved-tensor hook has it; the version is that of this moment.
-std::optional<TensorVersion> version_kept_by(const Node& node) {
+std::optional<TensorVersion> version_kept_by(Node& node) {
   const SavedVariable* const saved = output_kept_by(node);
-  const auto output =
-      saved != nullptr && hooks_in_force() == nullptr ? saved->get_raw_data() : std::nullopt;
+  if (saved == nullptr || hooks_in_force() != nullptr) {
+    return std::nullopt;
+  }
+  const auto output = is_watched(*saved) ? std::optional(saved->unpack(compat::pointer_to(node)))
+                                         : saved->get_raw_data();
   return output && output->defined() ? std::optional(version_of(*output)) : std::nullopt;
 }
 
 /// Whether the node's output has not been written to since.
-bool is_untouched(const Node& node) {
+bool is_untouched(Node& node) {
   if (const auto* const layer = dynamic_cast<const SavingNode*>(&node)) {
     return layer->is_near() && layer->is_untouched();
   }
@@ -137,7 +140,7 @@ bool is_untouched(const Node& node) {
 }
 
 /// Whether `value` is the node's output, as it was at forward.
-bool made(const Node& node, const TensorVersion& value) {
+bool made(Node& node, const TensorVersion& value) {
   if (const auto* const layer = dynamic_cast<const SavingNode*>(&node)) {
     return layer->is_near() && layer->output() == value;
   }

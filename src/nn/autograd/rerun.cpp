@@ -2,6 +2,7 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/alias.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
@@ -24,8 +25,31 @@ class WithoutSavedTensorHooks {
   at::impl::SavedTensorDefaultHooksTLS before_ = at::SavedTensorDefaultHooks::get_tls_state();
 };
 
-/// Leaves of the graph that leads to `output` that are not among `inputs`.
-bool reaches_others(const at::Tensor& output, const variable_list& inputs) {
+/// Where the graph of a function that runs again begins. It never runs: gradients are taken there.
+class InputNode final : public Node {
+ public:
+  variable_list apply(variable_list&& grads) override { return std::move(grads); }
+  std::string name() const override { return "brim::input_of_rerun"; }
+};
+
+/// An input of that function, and a tensor without memory at the same place in the graph: whoever
+/// asks for the gradient need not hold the input.
+struct Begun {
+  at::Tensor input;
+  at::Tensor place;
+
+  explicit Begun(const at::Tensor& value)
+      : input(without_history(value)), place(at::empty({0}, value.options())) {
+    const auto node = make_node<InputNode>();
+    node->add_input_metadata(value);
+    for (const at::Tensor* const each : {&input, &place}) {
+      torch::autograd::impl::set_gradient_edge(*each, {node, 0});
+    }
+  }
+};
+
+/// Whether the graph that leads to `output` has leaves: those of the inputs are no part of it.
+bool reaches_others(const at::Tensor& output) {
   std::unordered_set<const Node*> seen;
   std::vector<const Node*> open{output.grad_fn().get()};
   while (!open.empty()) {
@@ -34,11 +58,8 @@ bool reaches_others(const at::Tensor& output, const variable_list& inputs) {
     if (node == nullptr || !seen.insert(node).second) {
       continue;
     }
-    if (const auto* const leaf = dynamic_cast<const AccumulateGrad*>(node)) {
-      if (std::ranges::none_of(inputs,
-                               [&](const at::Tensor& x) { return x.is_same(leaf->variable); })) {
-        return true;
-      }
+    if (dynamic_cast<const AccumulateGrad*>(node) != nullptr) {
+      return true;
     }
     for (const auto& edge : node->next_edges()) {
       open.push_back(edge.function.get());
@@ -50,7 +71,7 @@ bool reaches_others(const at::Tensor& output, const variable_list& inputs) {
 }  // namespace
 
 variable_list grads_by_rerun(c10::function_ref<at::Tensor(const variable_list&)> function,
-                             const variable_list& inputs, const at::Tensor& grad,
+                             variable_list inputs, const at::Tensor& grad,
                              const std::vector<bool>& needed, const AutocastState& autocast) {
   const bool in_graph = at::GradMode::is_enabled();
   const at::AutoGradMode grad_mode(true);
@@ -58,25 +79,31 @@ variable_list grads_by_rerun(c10::function_ref<at::Tensor(const variable_list&)>
   variable_list given;
   variable_list wanted;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    // In the graph an alias: its gradient is that through `function` alone.
-    at::Tensor input = in_graph && needed[i] ? at::alias(inputs[i]) : inputs[i].detach();
-    if (needed[i]) {
-      wanted.push_back(in_graph ? input : input.requires_grad_());
+    if (!needed[i]) {
+      given.push_back(inputs[i].detach());
+    } else if (in_graph) {
+      // An alias: its gradient is that through `function` alone.
+      wanted.push_back(given.emplace_back(at::alias(inputs[i])));
+    } else {
+      Begun begun(inputs[i]);
+      given.push_back(std::move(begun.input));
+      wanted.push_back(std::move(begun.place));
     }
-    given.push_back(std::move(input));
   }
   const at::Tensor output = [&] {
     const AutocastAs as(autocast);
     return function(given);
   }();
-  TORCH_CHECK(in_graph || !reaches_others(output, given),
+  given.clear();
+  inputs.clear();
+  TORCH_CHECK(in_graph || !reaches_others(output),
               "a function that runs again in backward reads a tensor that needs a gradient and is "
               "not one of its inputs: pass it as an input, or its gradient would be lost");
   variable_list found = torch::autograd::grad({output}, wanted, {grad}, /*retain_graph=*/in_graph,
                                               /*create_graph=*/in_graph, /*allow_unused=*/true);
-  variable_list result(inputs.size());
+  variable_list result(needed.size());
   std::size_t next = 0;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
+  for (std::size_t i = 0; i < needed.size(); ++i) {
     if (needed[i]) {
       result[i] = std::move(found[next++]);
     }

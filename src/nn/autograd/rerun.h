@@ -18,12 +18,13 @@ namespace brim::nn {
 
 /// The gradients of the inputs, by autograd inside of a backward: the same operators in the same
 /// order as if `function` had been recorded at forward, so the same bits. Under grad mode (double
-/// backward) they are part of the graph.
+/// backward) they are part of the graph; else, what nobody else holds of the inputs is freed before
+/// their gradients exist, where the derivative of `function` does not read it.
 /// @param needed which of them; the others stay undefined
 /// @throws c10::Error if `function` reads a tensor that needs a gradient and is no input: that
 ///         gradient would be lost.
 [[nodiscard]] variable_list grads_by_rerun(
-    c10::function_ref<at::Tensor(const variable_list&)> function, const variable_list& inputs,
+    c10::function_ref<at::Tensor(const variable_list&)> function, variable_list inputs,
     const at::Tensor& grad, const std::vector<bool>& needed, const AutocastState& autocast);
 
 /// What is particular to a function is in `Function`, which the node holds:

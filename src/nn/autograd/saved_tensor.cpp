@@ -19,7 +19,7 @@ bool fit_in_one_copy(const at::Tensor& one, const at::Tensor& other) {
 
 }  // namespace
 
-bool Kept::needs_copy() const { return !frozen_.defined() && hooks_in_force() == nullptr; }
+bool Kept::needs_copy() const { return !is_frozen_ && hooks_in_force() == nullptr; }
 
 /// The tensor, which may be undefined; nothing if it cannot be copied.
 std::optional<at::Tensor> Kept::to_copy(const c10::SymInt& most) const {
@@ -36,11 +36,12 @@ std::optional<at::Tensor> Kept::to_copy(const c10::SymInt& most) const {
   return is_small && !is_gone ? std::optional(std::move(tensor)) : std::nullopt;
 }
 
-void Kept::set_frozen(const at::Tensor& tensor, at::Tensor copy) {
+void Kept::set_frozen(const at::Tensor& tensor, const at::Tensor& copy) {
   if (tensor.requires_grad()) {
     edge_ = torch::autograd::impl::gradient_edge(tensor);
   }
-  frozen_ = std::move(copy);
+  frozen_ = torch::autograd::SavedVariable(copy, false);
+  is_frozen_ = true;
 }
 
 bool Kept::is_there() {
@@ -79,7 +80,7 @@ bool Kept::freeze(Kept& first, Kept& second, const c10::SymInt& most) {
   return true;
 }
 
-at::Tensor Kept::lend_frozen() const { return with_history(frozen_, edge_); }
+at::Tensor Kept::lend_frozen() const { return with_history(frozen_.unpack(), edge_); }
 
 at::Tensor Kept::unpack(torch::autograd::Node* owner) {
   // Without its place in the graph: held here, it would hold its own node.

@@ -47,7 +47,7 @@ class Kept {
   /// @throws c10::Error if there is no copy and its memory was taken away, as FSDP does with
   /// parameters.
   [[nodiscard]] at::Tensor lend(torch::autograd::Node* owner = nullptr) {
-    if (frozen_.defined()) {
+    if (is_frozen_) {
       return lend_frozen();
     }
     at::Tensor tensor = lent_.get();
@@ -75,19 +75,21 @@ class Kept {
   void release() {
     saved_.reset_data();
     lent_.reset();
-    frozen_.reset();
+    frozen_.reset_data();
+    is_frozen_ = false;
   }
 
  private:
   [[nodiscard]] bool needs_copy() const;
   [[nodiscard]] std::optional<at::Tensor> to_copy(const c10::SymInt& most) const;
-  void set_frozen(const at::Tensor& tensor, at::Tensor copy);
+  void set_frozen(const at::Tensor& tensor, const at::Tensor& copy);
   [[nodiscard]] at::Tensor lend_frozen() const;
   [[nodiscard]] at::Tensor unpack(torch::autograd::Node* owner);
 
   torch::autograd::SavedVariable saved_;
   ForThisBackward lent_;
-  at::Tensor frozen_;
+  torch::autograd::SavedVariable frozen_;  // so that hooks that watch see it
+  bool is_frozen_ = false;
   torch::autograd::Edge edge_;  // where the frozen tensor is in the graph
 };
 

@@ -5,9 +5,6 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include <algorithm>
-#include <array>
-
 #include "nn/cuda/tensors.h"
 #include "nn/ops/channels.h"
 
@@ -17,51 +14,8 @@
 namespace brim::nn::cuda {
 namespace {
 
-/// One number per row, in float32.
-at::Tensor empty_per_row(const at::Tensor& input, std::size_t dims) {
-  c10::DimVector sizes(input.sizes());
-  std::fill(sizes.end() - static_cast<std::ptrdiff_t>(dims), sizes.end(), 1);
-  return at::empty(sizes, input.options().dtype(at::kFloat));
-}
-
 std::int64_t count_rows(const at::Tensor& input, std::int64_t size) {
   return size == 0 ? 0 : input.numel() / size;
-}
-
-struct Grads {
-  at::Tensor input;
-  at::Tensor weights;  // [columns]
-};
-
-/// @param x contiguous, as the rows are described
-/// @param weight_type of the weights' gradient; nothing: not wanted
-Grads backward_of(const NormRows& rows, const at::Tensor& grad, const at::Tensor& x,
-                  const MaybeTensor& mean, const at::Tensor& rstd, bool wants_input,
-                  std::optional<at::ScalarType> weight_type) {
-  const at::Tensor up = grad.contiguous();
-  const at::Tensor scale = rstd.contiguous();
-  const at::Tensor level = is_given(mean) ? mean->contiguous() : at::Tensor();
-  const std::int64_t columns = columns_of(rows);
-  Grads grads;
-  if (wants_input) {
-    grads.input = at::empty_like(x);
-  }
-  at::Tensor sums;
-  if (weight_type) {
-    const auto options = x.options().dtype(weight_type);
-    grads.weights = x.numel() == 0 ? at::zeros({columns}, options) : at::empty({columns}, options);
-    sums = at::empty({parts_of(rows), columns}, x.options().dtype(at::kFloat));
-  }
-  launch_on(x, [&](cudaStream_t stream) {
-    normalise_rows_backward(rows, up.const_data_ptr(), x.const_data_ptr(),
-                            level.defined() ? level.const_data_ptr<float>() : nullptr,
-                            scale.const_data_ptr<float>(),
-                            wants_input ? grads.input.mutable_data_ptr() : nullptr,
-                            weight_type ? sums.mutable_data_ptr<float>() : nullptr,
-                            weight_type ? number_of(grads.weights, "brim::norm") : Number::float32,
-                            weight_type ? grads.weights.mutable_data_ptr() : nullptr, stream);
-  });
-  return grads;
 }
 
 // -- float32_rms_norm -------------------------------------------------------------------------
@@ -88,7 +42,6 @@ struct RmsRows {
     const Number type = number_of(x, "brim::float32_rms_norm");
     rows = {.rows = count_rows(x, x.size(-1)),
             .size = x.size(-1),
-            .centred = false,
             .type = type,
             .product = product == x.scalar_type() ? type : Number::float32,
             .weights = weight ? number_of(*weight, "brim::float32_rms_norm") : type,
@@ -103,10 +56,12 @@ std::tuple<at::Tensor, at::Tensor> rms_forward(const at::Tensor& input, const Ma
                                                double eps, double offset, bool cast_first) {
   const RmsRows given(input, weight, offset, cast_first);
   at::Tensor output = at::empty_like(given.x, given.x.options().dtype(given.product));
-  at::Tensor rstd = empty_per_row(given.x, 1);
+  c10::DimVector per_row(given.x.sizes());
+  per_row.back() = 1;
+  at::Tensor rstd = at::empty(per_row, given.x.options().dtype(at::kFloat));
   launch_on(given.x, [&](cudaStream_t stream) {
     normalise_rows(given.rows, given.x.const_data_ptr(), static_cast<float>(eps),
-                   output.mutable_data_ptr(), nullptr, rstd.mutable_data_ptr<float>(), stream);
+                   output.mutable_data_ptr(), rstd.mutable_data_ptr<float>(), stream);
   });
   return {std::move(output), std::move(rstd)};
 }
@@ -116,87 +71,65 @@ std::tuple<at::Tensor, at::Tensor> rms_backward(const at::Tensor& grad, const at
                                                 double offset, bool cast_first, bool input_grad,
                                                 bool weight_grad) {
   const RmsRows given(input, weight, offset, cast_first);
-  Grads grads = backward_of(given.rows, grad.to(given.product), given.x, {}, rstd, input_grad,
-                            weight_grad ? std::optional(weight->scalar_type()) : std::nullopt);
-  return {std::move(grads.input), std::move(grads.weights)};
+  const at::Tensor& x = given.x;
+  const std::int64_t size = given.rows.size;
+  const at::Tensor up = grad.to(given.product).contiguous();
+  const at::Tensor scale = rstd.contiguous();
+  at::Tensor of_input = input_grad ? at::empty_like(x) : at::Tensor();
+  at::Tensor of_weight;
+  at::Tensor sums;
+  if (weight_grad) {
+    const auto options = x.options().dtype(weight->scalar_type());
+    of_weight = x.numel() == 0 ? at::zeros({size}, options) : at::empty({size}, options);
+    sums = at::empty({parts_of(given.rows), size}, x.options().dtype(at::kFloat));
+  }
+  launch_on(x, [&](cudaStream_t stream) {
+    normalise_rows_backward(
+        given.rows, up.const_data_ptr(), x.const_data_ptr(), scale.const_data_ptr<float>(),
+        input_grad ? of_input.mutable_data_ptr() : nullptr,
+        weight_grad ? sums.mutable_data_ptr<float>() : nullptr,
+        weight_grad ? number_of(of_weight, "brim::float32_rms_norm") : Number::float32,
+        weight_grad ? of_weight.mutable_data_ptr() : nullptr, stream);
+  });
+  return {std::move(of_input), std::move(of_weight)};
 }
 
-// -- layer_norm of a low precision input in float32 -------------------------------------------
+// -- layer_norm and group_norm from their statistics ------------------------------------------
 
 MaybeTensor wide(const MaybeTensor& weight) {
   return is_given(weight) ? MaybeTensor(weight->to(at::kFloat).contiguous()) : MaybeTensor();
 }
 
-/// An input, a weight and a bias as the kernels take them.
-struct CentredRows {
+/// What a norm was given and found as the kernels take it, and room for its output.
+struct NormAgain {
   at::Tensor x;
+  at::Tensor mean;
+  at::Tensor rstd;
   MaybeTensor weight;
   MaybeTensor bias;
+  at::Tensor output;
   NormRows rows;
 
   /// @param shape of a row
-  CentredRows(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& factors,
-              const MaybeTensor& moved)
-      : x(input.contiguous()), weight(wide(factors)), bias(wide(moved)) {
+  NormAgain(const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& means,
+            const at::Tensor& rstds, const MaybeTensor& factors, const MaybeTensor& moved,
+            at::ScalarType type)
+      : x(input.contiguous()),
+        mean(means.contiguous()),
+        rstd(rstds.contiguous()),
+        weight(wide(factors)),
+        bias(wide(moved)),
+        output(at::empty_like(x, x.options().dtype(type))) {
     const std::int64_t size = c10::multiply_integers(shape);
     rows = {.rows = count_rows(x, size),
             .size = size,
-            .centred = true,
             .type = number_of(x, "brim::norm"),
-            .product = Number::float32,
+            .product = number_of(output, "brim::norm"),
             .weights = Number::float32,
             .weight = data_of(weight),
             .bias = data_of(bias),
             .offset = 0,
             .cast_first = false};
-  }
-};
-
-NormGrads layer_forward(const at::Tensor& input, at::IntArrayRef shape, const MaybeTensor& weight,
-                        const MaybeTensor& bias, double eps) {
-  const CentredRows given(input, shape, weight, bias);
-  at::Tensor output = at::empty_like(given.x, given.x.options().dtype(at::kFloat));
-  at::Tensor mean = empty_per_row(given.x, shape.size());
-  at::Tensor rstd = empty_per_row(given.x, shape.size());
-  launch_on(given.x, [&](cudaStream_t stream) {
-    normalise_rows(given.rows, given.x.const_data_ptr(), static_cast<float>(eps),
-                   output.mutable_data_ptr(), mean.mutable_data_ptr<float>(),
-                   rstd.mutable_data_ptr<float>(), stream);
-  });
-  return {std::move(output), std::move(mean), std::move(rstd)};
-}
-
-NormGrads layer_backward(const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape,
-                         const at::Tensor& mean, const at::Tensor& rstd, const MaybeTensor& weight,
-                         const MaybeTensor& bias, std::array<bool, 3> mask) {
-  const CentredRows given(input, shape, weight, {});
-  const Grads grads = backward_of(given.rows, grad.to(at::kFloat), given.x, mean, rstd, mask[0],
-                                  mask[1] || mask[2] ? std::optional(at::kFloat) : std::nullopt);
-  // Of their own memory each: they become the gradients of parameters.
-  const auto copy = [&](std::int64_t first, const MaybeTensor& of) {
-    const at::Tensor part = grads.weights.narrow(0, first, given.rows.size);
-    return part.view(shape).to(of->scalar_type(), false, true);
-  };
-  return {grads.input, mask[1] ? copy(0, weight) : at::Tensor(),
-          mask[2] ? copy(given.rows.size, bias) : at::Tensor()};
-}
-
-// -- layer_norm and group_norm from their statistics ------------------------------------------
-
-/// What a norm was given and found, and its output.
-struct NormAgain : CentredRows {
-  at::Tensor mean;
-  at::Tensor rstd;
-  at::Tensor output;
-
-  NormAgain(const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& means,
-            const at::Tensor& rstds, const MaybeTensor& factors, const MaybeTensor& moved,
-            at::ScalarType type)
-      : CentredRows(input, shape, factors, moved),
-        mean(means.contiguous()),
-        rstd(rstds.contiguous()),
-        output(at::empty_like(x, x.options().dtype(type))) {
-    rows.product = number_of(output, "brim::norm");
   }
 };
 
@@ -229,8 +162,6 @@ at::Tensor group_as_type(const at::Tensor& input, std::int64_t groups, const at:
 TORCH_LIBRARY_IMPL(brim, CUDA, m) {
   m.impl("float32_rms_norm_forward", rms_forward);
   m.impl("float32_rms_norm_backward", rms_backward);
-  m.impl("layer_norm_as_float32", layer_forward);
-  m.impl("layer_norm_as_float32_backward", layer_backward);
   m.impl("layer_norm_as_type", layer_as_type);
   m.impl("group_norm_as_type", group_as_type);
 }

@@ -52,12 +52,11 @@ __device__ float rounded_to(float value) {
 
 // -- Forward ----------------------------------------------------------------------------------
 
-template <class T, class P, class O, int kSize, bool kCentred>
+template <class T, class P, class O, int kSize>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(const T* __restrict__ in, O* __restrict__ out, float* __restrict__ means,
-                   float* __restrict__ rstds, const Factors<P> factors, const Factors<P> bias,
-                   const bool cast_first, const float eps, const std::int64_t rows,
-                   const unsigned size) {
+    forward_kernel(const T* __restrict__ in, O* __restrict__ out, float* __restrict__ rstds,
+                   const Factors<P> factors, const bool cast_first, const float eps,
+                   const std::int64_t rows, const unsigned size) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool inside = row < rows;
   const T* const x = in + row * size;
@@ -65,51 +64,27 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned end = inside ? size : 0;
   const unsigned step = blockDim.x * kSize;
   const float share = 1.0F / static_cast<float>(size);
-  // The row is read again and again: it is in the cache.
-  float mean = 0;
-  if constexpr (kCentred) {
-    float sum = 0;
-    for (unsigned i = begin; i < end; i += step) {
-      const auto values = load_wide<kSize>(x + i);
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) {
-        sum += values.at[k];
-      }
-    }
-    mean = row_sum(sum) * share;
-  }
+  // The row is read twice: it is in the cache.
   float sum = 0;
   for (unsigned i = begin; i < end; i += step) {
     const auto values = load_wide<kSize>(x + i);
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
-      const float value = values.at[k] - mean;
-      sum += value * value;
+      sum += values.at[k] * values.at[k];
     }
   }
   const float rstd = rsqrtf(__fadd_rn(__fmul_rn(row_sum(sum), share), eps));
   if (inside && threadIdx.x == 0) {
     rstds[row] = rstd;
-    if constexpr (kCentred) {
-      means[row] = mean;
-    }
   }
   for (unsigned i = begin; i < end; i += step) {
     const auto values = load_wide<kSize>(x + i);
     const auto factor = factors.template load_at<kSize>(i);
     Pack<float, kSize> result;
-    if constexpr (kCentred) {
-      const auto moved = bias.template load_at<kSize>(i);
 #pragma unroll
-      for (int k = 0; k < kSize; ++k) {
-        result.at[k] = (values.at[k] - mean) * rstd * factor.at[k] + moved.at[k];
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) {
-        const float normal = __fmul_rn(values.at[k], rstd);
-        result.at[k] = __fmul_rn(cast_first ? rounded_to<T>(normal) : normal, factor.at[k]);
-      }
+    for (int k = 0; k < kSize; ++k) {
+      const float normal = __fmul_rn(values.at[k], rstd);
+      result.at[k] = __fmul_rn(cast_first ? rounded_to<T>(normal) : normal, factor.at[k]);
     }
     store_narrow(result, out + row * size + i);
   }
@@ -117,29 +92,24 @@ __global__ void __launch_bounds__(kThreads)
 
 // -- Backward ---------------------------------------------------------------------------------
 
-/// Each block works on every gridDim.x-th group of rows. Its share of the weights' gradient is
+/// Each block works on every gridDim.x-th group of rows. Its share of the weight's gradient is
 /// summed in shared memory, or in its row of `sums` where that is too small; each place there
 /// belongs to one thread until the end.
-template <class T, class P, class O, int kSize, bool kCentred>
+template <class T, class P, class O, int kSize>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const O* __restrict__ grad, const T* __restrict__ in,
-                    const float* __restrict__ means, const float* __restrict__ rstds,
-                    T* __restrict__ grad_in, float* const sums, const bool in_shared,
-                    const Factors<P> factors, const bool cast_first, const std::int64_t rows,
-                    const unsigned size) {
+                    const float* __restrict__ rstds, T* __restrict__ grad_in, float* const sums,
+                    const bool in_shared, const Factors<P> factors, const bool cast_first,
+                    const std::int64_t rows, const unsigned size) {
   extern __shared__ __align__(16) float shared[];
-  const unsigned columns = kCentred ? 2 * size : size;
-  float* const part = sums == nullptr ? nullptr : sums + std::int64_t{blockIdx.x} * columns;
-  float* const own = in_shared ? shared + threadIdx.y * columns : part;
+  float* const part = sums == nullptr ? nullptr : sums + std::int64_t{blockIdx.x} * size;
+  float* const own = in_shared ? shared + threadIdx.y * size : part;
   const unsigned begin = threadIdx.x * kSize;
   const unsigned step = blockDim.x * kSize;
   if (part != nullptr) {
     for (unsigned i = begin; i < size; i += step) {
       for (int k = 0; k < kSize; ++k) {
         own[i + k] = 0;
-        if constexpr (kCentred) {
-          own[size + i + k] = 0;
-        }
       }
     }
   }
@@ -153,9 +123,7 @@ __global__ void __launch_bounds__(kThreads)
     const O* const g = grad + row * size;
     const T* const x = in + row * size;
     const float rstd = inside ? rstds[row] : 0;
-    const float mean = kCentred && inside ? means[row] : 0;
     float dot = 0;  // of the normalised row and its gradient
-    float sum = 0;  // of the gradient
     for (unsigned i = begin; i < end; i += step) {
       const auto up = load_wide<kSize>(g + i);
       const auto values = load_wide<kSize>(x + i);
@@ -163,25 +131,20 @@ __global__ void __launch_bounds__(kThreads)
       Pack<float, kSize> of_weight;
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
-        const float normal = (values.at[k] - mean) * rstd;
+        const float normal = values.at[k] * rstd;
         const float of_normal = up.at[k] * factor.at[k];
         const float rounded = cast_first ? rounded_to<T>(of_normal) : of_normal;
         dot += rounded * normal;
-        sum += rounded;
         of_weight.at[k] = up.at[k] * (cast_first ? rounded_to<T>(normal) : normal);
       }
       if (part != nullptr) {
         add_to(own + i, of_weight);
-        if constexpr (kCentred) {
-          add_to(own + size + i, up);
-        }
       }
     }
     if (grad_in == nullptr) {
       continue;
     }
     const float along = row_sum(dot) * share;
-    const float level = kCentred ? row_sum(sum) * share : 0;
     for (unsigned i = begin; i < end; i += step) {
       const auto up = load_wide<kSize>(g + i);
       const auto values = load_wide<kSize>(x + i);
@@ -189,10 +152,10 @@ __global__ void __launch_bounds__(kThreads)
       Pack<float, kSize> result;
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
-        const float normal = (values.at[k] - mean) * rstd;
+        const float normal = values.at[k] * rstd;
         const float of_normal = up.at[k] * factor.at[k];
         const float rounded = cast_first ? rounded_to<T>(of_normal) : of_normal;
-        result.at[k] = (rounded - level - normal * along) * rstd;
+        result.at[k] = (rounded - normal * along) * rstd;
       }
       store_narrow(result, grad_in + row * size + i);
     }
@@ -201,10 +164,10 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   __syncthreads();
-  for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < columns; i += kThreads) {
+  for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < size; i += kThreads) {
     float total = 0;
     for (unsigned y = 0; y < blockDim.y; ++y) {
-      total += shared[y * columns + i];
+      total += shared[y * size + i];
     }
     part[i] = total;
   }
@@ -215,8 +178,8 @@ constexpr int kLines = 32;
 /// The parts of each column, in a fixed order: kLines threads take every kLines-th part.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kLines)
-    finish_kernel(const float* __restrict__ sums, W* __restrict__ grad_weights,
-                  const unsigned parts, const unsigned columns) {
+    finish_kernel(const float* __restrict__ sums, W* __restrict__ grad_weight, const unsigned parts,
+                  const unsigned columns) {
   const unsigned column = blockIdx.x * kWarp + threadIdx.x;
   float sum = 0;
   if (column < columns) {
@@ -232,49 +195,43 @@ __global__ void __launch_bounds__(kWarp* kLines)
     for (int i = 1; i < kLines; ++i) {
       sum += lines[i][threadIdx.x];
     }
-    grad_weights[column] = narrow<W>(sum);
+    grad_weight[column] = narrow<W>(sum);
   }
 }
 
 // -- Launches ---------------------------------------------------------------------------------
 
-/// Calls run(Type<T>(), Type<P>(), Type<O>(), std::bool_constant<centred>()) for the types of
-/// elements, weights and product.
+/// Calls run(Type<T>(), Type<P>(), Type<O>()) for the types of elements, weights and product.
 template <class Run>
 void with_types(const NormRows& rows, const Run& run) {
   with_float(rows.type, [&](auto t) {
     if constexpr (!std::is_same_v<decltype(t), Type<float>>) {
-      if (rows.centred) {
-        return run(t, Type<float>(), Type<float>(), std::true_type());
-      }
       if (rows.weights != rows.type) {
-        return rows.product == rows.type ? run(t, Type<float>(), t, std::false_type())
-                                         : run(t, Type<float>(), Type<float>(), std::false_type());
+        return rows.product == rows.type ? run(t, Type<float>(), t)
+                                         : run(t, Type<float>(), Type<float>());
       }
     }
-    run(t, t, t, std::false_type());
+    run(t, t, t);
   });
 }
 
 }  // namespace
 
-void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, float* mean,
-                    float* rstd, cudaStream_t stream) {
-  with_types(rows, [&](auto t, auto p, auto o, auto centred) {
+void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, float* rstd,
+                    cudaStream_t stream) {
+  with_types(rows, [&](auto t, auto p, auto o) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
     using O = typename decltype(o)::Element;
     const auto run = [&](auto pack, const dim3& threads) {
-      forward_kernel<T, P, O, decltype(pack)::value, decltype(centred)::value>
+      forward_kernel<T, P, O, decltype(pack)::value>
           <<<blocks_of(rows, threads), threads, 0, stream>>>(
-              static_cast<const T*>(in), static_cast<O*>(out), mean, rstd, factors_of<P>(rows),
-              bias_of<P>(rows), rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
+              static_cast<const T*>(in), static_cast<O*>(out), rstd, factors_of<P>(rows),
+              rows.cast_first, eps, rows.rows, static_cast<unsigned>(rows.size));
     };
     with_threads<T>(rows, run, in, out);
   });
 }
-
-std::int64_t columns_of(const NormRows& rows) { return rows.centred ? 2 * rows.size : rows.size; }
 
 std::int64_t parts_of(const NormRows& rows) {
   // Enough blocks for the largest device, but each with enough to do: a part is written and read.
@@ -286,31 +243,31 @@ std::int64_t parts_of(const NormRows& rows) {
 }
 
 void normalise_rows_backward(const NormRows& rows, const void* grad, const void* in,
-                             const float* mean, const float* rstd, void* grad_in, float* sums,
-                             Number weight_type, void* grad_weights, cudaStream_t stream) {
+                             const float* rstd, void* grad_in, float* sums, Number weight_type,
+                             void* grad_weight, cudaStream_t stream) {
   const std::int64_t parts = parts_of(rows);
-  const auto columns = static_cast<unsigned>(columns_of(rows));
-  with_types(rows, [&](auto t, auto p, auto o, auto centred) {
+  const auto size = static_cast<unsigned>(rows.size);
+  with_types(rows, [&](auto t, auto p, auto o) {
     using T = typename decltype(t)::Element;
     using P = typename decltype(p)::Element;
     using O = typename decltype(o)::Element;
     const auto run = [&](auto pack, const dim3& threads) {
-      const std::size_t bytes = sizeof(float) * threads.y * columns;
+      const std::size_t bytes = sizeof(float) * threads.y * size;
       const bool in_shared = sums != nullptr && bytes <= kShared;
       const auto blocks = sums == nullptr ? blocks_of(rows, threads) : static_cast<unsigned>(parts);
-      backward_kernel<T, P, O, decltype(pack)::value, decltype(centred)::value>
+      backward_kernel<T, P, O, decltype(pack)::value>
           <<<blocks, threads, in_shared ? bytes : 0, stream>>>(
-              static_cast<const O*>(grad), static_cast<const T*>(in), mean, rstd,
+              static_cast<const O*>(grad), static_cast<const T*>(in), rstd,
               static_cast<T*>(grad_in), sums, in_shared, factors_of<P>(rows), rows.cast_first,
-              rows.rows, static_cast<unsigned>(rows.size));
+              rows.rows, size);
     };
     with_threads<T>(rows, run, grad, in, grad_in);
   });
   if (sums != nullptr) {
     with_type(weight_type, [&](auto w) {
       using W = typename decltype(w)::Element;
-      finish_kernel<W><<<(columns + kWarp - 1) / kWarp, dim3(kWarp, kLines), 0, stream>>>(
-          sums, static_cast<W*>(grad_weights), static_cast<unsigned>(parts), columns);
+      finish_kernel<W><<<(size + kWarp - 1) / kWarp, dim3(kWarp, kLines), 0, stream>>>(
+          sums, static_cast<W*>(grad_weight), static_cast<unsigned>(parts), size);
     });
   }
 }

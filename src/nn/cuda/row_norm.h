@@ -7,8 +7,8 @@
 #include "nn/cuda/bits.h"
 
 // Normalisation of rows in float32, on plain pointers: functional::float32_rms_norm, and layer norm
-// and group norm as autocast wants them. See nn/cuda/bits.h for what holds for all kernels. Not for
-// float64.
+// and group norm recomputed from the statistics that torch's kernels gave. See nn/cuda/bits.h for
+// what holds for all kernels. Not for float64.
 
 namespace brim::nn::cuda {
 
@@ -16,23 +16,20 @@ namespace brim::nn::cuda {
 struct NormRows {
   std::int64_t rows;
   std::int64_t size;   // elements of a row
-  bool centred;        // the mean is subtracted: layer norm, for half-width elements and float32
-                       // product and weights only
   Number type;         // of the elements
   Number product;      // of the output and its gradient: `type` or float32
   Number weights;      // of weight and bias: `type` or float32
   const void* weight;  // null: none
-  const void* bias;    // null: none; only if `centred`
+  const void* bias;    // null: none; of layer norm and group norm
   float offset;        // added to each weight, in float32
   bool cast_first;     // rounded to `type` before the product
 };
 
-/// @param mean, rstd what each row was normalised with, an output; the mean only if `centred`
-void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, float* mean,
-                    float* rstd, cudaStream_t stream);
+/// RMS norm. @param rstd what each row was multiplied by, an output
+void normalise_rows(const NormRows& rows, const void* in, float eps, void* out, float* rstd,
+                    cudaStream_t stream);
 
-/// The same from the statistics, rounded to `product`, any half-width type. Only if `centred`; the
-/// elements may be float32 too.
+/// Layer norm from its statistics; `product` is any type, `weights` float32.
 void normalise_rows_as(const NormRows& rows, const void* in, const float* mean, const float* rstd,
                        void* out, cudaStream_t stream);
 
@@ -44,18 +41,15 @@ void normalise_groups_as(const NormRows& rows, std::int64_t channels,
                          std::int64_t channels_in_group, const void* in, const float* mean,
                          const float* rstd, void* out, cudaStream_t stream);
 
-/// Numbers that the gradient of weight and bias has: the weight's, then, if `centred`, the bias's.
-std::int64_t columns_of(const NormRows& rows);
-
-/// Parts that this gradient is summed in, for the buffer below.
+/// Parts that the gradient of an RMS norm's weight is summed in, for the buffer below.
 std::int64_t parts_of(const NormRows& rows);
 
-/// Sums are taken in float32, in a fixed order.
+/// Of an RMS norm. Sums are taken in float32, in a fixed order.
 /// @param grad_in null: not wanted
-/// @param sums [parts][columns]; null: the gradient of weight and bias is not wanted
-/// @param grad_weights [columns], of type `weight_type`
+/// @param sums [parts][rows.size]; null: the gradient of the weight is not wanted
+/// @param grad_weight [rows.size], of type `weight_type`
 void normalise_rows_backward(const NormRows& rows, const void* grad, const void* in,
-                             const float* mean, const float* rstd, void* grad_in, float* sums,
-                             Number weight_type, void* grad_weights, cudaStream_t stream);
+                             const float* rstd, void* grad_in, float* sums, Number weight_type,
+                             void* grad_weight, cudaStream_t stream);
 
 }  // namespace brim::nn::cuda

@@ -89,12 +89,18 @@ class ActivationNode final : public SavingNode {
       std::tie(output, bits) = bitmask_pack(input, A::kName, rule.a, rule.b);
     }
     saved_ = Kept(bits);
-    strides_ = c10::SymDimVector(output.sym_strides());
-    if (A::kReads == Reads::input && input.sym_strides() != output.sym_strides()) {
-      read_strides_ = c10::SymDimVector(input.sym_strides());
-    }
     keeps_ = Keeps::bits;
-    return InPlace && !output.is_same(input) ? input.copy_(output) : output;
+    strides_ = c10::SymDimVector(output.sym_strides());
+    if (!InPlace) {
+      output = as_elementwise(output, input.sym_strides(), input.sym_strides());
+    } else if (!output.is_same(input)) {
+      output = input.copy_(output);
+    }
+    const auto read = (A::kReads == Reads::input ? input : output).sym_strides();
+    if (read != c10::SymIntArrayRef(strides_)) {
+      read_strides_ = c10::SymDimVector(read);
+    }
+    return output;
   }
 
   /// Keeps nothing, if the layer before can recompute the input. @returns whether it can
@@ -113,6 +119,9 @@ class ActivationNode final : public SavingNode {
       const std::lock_guard lock(mutex_);
       if (is_released_ || keeps_ == Keeps::output || !output_tells(output.scalar_type())) {
         return;
+      }
+      if (keeps_ == Keeps::bits) {
+        count_shared_output();
       }
       saved_ = Kept(without_history(output));
       keeps_ = Keeps::output;
@@ -233,8 +242,9 @@ class ActivationNode final : public SavingNode {
   bool is_prepared_ = false;
   LayersBefore before_;
   Kept saved_;
-  c10::SymDimVector strides_;       // of the output, for which the bits are
-  c10::SymDimVector read_strides_;  // of the input, where it is asked for or they are others
+  c10::SymDimVector strides_;       // for which the bits are
+  c10::SymDimVector read_strides_;  // of what torch's derivative reads, if it is asked for or they
+                                    // are others
   ForThisBackward again_;           // recomputed, between the first asking and apply
 };
 

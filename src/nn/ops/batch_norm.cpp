@@ -3,6 +3,7 @@
 #include <ATen/ops/_batch_norm_impl_index_backward.h>
 #include <ATen/ops/_native_batch_norm_legit.h>
 #include <ATen/ops/batch_norm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <brim/nn/functional.h>
 
@@ -74,6 +75,15 @@ class BatchNormNode final : public StatisticsNode {
     }
   }
 
+  /// In training, what forward updated: kernels choose the type of the batch's statistics by that
+  /// of the running ones.
+  void remember_updated(const MaybeTensor& running_mean, const MaybeTensor& running_var) {
+    const auto options_of = [](const MaybeTensor& statistic) {
+      return is_given(statistic) ? std::optional(statistic->options()) : std::nullopt;
+    };
+    updated_ = {options_of(running_mean), options_of(running_var)};
+  }
+
   bool prepare_to_recompute() override {
     const std::lock_guard lock(mutex_);
     // The copies are no larger than what the next layer does not keep.
@@ -122,11 +132,16 @@ class BatchNormNode final : public StatisticsNode {
     running_var_.release();
   }
 
-  /// In training without the running statistics: the batch's are computed again, and nothing is
-  /// updated a second time.
+  /// The call of forward. In training with room that nobody reads in place of the running
+  /// statistics, so that nothing is updated a second time.
   at::Tensor run_again() {
-    return run(input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
-               maybe(running_mean_.lend()), maybe(running_var_.lend()), training_, 0, eps_)
+    const at::Tensor input = input_.lend();
+    const auto room_for = [&](const std::optional<at::TensorOptions>& updated) {
+      return updated ? MaybeTensor(at::empty_symint({input.sym_size(1)}, *updated)) : MaybeTensor();
+    };
+    return run(input, maybe(weight_.lend()), maybe(bias_.lend()),
+               training_ ? room_for(updated_[0]) : maybe(running_mean_.lend()),
+               training_ ? room_for(updated_[1]) : maybe(running_var_.lend()), training_, 0, eps_)
         .output;
   }
 
@@ -175,6 +190,7 @@ class BatchNormNode final : public StatisticsNode {
   at::MemoryFormat format_ = at::MemoryFormat::Contiguous;
   double eps_;
   std::int64_t impl_ = 0;
+  std::array<std::optional<at::TensorOptions>, 2> updated_;  // running mean and variance
   KeptStatistic running_mean_;
   KeptStatistic running_var_;
   Kept reserve_;
@@ -230,6 +246,9 @@ at::Tensor batch_norm_autograd(const at::Tensor& input, const MaybeTensor& weigh
   if (trains(weight) || (training && input.requires_grad())) {
     node->keep_all(input, bias, result, running_mean);
     node->keep_factors(input, weight, running_var);
+    if (training) {
+      node->remember_updated(running_mean, running_var);
+    }
   } else if (input.requires_grad()) {
     node->keep_factors(input, weight, running_var);
   }

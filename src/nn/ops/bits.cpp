@@ -1,11 +1,13 @@
 #include "nn/ops/bits.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_left_shift.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/mul.h>
+#include <ATen/ops/mul_meta_dispatch.h>
 #include <ATen/ops/where.h>
+#include <c10/util/strides.h>
 
 #include "nn/autograd/linear_history.h"
 #include "nn/autograd/operator.h"
@@ -26,6 +28,24 @@ at::Tensor pack_bits_anywhere(const at::Tensor& mask) {
   const at::Tensor padded = at::constant_pad_nd(flags, {0, bytes * 8 - flags.numel()});
   const at::Tensor places = at::arange(8, padded.options());
   return at::bitwise_left_shift(padded.view({bytes, 8}), places).sum(1, false, at::kByte);
+}
+
+/// Whether these are the strides of a new tensor, also in dimensions of size 1: what torch gives
+/// out of tensors that have them.
+bool are_plain(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  const auto are = [&](const auto& others) { return strides == at::IntArrayRef(others); };
+  return are(c10::contiguous_strides(sizes)) ||
+         (sizes.size() == 4 && are(c10::get_channels_last_strides_2d(sizes)));
+}
+
+/// Whether both are the same places in memory.
+bool are_alike(at::IntArrayRef sizes, at::IntArrayRef one, at::IntArrayRef other) {
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1 && one[i] != other[i]) {
+      return false;
+    }
+  }
+  return true;
 }
 
 at::Tensor scaled(const at::Tensor& input, double factor) {
@@ -90,18 +110,24 @@ at::Tensor pack_bits(const at::Tensor& mask) { return kPackBits(mask); }
 
 at::Tensor as_elementwise(const at::Tensor& result, c10::SymIntArrayRef first,
                           c10::SymIntArrayRef second) {
-  if (is_traced(result) || (first == second && result.sym_strides() == first)) {
+  if (is_traced(result) || (first == second && result.sym_strides() == first &&
+                            are_plain(result.sizes(), result.strides()))) {
     return result;
   }
   const auto form = [&](c10::SymIntArrayRef strides) {
-    return at::empty_strided_symint(result.sym_sizes(), strides,
-                                    result.options().device(at::kMeta));
+    return at::Tensor(at::detail::empty_strided_meta(
+        result.sizes(), C10_AS_INTARRAYREF_SLOW(strides), result.scalar_type()));
   };
-  const at::Tensor torchs = at::mul(form(first), form(second));
+  // The kernel itself. Through the dispatcher it would be a Python function of torch._refs, which
+  // takes 300 us instead of 3, and whose strides are not always those of the kernels.
+  const at::Tensor torchs = at::meta::mul(form(first), form(second));
   if (torchs.strides() == result.strides()) {
     return result;
   }
-  // Part of the graph in double backward.
+  // Both are part of the graph in double backward.
+  if (are_alike(result.sizes(), torchs.strides(), result.strides())) {
+    return result.as_strided(result.sizes(), torchs.strides());
+  }
   return at::empty_strided(result.sizes(), torchs.strides(), result.options()).copy_(result);
 }
 

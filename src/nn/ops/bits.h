@@ -33,8 +33,9 @@ at::Tensor apply_bits(const at::Tensor& input, const at::Tensor& bits, c10::SymI
 /// Bits of what is not zero, in memory order. `mask`: bool, uint8 or floating, dense.
 at::Tensor pack_bits(const at::Tensor& mask);
 
-/// `result`, or a copy with the strides that torch's elementwise operators give theirs, out of two
-/// tensors of its sizes with these strides.
+/// `result`, or the same with the strides that torch's elementwise operators give theirs, out of
+/// two tensors of its sizes with these strides: a copy, or its memory where only dimensions of size
+/// 1 have another stride.
 at::Tensor as_elementwise(const at::Tensor& result, c10::SymIntArrayRef first,
                           c10::SymIntArrayRef second);
 

@@ -80,19 +80,27 @@ class CrossEntropyNode final : public SavingNode {
     logits_ = Kept(logits);
   }
 
+  void will_release_variables() override { retains_ = false; }
+
   std::string name() const override { return "brim::cross_entropy_backward"; }
 
  private:
   variable_list backward(const at::Tensor& grad) override {
     // Backward may be called inside of a region of autocast.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const at::Tensor logits = take_logits();
+    at::Tensor logits = take_logits();
     if (!is_of_rows_) {
       const at::Tensor target = target_.take();
       const MaybeTensor weight = maybe(weight_.take());
+      const AutocastState autocast(logits.device().type());
+      variable_list inputs(1);
+      inputs[0] = std::move(logits);
+      if (!retains_) {
+        logits_.release();  // torch has the log-softmax in their place
+      }
       return grads_by_rerun(
-          [&](const variable_list& given) { return run(given[0], target, weight); }, {logits}, grad,
-          {true}, AutocastState(logits.device().type()));
+          [&](const variable_list& given) { return run(given[0], target, weight); },
+          std::move(inputs), grad, {true}, autocast);
     }
     const at::Tensor target = target_.take();
     const MaybeTensor total = maybe(total_.take());
@@ -137,6 +145,7 @@ class CrossEntropyNode final : public SavingNode {
   bool in_float32_;
   bool is_of_rows_ = false;
   bool is_released_ = false;
+  bool retains_ = true;  // what is kept, after this backward
   Kept logits_;
   // Made the logits, if they are not kept. It is at this node's edge, so this makes no circle.
   Edge origin_;

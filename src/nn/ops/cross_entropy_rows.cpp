@@ -1,6 +1,7 @@
 #include "nn/ops/cross_entropy_rows.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/log_softmax.h>
@@ -18,12 +19,17 @@ namespace {
 
 using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 
-/// Calls run(first row, rows) for parts of the matrix whose log-softmax takes little memory.
+/// Calls run(first row, rows) for parts of the matrix, whose log-softmax takes a small share of the
+/// memory that torch takes for that of all. Parts below `least` bytes would take longer to start
+/// than to run, and parts above `most` leave the caches.
 template <class Run>
 void for_each_part(const at::Tensor& logits, at::ScalarType type, const Run& run) {
-  const std::int64_t most = logits.is_cpu() ? 8 << 20 : 256 << 20;  // bytes
+  constexpr std::int64_t kParts = 8;
+  const std::int64_t least = logits.is_cpu() ? 128 << 10 : 4 << 20;
+  const std::int64_t most = logits.is_cpu() ? 8 << 20 : 256 << 20;
   const std::int64_t row = logits.size(1) * static_cast<std::int64_t>(c10::elementSize(type));
-  const std::int64_t rows = std::max<std::int64_t>(at::get_num_threads(), most / row);
+  const std::int64_t bytes = std::clamp(logits.size(0) * row / kParts, least, most);
+  const std::int64_t rows = std::max<std::int64_t>(at::get_num_threads(), bytes / row);
   for (std::int64_t first = 0; first < logits.size(0); first += rows) {
     run(first, std::min(rows, logits.size(0) - first));
   }
@@ -66,6 +72,24 @@ at::Tensor part_grad(const at::Tensor& grads, const at::Tensor& logits, const at
                              grads.neg().mul_(is_here).unsqueeze(1));
 }
 
+/// cross_entropy_rows_grad() into `result`, for logits on the CPU. There torch's kernels may write
+/// to what they read, row by row: beside the result one or two tensors of its size exist, not
+/// three.
+void rows_grad_cpu(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& target,
+                   const MaybeTensor& total, std::int64_t reduction, std::int64_t ignore_index,
+                   at::ScalarType type, at::Tensor result) {
+  const bool in_result = type == logits.scalar_type() && !result.is_alias_of(logits);
+  at::Tensor log_softmax =
+      in_result ? at::_log_softmax_out(result, logits, 1, false) : at::log_softmax(logits, 1, type);
+  const at::Tensor divisor = total ? *total : at::zeros({}, log_softmax.options());
+  at::Tensor of_rows =
+      at::nll_loss_backward(grad, log_softmax, target, {}, reduction, ignore_index, divisor);
+  at::_log_softmax_backward_data_out(in_result ? result : of_rows, of_rows, log_softmax, 1, type);
+  if (!in_result) {
+    result.copy_(of_rows);
+  }
+}
+
 void rows_backward_anywhere(const at::Tensor& grad, const at::Tensor& logits,
                             const at::Tensor& target, const MaybeTensor& log_sums,
                             const MaybeTensor& total, std::int64_t reduction,
@@ -79,10 +103,15 @@ void rows_backward_anywhere(const at::Tensor& grad, const at::Tensor& logits,
       return;
     }
     const bool is_reduced = reduction != at::Reduction::None;
-    result.narrow(0, first, rows)
-        .copy_(cross_entropy_rows_grad(is_reduced ? grad : grad.narrow(0, first, rows),
-                                       logits.narrow(0, first, rows), target.narrow(0, first, rows),
-                                       total, reduction, ignore_index, type));
+    const at::Tensor up = is_reduced ? grad : grad.narrow(0, first, rows);
+    const at::Tensor part = logits.narrow(0, first, rows);
+    const at::Tensor classes = target.narrow(0, first, rows);
+    const at::Tensor into = result.narrow(0, first, rows);
+    if (logits.is_cpu()) {
+      rows_grad_cpu(up, part, classes, total, reduction, ignore_index, type, into);
+    } else {
+      into.copy_(cross_entropy_rows_grad(up, part, classes, total, reduction, ignore_index, type));
+    }
   });
 }
 

@@ -104,7 +104,7 @@ at::Tensor run_and_keep(const at::Tensor& input, double p, bool fused, DropoutNo
   drawn.reset();  // before the output is made: as much memory as torch takes
   const double scale = rounded_scale(input, p);
   node.keep(bits, strides, scale);
-  return apply_bits(input, bits, strides, scale, 0.0);
+  return as_elementwise(apply_bits(input, bits, strides, scale, 0.0), input.sym_strides(), strides);
 }
 
 at::Tensor torch_dropout(const at::Tensor& input, double p) { return at::dropout(input, p, true); }

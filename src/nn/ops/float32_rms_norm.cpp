@@ -115,7 +115,8 @@ struct Float32RmsNorm {
   }
 
   /// For the weight's gradient alone torch keeps as many numbers as the input has, and none more.
-  static bool keeps_statistics(const at::Tensor& input, const MaybeTensor& /*weight*/) {
+  static bool keeps_statistics(const at::Tensor& input, const MaybeTensor& /*weight*/,
+                               bool /*as_float32*/) {
     return input.requires_grad();
   }
 

@@ -63,8 +63,9 @@ struct GroupNorm {
 
   /// torch's kernel in one pass on CUDA, where the statistics are in float32. Without weights, or
   /// with one value per channel, it has another formula.
-  at::Tensor run_as(at::ScalarType type, const at::Tensor& input, const MaybeTensor& weight,
-                    const MaybeTensor& bias, const Normalised& statistics) const {
+  at::Tensor run_as(at::ScalarType type, at::ScalarType /*given*/, const at::Tensor& input,
+                    const MaybeTensor& weight, const MaybeTensor& bias,
+                    const Normalised& statistics) const {
     const bool is_known =
         runs_again_as(type, input, weight, bias) && statistics.mean.scalar_type() == at::kFloat &&
         (is_given(weight) || is_given(bias)) && input.numel() > input.size(0) * input.size(1);
@@ -73,7 +74,8 @@ struct GroupNorm {
                     : at::Tensor();
   }
 
-  static bool keeps_statistics(const at::Tensor& /*input*/, const MaybeTensor& /*weight*/) {
+  static bool keeps_statistics(const at::Tensor& /*input*/, const MaybeTensor& /*weight*/,
+                               bool /*as_float32*/) {
     return true;
   }
 

@@ -9,44 +9,14 @@
 namespace brim::nn {
 namespace {
 
-// -- A low precision input in float32, as autocast wants it ---------------------------------------
-
-using ThreeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
-/// Any device: output, mean and 1 / standard deviation.
-ThreeTensors low_forward_anywhere(const at::Tensor& input, at::IntArrayRef shape,
-                                  const MaybeTensor& weight, const MaybeTensor& bias, double eps) {
-  return at::native_layer_norm(input.to(at::kFloat), shape, weight, bias, eps);
-}
-
-const Operator<low_forward_anywhere> kLowForward(
-    "layer_norm_as_float32(Tensor input, int[] normalized_shape, Tensor? weight, Tensor? bias, "
-    "float eps) -> (Tensor, Tensor, Tensor)");
-
-/// Any device; differentiable.
-NormGrads low_backward_anywhere(const at::Tensor& grad, const at::Tensor& input,
-                                at::IntArrayRef shape, const at::Tensor& mean,
-                                const at::Tensor& rstd, const MaybeTensor& weight,
-                                const MaybeTensor& bias, std::array<bool, 3> mask) {
-  NormGrads grads = at::native_layer_norm_backward(grad, input.to(at::kFloat), shape, mean, rstd,
-                                                   weight, bias, mask);
-  if (mask[0]) {
-    std::get<0>(grads) = std::get<0>(grads).to(input.scalar_type());
-  }
-  return grads;
-}
-
-const Operator<low_backward_anywhere> kLowBackward(
-    "layer_norm_as_float32_backward(Tensor grad, Tensor input, int[] normalized_shape, Tensor "
-    "mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] mask) -> (Tensor, Tensor, Tensor)");
-
 // -- The output in another type, from the statistics ----------------------------------------------
 
 at::Tensor as_type_anywhere(const at::Tensor& input, at::IntArrayRef shape,
                             const at::Tensor& /*mean*/, const at::Tensor& /*rstd*/,
                             const MaybeTensor& weight, const MaybeTensor& bias, double eps,
                             at::ScalarType type) {
-  return std::get<0>(low_forward_anywhere(input, shape, weight, bias, eps)).to(type);
+  return std::get<0>(at::native_layer_norm(input.to(at::kFloat), shape, weight, bias, eps))
+      .to(type);
 }
 
 const Operator<as_type_anywhere> kAsType(
@@ -61,39 +31,34 @@ struct LayerNorm {
 
   c10::DimVector shape;
   double eps;
-  bool as_float32;  // the input is in low precision, and kept as it is
 
   Normalised run(const at::Tensor& input, const MaybeTensor& weight,
                  const MaybeTensor& bias) const {
-    auto [output, mean, rstd] = as_float32 ? kLowForward(input, shape, weight, bias, eps)
-                                           : at::native_layer_norm(input, shape, weight, bias, eps);
+    auto [output, mean, rstd] = at::native_layer_norm(input, shape, weight, bias, eps);
     return {std::move(output), std::move(mean), std::move(rstd)};
   }
 
   /// What autocast casts for the next layer. Torch's kernels keep the statistics in float32.
-  at::Tensor run_as(at::ScalarType type, const at::Tensor& input, const MaybeTensor& weight,
-                    const MaybeTensor& bias, const Normalised& statistics) const {
-    const bool is_known = runs_again_as(type, input, weight, bias) && type != at::kFloat &&
-                          (as_float32 || input.scalar_type() == at::kFloat);
+  at::Tensor run_as(at::ScalarType type, at::ScalarType given, const at::Tensor& input,
+                    const MaybeTensor& weight, const MaybeTensor& bias,
+                    const Normalised& statistics) const {
+    const bool is_known =
+        runs_again_as(type, input, weight, bias) && type != at::kFloat && given == at::kFloat;
     return is_known
                ? kAsType(input, shape, statistics.mean, statistics.rstd, weight, bias, eps, type)
                : at::Tensor();
   }
 
-  static bool keeps_statistics(const at::Tensor& /*input*/, const MaybeTensor& /*weight*/) {
+  static bool keeps_statistics(const at::Tensor& /*input*/, const MaybeTensor& /*weight*/,
+                               bool /*as_float32*/) {
     return true;
   }
 
   NormGrads backward(const at::Tensor& grad, const at::Tensor& input, const MaybeTensor& weight,
                      const MaybeTensor& bias, const Normalised& statistics,
                      const std::array<bool, 3>& mask) const {
-    const auto& [output, mean, rstd] = statistics;
-    if (!as_float32) {
-      return at::native_layer_norm_backward(grad, input, shape, mean, rstd, weight, bias, mask);
-    }
-    return at::GradMode::is_enabled()
-               ? low_backward_anywhere(grad, input, shape, mean, rstd, weight, bias, mask)
-               : kLowBackward(grad, input, shape, mean, rstd, weight, bias, mask);
+    return at::native_layer_norm_backward(grad, input, shape, statistics.mean, statistics.rstd,
+                                          weight, bias, mask);
   }
 
   at::Tensor bias_grad(const at::Tensor& grad, at::ScalarType type) const {
@@ -110,11 +75,7 @@ at::Tensor torch_layer_norm(const at::Tensor& input, at::IntArrayRef shape,
 at::Tensor layer_norm_autograd(const at::Tensor& input, at::IntArrayRef shape,
                                const MaybeTensor& weight, const MaybeTensor& bias, double eps,
                                bool as_float32) {
-  if (as_float32) {
-    check_normalized_shape(input, shape, weight, bias);
-  }
-  return run_with_node(LayerNorm{c10::DimVector(shape), eps, as_float32},
-                       as_float32 ? unpinned(input, weight, bias) : input, weight, bias);
+  return run_with_node(LayerNorm{c10::DimVector(shape), eps}, input, weight, bias, as_float32);
 }
 
 const LayerOperator<layer_norm_autograd, torch_layer_norm, CastTo::float32_inside,

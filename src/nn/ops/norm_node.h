@@ -148,11 +148,15 @@ at::Tensor run_with_node(const Kind& kind, const at::Tensor& given, const MaybeT
 ///     static constexpr const char* kName;
 ///     static constexpr bool kReadsBias;  // in backward
 ///     Normalised run(input, weight, bias) const;
-///     bool keeps_statistics(input, weight) const;  // or computes them again in backward
+///     bool keeps_statistics(input, weight, as_float32) const;  // or computes them in backward
 ///     NormGrads backward(grad, input, weight, bias, statistics, mask) const;  the bias's may lack
 ///     at::Tensor bias_grad(grad, type) const;
-///     at::Tensor run_as(type, input, weight, bias, statistics) const;  optional: the output again,
-///         in any type; undefined if there is no kernel for it
+///     at::Tensor run_as(type, given, input, weight, bias, statistics) const;  optional: the
+///     output,
+///         which was `given`, again in any type; undefined if there is no kernel for it
+///
+/// With `as_float32` the input is in low precision, kept as it is, and cast for `run` and
+/// `backward` alone: the kernels and the casts are torch's, so the values are too.
 template <class Kind>
 class NormNode final : public StatisticsNode {
  public:
@@ -167,7 +171,7 @@ class NormNode final : public StatisticsNode {
             const Normalised& result) {
     type_ = result.output.scalar_type();
     weight_ = kept(weight);
-    const bool keeps = kind_.keeps_statistics(input, weight);
+    const bool keeps = kind_.keeps_statistics(input, weight, as_float32_);
     keep_input(input, bias, keeps ? result.mean : at::Tensor(), keeps ? result.rstd : at::Tensor());
   }
 
@@ -207,6 +211,8 @@ class NormNode final : public StatisticsNode {
     return maybe(output);
   }
 
+  void will_release_variables() override { retains_ = false; }
+
   std::string name() const override { return Kind::kName; }
 
  private:
@@ -221,11 +227,20 @@ class NormNode final : public StatisticsNode {
     const Normalised statistics{{}, mean_.take(), rstd_.take()};
     // What is not read may have been changed since forward, as in torch.
     const MaybeTensor bias = Kind::kReadsBias ? maybe(bias_.take()) : MaybeTensor();
-    const at::Tensor input = input_.take();
-    std::tie(result[0], result[1], result[2]) = kind_.backward(
-        grad, widened(input, as_float32_), maybe(weight_.take()), bias, statistics, mask);
+    at::Tensor input = input_.take();
+    const at::ScalarType type = input.scalar_type();
+    if (as_float32_) {
+      input = widened(input, true);
+      if (!retains_) {
+        input_
+            .release();  // or there would be both copies beside the gradients, where torch has one
+      }
+    }
+    std::tie(result[0], result[1], result[2]) =
+        kind_.backward(grad, input, maybe(weight_.take()), bias, statistics, mask);
+    input.reset();
     if (as_float32_ && mask[0]) {
-      result[0] = result[0].to(input.scalar_type());
+      result[0] = result[0].to(type);
     }
     if (mask[2] && !result[2].defined()) {
       result[2] = kind_.bias_grad(grad, bias_type_);
@@ -251,7 +266,7 @@ class NormNode final : public StatisticsNode {
   /// Undefined if there is no kernel for it.
   at::Tensor from_statistics(at::ScalarType type) {
     if constexpr (requires { &Kind::run_as; }) {
-      return kind_.run_as(type, input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
+      return kind_.run_as(type, type_, input_.lend(), maybe(weight_.lend()), maybe(bias_.lend()),
                           {{}, mean_.lend(), rstd_.lend()});
     }
     return {};
@@ -259,6 +274,7 @@ class NormNode final : public StatisticsNode {
 
   Kind kind_;
   bool as_float32_;
+  bool retains_ = true;  // what is kept, after this backward
   int weights_;
   int askers_ = 0;
   at::ScalarType type_ = at::kFloat;  // of the output

@@ -29,10 +29,15 @@ bool is_channels_last(const at::Tensor& input) {
   return format == at::MemoryFormat::ChannelsLast || format == at::MemoryFormat::ChannelsLast3d;
 }
 
-/// Whether torch's own function takes the kernel of this device: as it decides itself.
-bool has_kernel(const at::Tensor& input, const MaybeTensor& weight) {
+/// Whether torch's own function takes the kernel of this device for an input of this type: as it
+/// decides itself.
+bool has_kernel(const at::Tensor& input, at::ScalarType type, const MaybeTensor& weight) {
   return input.is_cuda() && !is_channels_last(input) &&
-         (!is_given(weight) || weight->scalar_type() == input.scalar_type());
+         (!is_given(weight) || weight->scalar_type() == type);
+}
+
+bool has_kernel(const at::Tensor& input, const MaybeTensor& weight) {
+  return has_kernel(input, input.scalar_type(), weight);
 }
 
 double eps_of(const at::Tensor& input, std::optional<double> eps) {
@@ -95,8 +100,10 @@ struct RmsNorm {
   }
 
   /// For the weight's gradient alone torch keeps as many numbers as the input has, and none more.
-  static bool keeps_statistics(const at::Tensor& input, const MaybeTensor& weight) {
-    return input.requires_grad() || has_kernel(input, weight);
+  static bool keeps_statistics(const at::Tensor& input, const MaybeTensor& weight,
+                               bool as_float32) {
+    return input.requires_grad() ||
+           has_kernel(input, as_float32 ? at::kFloat : input.scalar_type(), weight);
   }
 
   [[nodiscard]] TwoTensors output_and_rstd(const at::Tensor& input,

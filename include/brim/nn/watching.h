@@ -1,0 +1,33 @@
+#pragma once
+
+#include <brim/export.h>
+
+#include <cstdint>
+
+namespace torch::autograd {
+class SavedVariable;
+}
+
+// How a program, such as brim's Python package, watches what layers keep without changing it.
+
+namespace brim::nn {
+
+/// COUNT of the times that a layer dropped its bits in a forward of this thread, because the next
+/// layer keeps its output, which holds the same information. Only layers of brim tell: one of
+/// torch's in that place keeps the output beside the bits. Two counts show whether a function that
+/// was replaced by brim's was worth it.
+[[nodiscard]] BRIM_API std::uint64_t outputs_shared() noexcept;
+
+/// A pair of saved-tensor hooks that holds each tensor as it is. Layers act as if it were not
+/// there; other hooks may hold tensors elsewhere, and layers keep away from what they hold.
+struct HooksThatWatch {
+  const void* unpack = nullptr;  // the PyObject of the second of the pair; null: none watch
+  const void* below = nullptr;   // that of the hooks in force without the pair
+  /// Whether the pair holds it; not called for what no hooks hold. Called without the GIL.
+  bool (*holds)(const torch::autograd::SavedVariable& saved) = nullptr;
+};
+
+/// For this thread, until the next call. The objects must live until then.
+BRIM_API void set_hooks_that_watch(const HooksThatWatch& hooks) noexcept;
+
+}  // namespace brim::nn
