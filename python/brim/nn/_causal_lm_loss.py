@@ -17,7 +17,7 @@ from torch import Tensor
 
 from brim.nn._loss import _cross_entropy
 
-__all__ = ["reroute", "restore"]
+__all__ = ["is_rerouted", "recomputes", "reroute", "restore"]
 
 _Loss: TypeAlias = Callable[..., Tensor]
 
@@ -46,8 +46,19 @@ def reroute(module: torch.nn.Module, recompute: bool) -> bool:
 
 def restore(module: torch.nn.Module) -> None:
     """Give a model its own loss function back."""
-    if _is_ours(module.__dict__.get("_loss_function")):
+    if is_rerouted(module):
         del module.__dict__["_loss_function"]
+
+
+def is_rerouted(module: torch.nn.Module) -> bool:
+    """Whether `reroute` gave a module its loss function."""
+    return _is_ours(module.__dict__.get("_loss_function"))
+
+
+def recomputes(module: torch.nn.Module) -> bool:
+    """Whether it did, with `recompute`."""
+    loss: Any = module.__dict__.get("_loss_function")
+    return _is_ours(loss) and bool(loss.keywords["recompute"])
 
 
 def _is_ours(function: object) -> bool:

@@ -15,7 +15,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-__all__ = ["Recipe", "code_of", "derived", "is_made", "original_of", "recipe_of"]
+__all__ = [
+    "Recipe",
+    "code_of",
+    "derived",
+    "is_made",
+    "original_of",
+    "recipe_of",
+    "refuse_script",
+]
 
 Kind: TypeAlias = "type[torch.nn.Module]"
 Forward: TypeAlias = "Callable[..., Any]"
@@ -68,10 +76,18 @@ def derived(kind: Kind, recipe: Recipe) -> Kind:
         bases,
         {name: getattr(kind, name) for name in shown}
         | {"_brim_original": kind, "_brim_recipe": recipe}
-        | {"__reduce_ex__": reduce, "__repr__": show}
+        | {"__reduce_ex__": reduce, "__repr__": show, "__prepare_scriptable__": refuse_script}
         | dict(members),
     )
     return made  # type: ignore[no-any-return]
+
+
+def refuse_script(module: torch.nn.Module) -> Any:
+    """What torch.jit.script calls first for a module of brim."""
+    raise RuntimeError(
+        f"torch.jit.script cannot compile this {type(module).__name__} of brim: call "
+        "brim.restore(model) before, or use torch.jit.trace"
+    )
 
 
 def original_of(kind: Kind) -> Kind | None:

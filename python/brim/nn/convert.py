@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from brim import _C
 from brim._arguments import flag, shown
 from brim.nn import _causal_lm_loss, modules
-from brim.nn._derived import MAKERS, Recipe, derived, is_made, original_of
+from brim.nn._conversion_report import ConversionReport, ConvertedLayer
+from brim.nn._derived import (
+    MAKERS,
+    Recipe,
+    derived,
+    is_made,
+    original_of,
+    recipe_of,
+    refuse_script,
+)
 from brim.nn._functions import is_region, leave_out, leaving, take_in, with_functions
 from brim.nn._hints import conversion_hint
 from brim.nn.recognisers import recognise
@@ -66,109 +73,7 @@ def _repr(layer: Module) -> str:
 for _own in ORIGINALS:
     type.__setattr__(_own, "qconfig", _NoQuantization())
     type.__setattr__(_own, "__repr__", _repr)
-
-_IN_PLACE = (
-    "brim.convert changes the model in place and returns a report. Write `brim.convert(model)`, "
-    "not `model = brim.convert(model)`, and go on with the model"
-)
-_ROOT = "(model)"
-_FEW = 4
-
-
-@dataclass(frozen=True)
-class ConvertedLayer:
-    """A layer of the model and what became of it; a part of a `ConversionReport`.
-
-    Attributes:
-        name: its qualified name; empty for the model itself.
-        type: the class it had, without the module.
-        reason: why it was kept as it is; empty where it was replaced.
-        names: all its names, where the model has it in several places.
-        recognised: what it computes, where its class is none of torch.nn's own.
-
-    Example:
-        >>> import torch, brim
-        >>> brim.convert(torch.nn.Sequential(torch.nn.ReLU())).replaced[0].name
-        '0'
-    """
-
-    name: str
-    type: str
-    reason: str
-    names: tuple[str, ...]
-    recognised: str = ""
-
-
-@dataclass(frozen=True)
-class ConversionReport:
-    """What `convert` replaced and what it kept as it was.
-
-    `print` shows the classes that it recognised and what was kept, as tables. Containers are not
-    listed, only layers: modules without children or with parameters.
-
-    Attributes:
-        replaced: one entry per layer.
-        kept: one entry per layer, with the reason.
-        functions: one entry per module whose forward calls functions that brim has: they are
-            redirected there, as by `brim.saving()`.
-        hint: what would save more; "" if there is nothing.
-
-    Example:
-        >>> import torch, brim
-        >>> report = brim.convert(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.SELU()))
-        >>> [layer.type for layer in report.replaced], [layer.reason for layer in report.kept]
-        (['ReLU'], ['brim has no counterpart'])
-    """
-
-    replaced: tuple[ConvertedLayer, ...]
-    kept: tuple[ConvertedLayer, ...]
-    functions: tuple[ConvertedLayer, ...] = ()
-    hint: str = ""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: this is a report, not a model."""
-        raise TypeError(_IN_PLACE)
-
-    def __getattr__(self, name: str) -> Any:
-        """Only for what a report does not have; models have much of it."""
-        missing = f"a ConversionReport has no attribute {name!r}"
-        raise AttributeError(missing if name.startswith("__") else f"{missing}: {_IN_PLACE}")
-
-    def __repr__(self) -> str:
-        return f"<ConversionReport: {self._head()}>"
-
-    def _head(self) -> str:
-        layers = "layer" if len(self.replaced) == 1 else "layers"
-        head = f"{len(self.replaced)} {layers} replaced, {len(self.kept)} kept as they are"
-        if self.functions:
-            modules = "module" if len(self.functions) == 1 else "modules"
-            head += f", functions redirected in {len(self.functions)} {modules}"
-        return head
-
-    def __str__(self) -> str:
-        tables = []
-        known = Counter((each.type, each.recognised) for each in self.replaced if each.recognised)
-        if known:
-            rows = [[kind, what, str(count)] for (kind, what), count in known.items()]
-            tables.append(_C.text_table(["type", "recognised as", "layers"], rows, left=2))
-        if self.kept:
-            rows = list(self._rows_of_kept())
-            tables.append(_C.text_table(["layer", "type", "kept because"], rows, left=3))
-        text = "\n\n".join([self._head(), *tables])
-        return f"{text}\n{self.hint}" if self.hint else text
-
-    def _rows_of_kept(self) -> Iterator[list[str]]:
-        """Many of one type for one reason are one row."""
-        alike: dict[tuple[str, str], list[ConvertedLayer]] = {}
-        for each in self.kept:
-            alike.setdefault((each.type, each.reason), []).append(each)
-        for (kind, reason), layers in alike.items():
-            shown = layers if len(layers) <= _FEW else layers[:1]
-            for each in shown:
-                name = ", ".join(name or _ROOT for name in each.names)
-                if len(layers) > _FEW:
-                    name += f" and {len(layers) - 1} others"
-                yield [name, kind, reason]
+    type.__setattr__(_own, "__prepare_scriptable__", refuse_script)
 
 
 def convert(
@@ -198,13 +103,16 @@ def convert(
             convolution or linear layer whose output is larger than its input (the first of an MLP,
             the last of a bottleneck) runs again in backward, so that the activation or
             normalisation after it does not keep that output: the least memory, and about a tenth
-            more work per step. Also for layers that are brim's already. None changes nothing.
+            more work per step. None: neither. Also for what an earlier `convert` made brim's, so
+            the last call counts; layers of `brim.nn` that you gave a `recompute` yourself keep it
+            where this is None.
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
             products of two tensors), as `brim.saving()` does. This costs some microseconds for each
             call of a function there. Language models of transformers also get brim's loss.
 
     Returns:
-        A report, not the model: what was replaced, and what was not and why.
+        A report, not the model, which you have: what was replaced, what was changed, and what was
+        neither and why. (`restore` leaves nothing to report and returns the model.)
 
     Raises:
         TypeError: if `model` is no module, `only` or `skip` holds anything else, or `functions`
@@ -237,8 +145,11 @@ def convert(
     replaced: list[ConvertedLayer] = []
     kept: list[ConvertedLayer] = []
     around: list[ConvertedLayer] = []
+    changed: list[ConvertedLayer] = []
     for module, names in places.items():
         take_in(module)
+        before = _mode_of(module)
+        has_loss = _causal_lm_loss.is_rerouted(module)
         reroutes = False  # gets brim's loss
         if module not in chosen:
             change = _Change("not chosen by only")
@@ -246,24 +157,24 @@ def convert(
             change = _Change("left out by skip")
         else:
             change = _change_of(module, functions, recompute is not None)
-            if functions and (recompute is not None or "_loss_function" not in vars(module)):
-                reroutes = _causal_lm_loss.reroute(module, recompute is not None)
+            if functions:
+                reroutes = _causal_lm_loss.reroute(module, recompute is not None) and not has_loss
         kind = type(module).__name__
         entry = ConvertedLayer(names[0], kind, change.reason, tuple(names), change.recognised)
         if change.to is not None:
             module.__class__ = change.to
-        if change.to is not None and not is_region(change.to):
-            replaced.append(entry)
-        elif change.to is not None or reroutes:
+        if change.reason in ("", ALREADY):
+            _set_mode(module, recompute)
+        was_ours = change.again or change.reason == ALREADY
+        if (was_ours or has_loss) and (after := _mode_of(module)) != before:
+            reason = f"recompute is {_quoted(after)} now, it was {_quoted(before)}"
+            changed.append(replace(entry, reason=reason))
+        elif reroutes or (is_region(type(module)) and not was_ours and change.to is not None):
             around.append(entry)
+        elif change.to is not None and not was_ours:
+            replaced.append(entry)
         elif is_layer(module):
-            kept.append(entry)
-        if recompute is not None and change.reason in ("", ALREADY):
-            marks: dict[str, Any] = {"_brim_recompute": recompute}
-            if own_base(type(module)) is not None:
-                marks = {"recompute": True, "runs_again": recompute == "products"}
-            known = {mark: level for mark, level in marks.items() if hasattr(type(module), mark)}
-            module.__dict__.update(known)
+            kept.append(replace(entry, reason=ALREADY) if was_ours else entry)
     unchosen = (places.keys() - chosen) | left_out
     for module in _first_inside_regions(model, unchosen):
         leave_out(module)
@@ -272,7 +183,7 @@ def convert(
             with contextlib.suppress(Exception):  # of the class's own: it only takes longer
                 module.__class__ = leaving(type(module))
     hint = conversion_hint(model, recompute)
-    return ConversionReport(tuple(replaced), tuple(kept), tuple(around), hint)
+    return ConversionReport(tuple(replaced), tuple(kept), tuple(around), hint, tuple(changed))
 
 
 def restore(model: Module) -> Module:
@@ -284,7 +195,8 @@ def restore(model: Module) -> Module:
             `recompute` and `runs_again`.
 
     Returns:
-        The model itself.
+        The model itself, for use in an expression: `torch.jit.script(brim.restore(model))`. Unlike
+        `convert` it has nothing to report.
 
     Raises:
         TypeError: if `model` is no module.
@@ -309,6 +221,35 @@ def restore(model: Module) -> Module:
 
 
 ALREADY = "brim's already"
+
+
+def _mode_of(module: Module) -> str | None:
+    """The `recompute` of a module as `convert` takes it; also that of its loss."""
+    if own_base(type(module)) is None:
+        level: str | None = getattr(module, "_brim_recompute", None)
+        return level or ("cheap" if _causal_lm_loss.recomputes(module) else None)
+    if not getattr(module, "recompute", False):
+        return None
+    return "products" if getattr(module, "runs_again", False) else "cheap"
+
+
+def _set_mode(module: Module, recompute: str | None) -> None:
+    """Give a module this `recompute`, or take back what this function gave it."""
+    marks: dict[str, Any] = {"_brim_recompute": recompute}
+    needed = "_brim_recompute"
+    if own_base(type(module)) is not None:
+        marks |= {"recompute": True, "runs_again": recompute == "products"}
+        needed = "recompute"
+    if recompute is not None and hasattr(type(module), needed):
+        own = {m: v for m, v in marks.items() if m.startswith("_") or hasattr(type(module), m)}
+        module.__dict__.update(own)
+    elif recompute is None and "_brim_recompute" in module.__dict__:
+        for mark in marks:
+            module.__dict__.pop(mark, None)
+
+
+def _quoted(recompute: str | None) -> str:
+    return "None" if recompute is None else f'"{recompute}"'
 
 
 def check_module(model: object) -> None:
@@ -391,14 +332,29 @@ class _Change(NamedTuple):
         reason: why its class stays.
         to: its new class.
         recognised: as what, for the report.
+        again: it had a region around its functions before.
     """
 
     reason: str = ""
     to: type[Module] | None = None
     recognised: str = ""
+    again: bool = False
 
 
 def _change_of(module: Module, functions: bool, recompute: bool) -> _Change:
+    kind = type(module)
+    recipe = recipe_of(kind)
+    if functions and recipe is not None and recipe.maker == "functions":
+        # Which methods are regions depends on `recompute`.
+        original: Any = original_of(kind)
+        module.__class__ = original
+        region = kind if _obstacle(module) else _first_change_of(module, True, recompute).to
+        module.__class__ = kind
+        return _Change(to=region or original, again=True)
+    return _first_change_of(module, functions, recompute)
+
+
+def _first_change_of(module: Module, functions: bool, recompute: bool) -> _Change:
     kind = type(module)
     reason = _obstacle(module)
     if reason:
