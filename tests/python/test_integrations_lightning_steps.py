@@ -120,8 +120,8 @@ def test_metrics_count_each_sample_once() -> None:
         made, net = trainer(AdaptiveSteps(**options), max_epochs=1), Measured(fails)
         made.fit(net)
         results.append(float(made.callback_metrics["mse"]))
+        assert not net.fails
         assert (min(net.seen) < 8) == (bool(options) or fails)
-        assert sum(net.seen) == 64 + (8 if fails else 0)  # the batch that failed ran again
     assert results == pytest.approx([results[0]] * 3, rel=1e-6)
 
 

@@ -317,6 +317,7 @@ class TestBudget:
             pass
         gc.collect()
 
+    @pytest.mark.slow
     def test_also_where_the_program_ends_with_it(self) -> None:
         program = "import brim\nlimit = brim.budget('1MiB', device='cpu')"
         done = subprocess.run(
