@@ -172,7 +172,9 @@ Example:
       field("length", &MemorySample::length, "Of the longest sample; 0 for a size."),
       field("peak", &MemorySample::peak,
             "Bytes held at most; if it ran out of memory, a lower bound of the need."),
-      field("out_of_memory", &MemorySample::out_of_memory, "Whether it ran out of memory."))
+      field("out_of_memory", &MemorySample::out_of_memory, "Whether it ran out of memory."),
+      field("base", &MemorySample::base,
+            "Bytes that were held before the work and all the time; 0 if not known."))
       .def(py::init([](double n, double length, double peak, bool out_of_memory) {
         return MemorySample{n, length, peak, out_of_memory};
       }))
@@ -206,7 +208,8 @@ py::dict state_of(const MemoryModel& self) {
   const MemoryModelState& state = self.state();
   py::list samples;
   for (const MemorySample& sample : state.samples) {
-    samples.append(py::make_tuple(sample.n, sample.length, sample.peak, sample.out_of_memory));
+    samples.append(
+        py::make_tuple(sample.n, sample.length, sample.peak, sample.out_of_memory, sample.base));
   }
   result["kind"] = self.kind() == SizeKind::batch ? "batch" : "size";
   result["floor"] = state.floor;
@@ -240,9 +243,13 @@ MemoryModel model_of(const py::dict& given) {
     state.error = {entry("median_error").cast<double>(), entry("worst_error").cast<double>(),
                    entry("errors").cast<Numbers>()};
     for (const py::handle sample : entry("samples")) {
-      const auto [n, length, peak, out_of_memory] =
-          sample.cast<std::tuple<double, double, double, bool>>();
-      state.samples.push_back({n, length, peak, out_of_memory});
+      using Old = std::tuple<double, double, double, bool>;  // saved before there was a base
+      using New = std::tuple<double, double, double, bool, double>;
+      const auto [n, length, peak, out_of_memory, base] =
+          py::len(sample) == std::tuple_size_v<Old>
+              ? std::tuple_cat(sample.cast<Old>(), std::tuple(0.0))
+              : sample.cast<New>();
+      state.samples.push_back({n, length, peak, out_of_memory, base});
     }
   } catch (const py::cast_error&) {
     TORCH_CHECK_TYPE(

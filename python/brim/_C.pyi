@@ -227,6 +227,7 @@ class MemorySample:
     length: Final[float]
     peak: Final[float]
     out_of_memory: Final[bool]
+    base: Final[float]
 
 class ModelError:
     """How far a model is off for sizes that it has not seen: predicted / measured - 1."""

@@ -53,6 +53,7 @@ _torch_version.check()
 from brim import _C, adapt, data, foresee, memory, nn, predict, testing  # noqa: E402  the check comes before anything loads the C++ core
 from brim._C import __version__  # noqa: E402
 from brim.adapt import *  # noqa: E402, F403
+from brim.adapt import range as range  # noqa: A004, E402  left out of __all__, which star imports take
 from brim.foresee import *  # noqa: E402, F403
 from brim.memory import *  # noqa: E402, F403
 from brim.nn import Audit, ConversionReport, assert_saved, audit, convert, restore, saving  # noqa: E402

@@ -6,7 +6,6 @@ Everything here is a thin face of the C++ core (`include/brim/memory`).
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing_extensions import Self
 from brim import _C
 from brim._arguments import runs_in_parts, shown
 from brim._C import Fragmentation, MemoryStats, OomCause, OomKind, PeakMeter
+from brim._warn import warn
 
 __all__ = [
     "Budget",
@@ -81,10 +81,28 @@ class Budget(_C.Budget):
         1073741824
         >>> limited
         Budget('1GiB', device='cpu', closed)
+
+    One that is dropped without ever having been entered, or having decorated a function, has
+    limited nothing, and a UserWarning says so.
     """
+
+    _unused = False  # until it is known to be valid
+
+    def __init__(self, limit: int | str, device: DeviceLike = None) -> None:
+        _C.Budget.__init__(self, limit, device)
+        self._unused = True
+
+    def __del__(self) -> None:
+        """Tell of a limit that was never in force."""
+        if self._unused and warn is not None:  # None where the interpreter is nearly gone
+            warn(
+                f"brim.budget({self._asked!r}, device={str(self.device)!r}) was never entered and "
+                "limited nothing: open it with `with brim.budget(...):`, or decorate a function"
+            )
 
     def __enter__(self) -> Self:
         """Open it."""
+        self._unused = False
         _C.Budget.__enter__(self)  # quicker than super()
         if _HIDDEN not in warnings.filters:  # adding it again would repeat warnings already shown
             warnings.filterwarnings("ignore", _FALLBACK, UserWarning)
@@ -97,6 +115,7 @@ class Budget(_C.Budget):
             TypeError: if it is no function, or one that runs after its call has returned: a
                 coroutine or a generator.
         """
+        self._unused = False
         if isinstance(function, (type, classmethod, staticmethod)) or not callable(function):
             raise TypeError(
                 "a budget decorates a function, below @classmethod and @staticmethod, got "
@@ -138,7 +157,8 @@ def budget(limit: int | str, device: DeviceLike = None) -> Budget:
 
     Budgets nest and hold for the whole process; the tightest open one is in force. An allocation
     that would go over raises `torch.OutOfMemoryError`. If it was oneDNN's, torch takes another
-    kernel instead and switches oneDNN off; closing the budget switches it on again.
+    kernel instead and switches oneDNN off; closing the budget switches it on again. Alone, the call
+    limits nothing: a budget that is dropped without having been entered is a UserWarning.
 
     Args:
         limit: bytes as an int, or `"512MiB"`, `"8GB"`, or `"50%"` of the limit in force when the
@@ -163,10 +183,6 @@ def budget(limit: int | str, device: DeviceLike = None) -> Budget:
         100
     """
     return Budget(limit, device)
-
-
-# What help() and editors show of the constructor, which is C++'s.
-Budget.__signature__ = inspect.signature(budget)  # type: ignore[attr-defined]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -44,6 +44,7 @@ PeakSample measure(const std::function<double(std::size_t)>& work, std::size_t i
   }
   meter.close();
   sample.start = meter.start();
+  sample.base = device.is_cpu() ? meter.start() - meter.freed() : 0;
   sample.peak = meter.start() + meter.peak();
   if (onednn && !context.userEnabledMkldnn()) {
     // It was refused memory, and torch took a kernel that needs less. With more memory it will not.

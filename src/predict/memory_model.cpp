@@ -43,6 +43,9 @@ void check_samples(std::span<const MemorySample> samples, SizeKind kind) {
       check_figure("sizes", sample.length, i);
     }
     check_figure("peaks", sample.peak, i);
+    check_argument(sample.base >= 0 && sample.base <= sample.peak,
+                   "base must be from 0 to the peak of ", sample.peak, ", got ", sample.base,
+                   " in sample ", i);
     if (!sample.out_of_memory) {
       shapes.emplace(sample.n, kind == SizeKind::batch ? sample.length : 0.0);
     }
@@ -161,7 +164,7 @@ void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind, bool
   constexpr double kCliff = 1;
   double jump = 0;
   for (const MemorySample& sample : state_.samples) {
-    jump = std::max(jump, sample.peak / bound(sample.n, sample.length) - 1);
+    jump = std::max(jump, (sample.peak - base_) / bound(sample.n, sample.length) - 1);
   }
   state_.margin = detail::kRounding + kTimesTheJump * std::min(jump, kCliff);
 }
@@ -169,14 +172,17 @@ void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind, bool
 void MemoryModel::learn() {
   bound_ = {};
   envelope_.clear();
+  base_ = std::ranges::min(state_.samples, {}, &MemorySample::base).base;
   for (const MemorySample& sample : state_.samples) {
     if (!sample.out_of_memory) {
-      bound_.add(shape_terms(sample.n, sample.length, state_.kind), sample.peak);
+      bound_.add(shape_terms(sample.n, sample.length, state_.kind),
+                 std::max(sample.peak - base_, 1.0));
     }
     envelope_.push_back(least(sample.n, sample.length));
   }
 }
 
+/// The most that any phase can hold beyond base_.
 double MemoryModel::bound(double n, double length) const {
   return bound_.at(shape_terms(n, length, state_.kind));
 }
@@ -247,7 +253,7 @@ double MemoryModel::peak_of(std::span<const double> lengths) const {
 }
 
 double MemoryModel::safe(double n, double length) const {
-  double result = bound(n, length) * (1 + state_.margin);
+  double result = base_ + bound(n, length) * (1 + state_.margin);
   // What was measured is known: nothing smaller in both needs more, whatever the margin.
   for (std::size_t i = 0; i < state_.samples.size(); ++i) {
     const MemorySample& sample = state_.samples[i];

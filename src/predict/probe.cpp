@@ -33,12 +33,19 @@ std::string name_of(const Shape& shape, SizeKind kind) {
              : detail::text(shape.first);
 }
 
+MemorySample memory_sample(const Shape& shape, const PeakSample& sample) {
+  return {static_cast<double>(shape.first), static_cast<double>(shape.second),
+          static_cast<double>(sample.peak), sample.out_of_memory, static_cast<double>(sample.base)};
+}
+
 /// Measures pieces of work on one device, under a limit on what it may hold in all.
 class Prober {
  public:
-  Prober(const Work& work, SizeKind kind, const ProbeOptions& options)
+  /// @param with_base whether samples tell what was held all the time.
+  Prober(const Work& work, SizeKind kind, const ProbeOptions& options, bool with_base = true)
       : work_(work),
         kind_(kind),
+        with_base_(with_base),
         budget_(options.budget),
         device_(options.device ? resolve_device(*options.device) : default_device()),
         collect_{device_, options.cleanup, options.collect_garbage} {
@@ -68,6 +75,7 @@ class Prober {
       return 0.0;
     };
     PeakSample sample = collect_peaks(call, 1, collect_).front();
+    sample.base = with_base_ ? sample.base : 0;
     if (sample.out_of_memory && !sample.requested) {
       // Errors of libraries do not say how much was requested.
       sample.peak = std::max(sample.peak, static_cast<std::int64_t>(limit()) + 1);
@@ -91,7 +99,7 @@ class Prober {
     while (const auto shape = plan.next(limit(), limit(kBeyond))) {
       const PeakSample sample = measure(*shape);
       plan.add(*shape, static_cast<double>(sample.peak), static_cast<double>(sample.start),
-               sample.out_of_memory);
+               sample.out_of_memory, static_cast<double>(sample.base));
     }
     const auto fitted = std::ranges::count_if(
         plan.samples(), [](const MemorySample& sample) { return !sample.out_of_memory; });
@@ -99,8 +107,10 @@ class Prober {
     TORCH_CHECK_VALUE(std::cmp_greater_equal(fitted, least), "the limit of ",
                       format_bytes(static_cast<std::int64_t>(limit())),
                       " is too small for these sizes: a fit needs ", least, " of them, but only ",
-                      fitted, fitted == 1 ? " stays" : " stay",
-                      " within it. Raise the budget, or pass smaller sizes");
+                      fitted, fitted == 1 ? " stays" : " stay", " within it. The smallest, ",
+                      name_of(plan.smallest(), kind_), ", needs ", format_bytes(warm_up.peak),
+                      ", of which ", format_bytes(warm_up.start),
+                      " were held before. Raise the budget, or pass smaller sizes");
     MemoryModel model;
     model.fit(plan.samples(), kind_);
     return model;
@@ -116,8 +126,7 @@ class Prober {
         break;
       }
       const PeakSample sample = measure({size, 0});
-      samples.push_back(
-          {static_cast<double>(size), 0, static_cast<double>(sample.peak), sample.out_of_memory});
+      samples.push_back(memory_sample({size, 0}, sample));
       model.fit(samples, SizeKind::size);
     }
   }
@@ -125,6 +134,7 @@ class Prober {
  private:
   const Work& work_;
   SizeKind kind_;
+  bool with_base_;
   std::optional<std::int64_t> budget_;
   c10::Device device_;
   CollectOptions collect_;
@@ -173,7 +183,8 @@ MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>&
       shapes.emplace_back(n, length);
     }
   }
-  const Prober prober(work, SizeKind::batch, options);
+  // Without the base: a limit that proves to be too large is lowered by shares of the whole.
+  const Prober prober(work, SizeKind::batch, options, false);
   MemoryModel model = prober.spread(std::move(shapes), options.probes);
   double caution = std::clamp(model.error().worst, kLeastCaution, kMostCaution);
   // What tensors may hold. An accelerator's allocator reserves more than that, and the limit may
@@ -189,7 +200,7 @@ MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>&
     const double expected = model.peak(n, length);
     const PeakSample sample = prober.measure(*shape);
     std::vector<MemorySample> samples = model.samples();
-    samples.push_back({n, length, static_cast<double>(sample.peak), sample.out_of_memory});
+    samples.push_back(memory_sample(*shape, sample));
     model.fit(samples, SizeKind::batch, false);
     if (sample.out_of_memory && expected <= limit) {
       limit *= kSmaller;

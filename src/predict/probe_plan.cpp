@@ -89,7 +89,7 @@ ProbePlan::Target ProbePlan::place(const Shape& shape) const {
 double ProbePlan::cautious_need(const Shape& shape) const {
   const auto n = static_cast<double>(shape.first);
   const auto length = static_cast<double>(shape.second);
-  const double most = base_ + bound_.at(shape_terms(n, length, kind_));
+  const double most = start_ + bound_.at(shape_terms(n, length, kind_));
   if (!model_) {
     return most;
   }
@@ -169,13 +169,14 @@ bool ProbePlan::may_climb() const {
          largest_measured() < most_.first;
 }
 
-void ProbePlan::add(const Shape& shape, double peak, double base, bool out_of_memory) {
+void ProbePlan::add(const Shape& shape, double peak, double start, bool out_of_memory,
+                    double base) {
   const auto n = static_cast<double>(shape.first);
   const auto length = static_cast<double>(shape.second);
-  samples_.push_back({n, length, peak, out_of_memory});
-  base_ = std::max(base_, base);
+  samples_.push_back({n, length, peak, out_of_memory, base});
+  start_ = std::max(start_, start);
   if (!out_of_memory) {
-    bound_.add(shape_terms(n, length, kind_), std::max(peak - base, 1.0));
+    bound_.add(shape_terms(n, length, kind_), std::max(peak - start, 1.0));
   }
   std::size_t measured = 0;
   double lowest = std::numeric_limits<double>::infinity();

@@ -31,8 +31,10 @@ class BRIM_API ProbePlan {
   ///     with a high floor (an optimizer's step) grows far less.
   [[nodiscard]] std::optional<Shape> next(double limit, double beyond = 0);
 
-  /// Takes in a measurement. `base` is what was held before the work began.
-  void add(const Shape& shape, double peak, double base, bool out_of_memory);
+  /// Takes in a measurement.
+  /// @param start what was held before the work began.
+  /// @param base what of that was held all the time.
+  void add(const Shape& shape, double peak, double start, bool out_of_memory, double base = 0);
 
   [[nodiscard]] const std::vector<MemorySample>& samples() const { return samples_; }
 
@@ -58,7 +60,7 @@ class BRIM_API ProbePlan {
   std::vector<Target> targets_;  // the next one last
   std::vector<MemorySample> samples_;
   NeedBound bound_;                   // of what the work itself held
-  double base_ = 0;                   // the most that was held before it began
+  double start_ = 0;                  // the most that was held before it began
   std::optional<MemoryModel> model_;  // once a measured size has confirmed it
 };
 

@@ -30,6 +30,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -236,8 +237,20 @@ def run_page(page: Path, *, run_jobs: bool = False) -> str | None:
     return runner.printed
 
 
+def run_program(program: Path) -> None:
+    """Run a program as `python -W error` does; it must print something."""
+    warnings.simplefilter("error")
+    sys.argv = [str(program)]
+    sys.path.insert(0, str(program.parent))
+    with open(".printed", "w") as printed:
+        os.dup2(printed.fileno(), 1)  # also for the processes that it starts
+        runpy.run_path(str(program), run_name="__main__")
+        sys.stdout.flush()
+    assert Path(".printed").stat().st_size > 0, "an example shows something"
+
+
 def serve() -> None:
-    """Run the pages that are named on standard input, each with a folder to run in.
+    """Run the pages and programs named on standard input, each with a folder to run in.
 
     Each runs in a process of its own, which holds no tensors of others and has torch loaded. Writes
     a line of JSON for each: what went wrong, or "".
@@ -249,13 +262,13 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what else is printed does not get in between
     for line in sys.stdin:
-        page, folder = json.loads(line)
+        name, folder = json.loads(line)
         error = Path(folder) / ".error"
         child = os.fork()
         if child == 0:
             os.chdir(folder)
             try:
-                run_page(ROOT / page)
+                (run_program if name.endswith(".py") else run_page)(ROOT / name)
             except BaseException:
                 error.write_text(traceback.format_exc())
                 os._exit(1)

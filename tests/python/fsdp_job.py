@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import brim
@@ -21,15 +22,17 @@ from nn_families import TEXT, tokens
 STEPS = 3
 
 
-def trained(convert: str, policy: MixedPrecisionPolicy) -> tuple[list[float], int, list[Any]]:
+def trained(
+    convert: str, mesh: DeviceMesh, policy: MixedPrecisionPolicy
+) -> tuple[list[float], int, list[Any]]:
     """The losses, what a forward kept, and this rank's part of the parameters."""
     torch.manual_seed(0)
     net: Any = TEXT["llama"][0]().train()
     if convert == "before":
         brim.convert(net, recompute="cheap")
     for layer in net.model.layers:
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(net, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(net, mesh=mesh, mp_policy=policy)
     if convert == "after":
         brim.convert(net, recompute="products")
     update = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -52,9 +55,9 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     brim.install_cpu_allocator()
     dist.init_process_group("gloo")
-    dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     results = {
-        (kind, convert): trained(convert, policy)
+        (kind, convert): trained(convert, mesh, policy)
         for kind, policy in {
             "float32": MixedPrecisionPolicy(),
             "mixed": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),

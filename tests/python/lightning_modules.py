@@ -14,7 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 MARKS = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:::(lightning|pytorch_lightning)"),
-    pytest.mark.filterwarnings("ignore:.*(num_workers|pin_memory|litlogger|log_every_n_steps)"),
+    # By their text: those that pytest.warns does not expect are raised again, by another module.
+    pytest.mark.filterwarnings(
+        "ignore:.*(num_workers|pin_memory|litlogger|log_every_n_steps|GPU available but not used)"
+    ),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
 ]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import pkgutil
@@ -22,6 +23,8 @@ import brim
 INTERNAL = ("brim.nn.recognisers", "brim.cli", "brim.__main__")
 # They import packages that may not be there and take seconds: their source is read instead.
 OPTIONAL = ("brim.integrations.", "brim.plot")
+# Public, but not in `__all__`: `from brim import *` would replace a builtin.
+STARLESS = {brim: ("range",)}
 
 
 def public_modules() -> Iterator[ModuleType]:
@@ -37,7 +40,7 @@ def public_objects() -> dict[str, Any]:
     names: dict[int, str] = {}
     objects: dict[str, Any] = {}
     for module in public_modules():
-        for name in getattr(module, "__all__", ()):
+        for name in (*getattr(module, "__all__", ()), *STARLESS.get(module, ())):
             found = getattr(module, name)
             if (inspect.isclass(found) or inspect.isroutine(found)) and id(found) not in names:
                 names[id(found)] = f"{module.__name__}.{name}"
@@ -107,7 +110,17 @@ def test_help_of_brim_is_a_map() -> None:
     text = brim.__doc__ or ""
     missing = [
         name
-        for name in brim.__all__
+        for name in (*brim.__all__, *STARLESS[brim])
         if not name.startswith("__") and f"`{name}`" not in text and f"brim.{name}" not in text
     ]
     assert not missing, f"brim's docstring does not name {', '.join(missing)}"
+
+
+def test_star_imports_replace_no_builtin() -> None:
+    for module in public_modules():
+        replaced = {*getattr(module, "__all__", ())} & {*vars(builtins)}
+        assert not replaced, f"from {module.__name__} import * replaces {replaced}"
+    names: dict[str, Any] = {}
+    exec("from brim import *; from brim.adapt import *; three = [*range(3)]", names)
+    assert names["three"] == [0, 1, 2]
+    assert brim.range is brim.adapt.range is not range

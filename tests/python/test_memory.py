@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import itertools
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -290,8 +293,38 @@ class TestBudget:
         assert budget.limit == 5 * MIB
 
     def test_the_limit_of_one_that_was_never_opened_is_not_known(self) -> None:
+        budget = brim.budget("50%", device="cpu")
         with pytest.raises(RuntimeError, match="not been opened"):
-            _ = brim.budget("50%", device="cpu").limit
+            _ = budget.limit
+        with budget:
+            pass
+
+    def test_one_that_is_dropped_without_having_been_opened_is_a_warning_at_that_line(self) -> None:
+        text = r"budget\('1MiB', device='cpu'\) was never entered and limited nothing: open it with"
+        with pytest.warns(UserWarning, match=text) as caught:
+            brim.budget("1MiB", device="cpu")
+        assert [warning.filename for warning in caught] == [__file__]
+
+        def limit() -> brim.Budget:
+            return brim.Budget("1GiB", "cpu")
+
+        with limit():  # as errors, warnings would show in pytest
+            pass
+        limit()(len)([])
+        with pytest.raises(TypeError), limit():
+            limit()(5)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="meta"), brim.budget("1GiB", device="meta"):
+            pass
+        gc.collect()
+
+    @pytest.mark.slow
+    def test_also_where_the_program_ends_with_it(self) -> None:
+        program = "import brim\nlimit = brim.budget('1MiB', device='cpu')"
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        assert done.stderr.count("was never entered") == 1
+        assert len(done.stderr.splitlines()) <= 2
 
     def test_decorates_functions_and_methods(self, held: int, tensor_of: TensorOf) -> None:
         @brim.budget(held + 1000, device="cpu")
@@ -360,8 +393,12 @@ class TestBudget:
 
     def test_closing_one_that_is_not_open_does_nothing(self) -> None:
         before = brim.memory_stats("cpu").limit
-        brim.budget("1MiB", device="cpu").__exit__(None, None, None)
+        budget = brim.budget("1MiB", device="cpu")
+        budget.__exit__(None, None, None)
         assert brim.memory_stats("cpu").limit == before
+        with budget:
+            budget.__exit__(None, None, None)
+            assert brim.memory_stats("cpu").limit == before
 
     @pytest.mark.parametrize("limit", [0, -1, -(2**63), 2**63, 2**200, -(2**200)])
     def test_a_number_that_is_no_limit_is_a_value_error(self, limit: int) -> None:

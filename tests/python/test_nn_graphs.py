@@ -184,7 +184,7 @@ os._exit(0)  # gloo's threads can outlive the interpreter, which then ends by st
 """
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_distributed_data_parallel(world: int, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)

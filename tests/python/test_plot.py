@@ -107,6 +107,13 @@ def test_a_model_of_batches_and_failures() -> None:
     for length, n in line.get_xydata()[::10]:
         assert model.safe_peak(n, length) <= 2**20 < model.safe_peak(n + 1, length)
     assert most not in texts(model.plot(budget=1).axes[0]), "nothing fits"
+    axes = model.plot(budget="100MiB").axes[0]  # far more samples than were measured
+    line = next(line for line in axes.lines if "within 100.00 MiB" in line.get_label())
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    assert len(line.get_xydata()) > 10
+    for length, n in line.get_xydata():
+        assert left <= length <= right
+        assert low <= n <= high
     assert most not in texts(model.plot().axes[0])
     with pytest.raises(ValueError, match="must be fitted"):
         brim.MemoryModel().plot()

@@ -325,7 +325,12 @@ def test_probe_warms_up_grows_and_keeps_what_it_measured(held: int) -> None:
     assert model.peak(500) == pytest.approx(held + 500_000, rel=1e-3)
 
 
-def test_probe_stays_within_its_budget(held: int) -> None:
+@pytest.mark.parametrize("others", [0, 100_000, 30 * MIB])
+def test_probe_stays_within_its_budget_and_fills_it_whatever_others_hold(
+    others: int, held: int
+) -> None:
+    kept = allocate(others)  # as tests before this one may, and the weights of a model do
+    held += kept.nbytes
     largest = 0
 
     def work(n: int, length: int) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import brim
 
-from .torchrun import results_of, torchrun
+from .torchrun import environment, results_of, torchrun
 
 if not dist.is_gloo_available():
     pytest.skip("needs gloo", allow_module_level=True)
@@ -46,8 +46,8 @@ def without_torchrun(folder: Path, ranks: int, case: str) -> list[tuple[int, Any
     processes = [
         subprocess.Popen(
             [sys.executable, str(JOB), str(folder), case],
-            env=os.environ
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+            env=environment(ranks)
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             | {"RANK": str(rank), "WORLD_SIZE": str(ranks)},
         )
         for rank in range(ranks)

@@ -10,6 +10,13 @@ from pathlib import Path
 from typing import Any
 
 
+def environment(ranks: int) -> dict[str, str]:
+    """The environment of a rank's process."""
+    return (
+        os.environ | {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": ""} if ranks > 1 else {})
+    )
+
+
 def torchrun(
     program: Path,
     folder: Path,
@@ -19,14 +26,17 @@ def torchrun(
     timeout: float = 240,
     **env: str,
 ) -> None:
-    """Run `program folder arguments...` on each rank; its output is shown if it fails."""
+    """Run `program folder arguments...` on each rank; its output is shown if it fails.
+
+    Several ranks see no GPU: a machine may have one alone, which they would share.
+    """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*launch, f"--nproc-per-node={ranks}", *options, *map(str, (program, folder, *arguments))],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+        env=environment(ranks) | env,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -19,6 +19,7 @@ struct PeakSample {
   /// held and asked for, a lower bound of its need.
   std::int64_t peak = 0;
   std::int64_t start = 0;  ///< held before the work began
+  std::int64_t base = 0;   ///< of that, held all the time; 0 for a device that does not tell
   bool out_of_memory = false;
   std::optional<std::int64_t> requested;  ///< asked for when it ran out, if the error says
 };

@@ -23,6 +23,7 @@ struct MemorySample {
   double length = 0;  ///< of the longest sample; 0 of SizeKind::size
   double peak = 0;    ///< bytes held at most; if it ran out of memory, a lower bound of the need
   bool out_of_memory = false;
+  double base = 0;  ///< bytes that were held before the work and all the time; 0 if not known
 
   bool operator==(const MemorySample&) const = default;
 };
@@ -90,7 +91,8 @@ class BRIM_API MemoryModel {
 
   /// What to compare with a budget: the most that any program of this kind can need whose peaks at
   /// the samples were those, and the margin on top. No less than was measured at a size that is not
-  /// larger, no more than at one that is not smaller. Never falls as n or L grows.
+  /// larger, no more than at one that is not smaller. Never falls as n or L grows. What every
+  /// sample held all the time (MemorySample::base) is part of every phase, so it does not grow.
   [[nodiscard]] double safe_peak(double n, std::optional<double> length = std::nullopt) const;
 
   /// The largest n with safe_peak(n, length) <= bytes; 0 for none. Costs some microseconds.
@@ -103,9 +105,9 @@ class BRIM_API MemoryModel {
   /// samples, every 16th at once). Empty `each` and zeros where there are too few for that.
   [[nodiscard]] const ModelError& error() const { return state_.error; }
 
-  /// Share that safe_peak() adds: 0.1 % for allocators' rounding, and 1.5 times the share by which
-  /// a sample exceeds the bound from the others (at most 150 %). Large if the need is not of this
-  /// kind.
+  /// Share that safe_peak() adds to what grows: 0.1 % for allocators' rounding, and 1.5 times the
+  /// share by which a sample exceeds the bound from the others (at most 150 %). Large if the need
+  /// is not of this kind.
   [[nodiscard]] double margin() const { return state_.margin; }
 
   [[nodiscard]] const std::vector<MemorySample>& samples() const { return state_.samples; }
@@ -126,7 +128,8 @@ class BRIM_API MemoryModel {
   [[nodiscard]] std::int64_t largest(double length, double bytes) const;
 
   MemoryModelState state_;
-  NeedBound bound_;
+  NeedBound bound_;               // of what the work needs beyond base_
+  double base_ = 0;               // bytes that all samples held all the time
   std::vector<double> envelope_;  // of each sample: the most that it or a smaller one needed
 };
 

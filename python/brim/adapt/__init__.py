@@ -35,6 +35,7 @@ from brim.adapt._options import (
 from brim.adapt._run import run_batch, run_chunked, run_range
 from brim.adapt._sized import sized
 
+# Without `range`: `from brim import *` must leave the builtin of that name alone.
 __all__ = [
     "AdaptiveFunction",
     "Attempt",
@@ -46,7 +47,6 @@ __all__ = [
     "batch",
     "chunked",
     "maximize",
-    "range",
     "run_batch",
     "run_chunked",
     "run_range",

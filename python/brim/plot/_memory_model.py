@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _POINTS = 200
 _FURTHEST = 2.0**40  # a size beyond it means that memory hardly grows
-# Of the map of two sizes: points in each direction, and how far it goes beyond what was measured.
+# Of the map of two sizes: points in each direction, and the space around what it shows.
 _SHADES = 100
-_MARGIN, _BEYOND = 1.1, 2
+_MARGIN, _ABOVE = 1.1, 2
 
 
 def memory_model(
@@ -129,7 +129,10 @@ def _paint_batches(axes: Any, model: MemoryModel, budget: float | None) -> None:
 
     counts, lengths = zip(*((each.n, each.length) for each in model.samples), strict=True)
     across = _spread(min(lengths) / _MARGIN, max(lengths) * _MARGIN, _SHADES)
-    up = _spread(min(counts) / _MARGIN, _BEYOND * max(counts), _SHADES)
+    most = [(x, 0 if budget is None else model.largest_batch(x, budget)) for x in across]
+    most = [(x, n) for x, n in most if 1 <= n < _FURTHEST]
+    highest = max([*counts, *(n for _, n in most)])  # the line is what the picture is about
+    up = _spread(min(counts) / _MARGIN, _ABOVE * highest, _SHADES)
     peaks = [[model.peak(n, length) for length in across] for n in up]
     first, last = (math.log2(each) for each in (min(map(min, peaks)), max(map(max, peaks))))
     shades = axes.contourf(
@@ -142,8 +145,6 @@ def _paint_batches(axes: Any, model: MemoryModel, budget: float | None) -> None:
     )
     bar = axes.figure.colorbar(shades, ax=axes, label="predicted peak memory")
     bytes_on(bar.ax.yaxis, peaks[-1][-1], logarithmic=True)
-    most = [(x, 0 if budget is None else model.largest_batch(x, budget)) for x in across]
-    most = [(x, n) for x, n in most if n >= 1]
     if budget is not None and most:
         label = f"most samples within {_C.format_bytes(round(budget))}"
         axes.plot(*zip(*most, strict=True), color=RED, linewidth=2, label=label)

@@ -274,6 +274,38 @@ TEST(MemoryModel, ManySamplesAreFittedToo) {
   EXPECT_LT(model.error().worst, 0.04);
 }
 
+TEST(MemoryModel, WhatIsHeldAllTheTimeMovesAllBoundsByAsMuch) {
+  const Need need = [](double n, double l) {
+    return std::max(3e4 + 70 * n * l + n * l * l, 1e5 + 900 * n);
+  };
+  for (const double held : {1e3, 1e6, 1e12}) {
+    std::vector<MemorySample> samples = measure(need);
+    MemoryModel alone;
+    alone.fit(samples, SizeKind::batch);
+    for (MemorySample& sample : samples) {
+      sample.peak += held;
+      sample.base = held;
+    }
+    samples.front().base += 100;  // what all of them held counts
+    MemoryModel model;
+    model.fit(samples, SizeKind::batch);
+    for (const double n : {1.0, 7.0, 1000.0}) {
+      for (const double length : {16.0, 300.0, 5000.0}) {
+        const double expected = alone.safe_peak(n, length);
+        EXPECT_NEAR(model.safe_peak(n, length) - held, expected, 1e-3 * expected + 1e-9 * held);
+      }
+    }
+    EXPECT_EQ(MemoryModel::from_state(model.state()).safe_peak(99, 99), model.safe_peak(99, 99));
+    // Without that knowledge, a phase below what was held might grow.
+    for (MemorySample& sample : samples) {
+      sample.base = 0;
+    }
+    MemoryModel unknowing;
+    unknowing.fit(samples, SizeKind::batch);
+    EXPECT_GE(unknowing.safe_peak(1000, 300), model.safe_peak(1000, 300));
+  }
+}
+
 TEST(MemoryModel, AStateBringsTheModelBack) {
   const Need need = [](double n, double l) { return 1e6 + 900 * n * l; };
   const MemoryModel model = model_of(need);
@@ -318,6 +350,8 @@ TEST(MemoryModel, WrongInputIsNamedAndKeepsTheFit) {
   EXPECT_CONTAINS(fit(2, {0, 1, 1}), "sizes must be finite and positive, got 0 in sample 2");
   EXPECT_CONTAINS(fit(1, {1, kNan, 1}), "sizes must be finite and positive, got nan in sample 1");
   EXPECT_CONTAINS(fit(0, {1, 1, -5}), "peaks must be finite and positive, got -5 in sample 0");
+  EXPECT_CONTAINS(fit(1, {1, 1, 5, false, 6}), "base must be from 0 to the peak of 5, got 6");
+  EXPECT_CONTAINS(fit(1, {1, 1, 5, false, kNan}), "base must be from 0 to the peak of 5, got nan");
   const std::vector<MemorySample> few{{1, 1, 1}, {1, 1, 2}, {2, 2, 9, true}, {3, 3, 9}};
   EXPECT_CONTAINS(message_of<Error>([&] { model.fit(few, SizeKind::batch); }),
                   "at least 3 different ones that did not run out of memory, got 2");

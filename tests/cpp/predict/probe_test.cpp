@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <brim/memory/budget.h>
+#include <brim/memory/bytes.h>
 #include <brim/memory/peak_meter.h>
 #include <brim/memory/stats.h>
 #include <brim/predict/collect_peaks.h>
@@ -42,6 +43,21 @@ Shapes grid(const std::vector<std::int64_t>& ns, const std::vector<std::int64_t>
 }
 
 // ---------------------------------------------------------------- collect_peaks
+
+TEST(CollectPeaks, OnlyWhatIsHeldAllTheTimeIsTheBase) {
+  const at::Tensor kept = tensor_of(3000);
+  at::Tensor replaced = tensor_of(1000);
+  const auto work = [&](std::size_t index) {
+    if (index == 1) {
+      replaced.reset();  // as a step does with the gradients of the last one
+    }
+    replaced = tensor_of(1000);
+    return 0.0;
+  };
+  const auto samples = collect_peaks(work, 2, {.device = at::kCPU});
+  EXPECT_EQ(samples[0].base, samples[0].start);
+  EXPECT_EQ(samples[1].base, samples[1].start - 1000);
+}
 
 TEST(CollectPeaks, AKernelOfOnednnThatWasRefusedMemoryIsOutOfMemory) {
   at::Context& context = at::globalContext();
@@ -336,12 +352,14 @@ TEST(ProbeMemory, TooLittleMemoryIsSaid) {
                   }),
                   "Even the smallest of the sizes, 3, does not fit");
   const std::int64_t held = memory_stats(at::kCPU).allocated;
-  EXPECT_CONTAINS(message_of<c10::ValueError>([&] {
-                    probe_memory(
-                        [](std::int64_t size) { static_cast<void>(tensor_of(size * 1000)); },
-                        {1, 100}, {.device = at::kCPU, .budget = held + 2000});
-                  }),
-                  "is too small for these sizes: a fit needs 2 of them, but only 1 stays within");
+  EXPECT_CONTAINS(
+      message_of<c10::ValueError>([&] {
+        probe_memory([](std::int64_t size) { static_cast<void>(tensor_of(size * 1000)); }, {1, 100},
+                     {.device = at::kCPU, .budget = held + 2000});
+      }),
+      "is too small for these sizes: a fit needs 2 of them, but only 1 stays within it. "
+      "The smallest, 1, needs " +
+          format_bytes(held + 1000) + ", of which " + format_bytes(held) + " were held before");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -160,6 +161,11 @@ def allocate(mebibytes):
 
 print(allocate())
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # CUDA cannot start under such a limit
+    )
     assert run.returncode == 0, run.stderr
     assert 32 <= int(run.stdout) <= 512
