@@ -24,6 +24,7 @@
 #include <brim/batching/sample_stream.h>
 #include <brim/batching/stream.h>
 #include <brim/fit/fit_batching.h>
+#include <brim/fit/fit_ranks.h>
 #include <brim/fit/model_limit.h>
 #include <brim/memory/budget.h>
 #include <brim/memory/bytes.h>

@@ -58,6 +58,16 @@ class BatchIterator {
     return finished_ || stream_.given() > 0;
   }
 
+  std::int64_t given() {
+    const Held held(*this);
+    return stream_.given();
+  }
+
+  bool ended() {
+    const Held held(*this);
+    return finished_ || stream_.at_end();
+  }
+
  private:
   /// Holds an iterator for this thread. The GIL is not enough: it is released while a block is
   /// computed, and may be whenever an object is made.
@@ -140,7 +150,9 @@ void register_batch_iterator(py::module_& m) {
   py::class_<BatchIterator>(m, "BatchIterator", iterates, py::is_final())
       .def("state_dict", &BatchIterator::state_dict, py::arg("batches") = py::none(),
            "The state of this iterator, to resume from.")
-      .def("begun", &BatchIterator::begun, "Whether it was asked for a batch.");
+      .def("begun", &BatchIterator::begun, "Whether it was asked for a batch.")
+      .def("given", &BatchIterator::given, "How many batches it has given.")
+      .def("ended", &BatchIterator::ended, "Whether it has given its last batch.");
 }
 
 }  // namespace brim::python

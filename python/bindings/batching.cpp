@@ -360,6 +360,13 @@ Example:
   m.def("packed_batching", &packed);
   m.def("bucket_batching", &bucketed);
   m.def("epoch_seed", &batching::epoch_seed);
+  m.def("fingerprint", [](const py::object& sizes) {
+    const at::Tensor tensor = column_argument("sizes", sizes);
+    return without_gil([&] {
+      return tensor.is_floating_point() ? batching::fingerprint(sizes_of<double>(tensor))
+                                        : batching::fingerprint(sizes_of<std::int64_t>(tensor));
+    });
+  });
   register_batch_iterator(m);
   register_sample_stream(m);
 }

@@ -1,3 +1,4 @@
+#include <brim/dist/group_channel.h>
 #include <brim/fit/fit_batching.h>
 #include <pybind11/stl.h>
 
@@ -16,14 +17,16 @@ namespace {
 ///     SampleBatching.
 /// @return the maximum, the model or None, and the error.
 py::tuple fit(const py::object& sizes, const py::object& work, const py::object& make, bool padded,
-              std::int64_t budget, const py::object& device, const py::object& probes) {
+              std::int64_t budget, const py::object& device, const py::object& probes,
+              FitRanks* ranks) {
   const at::Tensor tensor = column_of<std::int64_t>("sizes", sizes);
   const FitOptions options{
       .budget = budget,
       .cost = padded ? batching::Cost::Kind::padded : batching::Cost::Kind::sum,
       .device = device_argument(device),
       .probes = integer_argument("probes", probes),
-      .collect_garbage = &collect_garbage};
+      .collect_garbage = &collect_garbage,
+      .ranks = ranks};
   const BatchWork run = [&](std::span<const std::int64_t> batch) {
     call_python(work, std::vector<std::int64_t>(batch.begin(), batch.end()));
   };
@@ -38,10 +41,12 @@ py::tuple fit(const py::object& sizes, const py::object& work, const py::object&
 }
 
 py::object weights(const py::object& features, std::size_t columns, const py::object& work,
-                   std::int64_t budget, const py::object& device) {
+                   std::int64_t budget, const py::object& device, FitRanks* ranks) {
   const at::Tensor tensor = column_of<std::int64_t>("sizes", features);
-  const FitOptions options{
-      .budget = budget, .device = device_argument(device), .collect_garbage = &collect_garbage};
+  const FitOptions options{.budget = budget,
+                           .device = device_argument(device),
+                           .collect_garbage = &collect_garbage,
+                           .ranks = ranks};
   const BatchWork run = [&](std::span<const std::int64_t> batch) {
     call_python(work, std::vector<std::int64_t>(batch.begin(), batch.end()));
   };
@@ -51,6 +56,11 @@ py::object weights(const py::object& features, std::size_t columns, const py::ob
 }  // namespace
 
 void register_fit(py::module_& m) {
+  py::class_<FitRanks>(m, "FitRanks")
+      .def(py::init<std::shared_ptr<GroupChannel>>())
+      .def("least", &FitRanks::least)
+      .def("same", &FitRanks::same)
+      .def("fail", &FitRanks::fail);
   m.def("fit_weights", &weights);
   m.def("combined_sizes", [](const py::object& features, const std::vector<double>& weights) {
     const at::Tensor tensor = column_of<std::int64_t>("sizes", features);

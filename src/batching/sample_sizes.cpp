@@ -1,11 +1,13 @@
 #include <brim/batching/sample_sizes.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <type_traits>
 
+#include "batching/permutation.h"
 #include "batching/sample_table.h"
 #include "check_argument.h"
 
@@ -58,6 +60,21 @@ template void check_lengths(const Columns<std::int64_t>&);
 template void check_lengths(const Columns<double>&);
 
 }  // namespace detail
+
+template <class T>
+std::uint64_t fingerprint(const SizeSpan<T>& sizes) {
+  return sizes.visit([](auto stored) {
+    // Of each size with its place, and then a sum: the places do not wait for each other.
+    std::uint64_t sum = detail::mix(0, stored.size());
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+      sum += detail::mix(std::bit_cast<std::uint64_t>(static_cast<double>(stored[i]) + 0.0), i);
+    }
+    return sum;
+  });
+}
+
+template std::uint64_t fingerprint(const SizeSpan<std::int64_t>&);
+template std::uint64_t fingerprint(const SizeSpan<double>&);
 
 void check_sizes(const AnyColumns& columns) {
   std::visit(

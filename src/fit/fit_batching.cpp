@@ -45,7 +45,8 @@ class BatchMeter {
       : work_(work),
         device_(options.device ? resolve_device(*options.device) : default_device()),
         budget_(options.budget),
-        collect_{device_, {}, options.collect_garbage} {
+        ranks_(options.ranks),
+        collect_{device_, {}, options.collect_garbage, shared(ranks_)} {
     const MemoryStats now = memory_stats(device_);
     const std::int64_t allowed = now.limit;
     held_ = now.allocated;
@@ -65,7 +66,25 @@ class BatchMeter {
   /// Bytes that were in use before the first batch.
   [[nodiscard]] std::int64_t held() const { return held_; }
 
-  void run(std::span<const std::int64_t> batch) const { work_(batch); }
+  void run(std::span<const std::int64_t> batch) const {
+    if (ranks_ != nullptr) {
+      ranks_->begin(batch);
+    }
+    work_(batch);
+  }
+
+  /// The largest that any rank passed.
+  [[nodiscard]] std::int64_t most(std::int64_t number) const {
+    if (ranks_ != nullptr) {
+      ranks_->most({&number, 1});
+    }
+    return number;
+  }
+
+  [[nodiscard]] static std::function<void(std::span<std::int64_t>)> shared(FitRanks* ranks) {
+    return ranks == nullptr ? std::function<void(std::span<std::int64_t>)>()
+                            : [ranks](std::span<std::int64_t> numbers) { ranks->most(numbers); };
+  }
 
   [[nodiscard]] BatchNeed measure(std::span<const std::int64_t> batch) const {
     const std::function<double(std::size_t)> call = [&](std::size_t) {
@@ -84,6 +103,7 @@ class BatchMeter {
   c10::Device device_;
   std::int64_t budget_;
   std::int64_t held_;
+  FitRanks* ranks_;
   CollectOptions collect_;
   std::optional<Budget> limited_;
 };
@@ -127,7 +147,8 @@ MemoryModel padded_model(const SamplesBySize& samples, const BatchMeter& meter,
                        {.device = meter.device(),
                         .budget = options.budget,
                         .probes = options.probes,
-                        .collect_garbage = options.collect_garbage});
+                        .collect_garbage = options.collect_garbage,
+                        .most_of_ranks = BatchMeter::shared(options.ranks)});
 }
 
 /// Reduces the limit until torch's CUDA allocator can reserve what batches need. It rounds and
@@ -165,7 +186,7 @@ void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& sear
     fitted.maximum = static_cast<std::int64_t>(static_cast<double>(fitted.maximum) * share);
   };
   // What is cached beside live blocks of others counts as reserved, and few requests fit into it.
-  const auto stuck = static_cast<double>(memory_stats(meter.device()).inactive_split);
+  const auto stuck = static_cast<double>(meter.most(memory_stats(meter.device()).inactive_split));
   reduce(1 / (1 + stuck / static_cast<double>(budget)));
   const Budget limited(budget, meter.device());
   auto batches = full_batches();

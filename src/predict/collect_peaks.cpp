@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "memory/backend.h"
@@ -60,6 +61,24 @@ PeakSample measure(const std::function<double(std::size_t)>& work, std::size_t i
   return sample;
 }
 
+/// The sample of the rank that needed most.
+void share(PeakSample& sample, const CollectOptions& options) {
+  constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
+  std::int64_t numbers[] = {sample.peak, sample.start, sample.out_of_memory ? 1 : 0,
+                            sample.out_of_memory ? sample.requested.value_or(kUnknown) : -1};
+  options.most_of_ranks(numbers);
+  sample.peak = numbers[0];
+  sample.start = numbers[1];
+  sample.out_of_memory = numbers[2] != 0;
+  sample.requested.reset();
+  if (sample.out_of_memory) {
+    sample.feature.reset();
+    if (numbers[3] != kUnknown) {
+      sample.requested = numbers[3];
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<PeakSample> collect_peaks(const std::function<double(std::size_t)>& work,
@@ -90,6 +109,9 @@ std::vector<PeakSample> collect_peaks(const std::function<double(std::size_t)>& 
     }
     if (other) {
       std::rethrow_exception(other);
+    }
+    if (options.most_of_ranks) {
+      share(samples.back(), options);
     }
   }
   return samples;

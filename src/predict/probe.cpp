@@ -48,7 +48,7 @@ class Prober {
         with_base_(with_base),
         budget_(options.budget),
         device_(options.device ? resolve_device(*options.device) : default_device()),
-        collect_{device_, options.cleanup, options.collect_garbage} {
+        collect_{device_, options.cleanup, options.collect_garbage, options.most_of_ranks} {
     const bool batches = kind == SizeKind::batch;
     detail::check_argument(options.near_budget == 0 || (options.near_budget > 0 && !batches),
                            "near_budget must be ", batches ? "0 for batches" : "0 or more",
@@ -63,10 +63,14 @@ class Prober {
     const MemoryStats stats = memory_stats(device_);
     const auto held = static_cast<double>(stats.allocated);
     const auto free = static_cast<double>(stats.free);
-    if (budget_) {
-      return std::min(times * static_cast<double>(*budget_), held + free);
+    const double here = budget_ ? std::min(times * static_cast<double>(*budget_), held + free)
+                                : held + kShareOfFree * free;
+    if (!collect_.most_of_ranks) {
+      return here;
     }
-    return held + kShareOfFree * free;
+    std::int64_t least = -static_cast<std::int64_t>(here);
+    collect_.most_of_ranks({&least, 1});
+    return -static_cast<double>(least);
   }
 
   [[nodiscard]] PeakSample measure(const Shape& shape) const {

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import brim
 import brim.dist
+from brim.data import PackedBatchSampler, SizeAwareBatchSampler
 from brim.testing import inject_oom
 
 CASES: dict[str, Callable[[int, int], Any]] = {}
@@ -443,6 +444,70 @@ def nccl(rank: int, world: int) -> Any:
         return int(x.sum())
 
     return [between(), [inside(False) for _ in range(3)], error_of(lambda: inside(True))]
+
+
+def fitted(kind: Any, held: int, **options: Any) -> Any:
+    """A sampler fitted on all ranks, of which this one holds some bytes more."""
+    brim.install_cpu_allocator()
+    torch.manual_seed(0)
+    lengths = torch.randint(10, 300, (400,))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 64))
+    kept = tensor_of(held)
+
+    def step(samples: list[torch.Tensor]) -> None:
+        batch = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+        model(batch).square().mean().backward()
+
+    data = [torch.ones(n, 8) for n in lengths.tolist()]
+    budget = brim.memory_stats("cpu").allocated - held + 4 * 2**20
+    made = kind.fit(data, step, options.pop("sizeof", lengths), budget, "cpu", **options)
+    del kept
+    return made
+
+
+@case
+def fit_together(rank: int, world: int) -> Any:
+    held = 2**20 if rank == world - 1 else 0
+    results = {}
+    for name, kind, options in (
+        ("packed", PackedBatchSampler, {"shuffle": True}),
+        ("ordered", SizeAwareBatchSampler, {}),
+        ("sum", PackedBatchSampler, {"cost": "sum"}),
+    ):
+        sampler = fitted(kind, held, **options)
+        batches = [list(map(int, batch)) for batch in sampler]
+        results[name] = [sampler.max_total_size, sampler.state_dict()["fitted"], batches]
+    return results
+
+
+@case
+def fit_fails(rank: int, world: int) -> Any:
+    def failing(index: int) -> int:
+        raise KeyError("no such sample")
+
+    last = rank == world - 1
+    wrong = {"sizeof": failing} if last else {}
+    errors = [error_of(lambda: fitted(PackedBatchSampler, 0, **wrong))]
+    sizes = [10 + (index + rank) % 90 for index in range(400)]
+    errors.append(error_of(lambda: fitted(PackedBatchSampler, 0, sizeof=sizes)))
+    held = 2**23 if last else 0  # more than the budget
+    errors.append(error_of(lambda: fitted(PackedBatchSampler, held)))
+    alone = fitted(PackedBatchSampler, 0, rank=0, world_size=1)
+    return errors, sum(len(batch) for batch in alone)
+
+
+@case
+def samplers_are_compared(rank: int, world: int) -> Any:
+    sizes = [1 + 7 * index % 19 for index in range(200)]
+    sampler = PackedBatchSampler(sizes, 40, shuffle=True)
+    if rank == 0:
+        next(iter(sampler))
+    epochs = [list(sampler) for _ in range(2)]
+    # One rank alone has a sampler of its own, and one for its eyes only.
+    if rank == 0:
+        list(PackedBatchSampler(sizes, 40, rank=0, world_size=1))
+    other = PackedBatchSampler(sizes if rank else sizes[::-1], 40, shuffle=True)
+    return epochs, error_of(lambda: list(other))
 
 
 def main() -> None:

@@ -222,6 +222,62 @@ def test_what_accelerate_would_lose_or_overfill_is_refused() -> None:
         iter(dispatcher)
 
 
+# ---------------------------------------------------------------- transformers
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_trainer_of_transformers_trains_on_all_samples_of_every_epoch(
+    kind: str, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    seen: list[list[int]] = []
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, batch: torch.Tensor) -> Any:
+            seen[-1].extend(batch.tolist())
+            return {"loss": self.layer(batch[:, None].float()).mean()}
+
+    options = {} if kind == "packed" else {"seed": 1}
+    sampler = MAKERS[kind](**options, **({"shuffle": True} if kind == "ordered" else {}))
+    counts = set()
+    for epoch in range(6):
+        sampler.set_epoch(epoch)
+        counts.add(len(sampler))
+    sampler.set_epoch(0)
+    assert len(counts) > 1, "the test shows nothing"
+
+    class Sized(transformers.Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            collate = lambda batch: {"batch": torch.tensor(batch)}  # noqa: E731
+            loader = DataLoader(range(97), batch_sampler=sampler, collate_fn=collate)
+            return self.accelerator.prepare(loader)
+
+    class Count(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+            seen.append([])
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        num_train_epochs=6,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        learning_rate=1e-6,
+        logging_strategy="no",
+    )
+    Sized(Model(), arguments, train_dataset=range(97), callbacks=[Count()]).train()
+    assert [sorted(epoch) for epoch in seen] == [list(range(97))] * 6
+
+
 # ---------------------------------------------------------------- torchdata
 
 

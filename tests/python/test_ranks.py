@@ -27,6 +27,7 @@ QUICK = [
     *("half_budget", "per_rank", "every_kind", "settled", "slow_rank", "a_group", "fully_sharded"),
     *("error_on_one_rank", "does_not_fit", "different_sizes", "different_functions"),
     *("failure_in_each_place", "random_schedules", "random_microbatches"),
+    *("fit_together", "fit_fails", "samplers_are_compared"),
 ]
 
 Results = list[dict[str, Any]]
@@ -201,6 +202,45 @@ def test_random_failures_in_microbatches_of_random_length_change_nothing(results
                 assert size == min([length, *parts])
             failed += bool(parts)
     assert 2 * failed > len(results[0]["random_microbatches"])
+
+
+def samples_of(batches: list[list[list[int]]]) -> list[int]:
+    """Of all ranks."""
+    return sorted(index for of_rank in batches for batch in of_rank for index in batch)
+
+
+@pytest.mark.parametrize("kind", ["packed", "ordered", "sum"])
+def test_a_fit_on_ranks_that_hold_different_bytes_is_one_for_all(
+    results: Results, kind: str
+) -> None:
+    outcomes = [result["fit_together"][kind] for result in results]
+    assert all(outcome[:2] == outcomes[0][:2] for outcome in outcomes)
+    batches = [batches for *_, batches in outcomes]
+    assert len({len(each) for each in batches}) == 1
+    assert samples_of(batches) == list(range(400))
+
+
+def test_a_fit_that_fails_on_one_rank_fails_on_all(results: Results) -> None:
+    last = len(results) - 1
+    for rank, result in enumerate(results):
+        (wrong, other, held), samples = result["fit_fails"]
+        assert wrong[0] == ("KeyError" if rank == last else "RankError")
+        assert "no such sample" in wrong[1]
+        assert other[0] == "RankError"
+        assert "the same samples and options, but rank 0 has" in other[1]
+        assert held[0] == ("ValueError" if rank == last else "RankError")
+        assert "held" in held[1]
+        assert samples == 400
+
+
+def test_a_look_on_one_rank_is_no_epoch_and_other_samples_are_an_error(results: Results) -> None:
+    for epoch in range(2):
+        batches = [result["samplers_are_compared"][0][epoch] for result in results]
+        assert samples_of(batches) == list(range(200))
+    kind, text = results[0]["samplers_are_compared"][1]
+    assert kind == "RankError"
+    assert "sizes" in text
+    assert all(result["samplers_are_compared"][1] == [kind, text] for result in results)
 
 
 @pytest.mark.slow

@@ -78,4 +78,9 @@ using AnyColumns = std::variant<Columns<std::int64_t>, Columns<double>>;
 ///     there is no column, or they differ in length, or there are 2³² samples or more.
 BRIM_API void check_sizes(const AnyColumns& columns);
 
+/// A number made of all sizes and their order, the same in whatever width they are stored: tells
+/// whether two data sets are the same without keeping either.
+template <class T>
+[[nodiscard]] BRIM_API std::uint64_t fingerprint(const SizeSpan<T>& sizes);
+
 }  // namespace brim::batching

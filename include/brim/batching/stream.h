@@ -89,6 +89,9 @@ class BRIM_API BatchStream {
     return blocks_opened_ == 0 || std::cmp_greater_equal(next_, block_.count());
   }
 
+  /// Whether the last batch of the epoch has been given.
+  [[nodiscard]] bool at_end() const { return blocks_opened_ > 0 && !more_ && at_block_end(); }
+
   /// COUNT of batches that next() has given.
   [[nodiscard]] std::int64_t given() const { return given_; }
 

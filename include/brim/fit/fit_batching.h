@@ -2,6 +2,7 @@
 
 #include <brim/batching/batching.h>
 #include <brim/export.h>
+#include <brim/fit/fit_ranks.h>
 #include <brim/predict/memory_model.h>
 #include <c10/core/Device.h>
 
@@ -37,6 +38,8 @@ struct FitOptions {
   std::optional<c10::Device> device = {};      ///< default_device() if empty
   std::int64_t probes = 7;                     ///< batches that are measured first (padded only)
   std::function<void()> collect_garbage = {};  ///< see CollectOptions
+  /// The ranks that measure together, with the same sizes and options; null for one. Not owned.
+  FitRanks* ranks = nullptr;
 };
 
 /// Runs the work on a batch, given the indices of its samples.
@@ -62,7 +65,8 @@ using MakeBatching = std::function<std::shared_ptr<const batching::Batching>(con
 /// @param sizes of all samples by index.
 /// @throws std::invalid_argument for no sizes, a negative size, a cost other than padded and sum, a
 ///     budget that is not positive or exceeds the device's limit, work that holds no memory, or if
-///     not even the smallest sample fits; whatever `work` and `make` throw.
+///     not even the smallest sample fits; whatever `work` and `make` throw. With ranks: RankError
+///     if another one fails; call `ranks->fail` if this one does.
 [[nodiscard]] BRIM_API FittedLimit fit_batching(std::span<const std::int64_t> sizes,
                                                 const BatchWork& work, const MakeBatching& make,
                                                 const FitOptions& options);

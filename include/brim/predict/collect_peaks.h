@@ -8,6 +8,7 @@
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace brim {
@@ -34,6 +35,10 @@ struct CollectOptions {
   /// Called before `cleanup` if a failed piece of work leaves memory behind, for a language's
   /// garbage collector.
   std::function<void()> collect_garbage{};
+
+  /// Where several ranks measure the same work together: replaces each number by the largest that
+  /// any rank passed. The samples are then those of the rank that needed most. Empty: one rank.
+  std::function<void(std::span<std::int64_t>)> most_of_ranks{};
 };
 
 /// Runs `work(0)` to `work(count - 1)`, each under a PeakMeter, and returns one sample for each, in

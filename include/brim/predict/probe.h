@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct ProbeOptions {
   std::int64_t near_budget = 0;
   std::function<void()> cleanup{};  ///< see CollectOptions
   std::function<void()> collect_garbage{};
+  std::function<void(std::span<std::int64_t>)> most_of_ranks{};
 };
 
 /// Measures a few of the sizes and fits a MemoryModel to them.

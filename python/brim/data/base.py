@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from types import FrameType
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import Sampler
 
 from brim import _C
 from brim._arguments import flag, shown, whole
 from brim._warn import warn
+from brim.data.advice import left_out_message as left_out_message
+from brim.data.advice import tell_of_misuse
+from brim.data.agree import Comparison, facts_of, fingerprint_of
+from brim.data.frameworks import LightningAsks, asked_by, epochs_of_trainer, most_batches
 from brim.data.ranks import Ranks, RankSource, SamplerType, shared_by_accelerate
 from brim.data.sizes import Budget, Cost, Limits, check_oversize, loaded, stored
 from brim.data.states import check_same_run, check_state
@@ -66,13 +70,6 @@ class Opened(NamedTuple):
     start: Start
 
 
-def left_out_message(indices: torch.Tensor | Sequence[int], samples: int, reason: str) -> str:
-    """Count the samples that are in no batch, and name the first few."""
-    first = ", ".join(str(int(index)) for index in indices[:5])
-    more = ", …" if len(indices) > 5 else ""
-    return f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}"
-
-
 def _repeated(batches: Iterator[Batch], times: int) -> Iterator[Batch]:
     """Each batch as often as there are processes, of which accelerate gives each one."""
     for batch in batches:
@@ -99,8 +96,9 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         seed: determines the order together with the epoch. Call `set_epoch` before each epoch, else
             all have the same batches (with a warning, once). Lightning and accelerate call it.
         generator: draws a seed for each epoch instead; not for several ranks, which must shuffle
-            alike. If both are None, torch's default generator draws; several ranks use the seed 0,
-            and each iteration is the next epoch.
+            alike. If both are None, torch's default generator draws; several ranks use the seed 0
+            and count epochs: an epoch is over when an iteration has given its last batch, so that a
+            look at a batch on one rank changes nothing.
         rank: the rank of this process; by default the one that Lightning or accelerate names, else
             that of torch.distributed's process group, else 0.
         world_size: how many ranks share the samples; by default as for `rank`, else 1. All get the
@@ -182,13 +180,17 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self._running: Opened | None = None  # the last that has begun
         # Whether the user knows about epochs, or was told.
         self._epoch_was_set = False
+        self._abandoned = 0  # iterations of the coming epoch, left after some batches
         self._counted: tuple[object, int] | None = None
+        self._comparison = Comparison()
+        self._data: int | None = None  # the fingerprint of the sizes
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what C++ made. It is made again when needed."""
         self._settle()
         made = ("_batching", "_resumed", "_latest", "_counted", "_running")
         state = {**self.__dict__, **dict.fromkeys(made), "_opened": []}
+        state["_comparison"] = copy.copy(self._comparison)
         for name in ("sizes", "_columns"):
             if name in state:
                 state[name] = stored(state[name])
@@ -241,6 +243,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self._epoch_was_set = True
         self._settle()
         self._running = None
+        self._abandoned = 0
         if epoch != self.epoch:
             self._start = self._resumed = None
             self._opened = []
@@ -250,31 +253,42 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self.epoch = epoch
 
     def _settle(self) -> None:
-        """Advance to the next epoch if the coming one has begun.
+        """Advance to the next epoch if the coming one has begun; on several ranks, if it has ended.
 
-        Its first batch counts, not its iterator: a DataLoader with workers makes two iterators and
-        uses the second.
+        One rank takes its first batch for the beginning, and not its iterator: a DataLoader with
+        workers makes two iterators and uses the second. On several ranks a look at some batches on
+        one of them must not put it ahead of the others.
         """
         begun = [opened for opened in self._opened if opened.iterator.begun()]
-        if begun:
-            self._running = begun[-1]
+        if not begun:
+            return
+        self._running = begun[-1]
+        if self.world_size == 1 or any(opened.iterator.ended() for opened in begun):
             self._opened = []
             self._forget()
+            return
+        held = [opened for opened in self._opened if self._held(opened)]
+        self._abandoned += sum(each not in held and each.iterator.given() > 1 for each in begun)
+        self._opened = held
 
     def _forget(self) -> None:
         self._start = self._drawn = self._resumed = None
+        self._abandoned = 0
         if self._counts_epochs:
             self.epoch += 1
+
+    def _held(self, opened: Opened) -> bool:
+        """Whether a loop or a loader holds the iterator."""
+        ours = 2 + (self._latest is opened.iterator)  # the tuple's and the argument's
+        return sys.getrefcount(opened.iterator) > ours
 
     def _in_use(self) -> Opened | None:
         """The iteration that has begun, for as long as a loop or a loader holds its iterator.
 
         Whether the iterator has ended does not matter: a DataLoader's workers fetch ahead.
         """
-        if self._running is None:
-            return None
-        ours = 2 + (self._latest is self._running.iterator)  # the tuple's and the argument's
-        return self._running if sys.getrefcount(self._running.iterator) > ours else None
+        running = self._running
+        return running if running is not None and self._held(running) else None
 
     def _fixed_seed(self) -> int | None:
         """The seed that decides all epochs, if there is one."""
@@ -320,24 +334,6 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         for reason, indices in batching.left_out.items():
             warn(left_out_message(indices, batching.samples, reason))
 
-    def _tell_of_misuse(self, caller: FrameType) -> None:
-        loader = caller.f_back.f_globals.get("__name__") if caller.f_back else ""
-        # Of sampler= a DataLoader makes one of torch's BatchSamplers.
-        if caller.f_code is BatchSampler.__iter__.__code__ and loader == DataLoader.__module__:
-            warn(
-                f"a DataLoader got a {type(self).__name__} as sampler=, and takes each batch for "
-                "one sample: pass it as batch_sampler="
-            )
-        seeded = self.shuffle and self._seed is not None and not self._seed_is_default
-        if not seeded or self._epoch_was_set or self._latest is None:
-            return
-        if self._latest.state_dict(None)["finished"]:
-            self._epoch_was_set = True  # as far as it matters here
-            warn(
-                f"{type(self).__name__} has a seed and begins epoch {self.epoch} again, with the "
-                "same batches: call set_epoch(epoch) before each epoch, or once if you mean it"
-            )
-
     # ---- batches ---------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -347,8 +343,8 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
     def __iter__(self) -> Iterator[Batch]:
         """Batches as lists of indices, or as tensors with `as_tensors=True`."""
         shared = shared_by_accelerate(self._ranks)
-        self._tell_of_misuse(sys._getframe(1))
         start = self._coming()
+        tell_of_misuse(self, sys._getframe(1))
         iterator, resumed = None, self._resumed
         if resumed is not None and resumed[1] == self._ranks.now():
             iterator = resumed[0]
@@ -356,6 +352,8 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self._latest = iterator
         # Opening may have made the batching, which has positions of its own.
         start = start if self._batching is None else self._coming()
+        if self.world_size > 1:
+            self._comparison.check(self._ranks.now(), facts_of(self, start))
         self._opened.append(Opened(iterator, self._batching, start))
         return _repeated(iterator, self.world_size) if shared else iterator
 
@@ -386,7 +384,18 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         key = (start.seed, tuple(start.cursor), str(start.segments), batching, self._ranks.now())
         if self._counted is None or self._counted[0] != key:
             self._counted = (key, batching.count(*self._here(start)))
-        return self._counted[1] * times
+        count = self._counted[1]
+        asking = asked_by()
+        if lightning := LightningAsks.now(asking):
+            count += lightning.done if start.cursor else 0
+            lightning.set_limit(self, count)
+        elif epochs := epochs_of_trainer(asking, count):
+            count = most_batches(self, epochs, count)
+        return count * times
+
+    def _epochs_are_known(self) -> bool:
+        """Whether the batches of epochs to come can be made now."""
+        return not self.shuffle or self._fixed_seed() is not None
 
     def plan(self) -> Plan:
         """All batches of the next iteration on this rank, as two tensors."""
@@ -404,11 +413,24 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
 
     # ---- saving and resuming ---------------------------------------------------------------
 
+    def _epoch_decides(self) -> bool:
+        """Whether epochs of other numbers have other batches."""
+        return self.shuffle and self._fixed_seed() is not None
+
+    @abstractmethod
+    def _data_tensors(self) -> list[torch.Tensor]:
+        """The sizes, and the indices of the samples if they are given; nothing if not known."""
+
+    def _order_of_epoch(self) -> torch.Tensor | None:
+        """The indices of the samples, if a sampler gives others in each epoch."""
+        return None
+
     def _description(self, seed: int) -> dict[str, Any]:
         return {
             "format": 1,
             "sampler": type(self).__name__,
             "samples": self._sample_count(),
+            "data": fingerprint_of(self),
             "settings": self._settings(),
             "epoch": self.epoch,
             "seed": seed,
@@ -436,7 +458,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
                 which is too many with a DataLoader that has workers: they fetch ahead.
         """
         self._settle()
-        if self._latest is None or self._start is not None:
+        if self._latest is None:
             if batches is not None and whole("batches", batches, 0) > 0:
                 raise ValueError(f"batches must be 0 before an iteration begins, got {batches}")
             start = self._coming()
@@ -449,10 +471,10 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         `len` is then what is left. The cost is that of a few batches, at any position.
 
         Raises:
-            ValueError: if the state is of another sampler, other samples, or other settings that
-                batches depend on.
+            ValueError: if the state is of another sampler, other samples (by their number and
+                sizes), or other settings that batches depend on.
         """
-        check_state(state, {*self._description(0), "finished", "cursor", "segments"})
+        check_state(state, {*self._description(0), "finished", "cursor", "segments"} - {"data"})
         previous = self.epoch
         self._enter(whole("epoch", state["epoch"], 0))
         try:  # opened at once, so that a wrong state changes nothing
@@ -469,5 +491,6 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             self.epoch += 1
         self._drawn = self._latest = self._running = None
         self._opened = []
+        self._abandoned = 0
         self._resumed = None if resumed is None else (resumed, self._ranks.now())
         self._start = None if resumed is None else start

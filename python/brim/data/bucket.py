@@ -147,6 +147,9 @@ class BucketBatchSampler(BatchSamplerBase):
             *buckets, *sizes, self._drop_last, self.shuffle, self._oversize, self.batch_multiple
         )
 
+    def _data_tensors(self) -> list[torch.Tensor]:
+        return [self.sizes, *self._columns]
+
     def _drops_nothing(self) -> dict[str, bool]:
         return {} if self._drop_last else super()._drops_nothing()
 

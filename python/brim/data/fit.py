@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from brim._arguments import check_callable, refused, shown
 from brim._progress import progress as bar
 from brim._warn import warn
 from brim.adapt._undo import Restore, Undo
+from brim.data.agree import measured_together
 from brim.data.base import BatchSamplerBase
+from brim.data.ranks import RankSource
 from brim.data.sizes import (
     Limits,
     Sizes,
@@ -126,6 +129,11 @@ class FittedBatchSampler(BatchSamplerBase):
         The work really runs, so a training step trains the model. Afterwards the model, the
         optimizer and the random state are as before, unless `restore=False`.
 
+        In a job of several ranks all call it, with the same samples and options. They measure the
+        same batches together, and take what the rank that needs most has measured: all get the
+        same batches, which fit on every rank. The work may have collectives inside.
+        `rank=0, world_size=1` measures on this rank alone.
+
         Args:
             dataset: the samples, by index.
             work: what is done with a batch, such as a training step. Called about twenty times,
@@ -162,6 +170,9 @@ class FittedBatchSampler(BatchSamplerBase):
             largest total of a batch. `weights` has what a unit of each of several sizes counts.
             `print(sampler.fit_report)` tells what ran and what was put back.
 
+        Raises:
+            brim.RankError: if another rank fails, or has other samples or options.
+
         Warns:
             UserWarning: if batches need over 25 % more than measurements of other batches predict;
                 or if the work changed parameters that are not put back: frozen ones, or those of a
@@ -197,12 +208,41 @@ class FittedBatchSampler(BatchSamplerBase):
             raise TypeError(f"budget is missing, the bytes that the device may hold: {form}")
         if len(dataset) == 0:
             raise ValueError("dataset is empty: there is nothing to measure")
+        ranks = RankSource(options.get("rank"), options.get("world_size"))
+        with measured_together(ranks.now(), alone=state is not None) as together:
+            return cls._fit(
+                *(dataset, work, sizeof, budget, device, cost, collate_fn, probes, state),
+                *(restore, progress, options, together),
+            )
+
+    @classmethod
+    def _fit(
+        cls,
+        dataset: Any,
+        work: Callable[[Any], object],
+        sizeof: Any,
+        budget: int | str,
+        device: str | torch.device | int | None,
+        cost: str,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        probes: int,
+        state: Mapping[str, Any] | None,
+        restore: Restore,
+        progress: bool,
+        options: dict[str, Any],
+        together: _C.FitRanks | None,
+    ) -> Self:
         given_sizes = _all_sizes(dataset, sizeof)
         several = given_sizes.ndim == 2
         if several and cost != "sum":
             raise ValueError(f'several sizes per sample need cost="sum", got {shown(cost)}')
         sizes = given_sizes.amax(1) if several else given_sizes
         limit = _C.parse_bytes(budget, _C.memory_stats(device).limit, "budget")
+        if together is not None:
+            shape = "×".join(map(str, given_sizes.shape))
+            sizes_id = f"#{_C.fingerprint(given_sizes.flatten()):016x}"
+            together.same(f"{cls.__name__}.fit of {shape} sizes {sizes_id}, {cost=}, {probes=}")
+            limit = together.least(limit)
         given = options.get("indices")
         if given is not None and not callable(given):  # read several times
             options["indices"] = index_tensor("indices", given)
@@ -256,10 +296,11 @@ class FittedBatchSampler(BatchSamplerBase):
             if several:
                 columns = given_sizes.shape[1]
                 flat = given_sizes.flatten()
-                weights = _C.fit_weights(flat, columns, measured, limit, device)
+                weights = _C.fit_weights(flat, columns, measured, limit, device, together)
                 sizes = _combined(given_sizes, weights)
             maximum, found, error = _C.fit_batching(
-                sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes
+                *(sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes),
+                together,
             )
         # torch's cache stays as it is: in these blocks all batches have fitted.
         report = FitReport(runs, limit, error, "" if restore is False else str(undo))
@@ -280,7 +321,10 @@ class FittedBatchSampler(BatchSamplerBase):
         made.model = model
         made.fit_report = report
         plain = None if model is None else model.state_dict()
-        return finish(made, _Fitted(limit, cost, maximum, plain, weights))
+        fitted = _Fitted(limit, cost, maximum, plain, weights)
+        if together is not None:  # they have measured the same, so this finds a defect of brim's
+            together.same(f"found {maximum} ({zlib.crc32(repr(fitted).encode()):08x})")
+        return finish(made, fitted)
 
     def _description(self, seed: int) -> dict[str, Any]:
         described = super()._description(seed)
@@ -328,7 +372,7 @@ class FittedBatchSampler(BatchSamplerBase):
             raise ValueError("state is of another run: its samples have another number of sizes")
         if self._features is not None and fitted.weights is not None:
             self._columns = self._limits.columns(_combined(self._features, fitted.weights))
-        self._batching = None
+        self._batching = self._data = None
 
 
 def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:

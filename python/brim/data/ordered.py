@@ -14,7 +14,8 @@ from typing_extensions import Self, Unpack
 from brim import _C
 from brim._arguments import check_callable, shown, whole
 from brim._warn import warn
-from brim.data.base import Batch, SamplerOptions, Start, left_out_message
+from brim.data.advice import left_out_message
+from brim.data.base import Batch, SamplerOptions, Start
 from brim.data.fit import FittedBatchSampler
 from brim.data.ranks import RankSource
 from brim.data.sizes import (
@@ -247,6 +248,16 @@ class SizeAwareBatchSampler(FittedBatchSampler):
         super()._forget()
         self._drop_order()
 
+    def _data_tensors(self) -> list[torch.Tensor]:
+        given = [] if self._foreign or self._indices is None else [self._indices]
+        return [] if self._columns is None else [*self._columns, *given]
+
+    def _order_of_epoch(self) -> torch.Tensor | None:
+        return self._indices if self._foreign else None
+
+    def _epochs_are_known(self) -> bool:
+        return super()._epochs_are_known() and not self._foreign
+
     def _sample_count(self) -> int:
         if self._batching is not None:
             return self._batching.samples
@@ -345,6 +356,9 @@ class _Streaming(PositionedIterator):
 
     def begun(self) -> bool:
         return self._finished or self._broken or len(self._places) > 1
+
+    def ended(self) -> bool:
+        return self._finished or self._broken
 
     def _position(self, place: int) -> dict[str, Any]:
         return {"cursor": [place], "segments": []}

@@ -88,6 +88,12 @@ class PackedBatchSampler(FittedBatchSampler):
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "window": self.window}
 
+    def _epoch_decides(self) -> bool:
+        return super()._epoch_decides() or self._draw is not None
+
+    def _data_tensors(self) -> list[torch.Tensor]:
+        return [*self._columns, *([] if self._order is None else [self._order])]
+
     @classmethod
     def _of_sizes(
         cls, sizes: torch.Tensor, maximum: int, options: dict[str, Any], *, trial: bool

@@ -62,3 +62,9 @@ def check_same_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
                 f"state is of another run: its {key} is {there.get(key)!r}, here it is "
                 f"{here[key]!r}"
             )
+    # Older states, and samplers that ask for sizes one by one, have no such number.
+    if None not in (here.get("data"), there.get("data")) and here["data"] != there["data"]:
+        raise ValueError(
+            "state is of another run: the sizes of its samples are not those of the samples here, "
+            "so it would resume among other batches"
+        )

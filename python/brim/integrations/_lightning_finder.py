@@ -16,6 +16,7 @@ from brim._arguments import positive, real
 from brim.adapt import _parts, batch
 from brim.adapt import range as adaptive_range
 from brim.adapt._undo import Undo, _state_of
+from brim.data.agree import apart
 from brim.integrations._lightning_records import Records
 from brim.memory import release_cached
 
@@ -178,7 +179,7 @@ class _Trial:
 
     def __call__(self, size: int) -> int:
         self.set_size(size)
-        with self._without_collectives():
+        with apart(), self._without_collectives():
             for number, (data, *_) in enumerate(islice(iter(self._loader()), self._steps)):
                 if number == 0:
                     self._check_use(size, data)
