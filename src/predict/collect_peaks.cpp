@@ -65,10 +65,12 @@ PeakSample measure(const std::function<double(std::size_t)>& work, std::size_t i
 void share(PeakSample& sample, const CollectOptions& options) {
   constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
   std::int64_t numbers[] = {sample.peak, sample.start, sample.out_of_memory ? 1 : 0,
-                            sample.out_of_memory ? sample.requested.value_or(kUnknown) : -1};
+                            sample.out_of_memory ? sample.requested.value_or(kUnknown) : -1,
+                            -sample.base};  // the least of all
   options.most_of_ranks(numbers);
   sample.peak = numbers[0];
   sample.start = numbers[1];
+  sample.base = -numbers[4];
   sample.out_of_memory = numbers[2] != 0;
   sample.requested.reset();
   if (sample.out_of_memory) {
