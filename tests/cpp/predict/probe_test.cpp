@@ -294,10 +294,15 @@ TEST(ProbeMemory, SizesNearTheBudgetAreMeasuredBetweenTheCandidates) {
 
 TEST(ProbeMemory, OutOfMemoryThatHappensAnywayIsABound) {
   const Budget budget(64 * kMiB, at::kCPU);
+  int large = 0;
   // No size grows so fast that this could be foreseen.
   const MemoryModel model = probe_memory(
-      [](std::int64_t size) { static_cast<void>(tensor_of(size < 50 ? size : 128 * kMiB)); },
+      [&](std::int64_t size) {
+        large += size < 50 ? 0 : 1;
+        static_cast<void>(tensor_of(size < 50 ? size : 128 * kMiB));
+      },
       {1, 4, 16, 64, 256}, {.device = at::kCPU});
+  EXPECT_EQ(large, 1);  // the device explains the failure, so it is not repeated
   const auto failed = std::count_if(model.samples().begin(), model.samples().end(),
                                     [](const MemorySample& s) { return s.out_of_memory; });
   EXPECT_EQ(failed, 1);
@@ -328,6 +333,36 @@ TEST(ProbeMemory, WorkThatHoldsNothingIsRefused) {
       "held no memory on cpu");
 }
 
+TEST(ProbeMemory, OneFailureThatTheDeviceDoesNotExplainIsMeasuredAgain) {
+  for (int at = 1; at <= 3; ++at) {  // the call to warm up, and both that are measured
+    int calls = 0;
+    const MemoryModel model = probe_memory(
+        [&](std::int64_t size) {
+          TORCH_CHECK_WITH(OutOfMemoryError, ++calls != at,
+                           "CPU out of memory. Tried to allocate 1.00 KiB");
+          static_cast<void>(tensor_of(size * 1000));
+        },
+        {1, 100}, {.device = at::kCPU});
+    EXPECT_EQ(calls, 4);
+    for (const MemorySample& sample : model.samples()) {
+      EXPECT_FALSE(sample.out_of_memory);
+    }
+  }
+}
+
+TEST(ProbeMemory, TwoFailuresWithinTheLimitAreOutOfMemoryNotAWrongBudget) {
+  EXPECT_CONTAINS(message_of<c10::OutOfMemoryError>([] {
+                    probe_memory(
+                        [](std::int64_t size) {
+                          TORCH_CHECK_WITH(OutOfMemoryError, size < 100,
+                                           "CPU out of memory. Tried to allocate 1.00 KiB");
+                          static_cast<void>(tensor_of(size * 1000));
+                        },
+                        {1, 100}, {.device = at::kCPU});
+                  }),
+                  "Size 100 failed twice");
+}
+
 TEST(ProbeMemory, TooLittleMemoryIsSaid) {
   const Budget budget(kMiB, at::kCPU);
   EXPECT_CONTAINS(message_of<c10::OutOfMemoryError>([&] {
@@ -336,12 +371,13 @@ TEST(ProbeMemory, TooLittleMemoryIsSaid) {
                   }),
                   "Even the smallest of the sizes, 3, does not fit");
   const std::int64_t held = memory_stats(at::kCPU).allocated;
-  EXPECT_CONTAINS(message_of<c10::ValueError>([&] {
-                    probe_memory(
-                        [](std::int64_t size) { static_cast<void>(tensor_of(size * 1000)); },
-                        {1, 100}, {.device = at::kCPU, .budget = held + 2000});
-                  }),
-                  "is too small for these sizes: a fit needs 2 of them, but only 1 stays within");
+  EXPECT_CONTAINS(
+      message_of<c10::ValueError>([&] {
+        probe_memory([](std::int64_t size) { static_cast<void>(tensor_of(size * 1000)); }, {1, 100},
+                     {.device = at::kCPU, .budget = held + 2000});
+      }),
+      "is too small for these sizes: a fit needs 2 of them, but only 1 stays within it. "
+      "The smallest, 1, needs ");
 }
 
 }  // namespace
