@@ -40,8 +40,15 @@ std::vector<c10::Device> device_list(const py::object& devices) {
 using PyPeakMeter = ContextManager<PeakMeter, std::vector<c10::Device>>;
 
 struct AskedBudget : Budget {
+  /// The warning is hidden before the budget opens: nothing of Python runs between that and the
+  /// block, so that an interrupt cannot leave it open.
   AskedBudget(const py::object& /*asked*/, const ByteLimit& limit, c10::Device device)
-      : Budget(limit, device) {}
+      : Budget((hide_fallback_warning(), limit), device) {}
+
+ private:
+  static void hide_fallback_warning() {
+    invoke(attribute(py::module_::import("brim.memory"), "_hide_fallback_warning"));
+  }
 };
 
 /// Keeps the limit as it was asked for, too.

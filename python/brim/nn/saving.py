@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -132,18 +131,16 @@ class _Redirected(threading.local):
     Attributes:
         found: the functions of torch for which brim's made a node; None: not collected.
         hooks: the saved-tensor hooks that were in force when it began.
-        left: the `hooks` of regions around modules that are left out.
+        left: the `hooks` of regions around modules that are left out; None outside of regions.
         last: where the last region that found some was judged, and its key there.
         little: COUNT of regions judged to redirect little: those run in the region around them.
     """
 
     found: list[Any] | None = None
     hooks: Any = None
+    left: list[Any] | None = None
     last: tuple[dict[Any, int], Any] | None = None
     little: int = 0
-
-    def __init__(self) -> None:
-        self.left: list[Any] = []
 
 
 redirected = _Redirected()
@@ -169,14 +166,10 @@ SUM_OF_TWO_TYPES = "brim::add_of_two_types_backward"
 _is_paused = ContextVar("_is_paused", default=False)
 
 
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """Within, regions of this thread do nothing."""
-    before = _is_paused.set(True)
-    try:
-        yield
-    finally:
-        _is_paused.reset(before)
+def pause(undo: _C.Undoing) -> None:
+    """Regions of this thread do nothing until the block ends."""
+    undo.callback(functools.partial(_is_paused.set, _is_paused.get()))
+    _is_paused.set(True)
 
 
 def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
