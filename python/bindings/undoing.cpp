@@ -1,6 +1,6 @@
 // What a block of Python code changes and puts back, in C++: Python delivers Ctrl-C between any two
 // calls of Python code, also inside of `finally`, `__enter__` and `__exit__`, but never inside of
-// C++. See docs/explanation/interrupts.md.
+// C++.
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>

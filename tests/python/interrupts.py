@@ -36,18 +36,27 @@ OTHERS = tuple(
     )
 )
 RUNS = 2
+#: Functions that take something or put it back.
+CRITICAL = frozenset(
+    [
+        *("__enter__", "__exit__", "put_back", "_put_back", "pause", "_refill"),
+        *("_set_buffers", "_set_class", "_leave", "_return", "take_in", "leave_out"),
+    ]
+)
 
 
 class Interrupt:
     """Raises KeyboardInterrupt before the n-th line that runs in brim's code; counts the lines.
 
-    The first runs of a line count, not those of every turn of a loop. One kind of line is left out:
+    `critical` has the numbers of those in functions that take or put back something. The first runs
+    of a line count, not those of every turn of a loop. One kind of line is left out:
     a `with` block that ends is one more line for tracing, but no place where CPython looks for
     signals.
     """
 
     def __init__(self, at: int = 0) -> None:
         self.lines = 0
+        self.critical: list[int] = []
         self._at = at
         self._seen: Counter[tuple[CodeType, int]] = Counter()
 
@@ -73,6 +82,8 @@ class Interrupt:
             self._seen[place] += 1
             if self._seen[place] <= RUNS:
                 self.lines += 1
+                if frame.f_code.co_name in CRITICAL:
+                    self.critical.append(self.lines)
                 if self.lines == self._at:
                     raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             elif frame.f_code.co_name in ("<listcomp>", "<genexpr>"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -26,7 +26,6 @@ from brim.data import (
 from .interrupts import Case, Interrupt, interrupted, random_state, state_of_module
 
 CASES: dict[str, Callable[[], Case]] = {}
-FEW = 6
 LENGTHS = [3, 9, 4, 7, 1, 8, 2, 6, 5, 9]
 
 
@@ -355,6 +354,7 @@ PENDING = {"microbatches", "estimate", "largest_size", "maximize_that_foresees"}
 
 @case
 def microbatches() -> Case:
+    torch.manual_seed(0)
     net = nn.Linear(4, 4)
     step = brim.Microbatches(lambda part: net(part).square().mean(), model=net, device="cpu")
     x = torch.arange(24.0).reshape(6, 4)
@@ -407,12 +407,19 @@ def _as_before() -> Iterator[None]:
         yield
 
 
-def lines_of(made: Case) -> tuple[int, Any]:
-    """How many lines a call has, once what is learned or cached by the first is there."""
+def lines_of(made: Case) -> tuple[Interrupt, Any]:
+    """The lines of a call, once what is learned or cached by the first is there."""
     made.call()
     with Interrupt() as counted:
         result = made.result(made.call())
-    return counted.lines, result
+    return counted, result
+
+
+def some(numbers: Sequence[int], count: int) -> list[int]:
+    """So many of them, spread evenly, the first and the last included."""
+    if len(numbers) <= count:
+        return list(numbers)
+    return [numbers[i * (len(numbers) - 1) // (count - 1)] for i in range(count)]
 
 
 NAMES = [
@@ -425,8 +432,9 @@ NAMES = [
 def test_an_interrupt_leaves_nothing_behind(name: str) -> None:
     made = CASES[name]()
     lines, expected = lines_of(made)
-    for step in range(min(lines, FEW)):
-        interrupted(made, 1 + step * lines // FEW + len(name) % (lines // FEW + 1))
+    spread = some(range(1, lines.lines + 1), 3)
+    for at in sorted({*spread, *some(lines.critical, 8)}):
+        interrupted(made, at)
         assert made.result(made.call()) == expected
 
 
@@ -435,6 +443,6 @@ def test_an_interrupt_leaves_nothing_behind(name: str) -> None:
 def test_an_interrupt_anywhere_leaves_nothing_behind(name: str) -> None:
     made = CASES[name]()
     lines, expected = lines_of(made)
-    for at in range(1, lines + 1):
+    for at in range(1, lines.lines + 1):
         interrupted(made, at)
         assert made.result(made.call()) == expected
