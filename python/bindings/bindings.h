@@ -27,6 +27,7 @@ void register_microbatches(py::module_& m);
 void register_nn(py::module_& m);
 void register_predict(py::module_& m);
 void register_testing(py::module_& m);
+void register_undoing(py::module_& m);
 
 /// A device as Python code writes it: None (the current accelerator, else the CPU), `"cuda:1"`, a
 /// torch.device, or the index of an accelerator. @throws c10::ValueError / c10::TypeError naming

@@ -14,7 +14,7 @@ namespace {
 c10::Device parse_device(const std::string& text) {
   try {
     return c10::Device(text);
-  } catch (const c10::Error& error) {
+  } catch (const c10::Error& error) {  // of parsing a text
     TORCH_CHECK_VALUE(false, "device must be a string such as \"cpu\" or \"cuda:0\", got \"", text,
                       "\"");
   }

@@ -40,8 +40,15 @@ std::vector<c10::Device> device_list(const py::object& devices) {
 using PyPeakMeter = ContextManager<PeakMeter, std::vector<c10::Device>>;
 
 struct AskedBudget : Budget {
+  /// The warning is hidden before the budget opens: nothing of Python runs between that and the
+  /// block, so that an interrupt cannot leave it open.
   AskedBudget(const py::object& /*asked*/, const ByteLimit& limit, c10::Device device)
-      : Budget(limit, device) {}
+      : Budget((hide_fallback_warning(), limit), device) {}
+
+ private:
+  static void hide_fallback_warning() {
+    invoke(attribute(py::module_::import("brim.memory"), "_hide_fallback_warning"));
+  }
 };
 
 /// Keeps the limit as it was asked for, too.
@@ -218,6 +225,7 @@ void register_budget(py::module_& m) {
       .def_property_readonly(
           "_asked", [](const PyBudget& self) { return std::get<py::object>(self.arguments()); },
           "The limit as it was given.")
+      .def_property_readonly("_entered", &PyBudget::entered, "Whether a block has begun.")
       .def_property_readonly(
           "limit", [](const PyBudget& self) { return self.object().limit(); },
           "The limit in bytes, a percentage resolved; once the block has begun.")

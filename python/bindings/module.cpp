@@ -69,4 +69,5 @@ PYBIND11_MODULE(_C, m) {
   brim::python::register_fit(m);
   brim::python::register_nn(m);
   brim::python::register_testing(m);
+  brim::python::register_undoing(m);
 }

@@ -92,18 +92,34 @@ struct Told {
   OomCause cause;
 };
 
-/// Finds it in the exception, in what a RuntimeError was raised `from`, and in a group whose
-/// members all have one: then no part of the group is about anything else. What merely happened
-/// while another exception was handled (`__context__`) is not followed: handling it was the
-/// program's choice.
+/// The exception that this one reports; empty where it means what it says.
+///
+/// Frameworks raise a RuntimeError `from` what failed inside them. The interpreter itself raises a
+/// SystemError where a function of C returned a result with an exception set, such as torch where
+/// it warns of what failed: no program chose that, so what the exception was then (`__cause__`, or
+/// `__context__`) decides. A RuntimeError that merely happened while another was handled is the
+/// program's own: its plan for little memory may have a bug, which no smaller size would cure.
+py::object reported_by(py::handle exception) {
+  const bool is_interpreters = is_a(exception, PyExc_SystemError);
+  if (!is_interpreters && (!is_a(exception, PyExc_RuntimeError) || blames_the_program(exception))) {
+    return {};
+  }
+  auto reason = py::reinterpret_steal<py::object>(PyException_GetCause(exception.ptr()));
+  if (!reason && is_interpreters) {
+    reason = py::reinterpret_steal<py::object>(PyException_GetContext(exception.ptr()));
+  }
+  return reason;
+}
+
+/// Finds it in the exception, in what that reports, and in a group whose members all have one: then
+/// no part of the group is about anything else.
 Told told_by(py::handle exception, int depth) {
   constexpr int kDeepest = 32;  // a chain can be a circle
   if (const OomCause cause = said_by(exception); cause || depth == kDeepest) {
     return {py::reinterpret_borrow<py::object>(exception), cause};
   }
-  if (is_a(exception, PyExc_RuntimeError) && !blames_the_program(exception)) {
-    const auto reason = py::reinterpret_steal<py::object>(PyException_GetCause(exception.ptr()));
-    return reason ? told_by(reason, depth + 1) : Told{};
+  if (const py::object reason = reported_by(exception)) {
+    return told_by(reason, depth + 1);
   }
   if (is_a(exception, error_types().group)) {
     Told first;

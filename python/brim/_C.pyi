@@ -61,6 +61,26 @@ class PeakMeter:
     left: Final[int]
     peaks: Final[dict[torch.device, int]]
 
+class Undoing:
+    def __init__(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None: ...
+    def callback(self, call: Callable[[], object]) -> None: ...
+    def afterwards(self, call: Callable[[], object]) -> None: ...
+    def keep(self) -> None: ...
+
+def within(
+    mode: Any,
+    thing: object,
+    names: tuple[str, ...],
+    values: tuple[Any, ...],
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any: ...
+def without_mode(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
+
 class Budget:
     def __init__(self, limit: int | str, device: _Device = None) -> None: ...
     def __enter__(self) -> Self: ...
@@ -69,6 +89,7 @@ class Budget:
     limit: Final[int]
     device: Final[torch.device]
     _asked: Final[int | str]
+    _entered: Final[bool]
 
 class OomKind:
     none: OomKind

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import torch
 
+from brim import _C
+
 
 def shown(value: object) -> str:
     """A value in an error: in a few words, whatever it holds.
@@ -51,7 +53,9 @@ def real(name: str, value: object) -> float:
     """A number, which may be NumPy's or a tensor of one element."""
     try:
         return float(cast(Any, None if isinstance(value, (str, bytes, bool)) else value))
-    except (TypeError, ValueError, RuntimeError):  # torch raises any of them
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises any of them
+        if _C.classify_error(error):
+            raise
         raise TypeError(f"{name} must be a number, got {shown(value)}") from None
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
-from typing_extensions import Self
 
 from brim import _C
 from brim._arguments import runs_in_parts, shown
@@ -94,19 +93,12 @@ class Budget(_C.Budget):
 
     def __del__(self) -> None:
         """Tell of a limit that was never in force."""
-        if self._unused and warn is not None:  # None where the interpreter is nearly gone
+        # No `warn` is left where the interpreter is nearly gone.
+        if self._unused and not self._entered and warn is not None:
             warn(
                 f"brim.budget({self._asked!r}, device={str(self.device)!r}) was never entered and "
                 "limited nothing: open it with `with brim.budget(...):`, or decorate a function"
             )
-
-    def __enter__(self) -> Self:
-        """Open it."""
-        self._unused = False
-        _C.Budget.__enter__(self)  # quicker than super()
-        if _HIDDEN not in warnings.filters:  # adding it again would repeat warnings already shown
-            warnings.filterwarnings("ignore", _FALLBACK, UserWarning)
-        return self
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: each call runs under a budget of its own.
@@ -152,6 +144,12 @@ _FALLBACK = r"mkldnn_\w+ failed, switching to [\w ]+: *CPU out of memory\. Tried
 _HIDDEN = ("ignore", re.compile(_FALLBACK, re.IGNORECASE), UserWarning, None, 0)
 
 
+def _hide_fallback_warning() -> None:
+    """Called whenever a budget is about to open."""
+    if _HIDDEN not in warnings.filters:  # adding it again would repeat warnings already shown
+        warnings.filterwarnings("ignore", _FALLBACK, UserWarning)
+
+
 def budget(limit: int | str, device: DeviceLike = None) -> Budget:
     """Keep the memory of a device under a limit, in a `with` block or in a decorated function.
 
@@ -189,10 +187,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out, so that a smaller size may succeed.
 
     Its type decides, and for a RuntimeError its text. A RuntimeError that was raised `from` such
-    an exception counts too, as frameworks wrap what fails inside them, and so does an exception
-    group of nothing else. Other types do not, whatever they were raised from: a program that raises
-    a ValueError, or an error of its own, means that. Nor does an exception that was raised while
-    another was handled, without `from`.
+    an exception counts too, as frameworks wrap what fails inside them, and so do the SystemError
+    that the interpreter makes of one that arrives at a bad moment, and an exception group of
+    nothing else. Other types do not, whatever they were raised from: a program that raises a
+    ValueError, or an error of its own, means that. Nor does an exception that a program raised
+    while another was handled, without `from`.
 
     Example:
         >>> is_out_of_memory(RuntimeError("CUDA error: out of memory"))

@@ -15,7 +15,7 @@ from brim._arguments import check_callable, real, shown
 from brim._C import MemorySample, ModelError, PeakSample
 from brim._progress import progress as bar
 from brim.adapt._undo import Restore, Undo
-from brim.memory import DeviceLike
+from brim.memory import DeviceLike, is_out_of_memory
 
 __all__ = [
     "MemoryModel",
@@ -46,6 +46,8 @@ def _tensor(name: str, values: Numbers) -> torch.Tensor:
         # Without a dtype, Python's floats would become single precision.
         tensor = torch.as_tensor(values, dtype=None if is_array else torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise TypeError(f"{name} must be numbers, got {shown(values)}: {error}") from None
     if tensor.is_complex():
         raise TypeError(f"{name} must be real numbers, got {tensor.dtype}")

@@ -2,9 +2,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
 #include <brim/adapt/saved_state.h>
+#include <brim/memory/out_of_memory.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
+#include <functional>
 #include <ranges>
 #include <utility>
 
@@ -26,6 +29,15 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return !a.has_storage() || !b.has_storage() ||
          (a.storage().is_alias_of(b.storage()) && a.sizes() == b.sizes() &&
           a.strides() == b.strides() && a.storage_offset() == b.storage_offset());
+}
+
+std::exception_ptr error_of(const std::function<void()>& call) {
+  try {
+    call();
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 }  // namespace
@@ -77,8 +89,19 @@ void SavedState::put_back() const {
       values.tensor.copy_(values.copy);
     }
   }
+  std::exception_ptr first;
   for (const auto& other : others_) {
-    other();
+    // An interrupt or a moment without memory may have stopped it anywhere: it runs again, and
+    // whatever becomes of it, so do the others.
+    if (const std::exception_ptr error = error_of(other)) {
+      const std::exception_ptr again = error_of(other);
+      if (!first && (again || !is_out_of_memory(error))) {
+        first = error;
+      }
+    }
+  }
+  if (first) {
+    std::rethrow_exception(first);
   }
 }
 

@@ -189,9 +189,9 @@ void GroupChannel::reduce(const at::Tensor& tensor, bool to_least) {
     try {
       messages_->allreduce(tensors, options)->wait();
     } catch (const c10::Error& failure) {
-      error = failure.what_without_backtrace();
+      error = failure.what_without_backtrace();  // raised below: the ranks are lost either way
     } catch (const std::exception& failure) {
-      error = failure.what();
+      error = failure.what();  // the same
     }
   });
   if (!error.empty()) {
@@ -228,7 +228,7 @@ void GroupChannel::lost(const std::string& why) {
       try {
         store_->set(c10::str("left/", rank_), "1");
       } catch (const std::exception&) {
-        return;
+        return;  // the process that had the store is gone
       }
       gone = missing(*store_, "left/", rank_, ranks_);
     });

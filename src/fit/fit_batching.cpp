@@ -19,6 +19,7 @@
 #include "check_argument.h"
 #include "fit/feature_weights.h"
 #include "fit/fit_search.h"
+#include "predict/sure_peak.h"
 
 namespace brim {
 namespace {
@@ -87,15 +88,17 @@ class BatchMeter {
   }
 
   [[nodiscard]] BatchNeed measure(std::span<const std::int64_t> batch) const {
+    const PeakSample sample = detail::sure_peak([&] { run(batch); }, budget_, collect_);
+    return {static_cast<double>(std::max(sample.peak, std::int64_t{1})), sample.out_of_memory};
+  }
+
+  /// Whether it runs as the allocator's blocks are now: a second try would find others.
+  [[nodiscard]] bool fits_at_once(std::span<const std::int64_t> batch) const {
     const std::function<double(std::size_t)> call = [&](std::size_t) {
       run(batch);
       return 0.0;
     };
-    const PeakSample sample = collect_peaks(call, 1, collect_).front();
-    // Libraries that run out of memory do not say what they asked for.
-    const bool silent = sample.out_of_memory && !sample.requested;
-    return {static_cast<double>(std::max(sample.peak, silent ? budget_ + 1 : std::int64_t{1})),
-            sample.out_of_memory};
+    return !collect_peaks(call, 1, collect_).front().out_of_memory;
   }
 
  private:
@@ -192,12 +195,12 @@ void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& sear
   auto batches = full_batches();
   std::size_t fitted_runs = 0;
   for (int i = 0; i < kMostRuns && fitted_runs < 2 * batches.size(); ++i) {
-    if (meter.measure(batches[fitted_runs % batches.size()]).out_of_memory) {
+    if (meter.fits_at_once(batches[fitted_runs % batches.size()])) {
+      ++fitted_runs;
+    } else {
       reduce(detail::kSmallerLimit);
       fitted_runs = 0;
       batches = full_batches();
-    } else {
-      ++fitted_runs;
     }
   }
 }

@@ -21,7 +21,7 @@ bool answers(c10::DeviceType type) {
     c10::impl::VirtualGuardImpl(type).getDevice();
     return true;
   } catch (const c10::Error&) {
-    return false;
+    return false;  // whatever it says, also of memory: it cannot be used
   }
 }
 

@@ -123,7 +123,7 @@ bool CpuAllocator::install_if_possible() noexcept {
       instance().install();
       return true;
     } catch (const c10::Error&) {
-      return false;
+      return false;  // another allocator is installed
     }
   }();
   return possible;

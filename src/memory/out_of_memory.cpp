@@ -35,6 +35,35 @@ OomCause classify_torch_error(const c10::Error& error) {
                           certain ? OomKind::device_memory : OomKind::none);
 }
 
+/// What the error says by itself, by its type and its text.
+OomCause said_by(const std::exception& error) {
+  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) {
+    return classify_torch_error(*torch_error);
+  }
+  if (dynamic_cast<const std::bad_array_new_length*>(&error) != nullptr) {
+    return {.kind = OomKind::size_limit, .device = c10::DeviceType::CPU};
+  }
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    return {.kind = OomKind::host_memory, .device = c10::DeviceType::CPU};
+  }
+  if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
+    const bool exhausted = system->code() == std::errc::not_enough_memory;
+    return classify_message(error.what(), exhausted ? OomKind::host_memory : OomKind::none);
+  }
+  return dynamic_cast<const std::runtime_error*>(&error) != nullptr ? classify_message(error.what())
+                                                                    : OomCause{};
+}
+
+/// Whether an error only reports that something inside of it failed, so that what is nested in it
+/// decides. An error that blames an argument, or a type that the program has for itself, means what
+/// it says.
+bool reports_another(const std::exception& error) {
+  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) {
+    return !blames_an_argument(*torch_error);
+  }
+  return dynamic_cast<const std::runtime_error*>(&error) != nullptr;
+}
+
 }  // namespace
 
 OomCause classify(const std::exception& error) noexcept {
@@ -44,21 +73,12 @@ OomCause classify(const std::exception& error) noexcept {
     }
   }
   try {
-    if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) {
-      return classify_torch_error(*torch_error);
+    if (const OomCause cause = said_by(error)) {
+      return cause;
     }
-    if (dynamic_cast<const std::bad_array_new_length*>(&error) != nullptr) {
-      return {.kind = OomKind::size_limit, .device = c10::DeviceType::CPU};
-    }
-    if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
-      return {.kind = OomKind::host_memory, .device = c10::DeviceType::CPU};
-    }
-    if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
-      const bool exhausted = system->code() == std::errc::not_enough_memory;
-      return classify_message(error.what(), exhausted ? OomKind::host_memory : OomKind::none);
-    }
-    if (dynamic_cast<const std::runtime_error*>(&error) != nullptr) {
-      return classify_message(error.what());
+    const auto* outer = dynamic_cast<const std::nested_exception*>(&error);
+    if (outer != nullptr && reports_another(error)) {
+      return classify(outer->nested_ptr());
     }
   } catch (...) {
     // No memory to look at an error about memory. Saying "not ours" lets it pass on unchanged.
@@ -75,7 +95,7 @@ OomCause classify(const std::exception_ptr& error) noexcept {
   } catch (const std::exception& exception) {
     return classify(exception);
   } catch (...) {
-    return {};
+    return {};  // no std::exception: it says nothing
   }
 }
 

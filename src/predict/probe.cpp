@@ -13,6 +13,7 @@
 #include "predict/frontier.h"
 #include "predict/phase_fit.h"
 #include "predict/probe_plan.h"
+#include "predict/sure_peak.h"
 
 namespace brim {
 namespace {
@@ -74,16 +75,9 @@ class Prober {
   }
 
   [[nodiscard]] PeakSample measure(const Shape& shape) const {
-    const std::function<double(std::size_t)> call = [&](std::size_t) {
-      work_(shape.first, shape.second);
-      return 0.0;
-    };
-    PeakSample sample = collect_peaks(call, 1, collect_).front();
+    PeakSample sample = detail::sure_peak([&] { work_(shape.first, shape.second); },
+                                          static_cast<std::int64_t>(limit()), collect_);
     sample.base = with_base_ ? sample.base : 0;
-    if (sample.out_of_memory && !sample.requested) {
-      // Errors of libraries do not say how much was requested.
-      sample.peak = std::max(sample.peak, static_cast<std::int64_t>(limit()) + 1);
-    }
     return sample;
   }
 
@@ -92,12 +86,12 @@ class Prober {
     detail::ProbePlan plan(std::move(sizes), kind_, probes);
     // The first call creates what later ones reuse: kernels, workspaces, an optimizer's state.
     const PeakSample warm_up = measure(plan.smallest());
-    TORCH_CHECK_WITH(
-        OutOfMemoryError, !warm_up.out_of_memory, device_.is_cpu() ? "CPU" : device_.str(),
-        " out of memory. Even the smallest of the sizes, ", name_of(plan.smallest(), kind_),
-        ", does not fit: it needs at least ", format_bytes(warm_up.peak), ", ",
-        format_bytes(warm_up.start), " of which were held before, and ",
-        format_bytes(static_cast<std::int64_t>(limit())), " are allowed");
+    TORCH_CHECK_WITH(OutOfMemoryError, !warm_up.out_of_memory,
+                     device_.is_cpu() ? "CPU" : device_.str(),
+                     " out of memory. Even the smallest of the sizes, ",
+                     name_of(plan.smallest(), kind_), ", does not fit: it needs at least ",
+                     format_bytes(warm_up.peak), ", ", format_bytes(warm_up.start),
+                     " of which were held before, and ", limit_text(), " are allowed");
     TORCH_CHECK_VALUE(warm_up.peak > 0, "the work held no memory on ", device_,
                       ": device must be the one that it runs on");
     while (const auto shape = plan.next(limit(), limit(kBeyond))) {
@@ -105,16 +99,7 @@ class Prober {
       plan.add(*shape, static_cast<double>(sample.peak), static_cast<double>(sample.start),
                sample.out_of_memory, static_cast<double>(sample.base));
     }
-    const auto fitted = std::ranges::count_if(
-        plan.samples(), [](const MemorySample& sample) { return !sample.out_of_memory; });
-    const std::size_t least = detail::least_shapes(kind_);
-    TORCH_CHECK_VALUE(std::cmp_greater_equal(fitted, least), "the limit of ",
-                      format_bytes(static_cast<std::int64_t>(limit())),
-                      " is too small for these sizes: a fit needs ", least, " of them, but only ",
-                      fitted, fitted == 1 ? " stays" : " stay", " within it. The smallest, ",
-                      name_of(plan.smallest(), kind_), ", needs ", format_bytes(warm_up.peak),
-                      ", of which ", format_bytes(warm_up.start),
-                      " were held before. Raise the budget, or pass smaller sizes");
+    check_enough(plan.samples(), plan.smallest(), warm_up);
     MemoryModel model;
     model.fit(plan.samples(), kind_);
     return model;
@@ -136,6 +121,36 @@ class Prober {
   }
 
  private:
+  [[nodiscard]] std::string limit_text() const {
+    return format_bytes(static_cast<std::int64_t>(limit()));
+  }
+
+  /// Says why too few sizes could be measured for a model: they need more than the limit, or
+  /// something within it failed twice, which a larger budget would not cure.
+  void check_enough(const std::vector<MemorySample>& samples, const Shape& smallest,
+                    const PeakSample& warm_up) const {
+    const auto fitted = std::ranges::count_if(
+        samples, [](const MemorySample& sample) { return !sample.out_of_memory; });
+    const std::size_t least = detail::least_shapes(kind_);
+    if (std::cmp_greater_equal(fitted, least)) {
+      return;
+    }
+    for (const MemorySample& sample : samples) {
+      TORCH_CHECK_WITH(OutOfMemoryError, !sample.out_of_memory || sample.peak > limit(),
+                       device_.is_cpu() ? "CPU" : device_.str(), " out of memory. Size ",
+                       name_of({std::llround(sample.n), std::llround(sample.length)}, kind_),
+                       " failed twice, though it held and asked for ",
+                       format_bytes(std::llround(sample.peak)), " and ", limit_text(),
+                       " are allowed: something else takes the memory, or it is in fragments");
+    }
+    TORCH_CHECK_VALUE(false, "the limit of ", limit_text(),
+                      " is too small for these sizes: a fit needs ", least, " of them, but only ",
+                      fitted, fitted == 1 ? " stays" : " stay", " within it. The smallest, ",
+                      name_of(smallest, kind_), ", needs ", format_bytes(warm_up.peak), ", ",
+                      format_bytes(warm_up.start),
+                      " were held before. Raise the budget, or pass smaller sizes");
+  }
+
   const Work& work_;
   SizeKind kind_;
   bool with_base_;

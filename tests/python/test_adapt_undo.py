@@ -326,8 +326,7 @@ def test_optimizer_state_in_containers_of_their_own_classes_is_put_back() -> Non
     weight = nn.Parameter(torch.ones(2))
     optimizer = Counting([weight], 0.1)
     optimizer.state[weight] = {"record": Record(sum=torch.ones(2)), "pair": (torch.ones(2),)}
-    undo = Undo([optimizer])
-    optimizer.step()
-    undo.put_back()
+    with Undo([optimizer]):
+        optimizer.step()
     own = optimizer.state[weight]
     assert own["record"]["sum"].tolist() == own["pair"][0].tolist() == [1.0, 1.0]

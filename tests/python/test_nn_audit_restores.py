@@ -161,3 +161,37 @@ def test_lazy_layers_get_their_sizes_on_a_copy() -> None:
     assert kept == found.torch_nn
     assert type(lazy[0]) is nn.LazyConv2d
     assert all(isinstance(p, nn.parameter.UninitializedParameter) for p in lazy.parameters())
+
+
+def test_out_of_memory_is_raised_and_never_another_least() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+    x = torch.ones(4, 8)
+    right = brim.audit(model, x)
+    with brim.testing.inject_oom(at=2**40) as counted:
+        brim.audit(model, x)
+    raised = 0
+    for at in range(1, counted.allocations + 1, 3):
+        try:
+            with brim.testing.inject_oom(at=at):
+                assert brim.audit(model, x) == right
+        except torch.OutOfMemoryError:
+            raised += 1
+    assert raised > 0
+    assert brim.audit(model, x) == right
+
+
+def test_what_convert_left_out_stays_left_out() -> None:
+    class Gate(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.inner(x))
+
+    model = torch.nn.Sequential(Gate(), Gate())
+    brim.convert(model, skip="1.inner")
+    before = list(model[1].inner._forward_pre_hooks.values())
+    assert before
+    brim.audit(model, torch.ones(2, 4))
+    assert list(model[1].inner._forward_pre_hooks.values()) == before

@@ -60,6 +60,43 @@ def test_an_error_while_another_is_handled_is_not_that_one() -> None:
     assert not brim.is_out_of_memory(caught.value)
 
 
+def test_the_interpreters_system_error_counts_as_what_it_was_made_of() -> None:
+    made = wrapped(SystemError("returned a result with an exception set"), MemoryError())
+    assert brim.is_out_of_memory(made)
+    assert brim.is_out_of_memory(wrapped(RuntimeError("epoch 3"), made))
+    alone = SystemError("error return without exception set")
+    assert not brim.is_out_of_memory(alone)
+    alone.__context__ = torch.OutOfMemoryError(ROOM)
+    assert brim.classify_error(alone).requested == 2 * MIB
+    assert not brim.is_out_of_memory(wrapped(SystemError(), KeyError("x")))
+    assert not brim.is_out_of_memory(wrapped(SystemError(), wrapped(ValueError(), MemoryError())))
+
+
+def test_a_system_error_of_out_of_memory_makes_the_size_smaller() -> None:
+    tried = []
+
+    def work(size: int) -> int:
+        tried.append(size)
+        if size > 2:
+            try:
+                raise torch.OutOfMemoryError(ROOM)
+            except torch.OutOfMemoryError as error:
+                raise SystemError("<built-in method> returned a result") from error
+        return size
+
+    assert brim.run_batch(8, work, device="cpu") <= 2
+    assert tried[0] == 8
+
+    def broken(size: int) -> int:
+        tried.append(size)
+        raise SystemError("the interpreter is broken")
+
+    tried.clear()
+    with pytest.raises(SystemError, match="broken"):
+        brim.run_batch(8, broken, device="cpu")
+    assert tried == [8]
+
+
 @needs_groups
 def test_a_group_counts_if_all_its_members_do() -> None:
     group = builtins.BaseExceptionGroup

@@ -416,3 +416,44 @@ def test_what_was_measured_bounds_what_is_smaller() -> None:
         assert model.peak(n, length) > peak or model.largest_batch(length, peak) >= n
     largest = [model.largest_batch(100, budget) for budget in range(10_000, 40_000_000, 500_000)]
     assert largest == sorted(largest)
+
+
+def test_out_of_memory_of_copying_numbers_is_not_a_wrong_argument() -> None:
+    points = list(range(1, 65))
+    with pytest.raises(torch.OutOfMemoryError), brim.testing.inject_oom(at=1):
+        brim.PolynomialRegression(1).fit(points, points)
+    number = torch.ones((), dtype=torch.float64)
+    model = brim.MemoryModel().fit([1, 2, 3], [30, 50, 70])
+    with pytest.raises(torch.OutOfMemoryError), brim.testing.inject_oom(at=1):
+        model.peak_of([number, number])
+    tried = []
+
+    @brim.maximize("n", device="cpu")
+    def work(n: int) -> brim.PolynomialRegression:
+        tried.append(n)
+        return brim.PolynomialRegression(1).fit(points[:n], points[:n])
+
+    with brim.testing.inject_oom(at=1):
+        work(n=64)
+    assert tried[0] == 64
+    assert len(tried) > 1
+
+
+def test_one_failure_within_the_budget_does_not_end_a_probe() -> None:
+    layer = torch.nn.Linear(16, 32)
+
+    def work(size: int) -> None:
+        layer(torch.empty(size, 16)).sum().backward()
+
+    def outcome(at: int) -> list[tuple[float, bool]] | None:
+        try:
+            with brim.testing.inject_oom(at=at):
+                model = brim.MemoryModel.probe(work, [1, 256], device="cpu")
+        except torch.OutOfMemoryError:  # of brim's own copies, before the first call
+            return None
+        return [(sample.n, sample.out_of_memory) for sample in model.samples]
+
+    outcomes = [outcome(at) for at in range(1, 31, 3)]
+    known = [each for each in outcomes if each is not None]
+    assert len(known) >= 7
+    assert all(each == known[0] for each in known)

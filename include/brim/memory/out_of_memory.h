@@ -35,7 +35,8 @@ struct OomCause {
 
 /// Tells running out of memory from every other error, by its type first and then by its text.
 /// Everything that a smaller size would cure counts, including a size limit. A wrong argument whose
-/// message merely mentions memory (c10::ValueError, std::logic_error …) does not.
+/// message merely mentions memory (c10::ValueError, std::logic_error …) does not. A
+/// std::runtime_error or c10::Error with such an error nested in it (std::throw_with_nested) does.
 ///
 /// Any thread may ask, whichever thread the error was thrown on.
 BRIM_API OomCause classify(const std::exception& error) noexcept;

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import copy
-import logging
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
-from typing_extensions import Self
 
+from brim import _C
 from brim._warn import warn
 from brim.adapt._random_state import RandomState
 from brim.adapt._restore import Restorable, collect, flat, writable
 from brim.adapt._watched import Watched
 
-_logger = logging.getLogger("brim")
-
 #: True for what the work reaches, False for nothing, or what to put back.
 Restore: TypeAlias = "bool | Restorable | Iterable[Restorable]"
 
 
-class Undo:
+class Undo(_C.Undoing):
     """Puts back what a piece of work changes: values, gradients, modes, and the random state.
 
     Of a module, its parameters, their gradients, its buffers and whether it is in training mode; of
@@ -54,10 +52,9 @@ class Undo:
         """Take copies of what is there now."""
         from brim.foresee._reach import HELPERS  # which imports this module
 
+        super().__init__()
         self._names: list[str] = []
         self._left: list[str] = []
-        self._put_back: list[Callable[[], object]] = []
-        self._watched: Watched | None = None
         if restore is False:
             return
         random_state = RandomState()
@@ -80,7 +77,7 @@ class Undo:
         frozen: dict[str, torch.Tensor] = {}
         if restore is True:
             frozen = _frozen(modules)
-            self._watched = Watched(frozen, known=gradients)
+            self.afterwards(functools.partial(_tell_of_changes, Watched(frozen, known=gradients)))
         left = {id(tensor) for tensor in frozen.values()}
         copied = [
             tensor
@@ -88,51 +85,30 @@ class Undo:
             if id(tensor) not in left and not is_lazy(tensor) and not tensor.is_meta
         ]
         parts = _once(part for module in modules for part in module.modules())
-        self._put_back += others
         copies: dict[int, Any] = {}  # so that tensors that share memory share the copy
-        self._put_back += [_values_of(tensor, copies) for tensor in copied]
-        self._put_back += [_gradient_of(tensor, copies) for tensor in _once(gradients)]
-        self._put_back += [_mode_of(part) for part in parts]
-        self._put_back.append(random_state.put_back)
-
-    def __enter__(self) -> Self:
-        """The work runs inside the block."""
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Put back; an error of the work goes before one of putting back."""
-        try:
-            self.put_back()
-        except Exception as failed:
-            if error is None:
-                raise
-            _logger.warning("not everything is as before the work: %s", failed)
-        if error is None:
-            self._tell_of_changes()
-
-    def put_back(self) -> None:
-        """Make everything as it was, and drop the copies; the first error is raised at the end."""
-        errors = []
-        for put_back in self._put_back:
-            try:
-                put_back()
-            except Exception as error:
-                errors.append(error)
-        self._put_back.clear()
-        if errors:
-            raise errors[0]
-
-    def _tell_of_changes(self) -> None:
-        if self._watched is not None and (changed := self._watched.changed()):
-            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-            warn(
-                f"the work changed parameters that are not put back: {', '.join(changed[:5])}"
-                f"{more}; pass what to put back, such as restore=[model, optimizer]"
-            )
+        calls = [
+            *others,
+            *(_values_of(tensor, copies) for tensor in copied),
+            *(_gradient_of(tensor, copies) for tensor in _once(gradients)),
+            *map(_mode_of, parts),
+            random_state.put_back,
+        ]
+        for call in reversed(calls):  # the first is called first
+            self.callback(call)
 
     def __str__(self) -> str:
         text = " and ".join(filter(None, [", ".join(self._names), "the random state"]))
         return text + (f", not {', '.join(self._left)} (not initialised)" if self._left else "")
+
+
+def _tell_of_changes(watched: Watched) -> None:
+    changed = watched.changed()
+    if changed:
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        warn(
+            f"the work changed parameters that are not put back: {', '.join(changed[:5])}"
+            f"{more}; pass what to put back, such as restore=[model, optimizer]"
+        )
 
 
 @contextmanager
@@ -151,14 +127,12 @@ def undisturbed(
     copies: dict[int, Any] = {}
     put_back += [_values_of(each, copies) for each in _once(buffers) if not each.is_meta]
     put_back += map(_mode_of, parts)
-    for part in parts:
-        part.training = False
-    try:
-        with RandomState():
-            yield
-    finally:
-        for each in put_back:
-            each()
+    with _C.Undoing() as undo:
+        for each in (RandomState().put_back, *put_back):
+            undo.callback(each)
+        for part in parts:
+            part.training = False
+        yield
 
 
 def _reachable(work: Iterable[Callable[..., Any] | None]) -> Any:

@@ -100,8 +100,10 @@ def _estimated(arguments: argparse.Namespace) -> brim.Estimate:
             calls=arguments.calls,
         )
     except RuntimeError as error:
+        if brim.is_out_of_memory(error) or isinstance(error, brim.EstimateError):
+            raise
         negative = [each for each in arguments.values if isinstance(each, int) and each < 0]
-        if not negative or isinstance(error, brim.EstimateError):
+        if not negative:
             raise
         # torch may say no more than "Expected cond to be True".
         name, values = types.name_of(arguments.function), ", ".join(map(repr, arguments.values))

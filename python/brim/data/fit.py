@@ -31,6 +31,7 @@ from brim.data.sizes import (
     size_function,
 )
 from brim.data.states import check_state
+from brim.memory import is_out_of_memory
 from brim.predict import MemoryModel
 
 _logger = logging.getLogger("brim")
@@ -410,6 +411,8 @@ def _ask(dataset: Any, function: Callable[[Any], Any]) -> list[Any]:
     """Sizes by index, or by sample if the function cannot take an index."""
     try:
         function(0)
-    except Exception:
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         return [function(dataset[index]) for index in range(len(dataset))]
     return [function(index) for index in range(len(dataset))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from brim import _C
 from brim._arguments import positive, real
 from brim.adapt import _parts, batch
 from brim.adapt import range as adaptive_range
@@ -273,14 +275,13 @@ def _as_before(package: Any, trainer: Any, module: Any) -> Iterator[None]:
             (records.save_metrics, records.put_metrics_back),
         ]
     )
-    callbacks, trainer.callbacks = trainer.callbacks, []
     silent = [package.loggers.logger.DummyLogger() for _ in trainer.loggers]
-    loggers, trainer.loggers = trainer.loggers, silent
-    module.__dict__["log"] = lambda *_, **__: None
-    try:
+    with _C.Undoing() as after, undo:
+        # Only then: the loop sets it when it takes its state back.
+        after.callback(functools.partial(setattr, loop, "restarting", False))
+        for name in ("callbacks", "loggers"):
+            undo.callback(functools.partial(setattr, trainer, name, getattr(trainer, name)))
+        undo.callback(functools.partial(module.__dict__.pop, "log", None))
+        trainer.callbacks, trainer.loggers = [], silent
+        module.__dict__["log"] = lambda *_, **__: None
         yield
-    finally:
-        del module.__dict__["log"]
-        trainer.callbacks, trainer.loggers = callbacks, loggers
-        undo.put_back()
-        loop.restarting = False

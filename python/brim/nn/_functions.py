@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, TypeAlias
@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils._pytree import tree_leaves
 
+from brim import _C
 from brim._C import gradient_pattern
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived, original_of, recipe_of
 from brim.nn._elsewhere import is_traced
@@ -26,10 +27,16 @@ from brim.nn.saving import (
     redirected,
 )
 
-__all__ = ["is_region", "leave_out", "leaving", "outside", "take_in", "with_functions"]
-
-_push: Any = torch._C._push_on_torch_function_stack
-_pop: Any = torch._C._pop_torch_function_stack
+__all__ = [
+    "children_of_regions",
+    "first_inside_regions",
+    "is_region",
+    "leave_out",
+    "leaving",
+    "outside",
+    "take_in",
+    "with_functions",
+]
 
 
 def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | None:
@@ -89,36 +96,33 @@ def _region(work: Any) -> Any:
         if known == _NOTHING:
             return outside(work, self, *args, **kwargs)
         mode = _REGIONS[self._brim_recompute]
-        before = redirected.found, redirected.hooks
         inside = redirected.little
-        redirected.found, redirected.hooks = [] if known is None else None, hooks
-        is_inside = _around() is mode
-        if not is_inside:
-            _push(mode)
-        try:
-            result = work(self, *args, **kwargs)
-            if redirected.found is not None and _is_telling(result):
-                useful = _WITH_RECOMPUTE if self._brim_recompute else SAVING_ALONE
-                decided = verdicts.setdefault(self, {})
-                decided[way] = _NOTHING
-                if not useful.isdisjoint(redirected.found):
-                    decided[way] = _USEFUL
-                elif redirected.found or redirected.little != inside:
-                    decided[way] = _LITTLE
-                    redirected.little += 1
-                if SUM_OF_TWO_TYPES in redirected.found and redirected.last is not None:
-                    # It keeps less because the sum before it, of another module, is brim's too.
-                    last, last_way = redirected.last
-                    last[last_way] = _USEFUL
-                if redirected.found:
-                    redirected.last = decided, way
-            return result
-        finally:
-            if not is_inside:
-                _pop()
-            redirected.found, redirected.hooks = before
+        found: list[Any] | None = [] if known is None else None
+        entered = None if _around() is mode else mode
+        state: tuple[Any, ...] = (found, hooks, [])
+        # In C++, as Python could be interrupted between a mode's end and `finally`.
+        result = _C.within(entered, redirected, _STATE, state, work, self, *args, **kwargs)
+        if found is not None and _is_telling(result):
+            useful = _WITH_RECOMPUTE if self._brim_recompute else SAVING_ALONE
+            decided = verdicts.setdefault(self, {})
+            decided[way] = _NOTHING
+            if not useful.isdisjoint(found):
+                decided[way] = _USEFUL
+            elif found or redirected.little != inside:
+                decided[way] = _LITTLE
+                redirected.little += 1
+            if SUM_OF_TWO_TYPES in found and redirected.last is not None:
+                # It keeps less because the sum before it, of another module, is brim's too.
+                last, last_way = redirected.last
+                last[last_way] = _USEFUL
+            if found:
+                redirected.last = decided, way
+        return result
 
     return run
+
+
+_STATE = ("found", "hooks", "left")  # of `redirected`, which each region has for itself
 
 
 def leaving(kind: Kind) -> Kind:
@@ -178,6 +182,43 @@ def is_region(kind: Kind) -> bool:
     return recipe is not None and recipe.maker in ("functions", "leaving")
 
 
+def first_inside_regions(
+    model: torch.nn.Module, left_out: Collection[torch.nn.Module]
+) -> set[torch.nn.Module]:
+    """Of the modules that are left out those that a region around them would reach."""
+    found: set[torch.nn.Module] = set()
+    seen: set[tuple[torch.nn.Module, bool]] = set()
+    waiting = [(model, False)]
+    while waiting:
+        module, inside = waiting.pop()
+        if (module, inside) in seen:
+            continue
+        seen.add((module, inside))
+        if module in left_out:
+            if inside:
+                found.add(module)
+            inside = False
+        else:
+            inside = inside or is_region(type(module))
+        waiting += [(child, inside) for child in module.children()]
+    return found
+
+
+def children_of_regions(modules: Collection[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+    """The modules among these that a region runs itself, or in a container of torch.nn."""
+    waiting = [child for each in modules if is_region(type(each)) for child in each.children()]
+    seen: set[torch.nn.Module] = set()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        if type(module).__module__.startswith("torch.nn."):
+            waiting += module.children()
+        elif module in modules:
+            yield module
+
+
 def leave_out(module: torch.nn.Module) -> None:
     """Regions around a module no longer reach into it. Its class stays as it is."""
     if _leave not in module._forward_pre_hooks.values():
@@ -197,7 +238,8 @@ def take_in(module: torch.nn.Module) -> None:
 
 
 def _leave(module: torch.nn.Module, args: Any) -> None:
-    if not is_traced():
+    # An interrupt skips `_return`; the end of the region puts all of this back.
+    if redirected.left is not None and not is_traced():
         redirected.left.append(redirected.hooks)
         redirected.hooks = _leave  # never in force, so that nothing is redirected
 
@@ -219,14 +261,9 @@ def _around() -> Any:
 
 def outside(work: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function that has nothing to redirect, not in the region of a module around it."""
-    mode = _around()
-    if mode is None:
+    if _around() is None:
         return work(*args, **kwargs)
-    _pop()
-    try:
-        return work(*args, **kwargs)
-    finally:
-        _push(mode)
+    return _C.without_mode(work, *args, **kwargs)
 
 
 # -- Which modules call them ----------------------------------------------------------------------

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from brim.adapt._random_state import RandomState
 from brim.nn._lower_bound import Need, least, nodes_behind, refine
+from brim.nn._undoing import Undoing, undo_modes
 from brim.nn._values import Place, Values, bytes_of, identity
 from brim.nn.saving import watching
 
@@ -72,7 +73,7 @@ class Run:
         self.places.setdefault(place)
         return kept
 
-    def watch(self, undo: contextlib.ExitStack, name: str, module: torch.nn.Module) -> None:
+    def watch(self, undo: Undoing, name: str, module: torch.nn.Module) -> None:
         """Notice each call of a module, until `undo` is closed.
 
         By its forward, not by hooks: brim's layers leave modules with hooks alone.
@@ -92,8 +93,8 @@ class Run:
             finally:
                 self._stack.pop()
 
-        undo.callback(attributes.update, own)
-        undo.callback(attributes.pop, "forward", None)
+        undo.callback(functools.partial(attributes.update, own))
+        undo.callback(functools.partial(attributes.pop, "forward", None))
         attributes["forward"] = forward
 
     @contextlib.contextmanager
@@ -181,21 +182,18 @@ def measure(
         find_least: whether to find the least that has to be kept too.
     """
     run = Run()
-    with contextlib.ExitStack() as undo:
-        # First, so that the copies are tensors for autograd.
-        undo.enter_context(torch.inference_mode(False))
-        undo.enter_context(torch.enable_grad())
+    # First, so that the copies are tensors for autograd.
+    with Undoing() as undo, torch.inference_mode(False), torch.enable_grad():
+        undo_modes(undo)
         inputs, kwargs, tensors = _copied(inputs, dict(kwargs))
-        undo.enter_context(RandomState())
-        undo.enter_context(_own_buffers(model))
+        undo.callback(RandomState().put_back)
+        _own_buffers(undo, model)
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 run.watch(undo, name or MODEL, module)
-        with contextlib.ExitStack() as modes:
-            modes.enter_context(watching(run.pack, attrgetter("tensor")))
-            modes.enter_context(_Operations(run))
-            if find_least:
-                run.values = modes.enter_context(Values(run.place))
+        run.values = Values(run.place) if find_least else None
+        hooks = watching(run.pack, attrgetter("tensor"))
+        with hooks, _Operations(run), run.values or contextlib.nullcontext():
             output = model(*inputs, **kwargs)
         run.count([*tensors, *model.parameters(), *model.buffers()], output)
         del output
@@ -224,7 +222,8 @@ def with_sizes(
     }
     model = copy.deepcopy(model, fresh)
     inputs, kwargs, _ = _copied(inputs, dict(kwargs))
-    with torch.no_grad(), RandomState():
+    with Undoing() as undo, torch.no_grad():
+        undo.callback(RandomState().put_back)
         model(*inputs, **kwargs)
     return model
 
@@ -247,20 +246,17 @@ def _copied(
     return inputs, kwargs, list(copies.values())
 
 
-@contextlib.contextmanager
-def _own_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """Within, the model has copies of its buffers, so that running statistics do not change."""
+def _own_buffers(undo: Undoing, model: torch.nn.Module) -> None:
+    """Give the model copies of its buffers, so that running statistics do not change."""
     copies: dict[int, Tensor] = {}
-    with contextlib.ExitStack() as undo:
-        for module in model.modules():
-            own: Any = module._buffers  # of a ScriptModule, a view that can only be read
-            before = dict(own.items())
-            undo.callback(_set_buffers, module, before)
-            for buffer in before.values():
-                if buffer is not None and id(buffer) not in copies:
-                    copies[id(buffer)] = buffer.detach().clone()
-            _set_buffers(module, {name: copies.get(id(each)) for name, each in before.items()})
-        yield
+    for module in model.modules():
+        own: Any = module._buffers  # of a ScriptModule, a view that can only be read
+        before = dict(own.items())
+        undo.callback(functools.partial(_set_buffers, module, before))
+        for buffer in before.values():
+            if buffer is not None and id(buffer) not in copies:
+                copies[id(buffer)] = buffer.detach().clone()
+        _set_buffers(module, {name: copies.get(id(each)) for name, each in before.items()})
 
 
 def _set_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) -> None:

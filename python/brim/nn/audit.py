@@ -13,13 +13,14 @@ from brim import _C
 from brim._arguments import refused, shown, whole
 from brim._progress import progress as bar
 from brim._table import Part, Table, text_of
-from brim.memory import parse_bytes
+from brim.memory import is_out_of_memory, parse_bytes
 from brim.nn import _causal_lm_loss
 from brim.nn._audit_text import figures, folded, hint_of
 from brim.nn._derived import is_made, original_of
 from brim.nn._functions import is_region
 from brim.nn._hints import frozen_batch_norms
 from brim.nn._saved import Run, measure, with_sizes
+from brim.nn._undoing import Undoing, undo_modules
 from brim.nn._values import Place
 from brim.nn.convert import (
     ORIGINALS,
@@ -30,7 +31,7 @@ from brim.nn.convert import (
     own_base,
     same_work,
 )
-from brim.nn.saving import paused
+from brim.nn.saving import pause
 
 __all__ = ["Audit", "LayerAudit", "assert_saved", "audit"]
 
@@ -205,6 +206,7 @@ def audit(model: torch.nn.Module, /, *inputs: Any, progress: bool = True, **kwar
 
     Raises:
         TypeError: if `model` is no module.
+        torch.OutOfMemoryError: if there is no memory for one of the runs.
 
     Example:
         >>> import torch, brim
@@ -241,14 +243,16 @@ def _audit(
     model = with_sizes(model, inputs, kwargs)
     kinds = {type(module) for module in model.modules()}
     converted = any(own_base(kind) or is_made(kind) for kind in kinds)
-    with _as_it_was(model):
+    with Undoing() as undo:
+        undo_modules(undo, model)
+        pause(undo)
         for module in model.modules():
             _set_class(module, _with_torchs_work(type(module)))
             _causal_lm_loss.restore(module)
-        with paused():
-            torchs, note = _measure_with_least(model, inputs, kwargs)
+        torchs, note = _measure_with_least(model, inputs, kwargs)
     step("torch.nn")
-    with _as_it_was(model):
+    with Undoing() as undo:
+        undo_modules(undo, model)
         if not converted:
             convert(model)
         ours = measure(model, inputs, kwargs)
@@ -258,7 +262,8 @@ def _audit(
                 module.eval()
             eval_mode = sum(measure(model, inputs, kwargs).bytes.values())
     step("brim")
-    with _as_it_was(model):
+    with Undoing() as undo:
+        undo_modules(undo, model)
         report = convert(model, recompute="cheap")
         cheap = measure(model, inputs, kwargs)
     step("cheap")
@@ -353,29 +358,13 @@ def _measure_with_least(
     try:
         return measure(model, inputs, kwargs, find_least=True), ""
     except Exception as error:  # watched operation by operation, some models fail (compiled parts)
-        run = measure(model, inputs, kwargs)
+        if is_out_of_memory(error):
+            raise  # what the model keeps is not known, and neither is the least
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return run, (
-            "note: the least is the smallest of the measured sums, because the model cannot be "
-            f"watched operation by operation ({reason})"
-        )
-
-
-@contextlib.contextmanager
-def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
-    """Afterwards the modules have their classes and attributes of before."""
-    states = [
-        (module, type(module), dict(vars(module)))
-        for module in model.modules()
-        if not isinstance(module, torch.jit.ScriptModule)
-    ]
-    try:
-        yield
-    finally:
-        for module, kind, attributes in states:
-            _set_class(module, kind)
-            vars(module).clear()
-            vars(module).update(attributes)
+    return measure(model, inputs, kwargs), (
+        "note: the least is the smallest of the measured sums, because the model cannot be "
+        f"watched operation by operation ({reason})"
+    )
 
 
 def _set_class(module: torch.nn.Module, kind: type[torch.nn.Module] | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from brim._arguments import flag, shown
+from brim.memory import is_out_of_memory
 from brim.nn import _causal_lm_loss, modules
 from brim.nn._conversion_report import ConversionReport, ConvertedLayer
 from brim.nn._derived import (
@@ -24,8 +25,17 @@ from brim.nn._derived import (
     recipe_of,
     refuse_script,
 )
-from brim.nn._functions import is_region, leave_out, leaving, take_in, with_functions
+from brim.nn._functions import (
+    children_of_regions,
+    first_inside_regions,
+    is_region,
+    leave_out,
+    leaving,
+    take_in,
+    with_functions,
+)
 from brim.nn._hints import conversion_hint
+from brim.nn._undoing import Undoing, undo_modules
 from brim.nn.recognisers import recognise
 from brim.nn.saving import check_recompute
 
@@ -139,6 +149,20 @@ def convert(
     check_module(model)
     check_recompute(recompute)
     flag("functions", functions)
+    with Undoing() as undo:  # all or nothing: an interrupt leaves no model that is half converted
+        undo_modules(undo, model)
+        report = _convert(model, only, skip, recompute, functions)
+        undo.keep()
+    return report
+
+
+def _convert(
+    model: Module,
+    only: Choices | None,
+    skip: Choices | None,
+    recompute: str | None,
+    functions: bool,
+) -> ConversionReport:
     places = _places(model)
     chosen = places.keys() if only is None else _matching("only", only, places)
     left_out = set() if skip is None else _matching("skip", skip, places)
@@ -176,9 +200,9 @@ def convert(
         elif is_layer(module):
             kept.append(replace(entry, reason=ALREADY) if was_ours else entry)
     unchosen = (places.keys() - chosen) | left_out
-    for module in _first_inside_regions(model, unchosen):
+    for module in first_inside_regions(model, unchosen):
         leave_out(module)
-    for module in _children_of_regions(places.keys() - unchosen) if functions else ():
+    for module in children_of_regions(places.keys() - unchosen) if functions else ():
         if not _obstacle(module):
             with contextlib.suppress(Exception):  # of the class's own: it only takes longer
                 module.__class__ = leaving(type(module))
@@ -209,14 +233,17 @@ def restore(model: Module) -> Module:
         True
     """
     check_module(model)
-    for module in model.modules():
-        kind = type(module)
-        take_in(module)
-        _causal_lm_loss.restore(module)
-        own = ("recompute", "runs_again") if own_base(kind) is not None else ()
-        for mark in ("_brim_recompute", *own):
-            module.__dict__.pop(mark, None)
-        module.__class__ = original_of(kind) or ORIGINALS.get(kind, kind)
+    with Undoing() as undo:
+        undo_modules(undo, model)
+        for module in model.modules():
+            kind = type(module)
+            take_in(module)
+            _causal_lm_loss.restore(module)
+            own = ("recompute", "runs_again") if own_base(kind) is not None else ()
+            for mark in ("_brim_recompute", *own):
+                module.__dict__.pop(mark, None)
+            module.__class__ = original_of(kind) or ORIGINALS.get(kind, kind)
+        undo.keep()
     return model
 
 
@@ -285,41 +312,6 @@ def _places(model: Module) -> dict[Module, list[str]]:
     return places
 
 
-def _first_inside_regions(model: Module, left_out: Collection[Module]) -> set[Module]:
-    """Of the modules that are left out those that a region around them would reach."""
-    found: set[Module] = set()
-    seen: set[tuple[Module, bool]] = set()
-    waiting = [(model, False)]
-    while waiting:
-        module, inside = waiting.pop()
-        if (module, inside) in seen:
-            continue
-        seen.add((module, inside))
-        if module in left_out:
-            if inside:
-                found.add(module)
-            inside = False
-        else:
-            inside = inside or is_region(type(module))
-        waiting += [(child, inside) for child in module.children()]
-    return found
-
-
-def _children_of_regions(modules: Collection[Module]) -> Iterator[Module]:
-    """The modules among these that a region runs itself, or in a container of torch.nn."""
-    waiting = [child for each in modules if is_region(type(each)) for child in each.children()]
-    seen: set[Module] = set()
-    while waiting:
-        module = waiting.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        if type(module).__module__.startswith("torch.nn."):
-            waiting += module.children()
-        elif module in modules:
-            yield module
-
-
 def is_layer(module: Module) -> bool:
     """Whether a module has no children, or parameters of its own: it is more than a container."""
     return next(module.children(), None) is None or any(True for _ in module.parameters(False))
@@ -371,6 +363,8 @@ def _first_change_of(module: Module, functions: bool, recompute: bool) -> _Chang
         if functions and (region := with_functions(module, recompute)) is not None:
             return _Change(to=region)
     except Exception as error:  # of the class's own, such as __init_subclass__
+        if is_out_of_memory(error):  # a layer that was not compared is not one that differs
+            raise
         return _Change(f"no class can be derived from its own: {error}")
     if known is not None:
         return _Change(f"it looks like {known.what}, but its results differ from what brim knows")

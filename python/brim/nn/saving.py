@@ -138,7 +138,7 @@ class _Redirected(threading.local):
         found: the functions of torch for which brim's made a node, SUM_OF_TWO_TYPES and
             SHARED_OUTPUT; None: not collected.
         hooks: the saved-tensor hooks that were in force when it began.
-        left: the `hooks` of regions around modules that are left out.
+        left: the `hooks` of regions around modules that are left out; None outside of regions.
         last: where the last region that found some was judged, and its key there.
         watching: the second of the hooks that only watch, and the hooks in force without them.
         little: COUNT of regions judged to redirect little: those run in the region around them.
@@ -146,12 +146,10 @@ class _Redirected(threading.local):
 
     found: list[Any] | None = None
     hooks: Any = None
+    left: list[Any] | None = None
     last: tuple[dict[Any, int], Any] | None = None
     little: int = 0
     watching: tuple[Any, Any] | None = None
-
-    def __init__(self) -> None:
-        self.left: list[Any] = []
 
 
 redirected = _Redirected()
@@ -205,14 +203,10 @@ SHARED_OUTPUT = "output shared"
 _is_paused = ContextVar("_is_paused", default=False)
 
 
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """Within, regions of this thread do nothing."""
-    before = _is_paused.set(True)
-    try:
-        yield
-    finally:
-        _is_paused.reset(before)
+def pause(undo: _C.Undoing) -> None:
+    """Regions of this thread do nothing until the block ends."""
+    undo.callback(functools.partial(_is_paused.set, _is_paused.get()))
+    _is_paused.set(True)
 
 
 def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -157,11 +157,11 @@ std::string error_text(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const c10::Error& known) {
-    return known.what_without_backtrace();
+    return known.what_without_backtrace();  // its text alone is asked for
   } catch (const std::exception& other) {
-    return other.what();
+    return other.what();  // the same
   } catch (...) {
-    return "an exception of an unknown type";
+    return "an exception of an unknown type";  // the same
   }
 }
 

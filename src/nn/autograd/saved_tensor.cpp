@@ -1,6 +1,7 @@
 #include "nn/autograd/saved_tensor.h"
 
 #include <ATen/ops/cat.h>
+#include <brim/memory/out_of_memory.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "nn/autograd/node.h"
@@ -26,8 +27,11 @@ std::optional<at::Tensor> Kept::to_copy(const c10::SymInt& most) const {
   at::Tensor tensor;
   try {
     tensor = saved_.unpack();
-  } catch (const c10::Error&) {  // another version than was kept
-    return std::nullopt;
+  } catch (const c10::Error& error) {
+    if (is_out_of_memory(error)) {
+      throw;
+    }
+    return std::nullopt;  // another version than was kept
   }
   // FSDP takes the memory away until backward.
   const bool is_gone = tensor.defined() && tensor.has_storage() && !is_traced(tensor) &&
@@ -50,7 +54,10 @@ bool Kept::is_there() {
   }
   try {
     return lend().defined();
-  } catch (const c10::Error&) {
+  } catch (const c10::Error& error) {
+    if (is_out_of_memory(error)) {
+      throw;
+    }
     return false;
   }
 }

@@ -1,5 +1,6 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty_like.h>
+#include <brim/memory/out_of_memory.h>
 #include <brim/nn/losses.h>
 
 #include <utility>
@@ -132,6 +133,9 @@ class CrossEntropyNode final : public SavingNode {
     try {
       return logits_.take();
     } catch (const c10::Error& error) {
+      if (is_out_of_memory(error)) {
+        throw;
+      }
       TORCH_CHECK(false,
                   "brim's cross_entropy keeps the logits themselves for backward, and they were "
                   "written to since: write to a copy (logits.clone()). ",

@@ -491,5 +491,27 @@ TEST(Classify, AnAddedClassifierIsAskedFirstAndMayPass) {
   EXPECT_FALSE(is_out_of_memory(ForeignError()));
 }
 
+template <class Inner, class Outer>
+std::exception_ptr nested(const Inner& inner, const Outer& outer) {
+  try {
+    try {
+      throw inner;
+    } catch (...) {
+      std::throw_with_nested(outer);
+    }
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+TEST(OutOfMemory, WhatIsNestedInARuntimeErrorCounts) {
+  const std::runtime_error step("the step failed");
+  EXPECT_EQ(classify(nested(std::bad_alloc(), step)).kind, OomKind::host_memory);
+  const c10::Error room({__func__, __FILE__, 1}, "CUDA out of memory. Tried to allocate 2.00 GiB");
+  EXPECT_EQ(classify(nested(room, step)).requested, std::int64_t{2} << 30);
+  EXPECT_FALSE(is_out_of_memory(nested(std::runtime_error("a bad row"), step)));
+  EXPECT_FALSE(is_out_of_memory(nested(room, std::logic_error("a bug"))));
+}
+
 }  // namespace
 }  // namespace brim

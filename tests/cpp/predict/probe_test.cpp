@@ -310,10 +310,15 @@ TEST(ProbeMemory, SizesNearTheBudgetAreMeasuredBetweenTheCandidates) {
 
 TEST(ProbeMemory, OutOfMemoryThatHappensAnywayIsABound) {
   const Budget budget(64 * kMiB, at::kCPU);
+  int large = 0;
   // No size grows so fast that this could be foreseen.
   const MemoryModel model = probe_memory(
-      [](std::int64_t size) { static_cast<void>(tensor_of(size < 50 ? size : 128 * kMiB)); },
+      [&](std::int64_t size) {
+        large += size < 50 ? 0 : 1;
+        static_cast<void>(tensor_of(size < 50 ? size : 128 * kMiB));
+      },
       {1, 4, 16, 64, 256}, {.device = at::kCPU});
+  EXPECT_EQ(large, 1);  // the device explains the failure, so it is not repeated
   const auto failed = std::count_if(model.samples().begin(), model.samples().end(),
                                     [](const MemorySample& s) { return s.out_of_memory; });
   EXPECT_EQ(failed, 1);
@@ -342,6 +347,36 @@ TEST(ProbeMemory, WorkThatHoldsNothingIsRefused) {
         static_cast<void>(probe_memory([](std::int64_t) {}, {1, 2, 3}, {.device = at::kCPU}));
       }),
       "held no memory on cpu");
+}
+
+TEST(ProbeMemory, OneFailureThatTheDeviceDoesNotExplainIsMeasuredAgain) {
+  for (int at = 1; at <= 3; ++at) {  // the call to warm up, and both that are measured
+    int calls = 0;
+    const MemoryModel model = probe_memory(
+        [&](std::int64_t size) {
+          TORCH_CHECK_WITH(OutOfMemoryError, ++calls != at,
+                           "CPU out of memory. Tried to allocate 1.00 KiB");
+          static_cast<void>(tensor_of(size * 1000));
+        },
+        {1, 100}, {.device = at::kCPU});
+    EXPECT_EQ(calls, 4);
+    for (const MemorySample& sample : model.samples()) {
+      EXPECT_FALSE(sample.out_of_memory);
+    }
+  }
+}
+
+TEST(ProbeMemory, TwoFailuresWithinTheLimitAreOutOfMemoryNotAWrongBudget) {
+  EXPECT_CONTAINS(message_of<c10::OutOfMemoryError>([] {
+                    probe_memory(
+                        [](std::int64_t size) {
+                          TORCH_CHECK_WITH(OutOfMemoryError, size < 100,
+                                           "CPU out of memory. Tried to allocate 1.00 KiB");
+                          static_cast<void>(tensor_of(size * 1000));
+                        },
+                        {1, 100}, {.device = at::kCPU});
+                  }),
+                  "Size 100 failed twice");
 }
 
 TEST(ProbeMemory, TooLittleMemoryIsSaid) {

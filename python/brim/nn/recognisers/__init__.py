@@ -83,8 +83,7 @@ def _agrees(module: torch.nn.Module, name: str, options: Options) -> bool:
     if key not in known:
         recogniser = RECOGNISERS[name]
         ours = recogniser.forward(type(module), options)
-        with undisturbed():
-            known[key] = recogniser.agrees(module, ours, options)
+        known[key] = undisturbed(lambda: recogniser.agrees(module, ours, options))
     return known[key]
 
 

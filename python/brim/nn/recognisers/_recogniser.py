@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from brim.memory import is_out_of_memory
 from brim.nn._derived import Forward, Kind, Options, code_of
-from brim.nn.saving import paused
+from brim.nn._undoing import Undoing, undo_modes
+from brim.nn.saving import pause
 
 __all__ = [
     "Recogniser",
@@ -25,6 +27,8 @@ __all__ = [
     "undisturbed",
     "words",
 ]
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ def agree(
         try:
             expected = _results(theirs, module, given)
             results = _results(ours, module, given)
-        except Exception:  # it is not what it looks like
+        except Exception as error:  # it is not what it looks like
+            if is_out_of_memory(error):
+                raise
             return False
         pairs = list(zip(results, expected, strict=True))
         if not all(_same(mine, other, exact) for mine, other in pairs):
@@ -135,18 +141,17 @@ def saved_bytes(module: torch.nn.Module, forward: Forward) -> int:
     return sum(kept.values())
 
 
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """For comparisons: what the program has switched on is off, and the random state stays."""
-    with (
-        paused(),
-        _disable_current_modes(),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.random.fork_rng(devices=[]),
-    ):
-        yield
+def undisturbed(work: Callable[[], Result]) -> Result:
+    """Run a comparison: what the program has switched on is off, and the random state stays."""
+    with Undoing() as undo:
+        undo_modes(undo)
+        pause(undo)
+        state = torch.get_rng_state()
+        undo.callback(functools.partial(torch.set_rng_state, state))
+        # Not torch.autocast, whose count of nested regions an interrupt could leave too high.
+        torch.set_autocast_enabled("cpu", False)
+        with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+            return work()
 
 
 def _results(forward: Forward, module: torch.nn.Module, given: Tensor) -> list[Tensor | None]:

@@ -1,0 +1,312 @@
+// What a block of Python code changes and puts back, in C++: Python delivers Ctrl-C between any two
+// calls of Python code, also inside of `finally`, `__enter__` and `__exit__`, but never inside of
+// C++.
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ThreadLocalState.h>
+#include <torch/csrc/PyInterpreter.h>
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "interpreter.h"
+#include "python_error.h"
+
+namespace brim::python {
+namespace {
+
+/// Errors of calls that must all be made: the first is kept, the others are dropped.
+class FirstError {
+ public:
+  /// Calls the function, and once more if it failed: an interrupt may have stopped it anywhere, and
+  /// memory may have run out for a moment. The latter is dropped if the second call cured it.
+  void guard(const py::object& call) {
+    const std::optional<py::error_already_set> error = failure_of(call);
+    if (!error) {
+      return;
+    }
+    const std::optional<py::error_already_set> again = failure_of(call);
+    if (again || !classify_python(error->value())) {
+      note(*error);
+    }
+    if (again) {
+      note(*again);
+    }
+  }
+
+  /// An error of the block itself goes before one of putting back, but not before an interrupt.
+  void raise(bool has_failed) {
+    if (has_failed && first_ && !is_interrupt(*first_)) {
+      log();
+    } else if (first_) {
+      const py::error_already_set error = *std::exchange(first_, std::nullopt);
+      throw error;
+    }
+  }
+
+  void log() noexcept {
+    try {
+      if (const auto error = std::exchange(first_, std::nullopt)) {
+        const py::object logger =
+            invoke(attribute(py::module_::import("logging"), "getLogger"), "brim");
+        invoke(attribute(logger, "warning"), "not everything was put back: %s", error->value());
+      }
+    } catch (const py::error_already_set&) {
+      // There is nobody left to tell.
+    }
+  }
+
+ private:
+  static std::optional<py::error_already_set> failure_of(const py::object& call) {
+    try {
+      invoke(call);
+      return std::nullopt;
+    } catch (const py::error_already_set& error) {
+      return error;
+    }
+  }
+
+  /// Exceptions that are no Exception.
+  static bool is_interrupt(const py::error_already_set& error) {
+    return !error.matches(PyExc_Exception);
+  }
+
+  /// An interrupt goes before errors.
+  void note(const py::error_already_set& error) {
+    if (!first_ || (is_interrupt(error) && !is_interrupt(*first_))) {
+      first_.emplace(error);
+    }
+  }
+
+  std::optional<py::error_already_set> first_;
+};
+
+/// The block of `_C.Undoing`.
+class Undoing {
+ public:
+  Undoing() = default;
+  Undoing(const Undoing&) = delete;
+  Undoing& operator=(const Undoing&) = delete;
+
+  /// Ends a block that has not ended, because an interrupt fell on its end.
+  ~Undoing() {
+    const py::error_scope pending;
+    FirstError errors;
+    close(errors);
+    errors.log();
+  }
+
+  void enter() {
+    TORCH_CHECK(!state_, "this block is open already: use a second one to nest");
+    state_.emplace();
+    thread_ = std::this_thread::get_id();
+    open_blocks().push_back(this);
+  }
+
+  void callback(py::object call) { calls_.push_back(std::move(call)); }
+
+  void afterwards(py::object call) { afterwards_.push_back(std::move(call)); }
+
+  void keep() { calls_.clear(); }
+
+  /// What is to be called once the block has ended without an error.
+  std::vector<py::object> take_afterwards() { return std::exchange(afterwards_, {}); }
+
+  /// Makes the calls, the last first, and sets this thread's state to that of the beginning. Blocks
+  /// that this thread began inside of this one and has not ended go first. Only the calls are made
+  /// where the block is of another thread.
+  void close(FirstError& errors) {
+    std::vector<Undoing*>& open = open_blocks();
+    const auto now = std::this_thread::get_id();
+    while (state_) {
+      const auto last = std::find_if(open.rbegin(), open.rend(), [&](const Undoing* each) {
+        return each == this || (thread_ == now && each->thread_ == now);
+      });
+      Undoing* const inner = *last;
+      open.erase(std::next(last).base());
+      inner->put_back(inner->thread_ == now, errors);
+    }
+  }
+
+ private:
+  /// Of all threads, in the order of their beginning. The GIL protects it.
+  static std::vector<Undoing*>& open_blocks() {
+    static std::vector<Undoing*> blocks;
+    return blocks;
+  }
+
+  void put_back(bool is_own_thread, FirstError& errors) {
+    const std::optional<at::ThreadLocalState> state = std::exchange(state_, std::nullopt);
+    // Before the calls, which must not run in a mode that the block left, and after them, as an
+    // interrupted one may have left another.
+    if (is_own_thread) {
+      at::ThreadLocalState::setThreadLocalState(*state);
+    }
+    while (!calls_.empty()) {
+      const py::object call = std::move(calls_.back());
+      calls_.pop_back();
+      errors.guard(call);
+    }
+    if (is_own_thread) {
+      at::ThreadLocalState::setThreadLocalState(*state);
+    }
+  }
+
+  std::vector<py::object> calls_;
+  std::vector<py::object> afterwards_;
+  std::optional<at::ThreadLocalState> state_;  ///< while it is open
+  std::thread::id thread_;
+};
+
+/// Sets attributes of an object, and sets them back when it goes.
+class SetAttributes {
+ public:
+  SetAttributes(py::handle object, py::handle names, py::handle values) : object_(object) {
+    const Py_ssize_t count = PyTuple_GET_SIZE(names.ptr());
+    before_.reserve(static_cast<std::size_t>(count));
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      PyObject* const name = PyTuple_GET_ITEM(names.ptr(), i);
+      before_.emplace_back(name, new_reference(PyObject_GetAttr(object.ptr(), name)));
+      if (PyObject_SetAttr(object.ptr(), name, PyTuple_GET_ITEM(values.ptr(), i)) != 0) {
+        throw py::error_already_set();
+      }
+    }
+  }
+  SetAttributes(const SetAttributes&) = delete;
+  SetAttributes& operator=(const SetAttributes&) = delete;
+  ~SetAttributes() {
+    const py::error_scope pending;
+    for (const auto& [name, value] : before_) {
+      if (PyObject_SetAttr(object_.ptr(), name, value.ptr()) != 0) {
+        PyErr_Clear();
+      }
+    }
+  }
+
+ private:
+  py::handle object_;
+  std::vector<std::pair<PyObject*, py::object>> before_;
+};
+
+using Modes = at::impl::PythonTorchFunctionTLS;
+
+/// Has a mode on torch's stack of function modes while it lives.
+class Pushed {
+ public:
+  explicit Pushed(PyObject* mode) : is_pushed_(mode != Py_None) {
+    if (is_pushed_) {
+      Py_INCREF(mode);
+      Modes::push_onto_stack(std::make_shared<c10::SafePyObject>(mode, getPyInterpreter()));
+    }
+  }
+  Pushed(const Pushed&) = delete;
+  Pushed& operator=(const Pushed&) = delete;
+  ~Pushed() {
+    if (is_pushed_) {
+      Modes::pop_stack();
+    }
+  }
+
+ private:
+  bool is_pushed_;
+};
+
+/// Has the innermost function mode off torch's stack while it lives.
+class Popped {
+ public:
+  Popped() : mode_(Modes::pop_stack()) {}
+  Popped(const Popped&) = delete;
+  Popped& operator=(const Popped&) = delete;
+  ~Popped() { Modes::push_onto_stack(mode_); }
+
+ private:
+  std::shared_ptr<c10::SafePyObject> mode_;
+};
+
+/// `args[first](*args[first + 1:], **kwargs)`
+PyObject* call_from(PyObject* args, Py_ssize_t first, PyObject* kwargs) {
+  const py::object rest = new_reference(PyTuple_GetSlice(args, first + 1, PyTuple_GET_SIZE(args)));
+  return PyObject_Call(PyTuple_GET_ITEM(args, first), rest.ptr(), kwargs);
+}
+
+/// Not pybind11's functions: these are on the path of every call of a converted module.
+extern "C" PyObject* within(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
+  return called_by_python([&]() -> PyObject* {
+    TORCH_CHECK_TYPE(PyTuple_GET_SIZE(args) > 4,
+                     "within takes a mode or None, an object, names, "
+                     "values, and a function with its arguments");
+    const SetAttributes state(PyTuple_GET_ITEM(args, 1), PyTuple_GET_ITEM(args, 2),
+                              PyTuple_GET_ITEM(args, 3));
+    const Pushed mode(PyTuple_GET_ITEM(args, 0));
+    return call_from(args, 4, kwargs);
+  });
+}
+
+extern "C" PyObject* without_mode(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
+  return called_by_python([&]() -> PyObject* {
+    TORCH_CHECK_TYPE(PyTuple_GET_SIZE(args) > 0, "without_mode takes a function");
+    const Popped mode;
+    return call_from(args, 0, kwargs);
+  });
+}
+
+template <class Function>
+PyCFunction as_c_function(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"within", as_c_function(&within), METH_VARARGS | METH_KEYWORDS,
+     "within(mode, object, names, values, function, *args, **kwargs): call the function with the "
+     "mode (or None) on torch's stack and the attributes set."},
+    {"without_mode", as_c_function(&without_mode), METH_VARARGS | METH_KEYWORDS,
+     "without_mode(function, *args, **kwargs): call the function outside of the innermost mode."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+void register_undoing(py::module_& m) {
+  py::class_<Undoing>(m, "Undoing", R"(A `with` block that puts back what it changes.
+
+At its end, also if an interrupt falls on it, every callback is called, the last first, and what
+torch keeps per thread is as before: modes, saved-tensor hooks, autocast, whether gradients are
+recorded. A callback must be registered before the change that it undoes, and sets a value: it may
+be called twice.
+)")
+      .def(py::init<>())
+      .def("__enter__",
+           [](const py::object& self) {
+             self.cast<Undoing&>().enter();
+             return self;
+           })
+      .def("__exit__",
+           [](Undoing& self, const py::object& /*type*/, const py::object& error,
+              const py::object& /*traceback*/) {
+             FirstError errors;
+             self.close(errors);
+             errors.raise(!error.is_none());
+             for (const py::object& call : self.take_afterwards()) {
+               if (error.is_none()) {
+                 invoke(call);
+               }
+             }
+           })
+      .def(
+          "callback", [](Undoing& self, py::object call) { self.callback(std::move(call)); },
+          "Call a function without arguments at the end.")
+      .def(
+          "afterwards", [](Undoing& self, py::object call) { self.afterwards(std::move(call)); },
+          "Call a function once all is put back, if the block did not fail.")
+      .def("keep", &Undoing::keep, "Keep what was changed: forget the callbacks.");
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
+    throw py::error_already_set();
+  }
+}
+
+}  // namespace brim::python
