@@ -58,17 +58,18 @@ std::vector<at::Tensor> tensors_argument(const py::sequence& given) {
 
 /// @param cut (start, stop) -> a part
 /// @param scale a loss -> the loss to call backward on; None: itself
-/// @param all (parts, unit, same_items, mean) of detail::BatchPass::AllRanks, or None
+/// @param all (parts, unit, means) of detail::BatchPass::AllRanks, or None
 py::object run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
                const py::object& loss_fn, const py::object& cut, const py::object& scale,
-               const std::optional<std::tuple<std::int64_t, double, bool, py::object>>& all) {
+               const std::optional<std::tuple<std::int64_t, double, py::object>>& all) {
   std::optional<detail::BatchPass::AllRanks> ranks;
   if (all) {
-    const py::object& mean = std::get<3>(*all);
+    const py::object& means = std::get<2>(*all);
     ranks = {.parts = std::get<0>(*all),
              .unit = std::get<1>(*all),
-             .same_items = std::get<2>(*all),
-             .mean = [&](double count) { return invoke(mean, count).cast<double>(); }};
+             .means = [&](const std::vector<double>& own) {
+               return invoke(means, own).cast<std::vector<double>>();
+             }};
   }
   return to_python(pass.run(
       items, size,
@@ -239,8 +240,8 @@ void register_microbatches(py::module_& m) {
            })
       .def("finish", &detail::BatchPass::finish)
       .def("undo", &detail::BatchPass::undo)
-      .def("pool", [](detail::BatchPass& self, const py::object& loss,
-                      double count) { self.pool(THPVariable_Unpack(loss.ptr()), count); })
+      .def("pool", [](detail::BatchPass& self, const py::object& loss, double count,
+                      double shape) { self.pool(THPVariable_Unpack(loss.ptr()), count, shape); })
       .def("finish_pool", [](detail::BatchPass& self) { return to_python(self.finish_pool()); })
       .def("undo_pool", &detail::BatchPass::undo_pool)
       .def("count_always", &detail::BatchPass::count_always)
@@ -264,6 +265,7 @@ void register_microbatches(py::module_& m) {
              self.prepare(THPVariable_Unpack(loss.ptr()), count, shape);
            })
       .def_property_readonly("total", &detail::GradientReduction::total)
+      .def_property_readonly("shape", &detail::GradientReduction::shape)
       .def("run", [](detail::GradientReduction& self, const py::object& sum) {
         return to_python(
             self.run([&](const at::Tensor& tensor) { release(invoke(sum, to_python(tensor))); }));

@@ -216,7 +216,8 @@ class Microbatches {
       }
     }
     if (pools_) {
-      pass_.pool(loss, reduces() ? over_ranks_.total() : pass_.count());
+      pass_.pool(loss, reduces() ? over_ranks_.total() : pass_.count(),
+                 reduces() ? over_ranks_.shape() : pass_.shape());
     } else {
       pass_.finish();
     }

@@ -282,10 +282,10 @@ class Microbatches:
         if self._reduces():
             loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
         if self._pools:
-            self._pass.pool(
-                loss,
-                self._reduction.total if self._reduces() else self._pass.count,  # type: ignore[union-attr]
-            )
+            counted = self._reduction if self._reduces() else None
+            count = self._pass.count if counted is None else counted.total
+            shape = self._pass.shape if counted is None else counted.shape
+            self._pass.pool(loss, count, shape)
         else:
             self._pass.finish()
         return loss, attempts
@@ -333,20 +333,20 @@ class Microbatches:
         """
         return self._reduction is not None or (self._inside is None and not _has_other_ranks())
 
-    def _all_ranks(self) -> tuple[int, float, bool, Callable[[float], float]] | None:
+    def _all_ranks(self) -> tuple[int, float, Callable[[list[float]], list[float]]] | None:
         """How the parts of all ranks fit together, if they have collectives inside."""
         ranks = self._inside
         if ranks is None:
             return None
         device = next((p.device for p in self._model.parameters()), None) if self._model else None
 
-        def mean(count: float) -> float:
-            total = torch.tensor(count, dtype=torch.float64, device=device)
+        def means(own: list[float]) -> list[float]:
+            total = torch.tensor(own, dtype=torch.float64, device=device)
             group: Any = self._ranks.group
             _sum_over(group)(total)
-            return float(total) / float(group.size())
+            return (total / float(group.size())).tolist()  # type: ignore[no-any-return]
 
-        return ranks.parts, float(ranks.longest), ranks.same_length, mean
+        return ranks.parts, float(ranks.longest), means
 
     def _foresight(self, options: Options) -> _Foresight:
         """Traces two parts: further ones need no more than the second, which meets gradients."""

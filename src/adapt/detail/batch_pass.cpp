@@ -87,6 +87,15 @@ class WeightedLoss {
   [[nodiscard]] bool counts() const { return counts_; }
   [[nodiscard]] double shape() const { return shape_.value_or(-1.0); }
 
+  /// Of the weighted losses.
+  [[nodiscard]] double sum() const { return sum_.defined() ? sum_.item<double>() : 0.0; }
+
+  /// The loss of a batch that has this sum of weighted losses, and counts this.
+  [[nodiscard]] at::Tensor total(double sum, double count) const {
+    const double nothing = std::numeric_limits<double>::quiet_NaN();
+    return at::full({}, count == 0 ? nothing : sum * factor(count), options_);
+  }
+
   [[nodiscard]] at::Tensor total() const {
     if (!sum_.defined()) {
       return at::full({}, std::numeric_limits<double>::quiet_NaN(), options_);
@@ -171,22 +180,25 @@ at::Tensor BatchPass::run_parts(std::int64_t items, std::int64_t size, Forward f
     }
   }
   count_ = loss.count();
-  const bool differ =
-      all != nullptr && reduction_ == Reduction::mean && (loss.counts() || !all->same_items);
   shape_ = loss.shape();
-  if (differ) {
+  at::Tensor total;
+  if (all != nullptr && reduction_ == Reduction::mean) {
     const double own = count_ > 0 ? 1.0 : 0.0;
-    const double ranks = all->mean(own);
-    const double mean = all->mean(own * shape_);
-    const double squares = all->mean(own * shape_ * shape_);
-    TORCH_CHECK_VALUE(same_shape(std::sqrt(std::max(0.0, ranks * squares - mean * mean)), 0.0),
-                      kDifferentTerms);
-    count_ = all->mean(count_);
+    const std::vector<double> means =
+        all->means({own, own * shape_, own * shape_ * shape_, count_, loss.sum()});
+    TORCH_CHECK_VALUE(
+        same_shape(std::sqrt(std::max(0.0, means[0] * means[2] - means[1] * means[1])), 0.0),
+        kDifferentTerms);
+    shape_ = means[0] > 0 ? means[1] / means[0] : shape_;
+    count_ = means[3];
+    total = loss.total(means[4], count_);
+  } else {
+    total = loss.total();
   }
   if (const double factor = loss.factor(count_); factor != 1.0) {
     scale_gradients(factor);
   }
-  return loss.total();
+  return total;
 }
 
 void BatchPass::check_no_gradients() const {
@@ -253,11 +265,11 @@ void BatchPass::finish() {
   known_.clear();
 }
 
-void BatchPass::pool(const at::Tensor& loss, double count) {
+void BatchPass::pool(const at::Tensor& loss, double count, double shape) {
   const at::NoGradGuard no_grad;
   if (count > 0) {
-    TORCH_CHECK_VALUE(same_shape(pooled_shape_.value_or(shape_), shape_), kDifferentTerms);
-    pooled_shape_ = shape_;
+    TORCH_CHECK_VALUE(same_shape(pooled_shape_.value_or(shape), shape), kDifferentTerms);
+    pooled_shape_ = shape;
   }
   const bool is_sum = reduction_ == Reduction::sum;
   const double total = pooled_count_ + count;

@@ -137,6 +137,7 @@ at::Tensor GradientReduction::run(Sum sum) {
   const bool mean = reduction_ == Reduction::mean;
   const double total = number[kCount];
   total_ = total;
+  shape_ = number[kRanks] > 0 ? number[kShape] / number[kRanks] : 0.0;
   const double spread = number[kRanks] * number[kShapeSquared] - number[kShape] * number[kShape];
   TORCH_CHECK_VALUE(!mean || spread <= 1e-9 * std::max(1.0, number[kShape] * number[kShape]),
                     "the losses of the ranks are means over different things, or sums of such "

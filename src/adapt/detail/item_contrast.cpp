@@ -1,17 +1,19 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/ne.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <brim/adapt/detail/item_contrast.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace brim::detail {
 namespace {
 
 constexpr std::size_t kMostPairs = 3;
-constexpr double kNew = 2.0;  // times what was compared before
+constexpr std::int64_t kAtOnce = std::int64_t{1} << 20;  // elements
+constexpr double kNew = 2.0;                             // times what was compared before
 
 double difference(double one, double other) {
   const double most = std::max(std::abs(one), std::abs(other));
@@ -21,7 +23,8 @@ double difference(double one, double other) {
 
 bool is_measurable(const at::Tensor& tensor, std::int64_t dim) {
   return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_complex() &&
-         !tensor.is_nested() && !tensor.is_meta() && !tensor.is_quantized() && tensor.dim() > dim;
+         !tensor.is_nested() && !tensor.is_meta() && !tensor.is_quantized() && tensor.dim() > dim &&
+         tensor.size(dim) > 1;
 }
 
 }  // namespace
@@ -39,16 +42,27 @@ std::vector<std::int64_t> ItemContrast::pairs(std::span<const at::Tensor> batch,
         others.push_back(i);
       }
     }
-    const auto per_item = [&](const at::Tensor& values) {
-      const at::Tensor sums =
-          others.empty() ? values.to(at::kFloat) : values.sum(others, false, at::kFloat);
-      measured.push_back(sums.to(at::kCPU, at::kDouble));
-    };
+    // In the tensor's own type, or of a few items at a time: anything else would copy the batch.
     const at::Tensor values = tensor.detach();
-    per_item(values);
-    if (!values.is_floating_point()) {  // labels and masks, of which a copy is small
-      per_item(values.ne(0));
-      per_item(values.ne(-100));
+    const auto sums = [&](const at::Tensor& some) {
+      return (others.empty() ? some : some.sum(others)).to(at::kCPU, at::kDouble);
+    };
+    if (values.is_floating_point()) {
+      measured.push_back(sums(values));
+      continue;
+    }
+    const std::int64_t items = values.size(dim);
+    const std::int64_t most =
+        std::max<std::int64_t>(1, kAtOnce / std::max<std::int64_t>(1, values.numel() / items));
+    std::array<std::vector<at::Tensor>, 3> found;  // labels and masks
+    for (std::int64_t first = 0; first < items; first += most) {
+      const at::Tensor some = values.narrow(dim, first, std::min(most, items - first));
+      found[0].push_back(sums(some));
+      found[1].push_back(sums(some.ne(0)));
+      found[2].push_back(sums(some.ne(-100)));
+    }
+    for (const std::vector<at::Tensor>& each : found) {
+      measured.push_back(at::cat(each));
     }
   }
   std::vector<std::vector<double>> traits;

@@ -39,11 +39,10 @@ class BRIM_API BatchPass {
   /// For ranks that wait for each other inside of every part, and whose gradients are averaged
   /// there: all run as many parts, and weigh them in the same units.
   struct AllRanks {
-    std::int64_t parts = 0;   ///< COUNT, on each rank; one that has fewer items repeats its first
-    double unit = 0;          ///< that counts 1
-    bool same_items = false;  ///< on each rank
-    /// The mean of a count over the ranks: a collective.
-    std::function<double(double count)> mean{};
+    std::int64_t parts = 0;  ///< COUNT, on each rank; one that has fewer items repeats its first
+    double unit = 0;         ///< that counts 1
+    /// The means of numbers over the ranks: a collective.
+    std::function<std::vector<double>(std::vector<double>)> means{};
   };
 
   /// @param named leaves that the graph may not show.
@@ -69,7 +68,8 @@ class BRIM_API BatchPass {
   /// In place of `finish`: makes the gradients those of this batch and all that were pooled before,
   /// each by its count. Allocates nothing unless a gradient is sparse.
   /// @param loss of this batch, on all ranks. @param count of what it is the mean of.
-  void pool(const at::Tensor& loss, double count);
+  /// @param shape as shape(), of all ranks.
+  void pool(const at::Tensor& loss, double count, double shape);
 
   /// Adds the gradients that were there before the first batch of the pool.
   /// @return the loss of all batches. @throws c10::ValueError if there was none.

@@ -54,6 +54,9 @@ class BRIM_API GradientReduction {
   /// COUNT of all ranks in the last run.
   [[nodiscard]] double total() const noexcept { return total_; }
 
+  /// Of the ranks that count something; see BatchPass::shape.
+  [[nodiscard]] double shape() const noexcept { return shape_; }
+
  private:
   /// Gradients that travel together, all of one type.
   struct Group {
@@ -78,6 +81,7 @@ class BRIM_API GradientReduction {
   at::Tensor loss_;
   double count_ = 0;
   double total_ = 0;
+  double shape_ = 0;
 };
 
 }  // namespace brim::detail
