@@ -320,7 +320,10 @@ def test_gradients_are_not_copied_while_nothing_fails() -> None:
 
     x = torch.ones(16)
     peaks = []
-    for work in (by_hand, lambda: brim.Microbatches(loss_fn, reduction="sum", size=4, check=False)(x)):
+    for work in (
+        by_hand,
+        lambda: brim.Microbatches(loss_fn, reduction="sum", size=4, check=False)(x),
+    ):
         for weight in weights:
             weight.grad = None
         with brim.PeakMeter("cpu") as meter:

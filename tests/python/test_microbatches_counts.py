@@ -7,15 +7,16 @@ import pickle
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 import brim
-import brim.nn.functional as B
+from brim.nn import functional as own
 
 WEIGHT = torch.tensor([1.0, 9.0, 1.0, 20.0, 3.0]).double()
 IGNORED = -100
@@ -68,7 +69,7 @@ def flat(model: Model, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def masked(model: Model, part: Any, clamp: bool) -> torch.Tensor:
-    losses = F.cross_entropy(*flat(model, part), reduction="none")
+    losses = functional.cross_entropy(*flat(model, part), reduction="none")
     mask = (part[1].flatten() != IGNORED).to(losses.dtype)
     count = mask.sum().clamp(min=1) if clamp else mask.sum() + 1e-15
     return (losses * mask).sum() / count
@@ -76,34 +77,43 @@ def masked(model: Model, part: Any, clamp: bool) -> torch.Tensor:
 
 def head_loss(model: Model, part: Any, **options: Any) -> torch.Tensor:
     features = model.features(part[0]).flatten(0, 1)
-    return B.linear_cross_entropy(
+    return own.linear_cross_entropy(
         features, model.head.weight, part[1].flatten(), linear_bias=model.head.bias, **options
     )
 
 
 LOSSES: dict[str, Callable[[Model, Any], torch.Tensor]] = {
-    "cross_entropy": lambda m, p: F.cross_entropy(*flat(m, p)),
-    "class weights": lambda m, p: F.cross_entropy(*flat(m, p), weight=WEIGHT),
-    "smoothed": lambda m, p: F.cross_entropy(*flat(m, p), label_smoothing=0.1),
-    "smoothed, weights": lambda m, p: F.cross_entropy(*flat(m, p), WEIGHT, label_smoothing=0.1),
-    "two dimensions": lambda m, p: F.cross_entropy(m(p[0]).transpose(1, 2), p[1], weight=WEIGHT),
-    "by factors": lambda m, p: -(-F.cross_entropy(*flat(m, p)) * 3).view(1).squeeze() / 7 + 0.5,
+    "cross_entropy": lambda m, p: functional.cross_entropy(*flat(m, p)),
+    "class weights": lambda m, p: functional.cross_entropy(*flat(m, p), weight=WEIGHT),
+    "smoothed": lambda m, p: functional.cross_entropy(*flat(m, p), label_smoothing=0.1),
+    "smoothed, weights": lambda m, p: functional.cross_entropy(
+        *flat(m, p), WEIGHT, label_smoothing=0.1
+    ),
+    "two dimensions": lambda m, p: functional.cross_entropy(
+        m(p[0]).transpose(1, 2), p[1], weight=WEIGHT
+    ),
+    "by factors": lambda m, p: (
+        -(-functional.cross_entropy(*flat(m, p)) * 3).view(1).squeeze() / 7 + 0.5
+    ),
     "two terms of one count": lambda m, p: (
-        F.cross_entropy(*flat(m, p)) + F.cross_entropy(2 * m(p[0]).flatten(0, 1), p[1].flatten())
+        functional.cross_entropy(*flat(m, p))
+        + functional.cross_entropy(2 * m(p[0]).flatten(0, 1), p[1].flatten())
     ),
-    "stacked": lambda m, p: torch.stack([F.cross_entropy(*flat(m, p))] * 2).mean(),
+    "stacked": lambda m, p: torch.stack([functional.cross_entropy(*flat(m, p))] * 2).mean(),
     "with weight decay": lambda m, p: (
-        F.cross_entropy(*flat(m, p)) + 0.1 * m.head.weight.square().sum() + m.head.bias.abs().mean()
+        functional.cross_entropy(*flat(m, p))
+        + 0.1 * m.head.weight.square().sum()
+        + m.head.bias.abs().mean()
     ),
-    "brim's": lambda m, p: B.cross_entropy(*flat(m, p)),
-    "brim's, weights": lambda m, p: B.cross_entropy(*flat(m, p), weight=WEIGHT),
-    "brim's, smoothed": lambda m, p: B.cross_entropy(*flat(m, p), label_smoothing=0.1),
+    "brim's": lambda m, p: own.cross_entropy(*flat(m, p)),
+    "brim's, weights": lambda m, p: own.cross_entropy(*flat(m, p), weight=WEIGHT),
+    "brim's, smoothed": lambda m, p: own.cross_entropy(*flat(m, p), label_smoothing=0.1),
     "brim's head": head_loss,
     "brim's head, weights": lambda m, p: head_loss(m, p, weight=WEIGHT),
     "masked sum, clamped": lambda m, p: masked(m, p, True),
     "masked sum": lambda m, p: masked(m, p, False),
     "mean of what is chosen": lambda m, p: m(p[0])[p[1] != IGNORED].square().mean(),
-    "mse of what is chosen": lambda m, p: F.mse_loss(
+    "mse of what is chosen": lambda m, p: functional.mse_loss(
         m(p[0])[p[1] != IGNORED][:, 0], p[1][p[1] != IGNORED].double()
     ),
     "sum over items by hand": lambda m, p: (
@@ -124,7 +134,7 @@ def test_a_mean_of_items_that_are_means_of_labels_is_by_items() -> None:
     x, y = tokens()
 
     def loss_fn(part: Any) -> torch.Tensor:
-        losses = [F.cross_entropy(model(a), b) for a, b in zip(*part, strict=True)]
+        losses = [functional.cross_entropy(model(a), b) for a, b in zip(*part, strict=True)]
         return sum(losses) / len(losses)  # type: ignore[return-value]
 
     assert_as_whole(loss_fn, model, (x[1:8], y[1:8]), 3)
@@ -134,9 +144,11 @@ def test_labels_that_count_nothing_in_a_whole_part_or_batch() -> None:
     model = Model()
     x, y = torch.randn(16, 6).double(), torch.randint(0, 5, (16,))
     y[8:] = IGNORED
-    assert_as_whole(lambda p: F.cross_entropy(model(p[0]), p[1]), model, (x, y), 4)
+    assert_as_whole(lambda p: functional.cross_entropy(model(p[0]), p[1]), model, (x, y), 4)
     y[:] = IGNORED
-    step = brim.Microbatches(lambda p: F.cross_entropy(model(p[0]), p[1]), model=model, size=4)
+    step = brim.Microbatches(
+        lambda p: functional.cross_entropy(model(p[0]), p[1]), model=model, size=4
+    )
     assert step((x, y)).isnan()  # as torch's
     assert gradients(model) == []
 
@@ -146,9 +158,7 @@ def test_counts_in_half_precision_are_exact() -> None:
     y = torch.zeros(3000, dtype=torch.long)
     y[1003::2] = IGNORED  # 1251 and then 750, the first of which bfloat16 has not
     x = torch.ones(3000, 1, dtype=torch.bfloat16)
-    step = brim.Microbatches(
-        lambda p: F.cross_entropy(p[0] @ w.T, p[1]), size=1500
-    )
+    step = brim.Microbatches(lambda p: functional.cross_entropy(p[0] @ w.T, p[1]), size=1500)
     assert float(step((x, y))) == pytest.approx(0.6931, rel=4e-3)
     assert step._pass.count == 2001
 
@@ -186,7 +196,9 @@ def test_means_over_different_things_are_refused_where_they_differ() -> None:
     x, y = tokens()
 
     def loss_fn(part: Any) -> torch.Tensor:
-        return F.cross_entropy(*flat(model, part)) + model(part[0])[:, 0, 0].square().mean()
+        return (
+            functional.cross_entropy(*flat(model, part)) + model(part[0])[:, 0, 0].square().mean()
+        )
 
     step = brim.Microbatches(loss_fn, model=model, size=4)
     with pytest.raises(ValueError, match="sum of means over different things"):
@@ -209,7 +221,7 @@ def test_means_over_different_things_are_refused_where_they_differ() -> None:
 def test_a_wrong_count_is_refused() -> None:
     model = Model()
     step = brim.Microbatches(
-        lambda p: (F.cross_entropy(*flat(model, p)), len(p[0])), model=model, size=4
+        lambda p: (functional.cross_entropy(*flat(model, p)), len(p[0])), model=model, size=4
     )
     with pytest.raises(ValueError, match="by the count that the loss function returns"):
         step(tokens())
@@ -225,7 +237,7 @@ def test_accumulated_batches_are_means_over_all_of_them(counts: bool, before: bo
     x, y = tokens()
 
     def loss_fn(part: Any) -> Any:
-        loss = F.cross_entropy(*flat(model, part))
+        loss = functional.cross_entropy(*flat(model, part))
         return (loss, (part[1] != IGNORED).sum()) if counts else loss
 
     result = loss_fn((x, y))
@@ -273,7 +285,7 @@ def test_a_batch_that_fails_undoes_all_accumulated_ones() -> None:
     def loss_fn(part: Any) -> torch.Tensor:
         if part[0].sum() == 0:
             raise KeyError("mine")
-        return F.cross_entropy(*flat(model, part))
+        return functional.cross_entropy(*flat(model, part))
 
     step = brim.Microbatches(loss_fn, model=model, size=2)
     with pytest.raises(KeyError):
@@ -356,13 +368,13 @@ def interrupted(at: int, work: Callable[[], Any]) -> bool:
 def test_an_interrupt_at_any_line_leaves_nothing(pooled: bool, every: int) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
     x, y = torch.rand(6, 3), torch.randint(0, 2, (6,))
-    norm: Any = model[1]
+    batch, norm = (x, y), cast("nn.BatchNorm1d", model[1])
     state = copy.deepcopy(model.state_dict())
     filters = list(warnings.filters)
 
     def make() -> brim.Microbatches:
         return brim.Microbatches(
-            lambda p: F.cross_entropy(model(p[0]), p[1]),
+            lambda p: functional.cross_entropy(model(p[0]), p[1]),
             model=model,
             size=3,
             allow=nn.BatchNorm1d,
@@ -375,8 +387,8 @@ def test_an_interrupt_at_any_line_leaves_nothing(pooled: bool, every: int) -> No
         model.load_state_dict(state)
         model.zero_grad()
         model[0].bias.grad = before = torch.ones(4)
-        batch = (x, y)
-        was = interrupted(at, lambda: step.accumulate([batch]) if pooled else step(batch))
+        work = partial(step.accumulate, [batch]) if pooled else partial(step, batch)
+        was = interrupted(at, work)
         assert model.training
         assert norm.training
         assert not any(module._forward_pre_hooks for module in model.modules())

@@ -35,7 +35,9 @@ def close(found: Any, expected: Any) -> bool:
     return bool(abs(found - expected) <= 1e-12 * max(1, abs(expected)))
 
 
-@pytest.mark.parametrize("case", ["mean", "sum_twice", "counts", "labels", "settled_each_with_its_own_size"])
+@pytest.mark.parametrize(
+    "case", ["mean", "sum_twice", "counts", "labels", "settled_each_with_its_own_size"]
+)
 def test_gradients_of_all_ranks_together(job: Any, case: str) -> None:
     found, expected = job[0][case]
     assert None in expected["gradients"]  # and stays None where no rank has one

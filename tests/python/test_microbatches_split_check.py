@@ -142,9 +142,7 @@ NO_PARTS: dict[str, Any] = {
     "its value is 1": lambda net, part: (
         squares(net, part).mean() / squares(net, part).mean().detach()
     ),
-    "weights that sum to 1": lambda net, part: (
-        squares(net, part) * part[1] / part[1].sum()
-    ).sum(),
+    "weights that sum to 1": lambda net, part: (squares(net, part) * part[1] / part[1].sum()).sum(),
     "two means": lambda net, part: (
         squares(net, part).mean() + net(part[0][part[1] > 0.5]).square().mean()
     ),
@@ -158,7 +156,7 @@ def test_a_loss_that_has_no_parts_is_refused(data: Any, kind: str, dtype: torch.
     net = Net(dropout=0.5).to(dtype)
     data = tuple(each.to(dtype) for each in data)
     step = brim.Microbatches(lambda part: NO_PARTS[kind](net, part), model=net, size=5)
-    with pytest.raises(ValueError, match="in parts: it does not follow|means over different"):
+    with pytest.raises(ValueError, match=r"in parts: it does not follow|means over different"):
         step(data)
     assert all(grad is None for grad in gradients(net))
     assert net.training

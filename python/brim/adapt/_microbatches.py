@@ -344,7 +344,7 @@ class Microbatches:
             total = torch.tensor(own, dtype=torch.float64, device=device)
             group: Any = self._ranks.group
             _sum_over(group)(total)
-            return (total / float(group.size())).tolist()  # type: ignore[no-any-return]
+            return (total / float(group.size())).tolist()
 
         return ranks.parts, float(ranks.longest), means
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -31,20 +32,16 @@ def refuse_waiting(parallel: list[torch.nn.Module], ranks: bool, between: bool) 
     """
     for module in parallel:
         is_ddp = isinstance(module, DistributedDataParallel)
-        kind = "a DistributedDataParallel" if is_ddp else "sharded (FSDP)"
+        waits = (
+            f"model is or has {'a DistributedDataParallel' if is_ddp else 'sharded layers (FSDP)'},"
+            " whose ranks wait for each other in every part"
+        )
         if not ranks:
-            raise ValueError(
-                f"model is or has {kind}, whose ranks wait for each other in every part: pass "
-                "ranks=True"
-                if is_ddp
-                else f"model is {kind}, so that its ranks wait for each other in every part: pass "
-                "ranks=True"
-            )
+            raise ValueError(f"{waits}: pass ranks=True")
         if between and not is_ddp:
             raise ValueError(
-                f"model is {kind}, so that its ranks wait for each other in every part, and this "
-                'Microbatches was made before it was, or for another model: pass '
-                'collectives="inside"'
+                f"{waits}, and was not sharded yet when this Microbatches was made: make it "
+                'afterwards, or pass collectives="inside"'
             )
         if is_ddp and module.static_graph:
             raise ValueError(
@@ -69,11 +66,11 @@ def without_collectives(
     for module in parallel:
         module.require_forward_param_sync = False  # else its first forward waits
         before = module.require_backward_grad_sync
-        put_back.append(lambda m=module, b=before: setattr(m, "require_backward_grad_sync", b))
+        put_back.append(functools.partial(setattr, module, "require_backward_grad_sync", before))
         module.require_backward_grad_sync = False
     for layer in model.modules() if is_first else [model]:
         hook = _refuse_other_parallel(parallel)
-        put_back.append(lambda layer=layer, hook=hook: _remove(layer, hook))
+        put_back.append(functools.partial(_remove, layer, hook))
         layer.register_forward_pre_hook(hook)
 
 

@@ -85,7 +85,7 @@ def _eagerly(body: Callable[[], str]) -> str:
             from torch._dynamo.eval_frame import _set_stance, _stance
 
             put_back.append(functools.partial(_set_stance, _stance))
-            torch.compiler.set_stance("force_eager")  # type: ignore[attr-defined]
+            torch.compiler.set_stance("force_eager")
         return body()
 
     return _C.put_back_after(run, put_back)
