@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include <cstdint>
 #include <deque>
 #include <unordered_set>
 #include <vector>
@@ -11,7 +12,8 @@
 namespace brim::detail {
 
 /// The leaves that the graph of a loss shows, the nearest first.
-inline std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
+/// @param has_16_bits set if a value in the graph has no more, as under autocast; may be null
+inline std::vector<at::Tensor> leaves_of(const at::Tensor& loss, bool* has_16_bits = nullptr) {
   using torch::autograd::Node;
   if (!loss.grad_fn()) {
     return {loss};  // a parameter itself
@@ -22,6 +24,9 @@ inline std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
   while (!open.empty()) {
     Node* const node = open.front();
     open.pop_front();
+    for (std::uint32_t i = 0; has_16_bits != nullptr && i < node->num_inputs(); ++i) {
+      *has_16_bits |= node->input_metadata(i).dtype().itemsize() < 4;
+    }
     if (node->num_outputs() == 0) {
       if (const auto* end = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
         leaves.push_back(end->variable);
