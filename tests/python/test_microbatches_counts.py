@@ -105,6 +105,9 @@ LOSSES: dict[str, Callable[[Model, Any], torch.Tensor]] = {
         + 0.1 * m.head.weight.square().sum()
         + m.head.bias.abs().mean()
     ),
+    "with a term whose count is hidden": lambda m, p: (
+        m(p[0]).square().mean() + 1e-3 * m(p[0]).flatten(1).abs().mean(0).sum()
+    ),
     "brim's": lambda m, p: own.cross_entropy(*flat(m, p)),
     "brim's, weights": lambda m, p: own.cross_entropy(*flat(m, p), weight=WEIGHT),
     "brim's, smoothed": lambda m, p: own.cross_entropy(*flat(m, p), label_smoothing=0.1),
@@ -191,14 +194,14 @@ def test_language_models_of_hugging_face(converted: bool) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
 
 
-def test_means_over_different_things_are_refused_where_they_differ() -> None:
+@pytest.mark.parametrize("factor", [1, 1e-5])
+def test_means_over_different_things_are_refused_where_they_differ(factor: float) -> None:
     model = Model()
     x, y = tokens()
 
     def loss_fn(part: Any) -> torch.Tensor:
-        return (
-            functional.cross_entropy(*flat(model, part)) + model(part[0])[:, 0, 0].square().mean()
-        )
+        aux = model(part[0])[:, 0, 0].square().mean()
+        return functional.cross_entropy(*flat(model, part)) + factor * aux
 
     step = brim.Microbatches(loss_fn, model=model, size=4)
     with pytest.raises(ValueError, match="sum of means over different things"):

@@ -146,6 +146,9 @@ NO_PARTS: dict[str, Any] = {
     "two means": lambda net, part: (
         squares(net, part).mean() + net(part[0][part[1] > 0.5]).square().mean()
     ),
+    "a small term": lambda net, part: (
+        squares(net, part).mean() + 1e-4 * (views(net, part).softmax(1).mean(0) ** 2).sum()
+    ),
     "logarithm": lambda net, part: squares(net, part).mean().log(),
 }
 

@@ -93,7 +93,7 @@ def _eagerly(body: Callable[[], str]) -> str:
 
 def _gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> Any:
     try:
-        return torch.autograd.grad(loss, leaves, allow_unused=True)
+        return torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
     except Exception as error:
         if is_out_of_memory(error):
             raise

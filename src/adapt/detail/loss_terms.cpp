@@ -213,13 +213,14 @@ class Reader {
   }
 
   /// @param count nothing: a sum, which counts what it is divided by
-  bool add(const Node& node, std::optional<double> count, const Divisor& divisor) {
+  bool add(Node& node, std::optional<double> count, const Divisor& divisor) {
     const bool is_sum = !count;
     if (is_sum) {
       count = std::abs(divisor.value());
       may_be_empty |= *count == 1 && !divisor.tensors.empty();
     }
-    result.terms.push_back({*count, elements_of(input_of(node)).value_or(0), is_sum});
+    result.terms.push_back({*count, elements_of(input_of(node)).value_or(0), is_sum,
+                            Edge(compat::pointer_to(node), 0)});
     return true;
   }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
 
 #include <cstdint>
 #include <vector>
@@ -12,8 +13,9 @@ struct LossTerm {
   /// What it divides by: elements of a mean, the total weight of a cross entropy (labels that are
   /// not ignored, by the weights of their classes), what a sum is divided by.
   double count = 0;
-  std::int64_t elements = 0;  ///< COUNT of what is added up
-  bool is_sum = false;        ///< that only factors divide
+  std::int64_t elements = 0;   ///< COUNT of what is added up
+  bool is_sum = false;         ///< that only factors divide
+  torch::autograd::Edge at{};  ///< where it is in the graph
 };
 
 /// What the graph of a loss shows of how it was reduced.

@@ -1,9 +1,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <brim/adapt/detail/part_weights.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <array>
@@ -21,7 +23,8 @@ namespace {
 
 constexpr std::int64_t kLarge = std::int64_t{1} << 16;  // elements of a leaf
 constexpr std::size_t kMostLeaves = 6;
-constexpr double kLeast = 1e-3;  // of the loss: smaller gradients may be nothing but rounding
+constexpr std::size_t kMostTermsApart = 8;
+constexpr double kLeast = 1e-3;         // of the loss: a gradient that counts
 constexpr double kInProportion = 1e-6;  // relative: counts are in proportion
 
 /// By how much sums may differ, relative to their terms. Matrix products of other sizes round
@@ -80,6 +83,7 @@ struct PartWeights::Measured {
   PartLoss loss{at::Tensor()};  // without a graph
   LossTerms read{};
   std::vector<at::Tensor> values{};  // the loss and all gradients, in double on the CPU
+  std::vector<at::Tensor> terms{};   // the gradients of each term alone; undefined: unknown
   std::int64_t items = 0;
 
   [[nodiscard]] double value() const { return values.front().item<double>(); }
@@ -93,18 +97,20 @@ PartWeights::Count PartWeights::count(const PartLoss& part, std::int64_t items) 
     return {.value = static_cast<double>(items)};
   }
   const LossTerms read = by_terms_ ? loss_terms(part.value) : LossTerms();
+  const bool is_known = kinds_.size() == read.terms.size();
   std::optional<Count> found;
   double place = 0;
   for (std::size_t i = 0; i < read.terms.size(); ++i) {
-    const bool is_known = is_constant_.size() == read.terms.size();
-    if (is_known && is_constant_[i]) {
+    const Kind kind = is_known ? kinds_[i] : Kind::counted;
+    if (kind == Kind::constant) {
       continue;
     }
+    const double own = kind == Kind::items ? static_cast<double>(items) : read.terms[i].count;
     if (!found) {
-      found = Count{.value = read.terms[i].count, .is_own = true};
+      found = Count{.value = own, .is_own = true};
     } else if (found->value > 0) {
       place += 1;
-      found->others += place * read.terms[i].count / found->value;
+      found->others += place * own / found->value;
     }
   }
   if (found) {
@@ -117,39 +123,84 @@ PartWeights::Count PartWeights::count(const PartLoss& part, std::int64_t items) 
   return {.value = static_cast<double>(items)};
 }
 
-PartWeights::Verdict PartWeights::compare(std::int64_t at, std::int64_t width, Forward forward,
-                                          Gradients gradients) {
-  std::vector<at::Tensor> leaves;
-  bool has_16_bits = false;
-  const auto measure = [&](std::int64_t begin, std::int64_t end) {
-    const PartLoss loss = forward(begin, end);
+/// Runs items, and measures what their losses have to do with each other.
+class PartWeights::Comparison {
+ public:
+  Comparison(Forward forward, Gradients gradients) : forward_(forward), gradients_(gradients) {}
+
+  Measured measure(std::int64_t begin, std::int64_t end) {
+    const PartLoss loss = forward_(begin, end);
     TORCH_CHECK_VALUE(loss.value.defined() && loss.value.numel() == 1 && loss.value.requires_grad(),
                       "the loss of a part must have one element, and a graph");
     Measured measured{.loss = loss, .read = loss_terms(loss.value), .items = end - begin};
-    if (leaves.empty()) {
-      leaves = leaves_near(loss.value, has_16_bits);
-    }
     measured.loss.value = loss.value.detach();
     const at::NoGradGuard no_grad;
     measured.values.push_back(measured.loss.value.to(at::kCPU, at::kDouble).flatten());
-    const std::vector<at::Tensor> found = gradients(loss.value, leaves);
-    std::vector<at::Tensor> joined;
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      const at::Tensor own = found[i].defined() ? found[i] : at::zeros_like(leaves[i]);
-      const at::Tensor flat = (own.layout() == at::kStrided ? own : own.to_dense()).flatten();
-      joined.push_back(flat.narrow(0, 0, std::min(flat.numel(), kLarge)).to(at::kCPU, at::kDouble));
+    std::vector<at::Tensor> found = gradients_by_leaves(loss.value, 0);
+    if (!found.empty()) {
+      // Smaller gradients may be nothing but rounding.
+      found.push_back(measured.values.front() * kLeast);
+      measured.values.push_back(at::cat(found));
     }
-    // Together: one of them alone may be nothing but rounding, as that of a bias that cancels out.
-    if (!joined.empty()) {
-      joined.push_back(measured.values.front() * kLeast);
-      measured.values.push_back(at::cat(joined));
+    std::vector<LossTerm>& terms = measured.read.terms;
+    for (std::size_t i = 0; terms.size() > 1 && i < std::min(terms.size(), kMostTermsApart); ++i) {
+      found = gradients_by_leaves(tensor_at(terms[i].at), i + 1);
+      // What divides a sum comes after it.
+      const double divisor = terms[i].is_sum && terms[i].count > 0 ? terms[i].count : 1.0;
+      measured.terms.push_back(found.empty() ? at::Tensor() : at::cat(found).div_(divisor));
+    }
+    for (LossTerm& term : terms) {
+      term.at = {};  // the graph is not needed any more
     }
     return measured;
-  };
-  const Measured whole = measure(at, at + 2 * width);
-  const Measured first = measure(at, at + width);
-  const Measured second = measure(at + width, at + 2 * width);
-  const double tolerance = tolerance_of(whole.loss.value, leaves, has_16_bits);
+  }
+
+  [[nodiscard]] double tolerance(const Measured& whole) const {
+    return tolerance_of(whole.loss.value, leaves_.front(), has_16_bits_);
+  }
+
+ private:
+  /// Of one element or so, with this place in the graph.
+  static at::Tensor tensor_at(const torch::autograd::Edge& edge) {
+    const auto& made = edge.function->input_metadata(edge.input_nr);
+    at::Tensor tensor = at::zeros_symint(made.shape_as_dim_vector(), made.options());
+    torch::autograd::impl::set_gradient_edge(tensor, edge);
+    return tensor;
+  }
+
+  /// Together: one of them alone may be nothing but rounding, as that of a bias that cancels out.
+  std::vector<at::Tensor> gradients_by_leaves(const at::Tensor& root, std::size_t place) {
+    if (leaves_.size() <= place) {
+      leaves_.resize(place + 1);
+    }
+    std::vector<at::Tensor>& leaves = leaves_[place];
+    if (leaves.empty()) {
+      leaves = leaves_near(root, has_16_bits_);
+    }
+    const std::vector<at::Tensor> found =
+        leaves.empty() ? std::vector<at::Tensor>() : gradients_(root, leaves);
+    std::vector<at::Tensor> flat;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const at::Tensor own = found[i].defined() ? found[i] : at::zeros_like(leaves[i]);
+      const at::Tensor all = (own.layout() == at::kStrided ? own : own.to_dense()).flatten();
+      flat.push_back(all.narrow(0, 0, std::min(all.numel(), kLarge)).to(at::kCPU, at::kDouble));
+    }
+    return flat;
+  }
+
+  Forward forward_;
+  Gradients gradients_;
+  std::vector<std::vector<at::Tensor>> leaves_;  // of the loss and of each term
+  bool has_16_bits_ = false;
+};
+
+PartWeights::Verdict PartWeights::compare(std::int64_t at, std::int64_t width, Forward forward,
+                                          Gradients gradients) {
+  Comparison comparison(forward, gradients);
+  const Measured whole = comparison.measure(at, at + 2 * width);
+  const Measured first = comparison.measure(at, at + width);
+  const Measured second = comparison.measure(at + width, at + 2 * width);
+  const double tolerance = comparison.tolerance(whole);
   const std::size_t values =
       std::min({whole.values.size(), first.values.size(), second.values.size()});
 
@@ -168,12 +219,41 @@ PartWeights::Verdict PartWeights::compare(std::int64_t at, std::int64_t width, F
   }
   verdict.tells = apart > 4 * tolerance;
 
-  const auto fits = [&](double a, double b) {
-    double worst = 0;
-    for (std::size_t i = 0; i < values; ++i) {
-      worst = std::max(worst, off({a, b}, whole.values[i], {&first.values[i], &second.values[i]}));
+  const std::size_t terms = whole.read.terms.size();
+  const bool same_terms = terms == first.read.terms.size() && terms == second.read.terms.size();
+  /// Whether a term alone is so weighted; true where there is no way to know.
+  const auto term_fits = [&](std::size_t i, double a, double b) {
+    const auto has = [&](const Measured& measured) {
+      return i < measured.terms.size() && measured.terms[i].defined();
+    };
+    return !same_terms || !has(whole) || !has(first) || !has(second) ||
+           off({a, b}, whole.terms[i], {&first.terms[i], &second.terms[i]}) <= tolerance;
+  };
+  const auto looks_constant = [&](std::size_t i) {
+    const LossTerm& one = first.read.terms[i];
+    const LossTerm& other = second.read.terms[i];
+    const LossTerm& both = whole.read.terms[i];
+    return both.elements == one.elements && both.elements == other.elements &&
+           both.count == one.count && both.count == other.count;
+  };
+  std::vector<Kind> kinds(same_terms ? terms : 0, Kind::counted);
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    if (looks_constant(i)) {
+      kinds[i] = term_fits(i, 1, 0) && term_fits(i, 0, 1) ? Kind::constant : Kind::items;
     }
-    return worst <= tolerance;
+  }
+  const auto fits = [&](double a, double b) {
+    for (std::size_t i = 0; i < values; ++i) {
+      if (off({a, b}, whole.values[i], {&first.values[i], &second.values[i]}) > tolerance) {
+        return false;
+      }
+    }
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      if (!(kinds[i] == Kind::constant && a + b == 1) && !term_fits(i, a, b)) {
+        return false;
+      }
+    }
+    return true;
   };
   const auto share = [](double a, double b) { return a + b > 0 ? a / (a + b) : 0.0; };
 
@@ -185,29 +265,19 @@ PartWeights::Verdict PartWeights::compare(std::int64_t at, std::int64_t width, F
     const double a = share(*first.loss.count, *second.loss.count);
     holds = fits(a, 1 - a);
   } else {
-    const std::size_t terms = whole.read.terms.size();
-    bool has_terms = terms == first.read.terms.size() && terms == second.read.terms.size();
-    std::vector<bool> constant(terms, false);
     std::optional<double> a;
-    for (std::size_t i = 0; has_terms && i < terms; ++i) {
-      const LossTerm& one = first.read.terms[i];
-      const LossTerm& other = second.read.terms[i];
-      const LossTerm& both = whole.read.terms[i];
-      constant[i] = both.elements == one.elements && both.elements == other.elements &&
-                    both.count == one.count && both.count == other.count;
-      if (constant[i]) {
-        continue;
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      if (kinds[i] != Kind::constant) {
+        const double own = kinds[i] == Kind::items
+                               ? 0.5
+                               : share(first.read.terms[i].count, second.read.terms[i].count);
+        mixed |= a && std::abs(*a - own) > kInProportion;
+        a = a.value_or(own);
       }
-      const double own = share(one.count, other.count);
-      mixed |= a && std::abs(*a - own) > kInProportion;
-      a = a.value_or(own);
     }
-    has_terms = has_terms && a && !mixed;
-    const bool terms_hold = has_terms && fits(*a, 1 - *a);
+    const bool terms_hold = a && !mixed && fits(*a, 1 - *a);
     const bool items_hold = fits(0.5, 0.5);
-    if (terms == first.read.terms.size() && terms == second.read.terms.size()) {
-      is_constant_ = constant;
-    }
+    kinds_ = kinds;
     holds = (by_terms_ && terms_hold) || (by_items_ && items_hold);
     if (holds) {
       by_terms_ &= terms_hold;
@@ -217,7 +287,7 @@ PartWeights::Verdict PartWeights::compare(std::int64_t at, std::int64_t width, F
   if (holds) {
     return verdict;
   }
-  const Measured again = measure(at, at + 2 * width);
+  const Measured again = comparison.measure(at, at + 2 * width);
   for (std::size_t i = 0; i < std::min(values, again.values.size()); ++i) {
     verdict.is_random |=
         off({1.0, 0.0}, whole.values[i], {&again.values[i], nullptr}) > kInProportion;
@@ -226,15 +296,15 @@ PartWeights::Verdict PartWeights::compare(std::int64_t at, std::int64_t width, F
     verdict.is_shown =
         whole.read.is_complete && !whole.read.terms.empty() && !mixed &&
         (reduction_ == Reduction::mean || std::ranges::all_of(whole.read.terms, &LossTerm::is_sum));
-  } else {
-    Looks looks = mixed ? Looks::mixed : Looks::other;
-    if (reduction_ == Reduction::sum && fits(0.5, 0.5)) {
-      looks = Looks::mean;
-    } else if (reduction_ == Reduction::mean && !whole.loss.count && fits(1.0, 1.0)) {
-      looks = Looks::sum;
-    }
-    verdict.error = refuse(whole, first, second, looks);
+    return verdict;
   }
+  Looks looks = mixed ? Looks::mixed : Looks::other;
+  if (reduction_ == Reduction::sum && fits(0.5, 0.5)) {
+    looks = Looks::mean;
+  } else if (reduction_ == Reduction::mean && !whole.loss.count && fits(1.0, 1.0)) {
+    looks = Looks::sum;
+  }
+  verdict.error = refuse(whole, first, second, looks);
   return verdict;
 }
 

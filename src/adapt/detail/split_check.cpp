@@ -74,7 +74,7 @@ SplitCheck::Result SplitCheck::compare(PartWeights& weights, std::int64_t items,
 std::vector<at::Tensor> gradients_by(const at::Tensor& loss,
                                      const std::vector<at::Tensor>& leaves) {
   try {
-    return torch::autograd::grad({loss}, leaves, {}, std::nullopt, /*create_graph=*/false,
+    return torch::autograd::grad({loss}, leaves, {}, /*retain_graph=*/true, /*create_graph=*/false,
                                  /*allow_unused=*/true);
   } catch (const c10::Error& error) {
     if (is_out_of_memory(error)) {

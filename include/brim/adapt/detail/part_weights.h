@@ -24,7 +24,7 @@ class BRIM_API PartWeights {
  public:
   using Forward = c10::function_ref<PartLoss(std::int64_t begin, std::int64_t end)>;
   /// The gradients of the loss by these leaves, undefined for those that it does not reach; empty
-  /// if there is no way to get them.
+  /// if there is no way to get them. Keeps the graph.
   using Gradients = c10::function_ref<std::vector<at::Tensor>(const at::Tensor& loss,
                                                               const std::vector<at::Tensor>&)>;
 
@@ -55,6 +55,10 @@ class BRIM_API PartWeights {
 
  private:
   struct Measured;
+  class Comparison;
+  /// Of a term: it counts what its graph shows, or items, or does not depend on the batch, as
+  /// weight decay.
+  enum class Kind : std::uint8_t { counted, items, constant };
   enum class Looks : std::uint8_t { sum, mean, mixed, other };
   [[nodiscard]] std::string refuse(const Measured& whole, const Measured& first,
                                    const Measured& second, Looks looks) const;
@@ -62,7 +66,7 @@ class BRIM_API PartWeights {
   Reduction reduction_;
   bool by_terms_ = true;  // what the graph shows was right so far
   bool by_items_ = true;
-  std::vector<bool> is_constant_;  // which terms do not depend on the batch, as weight decay
+  std::vector<Kind> kinds_;  // of the terms; empty: not known
 };
 
 }  // namespace brim::detail
