@@ -56,9 +56,6 @@ void register_dist(py::module_& m) {
       .def_property(
           "length", [](const Agreement& self) { return self.lengths.own; },
           [](Agreement& self, std::int64_t items) { self.lengths.own = items; })
-      .def_property_readonly(
-          "same_length",
-          [](const Agreement& self) { return self.lengths.shortest == self.lengths.longest; })
       .def_property_readonly("longest", [](const Agreement& self) { return self.lengths.longest; })
       .def_property_readonly("parts", [](const Agreement& self) { return self.lengths.parts; })
       .def("unsettle", [](Agreement& self) { self.count_exchange(false); });

@@ -1,8 +1,11 @@
 #include <brim/adapt/detail/batch_pass.h>
 #include <brim/adapt/detail/gradient_reduction.h>
+#include <brim/adapt/detail/item_contrast.h>
+#include <brim/adapt/detail/split_check.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,17 +58,18 @@ std::vector<at::Tensor> tensors_argument(const py::sequence& given) {
 
 /// @param cut (start, stop) -> a part
 /// @param scale a loss -> the loss to call backward on; None: itself
-/// @param all (parts, unit, same_items, mean) of detail::BatchPass::AllRanks, or None
+/// @param all (parts, unit, means) of detail::BatchPass::AllRanks, or None
 py::object run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
                const py::object& loss_fn, const py::object& cut, const py::object& scale,
-               const std::optional<std::tuple<std::int64_t, double, bool, py::object>>& all) {
+               const std::optional<std::tuple<std::int64_t, double, py::object>>& all) {
   std::optional<detail::BatchPass::AllRanks> ranks;
   if (all) {
-    const py::object& mean = std::get<3>(*all);
+    const py::object& means = std::get<2>(*all);
     ranks = {.parts = std::get<0>(*all),
              .unit = std::get<1>(*all),
-             .same_items = std::get<2>(*all),
-             .mean = [&](double count) { return invoke(mean, count).cast<double>(); }};
+             .means = [&](const std::vector<double>& own) {
+               return invoke(means, own).cast<std::vector<double>>();
+             }};
   }
   return to_python(pass.run(
       items, size,
@@ -84,9 +88,141 @@ py::object run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
       ranks ? &*ranks : nullptr));
 }
 
+/// Not a std::exception, so that nothing in the core takes it for a failure of the work: Ctrl-C and
+/// the like.
+struct Interrupted {
+  std::exception_ptr error;
+};
+
+template <class Work>
+auto telling_interrupts(const Work& work) {
+  try {
+    return work();
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) {
+      throw Interrupted{std::current_exception()};
+    }
+    throw;
+  }
+}
+
+/// detail::SplitCheck and the items that it compares.
+class SplitCheck {
+ public:
+  [[nodiscard]] bool is_open() const { return check_.is_open(); }
+
+  std::vector<std::int64_t> pairs(const py::sequence& tensors, std::int64_t dim) {
+    return contrast_.pairs(tensors_argument(tensors), dim);
+  }
+  std::vector<std::int64_t> pairs_of(const std::vector<std::vector<double>>& traits) {
+    return contrast_.pairs(traits);
+  }
+
+  /// @param loss_of (start, stop) -> what loss_fn returns for a part
+  /// @param gradients (loss, leaves) -> as detail::PartWeights::Gradients
+  const char* run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
+                  std::vector<std::int64_t> places, const py::object& loss_of,
+                  const py::object& gradients) {
+    const auto forward = [&](std::int64_t begin, std::int64_t end) {
+      return telling_interrupts([&] { return part_loss(invoke(loss_of, begin, end)); });
+    };
+    const auto by = [&](const at::Tensor& loss, const std::vector<at::Tensor>& leaves) {
+      return telling_interrupts([&] {
+        py::list given;  // NOLINT(misc-const-correctness): it is filled below
+        for (const at::Tensor& leaf : leaves) {
+          given.append(to_python(leaf));
+        }
+        std::vector<at::Tensor> found;
+        for (const py::handle each : invoke(gradients, to_python(loss), given)) {
+          found.push_back(each.is_none() ? at::Tensor() : THPVariable_Unpack(each.ptr()));
+        }
+        return found;
+      });
+    };
+    try {
+      const auto result = check_.run(pass.weights(), items, size, std::move(places), forward, by);
+      contrast_.compared();
+      switch (result) {
+        case detail::SplitCheck::Result::right:
+          return "right";
+        case detail::SplitCheck::Result::undecided:
+          return "undecided";
+        case detail::SplitCheck::Result::failed:
+          return "failed";
+        case detail::SplitCheck::Result::random:
+          return "random";
+        case detail::SplitCheck::Result::unknown:
+          return "unknown";
+      }
+    } catch (const Interrupted& interrupted) {
+      std::rethrow_exception(interrupted.error);
+    }
+    return "";
+  }
+
+ private:
+  detail::SplitCheck check_;
+  detail::ItemContrast contrast_;
+};
+
+/// `body()`, and then each of `put_back`, last first, whatever happens: `try … finally` in Python
+/// can be left between any two lines by Ctrl-C. What is put back can be called twice, and is if the
+/// first call was interrupted.
+py::object put_back_after(const py::object& body, const py::list& put_back) {
+  py::object result;
+  std::exception_ptr error;
+  try {
+    result = invoke(body);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  while (!put_back.empty()) {
+    const py::object last = put_back[put_back.size() - 1];
+    for (bool again = true; again;) {
+      again = false;
+      try {
+        release(invoke(last));
+      } catch (const py::error_already_set& failed) {
+        again = !failed.matches(PyExc_Exception);
+        error = error ? error : std::current_exception();
+      }
+    }
+    put_back.attr("pop")();
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  return result;
+}
+
+/// Lets one call in at a time, and is free again after any exception.
+class OneAtATime {
+ public:
+  /// @throws RuntimeError with `busy` if a call is inside.
+  py::object run(const py::object& body, const py::list& put_back, const std::string& busy) {
+    TORCH_CHECK(!is_busy_, busy);
+    is_busy_ = true;
+    const std::unique_ptr<bool, void (*)(bool*)> leave(&is_busy_,
+                                                       [](bool* flag) { *flag = false; });
+    return put_back_after(body, put_back);
+  }
+
+ private:
+  bool is_busy_ = false;  // under the GIL
+};
+
 }  // namespace
 
 void register_microbatches(py::module_& m) {
+  m.def("put_back_after", &put_back_after);
+  py::class_<OneAtATime>(m, "OneAtATime").def(py::init<>()).def("run", &OneAtATime::run);
+  py::class_<SplitCheck>(m, "SplitCheck")
+      .def(py::init<>())
+      .def("pairs", torch::wrap_pybind_function(&SplitCheck::pairs))
+      .def("pairs_of", &SplitCheck::pairs_of)
+      .def("run", torch::wrap_pybind_function(&SplitCheck::run))
+      .def_property_readonly("is_open", &SplitCheck::is_open)
+      .attr("UNKNOWN") = detail::kUnknownParts;
   py::class_<detail::BatchPass>(m, "BatchPass")
       .def(py::init([](const std::string& reduction) {
         return std::make_unique<detail::BatchPass>(reduction_argument(reduction));
@@ -104,6 +240,12 @@ void register_microbatches(py::module_& m) {
            })
       .def("finish", &detail::BatchPass::finish)
       .def("undo", &detail::BatchPass::undo)
+      .def("pool", [](detail::BatchPass& self, const py::object& loss, double count,
+                      double shape) { self.pool(THPVariable_Unpack(loss.ptr()), count, shape); })
+      .def("finish_pool", [](detail::BatchPass& self) { return to_python(self.finish_pool()); })
+      .def("undo_pool", &detail::BatchPass::undo_pool)
+      .def("count_always", &detail::BatchPass::count_always)
+      .def_property_readonly("shape", &detail::BatchPass::shape)
       .def_property_readonly("count", &detail::BatchPass::count);
   py::class_<detail::GradientReduction>(m, "GradientReduction")
       .def(py::init([](const std::string& reduction) {
@@ -118,8 +260,12 @@ void register_microbatches(py::module_& m) {
              return self.vote(
                  ready, [&](const at::Tensor& tensor) { release(invoke(sum, to_python(tensor))); });
            })
-      .def("prepare", [](detail::GradientReduction& self, const py::object& loss,
-                         double count) { self.prepare(THPVariable_Unpack(loss.ptr()), count); })
+      .def("prepare",
+           [](detail::GradientReduction& self, const py::object& loss, double count, double shape) {
+             self.prepare(THPVariable_Unpack(loss.ptr()), count, shape);
+           })
+      .def_property_readonly("total", &detail::GradientReduction::total)
+      .def_property_readonly("shape", &detail::GradientReduction::shape)
       .def("run", [](detail::GradientReduction& self, const py::object& sum) {
         return to_python(
             self.run([&](const at::Tensor& tensor) { release(invoke(sum, to_python(tensor))); }));

@@ -135,6 +135,67 @@ def counts(rank: int) -> Any:
     return [result(model, step(batch_of(rank)))], expected(whole)
 
 
+def labels_of(rank: int) -> torch.Tensor:
+    """Of which some are ignored: more on rank 1, and all of its first part."""
+    y = torch.arange(len(batch_of(rank)[0])) % 3
+    y[: 4 * rank + 1] = -100
+    return y
+
+
+@case
+def labels(rank: int) -> Any:
+    """A mean over labels, read from the graph on each rank."""
+    found = []
+
+    def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logits = model(x)[:, None] * torch.arange(3.0).double()
+        return nn.functional.cross_entropy(logits, y)
+
+    for size in (3, None):
+        model = net()
+        step = brim.Microbatches(
+            lambda part, model=model: loss_of(model, *part), model=model, ranks=True, size=size
+        )
+        found.append(result(model, step((batch_of(rank)[0], labels_of(rank)))))
+    y = torch.cat([labels_of(i) for i in range(2)])
+    return found, expected(lambda model: loss_of(model, batches()[0], y))
+
+
+def error_of(work: Callable[[], Any]) -> str:
+    try:
+        work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@case
+def no_parts(rank: int) -> Any:
+    """Rank 1 alone splits its batch, and refuses its loss: all hear of it."""
+    model = net()
+    step = brim.Microbatches(
+        lambda part: mse_loss(model(part[0]), part[1]).sqrt(),
+        model=model,
+        ranks=True,
+        per_rank=True,
+        size=None if rank == 0 else 3,
+    )
+    return error_of(lambda: step(batch_of(rank))), gradients(model)
+
+
+@case
+def static_graph(rank: int) -> Any:
+    """Torch cannot run it in parts; afterwards it is as before."""
+    model = DistributedDataParallel(nn.Linear(4, 1).double(), static_graph=True)
+    x = batch_of(rank)[0]
+    step = brim.Microbatches(lambda part: model(part).mean(), model=model, ranks=True, size=4)
+    error = error_of(lambda: step(x))
+    for _ in range(2):
+        model.zero_grad()
+        model(x).mean().backward()
+    return error, gradients(model)
+
+
 @case
 def failures(rank: int) -> Any:
     """Rank 1 runs out of memory at each of its allocations in turn, under DDP."""
@@ -144,7 +205,11 @@ def failures(rank: int) -> Any:
         inner.last.weight.grad = torch.ones_like(inner.last.weight)
         model = DistributedDataParallel(inner)
         step = brim.Microbatches(
-            lambda part: mse_loss(model(part[0]), part[1]), model=model, ranks=True, size=size
+            lambda part: mse_loss(model(part[0]), part[1]),
+            model=model,
+            ranks=True,
+            size=size,
+            check=False,
         )
         torch.manual_seed(rank)
         batch = batch_of(rank)
@@ -194,7 +259,9 @@ def settled(rank: int) -> Any:
         return mse_loss(model(part[0]), part[1])
 
     def make(size: int) -> brim.Microbatches:
-        return brim.Microbatches(loss_fn, model=model, ranks=True, size=size, sync="settled")
+        return brim.Microbatches(
+            loss_fn, model=model, ranks=True, size=size, sync="settled", check=False
+        )
 
     def run(step: brim.Microbatches, at: int = 2**40) -> tuple[Any, int]:
         model.zero_grad()
@@ -298,20 +365,66 @@ def whole_gradients(model: nn.Module) -> list[list[float]]:
 @case
 def fully_sharded(rank: int) -> Any:
     """FSDP2 reduces its gradients itself, part by part."""
-    model = layers(sharded=True)
     x = torch.rand(2, 8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    step = brim.Microbatches(
-        lambda part: model(part).square().mean(),
-        model=model,
-        ranks=True,
-        collectives="inside",
-        size=3,
-    )
-    for _ in range(2):  # the gradients of both add up
-        step(x[rank])
+    found = []
+    for options in ({"collectives": "inside"}, {}):  # which is what such a model needs
+        model = layers(sharded=True)
+        step = brim.Microbatches(
+            lambda part, model=model: model(part).square().mean(),
+            model=model,
+            ranks=True,
+            size=3,
+            **options,
+        )
+        for _ in range(2):  # the gradients of both add up
+            step(x[rank])
+        found.append(whole_gradients(model))
     plain = layers(sharded=False)
     (2 * plain(x.flatten(0, 1)).square().mean()).backward()
+    return found, gradients(plain)
+
+
+@case
+def fully_sharded_labels(rank: int) -> Any:
+    """A mean over labels, of which the ranks have different numbers."""
+    x = torch.rand(2, 7, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = torch.arange(14).reshape(2, 7) % 3
+    y[0, :5] = y[1, 6] = -100
+
+    def loss_of(model: nn.Module, part: Any) -> torch.Tensor:
+        logits = model(part[0]) * torch.arange(3.0).double()
+        return nn.functional.cross_entropy(logits, part[1])
+
+    model, plain = layers(sharded=True), layers(sharded=False)
+    step = brim.Microbatches(lambda p: loss_of(model, p), model=model, ranks=True, size=2)
+    step.accumulate([(x[rank, :3], y[rank, :3]), (x[rank, 3:], y[rank, 3:])])
+    loss_of(plain, (x.flatten(0, 1), y.flatten())).backward()
     return whole_gradients(model), gradients(plain)
+
+
+@case
+def sharded_and_waiting(rank: int) -> Any:
+    """What would wait for ever, or mix kinds of tensors."""
+    x = torch.rand(6 - 3 * rank, 4, dtype=torch.float64)
+    model = layers(sharded=False)
+    early = brim.Microbatches(lambda part: model(part).mean(), model=model, ranks=True, size=3)
+    sharded = layers(sharded=True)
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        return sharded(part).square().mean()  # type: ignore[no-any-return]
+
+    errors = [
+        error_of(lambda: brim.Microbatches(loss_fn, model=sharded, size=3)(x)),
+        error_of(lambda: brim.Microbatches(loss_fn, size=3)(x)),
+        error_of(
+            lambda: brim.Microbatches(loss_fn, model=sharded, ranks=True, collectives="between")
+        ),
+    ]
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    errors.append(error_of(lambda: early(x)))
+    return errors
 
 
 @case

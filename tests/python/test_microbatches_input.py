@@ -62,8 +62,8 @@ def test_kinds_of_batches(kind: str) -> None:
         return (w * x_of(part)).mean()
 
     loss = brim.Microbatches(loss_fn, size=2)(batch)
-    assert [len(x) for x in seen] == [2, 2, 1]
-    assert torch.cat(seen).equal(X)
+    assert [len(x) for x in seen[-3:]] == [2, 2, 1]
+    assert torch.cat(seen[-3:]).equal(X)
     assert loss == 2
     assert w.grad == 2
 
@@ -192,9 +192,9 @@ def test_counts_for_some_parts_only_or_with_a_sum() -> None:
         return (w * part).sum() if part[0] == 2 else ((w * part).sum(), 1)
 
     with pytest.raises(ValueError, match="some parts only"):
-        brim.Microbatches(loss_fn, size=2)(torch.arange(6))
+        brim.Microbatches(loss_fn, size=2, check=False)(torch.arange(6))
     with pytest.raises(ValueError, match='reduction "mean"'):
-        brim.Microbatches(loss_fn, size=2, reduction="sum")(torch.arange(6))
+        brim.Microbatches(loss_fn, size=2, reduction="sum", check=False)(torch.arange(6))
 
 
 def test_a_wrong_loss_function_is_named_when_it_is_given() -> None:

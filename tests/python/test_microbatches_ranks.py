@@ -35,7 +35,9 @@ def close(found: Any, expected: Any) -> bool:
     return bool(abs(found - expected) <= 1e-12 * max(1, abs(expected)))
 
 
-@pytest.mark.parametrize("case", ["mean", "sum_twice", "counts", "settled_each_with_its_own_size"])
+@pytest.mark.parametrize(
+    "case", ["mean", "sum_twice", "counts", "labels", "settled_each_with_its_own_size"]
+)
 def test_gradients_of_all_ranks_together(job: Any, case: str) -> None:
     found, expected = job[0][case]
     assert None in expected["gradients"]  # and stays None where no rank has one
@@ -67,7 +69,33 @@ def test_ranks_with_different_memory(job: Any) -> None:
 def test_a_model_that_reduces_its_gradients_itself(job: Any) -> None:
     for rank in job:
         found, expected = rank["fully_sharded"]
-        assert close(found, expected)
+        for each in found:
+            assert close(each, expected)
+        assert close(*rank["fully_sharded_labels"])
+
+
+def test_a_sharded_model_never_waits_for_ever(job: Any) -> None:
+    for rank in job:
+        given, reached, between, early = rank["sharded_and_waiting"]
+        for error in (given, reached):
+            assert error.startswith("ValueError: ")
+            assert "pass ranks=True" in error
+        assert 'collectives is "between"' in between
+        assert 'pass collectives="inside"' in early
+
+
+def test_a_static_graph_is_refused_and_works_as_before(job: Any) -> None:
+    (here, left), (there, left_there) = (rank["static_graph"] for rank in job)
+    assert "static_graph=True, which torch cannot run in parts" in here
+    assert "static_graph=True, which torch cannot run in parts" in there
+    assert left == left_there
+
+
+def test_a_loss_without_parts_on_one_rank_is_an_error_on_all(job: Any) -> None:
+    (here, left), (there, left_there) = (rank["no_parts"] for rank in job)
+    assert here.startswith("RankError: rank 1 failed with part size = 3: ValueError: the loss")
+    assert "does not follow from the losses of parts" in there
+    assert set(map(str, left + left_there)) == {"None"}
 
 
 def test_ranks_of_such_a_model_may_have_batches_of_any_length(job: Any) -> None:
@@ -130,17 +158,20 @@ def test_the_vote_of_a_reduction(device: str) -> None:
     reduction = _C.GradientReduction("mean")
     reduction.name([weight])
     assert not reduction.is_planned
-    reduction.prepare(torch.tensor(2.0, device=device), 4)
+    reduction.prepare(torch.tensor(2.0, device=device), 4, 0)
     assert reduction.is_planned
 
     def with_other(*numbers: float) -> Any:
-        """The other rank's numbers: whether it failed, its count, count · loss, its gradients."""
+        """The other rank's: whether it failed, count, count · loss, shape (3), its gradients."""
         return lambda tensor: tensor.add_(torch.tensor(numbers, device=device))
 
-    assert not reduction.vote(True, with_other(1, 0, 0, 0))
+    assert not reduction.vote(True, with_other(1, 0, 0, 0, 0, 0, 0))
     assert weight.grad.tolist() == [6.0] * 3
-    assert not reduction.vote(False, with_other(0, 2, 16, 1))
-    assert reduction.vote(True, with_other(0, 2, 16, 1))
+    assert not reduction.vote(False, with_other(0, 2, 16, 1, 0, 0, 1))
+    assert reduction.vote(True, with_other(0, 2, 16, 1, 2, 4, 1))
+    with pytest.raises(ValueError, match="the losses of the ranks are means over different things"):
+        reduction.run(lambda tensor: tensor)
+    assert reduction.vote(True, with_other(0, 2, 16, 1, 0, 0, 1))
     loss = reduction.run(lambda tensor: tensor.add_(1.0))  # the gradient of the other, weighted
     assert loss.item() == pytest.approx((4 * 2 + 16) / 6)
     assert weight.grad.tolist() == pytest.approx([6 * 4 / 6 + 1] * 3)

@@ -6,6 +6,9 @@
 #include <brim/adapt/call_key.h>
 #include <brim/adapt/detail/batch_pass.h>
 #include <brim/adapt/detail/gradient_reduction.h>
+#include <brim/adapt/detail/item_contrast.h>
+#include <brim/adapt/detail/random_state.h>
+#include <brim/adapt/detail/split_check.h>
 #include <brim/adapt/options.h>
 #include <brim/adapt/part_loss.h>
 #include <brim/adapt/saved_state.h>
@@ -17,6 +20,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,6 +31,9 @@ struct MicrobatchOptions {
   Reduction reduction = Reduction::mean;
   std::int64_t size = 0;  ///< the longest part; 0: the whole batch
   std::int64_t dim = 0;   ///< of a tensor, along which it is cut
+  /// Compare a few items together and apart in the first batch that is split, and refuse a loss
+  /// that does not follow from its parts. The loss function is then called some times more.
+  bool check = true;
   /// How the size is found. Sizes are remembered by the Microbatches itself if `memory` is null.
   AdaptOptions adapt{};
 
@@ -44,12 +51,14 @@ struct MicrobatchOptions {
 ///     const at::Tensor loss = step(x, y);  // backward has run
 ///     optimizer.step();
 ///
-/// The loss function gets a part of each tensor, along `dim`, and returns its loss, or
-/// `PartLoss(loss, count)` if that is the mean of something else than the batch's items. A loss
-/// function of two integers gets the bounds of the part instead, and the step the number of items:
-/// `step(1000)`. Gradients are added to those that are there.
+/// The loss function gets a part of each tensor, along `dim`, and returns its loss. What a mean
+/// divides by is read from the loss's graph: elements, labels that are not ignored, weights of
+/// classes. Where that does not show it, return `PartLoss(loss, count)`. A loss function of two
+/// integers gets the bounds of the part instead, and the step the number of items: `step(1000)`.
+/// Gradients are added to those that are there.
 ///
-/// The loss must treat the items of a batch apart from each other: see brim/adapt/whole_batch.h.
+/// The loss must treat the items of a batch apart from each other (see brim/adapt/whole_batch.h);
+/// one that does not is refused, as far as a few items show it.
 /// After out of memory the whole batch is run again in smaller parts, with the same random state:
 /// the gradients are those of a run that had that size from the start, to the bit.
 ///
@@ -69,6 +78,7 @@ class Microbatches {
         !reduces() || options_.adapt.ranks->options().collectives == Collectives::between,
         "ranks must have their collectives between the calls: the gradients are "
         "reduced after the parts");
+    pass_.count_always(reduces());
     if (options_.adapt.memory == nullptr) {
       options_.adapt.memory = &sizes_;
     }
@@ -106,28 +116,60 @@ class Microbatches {
       check(first);
       (check(others), ...);
     });
-    return run(first.size(dim), key.value(), [&](std::int64_t begin, std::int64_t end) {
-      const auto part = [&](const at::Tensor& tensor) {
-        return tensor.narrow(dim, begin, end - begin);
-      };
-      return std::invoke(loss_fn_, part(first), part(others)...);
-    });
+    const std::vector<at::Tensor> batch{first, others...};
+    return run(
+        first.size(dim), key.value(), first.device(), [&] { return contrast_.pairs(batch, dim); },
+        [&](std::int64_t begin, std::int64_t end) {
+          const auto part = [&](const at::Tensor& tensor) {
+            return tensor.narrow(dim, begin, end - begin);
+          };
+          return std::invoke(loss_fn_, part(first), part(others)...);
+        });
   }
 
   /// For a loss function of the bounds of a part.
   at::Tensor operator()(std::int64_t items)
     requires(std::invocable<LossFunction&, std::int64_t, std::int64_t>)
   {
-    return run(items, options_.adapt.key,
-               [&](std::int64_t begin, std::int64_t end) { return loss_fn_(begin, end); });
+    return run(
+        items, options_.adapt.key, options_.adapt.device.value_or(at::kCPU),
+        [] { return std::vector<std::int64_t>(); },
+        [&](std::int64_t begin, std::int64_t end) { return loss_fn_(begin, end); });
+  }
+
+  /// Runs several batches as if they were one: the gradients and the loss are means over all of
+  /// them together (by tokens, where the loss is a mean over tokens), not sums of means.
+  /// @param batches a range of tuples of what the step takes: tensors, or a number of items.
+  /// @throws as a step. The gradients are then as before the first batch.
+  template <class Batches>
+  at::Tensor accumulate(const Batches& batches) {
+    pools_ = true;
+    pass_.count_always(true);
+    const auto end = [this] {
+      pools_ = false;
+      pass_.count_always(reduces());
+    };
+    try {
+      for (const auto& batch : batches) {
+        std::apply([this](const auto&... members) { (*this)(members...); }, batch);
+      }
+      at::Tensor loss = pass_.finish_pool();
+      end();
+      return loss;
+    } catch (...) {
+      pass_.undo_pool();
+      end();
+      throw;
+    }
   }
 
   /// The size of the parts of the last batch; 0 before the first.
   [[nodiscard]] std::int64_t size() const noexcept { return size_; }
 
  private:
-  template <class Part>
-  at::Tensor run(std::int64_t items, std::uint64_t key, const Part& part) {
+  template <class Pairs, class Part>
+  at::Tensor run(std::int64_t items, std::uint64_t key, c10::Device device, const Pairs& pairs,
+                 const Part& part) {
     telling_ranks(
         [&] { TORCH_CHECK_VALUE(items >= 1, "the batch must have 1 item or more, got ", items); });
     AdaptOptions adapt = options_.adapt;
@@ -147,26 +189,56 @@ class Microbatches {
       loss.backward(weight);
     };
     const std::int64_t largest = options_.size == 0 ? items : std::min(options_.size, items);
-    at::Tensor loss = detail::until_it_fits({.maxima = {&largest, 1},
-                                             .quanta = {&adapt.quantum, 1},
-                                             .options = adapt,
-                                             .maxima_may_differ = true,
-                                             .maxima_are_lengths = true,
-                                             .counts_items = true},
-                                            [&](std::span<const std::int64_t> values) {
-                                              size_ = values.front();
-                                              at::Tensor own =
-                                                  pass_.run(items, size_, forward, backward);
-                                              if (reduces()) {
-                                                over_ranks_.prepare(own, pass_.count());
-                                              }
-                                              return own;
-                                            });
+    at::Tensor loss =
+        detail::until_it_fits({.maxima = {&largest, 1},
+                               .quanta = {&adapt.quantum, 1},
+                               .options = adapt,
+                               .maxima_may_differ = true,
+                               .maxima_are_lengths = true,
+                               .counts_items = true},
+                              [&](std::span<const std::int64_t> values) {
+                                size_ = values.front();
+                                if (options_.check && size_ < items) {
+                                  check(items, device, pairs, forward);
+                                }
+                                at::Tensor own = pass_.run(items, size_, forward, backward);
+                                if (reduces()) {
+                                  over_ranks_.prepare(own, pass_.count(), pass_.shape());
+                                }
+                                return own;
+                              });
     if (reduces()) {
-      loss = over_ranks_.run(options_.sum_over_ranks);
+      try {
+        loss = over_ranks_.run(options_.sum_over_ranks);
+      } catch (...) {
+        pass_.undo();
+        throw;
+      }
     }
-    pass_.finish();
+    if (pools_) {
+      pass_.pool(loss, reduces() ? over_ranks_.total() : pass_.count(),
+                 reduces() ? over_ranks_.shape() : pass_.shape());
+    } else {
+      pass_.finish();
+    }
     return loss;
+  }
+
+  /// In an attempt, before its parts: the other ranks hear of an error there.
+  template <class Pairs, class Forward>
+  void check(std::int64_t items, c10::Device device, const Pairs& pairs, const Forward& forward) {
+    const RandomState random(device);
+    std::vector<std::int64_t> places = pairs();
+    if (places.empty() && !check_.is_open()) {
+      return;
+    }
+    const auto result =
+        check_.run(pass_.weights(), items, size_, std::move(places), forward, detail::gradients_by);
+    if (result == detail::SplitCheck::Result::unknown) {
+      TORCH_WARN(detail::kUnknownParts);
+    }
+    contrast_.compared();
+    random.restore();
   }
 
   /// Runs checks of the arguments, whose errors must reach the other ranks too.
@@ -192,6 +264,9 @@ class Microbatches {
   MicrobatchOptions options_;
   detail::BatchPass pass_;
   detail::GradientReduction over_ranks_;
+  detail::SplitCheck check_;
+  detail::ItemContrast contrast_;
+  bool pools_ = false;
   std::int64_t size_ = 0;
 };
 

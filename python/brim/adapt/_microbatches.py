@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Never, Unpack
 
 from brim import _C
@@ -19,10 +16,17 @@ from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
 from brim.adapt._identity import identity, structure
 from brim.adapt._options import Options, inside, make, name_of, rank_setting
-from brim.adapt._reduction_check import ReductionCheck
+from brim.adapt._parallel import parallel_modules, refuse_waiting, sharded, without_collectives
+from brim.adapt._run_loss import RunLoss
+from brim.adapt._split_check import SplitCheck
+from brim.adapt._undo import reached_modules
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
 _Module = TypeVar("_Module", bound=torch.nn.Module)
+
+_BUSY = (
+    "a Microbatches runs inside of its own loss_fn, or in two threads at once: make one for each"
+)
 
 
 class Scaler(Protocol):
@@ -40,17 +44,20 @@ class Microbatches:
     start, to the bit. The size is worked out and remembered as `brim.maximize` does it.
 
     Args:
-        loss_fn: a part -> its loss, a tensor of one element. If that is not a mean (or sum) over
-            the batch's items but over something else (tokens without padding), it returns
-            `(loss, count)`. A loss that compares the items of a batch with each other, as a
-            contrastive one does, cannot be cut into parts: a warning says so where it is noticed.
+        loss_fn: a part -> its loss, a tensor of one element. What a mean divides by is read from
+            the loss's graph: elements, labels that are not ignored, weights of classes, what a sum
+            is divided by. Where the graph does not show it, return `(loss, count)`.
         model: checked for layers that see the whole batch, as BatchNorm in training. Also needed
             for reentrant checkpoints, which hide parameters from the loss's graph, and with
             `ranks`.
-        reduction: `"mean"` or `"sum"`: what `loss_fn` does over the items of a part. A loss that
-            looks like a sum is checked in the first batches that are split: `loss_fn` is then
-            called four times more, with copies of up to four items, and what it does to buffers and
-            modes of modules is put back.
+        reduction: `"mean"` or `"sum"`: what `loss_fn` does over a part.
+        check: compare the losses and gradients of a few items, together and apart, in the first
+            batch that is split, and in later ones whose items differ more. `loss_fn` is then called
+            with copies of one and two items, in eval mode, three times for each of up to three
+            pairs; what it does to buffers and modes of modules is put back. A loss that does not
+            follow from its parts is an error: one that compares items with each other, takes a
+            root, norm or maximum over the batch, or adds means over different things. False trusts
+            `loss_fn`.
         size: the longest part, tried first; the whole batch if None.
         dim: the dimension of the batch's tensors along which its items are.
         split: a function `(batch, start, stop)` -> the part with these items, for batches other
@@ -65,11 +72,12 @@ class Microbatches:
             size that fits (see `brim.maximize`). With `model`, gradients that are there count too.
         **options: see `Options`. With `ranks`, the gradients and the loss are those of the batches
             of all ranks together, as if one process had run them; DDP's own reduction is not used.
-            With `collectives="inside"` the model reduces its gradients itself (FSDP).
+            A model that reduces its gradients itself (FSDP) needs `collectives="inside"`, which
+            is the default if `model` is sharded already.
 
     Raises:
         ValueError: if a layer sees the whole batch, the members of a batch differ in length, the
-            loss is a sum but `reduction` is `"mean"`, or, with `ranks`, the loss has gradients for
+            loss does not follow from those of parts, or, with `ranks`, the loss has gradients for
             parameters that are not in `model`.
 
     Example:
@@ -95,6 +103,7 @@ class Microbatches:
         allow: type[torch.nn.Module] | tuple[type[torch.nn.Module], ...] = (),
         q: int = 1,
         foresee: bool = False,
+        check: bool = True,
         **options: Unpack[Options],
     ) -> None:
         _check_loss_fn(loss_fn, model)
@@ -111,12 +120,22 @@ class Microbatches:
         self._items = self._size = 0
         self._model, self._allow = model, allow
         self._name = name_of(loss_fn)
-        self._busy = threading.Lock()
+        self._alone = _C.OneAtATime()
         self._pass = _C.BatchPass(reduction)
+        if model is not None and options.get("ranks") and sharded([model]):
+            if options.get("collectives", "inside") == "between":
+                raise ValueError(
+                    "model is sharded (FSDP), so that its ranks wait for each other in every part, "
+                    'but collectives is "between": pass collectives="inside", or leave it out'
+                )
+            options["collectives"] = "inside"
         self._ranks = rank_setting(options, f"Microbatches {self._name}")
-        self._check: ReductionCheck | None = None  # until a batch was split
-        if self._ranks is None:
-            self._check = ReductionCheck(reduction, self._loss_fn, model)
+        self._check: SplitCheck | None = None
+        if flag("check", check):
+            self._check = SplitCheck(
+                self._loss_fn, model, self._split, dim if split is None else None
+            )
+        self._pools = False  # the batches of `accumulate`
         self._reduction: _C.GradientReduction | None = None
         self._inside: _C.Agreement | None = None  # with collectives inside of the parts
         if self._ranks is not None and options.get("collectives", "between") == "between":
@@ -171,6 +190,40 @@ class Microbatches:
         """The same, with the attempts that it took."""
         return self._run(batch, record=True)
 
+    def accumulate(self, batches: Iterable[Any]) -> torch.Tensor:
+        """Run several batches as if they were one.
+
+        The gradients and the loss are means over all batches together, by what each of them counts
+        (items, or tokens where the loss is a mean over tokens), and not sums of means, as several
+        calls leave them. With `ranks`, all ranks have as many batches.
+
+        Returns:
+            The loss of all batches, without a graph.
+
+        Raises:
+            torch.OutOfMemoryError: as a call. Gradients are then as before the first batch.
+
+        Example:
+            >>> import brim, torch
+            >>> model = torch.nn.Linear(4, 1)
+            >>> step = brim.Microbatches(lambda part: (model(part) ** 2).mean(), model=model)
+            >>> loss = step.accumulate([torch.ones(100, 4), torch.ones(50, 4)])
+        """
+        put_back: list[Callable[[], object]] = []
+
+        def run() -> torch.Tensor:
+            put_back.append(self._end_pool)
+            self._pools = True
+            for batch in batches:
+                self._run(batch, record=False)
+            return self._pass.finish_pool()
+
+        return RunLoss.of(_C.put_back_after(run, put_back))
+
+    def _end_pool(self) -> None:
+        self._pass.undo_pool()
+        self._pools = False
+
     def __repr__(self) -> str:
         size = f"parts of {self._size}" if self._size else "not called yet"
         return f"<Microbatches of {self._name}: {size}>"
@@ -185,23 +238,22 @@ class Microbatches:
         self._adaptive.clear()
 
     def _run(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, Attempts]:
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError(
-                "a Microbatches runs inside of its own loss_fn, or in two threads at once: make "
-                "one for each"
-            )
-        try:
+        put_back: list[Callable[[], object]] = []
+
+        def run() -> tuple[torch.Tensor, Attempts]:
+            put_back.append(self._pass.undo)
             self._begin(batch)
             return self._run_parts(batch, record=record)
-        finally:
-            self._pass.undo()
-            self._busy.release()
+
+        loss, attempts = self._alone.run(run, put_back, _BUSY)
+        return RunLoss.of(loss), attempts
 
     def _begin(self, batch: Any) -> None:
         """Check the model and the batch, as they are now."""
         agreement = None if self._ranks is None else self._ranks()
         parameters = [] if self._model is None else list(self._model.parameters())
         self._pass.name(parameters)
+        self._pass.count_always(self._pools or self._ranks is not None)
         if self._reduction is not None and agreement is not None:
             reduction, add = self._reduction, _sum_over(self._ranks.group)
             reduction.name(parameters)
@@ -211,7 +263,7 @@ class Microbatches:
                 agreement.unsettle()  # a rank can vote only on what it has prepared before
         try:
             self._refuse_whole_batch()
-            self._refuse_waiting()
+            refuse_waiting(self._parallel(), self._ranks is not None, self._reduction is not None)
             self._items = whole("the length of the batch", self._length(batch), 1)
             self._inside = agreement if self._reduction is None else None
             if self._inside is not None:
@@ -229,11 +281,13 @@ class Microbatches:
             loss, attempts = self._adaptive(batch, most), Attempts()
         if self._reduces():
             loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
-        if self._check is not None and self._size < self._items:
-            self._check.run(self._items, lambda *bounds: self._split(batch, *bounds))
-            if self._check.is_done:
-                self._check = None
-        self._pass.finish()
+        if self._pools:
+            counted = self._reduction if self._reduces() else None
+            count = self._pass.count if counted is None else counted.total
+            shape = self._pass.shape if counted is None else counted.shape
+            self._pass.pool(loss, count, shape)
+        else:
+            self._pass.finish()
         return loss, attempts
 
     def _attempt(self, batch: Any, size: int) -> torch.Tensor:
@@ -244,39 +298,55 @@ class Microbatches:
                 return batch
             return self._split(batch, start, stop)
 
-        check = self._check if size < self._items else None
-        loss_fn = self._loss_fn if check is None else functools.partial(check.watched, size)
-        with self._without_collectives():
-            try:
-                loss = self._pass.run(
-                    self._items, size, loss_fn, part, self._scale, self._all_ranks()
-                )
-            except RuntimeError as error:
-                if "backward through the graph a second time" not in str(error):
-                    raise
-                raise RuntimeError(
-                    "the loss has a graph that backward has used already: loss_fn must not call "
-                    "backward itself, and must compute in each part all that has gradients"
-                ) from error
+        put_back: list[Callable[[], object]] = []
+        loss = _C.put_back_after(
+            functools.partial(self._run_pass, batch, size, part, put_back), put_back
+        )
         if self._reduces():
             self._refuse_other_parameters()
-            self._reduction.prepare(loss, self._pass.count)  # type: ignore[union-attr]
+            self._reduction.prepare(loss, self._pass.count, self._pass.shape)  # type: ignore[union-attr]
         return loss
 
-    def _all_ranks(self) -> tuple[int, float, bool, Callable[[float], float]] | None:
+    def _run_pass(
+        self, batch: Any, size: int, part: Callable[[int, int], Any], put_back: list[Any]
+    ) -> torch.Tensor:
+        if self._reduction is not None:
+            without_collectives(self._model, not self._reduction.is_planned, put_back)
+        if self._check is not None and size < self._items and self._may_check():
+            self._check.run(self._pass, batch, self._items, size)
+        try:
+            return self._pass.run(
+                self._items, size, self._loss_fn, part, self._scale, self._all_ranks()
+            )
+        except RuntimeError as error:
+            if "backward through the graph a second time" not in str(error):
+                raise
+            raise RuntimeError(
+                "the loss has a graph that backward has used already: loss_fn must not call "
+                "backward itself, and must compute in each part all that has gradients"
+            ) from error
+
+    def _may_check(self) -> bool:
+        """Whether no other rank waits in the forwards of a check.
+
+        With `ranks`, parts have no collectives, or all ranks run as many.
+        """
+        return self._reduction is not None or (self._inside is None and not _has_other_ranks())
+
+    def _all_ranks(self) -> tuple[int, float, Callable[[list[float]], list[float]]] | None:
         """How the parts of all ranks fit together, if they have collectives inside."""
         ranks = self._inside
         if ranks is None:
             return None
         device = next((p.device for p in self._model.parameters()), None) if self._model else None
 
-        def mean(count: float) -> float:
-            total = torch.tensor(count, dtype=torch.float64, device=device)
+        def means(own: list[float]) -> list[float]:
+            total = torch.tensor(own, dtype=torch.float64, device=device)
             group: Any = self._ranks.group
             _sum_over(group)(total)
-            return float(total) / float(group.size())
+            return (total / float(group.size())).tolist()
 
-        return ranks.parts, float(ranks.longest), ranks.same_length, mean
+        return ranks.parts, float(ranks.longest), means
 
     def _foresight(self, options: Options) -> _Foresight:
         """Traces two parts: further ones need no more than the second, which meets gradients."""
@@ -297,7 +367,17 @@ class Microbatches:
             for parameter, gradient in zip(parameters, before, strict=True):
                 parameter.grad = gradient
 
-        return _Foresight(two_parts, self._without_collectives, options)
+        def quietly(body: Callable[[], int]) -> int:
+            put_back: list[Callable[[], object]] = []
+
+            def run() -> int:
+                if self._reduction is not None:
+                    without_collectives(self._model, not self._reduction.is_planned, put_back)
+                return body()
+
+            return _C.put_back_after(run, put_back)
+
+        return _Foresight(two_parts, quietly, options)
 
     def _reduces(self) -> bool:
         """Whether there are other ranks, and this reduces the gradients over them."""
@@ -307,21 +387,12 @@ class Microbatches:
         modules = () if self._model is None else self._model.modules()
         return [module for module in modules if isinstance(module, kind)]
 
-    @contextmanager
-    def _without_collectives(self) -> Iterator[None]:
-        """No rank waits in a part for one that fails."""
-        with ExitStack() as stack:
-            if self._reduction is not None and self._model is not None:
-                parallel = self._modules(DistributedDataParallel)
-                for module in parallel:
-                    module.require_forward_param_sync = False  # else its first forward waits
-                    stack.enter_context(module.no_sync())
-                # All layers in the first call; later ones, in which it would take time, are alike.
-                first = not self._reduction.is_planned
-                for layer in self._model.modules() if first else [self._model]:
-                    hook = layer.register_forward_pre_hook(_refuse_other_parallel(parallel))
-                    stack.callback(hook.remove)
-            yield
+    def _parallel(self) -> list[torch.nn.Module]:
+        """Modules whose ranks may wait for each other, also those that only `loss_fn` names."""
+        modules = [] if self._model is None else [self._model]
+        if self._ranks is None and _has_other_ranks():
+            modules += reached_modules(self._loss_fn)
+        return parallel_modules(modules)
 
     def _refuse_other_parameters(self) -> None:
         for leaf in self._pass.not_named():
@@ -330,17 +401,6 @@ class Microbatches:
                     f"loss_fn uses a parameter of shape {list(leaf.shape)} that model= does not "
                     "have: its gradient would differ between the ranks. Pass a model that has it, "
                     "as torch.nn.ModuleList([first, second])"
-                )
-
-    def _refuse_waiting(self) -> None:
-        if self._ranks is not None:
-            return
-        for module in self._modules(DistributedDataParallel):
-            group: Any = module.process_group
-            if group.size() > 1:
-                raise ValueError(
-                    "model is or has a DistributedDataParallel, whose ranks wait for each other "
-                    "in every part: pass ranks=True"
                 )
 
     def _refuse_whole_batch(self) -> None:
@@ -371,19 +431,27 @@ class _Foresight:
     def __init__(
         self,
         traced: Callable[[Any, int], None],
-        without_collectives: Callable[[], AbstractContextManager[None]],
+        quietly: Callable[[Callable[[], int]], int],
         options: Options,
     ) -> None:
         from brim.foresee import FirstSize  # here: it imports this package
 
         self._traced = traced
-        self._without_collectives = without_collectives
+        self._quietly = quietly
         self._first = FirstSize("size", options.get("lower", 1), options.get("device"))
         self.forget, self.clear = self._first.forget, self._first.clear
 
     def __call__(self, key: int, size: int, _: object, args: list[Any], named: Any) -> int:
-        with self._without_collectives():
-            return self._first(key, size, self._traced, args, named)
+        return self._quietly(lambda: self._first(key, size, self._traced, args, named))
+
+
+def _has_other_ranks() -> bool:
+    distributed = torch.distributed
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 def _sum_over(group: Any) -> Callable[[torch.Tensor], None]:
@@ -391,23 +459,6 @@ def _sum_over(group: Any) -> Callable[[torch.Tensor], None]:
         torch.distributed.all_reduce(tensor, group=group)
 
     return add
-
-
-def _refuse_other_parallel(known: list[DistributedDataParallel]) -> Callable[..., None]:
-    """A hook against a DistributedDataParallel that is around `model=` or a layer of it."""
-
-    def hook(layer: torch.nn.Module, _: object) -> None:
-        if torch.compiler.is_compiling():
-            return
-        active = DistributedDataParallel._active_ddp_module
-        if active is not None and all(active is not each for each in known):
-            raise ValueError(
-                "loss_fn calls a DistributedDataParallel around model= or a layer of it "
-                f"({type(layer).__name__}), so that both would reduce the gradients: pass the "
-                "DistributedDataParallel as model=, or as the layer of model= that it is around"
-            )
-
-    return hook
 
 
 def _check_loss_fn(loss_fn: Any, model: torch.nn.Module | None) -> None:

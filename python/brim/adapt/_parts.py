@@ -37,7 +37,7 @@ def _is_column(value: object) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(map(_is_setting, value))
 
 
-def _members(value: Any) -> dict[str, Any] | None:
+def members(value: Any) -> dict[str, Any] | None:
     """What is cut one by one, by how an error names it; None where `value` is no container."""
     if isinstance(value, Mapping):
         return {f"[{key!r}]": each for key, each in value.items()}
@@ -55,8 +55,8 @@ def _lengths(value: Any, dim: int, path: str, found: dict[str, int]) -> None:
         pass
     elif _is_column(value):
         found[path] = len(value)
-    elif (members := _members(value)) is not None:
-        for name, member in members.items():
+    elif (inner := members(value)) is not None:
+        for name, member in inner.items():
             _lengths(member, dim, path + name, found)
     elif _is_array(value):
         if getattr(value, "layout", torch.strided) not in (torch.strided, torch.jagged):
@@ -116,19 +116,23 @@ def part(value: Any, dim: int, start: int, stop: int) -> Any:
         return value
     if _is_column(value):
         return value[start:stop]
+    if members(value) is not None:
+        return rebuilt(value, lambda each: part(each, dim, start, stop))
+    return value[(slice(None),) * (dim % value.ndim) + (slice(start, stop),)]  # NumPy's
+
+
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A container with its members changed."""
     if isinstance(value, Mapping):
-        cut = {key: part(each, dim, start, stop) for key, each in value.items()}
+        changed = {key: change(each) for key, each in value.items()}
         if type(value) is dict:
-            return cut
+            return changed
         own: Any = copy.copy(value)  # its class may know more than the items
-        for key, each in cut.items():
+        for key, each in changed.items():
             own[key] = each
         return own
     if isinstance(value, (list, tuple)):
-        members = [part(each, dim, start, stop) for each in value]
-        return type(value)._make(members) if hasattr(value, "_make") else type(value)(members)
-    if _is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        changed = {name: part(getattr(value, name), dim, start, stop) for name in fields}
-        return dataclasses.replace(value, **changed)
-    return value[(slice(None),) * (dim % value.ndim) + (slice(start, stop),)]  # NumPy's
+        inner = [change(each) for each in value]
+        return type(value)._make(inner) if hasattr(value, "_make") else type(value)(inner)
+    fields = [field.name for field in dataclasses.fields(value) if field.init]
+    return dataclasses.replace(value, **{name: change(getattr(value, name)) for name in fields})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -16,6 +15,8 @@ from brim._warn import warn
 from brim.adapt._random_state import RandomState
 from brim.adapt._restore import Restorable, collect, flat, writable
 from brim.adapt._watched import Watched
+
+_T = TypeVar("_T")
 
 #: True for what the work reaches, False for nothing, or what to put back.
 Restore: TypeAlias = "bool | Restorable | Iterable[Restorable]"
@@ -111,28 +112,42 @@ def _tell_of_changes(watched: Watched) -> None:
         )
 
 
-@contextmanager
 def undisturbed(
-    model: torch.nn.Module | None, work: Callable[..., Any] | None = None
-) -> Iterator[None]:
-    """In eval mode; modes, buffers and random state are put back afterwards.
+    body: Callable[[], _T],
+    model: torch.nn.Module | None,
+    work: Callable[..., Any] | None = None,
+    *,
+    training: bool = False,
+) -> _T:
+    """`body()` in eval mode; modes, buffers and random state are put back, whatever happens.
 
     Args:
+        body: what is run.
         model: its modules are.
         work: modules that it leads to are too.
+        training: leave the modes as they are.
     """
-    modules = [*_reachable([work]).modules, *([] if model is None else [model])]
-    parts = _once(part for module in modules for part in module.modules())
-    buffers, _, put_back = collect(modules, [])
-    copies: dict[int, Any] = {}
-    put_back += [_values_of(each, copies) for each in _once(buffers) if not each.is_meta]
-    put_back += map(_mode_of, parts)
-    with _C.Undoing() as undo:
-        for each in (RandomState().put_back, *put_back):
-            undo.callback(each)
-        for part in parts:
+    put_back: list[Callable[[], object]] = []
+
+    def run() -> _T:
+        put_back.append(RandomState().put_back)
+        modules = [*_reachable([work]).modules, *([] if model is None else [model])]
+        parts = _once(part for module in modules for part in module.modules())
+        buffers, _, others = collect(modules, [])
+        copies: dict[int, Any] = {}
+        put_back.extend(others)
+        put_back.extend(_values_of(each, copies) for each in _once(buffers) if not each.is_meta)
+        put_back.extend(map(_mode_of, parts))
+        for part in parts if not training else ():
             part.training = False
-        yield
+        return body()
+
+    return _C.put_back_after(run, put_back)
+
+
+def reached_modules(work: Callable[..., Any]) -> list[torch.nn.Module]:
+    """The modules that a function leads to."""
+    return list(_reachable([work]).modules)
 
 
 def _reachable(work: Iterable[Callable[..., Any] | None]) -> Any:

@@ -138,9 +138,8 @@ class AdaptiveStepsLogic:
 
         training_step.__qualname__ = f"{type(self._module).__name__}.training_step"  # for messages
         model = trainer.strategy.model
-        return brim.Microbatches(
-            training_step, model=model, reduction="sum", split=cut, length=length, **options
-        )
+        given = {"model": model, "reduction": "sum", "check": False}  # Weights compares
+        return brim.Microbatches(training_step, split=cut, length=length, **given, **options)
 
     def _loss(self, part: Any) -> torch.Tensor:
         """What Lightning would call backward of, with its share in the batch."""

@@ -32,7 +32,7 @@ class Weights:
     Args:
         rules: what each rule says of a loss, and its count; None for a loss that is a sum.
         loss_of: the loss of some samples.
-        step: whose batches are weighted.
+        step: whose batches are weighted; made with `check=False`, since they are compared here.
         model: what is trained; it is in eval mode while samples are compared.
         half: whether losses are computed in half precision though parameters are not.
         check: False to trust the first rule.
@@ -52,7 +52,6 @@ class Weights:
         half = half or any(each.dtype.itemsize < 4 for each in model.parameters())
         self._tolerance = 2e-2 if half else 1e-4  # of a sum, relative to its terms
         self._split, self._length = step._split, step._length
-        step._check = None  # of plain sums; these are weighted, and compared here
         self._compared: dict[int, float] = {}  # by trait: by how much the pairs differed
         self._check, self._checked = check, False
         if not check:
@@ -71,8 +70,7 @@ class Weights:
         if part is whole or any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(part)):
             return 1.0  # fake tensors are foresight's, for which only memory counts
         if not self._checked:
-            with undisturbed(self._model):
-                self._compare_pairs(whole)
+            undisturbed(lambda: self._compare_pairs(whole), self._model)
             self._checked = True
         if not self._agree(part, whole):
             raise ValueError(

@@ -162,6 +162,7 @@ class _Step:
     def _made_for(self, model: torch.nn.Module) -> brim.Microbatches:
         accelerator = self._trainer.accelerator
         given = {"model": model, "scaler": accelerator.scaler, "reduction": "sum"}
+        given["check"] = False  # Weights compares
         if accelerator.num_processes > 1:
             given["ranks"] = True
 

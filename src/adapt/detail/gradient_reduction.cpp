@@ -21,8 +21,11 @@ constexpr std::int64_t kBucketBytes = std::int64_t{25} << 20;  // as DDP's
 // The numbers that are summed first.
 constexpr std::size_t kNotReady = 0;
 constexpr std::size_t kCount = 1;
-constexpr std::size_t kLoss = 2;      // times the count, for a mean
-constexpr std::size_t kGradient = 3;  // from here on: whether each parameter has one
+constexpr std::size_t kLoss = 2;          // times the count, for a mean
+constexpr std::size_t kRanks = 3;         // that count something
+constexpr std::size_t kShape = 4;         // of their losses
+constexpr std::size_t kShapeSquared = 5;  // by which shapes that differ are found
+constexpr std::size_t kGradient = 6;      // from here on: whether each parameter has one
 
 std::int64_t bytes_of(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
@@ -73,7 +76,7 @@ void GradientReduction::plan() {
   trained_ = std::move(trained);
 }
 
-void GradientReduction::prepare(const at::Tensor& loss, double count) {
+void GradientReduction::prepare(const at::Tensor& loss, double count, double shape) {
   const at::NoGradGuard no_grad;
   plan();
   count_ = count;
@@ -84,6 +87,9 @@ void GradientReduction::prepare(const at::Tensor& loss, double count) {
   number[kLoss] = count == 0                      ? 0.0
                   : reduction_ == Reduction::mean ? loss.item<double>() * count
                                                   : loss.item<double>();
+  number[kRanks] = count > 0 ? 1.0 : 0.0;
+  number[kShape] = count > 0 ? shape : 0.0;
+  number[kShapeSquared] = number[kShape] * shape;
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     at::Tensor& gradient = gradient_of(trained_[i]);
     number[kGradient + i] = gradient.defined() ? 1.0 : 0.0;
@@ -130,6 +136,13 @@ at::Tensor GradientReduction::run(Sum sum) {
   const auto* number = sums_.const_data_ptr<double>();
   const bool mean = reduction_ == Reduction::mean;
   const double total = number[kCount];
+  total_ = total;
+  shape_ = number[kRanks] > 0 ? number[kShape] / number[kRanks] : 0.0;
+  const double spread = number[kRanks] * number[kShapeSquared] - number[kShape] * number[kShape];
+  TORCH_CHECK_VALUE(!mean || spread <= 1e-9 * std::max(1.0, number[kShape] * number[kShape]),
+                    "the losses of the ranks are means over different things, or sums of such "
+                    "means, whose counts are not in proportion: return (loss, count) from the loss "
+                    "function, or pass reduction=\"sum\"");
   loss_.fill_(mean ? number[kLoss] / total : number[kLoss]);
   for (const Group& group : groups_) {
     group.factor.fill_(mean && total > 0 ? count_ / total : 1.0);

@@ -3,8 +3,10 @@
 #include <brim/memory/out_of_memory.h>
 #include <brim/nn/losses.h>
 
+#include <optional>
 #include <utility>
 
+#include "mean_count.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/rerun.h"
@@ -33,7 +35,7 @@ bool is_of_rows(const at::Tensor& input, const at::Tensor& target, const MaybeTe
          label_smoothing == 0.0 && input.device() == target.device();
 }
 
-class CrossEntropyNode final : public SavingNode {
+class CrossEntropyNode final : public SavingNode, public CountedMean {
  public:
   CrossEntropyNode(std::int64_t reduction, std::int64_t ignore_index, double label_smoothing,
                    bool in_float32)
@@ -84,6 +86,18 @@ class CrossEntropyNode final : public SavingNode {
   void will_release_variables() override { retains_ = false; }
 
   std::string name() const override { return "brim::cross_entropy_backward"; }
+
+  std::optional<double> mean_count() override {
+    if (reduction_ != at::Reduction::Mean) {
+      return std::nullopt;
+    }
+    const at::Tensor target = target_.take();
+    if (target.is_floating_point()) {  // probabilities of the classes
+      const std::int64_t classes = target.size(target.dim() == 1 ? 0 : 1);
+      return static_cast<double>(target.numel()) / static_cast<double>(classes);
+    }
+    return labels_counted(target, weight_.take(), ignore_index_);
+  }
 
  private:
   variable_list backward(const at::Tensor& grad) override {

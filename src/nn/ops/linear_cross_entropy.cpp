@@ -13,6 +13,7 @@
 #include <limits>
 #include <utility>
 
+#include "mean_count.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/rerun.h"
@@ -108,7 +109,7 @@ std::int64_t classes_in_part(std::int64_t classes, std::int64_t parts) {
 
 at::Tensor column(const at::Tensor& vector) { return vector.unsqueeze(1); }
 
-class LinearCrossEntropyNode final : public SavingNode {
+class LinearCrossEntropyNode final : public SavingNode, public CountedMean {
  public:
   explicit LinearCrossEntropyNode(const Options& options) : options_(options) {}
 
@@ -157,6 +158,13 @@ class LinearCrossEntropyNode final : public SavingNode {
   }
 
   std::string name() const override { return "brim::linear_cross_entropy_backward"; }
+
+  std::optional<double> mean_count() override {
+    return options_.reduction == at::Reduction::Mean
+               ? std::optional<double>(
+                     labels_counted(target_.take(), class_weight_.take(), options_.ignore_index))
+               : std::nullopt;
+  }
 
  private:
   variable_list backward(const at::Tensor& grad) override {

@@ -1,7 +1,10 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <brim/adapt/microbatches.h>
 #include <brim/adapt/whole_batch.h>
@@ -15,7 +18,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "adapt/calls.h"
@@ -150,6 +156,129 @@ TEST_F(MicrobatchesTest, PartsThatCountForThemselvesOneOfThemNothing) {
   EXPECT_TRUE(model.gradients().allclose(gradients, 1e-12));
 }
 
+/// Labels that are ignored and weights of classes; the first part has no label.
+struct Labels {
+  at::Tensor of = at::arange(10).remainder(3);
+  at::Tensor weight = at::tensor({1.0, 9.0, 20.0}, at::kDouble);
+
+  Labels() {
+    of.narrow(0, 0, 4).fill_(-100);
+    of.narrow(0, 7, 1).fill_(-100);
+  }
+};
+
+TEST_F(MicrobatchesTest, ACrossEntropyCountsItsLabelsAndTheirWeights) {
+  const Labels labels;
+  const at::Tensor head = Model::weight({3, 1});
+  for (const bool weighted : {false, true}) {
+    const auto loss = [&](const at::Tensor& x, const at::Tensor& y) {
+      const at::Tensor logits = at::linear(model(x).unsqueeze(1), head);
+      return at::cross_entropy_loss(
+          logits, y, weighted ? std::optional<at::Tensor>(labels.weight) : std::nullopt);
+    };
+    const at::Tensor whole = loss(data.x, labels.of);
+    const at::Tensor gradients = expected(whole);
+    for (const std::int64_t size : {1, 2, 4}) {
+      Microbatches step(loss, {.size = size});
+      EXPECT_TRUE(step(data.x, labels.of).allclose(whole, 1e-12));
+      EXPECT_TRUE(model.gradients().allclose(gradients, 1e-12)) << size;
+      model.zero();
+    }
+  }
+}
+
+TEST_F(MicrobatchesTest, ALossThatHasNoPartsIsRefused) {
+  const auto refusal = [&](const auto& loss, Reduction reduction) -> std::string {
+    Microbatches step(loss, {.reduction = reduction, .size = 4});
+    try {
+      step(data.x, data.y);
+    } catch (const c10::ValueError& error) {
+      EXPECT_FALSE(model.weights[0].grad().defined());
+      return error.what_without_backtrace();
+    }
+    model.zero();
+    return "";
+  };
+  const auto root = [&](const at::Tensor& x, const at::Tensor& y) {
+    return squares(x, y).mean().sqrt();
+  };
+  const auto sum = [&](const at::Tensor& x, const at::Tensor& y) { return squares(x, y).sum(); };
+  const auto mean = [&](const at::Tensor& x, const at::Tensor& y) { return squares(x, y).mean(); };
+  const auto decay = [&](const at::Tensor& x, const at::Tensor& y) {
+    return squares(x, y).sum() + model.weights[0].square().sum();
+  };
+  EXPECT_NE(refusal(root, Reduction::mean).find("does not follow"), std::string::npos);
+  EXPECT_NE(refusal(decay, Reduction::sum).find("does not follow"), std::string::npos);
+  EXPECT_NE(refusal(sum, Reduction::mean).find("returns a sum"), std::string::npos);
+  EXPECT_NE(refusal(mean, Reduction::sum).find("returns a mean"), std::string::npos);
+  EXPECT_EQ(refusal(mean, Reduction::mean), "");
+  EXPECT_EQ(refusal(sum, Reduction::sum), "");
+  model.dropout = 0.5;
+  EXPECT_EQ(refusal(mean, Reduction::mean), "");
+  EXPECT_EQ(refusal(sum, Reduction::sum), "");
+}
+
+TEST_F(MicrobatchesTest, AccumulatedBatchesAreMeansOverAllOfThem) {
+  const Labels labels;
+  const at::Tensor head = Model::weight({3, 1});
+  const auto loss = [&](const at::Tensor& x, const at::Tensor& y) {
+    return at::cross_entropy_loss(at::linear(model(x).unsqueeze(1), head), y);
+  };
+  const at::Tensor whole = loss(data.x, labels.of);
+  const at::Tensor gradients = expected(whole);
+  const at::Tensor before = at::ones({8, 4}, at::kDouble);
+  model.weights[0].mutable_grad() = before;
+  std::vector<std::tuple<at::Tensor, at::Tensor>> batches;
+  for (const auto& [begin, end] : {std::pair{0, 3}, {3, 8}, {8, 10}}) {
+    batches.emplace_back(data.x.narrow(0, begin, end - begin),
+                         labels.of.narrow(0, begin, end - begin));
+  }
+  Microbatches step(loss, {.size = 2});
+  EXPECT_TRUE(step.accumulate(batches).allclose(whole, 1e-12));
+  EXPECT_TRUE(model.weights[0].grad().is_same(before));
+  before.sub_(1);
+  EXPECT_TRUE(model.gradients().allclose(gradients, 1e-10));
+  batches.emplace_back(data.x, labels.of.narrow(0, 0, 1));
+  before.fill_(1);
+  EXPECT_THROW(step.accumulate(batches), c10::ValueError);
+  EXPECT_TRUE(model.weights[0].grad().is_same(before));
+  EXPECT_TRUE(before.equal(at::ones({8, 4}, at::kDouble)));
+}
+
+TEST_F(MicrobatchesTest, RanksCountTheirLabels) {
+  const Labels labels;
+  const at::Tensor head = Model::weight({3, 1}).detach();
+  const auto loss_of = [&](const Model& own, const at::Tensor& x, const at::Tensor& y) {
+    return at::cross_entropy_loss(at::linear(own(x).unsqueeze(1), head), y);
+  };
+  const at::Tensor whole = loss_of(model, data.x, labels.of);
+  const at::Tensor gradients = expected(whole);
+  ThreadRanks ranks(2);
+  ThreadSum sums;
+  const std::vector<Model> models = copies();
+  std::vector<at::Tensor> losses(2);
+  const auto errors = ranks.run([&](std::int64_t rank) {
+    const auto i = static_cast<std::size_t>(rank);
+    Agreement agreement(std::make_shared<ThreadChannel>(ranks, rank));
+    Microbatches step(
+        [&](const at::Tensor& x, const at::Tensor& y) { return loss_of(models[i], x, y); },
+        {.size = rank == 0 ? 2 : 0,
+         .adapt = {.ranks = &agreement},
+         .parameters = models[i].weights,
+         .sum_over_ranks = sums.of(rank)});
+    const std::int64_t begin = rank == 0 ? 0 : 6;  // 2 labels and 3
+    const std::int64_t count = rank == 0 ? 6 : 4;
+    losses[i] = step(data.x.narrow(0, begin, count), labels.of.narrow(0, begin, count));
+  });
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (errors[i]) {
+      std::rethrow_exception(errors[i]);
+    }
+    EXPECT_TRUE(losses[i].allclose(whole));
+    EXPECT_TRUE(models[i].gradients().allclose(gradients, 1e-12));
+  }
+}
+
 TEST_F(MicrobatchesTest, GradientsThatWereThereKeepTheirTensorAndAreAddedTo) {
   const at::Tensor gradients = expected(squares(data.x, data.y).mean());
   const at::Tensor before = at::ones({8, 4}, at::kDouble);
@@ -171,7 +300,7 @@ TEST_F(MicrobatchesTest, AnotherErrorLeavesTheGradientsAsTheyWere) {
         TORCH_CHECK_VALUE(++parts < 3, "not this one");
         return squares(x, y).mean();
       },
-      {.size = 4});
+      {.size = 4, .check = false});
   EXPECT_THROW(step(data.x, data.y), c10::ValueError);
   EXPECT_TRUE(model.weights[0].grad().is_same(before));
   EXPECT_TRUE(before.equal(at::ones({8, 4}, at::kDouble)));
@@ -192,7 +321,7 @@ TEST_F(MicrobatchesTest, ExactAfterAFailureAnywhere) {
       }
       Microbatches step(
           [&](const at::Tensor& x, const at::Tensor& y) { return (own(x) - y).square().mean(); },
-          {.size = size});
+          {.size = size, .check = accumulates});
       at::manual_seed(8);
       at::Tensor loss;
       {

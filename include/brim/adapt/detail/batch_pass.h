@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <brim/adapt/detail/part_weights.h>
 #include <brim/adapt/part_loss.h>
 #include <brim/export.h>
 #include <c10/util/FunctionRef.h>
@@ -8,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -25,6 +27,8 @@ namespace brim::detail {
 ///     pass.run(…)     after out of memory: again, with a smaller size
 ///     pass.finish()   adds what was put aside
 ///
+/// Several batches are pooled into one by `pool` after each, and `finish_pool` in the end.
+///
 /// Belongs to one thread at a time.
 class BRIM_API BatchPass {
  public:
@@ -35,17 +39,16 @@ class BRIM_API BatchPass {
   /// For ranks that wait for each other inside of every part, and whose gradients are averaged
   /// there: all run as many parts, and weigh them in the same units.
   struct AllRanks {
-    std::int64_t parts = 0;   ///< COUNT, on each rank; one that has fewer items repeats its first
-    double unit = 0;          ///< that counts 1
-    bool same_items = false;  ///< on each rank
-    /// The mean of a count over the ranks: a collective.
-    std::function<double(double count)> mean{};
+    std::int64_t parts = 0;  ///< COUNT, on each rank; one that has fewer items repeats its first
+    double unit = 0;         ///< that counts 1
+    /// The means of numbers over the ranks: a collective.
+    std::function<std::vector<double>(std::vector<double>)> means{};
   };
 
   /// @param named leaves that the graph may not show.
   explicit BatchPass(Reduction reduction, std::vector<at::Tensor> named = {})
-      : reduction_(reduction), named_(std::move(named)) {}
-  ~BatchPass() { undo(); }
+      : reduction_(reduction), named_(std::move(named)), weights_(reduction) {}
+  ~BatchPass() { undo_pool(); }
   BatchPass(const BatchPass&) = delete;
   BatchPass& operator=(const BatchPass&) = delete;
 
@@ -62,14 +65,38 @@ class BRIM_API BatchPass {
   /// Leaves the gradients as they were before the pass. Nothing to do after `finish`.
   void undo() noexcept;
 
+  /// In place of `finish`: makes the gradients those of this batch and all that were pooled before,
+  /// each by its count. Allocates nothing unless a gradient is sparse.
+  /// @param loss of this batch, on all ranks. @param count of what it is the mean of.
+  /// @param shape as shape(), of all ranks.
+  void pool(const at::Tensor& loss, double count, double shape);
+
+  /// Adds the gradients that were there before the first batch of the pool.
+  /// @return the loss of all batches. @throws c10::ValueError if there was none.
+  at::Tensor finish_pool();
+
+  /// Leaves the gradients as they were before the first batch of the pool.
+  void undo_pool() noexcept;
+
   /// Names the leaves anew, for the next pass.
   void name(std::vector<at::Tensor> leaves) { named_ = std::move(leaves); }
 
   /// The leaves with a gradient of the pass that were found in the graph only.
   [[nodiscard]] std::vector<at::Tensor> not_named() const;
 
-  /// COUNT of what the last loss is the mean of: items, or what the parts counted.
+  /// COUNT of what the last loss is the mean of: items, or what the parts counted; with AllRanks
+  /// the mean over the ranks.
   [[nodiscard]] double count() const noexcept { return count_; }
+
+  /// How the terms of the last loss count relative to each other. Means by counts that differ in
+  /// this cannot be added up by one weight. See PartWeights::Count::others; -1: items were counted.
+  [[nodiscard]] double shape() const noexcept { return shape_; }
+
+  /// Whether a batch of a single part is counted too: for ranks and pools.
+  void count_always(bool always) noexcept { counts_always_ = always; }
+
+  /// What the parts' losses are weighted by.
+  [[nodiscard]] PartWeights& weights() noexcept { return weights_; }
 
  private:
   struct Leaf {
@@ -80,7 +107,6 @@ class BRIM_API BatchPass {
   at::Tensor run_parts(std::int64_t items, std::int64_t size, Forward forward, Backward backward,
                        const AllRanks* all);
   void put_aside(const at::Tensor& leaf);
-  void put_aside_leaves_of(const at::Tensor& loss);
   void check_no_gradients() const;
   void scale_gradients(double factor);
 
@@ -90,6 +116,14 @@ class BRIM_API BatchPass {
   std::size_t named_leaves_ = 0;
   std::unordered_set<const c10::TensorImpl*> known_;
   double count_ = 0;
+  double shape_ = 0;
+  PartWeights weights_;
+  bool counts_always_ = false;
+  std::vector<Leaf> pooled_;  // with the gradients from before the pool
+  double pooled_count_ = 0;
+  std::optional<double> pooled_shape_;
+  at::Tensor pooled_loss_;
+  at::Tensor last_loss_;
 };
 
 }  // namespace brim::detail

@@ -40,14 +40,22 @@ class BRIM_API GradientReduction {
 
   /// Takes the gradients as they are. One that this rank lacks becomes zeros.
   /// @param loss of this rank's batch. @param count of what it is the mean of.
-  void prepare(const at::Tensor& loss, double count);
+  /// @param shape as BatchPass::shape: must be the same on all ranks.
+  void prepare(const at::Tensor& loss, double count, double shape = 0);
 
   /// @param ready whether this rank has prepared. @return whether all ranks are ready.
   bool vote(bool ready, Sum sum);
 
   /// For ranks that are all ready, be it by a vote or because they know it otherwise.
   /// @return the loss of all ranks' batches. Gradients that no rank has are none again.
+  /// @throws c10::ValueError on all ranks if they count different things.
   at::Tensor run(Sum sum);
+
+  /// COUNT of all ranks in the last run.
+  [[nodiscard]] double total() const noexcept { return total_; }
+
+  /// Of the ranks that count something; see BatchPass::shape.
+  [[nodiscard]] double shape() const noexcept { return shape_; }
 
  private:
   /// Gradients that travel together, all of one type.
@@ -72,6 +80,8 @@ class BRIM_API GradientReduction {
   bool voted_ = false;  // all are ready, and sums_ is what they have prepared
   at::Tensor loss_;
   double count_ = 0;
+  double total_ = 0;
+  double shape_ = 0;
 };
 
 }  // namespace brim::detail

@@ -1,0 +1,147 @@
+"""Whether the losses of parts add up to that of a batch: a few items together and apart."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from brim import _C
+from brim._warn import warn
+from brim.adapt._parts import Split, members, rebuilt
+from brim.adapt._undo import undisturbed
+from brim.memory import is_out_of_memory
+
+_MOST = 64  # items that are looked at where each must be cut out
+
+
+class SplitCheck:
+    """Runs the core's check in eval mode, and puts back what the items' losses change.
+
+    Args:
+        loss_fn: a part -> its loss.
+        model: put into eval mode, as modules are that `loss_fn` leads to.
+        split: cuts a batch.
+        dim: of the batch's tensors, along which its items are; None where only `split` knows.
+    """
+
+    def __init__(
+        self,
+        loss_fn: Callable[[Any], Any],
+        model: torch.nn.Module | None,
+        split: Split,
+        dim: int | None,
+    ) -> None:
+        self._loss_fn, self._model, self._split, self._dim = loss_fn, model, split, dim
+        self._core = _C.SplitCheck()
+
+    def run(self, batch_pass: _C.BatchPass, batch: Any, items: int, size: int) -> None:
+        """Compare items of a batch that is run in parts of `size`.
+
+        Raises:
+            ValueError: if the loss has no parts, or not those that `reduction` says.
+        """
+        places = self._places(batch, items)
+        if not places and not self._core.is_open:
+            return
+
+        def loss_of(start: int, stop: int) -> Any:
+            return self._loss_fn(_copied(self._split(batch, start, stop)))
+
+        def compare() -> str:
+            return self._core.run(batch_pass, items, size, places, loss_of, _gradients)
+
+        body = functools.partial(_eagerly, compare)
+        result = undisturbed(body, self._model, self._loss_fn)
+        if result == "failed":  # some models have a loss in training mode only
+            result = undisturbed(body, self._model, self._loss_fn, training=True)
+        if result == "unknown":
+            warn(_C.SplitCheck.UNKNOWN)
+
+    def _places(self, batch: Any, items: int) -> list[int]:
+        """Where neighbours are that differ more than those that were compared before."""
+        if (dim := self._dim) is not None:
+            leaves = [leaf for leaf in _leaves(batch) if _has_items(leaf, dim, items)]
+            return self._core.pairs([leaf.movedim(dim, 0) for leaf in leaves], 0)
+        if not self._core.is_open or items > _MOST:
+            return []
+        traits = [_traits(self._split(batch, at, at + 1)) for at in range(items)]
+        return self._core.pairs_of([list(each) for each in zip(*traits, strict=False)])
+
+
+def _eagerly(body: Callable[[], str]) -> str:
+    """`body()` without what few items cause: warnings of their shapes, compilations for them."""
+    put_back: list[Callable[[], object]] = []
+
+    def run() -> str:
+        put_back.append(_warnings_as_now())
+        warnings.simplefilter("ignore")
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes long
+            from torch._dynamo.eval_frame import _set_stance, _stance
+
+            put_back.append(functools.partial(_set_stance, _stance))
+            torch.compiler.set_stance("force_eager")
+        return body()
+
+    return _C.put_back_after(run, put_back)
+
+
+def _gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> Any:
+    try:
+        return torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return ()  # a reentrant checkpoint, which knows backward() only
+
+
+def _warnings_as_now() -> Callable[[], None]:
+    filters = list(warnings.filters)
+
+    def put_back() -> None:
+        warnings.filters[:] = filters  # type: ignore[index]
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+
+    return put_back
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for each in (members(value) or {}).values() for leaf in _leaves(each)]
+
+
+def _has_items(leaf: torch.Tensor, dim: int, items: int) -> bool:
+    plain = type(leaf) in (torch.Tensor, torch.nn.Parameter) and not leaf.is_nested
+    return plain and -leaf.ndim <= dim < leaf.ndim and leaf.shape[dim] == items
+
+
+def _traits(sample: Any) -> list[float]:
+    """What means may depend on: labels that are not -100, what is not padding, lengths."""
+    traits: list[float] = []
+    for leaf in _leaves(sample):
+        if not leaf.is_complex():
+            values = leaf.detach()
+            traits += [
+                float((values != -100).sum()),
+                float((values != 0).sum()),
+                float(values.float().sum()),
+            ]
+    return traits
+
+
+def _copied(part: Any) -> Any:
+    """Of a part that `loss_fn` may write to."""
+    if isinstance(part, torch.Tensor):
+        return part.clone()
+    if members(part) is not None:
+        return rebuilt(part, _copied)
+    try:
+        return copy.deepcopy(part)
+    except Exception:
+        return part
