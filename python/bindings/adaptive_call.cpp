@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "argument_versions.h"
 #include "bindings.h"
 #include "call_log.h"
 #include "changed_arguments.h"
 #include "core_warnings.h"
 #include "interpreter.h"
+#include "left_behind.h"
 #include "numbers.h"
 #include "progress_bar.h"
 #include "python_error.h"
@@ -84,7 +84,11 @@ class Call {
  public:
   Call(const AdaptiveConfig& config, PyObject* function, const CallArguments& arguments,
        std::vector<Attempt>* attempts)
-      : config_(config), function_(function), arguments_(arguments), attempts_(attempts) {}
+      : config_(config),
+        function_(function),
+        arguments_(arguments),
+        attempts_(attempts),
+        left_behind_(config, arguments) {}
 
   PyObject* run() {
     if (config_.ranks) [[unlikely]] {
@@ -149,45 +153,8 @@ class Call {
       return std::nullopt;
     }
     detail::Failure failure = release_pending_error();
-    warn_of_changes();
+    left_behind_.warn(function_, saved_, warnings_);
     return failure;
-  }
-
-  /// Names arguments that a failed attempt has changed in place and that are not put back, and
-  /// those that it may have taken from.
-  void warn_of_changes() {
-    std::vector<std::string> names;
-    std::vector<std::string> iterators;
-    for (Py_ssize_t i = arguments_.receivers; i < arguments_.count(); ++i) {
-      if (PyIter_Check(arguments_.values[i]) != 0) {
-        iterators.push_back(name_of(i));
-      }
-    }
-    versions_.changed(arguments_, [&](Py_ssize_t place, const at::Tensor& tensor) {
-      const bool chunk = config_.kind == AdaptKind::chunked && place == arguments_.receivers;
-      const bool put_back = chunk && config_.restores_chunk;
-      if (!put_back && (saved_ == nullptr || !saved_->has_values(tensor))) {
-        names.push_back(name_of(place));
-      }
-    });
-    // Each is said once: an iterator among the arguments must not hide a change in place.
-    const bool taken = !iterators.empty() && !config_.warned_of_iterators.exchange(true);
-    const bool changed = !names.empty() && !config_.warned_of_changes.exchange(true);
-    if ((taken || changed) && !warnings_) {
-      warnings_.emplace();
-    }
-    if (taken) {
-      TORCH_WARN(config_.log_name, ": an attempt that ran out of memory may have taken from ",
-                 c10::Join(", ", iterators),
-                 ", an iterator, so that the next one starts in its middle. Pass a list instead");
-    }
-    if (changed) {
-      TORCH_WARN(config_.log_name, ": an attempt that ran out of memory had already changed ",
-                 c10::Join(", ", names),
-                 " in place, so that the next one starts from changed values. Where they are not "
-                 "merely overwritten, name them in restore= to have them put back: restore=\"",
-                 names.front(), "\"");
-    }
   }
 
   /// Tells of a result that nobody gets. What works in place returns a view, or an argument.
@@ -210,16 +177,6 @@ class Call {
     TORCH_WARN(config_.log_name, " returns something for each part (",
                Py_TYPE(result_.ptr())->tp_name,
                "), which is dropped: pass collect=True to get a list of it");
-  }
-
-  std::string name_of(Py_ssize_t place) const {
-    if (place >= arguments_.positional) {
-      return text_of(py::reinterpret_borrow<py::object>(
-          PyTuple_GET_ITEM(arguments_.names, place - arguments_.positional)));
-    }
-    const auto index = static_cast<std::size_t>(place);
-    return index < config_.argument_names.size() ? config_.argument_names[index]
-                                                 : c10::str("positional argument ", place);
   }
 
   /// Adds what `restore=` names, as it is now.
@@ -265,6 +222,7 @@ class Call {
         const CallKeys keys = keys_ ? *keys_ : call_keys(config_, arguments_, skip_dim);
         options_->key = keys.key;
         options_->wider_key = keys.wider;
+        options_->kind = keys.kind;
       }
       if (config_.restore) {
         options_->restore = [this](SavedState& state) { save(state); };
@@ -276,23 +234,14 @@ class Call {
   /// The size to start from, at most this one.
   std::int64_t foreseen(std::int64_t size) {
     const std::uint64_t key = call_keys(config_, arguments_, std::nullopt, true).key;
-    py::list positional;  // NOLINT(misc-const-correctness): both are filled below
-    py::dict named;       // NOLINT(misc-const-correctness)
-    for (Py_ssize_t i = 0; i < arguments_.count(); ++i) {
-      const py::handle value = arguments_.values[i];
-      if (i < arguments_.positional) {
-        positional.append(value);
-      } else {
-        named[PyTuple_GET_ITEM(arguments_.names, i - arguments_.positional)] = value;
-      }
-    }
+    const auto [positional, named] = as_python(arguments_);
     return invoke(config_.foresee, key, size, py::handle(function_), positional, named)
         .cast<std::int64_t>();
   }
 
   void until_it_fits(std::span<const std::int64_t> maxima, bool maxima_are_lengths,
                      bool counts_items, detail::TryValues attempt) {
-    versions_.take(arguments_);
+    left_behind_.begin();
     const auto all = [this]() -> const AdaptOptions& { return all_options(); };
     detail::maximize({.maxima = maxima,
                       .quanta = config_.quanta,
@@ -376,7 +325,7 @@ class Call {
       if (!progress) {
         progress.emplace(config_.progress, end - start);
       }
-      versions_.take(arguments_);  // parts that fitted may have written to them
+      left_behind_.begin();  // parts that fitted may have written to them
       auto failure = part(py::int_(from), py::int_(to));
       if (!failure) {
         if (config_.collect) {
@@ -451,7 +400,7 @@ class Call {
   const CallArguments& arguments_;
   std::vector<Attempt>* attempts_;
   std::optional<CallKeys> keys_;
-  ArgumentVersions versions_;
+  LeftBehind left_behind_;
   std::shared_ptr<Agreement> ranks_;   // null: alone
   const SavedState* saved_ = nullptr;  // of the driver, which made it before the attempt
   std::optional<CoreWarnings> warnings_;
@@ -487,8 +436,10 @@ void adaptive_forget(const AdaptiveConfig& config, const CallArguments& argument
     const CallKeys keys = call_keys(
         config, arguments, cut ? std::optional(chunk_dim(config, arguments)) : std::nullopt);
     config.memory->forget(keys.key);
-    if (keys.wider) {
-      config.memory->forget(*keys.wider);
+    for (const auto& wider : {keys.wider, keys.kind}) {
+      if (wider) {
+        config.memory->forget(*wider);
+      }
     }
   }
   if (config.foresee) {

@@ -84,6 +84,7 @@ struct AdaptiveConfig {
   std::vector<std::string> argument_names;                // by position, for messages
   mutable std::atomic<bool> warned_of_iterators = false;  // that a failed attempt was given
   mutable std::atomic<bool> warned_of_changes = false;    // that a failed attempt left
+  mutable std::atomic<bool> warned_of_helpers = false;    // scalers, schedulers: not put back
 
   // ranks
   pybind11::object ranks;           // () -> the Agreement with other ranks, or None; null: none
@@ -115,10 +116,12 @@ struct CallArguments {
 /// Whether an argument is a tensor on an accelerator.
 bool has_accelerator_tensor(const CallArguments& arguments);
 
-/// The kind of a call, and a wider one to learn from as long as nothing is known of that.
+/// The kind of a call, and wider ones to learn from as long as nothing is known of that: with any
+/// settings, and with tensors of any lengths.
 struct CallKeys {
-  std::uint64_t key;
-  std::optional<std::uint64_t> wider;
+  std::uint64_t key = 0;
+  std::optional<std::uint64_t> wider{};
+  std::optional<std::uint64_t> kind{};
 };
 
 /// Identifies the kind of call for SizeMemory by what the user named. Else by the shapes, dtypes

@@ -46,14 +46,19 @@ void add_integer(CallKey& key, PyObject* value) {
 /// Ahead of what a value holds: None is not 0, and True is not 1.
 void add_type(CallKey& key, PyObject* value) { key.add(std::string_view(Py_TYPE(value)->tp_name)); }
 
-void add_tensor(CallKey& key, PyObject* tensor, std::int64_t skip_dim = CallKey::kNoDim) {
+/// A subclass that does not tell must not replace the error for which a call is repeated. What it
+/// did tell counts.
+template <class Add>
+void add_what_it_tells(const Add& add) {
   try {
-    key.add(THPVariable_Unpack(tensor), skip_dim);
+    add();
   } catch (const std::exception&) {
-    // A subclass that does not tell must not replace the error for which a call is repeated. What
-    // it did tell counts.
     PyErr_Clear();
   }
+}
+
+void add_tensor(CallKey& key, PyObject* tensor, std::int64_t skip_dim = CallKey::kNoDim) {
+  add_what_it_tells([&] { key.add(THPVariable_Unpack(tensor), skip_dim); });
 }
 
 // What is nested deeper does not decide how much memory a call takes.
@@ -83,12 +88,49 @@ void visit_items(PyObject* value, const Visit& visit, Py_ssize_t most = PY_SSIZE
   }
 }
 
-/// Adds the tensors in `value`, also those inside lists, tuples and dictionaries.
+// More items are data rather than parts of a program.
+constexpr Py_ssize_t kMany = 1000;
+// As many of them at either end show what they are.
+constexpr Py_ssize_t kEnd = 16;
+
+/// Whether `value` may refer to others: numbers and texts do not, nor do containers that Python's
+/// garbage collector found to hold only such.
+bool refers(PyObject* value) {
+  return PyType_IS_GC(Py_TYPE(value)) != 0 && PyObject_GC_IsTracked(value) != 0;
+}
+
+bool is_long_list(PyObject* value) {
+  return (PyList_Check(value) || PyTuple_Check(value)) && item_count(value) > kMany;
+}
+
+/// Whether there are tensors in `value`; of a long list the items at both ends are asked.
+bool shows_tensors(PyObject* value, int depth) {
+  if (!refers(value) || is_tensor(value) || depth == kDeepest) {
+    return is_tensor(value);
+  }
+  bool found = false;
+  const auto look = [&](PyObject* /*name*/, PyObject* item) {
+    found = found || shows_tensors(item, depth + 1);
+  };
+  if (!is_long_list(value)) {
+    visit_items(value, look);
+    return found;
+  }
+  for (Py_ssize_t i = 0; i < kEnd && !found; ++i) {
+    look(nullptr, PySequence_Fast_GET_ITEM(value, i));
+    look(nullptr, PySequence_Fast_GET_ITEM(value, item_count(value) - 1 - i));
+  }
+  return found;
+}
+
+/// Adds the tensors in `value`, also those inside lists, tuples and dictionaries. A key must not
+/// take longer the more data there is: long lists without tensors are left out.
 void add_tensors(CallKey& key, PyObject* value, std::int64_t skip_dim = CallKey::kNoDim,
                  int depth = 0) {
   if (is_tensor(value)) {
     add_tensor(key, value, skip_dim);
-  } else if (depth < kDeepest) {
+  } else if (depth < kDeepest && refers(value) &&
+             (!is_long_list(value) || shows_tensors(value, depth))) {
     visit_items(value, [&](PyObject* /*name*/, PyObject* item) {
       add_tensors(key, item, CallKey::kNoDim, depth + 1);
     });
@@ -118,6 +160,23 @@ void add_batch(CallKey& key, PyObject* value, std::int64_t dim, bool lengths, in
 
 // More than this is data, not a setting.
 constexpr Py_ssize_t kMostItems = 16;
+
+/// Adds what the first tensors in `value` have in common with those of other lengths. True where
+/// there is one.
+bool add_kinds(CallKey& key, PyObject* value, int depth = 0) {
+  if (const at::Tensor* const tensor = tensor_in(value)) {
+    add_what_it_tells([&] { key.add_kind(*tensor); });
+    return true;
+  }
+  bool any = false;
+  const auto add = [&](PyObject* /*name*/, PyObject* item) {
+    any = add_kinds(key, item, depth + 1) || any;
+  };
+  if (depth < kDeepest) {
+    visit_items(value, add, kMostItems);
+  }
+  return any;
+}
 constexpr Py_ssize_t kLongestText = 64;
 constexpr Py_ssize_t kMostAttributes = 64;
 
@@ -378,30 +437,46 @@ CallKeys call_keys(const AdaptiveConfig& config, const CallArguments& arguments,
     CallKey wider = key;
     add_batch(key, arguments.values[0], *config.cut_dim, true);
     add_batch(wider, arguments.values[0], *config.cut_dim, false);
-    return {key.value(), wider.value()};
+    return {.key = key.value(), .wider = wider.value()};
   } else {
     const Py_ssize_t first = arguments.receivers;
+    CallKey kind = key;
+    kind.add(std::string_view("kind"));
+    bool has_tensors = false;
     for (Py_ssize_t i = first; i < arguments.positional; ++i) {
       key.add(i);
       add_tensors(key, arguments.values[i],
                   i == first ? skip_dim.value_or(CallKey::kNoDim) : CallKey::kNoDim);
+      kind.add(i);
+      has_tensors = add_kinds(kind, arguments.values[i]) || has_tensors;
     }
     // The order in which keywords are written does not matter: their keys are added up.
     std::uint64_t keywords = 0;
+    std::uint64_t kinds = 0;
     for (Py_ssize_t i = arguments.positional; i < arguments.count(); ++i) {
       CallKey one(config.salt);
       add_text(one, PyTuple_GET_ITEM(arguments.names, i - arguments.positional));
+      CallKey of_kind = one;
       add_tensors(one, arguments.values[i]);
+      has_tensors = add_kinds(of_kind, arguments.values[i]) || has_tensors;
       keywords += one.value();
+      kinds += of_kind.value();
     }
     key.add(keywords);
+    kind.add(kinds);
+    CallKeys result;
     if (const auto settings = settings_of(config, arguments, by_identity)) {
-      const std::uint64_t wider = key.value();
+      result.wider = key.value();
       key.add(*settings);
-      return {key.value(), wider};
+      kind.add(*settings);
     }
+    result.key = key.value();
+    if (has_tensors) {
+      result.kind = kind.value();
+    }
+    return result;
   }
-  return {key.value(), std::nullopt};
+  return {.key = key.value()};
 }
 
 }  // namespace brim::python

@@ -45,4 +45,14 @@ void CallKey::add(const at::Tensor& tensor, std::int64_t ignored_dim) {
   }
 }
 
+void CallKey::add_kind(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    add_word(~std::uint64_t{0});
+    return;
+  }
+  add(static_cast<int>(tensor.scalar_type()));
+  add(static_cast<int>(tensor.device().type()));
+  add(tensor.dim());
+}
+
 }  // namespace brim

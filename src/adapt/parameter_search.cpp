@@ -74,7 +74,8 @@ ParameterSearch::Group ParameterSearch::make_group(const ParameterSearchOptions&
                            .margin = options.margin,
                            .packs = options.packs,
                            .allocator = options.allocator,
-                           .available = options.available};
+                           .available = options.available,
+                           .cautious = options.cautious};
   for (const std::size_t member : members) {
     search.upper = std::max(search.upper, parameters_[member].maximum);
   }

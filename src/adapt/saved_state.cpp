@@ -40,6 +40,17 @@ std::exception_ptr error_of(const std::function<void()>& call) {
   }
 }
 
+void require_gradient(const at::Tensor& tensor, bool required) {
+  if (tensor.requires_grad() == required) {
+    return;
+  }
+  if (tensor.is_leaf()) {
+    tensor.set_requires_grad(required);
+  } else if (!tensor.is_view()) {
+    tensor.detach_();  // from what an attempt wrote to it
+  }
+}
+
 }  // namespace
 
 void SavedState::add(const at::Tensor& tensor) {
@@ -51,7 +62,8 @@ void SavedState::add_values(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), "restore has an undefined tensor");
   if (!values_.contains(tensor.unsafeGetTensorImpl())) {
     const BelowAutograd guard;
-    values_[tensor.unsafeGetTensorImpl()] = {tensor, tensor.alias(), at::clone(tensor)};
+    values_[tensor.unsafeGetTensorImpl()] = {tensor, tensor.alias(), at::clone(tensor),
+                                             tensor.requires_grad()};
   }
 }
 
@@ -60,14 +72,20 @@ void SavedState::add_gradient(const at::Tensor& tensor) {
   if (!gradients_.contains(tensor.unsafeGetTensorImpl())) {
     const BelowAutograd guard;
     const at::Tensor& gradient = gradient_of(tensor);
-    gradients_[tensor.unsafeGetTensorImpl()] = {
-        tensor, gradient, gradient.defined() ? at::clone(gradient) : gradient};
+    gradients_[tensor.unsafeGetTensorImpl()] = {tensor, gradient,
+                                                gradient.defined() ? at::clone(gradient) : gradient,
+                                                tensor.requires_grad()};
   }
 }
 
 void SavedState::add(std::function<void()> put_back) { others_.push_back(std::move(put_back)); }
 
 void SavedState::put_back() const {
+  for (const auto* saved : {&gradients_, &values_}) {
+    for (const auto& [impl, each] : *saved) {
+      require_gradient(each.tensor, each.required);
+    }
+  }
   for (const auto& [impl, gradient] : gradients_) {
     if (gradient.before.defined() || gradient_of(gradient.tensor).defined()) {
       gradient.tensor.unsafeGetTensorImpl()->mutable_grad() = gradient.before;

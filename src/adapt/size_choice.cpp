@@ -189,7 +189,8 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) const {
     const auto expected = predicted(growth, options_.margin * kSmallMargin);
     const bool guess = growth.fits() == 1 && expected && !expected->confirmed;
     // A single fit that nothing has failed beside says little about far larger sizes.
-    if (expected && !(guess && std::ranges::all_of(known_, &Attempt::fitted))) {
+    const bool hopes = guess && !options_.cautious;
+    if (expected && !(hopes && std::ranges::all_of(known_, &Attempt::fitted))) {
       const double most = std::floor(std::min(expected->size, 2.0 * static_cast<double>(high)));
       const std::int64_t size = moved_to(detail::less_spared(most), high);
       const bool stays =

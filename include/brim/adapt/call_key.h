@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 namespace brim {
 
@@ -22,6 +23,8 @@ class BRIM_API CallKey {
   /// tensor, a symbol of a traced one) counts as such, and `ignored_dim` does not count.
   void add(const at::Tensor& tensor, std::int64_t ignored_dim = kNoDim);
   void add(std::string_view text);
+  /// Dtype, kind of device and number of dimensions: what tensors of all lengths have in common.
+  void add_kind(const at::Tensor& tensor);
   template <std::integral Number>
   void add(Number number) {
     add_word(static_cast<std::uint64_t>(number));
@@ -43,6 +46,23 @@ template <class... Arguments>
 [[nodiscard]] std::uint64_t call_key(const Arguments&... arguments) {
   CallKey key;
   (key.add(arguments), ...);
+  return key.value();
+}
+
+/// The kind of a call with these arguments, for AdaptOptions::kind: as call_key, but tensors of all
+/// lengths are of one kind.
+template <class... Arguments>
+[[nodiscard]] std::uint64_t call_kind(const Arguments&... arguments) {
+  CallKey key;
+  const auto add = [&](const auto& argument) {
+    if constexpr (std::is_convertible_v<decltype(argument), const at::Tensor&>) {
+      key.add_kind(argument);
+    } else {
+      key.add(argument);
+    }
+  };
+  key.add(std::string_view("kind"));
+  (add(arguments), ...);
   return key.value();
 }
 

@@ -53,6 +53,10 @@ struct AdaptOptions {
   std::uint64_t key = 0;         ///< which kind of call this is in `memory`; see call_key
   /// A wider kind of call, where a call looks as long as nothing is known of its own.
   std::optional<std::uint64_t> wider_key{};
+  /// The kind of call whatever the lengths of its tensors; see call_kind. Where nothing else is
+  /// known and calls of the kind have failed, `batch` and `maximize` begin with a size that fitted
+  /// there, and go up from it as far as measured bytes show, not to the maximum at once.
+  std::optional<std::uint64_t> kind{};
 
   /// How this call agrees on its size with the other ranks of a job; not owned; null: it is alone.
   Agreement* ranks = nullptr;

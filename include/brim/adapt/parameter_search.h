@@ -33,6 +33,7 @@ struct ParameterSearchOptions {
   bool packs = SizeSearchOptions{}.packs;
   std::function<std::optional<AllocatorModel>()> allocator{};  ///< as in SizeSearchOptions
   std::optional<std::int64_t> available{};                     ///< as in SizeSearchOptions
+  bool cautious = false;                                       ///< as in SizeSearchOptions
   /// Whether values that failed at the floor of one group are tried again as the maximum of the
   /// next. They can only fail again: it reproduces the exact sequence of torch_max_mem.
   bool revisit_floor = false;

@@ -27,16 +27,17 @@ class BRIM_API SavedState {
   SavedState(const SavedState&) = delete;
   SavedState& operator=(const SavedState&) = delete;
 
-  /// Values and gradient. What was added already is not copied twice.
+  /// Values, gradient, and whether it requires one. What was added already is not copied twice.
   void add(const at::Tensor& tensor);
   void add_values(const at::Tensor& tensor);
-  /// Where there is none, none is put back, and nothing is copied.
+  /// And whether it requires one. Where there is none, none is put back, and nothing is copied.
   void add_gradient(const at::Tensor& tensor);
 
   /// Called after the tensors have been put back, as often as an attempt fails.
   void add(std::function<void()> put_back);
 
-  /// Leaves version counters and autograd's graph as they are.
+  /// Leaves version counters as they are, and autograd's graph, unless an attempt wrote to a
+  /// tensor that required no gradient something that does.
   void put_back() const;
 
   /// Whether the values of this tensor, or of one that shares its memory, are put back.
@@ -47,6 +48,7 @@ class BRIM_API SavedState {
     at::Tensor tensor;
     at::Tensor before;  // its memory, or its gradient: an attempt may have given it another
     at::Tensor copy;    // of `before`
+    bool required;      // a gradient
   };
 
   std::unordered_map<const c10::TensorImpl*, Saved> values_;
@@ -56,8 +58,8 @@ class BRIM_API SavedState {
 
 namespace detail {
 
-/// A tensor: values and gradient. A module or its holder: gradients of its parameters and values of
-/// its buffers. Anything else: `thing(state)`.
+/// A tensor: values and gradient. A module or its holder: gradients of its parameters, with whether
+/// they require them, and values of its buffers. Anything else: `thing(state)`.
 template <class Thing>
 void add_to(SavedState& state, Thing& thing) {
   if constexpr (std::is_convertible_v<const Thing&, const at::Tensor&>) {
@@ -79,8 +81,8 @@ void add_to(SavedState& state, Thing& thing) {
 }  // namespace detail
 
 /// For AdaptOptions::restore: tensors (values and gradient), modules (gradients of the parameters,
-/// values of the buffers) and functions of a SavedState. Refers to them: they must outlive the
-/// call.
+/// values of the buffers; of all whether they require a gradient) and functions of a SavedState.
+/// Refers to them: they must outlive the call.
 ///
 /// A module's parameters themselves are not copied: an optimizer changes them, and
 /// RestoredOptimizer (brim/adapt/restore_optimizer.h) adds what it changes.

@@ -27,9 +27,9 @@ BRIM_API void add_attempt(std::vector<Attempt>& attempts, Attempt attempt);
 ///
 /// It keeps attempts, not conclusions: how many bytes a size needed and how many there were. So a
 /// limit learned when memory was short does not hold when there is more, and a size learned for one
-/// shape of the arguments says nothing about another, because the shape is part of the key. Each
-/// key keeps the newest few attempts; the least recently used key is dropped when there are too
-/// many.
+/// shape of the arguments is at most a hint for another (AdaptOptions::kind), because the shape is
+/// part of the key. Each key keeps the newest few attempts; the least recently used key is dropped
+/// when there are too many.
 ///
 /// With a directory, what is learned is kept across processes: one small text file per key,
 /// replaced atomically, read on the first use of the key. A file that is damaged or not ours is

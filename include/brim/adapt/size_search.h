@@ -41,6 +41,9 @@ struct SizeSearchOptions {
   /// Bytes an attempt may use now. Only remembered attempts need it: one that is recorded has its
   /// own.
   std::optional<std::int64_t> available{};
+  /// Whether similar work has failed: then a single fit is not left for the upper bound at once,
+  /// but for as much as its bytes allow.
+  bool cautious = false;
 };
 
 /// `x` itself up to `quantum`, above it the largest multiple of `quantum` not above `x`.

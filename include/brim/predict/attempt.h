@@ -25,6 +25,7 @@ struct Attempt {
   /// Bytes in use before that it freed: gradients of the step before. Of a fit: those that a next
   /// call will free too.
   std::int64_t freed = 0;
+  std::int64_t left = 0;  ///< of a fit: bytes above `held` in use after it. Not kept in files.
   std::optional<std::int64_t> available{};  ///< bytes that it could use
   std::int64_t unused = 0;  ///< of a fit: bytes that the allocator kept beyond the peak, in gaps
   /// COUNT of its allocations, on the CPU; 0: not known. Not kept in files.

@@ -44,9 +44,10 @@ class Options(TypedDict, total=False):
             (default), so that the result does not depend on how many attempts it took.
         restore: what a failed attempt may change and is put back after it, exactly: a module (the
             gradients of its parameters, its buffers), an optimizer (its parameters with their
-            gradients, and its state), a tensor (its values and gradient), a pair of callables
-            `(save, put_back)` (`put_back(save())`), the name of an argument that is one of these,
-            or a list of them. What is there is copied ahead of each call.
+            gradients, and its state), a tensor (its values and gradient), a learning-rate
+            scheduler, a GradScaler, a pair of callables `(save, put_back)` (`put_back(save())`),
+            the name of an argument that is one of these, or a list of them. What is there is copied
+            ahead of each call.
         host_limit: for calls on the CPU: refuse what the machine and its cgroups do not have
             (default), so that the size shrinks where the system would kill the process.
         ranks: agree on the size with the other ranks of a torch.distributed job: True for the

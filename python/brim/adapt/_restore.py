@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
+from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.optim.lr_scheduler import LRScheduler
 
 from brim._arguments import shown
 
@@ -18,15 +21,19 @@ PutBack: TypeAlias = Callable[[], object]
 
 #: What can be put back, or the name of an argument that is one of these.
 Restorable: TypeAlias = (
-    "str | torch.Tensor | torch.nn.Module | Optimizer"
+    "str | torch.Tensor | torch.nn.Module | Optimizer | LRScheduler | GradScaler"
     " | tuple[Callable[[], Any], Callable[[Any], object]]"
 )
 
-_KINDS = (torch.Tensor, torch.nn.Module, Optimizer)
-_ALLOWED = (
-    "a module, an optimizer, a tensor, a pair of callables (save, put_back), the name of an "
-    "argument that is one of these, or a list of them"
+#: What an optimizer's step involves besides the optimizer.
+HELPERS = (GradScaler, LRScheduler)
+
+_KINDS = (torch.Tensor, torch.nn.Module, Optimizer, *HELPERS)
+_THINGS = (
+    "a module, an optimizer, a tensor, a learning-rate scheduler, a GradScaler, a pair of "
+    "callables (save, put_back)"
 )
+_ALLOWED = f"{_THINGS}, the name of an argument that is one of these, or a list of them"
 
 
 def _is_pair(thing: object) -> bool:
@@ -53,6 +60,7 @@ class _Collected:
         self.values: list[torch.Tensor] = []
         self.gradients: list[torch.Tensor] = []
         self.put_back: list[PutBack] = []
+        self.known: set[int] = set()  # by address: schedulers and others hold each other
 
     def add(self, thing: Any) -> None:
         if isinstance(thing, torch.Tensor):
@@ -64,30 +72,82 @@ class _Collected:
             self.put_back.extend(map(members_of, thing.modules()))
         elif isinstance(thing, Optimizer):
             self._add_optimizer(thing)
+        elif isinstance(thing, HELPERS):
+            self._add_helper(thing)
         else:
             save, put_back = thing
             self.put_back.append(functools.partial(put_back, save()))
 
+    def _is_new(self, thing: object) -> bool:
+        new = id(thing) not in self.known
+        self.known.add(id(thing))
+        return new
+
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         """Its state may not exist before the first step, and must not after one that was undone."""
-        groups = [(group, _copied(group)) for group in optimizer.param_groups]
-        state = {owner: _copied(own) for owner, own in optimizer.state.items()}
+        if not self._is_new(optimizer):
+            return
         for group in optimizer.param_groups:
             self.gradients.extend(group["params"])
-        # Of the copies: pytree does not look into containers of classes of their own.
-        leaves = tree_leaves([state, [group for _, group in groups]])
-        self.values.extend(writable(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+        state, groups = self._kept(optimizer.state), self._kept(optimizer.param_groups)
+        attributes = vars(optimizer)  # a scaler adds some for the time of a step
+        before = dict(attributes)
 
         def put_back() -> None:
-            for owner in [owner for owner in optimizer.state if owner not in state]:
-                del optimizer.state[owner]
-            for owner, before in state.items():
-                _refill(optimizer.state[owner], before)
-            optimizer.param_groups[:] = [group for group, _ in groups]
-            for group, before in groups:
-                _refill(group, before)
+            attributes.clear()
+            attributes.update(before)
+            state()
+            groups()
 
         self.put_back.append(put_back)
+        for inner in before.values():  # of an optimizer that wraps another
+            if isinstance(inner, (Optimizer, *HELPERS)):
+                self.add(inner)
+
+    def _add_helper(self, helper: Any) -> None:
+        """All attributes: the state_dict of a scaler lacks how far each optimizer's step is."""
+        if not self._is_new(helper):
+            return
+        self.put_back.append(self._kept(vars(helper)))
+        for function in getattr(helper, "lr_lambdas", ()):
+            if hasattr(function, "__dict__") and not isinstance(function, types.FunctionType):
+                self.put_back.append(self._kept(vars(function)))
+
+    def _kept(self, value: Any) -> Callable[[], Any]:
+        """What returns `value` as it is now: containers are filled again, being known to others."""
+        if isinstance(value, torch.Tensor):
+            self.values.append(writable(value))
+        elif isinstance(value, dict):
+            items = {key: self._kept(each) for key, each in value.items()}
+            return functools.partial(_refill, value, items)
+        elif isinstance(value, (list, deque, tuple)):
+            return functools.partial(_refill_sequence, value, [self._kept(each) for each in value])
+        elif isinstance(value, HELPERS):
+            self._add_helper(value)
+        elif isinstance(value, Optimizer) and id(value) not in self.known:
+            self.put_back.extend(map(self._options_of, value.param_groups))  # a scheduler's
+        return lambda: value
+
+    def _options_of(self, group: dict[str, Any]) -> PutBack:
+        """Of a group of parameters, without the parameters."""
+        options = {name: self._kept(each) for name, each in group.items() if name != "params"}
+        options["params"] = functools.partial(group.__getitem__, "params")
+        return functools.partial(_refill, group, options)
+
+
+def _refill(container: Any, items: Mapping[Any, Callable[[], Any]]) -> Any:
+    now = {key: each() for key, each in items.items()}
+    container.clear()
+    container.update(now)
+    return container
+
+
+def _refill_sequence(container: Any, items: list[Callable[[], Any]]) -> Any:
+    now = [each() for each in items]
+    if not isinstance(container, tuple):
+        container.clear()
+        container.extend(now)
+    return container
 
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,21 +178,6 @@ def members_of(module: torch.nn.Module) -> PutBack:
     return put_back
 
 
-def _copied(value: Any) -> Any:
-    """Copies of the containers in `value`, which hold the same tensors."""
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_copied(each) for each in value]
-    return value
-
-
-def _refill(container: dict[Any, Any], before: dict[Any, Any]) -> None:
-    """A copy each time: the next attempt may change what was put back."""
-    container.clear()
-    container.update(_copied(before))
-
-
 def collect(
     things: list[Any], named: list[tuple[str, Any]]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PutBack]]:
@@ -148,10 +193,55 @@ def collect(
             found = [""]
         if any(isinstance(thing, str) for thing in found):
             raise TypeError(
-                f"restore names {name}, which must be a module, an optimizer, a tensor, a pair of "
-                f"callables (save, put_back) or a list of them, got {shown(value)}"
+                f"restore names {name}, which must be {_THINGS} or a list of them, "
+                f"got {shown(value)}"
             )
         things = [*things, *found]
     for thing in things:
         collected.add(thing)
     return collected.values, collected.gradients, collected.put_back
+
+
+def unnamed(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    things: list[Any] | None,
+    named: list[Any],
+) -> list[str]:
+    """Kinds of scalers and schedulers that a call reaches and `restore=` does not name.
+
+    Without `restore=` only scalers: one that is left between its steps makes gradients wrong.
+
+    Args:
+        function: what is called,
+        args: with these
+        kwargs: and these.
+        things: as `flat` returns them; None without `restore=`.
+        named: values of arguments that `restore=` names.
+    """
+    from brim.foresee._reach import Reachable  # which imports this package
+
+    found = Reachable(function, args, kwargs).helpers
+    if not found:
+        return []
+    known = _Collected()
+    pairs: list[Any] = []
+    for thing in flat([things or [], named]):
+        if isinstance(thing, (*HELPERS, Optimizer)):
+            known.add(thing)
+        elif isinstance(thing, tuple) and not _is_incomplete(thing[0]):
+            pairs.extend(thing)
+    by_pairs = {id(helper) for helper in Reachable(lambda: None, tuple(pairs), {}).helpers}
+    kinds = {
+        type(helper).__name__: None
+        for helper in found
+        if id(helper) not in known.known | by_pairs
+        and (helper.is_enabled() if isinstance(helper, GradScaler) else things is not None)
+    }
+    return list(kinds)
+
+
+def _is_incomplete(save: Any) -> bool:
+    """A scaler's `state_dict`, which lacks how far the step of each optimizer is."""
+    return isinstance(save, types.MethodType) and isinstance(save.__self__, GradScaler)

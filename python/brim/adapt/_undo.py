@@ -25,11 +25,11 @@ Restore: TypeAlias = "bool | Restorable | Iterable[Restorable]"
 class Undo(_C.Undoing):
     """Puts back what a piece of work changes: values, gradients, modes, and the random state.
 
-    Of a module, its parameters, their gradients, its buffers and whether it is in training mode; of
-    an optimizer, its parameters and all of its state; and what schedulers and gradient scalers
-    hold. Copies are in the host's memory and do not count as memory in use. Parameters that do
-    not require gradients are copied only if `restore` names them or their module: a frozen model
-    may be large.
+    Of a module, its parameters, their gradients and whether they require them, its buffers and
+    whether it is in training mode; of an optimizer, its parameters and all of its state; and what
+    schedulers and gradient scalers hold. Copies are in the host's memory and do not count as memory
+    in use. Parameters that do not require gradients are copied only if `restore` names them or
+    their module: a frozen model may be large.
 
     Args:
         restore: True for what the work's code, closure and arguments lead to, False for nothing, or
@@ -51,8 +51,6 @@ class Undo(_C.Undoing):
 
     def __init__(self, restore: Restore, *work: Callable[..., Any] | None) -> None:
         """Take copies of what is there now."""
-        from brim.foresee._reach import HELPERS  # which imports this module
-
         super().__init__()
         self._names: list[str] = []
         self._left: list[str] = []
@@ -73,7 +71,6 @@ class Undo(_C.Undoing):
             if is_lazy(tensor)
         ]
         parameters = [parameter for module in modules for parameter in module.parameters()]
-        things = [_state_of(thing) if isinstance(thing, HELPERS) else thing for thing in things]
         values, gradients, others = collect([*things, *parameters], [])
         frozen: dict[str, torch.Tensor] = {}
         if restore is True:
@@ -164,11 +161,6 @@ def _reached(work: Iterable[Callable[..., Any] | None]) -> list[Any]:
     return [*modules, *found.optimizers, *found.helpers, *leaves]
 
 
-def _state_of(helper: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """How a scheduler or a gradient scaler is put back."""
-    return lambda: copy.deepcopy(helper.state_dict()), helper.load_state_dict
-
-
 def _once(things: Iterable[Any]) -> list[Any]:
     return list({id(thing): thing for thing in things}.values())
 
@@ -209,8 +201,14 @@ def _values_of(tensor: torch.Tensor, copies: dict[int, Any]) -> Callable[[], Non
 def _gradient_of(tensor: torch.Tensor, copies: dict[int, Any]) -> Callable[[], None]:
     # The gradient itself is not held: the work would have less memory if it drops it.
     before = None if tensor.grad is None else _copy(tensor.grad, copies)
+    required = tensor.requires_grad
 
     def put_back() -> None:
+        if tensor.requires_grad != required:
+            if tensor.is_leaf:
+                tensor.requires_grad_(required)
+            elif not tensor._is_view():
+                tensor.detach_()  # what the work added in place
         if before is None:
             tensor.grad = None
         elif before.layout != torch.strided:

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from brim.adapt._restore import HELPERS
 from brim.foresee._kept import attributes_of, names_in, slots_of
 
 _MOST_OBJECTS = 20_000
 _MANY = 1_000  # data rather than parts of the program
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype)
-HELPERS = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _PLAIN = (types.SimpleNamespace, argparse.Namespace)
 _TARGETS = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, *HELPERS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
@@ -17,7 +18,7 @@ from brim import _C
 from brim._arguments import positive, real
 from brim.adapt import _parts, batch
 from brim.adapt import range as adaptive_range
-from brim.adapt._undo import Undo, _state_of
+from brim.adapt._undo import Undo
 from brim.data.agree import apart
 from brim.integrations._lightning_records import Records
 from brim.memory import release_cached
@@ -260,6 +261,10 @@ class _Trial:
             self._loop.setup_data()
         if not self._trainer.training:
             self._loop.reset()
+
+
+def _state_of(part: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    return lambda: copy.deepcopy(part.state_dict()), part.load_state_dict
 
 
 @contextmanager

@@ -48,6 +48,7 @@ AttemptMonitor::AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoin
 
 void AttemptMonitor::begin(bool new_size, bool record) {
   const c10::Device device = checkpoint_.device();
+  only_observed_ = false;
   if (new_size && !device.is_cpu()) {
     release_cached(device);
     released_ = true;
@@ -71,6 +72,11 @@ void AttemptMonitor::begin(bool new_size, bool record) {
   allocations_before_ = CpuAllocator::allocations();
   ended_elsewhere_ = calls_ended_elsewhere();
   begun_ = std::chrono::steady_clock::now();
+}
+
+void AttemptMonitor::begin_observed() {
+  begin(false, true);
+  only_observed_ = true;
 }
 
 std::vector<AllocationEvent> AttemptMonitor::take_log(c10::Device device) {
@@ -108,6 +114,7 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
       .peak = peak,
       .held = held,
       .freed = std::max<std::int64_t>(checkpoint_.held(device).value_or(start) - held, 0),
+      .left = std::max<std::int64_t>(room.allocated - held, 0),
       .available = room.allocated + room.free - held,
       .unused = std::max<std::int64_t>(room.reserved - held - peak, 0),
       .allocations = device.is_cpu() ? CpuAllocator::allocations() - allocations_before_ : 0,
@@ -148,12 +155,16 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   }
   const std::optional<std::int64_t> before = checkpoint_.held(device);
   std::optional<std::int64_t> start = before;
+  std::optional<std::int64_t> observed_peak;
   if (meter_) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun_;
     attempt.seconds = seconds.count();
     meter_->close();
     const std::vector<c10::Device> watched = meter_->devices();
-    if (std::find(watched.begin(), watched.end(), device) != watched.end()) {
+    const bool measured = std::find(watched.begin(), watched.end(), device) != watched.end();
+    if (measured && only_observed_) {
+      observed_peak = meter_->peak(device) + meter_->freed(device);
+    } else if (measured) {
       start = meter_->start(device);
       attempt.freed = meter_->freed(device);
       attempt.peak = meter_->peak(device) + attempt.freed;
@@ -187,7 +198,12 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
     }
   }
   released_ = needed_release_.has_value();
-  publish(attempt);
+  Attempt told = attempt;
+  if (only_observed_) {
+    told.peak = attempt.peak ? attempt.peak : observed_peak;
+    attempt.record.reset();
+  }
+  publish(told);
   if (needed_release_) {
     return std::nullopt;
   }

@@ -45,6 +45,10 @@ class AttemptMonitor {
   /// @param record whether they are in any case.
   void begin(bool new_size = false, bool record = false);
 
+  /// Starts to measure an attempt for observers only: what `failed` returns is the same as for one
+  /// that was not begun.
+  void begin_observed();
+
   Attempt fitted(std::span<const std::int64_t> values);
 
   /// To be called when the exception is gone and with it all that it kept alive. Checks that the
@@ -86,6 +90,7 @@ class AttemptMonitor {
   std::optional<c10::Device> failed_on_;
   std::optional<Attempt> needed_release_;  // the last failure whose values were to be tried again
   bool released_ = false;                  // the cache, right before this attempt
+  bool only_observed_ = false;             // this attempt
   bool warned_ = false;
   bool hopeless_ = false;  // the last failure would happen on an empty device too
   std::optional<std::chrono::steady_clock::time_point> deadline_;  // of waiting for others

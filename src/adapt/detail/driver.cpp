@@ -37,7 +37,9 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
   }
   // A first attempt was made at the maxima. What other calls have learned since would say that it
   // had been at their size.
-  Recollection known = failure ? Recollection{} : recall(options, call.maxima.size());
+  const bool observed = !failure && begins_at_maxima(options);  // only: as one without a watcher
+  Recollection known =
+      failure || observed ? Recollection{} : recall(options, call.maxima.size(), true);
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   for (bool repeats = false;; repeats = true) {
@@ -45,9 +47,17 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
-      monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(search.next()),
-                    still_moving(known.attempts));
+      if (observed && !repeats) {
+        monitor.begin_observed();
+      } else {
+        monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(search.next()),
+                      still_moving(known.attempts));
+      }
       failure = attempt(search.next());
+    }
+    if (!failure && observed && !repeats) {
+      monitor.fitted(search.next());
+      return;
     }
     if (!failure) {
       learn_fit(call, options, known, monitor, search.next());
@@ -65,7 +75,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
     search.record(*failed);
     if (search.finished() && !search.best()) {
       monitor.wait_for_others_or_give_up();
-      known = recall(options, call.maxima.size());
+      known = recall(options, call.maxima.size(), true);
       search = make_search(call, options, known, failed->device);
     }
   }
@@ -86,7 +96,7 @@ Values wish(const MaximizeCall& call, const AdaptOptions& options,
 
 /// The values that a rank would begin its next call with, as far as it can tell now.
 Values next_time(const MaximizeCall& call, const AdaptOptions& options, const Attempt& fit) {
-  Recollection known = recall(options, call.maxima.size());
+  Recollection known = recall(options, call.maxima.size(), true);
   if (known.device == fit.device) {
     known.available = fit.available;  // as before the attempt: its result may still be there
   }
@@ -109,7 +119,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
   if (saved) {
     checkpoint = Checkpoint(options);  // the copies are not the attempt's
   }
-  Recollection known = recall(options, call.maxima.size());
+  Recollection known = recall(options, call.maxima.size(), true);
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   // The values of all ranks, and how far this one uses them.
@@ -181,7 +191,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       }
       if (search.finished() && !search.best()) {
         monitor.wait_for_others_or_give_up();
-        known = recall(options, call.maxima.size());
+        known = recall(options, call.maxima.size(), true);
         search = make_search(call, options, known, failed->device);
       }
       wanted = wish(call, options, search.next());

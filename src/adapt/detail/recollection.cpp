@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "adapt/detail/searching.h"
 #include "memory/backend.h"
 
 namespace brim::detail {
@@ -90,6 +91,42 @@ void drop_fits_from_below(std::vector<Attempt>& attempts) {
   }
 }
 
+/// The first call of a kind may leave what later ones find and do not make again, such as an
+/// optimizer's state. As far as it is in use now, the next one may need so much less: a size that
+/// fitted is not given up for it before a call has shown what it needs beside it.
+/// @param found bytes in use now that the call left.
+void begin_with_what_it_left(Attempt& fit, std::int64_t found) {
+  if (fit.calls == 1 && fit.peak && fit.available && found > 0) {
+    fit.held += found;
+    *fit.peak = std::max<std::int64_t>(*fit.peak - found, 0);
+    *fit.available -= found;
+  }
+}
+
+bool any_failed(std::span<const Attempt> attempts) {
+  return !std::ranges::all_of(attempts, &Attempt::fitted);
+}
+
+/// What is known of this kind of call, else of the nearest wider one of which something is.
+std::vector<Attempt> nearest(const AdaptOptions& options, bool hints, Recollection& result) {
+  if (options.memory == nullptr) {
+    return {};
+  }
+  std::vector<Attempt> own = options.memory->recall(options.key);
+  result.is_wider = own.empty();
+  if (result.is_wider && options.wider_key) {
+    own = options.memory->recall(*options.wider_key);
+  }
+  const auto kind = hints ? hinting_kind(options) : std::nullopt;
+  if (!kind || any_failed(own)) {
+    return own;
+  }
+  // Lengths say much about the need: the kind counts only where its calls have failed.
+  std::vector<Attempt> others = options.memory->recall(*kind);
+  result.others_failed = any_failed(others);
+  return own.empty() && result.others_failed ? others : own;
+}
+
 }  // namespace
 
 bool Recollection::moves_to(std::span<const std::int64_t> values) const {
@@ -115,15 +152,14 @@ bool Recollection::packs(c10::Device otherwise) const {
   return device.value_or(otherwise).is_cpu();
 }
 
-Recollection recall(const AdaptOptions& options, std::size_t values) {
+std::optional<std::uint64_t> hinting_kind(const AdaptOptions& options) {
+  const bool useful = options.strategy == Strategy::predictive && !cannot_repeat(options);
+  return useful ? options.kind : std::nullopt;
+}
+
+Recollection recall(const AdaptOptions& options, std::size_t values, bool hints) {
   Recollection result;
-  if (options.memory != nullptr) {
-    result.attempts = options.memory->recall(options.key);
-    result.is_wider = result.attempts.empty();
-    if (result.is_wider && options.wider_key) {
-      result.attempts = options.memory->recall(*options.wider_key);
-    }
-  }
+  result.attempts = nearest(options, hints, result);
   std::erase_if(result.attempts,
                 [&](const Attempt& attempt) { return attempt.values.size() != values; });
   if (result.attempts.empty()) {
@@ -145,7 +181,15 @@ Recollection recall(const AdaptOptions& options, std::size_t values) {
   if (const Attempt* last = last_fit(result.attempts)) {
     // What the last call freed (the gradients of the step before), this one will free too, as far
     // as it is there.
-    *result.available += std::clamp<std::int64_t>(room.allocated - last->held, 0, last->freed);
+    const auto above = [&](const Attempt& fit) {
+      return std::max<std::int64_t>(room.allocated - fit.held, 0);
+    };
+    const std::int64_t freed = std::min(above(*last), last->freed);
+    *result.available += freed;
+    if (hints && !cannot_repeat(options) && !any_failed(result.attempts)) {
+      Attempt& first = result.attempts.front();
+      begin_with_what_it_left(first, std::min(first.left, above(first)) - freed);
+    }
   }
   drop_refuted(result.attempts, *result.available);
   if (device.is_cpu()) {

@@ -21,6 +21,7 @@ struct Recollection {
   std::optional<c10::Device> device{};      ///< of the bytes; empty as long as nothing is known
   std::optional<std::int64_t> available{};  ///< bytes that are free there now
   bool is_wider = true;                     ///< nothing is known of this kind of call itself
+  bool others_failed = false;               ///< calls with other lengths, while these have not
 
   /// Whether the last call fitted with other values.
   [[nodiscard]] bool moves_to(std::span<const std::int64_t> values) const;
@@ -65,7 +66,14 @@ inline void raise_to_level_of_last_fit(std::vector<Attempt>& attempts) {
   }
 }
 
+/// The options' kind of call where it is of use. Halving finds no way up from a hint, and with
+/// collectives inside, the failure that a wrong one leads to is final.
+std::optional<std::uint64_t> hinting_kind(const AdaptOptions& options);
+
 /// @param values COUNT of the call's sizes: what has another number of them is no such call.
-Recollection recall(const AdaptOptions& options, std::size_t values = 1);
+/// @param hints whether to hope where little is known: that calls with tensors of other lengths
+///     need as much, and that what a first call left is not made again. Not in a range, whose first
+///     parts are short and show more.
+Recollection recall(const AdaptOptions& options, std::size_t values = 1, bool hints = false);
 
 }  // namespace brim::detail

@@ -85,6 +85,7 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
                                 .packs = known.packs(device),
                                 .allocator = [=] { return allocator_now(of_bytes); },
                                 .available = known.available,
+                                .cautious = known.others_failed,
                                 .revisit_floor = options.exact_halving};
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {
     const std::int64_t maximum = call.maxima[i];
@@ -94,8 +95,13 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
                                  .lower = std::min(options.lower, std::max(maximum, kOne))});
   }
   auto result = checked<ParameterSearch>(search);
-  result.remember(known.attempts);
-  if (options.objective == Objective::throughput && search.parameters.size() == 1) {
+  const bool timed = options.objective == Objective::throughput && search.parameters.size() == 1;
+  // Rates are known of calls that an objective of memory does not even measure, since nothing has
+  // failed yet: then their bytes must not make the size smaller.
+  if (!timed || !std::ranges::all_of(known.attempts, &Attempt::fitted)) {
+    result.remember(known.attempts);
+  }
+  if (timed) {
     Parameter& only = search.parameters.front();
     const std::int64_t largest = result.next().front();
     only.maximum = throughput_choice(known.attempts, largest, only.lower, only.quantum);
@@ -124,10 +130,13 @@ void learn(const AdaptOptions& options, const Recollection& known, const Attempt
   if (options.memory == nullptr) {
     return;
   }
-  options.memory->learn(options.key, attempt);
-  if (options.wider_key && (known.is_wider || !attempt.fitted())) {
-    options.memory->learn(*options.wider_key, attempt);
+  // Its own key last: where a memory is full, it is the one to stay.
+  for (const auto& wider : {hinting_kind(options), options.wider_key}) {
+    if (wider && (known.is_wider || !attempt.fitted())) {
+      options.memory->learn(*wider, attempt);
+    }
   }
+  options.memory->learn(options.key, attempt);
 }
 
 std::unique_ptr<SavedState> save_state(const AdaptOptions& options) {

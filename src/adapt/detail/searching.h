@@ -24,7 +24,7 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
 SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Recollection& known,
                        c10::Device device);
 
-/// Calls of a wider kind learn from the first call of a new kind and from failures.
+/// Wider kinds of call learn from the first call of a new kind and from failures.
 void learn(const AdaptOptions& options, const Recollection& known, const Attempt& attempt);
 
 /// Saves what the options name. If there is no memory for the copies, garbage and caches make room

@@ -37,6 +37,21 @@ TEST(CallKey, ShapeTypeDeviceNumbersTextsAndTheirOrderCount) {
   EXPECT_EQ(call_key(a, "mode", 3), call_key(at::zeros({2, 3}), std::string("mode"), 3L));
 }
 
+TEST(CallKey, TensorsOfAllLengthsAreOfOneKind) {
+  const at::Tensor a = at::zeros({2, 3});
+  EXPECT_EQ(call_kind(a, "mode", 3), call_kind(at::zeros({5, 1}), "mode", 3));
+  const std::set<std::uint64_t> kinds{call_key(a),
+                                      call_kind(a),
+                                      call_kind(a, a),
+                                      call_kind(a, 1),
+                                      call_kind(a, "mode"),
+                                      call_kind(a.to(at::kDouble)),
+                                      call_kind(a.to(at::kMeta)),
+                                      call_kind(at::zeros({6})),
+                                      call_kind(at::Tensor())};
+  EXPECT_EQ(kinds.size(), 9U);
+}
+
 TEST(CallKey, IsTheSameInEveryProcess) {
   EXPECT_EQ(call_key(at::zeros({2, 3}), "mode", 7), 4255808546065390512U);
 }

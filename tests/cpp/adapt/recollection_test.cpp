@@ -105,5 +105,94 @@ TEST(Recollection, KindsOfCallDoNotHoldEachOtherBack) {
   EXPECT_EQ(failures_of(attempts), 0) << "nor forget";
 }
 
+std::vector<Attempt> call_of_kind(SizeMemory& memory, std::int64_t bytes_per_item,
+                                  std::uint64_t key, Strategy strategy = Strategy::predictive) {
+  std::vector<Attempt> attempts;
+  batch(4096, [&](std::int64_t size) { const at::Tensor all = tensor_of(size * bytes_per_item); },
+        {.strategy = strategy, .memory = &memory, .key = key, .kind = 77, .attempts = &attempts});
+  return attempts;
+}
+
+TEST(Recollection, ACallWithOtherLengthsBeginsWhereOneOfItsKindFitted) {
+  SizeMemory memory;
+  const Budget budget = room_for(64 * kMiB);
+  EXPECT_GT(failures_of(call_of_kind(memory, kMiB, 1)), 0);
+  const std::int64_t known = call_of_kind(memory, kMiB, 1).back().size();
+  for (std::uint64_t key = 2; key < 6; ++key) {
+    for (int call = 0; call < 4; ++call) {
+      const auto attempts = call_of_kind(memory, kMiB, key);
+      EXPECT_EQ(failures_of(attempts), 0) << "key " << key << ", call " << call;
+      EXPECT_GE(attempts.back().size(), known * 9 / 10) << "key " << key << ", call " << call;
+    }
+    EXPECT_GE(call_of_kind(memory, kMiB, key).back().size(), 62);
+  }
+}
+
+TEST(Recollection, AHintThatIsTooLowIsLeftWithoutAFailure) {
+  SizeMemory memory;
+  const Budget budget = room_for(64 * kMiB);
+  call_of_kind(memory, kMiB, 1);
+  std::int64_t last = 0;
+  for (int call = 0; call < 6; ++call) {
+    const auto attempts = call_of_kind(memory, kMiB / 32, 2);
+    EXPECT_EQ(failures_of(attempts), 0) << "call " << call;
+    last = attempts.back().size();
+  }
+  EXPECT_GE(last, 2048 * 97 / 100);
+}
+
+TEST(Recollection, AHintThatIsTooHighFailsNoMoreOftenThanWithoutIt) {
+  SizeMemory memory;
+  const Budget budget = room_for(64 * kMiB);
+  for (int call = 0; call < 3; ++call) {
+    call_of_kind(memory, kMiB / 32, 1);
+  }
+  SizeMemory fresh;
+  const auto without = call_of_kind(fresh, kMiB, 2);
+  const auto with = call_of_kind(memory, kMiB, 2);
+  EXPECT_LE(failures_of(with), failures_of(without));
+  EXPECT_GE(with.back().size(), 32);
+}
+
+TEST(Recollection, HalvingTakesNoHint) {
+  SizeMemory memory;
+  const Budget budget = room_for(64 * kMiB);
+  const auto first = call_of_kind(memory, kMiB, 1, Strategy::halving);
+  const auto second = call_of_kind(memory, kMiB, 2, Strategy::halving);
+  EXPECT_EQ(second.front().size(), 4096);
+  EXPECT_EQ(first.size(), second.size());
+}
+
+/// As a training step: what the first call leaves (an optimizer's state), later ones find.
+struct FirstCallLeavesState {
+  at::Tensor state{};
+  at::Tensor gradients{};
+
+  void operator()(std::int64_t size) {
+    gradients.reset();
+    const at::Tensor activations = tensor_of(size * kMiB / 64);
+    gradients = tensor_of(2 * kMiB);
+    state = state.defined() ? state : tensor_of(4 * kMiB);
+  }
+};
+
+TEST(Recollection, ASizeThatFittedIsNotGivenUpForWhatTheFirstCallLeft) {
+  for (const std::int64_t spare : {1, 2, 3}) {
+    SizeMemory memory;
+    const Budget budget = room_for((7 + spare) * kMiB);
+    size_of_call(memory, kMiB, 2);  // a failure elsewhere: from now on all calls are measured
+    FirstCallLeavesState work;
+    int call = 0;
+    for (const std::int64_t most : {64, 64, 48, 64, 32, 64}) {
+      std::vector<Attempt> attempts;
+      batch(most, [&](std::int64_t size) { work(size); },
+            {.memory = &memory, .key = 1, .attempts = &attempts});
+      ++call;
+      EXPECT_EQ(attempts.back().size(), most) << "call " << call << ", spare " << spare;
+      EXPECT_EQ(failures_of(attempts), 0) << "call " << call << ", spare " << spare;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace brim

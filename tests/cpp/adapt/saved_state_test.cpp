@@ -47,6 +47,31 @@ TEST(SavedState, AGradientThatWasThereKeepsItsTensor) {
   EXPECT_TRUE(gradient.equal(at::ones({3})));
 }
 
+TEST(SavedState, WhetherAGradientIsRequiredComesBack) {
+  Module module;
+  const at::Tensor frozen = at::zeros({3});
+  SavedState state;
+  detail::add_to(state, module);
+  state.add(frozen);
+  module.weights[0].requires_grad_(false);
+  frozen.requires_grad_(true);
+  state.put_back();
+  EXPECT_TRUE(module.weights[0].requires_grad());
+  EXPECT_FALSE(frozen.requires_grad());
+}
+
+TEST(SavedState, ATensorIsDetachedFromWhatAnAttemptWroteToIt) {
+  const at::Tensor mean = at::zeros({3});
+  const at::Tensor weight = at::ones({3}).requires_grad_(true);
+  SavedState state;
+  state.add_values(mean);
+  mean.add_(weight);
+  ASSERT_TRUE(mean.requires_grad());
+  state.put_back();
+  EXPECT_FALSE(mean.requires_grad()) << "the graph of the failed attempt would stay alive";
+  EXPECT_TRUE(mean.equal(at::zeros({3})));
+}
+
 TEST(SavedState, CanBePutBackMoreThanOnce) {
   const at::Tensor tensor = at::zeros({3});
   int calls = 0;

@@ -64,14 +64,19 @@ struct BegunCall {
   Checkpoint checkpoint;
 };
 
-/// Whether a first attempt can go straight to the function: nothing is known that would change the
-/// size, and nobody wants to hear of an attempt that fits. Wrong options are left to the search,
-/// which names them.
-inline bool may_run_unwatched(const AdaptOptions& options) noexcept {
-  return options.objective == Objective::memory && options.attempts == nullptr &&
-         !options.observer && !options.restore && options.ranks == nullptr &&
+/// Whether the first attempt is at the maxima, and teaches nothing if it fits: nothing is known
+/// that would change the size. It does not depend on who watches. Wrong options are left to the
+/// search, which names them.
+inline bool begins_at_maxima(const AdaptOptions& options) noexcept {
+  return options.objective == Objective::memory && options.ranks == nullptr &&
          (options.memory == nullptr || !options.memory->may_know_something()) &&
          options.lower >= 1 && options.quantum >= 1;
+}
+
+/// Whether such an attempt can go straight to the function: nobody wants to hear of it.
+inline bool may_run_unwatched(const AdaptOptions& options) noexcept {
+  return options.attempts == nullptr && !options.observer && !options.restore &&
+         begins_at_maxima(options);
 }
 
 /// The attempts of `maximize`, measured.
@@ -90,9 +95,9 @@ template <class Try>
   // one word stalls an Arm processor for 8 ns.
   const bool on_accelerator = call.on_accelerator;
   const bool unwatched = may_run_unwatched(call.options);
-  const auto detail = unwatched && !call.options.device && !on_accelerator
-                          ? Checkpoint::Detail::cheap
-                          : Checkpoint::Detail::all;
+  const bool cheap = unwatched || begins_at_maxima(call.options);
+  const auto detail = cheap && !call.options.device && !on_accelerator ? Checkpoint::Detail::cheap
+                                                                       : Checkpoint::Detail::all;
   BegunCall begun(call.options, detail);
   std::optional<Failure> failure = unwatched ? attempt(call.maxima) : std::optional<Failure>();
   if (unwatched && !failure) [[likely]] {
