@@ -140,7 +140,7 @@ def size_aware_epoch(sizes: torch.Tensor, bionemo: Any) -> None:
     progress("samples in order")
     compare(
         samples,
-        partial(data.SizeAwareBatchSampler, range(samples), sizes, BUDGET),
+        partial(data.SizeAwareBatchSampler, range(samples), sizes, BUDGET, cost="sum"),
         works if bionemo else {},
         {"brim, plan()": "target ≥ 40×", "brim, lists": "target ≥ 8×"},
         {by_tensor: few},
@@ -168,7 +168,7 @@ def best_fit_in_python(sizes: list[int]) -> list[list[int]]:
 def packed_epoch(sizes: torch.Tensor) -> None:
     samples = len(sizes)
 
-    made = partial(data.PackedBatchSampler, sizes, BUDGET)
+    made = partial(data.PackedBatchSampler, sizes, BUDGET, cost="sum")
     cases: dict[str, dict[str, Any]] = {
         "windows of 10k": {},
         "windows of 10k, shuffled": {"shuffle": True},
@@ -204,7 +204,7 @@ def packed_epoch(sizes: torch.Tensor) -> None:
 
 def samplers(sizes: torch.Tensor) -> dict[str, Callable[[], Any]]:
     boundaries, batch_sizes = buckets_of(sizes)
-    ordered = partial(data.SizeAwareBatchSampler, range(len(sizes)), sizes, BUDGET)
+    ordered = partial(data.SizeAwareBatchSampler, range(len(sizes)), sizes, BUDGET, cost="sum")
     return {
         "SizeAwareBatchSampler": ordered,
         "SizeAwareBatchSampler, shuffled": partial(ordered, shuffle=True, seed=0),
@@ -212,7 +212,7 @@ def samplers(sizes: torch.Tensor) -> dict[str, Callable[[], Any]]:
             data.BucketBatchSampler, sizes, boundaries, batch_size=batch_sizes, seed=0
         ),
         "PackedBatchSampler, shuffled": partial(
-            data.PackedBatchSampler, sizes, BUDGET, shuffle=True
+            data.PackedBatchSampler, sizes, BUDGET, cost="sum", shuffle=True
         ),
     }
 
@@ -238,14 +238,14 @@ def first_batch(sizes: torch.Tensor, bionemo: Any) -> None:
         )
     numbers = itertools.cycle(sizes[:1000].tolist())
     seconds = cpu_median(
-        lambda: next(data.size_aware_batching(numbers, lambda size: size, BUDGET)), 15
+        lambda: next(data.size_aware_batching(numbers, lambda size: size, BUDGET, cost="sum")), 15
     )
     row("size_aware_batching over an endless iterator", milliseconds(seconds), "", "target ≤ 10 ms")
 
 
 def resume(sizes: torch.Tensor, bionemo: Any) -> None:
     kinds = samplers(sizes)
-    packed = partial(data.PackedBatchSampler, sizes, BUDGET, window=None)
+    packed = partial(data.PackedBatchSampler, sizes, BUDGET, cost="sum", window=None)
     kinds["PackedBatchSampler, global"] = packed
     print(f"Resume in the middle of {len(sizes):,} samples: load_state_dict and the next batch")
     if bionemo:

@@ -18,6 +18,7 @@
 #include <brim/batching/batching.h>
 #include <brim/batching/buckets.h>
 #include <brim/batching/cost.h>
+#include <brim/batching/interruption.h>
 #include <brim/batching/look_ahead.h>
 #include <brim/batching/plan.h>
 #include <brim/batching/sample_sizes.h>

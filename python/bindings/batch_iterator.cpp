@@ -33,7 +33,7 @@ class BatchIterator {
   PyObject* next() {
     const Held held(*this);
     const auto batch = finished_                ? std::nullopt
-                       : stream_.at_block_end() ? without_gil([&] { return stream_.next(); })
+                       : stream_.at_block_end() ? interruptibly([&] { return stream_.next(); })
                                                 : stream_.next();
     if (!batch) {
       finished_ = true;

@@ -97,7 +97,7 @@ SharedBatching in_order(const py::list& sizes, const py::list& costs, const py::
     result->tensors.push_back(column_of<std::int64_t>("indices", indices));
     order.indices = values_of<std::int64_t>(result->tensors.back());
   }
-  result->core = without_gil([&] { return make(std::move(columns), order); });
+  result->core = interruptibly([&] { return make(std::move(columns), order); });
   return result;
 }
 
@@ -134,7 +134,7 @@ SharedBatching bucketed(const py::object& bucket_sizes, std::vector<double> boun
                                   .shuffle = shuffle,
                                   .oversize = oversize_argument(oversize),
                                   .batch_multiple = batch_multiple};
-  result->core = without_gil([&] {
+  result->core = interruptibly([&] {
     return deciding.is_floating_point()
                ? batching::bucket_batching(sizes_of<double>(deciding), std::move(columns),
                                            std::move(options))
@@ -149,7 +149,7 @@ batching::BatchStream stream_of(const SampleBatching& batching, std::uint64_t se
                                 std::int64_t rank, std::int64_t world_size,
                                 const py::object& cursor, const py::object& segments) {
   const batching::Position position = position_argument(cursor, segments);
-  return without_gil([&] {
+  return interruptibly([&] {
     batching::BatchStream stream(*batching.core, seed, {rank, world_size});
     if (!position.cursor.empty()) {
       stream.seek(position);
@@ -169,14 +169,14 @@ py::object iterate(const SharedBatching& batching, std::uint64_t seed, std::int6
 std::int64_t count(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
                    std::int64_t world_size, const py::object& cursor, const py::object& segments) {
   auto stream = stream_of(batching, seed, rank, world_size, cursor, segments);
-  return without_gil([&] { return stream.count_rest(); });
+  return interruptibly([&] { return stream.count_rest(); });
 }
 
 py::tuple plan(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
                std::int64_t world_size, const py::object& cursor, const py::object& segments) {
   auto stream = stream_of(batching, seed, rank, world_size, cursor, segments);
   batching::Batches batches;
-  without_gil([&] {
+  interruptibly([&] {
     batches.indices.reserve(
         static_cast<std::size_t>(batching.core->samples() / std::max<std::int64_t>(world_size, 1)));
     stream.read_rest(batches);
@@ -310,9 +310,9 @@ void register_batching(py::module_& m) {
 
 Example:
     >>> from brim.data import PackedBatchSampler
-    >>> report = PackedBatchSampler([5, 2, 8, 3], max_total_size=10).report()
+    >>> report = PackedBatchSampler([5, 2, 8, 3], max_total_size=16).report()
     >>> report.batches, report.fill
-    (2, 0.9)
+    (2, 0.6875)
 )",
       field("samples", &Report::samples, "How many samples there are."),
       field("batched", &Report::batched, "How many of them are in a batch."),
@@ -353,7 +353,7 @@ Example:
       .def("report", [](const SampleBatching& self, std::uint64_t seed, std::int64_t world_size,
                         const py::object& cursor, const py::object& segments) {
         const batching::Position from = position_argument(cursor, segments);
-        return without_gil([&] { return batching::report(*self.core, seed, world_size, from); });
+        return interruptibly([&] { return batching::report(*self.core, seed, world_size, from); });
       });
 
   m.def("ordered_batching", &ordered);

@@ -31,7 +31,7 @@ py::object least_padding_boundaries(const py::object& sizes, const py::object& b
   const std::int64_t count = integer_argument("buckets", buckets);
   TORCH_CHECK_VALUE(count >= 1, "buckets=", count, " is not allowed; it must be at least 1");
   return with_values(tensor, [&](auto values) {
-    return to_tensor(without_gil([&] {
+    return to_tensor(interruptibly([&] {
       return batching::least_padding_boundaries(values, static_cast<std::size_t>(count));
     }));
   });

@@ -2,10 +2,12 @@
 
 // The borders between our code and the interpreter, where a thread may be ended.
 
+#include <brim/batching/interruption.h>
 #include <cxxabi.h>
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <exception>
 #include <optional>
 #include <type_traits>
@@ -88,6 +90,35 @@ auto without_gil(const Work& work) {
   if constexpr (!std::is_void_v<Result>) {
     return std::move(*result);
   }
+}
+
+/// Runs long work of brim::batching without the GIL, and lets Ctrl-C and other signals through.
+/// @throws pybind11::error_already_set with what a handler raised, which ends the work.
+template <class Work>
+auto interruptibly(const Work& work) {
+  return without_gil([&] {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds kBetweenLooks(50);
+    auto next_look = Clock::now() + kBetweenLooks;
+    const batching::InterruptionGuard guard([&] {
+      if (Clock::now() < next_look) {
+        return;
+      }
+      PyGILState_STATE state{};
+      entering_python([&] { state = PyGILState_Ensure(); });
+      const bool raised = entering_python([&] { return PyErr_CheckSignals(); }) != 0;
+      std::exception_ptr error;
+      if (raised) {
+        error = std::make_exception_ptr(pybind11::error_already_set());
+      }
+      PyGILState_Release(state);
+      if (error) {
+        std::rethrow_exception(error);
+      }
+      next_look = Clock::now() + kBetweenLooks;
+    });
+    return work();
+  });
 }
 
 }  // namespace brim::python

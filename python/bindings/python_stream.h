@@ -75,7 +75,10 @@ class PythonStream {
     if (!sample && PyErr_Occurred() != nullptr) {
       throw py::error_already_set();
     }
-    ++read_;
+    // An iterable and a function of C run no Python code, which would look for signals.
+    if (++read_ % kBetweenSignals == 0 && PyErr_CheckSignals() != 0) {
+      throw py::error_already_set();
+    }
     return sample ? std::optional(std::move(sample)) : std::nullopt;
   }
 
@@ -100,6 +103,8 @@ class PythonStream {
           size_number(PySequence_Fast_GET_ITEM(several.ptr(), static_cast<Py_ssize_t>(i)), at);
     }
   }
+
+  static constexpr std::int64_t kBetweenSignals = 4096;  // COUNT of samples
 
   py::iterator samples_;
   py::object sizeof_;

@@ -104,6 +104,10 @@ void register_sample_stream(py::module_& m) {
              write_position(self.core().position(batches), state);
              return state;
            })
+      .def_property_readonly("fingerprints",
+                             [](LookAheadStream& self) { return self.core().fingerprints(); })
+      .def_property_readonly("sizes_differ",
+                             [](LookAheadStream& self) { return self.core().sizes_differ(); })
       .def_property_readonly(
           "left_out", [](LookAheadStream& self) { return left_out_of(self.core().left_out()); });
   m.def("check_limits",

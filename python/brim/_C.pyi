@@ -508,6 +508,8 @@ class LookAheadStream:
     def seek(self, cursor: _Ints, segments: Sequence[_Ints]) -> None: ...
     def position(self, batches: int) -> dict[str, Any]: ...
     read: Final[int]
+    fingerprints: Final[list[int]]
+    sizes_differ: Final[bool]
     left_out: Final[dict[str, torch.Tensor]]
 
 class SampleStream:

@@ -63,7 +63,7 @@ void BatchFill::truncate(std::span<double> sizes) const {
   }
   (void)parts_->check(sizes);
   std::transform(sizes.begin(), sizes.end(), largest.begin(), sizes.begin(),
-                 [](double size, double most) { return std::min(size, most); });
+                 [](double size, double most) { return detail::truncated(size, most); });
 }
 
 void BatchFill::clear() { parts_->fill.clear(); }

@@ -162,6 +162,17 @@ template <class T>
   }
 }
 
+/// A size lowered to the largest that fits: whole ones stay whole, if that leaves anything.
+template <class T>
+[[nodiscard]] T truncated(T size, T largest) {
+  if constexpr (std::is_same_v<T, double>) {
+    if (size > largest && largest >= 1 && size == std::floor(size)) {
+      return std::floor(largest);
+    }
+  }
+  return std::min(size, largest);
+}
+
 /// Adds samples to a batch that has those from `begin` up to `end`: the first in any case, the next
 /// ones as long as they fit. Returns the new end, at most `most`.
 template <class Fill, class SizeOf>

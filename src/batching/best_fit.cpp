@@ -1,5 +1,7 @@
 #include "batching/best_fit.h"
 
+#include <brim/batching/interruption.h>
+
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -15,6 +17,9 @@ constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 // How many bins of one cell are compared: without a limit, many bins with almost the same room
 // would make packing slow.
 constexpr int kBinsCompared = 4;
+
+// COUNT of placements, some milliseconds, between two looks whether to go on.
+constexpr std::size_t kBetweenChecks = std::size_t{1} << 16;
 
 // The leading bits of a floating-point number: 1024 steps for each power of two. Equal steps would
 // be simpler, but bins are closed by their last few samples, and there small differences count.
@@ -87,6 +92,9 @@ template <class T>
 void BestFitPacker<T>::add_to(std::uint32_t bin, T total, std::uint32_t count) {
   totals_[bin] = total;
   placements_.push_back({bin, count});
+  if (placements_.size() % kBetweenChecks == 0) {
+    check_interruption();
+  }
   const T room = capacity_ - total;
   if (room >= smallest_) {
     const std::uint32_t to = cell_of(room);

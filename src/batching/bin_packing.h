@@ -1,11 +1,15 @@
 #pragma once
 
+#include <brim/batching/interruption.h>
 #include <brim/batching/sample_sizes.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,6 +18,17 @@
 #include "batching/permutation.h"
 
 namespace brim::batching::detail {
+
+/// Whether sizes have no fraction and are small enough to be added up exactly.
+template <class T>
+[[nodiscard]] bool all_whole(std::span<const T> sizes) {
+  if constexpr (std::is_same_v<T, double>) {
+    return std::all_of(sizes.begin(), sizes.end(),
+                       [](double size) { return size < 0x1p53 && size == std::floor(size); });
+  } else {
+    return true;
+  }
+}
 
 /// Packs samples into as few batches as it can, whatever the budgets. Keeps its workspace.
 ///
@@ -27,6 +42,9 @@ namespace brim::batching::detail {
 /// shifts all others, and now and then a batch is dealt anew together with the samples that follow
 /// it, so the two span twice the range of sizes. That adds up to a fifth to the padding. More would
 /// not pay: fewer pairs meet again only for more padding.
+///
+/// Real sizes that are all whole are packed as whole numbers: their type makes no difference, so a
+/// stream, whose sizes are real, gives the batches of a sampler.
 template <class T>
 class BinPacking {
  public:
@@ -40,6 +58,12 @@ class BinPacking {
   /// @param sizes one per column, sample after sample; each sample fits by itself.
   /// @param mixing its seed decides all that is random; nothing is for 0.
   void pack(std::span<const T> sizes, const Mixing& mixing) {
+    if constexpr (std::is_same_v<T, double>) {
+      if (all_whole(sizes)) {
+        pack_whole(sizes, mixing);
+        return;
+      }
+    }
     loads_.clear();
     own_ends_.clear();
     const bool one = columns_.size() == 1;
@@ -127,6 +151,20 @@ class BinPacking {
     return result;
   }
 
+  void pack_whole(std::span<const double> sizes, const Mixing& mixing) {
+    if (whole_ == nullptr) {
+      for (const Column<T>& column : columns_) {
+        whole_columns_.push_back({{}, column.limit});
+      }
+      whole_ = std::make_unique<BinPacking<std::int64_t>>(whole_columns_, multiple_);
+    }
+    whole_sizes_.assign(sizes.begin(), sizes.end());
+    whole_->pack(whole_sizes_, mixing);
+    members_ = whole_->members_;
+    ends_ = whole_->ends_;
+    loads_ = whole_->loads_;
+  }
+
   void pack_sum(std::span<const T> sizes, const Mixing& mixing) {
     const T maximum = maximum_of<T>(columns_[0].limit);
     best_fit_.pack(sizes, maximum, mixing);
@@ -151,6 +189,7 @@ class BinPacking {
       return static_cast<std::uint32_t>(keep_multiple(fill, begin, end, multiple_, size_at));
     };
     const auto close = [&](std::uint32_t end) {
+      check_interruption();
       own_ends_.push_back(end);
       loads_.push_back(fill.load());
       return end;
@@ -223,6 +262,7 @@ class BinPacking {
       loads_.push_back(open_loads[bin]);
     };
     for (const std::uint32_t sample : order) {
+      check_interruption();
       const T* of_sample = sizes.data() + sample * width;
       std::size_t best = open.size();
       for (std::size_t bin = 0; bin < open.size(); ++bin) {
@@ -265,6 +305,12 @@ class BinPacking {
   std::vector<std::uint32_t> own_members_;
   std::vector<std::uint32_t> own_ends_;
   std::vector<std::uint32_t> dealt_;
+
+  // For real sizes that are whole.
+  friend class BinPacking<double>;
+  Columns<std::int64_t> whole_columns_;
+  std::unique_ptr<BinPacking<std::int64_t>> whole_;
+  std::vector<std::int64_t> whole_sizes_;
 };
 
 }  // namespace brim::batching::detail

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <brim/batching/batches.h>
+#include <brim/batching/interruption.h>
 #include <brim/batching/sample_sizes.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <span>
 #include <type_traits>
@@ -18,25 +20,6 @@
 namespace brim::batching::detail {
 
 using brim::detail::check_argument;
-
-/// A sample and its size in one word, so that reading both waits for memory once.
-struct SizedSample {
-  std::uint32_t sample;
-  std::uint32_t size;
-};
-
-/// Samples by bucket, ascending inside each: bucket b has those from begins[b] up to begins[b + 1].
-struct BucketIndex {
-  std::vector<double> boundaries;
-  std::vector<std::size_t> begins;
-  std::vector<std::uint32_t> samples;  ///< or, if sizes are wanted and fit:
-  std::vector<SizedSample> sized_samples;
-
-  [[nodiscard]] std::size_t buckets() const { return begins.size() - 1; }
-  [[nodiscard]] std::size_t size(std::size_t bucket) const {
-    return begins[bucket + 1] - begins[bucket];
-  }
-};
 
 /// @throws std::invalid_argument unless there are two or more, ascending and, but for the last one,
 ///     finite.
@@ -111,100 +94,138 @@ class BucketFinder {
   std::vector<std::uint32_t> table_;
 };
 
-/// A counting sort by bucket.
-class BucketSort {
+/// Samples by bucket, ascending inside each.
+///
+/// Two bytes per sample: the lower half of its index. The upper half is the segment of 2^16 samples
+/// that it lies in, found in a table of how many samples of the bucket each segment ends with. With
+/// so many buckets that this table would be larger than the samples, whole indices are kept
+/// instead: four bytes.
+class BucketIndex {
  public:
-  explicit BucketSort(std::size_t buckets) : begins_(buckets + 2) {}
-
-  /// @param bucket_at the bucket of sample i; the number of buckets or more for none.
+  /// @param bucket_at the bucket of sample i; the number of buckets or more for none. Asked twice
+  /// for
+  ///     each sample, in ascending order.
   template <class BucketAt>
-  void count(std::size_t samples, const BucketAt& bucket_at) {
-    const auto none = static_cast<std::uint32_t>(begins_.size() - 2);
-    bucket_of_.resize(samples);
-    for (std::size_t i = 0; i < samples; ++i) {
-      bucket_of_[i] = std::min(bucket_at(i), none);
-      ++begins_[bucket_of_[i] + 1];
+  BucketIndex(std::size_t buckets, std::size_t samples, const BucketAt& bucket_at)
+      : begins_(buckets + 1), segments_((samples + kSegment - 1) / kSegment) {
+    const bool narrow = segments_ * buckets * sizeof(std::uint32_t) <= 2 * samples;
+    if (narrow) {
+      ends_.resize(segments_ * buckets);
     }
-    begins_.pop_back();
-    std::partial_sum(begins_.begin(), begins_.end(), begins_.begin());
+    std::vector<std::uint32_t> counts(buckets);
+    for (std::size_t i = 0; i < samples; ++i) {
+      if (const std::uint32_t bucket = bucket_at(i); bucket < buckets) {
+        ++counts[bucket];
+      }
+      if (i + 1 == samples || (i + 1) % kSegment == 0) {
+        check_interruption();
+        for (std::size_t b = 0; narrow && b < buckets; ++b) {
+          ends_[b * segments_ + i / kSegment] = counts[b];
+        }
+      }
+    }
+    std::partial_sum(counts.begin(), counts.end(), begins_.begin() + 1, std::plus<std::size_t>());
+    (narrow ? static_cast<void>(low_.resize(begins_.back())) : whole_.resize(begins_.back()));
+    std::vector<std::size_t> next(begins_.begin(), begins_.end() - 1);
+    for (std::size_t i = 0; i < samples; ++i) {
+      const std::uint32_t bucket = bucket_at(i);
+      if (bucket >= buckets) {
+        continue;
+      }
+      const std::size_t place = next[bucket]++;
+      if (narrow) {
+        low_[place] = static_cast<std::uint16_t>(i % kSegment);
+      } else {
+        whole_[place] = static_cast<std::uint32_t>(i);
+      }
+      if (place % kSegment == 0) {
+        check_interruption();
+      }
+    }
   }
 
-  /// Where each bucket begins, and the COUNT of all samples that are in one.
-  [[nodiscard]] const std::vector<std::size_t>& begins() const { return begins_; }
+  [[nodiscard]] std::size_t buckets() const { return begins_.size() - 1; }
+  /// COUNT of samples in a bucket.
+  [[nodiscard]] std::size_t size(std::size_t bucket) const {
+    return begins_[bucket + 1] - begins_[bucket];
+  }
 
-  /// Calls `put(place, i)` for each sample in a bucket, in ascending order inside it.
-  template <class Put>
-  void scatter(const Put& put) const {
-    std::vector<std::size_t> next = begins_;
-    for (std::size_t i = 0; i < bucket_of_.size(); ++i) {
-      if (bucket_of_[i] + 1 < next.size()) {
-        put(next[bucket_of_[i]]++, i);
+  /// Writes the samples at these places of a bucket to `out`.
+  void read(std::size_t bucket, std::span<const std::uint32_t> places, std::int64_t* out) const {
+    // Loops of little but loads: each misses the cache, and many can be in flight at once.
+    if (low_.empty()) {
+      const std::uint32_t* const samples = whole_.data() + begins_[bucket];
+      for (const std::uint32_t place : places) {
+        *out++ = samples[place];
       }
+      return;
+    }
+    const std::uint16_t* const low = low_.data() + begins_[bucket];
+    const SegmentFinder segment_of({ends_.data() + bucket * segments_, segments_});
+    for (const std::uint32_t place : places) {
+      *out++ = static_cast<std::int64_t>(segment_of(place) * kSegment + low[place]);
     }
   }
 
  private:
-  std::vector<std::size_t> begins_;
-  std::vector<std::uint32_t> bucket_of_;
-};
+  static constexpr std::size_t kSegment = std::size_t{1} << 16;
 
-/// Whether there are sizes, all of which fit 32 bits.
-template <class T>
-[[nodiscard]] bool fit_word(const SizeSpan<T>& sizes) {
-  return sizes.visit([]<class Stored>(std::span<const Stored> stored) {
-    if constexpr (std::is_floating_point_v<Stored>) {
-      return false;
-    } else {
-      std::int64_t bits = 0;
-      for (const std::int64_t size : stored) {  // NOLINT(bugprone-signed-char-misuse): a number
-        bits |= size;
+  /// Finds the segment of a place. Buckets are often spread evenly over all samples: then the first
+  /// guess is right or next to it.
+  class SegmentFinder {
+   public:
+    explicit SegmentFinder(std::span<const std::uint32_t> ends)
+        : ends_(ends),
+          per_place_(static_cast<double>(ends.size()) / std::max<std::uint32_t>(ends.back(), 1)) {}
+
+    [[nodiscard]] std::size_t operator()(std::uint32_t place) const {
+      const auto guess = static_cast<std::size_t>(place * per_place_);
+      const std::size_t first = guess > 0 ? guess - 1 : 0;
+      if (first + 3 <= ends_.size() && (first == 0 || ends_[first - 1] <= place) &&
+          place < ends_[first + 2]) {
+        return first + static_cast<std::size_t>(ends_[first] <= place) +
+               static_cast<std::size_t>(ends_[first + 1] <= place);
       }
-      return !stored.empty() && std::in_range<std::uint32_t>(bits);
+      return static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), place) -
+                                      ends_.begin());
     }
-  });
-}
+
+   private:
+    std::span<const std::uint32_t> ends_;
+    double per_place_;
+  };
+
+  std::vector<std::size_t> begins_;  // of buckets among all samples
+  std::size_t segments_;
+  std::vector<std::uint32_t> ends_;  // COUNT of a bucket's samples up to the end of each segment
+  std::vector<std::uint16_t> low_;
+  std::vector<std::uint32_t> whole_;  // instead of the two above
+};
 
 /// Sorts samples into buckets. Those in `oversize`, ascending, are in no bucket; those whose size
 /// is in none are appended to `outside`.
-/// @param costs sizes to keep beside the samples if they are whole and fit; may be empty.
 template <class T>
-[[nodiscard]] BucketIndex group(const SizeSpan<T>& sizes, const SizeSpan<T>& costs,
-                                const BucketFinder<T>& find, std::vector<double> boundaries,
-                                const std::vector<LeftOut>& oversize,
+[[nodiscard]] BucketIndex group(const SizeSpan<T>& sizes, const BucketFinder<T>& find,
+                                std::size_t buckets, const std::vector<LeftOut>& oversize,
                                 std::vector<LeftOut>& outside) {
-  BucketIndex index{std::move(boundaries), {}, {}, {}};
-  const std::size_t buckets = index.boundaries.size() - 1;
-  BucketSort sort(buckets);
   auto next_oversize = oversize.begin();
-  sizes.visit([&](auto stored) {
-    sort.count(stored.size(), [&](std::size_t i) {
+  bool first_pass = true;
+  return sizes.visit([&](auto stored) {
+    return BucketIndex(buckets, stored.size(), [&](std::size_t i) {
+      auto bucket = find(static_cast<T>(stored[i]));
       if (next_oversize != oversize.end() && std::cmp_equal(next_oversize->index, i)) {
         ++next_oversize;
-        return static_cast<std::uint32_t>(buckets);
-      }
-      const std::uint32_t bucket = find(static_cast<T>(stored[i]));
-      if (bucket >= buckets) {
+        bucket = static_cast<std::uint32_t>(buckets);
+      } else if (first_pass && bucket >= buckets) {
         outside.push_back({static_cast<std::int64_t>(i), LeftOutReason::outside_buckets});
+      }
+      if (i + 1 == stored.size()) {  // once more from the beginning
+        next_oversize = oversize.begin();
+        first_pass = false;
       }
       return bucket;
     });
   });
-  index.begins = sort.begins();
-  if (fit_word(costs)) {
-    index.sized_samples.resize(index.begins.back());
-    costs.visit([&](auto stored) {
-      sort.scatter([&](std::size_t place, std::size_t i) {
-        index.sized_samples[place] = {static_cast<std::uint32_t>(i),
-                                      static_cast<std::uint32_t>(stored[i])};
-      });
-    });
-  } else {
-    index.samples.resize(index.begins.back());
-    sort.scatter([&](std::size_t place, std::size_t i) {
-      index.samples[place] = static_cast<std::uint32_t>(i);
-    });
-  }
-  return index;
 }
 
 }  // namespace brim::batching::detail

@@ -23,7 +23,7 @@ class BucketReader {
   BucketReader(const BucketIndex& index, std::size_t bucket, const SampleTable<T>* table,
                bool shuffle, std::uint64_t seed)
       : index_(&index),
-        begin_(index.begins[bucket]),
+        bucket_(bucket),
         count_(index.size(bucket)),
         table_(table),
         width_(table == nullptr ? 0 : table->columns().size()),
@@ -82,27 +82,14 @@ class BucketReader {
     }
     samples_.resize(kept + more);
     sizes_.resize((kept + more) * width_);
-    // Loops of little but loads: each misses the cache, and many can be in flight at once.
-    if (!index_->sized_samples.empty()) {
-      const SizedSample* const bucket = index_->sized_samples.data() + begin_;
-      for (std::size_t i = 0; i < more; ++i) {
-        const SizedSample entry = bucket[places_[i]];
-        samples_[kept + i] = entry.sample;
-        sizes_[kept + i] = static_cast<T>(entry.size);
-      }
-      return;
-    }
-    const std::uint32_t* const bucket = index_->samples.data() + begin_;
-    for (std::size_t i = 0; i < more; ++i) {
-      samples_[kept + i] = bucket[places_[i]];
-    }
+    index_->read(bucket_, places_, samples_.data() + kept);
     if (table_ != nullptr) {
       table_->gather(std::span(samples_).subspan(kept), std::span(sizes_).subspan(kept * width_));
     }
   }
 
   const BucketIndex* index_;
-  std::size_t begin_;  // of the bucket in the index
+  std::size_t bucket_;
   std::size_t count_;
   const SampleTable<T>* table_;
   std::size_t width_;

@@ -1,4 +1,5 @@
 #include <brim/batching/batching.h>
+#include <brim/batching/interruption.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +30,7 @@ class BucketSource : public BatchSource {
   /// Keeps references to everything but the seed.
   BucketSource(const BucketIndex& index, const SampleTable<T>& table, const BucketOptions& options,
                std::uint64_t seed)
-      : index_(index), columns_(table.columns()), options_(options), seed_(seed) {
+      : columns_(table.columns()), options_(options), seed_(seed) {
     const bool with_sizes = options.batch_sizes.empty();
     buckets_.reserve(index.buckets());
     for (std::size_t b = 0; b < index.buckets(); ++b) {
@@ -47,6 +48,7 @@ class BucketSource : public BatchSource {
       if (block.count() >= enough && std::cmp_greater(rest_, block.indices.size() - begin)) {
         return true;
       }
+      check_interruption();
       const std::size_t bucket = choose_bucket();
       // One for each rank, so that all have work of one kind in a step.
       for (std::int64_t i = 0; i < world_size && left(bucket) > 0; ++i) {
@@ -118,9 +120,9 @@ class BucketSource : public BatchSource {
       const auto size = static_cast<std::size_t>(options_.batch_sizes[bucket]);
       taken = std::min(size, reader.look_ahead(size));
       // Batches of one bucket are alike; between buckets, longer samples cost more.
-      const double upper = index_.boundaries[bucket + 1];
+      const double upper = options_.boundaries[bucket + 1];
       load = static_cast<double>(taken) *
-             (std::isfinite(upper) ? upper : 2 * index_.boundaries[bucket]);
+             (std::isfinite(upper) ? upper : 2 * options_.boundaries[bucket]);
     }
     const auto samples = reader.samples().first(taken);
     block.indices.insert(block.indices.end(), samples.begin(), samples.end());
@@ -158,7 +160,6 @@ class BucketSource : public BatchSource {
     }
   }
 
-  const BucketIndex& index_;
   const Columns<T>& columns_;
   const BucketOptions& options_;
   std::uint64_t seed_;
@@ -175,12 +176,11 @@ class BucketBatching : public detail::TableBatching<T> {
                                  options.oversize),
         options_(std::move(options)),
         find_(detail::edges_of<T>(options_.boundaries)),
+        index_(detail::group(sizes, find_, options_.boundaries.size() - 1, this->table().left_out(),
+                             outside_)),
         left_out_(this->table().left_out()) {
-    const bool only_cost = options_.batch_sizes.empty() && this->table().columns().size() == 1;
-    std::vector<LeftOut> outside;
-    index_ = detail::group(sizes, only_cost ? this->table().columns()[0].sizes : SizeSpan<T>(),
-                           find_, options_.boundaries, left_out_, outside);
-    left_out_.insert(left_out_.end(), outside.begin(), outside.end());
+    left_out_.insert(left_out_.end(), outside_.begin(), outside_.end());
+    outside_ = {};
   }
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
@@ -234,8 +234,9 @@ class BucketBatching : public detail::TableBatching<T> {
 
   BucketOptions options_;
   detail::BucketFinder<T> find_;
-  std::vector<LeftOut> left_out_;
+  std::vector<LeftOut> outside_;  // of all buckets; part of left_out_ once that is made
   BucketIndex index_;
+  std::vector<LeftOut> left_out_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <brim/batching/buckets.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "batching/bucket_index.h"
 #include "batching/unique_sizes.h"
@@ -26,14 +27,23 @@ BucketGroups group(std::span<const Size> sizes, std::span<const Size> boundaries
   check_argument(buckets <= kMostBuckets, "the number of buckets=", buckets, kNotAllowed,
                  "at most 2^24");
   const detail::BucketFinder<Size> find({boundaries.begin(), boundaries.end()});
-  detail::BucketSort sort(buckets);
-  sort.count(sizes.size(), [&](std::size_t i) { return find(sizes[i]); });
   BucketGroups result;
-  result.offsets.assign(sort.begins().begin(), sort.begins().end());
-  result.indices.resize(sort.begins().back());
-  sort.scatter([&](std::size_t place, std::size_t i) {
-    result.indices[place] = static_cast<std::int64_t>(i);
-  });
+  result.offsets.resize(buckets + 1);
+  std::vector<std::uint32_t> bucket_of(sizes.size());
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    bucket_of[i] = find(sizes[i]);
+    if (bucket_of[i] < buckets) {
+      ++result.offsets[bucket_of[i] + 1];
+    }
+  }
+  std::partial_sum(result.offsets.begin(), result.offsets.end(), result.offsets.begin());
+  result.indices.resize(static_cast<std::size_t>(result.offsets.back()));
+  std::vector<std::int64_t> next = result.offsets;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (bucket_of[i] < buckets) {
+      result.indices[static_cast<std::size_t>(next[bucket_of[i]]++)] = static_cast<std::int64_t>(i);
+    }
+  }
   return result;
 }
 

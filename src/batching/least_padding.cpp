@@ -1,4 +1,5 @@
 #include <brim/batching/buckets.h>
+#include <brim/batching/interruption.h>
 
 #include <algorithm>
 #include <array>
@@ -90,6 +91,7 @@ std::vector<std::size_t> best_starts(const PaddingCosts& costs, std::size_t buck
   }
   std::vector<std::vector<std::uint16_t>> starts(buckets);
   for (std::size_t k = 1; k < buckets; ++k) {
+    check_interruption();
     starts[k].resize(count);
     // Bucket k needs one start for each bucket before it, and leaves one for each after it.
     const std::size_t high = count - buckets + k;

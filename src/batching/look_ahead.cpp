@@ -227,6 +227,10 @@ void LookAheadCore::seek(const Position& position) {
 }
 std::int64_t LookAheadCore::given() const { return parts_->stream.given(); }
 std::int64_t LookAheadCore::samples_read() const { return parts_->table.samples_read(); }
+const std::vector<std::uint64_t>& LookAheadCore::fingerprints() const {
+  return parts_->table.fingerprints();
+}
+bool LookAheadCore::sizes_differ() const { return parts_->table.sizes_differ(); }
 std::vector<LeftOut> LookAheadCore::left_out() const {
   std::vector<LeftOut> result = parts_->table.left_out();
   const std::vector<LeftOut>& of_ranks = parts_->stream.left_out();

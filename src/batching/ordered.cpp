@@ -1,4 +1,5 @@
 #include <brim/batching/batching.h>
+#include <brim/batching/interruption.h>
 
 #include <algorithm>
 #include <utility>
@@ -27,6 +28,7 @@ class OrderedSource : public BatchSource {
   bool fill(Batches& block, std::int64_t /*world_size*/) override {
     const std::size_t before = block.count();
     while (true) {
+      check_interruption();
       // The last chunk takes a remainder that is too small for a chunk of its own.
       const std::int64_t count = rest() - chunk_ <= chunk_ ? rest() : chunk_;
       const bool last = count == rest();

@@ -1,13 +1,13 @@
 #pragma once
 
 #include <brim/batching/batching.h>
+#include <brim/batching/interruption.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <span>
-#include <type_traits>
 #include <vector>
 
 #include "batching/bin_packing.h"
@@ -51,11 +51,13 @@ class PackedSource : public BatchSource {
         packing_(table.columns(), batch_multiple) {}
 
   bool fill(Batches& block, std::int64_t /*world_size*/) override {
+    std::int64_t window = window_;
     while (true) {
-      table_.look_ahead(position_ + window_ + window_ / 2 + 1);
+      check_interruption();
+      table_.look_ahead(position_ + window + window / 2 + 1);
       const std::int64_t unread = table_.size() - position_;
       // The last window takes a remainder that is too small for a window of its own.
-      const std::int64_t count = unread - window_ < window_ / 2 ? unread : window_;
+      const std::int64_t count = unread - window < window / 2 ? unread : window;
       const bool last = count == unread;
       read(count);
       if (table_.has_oversize()) {
@@ -70,8 +72,10 @@ class PackedSource : public BatchSource {
         give(block, emptiest);
         return !last;
       }
-      // One batch holds more than a window: try again with the next window added.
+      // One batch holds more than a window: try again with as many samples added. One window at a
+      // time would pack the samples of a large batch again and again.
       carried_ = samples_;
+      window = std::max(window_, static_cast<std::int64_t>(samples_.size()));
     }
   }
 
@@ -135,12 +139,12 @@ class PackedSource : public BatchSource {
   }
 
   // Carried samples are packed as one, so that they stay together in a batch that this window
-  // completes. Not for real sizes, whose sum depends on the order.
+  // completes. Not for sizes with fractions, whose sum depends on the order.
   void merge_carried() {
     merged_ = 0;
     const Columns<T>& columns = table_.columns();
-    if (std::is_same_v<T, double> || carried_count_ < 2 || columns.size() > 1 ||
-        columns[0].limit.cost().kind() != Cost::Kind::sum) {
+    if (carried_count_ < 2 || columns.size() > 1 ||
+        columns[0].limit.cost().kind() != Cost::Kind::sum || !all_whole<T>(sizes_)) {
       return;
     }
     merged_ = carried_count_ - 1;

@@ -1,3 +1,4 @@
+#include <brim/batching/interruption.h>
 #include <brim/batching/plan.h>
 #include <brim/batching/stream.h>
 
@@ -61,6 +62,7 @@ PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t wor
   double of_step = 0.0;
   double most_of_step = 0.0;
   for (std::size_t b = 0; b < batches.count(); ++b) {
+    check_interruption();
     const BatchFigures figures = batching.figures(batches[b]);
     loads += figures.load;
     sizes += figures.sizes;

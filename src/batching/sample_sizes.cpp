@@ -1,3 +1,4 @@
+#include <brim/batching/interruption.h>
 #include <brim/batching/sample_sizes.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@ constexpr std::size_t kMostSamples = std::numeric_limits<std::uint32_t>::max();
 // One pass over memory and no branch in it: 10 million sizes in a few milliseconds.
 template <class T>
 T largest_size(const SizeSpan<T>& sizes) {
+  check_interruption();
   return sizes.visit([]<class Stored>(std::span<const Stored> stored) {
     constexpr Stored kMost = std::numeric_limits<Stored>::max();
     Stored largest = 0;

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <brim/batching/batching.h>
+#include <brim/batching/interruption.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -46,7 +46,9 @@ class SampleTable {
     if (!all_fit) {
       alone_ = oversize == Oversize::alone;
       if (oversize == Oversize::truncate) {
-        truncate();
+        for (const Column<T>& column : columns_) {
+          largest_.push_back(largest_fitting_size<T>(column.limit));
+        }
       } else if (!alone_) {
         keep_what_fits(oversize);
       }
@@ -78,25 +80,27 @@ class SampleTable {
   void read(const Permutation& permutation, std::int64_t first, std::span<std::int64_t> out) const {
     if (shuffle_) {
       permutation.read(static_cast<std::uint64_t>(first), out);
-      if (indices_) {
-        for (std::int64_t& index : out) {
-          index = (*indices_)[static_cast<std::size_t>(index)];
-        }
-      }
-    } else if (indices_) {
-      std::copy_n(indices_->begin() + first, out.size(), out.begin());
-    } else {
+    } else if (!indices_) {
       for (std::size_t i = 0; i < out.size(); ++i) {  // vectorized, unlike GCC's std::iota
         out[i] = first + static_cast<std::int64_t>(i);
       }
+    }
+    if (indices_ && shuffle_) {
+      for (std::int64_t& index : out) {
+        index = (*indices_)[static_cast<std::size_t>(index)];
+      }
+    } else if (indices_) {
+      std::copy_n(indices_->begin() + first, out.size(), out.begin());
+    } else if (!left_out_.empty()) {
+      pass_left_out(out);
     }
   }
 
   /// The sizes of all samples from `first` on if they are contiguous in memory, else null.
   [[nodiscard]] const T* contiguous(std::int64_t first) const {
     const T* const stored = columns_[0].sizes.data();
-    return shuffle_ || indices_ || columns_.size() > 1 || stored == nullptr ? nullptr
-                                                                            : stored + first;
+    const bool as_stored = !shuffle_ && !indices_ && left_out_.empty() && largest_.empty();
+    return as_stored && columns_.size() == 1 && stored != nullptr ? stored + first : nullptr;
   }
 
   /// Sizes of these samples, sample after sample with all its columns.
@@ -107,11 +111,11 @@ class SampleTable {
   void gather(std::span<const std::int64_t> samples, std::span<T> sizes) const {
     if (columns_.size() == 1) {
       // With a constant step the compiler makes a better loop.
-      gather_column(columns_[0], samples, sizes.data(), std::integral_constant<std::size_t, 1>());
+      gather_column(0, samples, sizes.data(), std::integral_constant<std::size_t, 1>());
       return;
     }
     for (std::size_t c = 0; c < columns_.size(); ++c) {
-      gather_column(columns_[c], samples, sizes.data() + c, columns_.size());
+      gather_column(c, samples, sizes.data() + c, columns_.size());
     }
   }
 
@@ -133,17 +137,61 @@ class SampleTable {
   }
 
  private:
+  // COUNT of samples, some milliseconds, between two looks whether to go on.
+  static constexpr std::int64_t kBetweenChecks = std::int64_t{1} << 20;
+  // COUNT of places for which one number says how many samples are left out before the first.
+  static constexpr std::size_t kPlaces = 512;
+
   // A loop of nothing but loads: each misses the cache, and many can be in flight at once.
   template <class Step>
-  static void gather_column(const Column<T>& column, std::span<const std::int64_t> samples, T* to,
-                            Step step) {
-    column.sizes.visit([=](auto stored) {
+  void gather_column(std::size_t column, std::span<const std::int64_t> samples, T* to,
+                     Step step) const {
+    columns_[column].sizes.visit([=](auto stored) {
       const auto* const from = stored.data();
       for (T* out = to; const std::int64_t sample : samples) {
         *out = static_cast<T>(from[sample]);  // NOLINT(bugprone-signed-char-misuse): a number
         out += step;
       }
     });
+    if (!largest_.empty()) {
+      for (std::size_t i = 0; i < samples.size(); ++i, to += step) {
+        *to = truncated(*to, largest_[column]);
+      }
+    }
+  }
+
+  // Places among the samples that are not left out, as samples. Of many samples few are left out,
+  // and where they are tells the rest: a list of all others would need 8 bytes per sample.
+  void pass_left_out(std::span<std::int64_t> places) const {
+    for (std::int64_t& place : places) {
+      const auto part = static_cast<std::size_t>(place) / kPlaces;
+      std::size_t low = passed_[part];
+      for (std::size_t high = passed_[part + 1]; low < high;) {
+        const std::size_t middle = low + (high - low) / 2;
+        if (left_out_[middle].index - static_cast<std::int64_t>(middle) <= place) {
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+      place += static_cast<std::int64_t>(low);
+    }
+  }
+
+  // The sample at a place comes after those left out whose index, less the number of those left out
+  // before them, is no higher than the place. Counts them for every kPlaces-th place.
+  void count_left_out() {
+    const std::size_t parts = static_cast<std::size_t>(size()) / kPlaces + 2;
+    passed_.reserve(parts);
+    std::size_t passed = 0;
+    for (std::size_t part = 0; part < parts; ++part) {
+      const auto place = static_cast<std::int64_t>(part * kPlaces);
+      while (passed < left_out_.size() &&
+             left_out_[passed].index - static_cast<std::int64_t>(passed) <= place) {
+        ++passed;
+      }
+      passed_.push_back(static_cast<std::uint32_t>(passed));
+    }
   }
 
   void check_indices() const {
@@ -161,21 +209,11 @@ class SampleTable {
     }
   }
 
-  void truncate() {
-    for (Column<T>& column : columns_) {
-      const T largest = largest_fitting_size<T>(column.limit);
-      std::vector<T>& own = truncated_.emplace_back(column.sizes.size());
-      column.sizes.visit([&](auto stored) {
-        std::transform(stored.begin(), stored.end(), own.begin(),
-                       [=](auto size) { return std::min(static_cast<T>(size), largest); });
-      });
-      column.sizes = own;
-    }
-  }
-
   void keep_what_fits(Oversize oversize) {
-    kept_.reserve(static_cast<std::size_t>(given_));
     for (std::int64_t i = 0; i < given_; ++i) {
+      if (i % kBetweenChecks == 0) {
+        check_interruption();
+      }
       const std::int64_t sample = indices_ ? (*indices_)[static_cast<std::size_t>(i)] : i;
       const auto over =
           std::find_if(columns_.begin(), columns_.end(), [&](const Column<T>& column) {
@@ -183,7 +221,9 @@ class SampleTable {
             return !fits_alone(column.limit, size);
           });
       if (over == columns_.end()) {
-        kept_.push_back(sample);
+        if (indices_) {
+          kept_.push_back(sample);
+        }
       } else {
         check_argument(oversize != Oversize::error, "sample ", sample,
                        " exceeds the budget by itself: its size is ",
@@ -192,7 +232,11 @@ class SampleTable {
         left_out_.push_back({sample, LeftOutReason::over_budget});
       }
     }
-    indices_ = kept_;
+    if (indices_) {
+      indices_ = kept_;
+    } else {
+      count_left_out();
+    }
   }
 
   Columns<T> columns_;
@@ -200,9 +244,10 @@ class SampleTable {
   bool shuffle_;
   std::int64_t given_ = 0;
   bool alone_ = false;
-  std::deque<std::vector<T>> truncated_;  // sizes of columns, if some are truncated
-  std::vector<std::int64_t> kept_;
+  std::vector<T> largest_;          // size of each column, if larger ones are truncated to it
+  std::vector<std::int64_t> kept_;  // what is not left out of the indices, if there are any
   std::vector<LeftOut> left_out_;
+  std::vector<std::uint32_t> passed_;  // COUNT of those before every kPlaces-th place
 };
 
 /// The part of a Batching that its table of samples answers.

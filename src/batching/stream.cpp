@@ -1,3 +1,4 @@
+#include <brim/batching/interruption.h>
 #include <brim/batching/stream.h>
 
 #include <algorithm>
@@ -79,10 +80,12 @@ std::uint64_t epoch_seed(std::uint64_t seed, std::uint64_t epoch) {
 }
 
 BatchStream::BatchStream(const Batching& batching, std::uint64_t seed, Ranks ranks)
-    : BatchStream(batching.epoch(seed), ranks) {}
+    : BatchStream(batching.epoch(seed), ranks) {
+  goes_back_ = true;
+}
 
 BatchStream::BatchStream(std::unique_ptr<BatchSource> source, Ranks ranks)
-    : source_(std::move(source)), ranks_(ranks) {
+    : source_(std::move(source)), ranks_(ranks), goes_back_(false) {
   check_argument(ranks.world_size >= 1 && ranks.world_size <= kMostRanks,
                  "world_size must be at least 1 and at most 2^40, got ", ranks.world_size);
   check_argument(ranks.rank >= 0 && ranks.rank < ranks.world_size,
@@ -128,13 +131,33 @@ bool BatchStream::open_block() {
   if (!more_) {
     return false;
   }
+  check_interruption();
   OpenedBlock opened = block_ahead();
-  next_ = opened_.empty() ? ranks_.rank : next_ - static_cast<std::int64_t>(block_.count());
+  const std::size_t left_out = left_out_.size();
+  std::swap(block_, spare_);
   block_.clear();
-  // What earlier runs took of this block. If the last one had as many ranks, its order continues.
-  std::vector<Position::Segment> segments = std::exchange(resume_segments_, {});
-  more_ = source_->fill(block_, segments.empty() ? ranks_.world_size : segments[0].world_size);
+  try {
+    fill_block(opened);
+  } catch (...) {  // as if it had not been tried: otherwise samples would be lost
+    std::swap(block_, spare_);
+    left_out_.erase(left_out_.begin() + static_cast<std::ptrdiff_t>(left_out), left_out_.end());
+    more_ = goes_back_;  // else it is at its end
+    if (goes_back_) {
+      source_->seek(opened.cursor);
+    }
+    throw;
+  }
+  next_ = opened_.empty() ? ranks_.rank : next_ - static_cast<std::int64_t>(spare_.count());
   ++blocks_opened_;
+  resume_segments_.clear();
+  opened_.push_back(std::move(opened));
+  return true;
+}
+
+void BatchStream::fill_block(OpenedBlock& opened) {
+  // What earlier runs took of this block. If the last one had as many ranks, its order continues.
+  std::vector<Position::Segment> segments = resume_segments_;
+  more_ = source_->fill(block_, segments.empty() ? ranks_.world_size : segments[0].world_size);
   if (!segments.empty() && segments.back().world_size == ranks_.world_size) {
     opened.step_offset = segments.back().step_offset;
     opened.done = segments.back().done;
@@ -156,8 +179,6 @@ bool BatchStream::open_block() {
   detail::drop_front(block_, static_cast<std::size_t>(opened.done));
   left_out_.insert(left_out_.end(), block_.left_out.begin(), block_.left_out.end());
   opened.past = std::move(segments);
-  opened_.push_back(std::move(opened));
-  return true;
 }
 
 // The last block must have enough samples to split for all ranks, because the first batches of its

@@ -4,6 +4,7 @@
 #include <brim/batching/look_ahead.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -43,7 +44,9 @@ class StreamTable {
   void look_ahead(std::int64_t samples) {
     while (!ended_ && size() < samples + margin_) {
       ended_ = !read_row();
-      if (!ended_) {
+      if (ended_) {
+        note_fingerprint();
+      } else {
         take_row();
       }
     }
@@ -97,6 +100,7 @@ class StreamTable {
     std::sort(wanted.begin(), wanted.end());
     first_sample_ = wanted.empty() ? sample : std::min(sample, wanted.front());
     first_place_ = place;
+    from_start_ = false;
     auto next = wanted.begin();
     for (; samples_read_ < sample; ++samples_read_) {
       const bool keep = next != wanted.end() && *next == samples_read_;
@@ -111,6 +115,8 @@ class StreamTable {
   }
 
   [[nodiscard]] std::int64_t samples_read() const { return samples_read_; }
+  [[nodiscard]] const std::vector<std::uint64_t>& fingerprints() const { return fingerprints_; }
+  [[nodiscard]] bool sizes_differ() const { return sizes_differ_; }
   [[nodiscard]] const std::vector<LeftOut>& left_out() const { return left_out_; }
 
  private:
@@ -122,8 +128,21 @@ class StreamTable {
     return more;
   }
 
+  void note_fingerprint() {
+    if (from_start_) {
+      fingerprints_.push_back(fingerprint_);
+    }
+  }
+
   void take_row() {
+    for (const double size : row_) {
+      fingerprint_ = mix(fingerprint_, std::bit_cast<std::uint64_t>(size));
+    }
+    sizes_differ_ |= !sizes_.empty() && !sizes_.back().empty() && sizes_.back() != row_;
     const std::int64_t sample = samples_read_++;
+    if (std::has_single_bit(static_cast<std::uint64_t>(samples_read_))) {
+      note_fingerprint();
+    }
     sizes_.push_back(row_);
     const bool inside =
         boundaries_.empty() || (row_[0] >= boundaries_.front() && row_[0] < boundaries_.back());
@@ -153,6 +172,10 @@ class StreamTable {
   std::int64_t first_place_ = 0;
   std::int64_t samples_read_ = 0;
   std::vector<LeftOut> left_out_;
+  std::vector<std::uint64_t> fingerprints_;
+  std::uint64_t fingerprint_ = 0;  // of all sizes so far
+  bool sizes_differ_ = false;
+  bool from_start_ = true;
   bool ended_ = false;
 };
 

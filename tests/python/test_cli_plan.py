@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +41,7 @@ def test_the_report_and_a_histogram(folder: Path, capsys: pytest.CaptureFixture[
     words = ["lengths.txt", "--max-total-size", "1000", "--method", "ordered", "--cost", "sum"]
     assert main(["plan", *words]) == 0
     out = capsys.readouterr().out
-    report = SizeAwareBatchSampler(range(len(LENGTHS)), LENGTHS, 1000).report()
+    report = SizeAwareBatchSampler(range(len(LENGTHS)), LENGTHS, 1000, cost="sum").report()
     assert out.startswith(str(report))
     counts = [int(line.split()[-1]) for line in out.splitlines() if "█" in line]
     assert counts == [count for count in report.fill_histogram if count]
@@ -215,3 +219,50 @@ def test_parquet_without_pyarrow(
     assert "pip install 'brim[arrow]'" in capsys.readouterr().err
     assert main(["plan", "lengths.txt", "--max-total-size", "500", "--output", "p.parquet"]) == 2
     assert "pip install 'brim[arrow]'" in capsys.readouterr().err
+
+
+def test_standard_input_is_a_file_of_text(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--max-total-size", "1000")
+    expected = figures_of(capsys, "lengths.txt", *words)
+
+    def given(data: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    given(Path("lengths.csv").read_bytes())
+    assert figures_of(capsys, "-", *words) == expected
+    for data, text in (
+        (b"", "standard input holds no lengths"),
+        (b"5 x", "standard input: must hold only numbers .* got 'x' in line 1"),
+        (Path("lengths.npy").read_bytes(), "standard input: is no text"),
+    ):
+        given(data)
+        assert main(["plan", "-", *words]) == 2
+        assert re.search(text, capsys.readouterr().err)
+    given(b"5")
+    assert main(["plan", "-", *words, "--column", "a"]) == 2
+    assert "standard input has no columns" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize("left_out", [0, 1])
+@pytest.mark.parametrize("buffering", [1, -1], ids=["lines", "blocks"])
+def test_a_reader_that_leaves_changes_neither_files_nor_the_exit_status(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, form: list[str], left_out: int, buffering: int
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", buffering) as nobody:
+        monkeypatch.setattr("sys.stdout", nobody)
+        budget = "1000" if left_out == 0 else "100"
+        words = ["plan", "lengths.txt", "--max-total-size", budget, "--output", "plan.npz"]
+        assert main([*words, *form]) == left_out
+    assert Path("plan.npz").exists()
+
+
+def test_a_plan_for_a_reader_that_leaves_ends_quietly_with_0(folder: Path) -> None:
+    plan = f"{sys.executable} -W error -m brim plan lengths.txt --max-total-size 1000 --json"
+    command = ["bash", "-c", f"{plan} | true; echo ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("0\n", "")

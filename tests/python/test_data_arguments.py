@@ -25,12 +25,12 @@ Make = Callable[..., Any]
 
 def ordered(**arguments: Any) -> Any:
     return SizeAwareBatchSampler(
-        **{"sampler": range(6), "sizeof": SIZES, "max_total_size": 5, **arguments}
+        **{"sampler": range(6), "sizeof": SIZES, "max_total_size": 5, "cost": "sum", **arguments}
     )
 
 
 def packed(**arguments: Any) -> Any:
-    return PackedBatchSampler(**{"sizes": SIZES, "max_total_size": 5, **arguments})
+    return PackedBatchSampler(**{"sizes": SIZES, "max_total_size": 5, "cost": "sum", **arguments})
 
 
 def bucket(**arguments: Any) -> Any:
@@ -41,7 +41,7 @@ def bucket(**arguments: Any) -> Any:
 
 def streaming(**arguments: Any) -> Any:
     return size_aware_batching(
-        **{"dataset": ["a", "bc"], "sizeof": len, "max_total_size": 5, **arguments}
+        **{"dataset": ["a", "bc"], "sizeof": len, "max_total_size": 5, "cost": "sum", **arguments}
     )
 
 

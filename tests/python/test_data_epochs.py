@@ -85,8 +85,8 @@ def chance(batches: Batches, sizes: Array) -> float:
 def test_sums_are_of_samples_that_meet_by_chance(kind: str, samples: int) -> None:
     make, budget = SIZES[kind]
     sizes = make(samples)
-    sampler = PackedBatchSampler(sizes, budget, shuffle=True, seed=1)
-    tightest = PackedBatchSampler(sizes, budget).report()
+    sampler = PackedBatchSampler(sizes, budget, shuffle=True, seed=1, cost="sum")
+    tightest = PackedBatchSampler(sizes, budget, cost="sum").report()
     first, second, third = (batches_of(sampler, epoch) for epoch in range(3))
     again = (meet_again(first, second, samples) + meet_again(second, third, samples)) / 2
     assert again <= 2 / len(first)
@@ -97,7 +97,7 @@ def test_sums_are_of_samples_that_meet_by_chance(kind: str, samples: int) -> Non
 
 def test_a_batch_of_sums_is_full_and_of_all_sizes() -> None:
     sizes = proteins(100_000)
-    sampler = PackedBatchSampler(sizes, 16_384, shuffle=True, seed=1)
+    sampler = PackedBatchSampler(sizes, 16_384, shuffle=True, seed=1, cost="sum")
     within = sum(((sizes[b] - sizes[b].mean()) ** 2).sum() for b in batches_of(sampler, 0))
     assert within / len(sizes) >= 0.7 * sizes.var()
     assert sampler.report().fill >= 0.997
@@ -163,8 +163,10 @@ def test_padded_and_count_pad_as_little_as_sorted_samples(samples: int) -> None:
 
 NUMBERS = [1 + index * 7 % 19 for index in range(90)]
 MAKERS: dict[str, Callable[..., Any]] = {
-    "ordered": lambda **o: SizeAwareBatchSampler(range(90), NUMBERS, 40, shuffle=True, **o),
-    "packed": lambda **o: PackedBatchSampler(NUMBERS, 40, shuffle=True, **o),
+    "ordered": lambda **o: SizeAwareBatchSampler(
+        range(90), NUMBERS, 40, shuffle=True, **o, cost="sum"
+    ),
+    "packed": lambda **o: PackedBatchSampler(NUMBERS, 40, shuffle=True, **o, cost="sum"),
     "bucket": lambda **o: BucketBatchSampler(NUMBERS, [0, 9, 20], max_total_size=40, **o),
 }
 
@@ -393,11 +395,18 @@ def eager_threads() -> Iterator[None]:
 LENGTHS = np.random.default_rng(0).integers(1, 2000, 120_000)
 MANY: dict[str, Callable[[], Any]] = {
     "ordered": lambda: SizeAwareBatchSampler(
-        range(len(LENGTHS)), LENGTHS, 5000, shuffle=True, seed=1
+        range(len(LENGTHS)),
+        LENGTHS,
+        5000,
+        shuffle=True,
+        seed=1,
+        cost="sum",
     ),
-    "packed": lambda: PackedBatchSampler(LENGTHS, 5000, shuffle=True, seed=1, window=500),
-    "tensors": lambda: PackedBatchSampler(LENGTHS, 5000, window=500, as_tensors=True),
-    "streaming": lambda: SizeAwareBatchSampler(range(3000), LENGTHS.__getitem__, 5000),
+    "packed": lambda: PackedBatchSampler(
+        LENGTHS, 5000, shuffle=True, seed=1, window=500, cost="sum"
+    ),
+    "tensors": lambda: PackedBatchSampler(LENGTHS, 5000, window=500, as_tensors=True, cost="sum"),
+    "streaming": lambda: SizeAwareBatchSampler(range(3000), LENGTHS.__getitem__, 5000, cost="sum"),
 }
 
 

@@ -69,13 +69,18 @@ def test_loggers_of_the_generator_are_told_once_at_the_end() -> None:
     told: list[str] = []
     infos: list[str] = []
     batches = size_aware_batching(
-        ["aa", "b", "cccc", "d"], len, 3, info_logger=infos.append, warn_logger=told.append
+        ["aa", "b", "cccc", "d"],
+        len,
+        3,
+        info_logger=infos.append,
+        warn_logger=told.append,
+        cost="sum",
     )
     assert list(batches) == [["aa", "b"], ["d"]]
     assert told == ["1 of 4 samples are left out, over budget: 2"]
     assert infos == ["3 of 4 samples in 2 batches"]
     with pytest.warns(UserWarning, match="1 of 2 samples are left out, over budget: 1") as warned:
-        list(size_aware_batching(["a", "bbbb"], len, 3))
+        list(size_aware_batching(["a", "bbbb"], len, 3, cost="sum"))
     assert [Path(warning.filename) for warning in warned] == [Path(__file__)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 from collections.abc import Callable
@@ -159,7 +160,7 @@ def test_numbers_of_samples_are_multiples(kind: str) -> None:
     assert all(count % 8 == 0 or count < 8 for count in counts)
     assert sum(count % 8 != 0 for count in counts) < len(counts) / 2
     with pytest.raises(ValueError, match="batch_multiple"):
-        PackedBatchSampler(SIZES, 600, batch_multiple=8)
+        PackedBatchSampler(SIZES, 600, cost="sum", batch_multiple=8)
     with pytest.raises(ValueError, match="either batch_size or batch_multiple"):
         BucketBatchSampler(SIZES, [0, 60], batch_size=4, batch_multiple=8)
 
@@ -297,3 +298,27 @@ def test_a_sampler_shows_its_budget_and_cost() -> None:
 def test_an_unknown_keyword_names_those_that_there_are() -> None:
     with pytest.raises(TypeError, match=r"'batch_size': all samplers take .* max_batch_size,"):
         PackedBatchSampler(SIZES, 600, batch_size=4)  # type: ignore[call-arg]
+
+
+def test_one_cost_is_the_default_everywhere() -> None:
+    from inspect import signature
+
+    from brim.cli.plan import add_arguments
+
+    lengths = [5, 9, 2, 7, 1, 8]
+    samplers: list[Any] = [
+        PackedBatchSampler(lengths, 16),
+        SizeAwareBatchSampler(range(6), lengths, 16),
+        BucketBatchSampler(lengths, [0, 6, 10], max_total_size=16),
+    ]
+    batches = [list(sampler) for sampler in samplers]
+    batches.append(list(size_aware_batching(range(6), lengths.__getitem__, 16)))
+    batches.append(list(pack_stream(range(6), 16, sizeof=lengths.__getitem__)))
+    batches.append(list(bucket_stream(range(6), [0, 6, 10], 16, sizeof=lengths.__getitem__)))
+    for some in batches:
+        assert max(len(batch) * max(lengths[i] for i in batch) for batch in some) <= 16
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert {sampler.cost for sampler in samplers} == {"padded"}
+    assert signature(PackedBatchSampler.fit).parameters["cost"].default == "padded"
+    assert parser.get_default("cost") == "padded"

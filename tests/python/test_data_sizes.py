@@ -74,9 +74,13 @@ KINDS: dict[str, Any] = {
 def test_every_kind_of_sizes_means_the_same(kind: str) -> None:
     sizes = KINDS[kind]
     expected = [[0, 1], [2, 3], [4], [5]]
-    assert list(SizeAwareBatchSampler(range(6), sizes, 5)) == expected
-    assert list(SizeAwareBatchSampler(range(6), lambda index: sizes[index], 5)) == expected
-    assert list(PackedBatchSampler(sizes, 5)) == list(PackedBatchSampler(SIZES, 5))
+    assert list(SizeAwareBatchSampler(range(6), sizes, 5, cost="sum")) == expected
+    assert (
+        list(SizeAwareBatchSampler(range(6), lambda index: sizes[index], 5, cost="sum")) == expected
+    )
+    assert list(PackedBatchSampler(sizes, 5, cost="sum")) == list(
+        PackedBatchSampler(SIZES, 5, cost="sum")
+    )
     assert list(BucketBatchSampler(sizes, [0, 3, 9], batch_size=2, shuffle=False)) == [
         [0, 1],
         [3],
@@ -91,8 +95,8 @@ def test_every_kind_of_sizes_means_the_same(kind: str) -> None:
 
 
 def test_a_range_holds_sizes() -> None:
-    assert list(SizeAwareBatchSampler(range(4), range(1, 5), 5)) == [[0, 1], [2], [3]]
-    assert list(PackedBatchSampler(range(1, 5), 5)) == [[3, 0], [2, 1]]
+    assert list(SizeAwareBatchSampler(range(4), range(1, 5), 5, cost="sum")) == [[0, 1], [2], [3]]
+    assert list(PackedBatchSampler(range(1, 5), 5, cost="sum")) == [[3, 0], [2, 1]]
 
 
 def test_a_mapping_holds_sizes_by_index() -> None:
@@ -186,8 +190,15 @@ COLUMNS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_columns_of_tables_are_read_at_once(kind: str) -> None:
     make = COLUMNS[kind]
-    assert list(PackedBatchSampler(make(), 5)) == list(PackedBatchSampler(SIZES, 5))
-    assert list(SizeAwareBatchSampler(range(6), make(), 5)) == [[0, 1], [2, 3], [4], [5]]
+    assert list(PackedBatchSampler(make(), 5, cost="sum")) == list(
+        PackedBatchSampler(SIZES, 5, cost="sum")
+    )
+    assert list(SizeAwareBatchSampler(range(6), make(), 5, cost="sum")) == [
+        [0, 1],
+        [2, 3],
+        [4],
+        [5],
+    ]
     assert BucketBatchSampler(make(), [0, 3, 9], batch_size=2).sizes.tolist() == SIZES
     assert least_padding_boundaries(make(), 2).tolist() == [1, 3, 6]
 
@@ -222,8 +233,8 @@ def test_sums_near_the_end_of_64_bits_do_not_wrap() -> None:
 
 def test_huge_ints_keep_their_last_digit() -> None:
     budget = 2**60 + 1
-    assert list(SizeAwareBatchSampler(range(2), [2**60, 1], budget)) == [[0, 1]]
-    assert list(SizeAwareBatchSampler(range(2), [2**60, 2], budget)) == [[0], [1]]
+    assert list(SizeAwareBatchSampler(range(2), [2**60, 1], budget, cost="sum")) == [[0, 1]]
+    assert list(SizeAwareBatchSampler(range(2), [2**60, 2], budget, cost="sum")) == [[0], [1]]
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=30), st.floats(10, 50))
@@ -265,9 +276,9 @@ NODES_AND_EDGES = [(2, 10), (2, 1), (3, 1), (1, 9), (1, 9)]
 def test_nodes_and_edges_at_once(sizes: Any) -> None:
     expected = [[0, 1], [2, 3], [4]]
     for budgets in ([5, 11], (5, 11), torch.tensor([5, 11]), np.array([5.0, 11.0])):
-        assert list(SizeAwareBatchSampler(range(5), sizes, budgets)) == expected
-        assert len(SizeAwareBatchSampler(range(5), sizes, budgets)) == 3
-        packed = PackedBatchSampler(sizes, budgets, indices=range(5))
+        assert list(SizeAwareBatchSampler(range(5), sizes, budgets, cost="sum")) == expected
+        assert len(SizeAwareBatchSampler(range(5), sizes, budgets, cost="sum")) == 3
+        packed = PackedBatchSampler(sizes, budgets, indices=range(5), cost="sum")
         assert len(packed) == len(list(packed)) == 3
 
 

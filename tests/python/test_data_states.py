@@ -180,7 +180,7 @@ def test_a_wrong_state_is_refused_and_changes_nothing(
 
 SETTINGS: list[tuple[Any, dict[str, Any], str]] = [
     (SizeAwareBatchSampler, {"max_total_size": 8}, r"max_total_size is \[7\], here it is \[8\]"),
-    (SizeAwareBatchSampler, {"cost": "padded"}, r"cost is \['sum'\], here it is \['padded'\]"),
+    (SizeAwareBatchSampler, {"cost": "sum"}, r"cost is \['padded'\], here it is \['sum'\]"),
     (SizeAwareBatchSampler, {"shuffle": True}, "shuffle is False, here it is True"),
     (PackedBatchSampler, {"max_total_size": 7.5}, r"max_total_size is \[7\], here it is \[7.5\]"),
     (PackedBatchSampler, {"window": None}, "window is 10000, here it is None"),

@@ -54,7 +54,7 @@ class Source:
 )
 def test_sizes_are_asked_for_as_batches_are_needed(sampler: Any) -> None:
     sizeof = Counting()
-    batches = SizeAwareBatchSampler(sampler, sizeof, 6)
+    batches = SizeAwareBatchSampler(sampler, sizeof, 6, cost="sum")
     assert sizeof.asked == []
     running = iter(batches)
     assert sizeof.asked == []
@@ -66,7 +66,7 @@ def test_sizes_are_asked_for_as_batches_are_needed(sampler: Any) -> None:
 
 def test_len_asks_for_each_size_once_and_the_iteration_not_again() -> None:
     sizeof = Counting()
-    sampler = SizeAwareBatchSampler(range(20), sizeof, 6)
+    sampler = SizeAwareBatchSampler(range(20), sizeof, 6, cost="sum")
     assert len(sampler) == len(sampler) == len(list(sampler)) == 7
     assert sampler.report().batches == 7
     assert sorted(sizeof.asked) == list(range(20))
@@ -93,12 +93,12 @@ def test_shuffling_and_ranks_work_with_a_callable(options: dict[str, Any]) -> No
 
 
 def test_data_without_an_end() -> None:
-    endless = SizeAwareBatchSampler(itertools.count(), lambda index: 1 + index % 3, 6)
+    endless = SizeAwareBatchSampler(itertools.count(), lambda index: 1 + index % 3, 6, cost="sum")
     assert list(itertools.islice(endless, 2)) == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises(TypeError, match="no length"):
         len(endless)
     texts = (str(10**number) for number in itertools.count())
-    batches = size_aware_batching(texts, len, 6)
+    batches = size_aware_batching(texts, len, 6, cost="sum")
     assert next(batches) == ["1", "10", "100"]
     assert next(batches) == ["1000"]
 
@@ -114,7 +114,7 @@ def test_the_generator_looks_one_sample_ahead_and_no_further() -> None:
 def test_the_generator_collates_and_takes_mappings_costs_and_budgets() -> None:
     sizes = {"a": 1, "b": 2, "c": 2, "d": 1}
     letters = list("abcd")
-    assert list(size_aware_batching(letters, sizes, 3, "".join)) == ["ab", "cd"]
+    assert list(size_aware_batching(letters, sizes, 3, "".join, cost="sum")) == ["ab", "cd"]
     assert list(size_aware_batching(letters, sizes, 4, "".join, cost="padded")) == ["ab", "cd"]
     assert list(size_aware_batching(letters, sizes, 3, "".join, cost="count")) == ["abc", "d"]
     several = size_aware_batching(
@@ -124,7 +124,10 @@ def test_the_generator_collates_and_takes_mappings_costs_and_budgets() -> None:
 
 
 def test_floats_are_added_up_as_floats() -> None:
-    assert list(size_aware_batching([0.5, 0.25, 0.5], float, 0.75)) == [[0.5, 0.25], [0.5]]
+    assert list(size_aware_batching([0.5, 0.25, 0.5], float, 0.75, cost="sum")) == [
+        [0.5, 0.25],
+        [0.5],
+    ]
 
 
 # ---------------------------------------------------------------- without a length

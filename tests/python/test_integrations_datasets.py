@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +108,17 @@ def test_what_has_no_lengths_is_an_error() -> None:
         WholeStream(dataset)
 
 
+@pytest.mark.parametrize("way", ["with_transform", "set_transform"])
+def test_lengths_that_a_transform_may_change_are_refused(way: str) -> None:
+    dataset = samples()
+    changed = getattr(dataset, way)(lambda rows: {"text": [text + "!!" for text in rows["text"]]})
+    changed = dataset if changed is None else changed
+    assert len(changed[0]["text"]) == len(samples()[0]["text"]) + 2
+    with pytest.raises(ValueError, match=r"has a transform .*column 'text'"):
+        lengths_of(changed, "text")
+    assert lengths_of(changed.with_format(None), "text").tolist() == by_reading(samples(), "text")
+
+
 def test_a_sampler_of_a_shuffled_dataset_stays_within_its_budget() -> None:
     dataset = samples().shuffle(seed=2)
     sampler = PackedBatchSampler(lengths_of(dataset, "input_ids"), 40, shuffle=True)
@@ -140,17 +150,23 @@ def test_a_stream_is_packed_once_whatever_the_workers(workers: int, form: str | 
     sharded = numbers(pack(stream, sharded=True))
     for batches in (whole, sharded):
         assert sorted(itertools.chain(*batches)) == sorted(LENGTHS)
-    if workers == 0:
-        assert numbers(pack(stream)) == whole
+    assert numbers(pack(stream)) == whole
 
 
-def test_workers_that_would_lose_samples_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = samples().to_iterable_dataset(num_shards=4)
-    batches = pack_stream(stream, 40, sizeof=lambda row: len(row["text"]))
-    worker = SimpleNamespace(id=1, num_workers=2)
-    monkeypatch.setattr("brim.data.streams.get_worker_info", lambda: worker)
-    with pytest.raises(ValueError, match=r"other samples.*WholeStream, or pass sharded=True"):
-        iter(batches)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_data_set_split_by_node_is_refused_unless_it_is_to_stay_so(whole: bool) -> None:
+    distributed = pytest.importorskip("datasets.distributed")
+
+    def pack(rank: int, **options: Any) -> Any:
+        stream = samples().to_iterable_dataset(num_shards=4)
+        part = distributed.split_dataset_by_node(stream, rank, 2)
+        given = WholeStream(part) if whole else part
+        return pack_stream(given, 40, sizeof=lambda row: len(row["text"]), rank=rank, **options)
+
+    with pytest.raises(ValueError, match=r"split by node.*or pass sharded=True"):
+        iter(pack(0, world_size=2))
+    parts = [numbers(pack(rank, world_size=2, sharded=True)) for rank in range(2)]
+    assert sorted(itertools.chain(*parts[0], *parts[1])) == sorted(LENGTHS)
 
 
 def test_a_shuffled_stream_has_other_batches_in_each_epoch_and_resumes() -> None:
@@ -165,7 +181,8 @@ def test_a_shuffled_stream_has_other_batches_in_each_epoch_and_resumes() -> None
         batches.set_epoch(epoch)
         epochs.append(numbers(batches))
     assert epochs[0] != epochs[1]
-    done = numbers(itertools.islice(batches, 3))
+    done = numbers(itertools.islice(batches, 3))  # of the next epoch
     resumed = make()
     resumed.load_state_dict(batches.state_dict())
-    assert done + numbers(resumed) == epochs[1]
+    batches.set_epoch(2)
+    assert done + numbers(resumed) == numbers(batches) not in epochs

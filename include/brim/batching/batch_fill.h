@@ -34,7 +34,7 @@ class BRIM_API BatchFill {
   /// Whether the sample fits this batch.
   [[nodiscard]] bool fits(std::span<const double> sizes) const;
   void add(std::span<const double> sizes);
-  /// Lowers sizes to the largest that fit an empty batch.
+  /// Lowers sizes to the largest that fit an empty batch; whole sizes stay whole.
   void truncate(std::span<double> sizes) const;
   /// Starts another batch.
   void clear();

@@ -54,6 +54,8 @@ class BRIM_API LookAheadCore {
   [[nodiscard]] std::int64_t given() const;
   [[nodiscard]] std::int64_t samples_read() const;
   [[nodiscard]] std::vector<LeftOut> left_out() const;
+  [[nodiscard]] const std::vector<std::uint64_t>& fingerprints() const;
+  [[nodiscard]] bool sizes_differ() const;
 
  private:
   struct Parts;
@@ -130,6 +132,15 @@ class LookAheadStream {
   [[nodiscard]] std::int64_t samples_read() const { return core_.samples_read(); }
   /// Samples that are in no batch of any rank, by their number.
   [[nodiscard]] std::vector<LeftOut> left_out() const { return core_.left_out(); }
+
+  /// Fingerprints of the sizes of the first 1, 2, 4, 8, … samples, and of all once the end is
+  /// reached; none after seek(). Ranks and loaders must read the same samples in the same order,
+  /// and can find out by these whether they do.
+  [[nodiscard]] const std::vector<std::uint64_t>& fingerprints() const {
+    return core_.fingerprints();
+  }
+  /// Whether two samples were of different sizes. If not, fingerprints tell little.
+  [[nodiscard]] bool sizes_differ() const { return core_.sizes_differ(); }
 
  private:
   bool read_sizes(std::span<double> sizes) {

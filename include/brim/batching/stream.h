@@ -70,13 +70,15 @@ class BRIM_API BatchStream {
   /// Keeps a reference to `batching`. @throws std::invalid_argument if the rank is not from 0 to
   /// world_size - 1.
   BatchStream(const Batching& batching, std::uint64_t seed, Ranks ranks = {});
-  /// Of a source that no Batching makes.
+  /// Of a source that no Batching makes, and that may be unable to go back: an exception is the
+  /// end.
   BatchStream(std::unique_ptr<BatchSource> source, Ranks ranks);
   ~BatchStream();
   BatchStream(BatchStream&&) noexcept;
   BatchStream& operator=(BatchStream&&) = delete;
 
-  /// This rank's next batch, valid until the next call; empty at the end of the epoch.
+  /// This rank's next batch, valid until the next call; empty at the end of the epoch. An exception
+  /// (of a cost, of an InterruptionGuard) changes nothing: the next call tries again.
   [[nodiscard]] std::optional<std::span<const std::int64_t>> next();
 
   /// The block of the last batch, in the order in which ranks take turns, and the number of blocks
@@ -126,6 +128,7 @@ class BRIM_API BatchStream {
 
   [[nodiscard]] OpenedBlock block_ahead() const;
   bool open_block();
+  void fill_block(OpenedBlock& opened);
   void balance_block(std::int64_t world_size, std::int64_t step_offset,
                      std::vector<LeftOut>& left_out);
   bool reach_next();
@@ -133,6 +136,7 @@ class BRIM_API BatchStream {
   std::unique_ptr<BatchSource> source_;
   Ranks ranks_;
   Batches block_;
+  Batches spare_;  // the block before
   std::vector<OpenedBlock> opened_;
   std::vector<Position::Segment> resume_segments_;
   std::vector<LeftOut> left_out_;
@@ -140,6 +144,7 @@ class BRIM_API BatchStream {
   std::int64_t given_ = 0;
   std::int64_t next_ = 0;  // this rank's next batch in the block, counted from its beginning
   bool more_ = true;
+  bool goes_back_;  // whether the source can be moved at any time
 };
 
 }  // namespace brim::batching

@@ -16,7 +16,7 @@ import torch
 import brim
 from brim.cli import audit, demo, estimate, info, plan, probe
 from brim.cli.arguments import files_may_be_loaded, in_one_line
-from brim.cli.result import publish
+from brim.cli.result import Result, publish
 
 __all__ = ["main"]
 
@@ -83,20 +83,30 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, 1 if the work does not fit, 2 for errors.
 
+    A reader that has seen enough, as in `brim plan … | head`, is no error.
+
     Args:
         arguments: the words after `brim`; None for those of the process.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of a bar
+    status = 0
     try:
         with files_may_be_loaded():
-            return _run(arguments)
-    except BrokenPipeError:  # the reader has seen enough, as in `brim info | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+            status = _run(arguments)
+        sys.stdout.flush()  # here and not when the interpreter ends, which could only complain
+        return status
+    except BrokenPipeError:
+        _print_to_nobody()
+        return status
     except KeyboardInterrupt:
         print("brim: interrupted", file=sys.stderr)
         return 130
+
+
+def _print_to_nobody() -> None:
+    """The reader has seen enough, as in `brim info | head -1`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -109,10 +119,13 @@ def _run(arguments: Sequence[str] | None) -> int:
             chosen.parser.error(message)
     except SystemExit as said:  # --help, --version, or a wrong word
         return int(said.code or 0)
+    result: Result | None = None
     try:
-        return publish(chosen.run(chosen), chosen)
+        result = chosen.run(chosen)
+        return publish(result, chosen)
     except BrokenPipeError:
-        raise
+        _print_to_nobody()
+        return 0 if result is None else publish(result, chosen)  # with its files and its status
     except (Exception, SystemExit) as error:  # the latter of the user's code
         print(f"brim {chosen.command}: {in_one_line(error, vars(chosen))}", file=sys.stderr)
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import torch
 from brim.data._arrow import lengths_of_column
 from brim.data.sizes import one_column
 
+_STANDARD_INPUT = Path("-")
+
 
 def lengths_file(text: str) -> Path:
-    """A file that `read_lengths` can read."""
+    """A file that `read_lengths` can read; `-` is standard input."""
     path = Path(text)
+    if path == _STANDARD_INPUT:
+        return path
     if path.suffix.lower() not in _READERS:
         raise argparse.ArgumentTypeError(f"must end in {', '.join(_READERS)}, got {text}")
     if not path.is_file():
@@ -27,21 +32,29 @@ def read_lengths(path: Path, column: str | None) -> torch.Tensor:
 
     Args:
         path: text has numbers between spaces, commas or line ends; `.npy` one array; `.npz`, Arrow
-            and Parquet have several columns. Of lists, texts and bytes the lengths are taken.
+            and Parquet have several columns. Of lists, texts and bytes the lengths are taken. `-`
+            is text from standard input.
         column: which of them; may be None if there is only one.
 
     Raises:
         ValueError: if the file has something else, or no such column.
     """
-    ending = path.suffix.lower()
+    ending = ".txt" if path == _STANDARD_INPUT else path.suffix.lower()
     if column is not None and ending in (".txt", ".csv", ".npy"):
-        raise ValueError(f"--column goes with .npz, .arrow and .parquet: {path} has no columns")
+        raise ValueError(
+            f"--column goes with .npz, .arrow and .parquet: {name_of(path)} has no columns"
+        )
     try:
         lengths = one_column("lengths", _READERS[ending](path, column))
         _refuse_fractions(lengths)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{name_of(path)}: {error}") from error
     return lengths
+
+
+def name_of(path: Path) -> str:
+    """What messages call the file."""
+    return "standard input" if path == _STANDARD_INPUT else str(path)
 
 
 def _refuse_fractions(lengths: torch.Tensor) -> None:
@@ -57,7 +70,8 @@ def _refuse_fractions(lengths: torch.Tensor) -> None:
 
 def _read_text(path: Path, column: str | None) -> Any:
     try:
-        lines = path.read_text(encoding="utf-8").replace(",", " ").splitlines()
+        data = sys.stdin.buffer.read() if path == _STANDARD_INPUT else path.read_bytes()
+        lines = data.decode().replace(",", " ").splitlines()
     except UnicodeDecodeError:
         raise ValueError(
             "is no text: must hold numbers between spaces, commas or line ends"

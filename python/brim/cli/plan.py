@@ -2,6 +2,7 @@
 
 The lengths are whole numbers in a text file (between spaces, commas or line ends), or a column of
 a .npy, .npz, .arrow, .feather or .parquet file; of lists or strings in it the lengths are taken.
+`-` is standard input, as text.
 
 Exits with 1 if a sample is left out because it is over the budget, or if there is no batch.
 """
@@ -19,13 +20,14 @@ import brim
 from brim import data
 from brim._table import Part, Table
 from brim.cli import arguments as types
-from brim.cli.lengths import lengths_file, read_lengths
+from brim.cli.lengths import lengths_file, name_of, read_lengths
 from brim.cli.result import Result, add_output_options
 
 HELP = "batches of samples of different lengths, under a budget"
 EXAMPLE = """\
   brim plan lengths.txt --max-total-size 16384 --shuffle --seed 0 --output plan.npz
   brim plan data.parquet --column tokens --method bucket --max-total-size 8192
+  cut -f 2 samples.tsv | brim plan - --max-total-size 16384
 
 reading the plan again:
   batches = pyarrow.parquet.read_table("plan.parquet")["indices"].to_pylist()
@@ -55,7 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ) -> None:
         to.add_argument(name, metavar="N", type=types.whole(least), default=default, help=text)
 
-    add("file", type=lengths_file, help="the lengths: text, .npy, .npz, .arrow, .parquet, …")
+    add(
+        "file",
+        type=lengths_file,
+        help="the lengths: text, .npy, .npz, .arrow, .parquet, …, or - for standard input",
+    )
     add("--column", help="which column of the file, if it has several")
     add("--max-total-size", metavar="N", type=_number, help="the budget of a batch")
     add(
@@ -139,7 +145,7 @@ def run(arguments: argparse.Namespace) -> Result:
         )
     lengths = read_lengths(arguments.file, arguments.column)
     if len(lengths) == 0:
-        raise ValueError(f"{arguments.file} holds no lengths")
+        raise ValueError(f"{name_of(arguments.file)} holds no lengths")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report says what is left out
         sampler = _sampler(lengths, arguments)

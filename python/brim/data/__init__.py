@@ -4,13 +4,13 @@ Example:
     >>> import torch
     >>> from brim.data import PackedBatchSampler
     >>> lengths = torch.tensor([5, 2, 8, 3, 7, 1, 4])
-    >>> sampler = PackedBatchSampler(lengths, max_total_size=10)
+    >>> sampler = PackedBatchSampler(lengths, max_total_size=16)
     >>> list(sampler)
-    [[2, 1], [4, 3], [0, 6, 5]]
+    [[2, 4], [0, 6, 3], [1, 5]]
     >>> print(sampler.report())
     7 of 7 samples in 3 batches
-      fill       100.00 %
-      padding    33.33 %
+      fill       72.92 %
+      padding    14.29 %
 """
 
 from brim._C import PlanReport

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     Example:
         >>> from brim.data import PackedBatchSampler
         >>> PackedBatchSampler([5, 2, 8], max_total_size=10).plan()
-        Plan(offsets=tensor([0, 2, 3]), indices=tensor([2, 1, 0]))
+        Plan(offsets=tensor([0, 1, 3]), indices=tensor([2, 0, 1]))
     """
 
     offsets: torch.Tensor
@@ -87,11 +87,11 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
     Args:
         max_total_size: the budget of a batch. A list or tuple sets several budgets; sizes then have
             one column for each (or are tuples).
-        cost: what a batch costs: `"sum"` of the sizes, `"padded"` (n × longest),
-            `"padded_squared"` (n × longest²), `"flops"` (n × (24576 · longest + longest²), the work
-            of a transformer), `"count"`, a fitted `MemoryModel` with a budget in
-            bytes, or a function of n and the longest size that does not fall with either. Several
-            budgets share one cost or take a list of costs.
+        cost: what a batch costs: `"padded"` (n × longest, the default), `"sum"` of the sizes
+            (samples laid end to end, graphs), `"padded_squared"` (n × longest²), `"flops"`
+            (n × (24576 · longest + longest²), the work of a transformer), `"count"`, a fitted
+            `MemoryModel` with a budget in bytes, or a function of n and the longest size that does
+            not fall with either. Several budgets share one cost or take a list of costs.
         shuffle: whether to take the samples in random order.
         seed: determines the order together with the epoch. Call `set_epoch` before each epoch, else
             all have the same batches (with a warning, once). Lightning and accelerate call it.
@@ -116,7 +116,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         >>> from brim.data import PackedBatchSampler
         >>> sampler = PackedBatchSampler([5, 2, 8, 3], max_total_size=10)
         >>> len(sampler), list(sampler)
-        (2, [[2], [0, 3, 1]])
+        (3, [[2], [0, 3], [1]])
     """
 
     _budget_required: ClassVar[bool] = True
@@ -128,7 +128,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self,
         max_total_size: Budget | None,
         *,
-        cost: Cost | Sequence[Cost] = "sum",
+        cost: Cost | Sequence[Cost] = "padded",
         shuffle: bool = False,
         seed: int | None = None,
         generator: torch.Generator | None = None,

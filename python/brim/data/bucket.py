@@ -73,8 +73,7 @@ class BucketBatchSampler(BatchSamplerBase):
 
     Either `batch_size` or `max_total_size` says how much goes into a batch. Shuffled, which is the
     default, the samples of a bucket are in random order and each batch is from a random bucket,
-    fuller ones more often. Otherwise the buckets follow each other. The default `cost` is
-    `"padded"`.
+    fuller ones more often. Otherwise the buckets follow each other.
 
     Args:
         sizes: the size of each sample, which determines its bucket. With several budgets it may
@@ -113,7 +112,6 @@ class BucketBatchSampler(BatchSamplerBase):
                 "brim.compat.bionemo.size_aware_batching.sampler"
             )
         options.setdefault("shuffle", True)
-        options.setdefault("cost", "padded")
         super().__init__(max_total_size, **options)
         if max_total_size is None and self.max_batch_size is not None:
             raise ValueError(

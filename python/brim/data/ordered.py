@@ -42,7 +42,7 @@ def size_aware_batching(
     info_logger: _Logger | None = None,
     warn_logger: _Logger | None = None,
     *,
-    cost: Cost | Sequence[Cost] = "sum",
+    cost: Cost | Sequence[Cost] = "padded",
     max_batch_size: int | None = None,
     oversize: str = "leave_out",
 ) -> Iterator[Any]:
@@ -70,7 +70,7 @@ def size_aware_batching(
         ValueError: for a size that is negative, NaN or infinite, naming the sample.
 
     Example:
-        >>> list(size_aware_batching(["a", "bcd", "ef", "ghij"], len, 5))
+        >>> list(size_aware_batching(["a", "bcd", "ef", "ghij"], len, 6))
         [['a', 'bcd'], ['ef'], ['ghij']]
     """
     limits = Limits.read(cost, max_total_size, max_batch_size)

@@ -16,7 +16,10 @@ from brim.data.sizes import Budget, Sizes, index_tensor, size_function
 
 
 class PackedBatchSampler(FittedBatchSampler):
-    """Batches that are as full as possible: best fit decreasing, inside windows of samples.
+    """Batches that are as full as possible, inside windows of samples.
+
+    Padded samples (`cost="padded"`, the default) are put together with those of like size; under
+    `cost="sum"` it is best fit decreasing.
 
     Without `seed` and `generator` the seed is 0, and each iteration is the next epoch. Shuffled,
     the samples are put into random order before packing, and the batches of a window after it. With
@@ -34,7 +37,7 @@ class PackedBatchSampler(FittedBatchSampler):
         **options: the keywords of all samplers; see `BatchSamplerBase`.
 
     Example:
-        >>> sampler = PackedBatchSampler([6, 4, 5, 5, 3, 7], max_total_size=10)
+        >>> sampler = PackedBatchSampler([6, 4, 5, 5, 3, 7], max_total_size=10, cost="sum")
         >>> list(sampler)
         [[5, 4], [0, 1], [2, 3]]
     """

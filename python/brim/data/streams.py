@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from brim import _C
 from brim._arguments import check_callable, flag, shown, whole
 from brim._warn import warn
 from brim.data.base import left_out_message
 from brim.data.ranks import RankSource, shared_by_accelerate
+from brim.data.readers import Readers, Reading, as_if_alone, split_by_rank
 from brim.data.sizes import (
     Budget,
     Cost,
@@ -28,12 +29,15 @@ class StreamBatches(IterableDataset[Any]):
     """Batches of an iterable; see `pack_stream` and `bucket_stream`, which make it.
 
     For a DataLoader with `batch_size=None`, or to iterate over. Each iteration reads the iterable
-    anew. All ranks and workers read all samples, and each gets its own batches: all ranks equally
-    many, and batches of one step cost about the same.
+    anew, and is the next epoch unless `set_epoch` says otherwise. All ranks and workers read all
+    samples, and each gets its own batches: all ranks equally many, and batches of one step cost
+    about the same. An iterable that shares its samples out by `torch.utils.data.get_worker_info`
+    sees no worker, and gives all of them to each; workers that read different samples all the same
+    are an error.
 
     Example:
         >>> from brim.data import pack_stream
-        >>> list(pack_stream(["aaa", "b", "cc"], max_total_size=3))
+        >>> list(pack_stream(["aaa", "b", "cc"], max_total_size=4))
         [['aaa'], ['cc', 'b']]
     """
 
@@ -59,7 +63,8 @@ class StreamBatches(IterableDataset[Any]):
             check_callable("collate_fn", collate_fn)
         self._name = name
         self.iterable = iterable
-        self.epoch = 0
+        self._readers = Readers()
+        self._first_epoch = getattr(iterable, "epoch", None)
         self._sizeof = function
         self._limits = limits
         self._settings = settings
@@ -69,7 +74,7 @@ class StreamBatches(IterableDataset[Any]):
         self._oversize = check_oversize(oversize)
         self._start: Mapping[str, Any] | None = None  # a loaded state
         self._latest: _StreamIterator | None = None
-        self._open(iter(()), {})  # wrong arguments are errors at once
+        self._open(iter(()), 0, {})  # wrong arguments are errors at once
 
     def __getstate__(self) -> dict[str, Any]:
         """For a worker, which has no process group of its own unless it is forked."""
@@ -77,16 +82,43 @@ class StreamBatches(IterableDataset[Any]):
         fixed = RankSource(*ranks) if ranks.world_size > 1 else self._ranks
         return {**self.__dict__, "_latest": None, "_ranks": fixed}
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, also that of the iterable; with `shuffle` each has its own order."""
-        self.epoch = whole("epoch", epoch, 0)
-        if self._start is not None and self._start["epoch"] != self.epoch:
-            self._start = None
-        set_epoch = getattr(self.iterable, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(self.epoch)
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration, in whatever process that is."""
+        return self._readers.next_epoch
 
-    def _open(self, samples: Iterator[Any], start: Mapping[str, Any]) -> _C.LookAheadStream:
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration, also in workers that are already running.
+
+        The epoch is passed on to the iterable. With `shuffle` each has its own order.
+        """
+        epoch = whole("epoch", epoch, 0)
+        self._readers.set_epoch(epoch)
+        if self._start is not None and self._start["epoch"] != epoch:
+            self._start = None
+        self._pass_on(epoch)
+
+    def _pass_on(self, epoch: int) -> None:
+        set_epoch = getattr(self.iterable, "set_epoch", None)
+        theirs = getattr(self.iterable, "epoch", None)
+        # An iterable may have been told an epoch of its own, as long as the stream was not.
+        ours = not isinstance(theirs, int) or theirs in (self._first_epoch, epoch - 1, epoch)
+        if callable(set_epoch) and (ours or self._readers.epoch_was_set):
+            set_epoch(epoch)
+
+    def _tell_of_ranks(self, reading: Reading) -> None:
+        """Each rank counts epochs by itself, and nothing says whether they count alike."""
+        counted = reading.epoch == 1 and not self._readers.epoch_was_set
+        ranks = self._ranks.now().world_size > 1 and not self._sharded and reading.worker == 0
+        if counted and ranks and self._settings.get("shuffle", False):
+            warn(
+                "each rank counts the epochs of this stream by itself: call set_epoch(epoch) "
+                "before each, so that all ranks have the same order, also after one was cut short"
+            )
+
+    def _open(
+        self, samples: Iterator[Any], epoch: int, start: Mapping[str, Any]
+    ) -> _C.LookAheadStream:
         settings = self._settings
         rank, world_size = (0, 1) if self._sharded else self._ranks.now()
         stream = _C.LookAheadStream(
@@ -98,36 +130,41 @@ class StreamBatches(IterableDataset[Any]):
             settings["lookahead"],
             settings.get("bucket_boundaries", []),
             settings.get("shuffle", False),
-            _C.epoch_seed(settings.get("seed", 0), self.epoch),
+            _C.epoch_seed(settings.get("seed", 0), epoch),
             self._oversize,
             settings["batch_multiple"],
             rank,
             world_size,
         )
-        if start:
+        if start.get("cursor"):
             stream.seek(start["cursor"], start["segments"])
         return stream
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches; in a worker of a DataLoader, that worker's."""
         shared_by_accelerate(self._ranks)
-        start, self._start = self._start or {}, None
-        worker = None if self._sharded else get_worker_info()
-        if worker is not None and worker.num_workers > 1:
-            _refuse_shards(self.iterable)
-        number = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        iterator = _StreamIterator(self, self._open(iter(self.iterable), start), start, number)
-        self._latest = iterator
+        if not self._sharded and self._ranks.now().world_size > 1 and split_by_rank(self.iterable):
+            raise ValueError(
+                "the data set is split by node, so each rank would get a part of its own part: "
+                "give the stream the data set before the split, or pass sharded=True"
+            )
+        self._latest = iterator = _StreamIterator(self)
         return iterator
 
-    def _description(self) -> dict[str, Any]:
+    def _description(self, epoch: int) -> dict[str, Any]:
         return {
             "format": 1,
             "sampler": self._name,
             "samples": -1,
             "settings": self._settings,
-            "epoch": self.epoch,
+            "epoch": epoch,
         }
+
+    def _start_of(self, epoch: int) -> Mapping[str, Any]:
+        """Where an iteration of this epoch begins."""
+        if self._start is not None and self._start["epoch"] == epoch:
+            return self._start
+        return {"finished": False, "done": 0, "cursor": [], "segments": []}
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """The position of the latest iteration, to resume from; plain numbers and lists.
@@ -141,83 +178,115 @@ class StreamBatches(IterableDataset[Any]):
         if self._latest is None or self._start is not None:
             if batches is not None and whole("batches", batches, 0) > 0:
                 raise ValueError(f"batches must be 0 before an iteration begins, got {batches}")
-            start = self._start or {"finished": False, "done": 0, "cursor": [], "segments": []}
-            return {**self._description(), **start}
+            return {**self._description(self.epoch), **self._start_of(self.epoch)}
         return self._latest.state_dict(batches)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration resume where the state was taken.
 
-        It reads and drops the samples before, so the iterable must give the same ones again.
+        It reads and drops the samples before, so the iterable must give the same ones again. After
+        the state of a finished iteration the next epoch begins.
 
         Raises:
             ValueError: if the state is of another stream, or of other settings.
         """
-        own = self._description()
+        own = self._description(0)
         check_state(state, {*own, "finished", "done", "cursor", "segments"})
         check_same_run(state, own)
         epoch = whole("epoch", state["epoch"], 0)
-        at_start = flag("finished", state["finished"]) or not state["cursor"]
+        finished = flag("finished", state["finished"])
         self._start = None
-        self.set_epoch(epoch)
-        self._start = None if at_start else dict(state)
+        self.set_epoch(epoch + finished)
+        self._start = None if finished or not state["cursor"] else dict(state)
         self._latest = None
 
 
-def _refuse_shards(iterable: Iterable[Any]) -> None:
-    """Refuse what is known to give each worker other samples: most would be lost."""
-    if isinstance(iterable, IterableDataset) and type(iterable).__module__.startswith("datasets."):
-        raise ValueError(
-            "a datasets.IterableDataset gives each worker of a DataLoader other samples: wrap it "
-            "in brim.integrations.datasets.WholeStream, or pass sharded=True"
-        )
-
-
 class _StreamIterator(PositionedIterator):
-    """The batches of one iteration: of a worker, every n-th batch of its rank."""
+    """The batches of one iteration: of a worker, every n-th batch of its rank.
 
-    def __init__(
-        self,
-        owner: StreamBatches,
-        stream: _C.LookAheadStream,
-        start: Mapping[str, Any],
-        worker: tuple[int, int],
-    ) -> None:
-        self._begin = start.get("done", 0)  # batches of this rank before this iteration
-        super().__init__(owner._description(), self._begin)
-        self._stream = stream
+    It begins with its first batch: iterators that nobody uses take no epoch.
+    """
+
+    def __init__(self, owner: StreamBatches) -> None:
+        super().__init__({}, 0)
+        self._owner = owner
+        self._iteration = owner._readers.iteration()
         self._collate = owner._collate
-        self._worker, self._workers = worker
-        self._next = self._begin  # the number of the stream's next batch
+        self._stream: _C.LookAheadStream | None = None
+        self._begin = 0  # batches of this rank before this iteration
+        self._next = 0  # the number of the stream's next batch
         self._ended = False
 
     def __iter__(self) -> _StreamIterator:
         return self
 
+    def _open(self) -> _C.LookAheadStream:
+        owner = self._owner
+        self._reading = reading = owner._readers.claim(*self._iteration)
+        start = owner._start_of(reading.epoch)
+        owner._start = None
+        owner._pass_on(reading.epoch)
+        owner._tell_of_ranks(reading)
+        samples = iter(owner.iterable)
+        if reading.workers > 1:
+            samples = owner._readers.compare_heads(reading, samples, sharded=owner._sharded)
+        self._shares = (0, 1) if owner._sharded else (reading.worker, reading.workers)
+        self._begin = self._next = start["done"]
+        self._places = [self._begin]
+        self._description = owner._description(reading.epoch)
+        return owner._open(samples, reading.epoch, start)
+
+    def _read(self) -> list[Any] | None:
+        """The next batch that is this worker's; None at the end."""
+        if self._stream is None:
+            self._stream = self._open()
+        number, workers = self._shares
+        while self._next % workers != number:
+            if not self._stream.skip():
+                return None
+            self._next += 1
+        batch = next(self._stream, None)
+        self._next += batch is not None
+        return batch
+
     def __next__(self) -> Any:
         if self._ended:
             raise StopIteration
         self._ended = True  # an error is the end too, as for a generator
-        while self._next % self._workers != self._worker:
-            if not self._stream.skip():
-                self._finish()
-            self._next += 1
-        batch = next(self._stream, None)
+        if self._iteration[2] == 1 or self._owner._sharded:
+            batch = self._read()
+        else:
+            with as_if_alone():
+                batch = self._read()
+            assert self._stream is not None
+            self._owner._readers.compare_sizes(
+                self._reading, self._stream.fingerprints, self._stream.sizes_differ
+            )
         if batch is None:
             self._finish()
-        self._next += 1
         self._places.append(self._next)
         self._ended = False
         return batch if self._collate is None else self._collate(batch)
 
     def _finish(self) -> NoReturn:
         self._finished = True
-        if self._worker == 0:
+        assert self._stream is not None
+        if self._shares[0] == 0:
             for reason, indices in self._stream.left_out.items():
                 warn(left_out_message(indices, self._stream.read, reason))
         raise StopIteration
 
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """The state after this many batches; where it would begin if it has not begun."""
+        if self._stream is None:
+            epoch = self._owner.epoch
+            self._description = self._owner._description(epoch)
+            return {**super().state_dict(batches), **self._owner._start_of(epoch)}
+        return super().state_dict(batches)
+
     def _position(self, place: int) -> dict[str, Any]:
+        if self._stream is None:
+            return {}
         return {"done": place, **self._stream.position(place - self._begin)}
 
 
@@ -226,7 +295,7 @@ def pack_stream(
     max_total_size: Budget,
     *,
     sizeof: Callable[[Any], Any] | Mapping[Any, Any] = len,
-    cost: Cost | Sequence[Cost] = "sum",
+    cost: Cost | Sequence[Cost] = "padded",
     max_batch_size: int | None = None,
     batch_multiple: int = 1,
     lookahead: int = 10_000,
@@ -254,12 +323,14 @@ def pack_stream(
             are left. Not under a sum.
         lookahead: how many samples are packed together. Up to twice as many are held.
         shuffle: give the batches of one look-ahead in random order, not the longest samples first.
-        seed: determines that order together with the epoch.
+        seed: determines that order together with the epoch: each iteration is the next one, unless
+            `set_epoch` is called before it.
         collate_fn: makes a batch of a list of samples; a batch is the list if None.
         rank: the rank of this process; see `BatchSamplerBase`.
         world_size: how many ranks share the batches; see `BatchSamplerBase`.
-        sharded: whether the iterable gives each rank and each worker other samples already. They
-            then get different numbers of batches.
+        sharded: whether the iterable gives each rank and each worker other samples already, and is
+            to go on doing so. They then get different numbers of batches. An iterable that divides
+            its samples by `get_worker_info` alone needs no `sharded`.
         oversize: what to do with a sample that exceeds the budget by itself; see
             `BatchSamplerBase`. Samples left out are reported at the end.
 
@@ -267,7 +338,8 @@ def pack_stream(
         A torch `IterableDataset` of batches, which can be iterated over and resumed.
 
     Example:
-        >>> list(pack_stream(iter(["aaaaaa", "bbbb", "ccccc", "ddd", "eeeeeee"]), 10))
+        >>> words = ["aaaaaa", "bbbb", "ccccc", "ddd", "eeeeeee"]
+        >>> list(pack_stream(words, 10, cost="sum"))
         [['eeeeeee', 'ddd'], ['aaaaaa', 'bbbb'], ['ccccc']]
     """
     limits = Limits.read(cost, max_total_size, max_batch_size)

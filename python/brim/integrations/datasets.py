@@ -32,13 +32,22 @@ def lengths_of(dataset: Any, column: str) -> torch.Tensor:
     Raises:
         TypeError: if the data set is streamed or has several splits, or if the column is of a type
             without a length.
-        ValueError: if there is no such column, or a row of it is null.
+        ValueError: if there is no such column, if a row of it is null, or if the data set has a
+            transform, which gives samples other lengths than the column has.
 
     Example:
         >>> import pyarrow
         >>> lengths_of(pyarrow.table({"input_ids": [[1, 2, 3], [], [4]]}), "input_ids")
         tensor([3, 0, 1])
     """
+    form = getattr(dataset, "format", None)
+    if isinstance(form, Mapping) and form.get("type") == "custom":
+        raise ValueError(
+            "dataset has a transform (with_transform or set_transform), which may change the "
+            f"lengths of column {column!r} as samples are read. If it does not, pass "
+            "dataset.with_format(None); if it does, measure what it gives: "
+            f"[len(sample[{column!r}]) for sample in dataset]"
+        )
     table = getattr(dataset, "data", dataset)  # a datasets.Dataset has a table, which has columns
     names = getattr(table, "column_names", None)
     if not hasattr(table, "column") or names is None:
@@ -59,8 +68,9 @@ class WholeStream(Iterable[Any]):
     """A streamed data set that gives every worker of a DataLoader all samples.
 
     A `datasets.IterableDataset` deals its shards out to the workers. `brim.data.pack_stream` and
-    `bucket_stream` deal batches out instead, which needs all samples in each worker; so they take a
-    `WholeStream`, or `sharded=True`, with which every worker packs its own shards.
+    `bucket_stream` deal batches out instead, which needs all samples in each worker. They hide the
+    workers from the data set, so there it may stand without a `WholeStream`; with `sharded=True`
+    every worker packs its own shards.
 
     Args:
         dataset: a `datasets.IterableDataset` whose samples are dicts (not in the format "arrow",
@@ -72,7 +82,7 @@ class WholeStream(Iterable[Any]):
         >>> texts = datasets.Dataset.from_dict({"text": ["aaa", "bb", "c"]}).to_iterable_dataset()
         >>> batches = pack_stream(WholeStream(texts), 4, sizeof=lambda sample: len(sample["text"]))
         >>> [[sample["text"] for sample in batch] for batch in batches]
-        [['aaa', 'c'], ['bb']]
+        [['aaa'], ['bb', 'c']]
     """
 
     def __init__(self, dataset: Any) -> None:

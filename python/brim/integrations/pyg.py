@@ -89,6 +89,7 @@ def graph_sampler(
         raise ValueError("max_nodes or max_edges must be given, or both")
     sizes = graph_sizes(dataset)
     columns = [place for place, limit in enumerate(limits.values()) if limit is not None]
+    options = {"cost": "sum", **options}
     return PackedBatchSampler(sizes[:, columns].contiguous(), given, window=window, **options)
 
 

@@ -2,14 +2,17 @@
 #include <brim/batching/plan.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "batching/bucket_index.h"
 #include "batching/reference.h"
 
 namespace brim::batching {
@@ -261,6 +264,39 @@ TEST(BucketBatching, FiguresAreOfTheBucketsOwnBatchSize) {
   EXPECT_DOUBLE_EQ(figures.sizes, 25.0);
   EXPECT_DOUBLE_EQ(figures.padded, 27.0);
   EXPECT_DOUBLE_EQ(figures.work, 27.0);
+}
+
+TEST(BucketIndex, HasTheSamplesOfEachBucketInOrderOverManySegments) {
+  Random random(5);
+  constexpr std::size_t kSamples = 400'000;  // seven segments
+  for (const std::uint32_t buckets : {1U, 3U, 100U, 70'000U}) {
+    for (const bool sorted : {false, true}) {
+      std::vector<std::uint32_t> bucket_of(kSamples);
+      for (std::uint32_t& bucket : bucket_of) {
+        bucket = static_cast<std::uint32_t>(any_int(random, 0, buckets));  // the last: in none
+      }
+      if (sorted) {
+        std::sort(bucket_of.begin(), bucket_of.end());
+      }
+      const detail::BucketIndex index(buckets, kSamples,
+                                      [&](std::size_t i) { return bucket_of[i]; });
+      std::vector<Ints> expected(buckets + 1);
+      for (std::size_t i = 0; i < kSamples; ++i) {
+        expected[bucket_of[i]].push_back(static_cast<std::int64_t>(i));
+      }
+      for (std::uint32_t b = 0; b < buckets; ++b) {
+        ASSERT_EQ(index.size(b), expected[b].size());
+        std::vector<std::uint32_t> places(expected[b].size());
+        std::iota(places.begin(), places.end(), 0U);
+        std::shuffle(places.begin(), places.end(), random);
+        Ints found(places.size());
+        index.read(b, places, found.data());
+        for (std::size_t i = 0; i < places.size(); ++i) {
+          ASSERT_EQ(found[i], expected[b][places[i]]) << buckets << " bucket " << b;
+        }
+      }
+    }
+  }
 }
 
 TEST(BucketBatching, NoSamplesGiveNoBatches) {

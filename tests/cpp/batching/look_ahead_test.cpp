@@ -141,16 +141,18 @@ TEST(LookAheadStream, PacksAsTheWindowedPacker) {
     const std::int64_t samples = any_int(random, 0, 300);
     const std::int64_t window = any_int(random, 1, 120);
     Data data{random_sizes(random, samples)};
-    for (const Cost& cost : {Cost::sum(), Cost::padded()}) {
-      const Limit limit(cost, static_cast<double>(any_int(random, 20, 80)));
-      const auto packed =
-          packed_batching(Columns<double>{{data.sizes, limit}}, {}, {.window = window});
+    for (const Cost& cost : {Cost::sum(), Cost::padded(), Cost::padded_squared()}) {
+      const Limit limit(cost, static_cast<double>(any_int(random, 20, 160)) / 2);
+      const Oversize oversize = round % 2 == 0 ? Oversize::truncate : Oversize::leave_out;
+      const Ints whole(data.sizes.begin(), data.sizes.end());  // as most samplers have them
+      const auto packed = packed_batching(Columns<std::int64_t>{{whole, limit}}, {},
+                                          {.window = window, .oversize = oversize});
       BatchStream expected(*packed, 0);
       Lists batches;
       while (auto batch = expected.next()) {
         batches.emplace_back(batch->begin(), batch->end());
       }
-      const auto stream = data.stream({limit}, {.samples = window});
+      const auto stream = data.stream({limit}, {.samples = window, .oversize = oversize});
       EXPECT_EQ(rest_of(*stream), batches);
       EXPECT_EQ(stream->left_out(), packed->left_out());
     }
@@ -258,6 +260,24 @@ TEST(LookAheadStream, SkippedBatchesAreThoseOfOtherLoaders) {
     }
   }
   EXPECT_FALSE(odd->skip());
+}
+
+TEST(LookAheadStream, FingerprintsTellWhetherTheSizesAreTheSame) {
+  const auto of = [](const Doubles& sizes, std::int64_t lookahead) {
+    Data data{sizes};
+    const auto stream = data.stream(budget(Cost::sum(), 100), {.samples = lookahead});
+    EXPECT_EQ(sorted_samples(rest_of(*stream)), all_of(sizes.size()));
+    return stream->fingerprints();
+  };
+  const Doubles sizes{3, 1, 4, 1, 5, 9};
+  const auto first = of(sizes, 2);
+  ASSERT_EQ(first.size(), 4U);  // of 1, 2, 4 and all 6
+  EXPECT_EQ(of(sizes, 100), first);
+  const auto other = of({3, 1, 4, 1, 9, 5}, 2);
+  EXPECT_TRUE(std::equal(first.begin(), first.end() - 1, other.begin()));
+  EXPECT_NE(other.back(), first.back());
+  EXPECT_NE(of({1, 3, 4, 1, 5, 9}, 2)[1], first[1]);
+  EXPECT_NE(of({3, 1, 4, 1, 5}, 2).back(), first.back());
 }
 
 TEST(LookAheadStream, WrongArgumentsAreNamed) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "batching/packed_source.h"
 #include "batching/reference.h"
 
 namespace brim::batching {
@@ -347,6 +348,94 @@ TEST(PackedBatching, BatchMayBeLargerThanAWindow) {
     const Lists lists = read(*batching);
     ASSERT_EQ(lists.size(), 4U) << window;
     EXPECT_EQ(sorted_indices(lists), numbers_below(1000));
+  }
+}
+
+/// Samples of one size, which counts how many sizes it was asked for.
+class CountingTable {
+ public:
+  CountingTable(std::int64_t samples, std::int64_t size, const Limit& limit)
+      : samples_(samples), size_(size), columns_{{{}, limit}} {}
+
+  [[nodiscard]] const Columns<std::int64_t>& columns() const { return columns_; }
+  [[nodiscard]] static bool shuffled() { return false; }
+  [[nodiscard]] static bool has_oversize() { return false; }
+  [[nodiscard]] static detail::Permutation permutation(std::uint64_t /*seed*/) { return {}; }
+  [[nodiscard]] std::int64_t size() const { return samples_; }
+  [[nodiscard]] bool has(std::int64_t sample) const { return sample < samples_; }
+  static void look_ahead(std::int64_t /*samples*/) {}
+  static void read(const detail::Permutation& /*none*/, std::int64_t first,
+                   std::span<std::int64_t> out) {
+    std::iota(out.begin(), out.end(), first);
+  }
+  void gather(std::span<const std::int64_t> samples, Ints& sizes) {
+    gathered += std::ssize(samples);
+    sizes.assign(samples.size(), size_);
+  }
+
+  std::int64_t gathered = 0;
+
+ private:
+  std::int64_t samples_;
+  std::int64_t size_;
+  Columns<std::int64_t> columns_;
+};
+
+TEST(PackedBatching, WorkIsLinearWhereBatchesOutgrowTheirWindow) {
+  constexpr std::int64_t kSamples = 100'000;
+  constexpr std::int64_t kWindow = 10;
+  for (const Cost& cost : {Cost::sum(), Cost::padded(), Cost::count(), Cost::padded_squared()}) {
+    for (const std::int64_t size : {0, 1}) {
+      for (const std::int64_t maximum : {std::int64_t{999}, 30 * kSamples / 100, kLargest}) {
+        CountingTable table(kSamples, size, Limit(cost, maximum));
+        detail::PackedSource<std::int64_t, CountingTable> source(table, kWindow, 1.0, 0);
+        Batches batches;
+        while (source.fill(batches, 1)) {
+        }
+        EXPECT_EQ(sorted_indices(lists_of(batches)), numbers_below(kSamples));
+        EXPECT_LE(table.gathered, 6 * kSamples) << maximum;
+      }
+    }
+  }
+}
+
+TEST(PackedBatching, SamplesBetweenThoseLeftOutAreTheSameAsAListOfThem) {
+  Random random(12);
+  for (const std::int64_t percent : {1, 50, 99}) {
+    Ints sizes(5000);
+    Ints kept;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      sizes[i] = any_int(random, 0, 99) < percent ? 100 : 1;
+      if (sizes[i] == 1) {
+        kept.push_back(static_cast<std::int64_t>(i));
+      }
+    }
+    const Columns<std::int64_t> columns{{sizes, tokens(50)}};
+    for (const bool shuffle : {false, true}) {
+      const Order all{.indices = {}, .shuffle = shuffle};
+      const Order listed{.indices = std::span<const std::int64_t>(kept), .shuffle = shuffle};
+      EXPECT_EQ(read(*ordered_batching(columns, all), 4),
+                read(*ordered_batching(columns, listed), 4));
+      EXPECT_EQ(read(*packed_batching(columns, all), 4),
+                read(*packed_batching(columns, listed), 4));
+    }
+  }
+}
+
+TEST(PackedBatching, WholeSizesArePackedAlikeWhateverTheirType) {
+  Random random(11);
+  for (int trial = 0; trial < 200; ++trial) {
+    const Ints ints = random_ints(random, any_int(random, 0, 400), 0, 50);
+    const Doubles doubles(ints.begin(), ints.end());
+    const double maximum = static_cast<double>(any_int(random, 100, 900)) / 2;
+    const PackOptions options = windows_of(any_int(random, 1, 200));
+    for (const Cost& cost : {Cost::sum(), Cost::count(), Cost::padded(), Cost::padded_squared()}) {
+      const Limit limit(cost, maximum);
+      const Order order{.indices = {}, .shuffle = trial % 2 == 0};
+      const auto whole = packed_batching(Columns<std::int64_t>{{ints, limit}}, order, options);
+      const auto real = packed_batching(Columns<double>{{doubles, limit}}, order, options);
+      ASSERT_EQ(read(*whole, 5), read(*real, 5)) << trial;
+    }
   }
 }
 
