@@ -1,3 +1,4 @@
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -19,8 +20,37 @@ void show_fake_device(const std::vector<at::Tensor>& tensors, bool show) {
   }
 }
 
+/// Gives each of two tensors the values, the class and the attributes of the other. Python code
+/// cannot do this in one step: an interrupt between the steps would leave a tensor in pieces.
+void exchange_tensors(const py::object& a, const py::object& b) {
+  static const py::handle exchange =
+      py::module_::import("torch._C").attr("_swap_tensor_impl").cast<py::object>().release();
+  exchange(a, b);  // first: torch refuses it where C++ code has weak references
+  for (const char* name : {"__class__", "__dict__"}) {
+    const py::object of_a = a.attr(name);
+    a.attr(name) = b.attr(name);
+    b.attr(name) = of_a;
+  }
+}
+
+/// The state of torch that belongs to the calling thread when this is made: grad and inference
+/// mode, autocast, modes of Python, hooks of saved tensors.
+class ThreadState {
+ public:
+  void put_back() const { at::ThreadLocalState::setThreadLocalState(state_); }
+
+ private:
+  at::ThreadLocalState state_;
+};
+
 }  // namespace
 
-void register_fake_tensor(py::module_& m) { m.def("show_fake_device", &show_fake_device); }
+void register_fake_tensor(py::module_& m) {
+  m.def("show_fake_device", &show_fake_device);
+  m.def("exchange_tensors", &exchange_tensors);
+  py::class_<ThreadState>(m, "ThreadState")
+      .def(py::init<>())
+      .def("put_back", &ThreadState::put_back);
+}
 
 }  // namespace brim::python

@@ -105,8 +105,7 @@ class FirstSize:
 
     def _give_up(self, function: Callable[..., Any], reason: object) -> None:
         self._given_up = True
-        level = logging.WARNING if isinstance(reason, LeftBehindError) else logging.INFO
-        _log.log(level, "%s cannot be foreseen: %s", name_of(function), reason)
+        _log.info("%s cannot be foreseen: %s", name_of(function), reason)
 
     def _largest(
         self,
@@ -136,6 +135,8 @@ class FirstSize:
                 calls=2,
                 progress=False,
             )
+        except LeftBehindError:  # a real call would go on with tensors that have no values
+            raise
         except EstimateError as error:
             self._give_up(function, error)
             return None

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim._warn import warn
 from brim.foresee._backward import backward_now
 from brim.foresee._errors import EstimateError
+from brim.foresee._journal import Journal
 from brim.foresee._places import current_line
 
 
@@ -32,12 +31,15 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
             self._elsewhere = self._elsewhere or current_line() or "another thread"
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Raise if other threads work with fake tensors meanwhile, warn if some are started.
+    def is_here(self) -> bool:
+        """Whether the calling thread runs the traced call, or a part of its backward.
 
-        It raises here, at the end: code that waits for a thread must not wait for one that raised.
+        Hooks and functions of torch are the same in all threads: others go on as usual.
         """
+        return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is self
+
+    def watch_starts(self, journal: Journal) -> None:
+        """Warn if the call starts a thread."""
         real = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
@@ -49,15 +51,13 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
                 )
             real(thread)
 
-        try:
-            with mock.patch.object(threading.Thread, "start", start):
-                yield
-        except Exception as error:
-            self._check(error)
-            raise
-        self._check(None)
+        journal.set(threading.Thread, "start", start)
 
-    def _check(self, error: Exception | None) -> None:
+    def check_alone(self, error: Exception | None = None) -> None:
+        """Raise if other threads worked with fake tensors.
+
+        At the end: code that waits for a thread must not wait for one that raised.
+        """
         if self._elsewhere:
             raise EstimateError(
                 f"{self._elsewhere}: runs in another thread, and only the thread that called "
