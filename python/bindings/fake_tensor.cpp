@@ -20,16 +20,20 @@ void show_fake_device(const std::vector<at::Tensor>& tensors, bool show) {
   }
 }
 
-/// Gives each of two tensors the values, the class and the attributes of the other. Python code
-/// cannot do this in one step: an interrupt between the steps would leave a tensor in pieces.
+/// Gives each of two tensors the values, the class, the attributes and the hooks of the other. Python
+/// code cannot do this in one step: an interrupt between the steps would leave a tensor in pieces.
 void exchange_tensors(const py::object& a, const py::object& b) {
   static const py::handle exchange =
       py::module_::import("torch._C").attr("_swap_tensor_impl").cast<py::object>().release();
   exchange(a, b);  // first: torch refuses it where C++ code has weak references
-  for (const char* name : {"__class__", "__dict__"}) {
+  for (const char* name :
+       {"__class__", "__dict__", "_backward_hooks", "_post_accumulate_grad_hooks"}) {
     const py::object of_a = a.attr(name);
-    a.attr(name) = b.attr(name);
-    b.attr(name) = of_a;
+    const py::object of_b = b.attr(name);
+    if (!of_a.is(of_b)) {  // without hooks there are none to clear, such as those of C++
+      a.attr(name) = of_b;
+      b.attr(name) = of_a;
+    }
   }
 }
 
