@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <string_view>
 #include <vector>
 
 #include "bindings.h"
@@ -37,6 +38,22 @@ void exchange_tensors(const py::object& a, const py::object& b) {
   }
 }
 
+/// What a mode of Python does with an operator: `mode.handle`, or `mode.answer` for a question such
+/// as that for a tensor's device. C++ code that asks it may not throw, and an exception ends the
+/// process: so no code of ours runs then, in which an interrupt could be raised.
+py::object dispatch(const py::object& mode, const py::object& func, const py::object& types,
+                    const py::tuple& args, const py::object& kwargs) {
+  const bool asks = func.attr("namespace").cast<std::string_view>() == "prim";
+  const py::object run = mode.attr(asks ? "answer" : "handle");
+  return run(func, types, args, kwargs.is_none() ? py::dict() : kwargs);
+}
+
+/// The answer of a mode that has none of its own.
+py::object pass_on(const py::object& func, const py::object& /*types*/, const py::tuple& args,
+                   const py::dict& kwargs) {
+  return func(*args, **kwargs);
+}
+
 /// The state of torch that belongs to the calling thread when this is made: grad and inference
 /// mode, autocast, modes of Python, hooks of saved tensors.
 class ThreadState {
@@ -52,6 +69,9 @@ class ThreadState {
 void register_fake_tensor(py::module_& m) {
   m.def("show_fake_device", &show_fake_device);
   m.def("exchange_tensors", &exchange_tensors);
+  m.def("dispatch", &dispatch, py::arg("mode"), py::arg("func"), py::arg("types"),
+        py::arg("args") = py::tuple(), py::arg("kwargs") = py::none());
+  m.def("pass_on", &pass_on);
   py::class_<ThreadState>(m, "ThreadState")
       .def(py::init<>())
       .def("put_back", &ThreadState::put_back);

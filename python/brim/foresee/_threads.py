@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import types
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from brim import _C
 from brim._warn import warn
 from brim.foresee._backward import backward_now
 from brim.foresee._errors import EstimateError
@@ -22,14 +24,16 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._thread = threading.get_ident()
         self._elsewhere = ""
+        self.answer = super().__torch_dispatch__
+        vars(self)["__torch_dispatch__"] = types.MethodType(_C.dispatch, self)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def handle(self, func: Any, kinds: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on fake tensors."""
         elsewhere = threading.get_ident() != self._thread
         # Backward is followed: autograd's engine has a thread for each device.
         if elsewhere and backward_now() == -1:
             self._elsewhere = self._elsewhere or current_line() or "another thread"
-        return super().__torch_dispatch__(func, types, args, kwargs or {})
+        return self.answer(func, kinds, args, kwargs)
 
     def is_here(self) -> bool:
         """Whether the calling thread runs the traced call, or a part of its backward.

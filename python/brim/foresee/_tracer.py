@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -84,6 +85,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_operator: Callable[[], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.answer = _C.pass_on
+        vars(self)["__torch_dispatch__"] = types.MethodType(_C.dispatch, self)
         self.log = Log()
         self.assumptions: dict[str, None] = {}  # in order, each once
         self.modules = ModuleStack(self.take_module, is_here)
@@ -161,14 +164,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ---- operators ----------------------------------------------------------------------------
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def handle(self, func: Any, _: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator on fake tensors and note what it allocated."""
         self._on_operator()
-        kwargs = dict(kwargs or {})
-        if func.namespace == "prim":
-            return func(*args, **kwargs)
+        kwargs = dict(kwargs)
         inputs = tensors_in((args, kwargs))
         for tensor in inputs:
             if not isinstance(tensor, FakeTensor) and func is not aten.lift_fresh.default:
