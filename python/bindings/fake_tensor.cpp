@@ -21,8 +21,9 @@ void show_fake_device(const std::vector<at::Tensor>& tensors, bool show) {
   }
 }
 
-/// Gives each of two tensors the values, the class, the attributes and the hooks of the other. Python
-/// code cannot do this in one step: an interrupt between the steps would leave a tensor in pieces.
+/// Gives each of two tensors the values, the class, the attributes and the hooks of the other.
+/// Python code cannot do this in one step: an interrupt between the steps would leave a tensor in
+/// pieces.
 void exchange_tensors(const py::object& a, const py::object& b) {
   static const py::handle exchange =
       py::module_::import("torch._C").attr("_swap_tensor_impl").cast<py::object>().release();

@@ -53,8 +53,8 @@ def choose_cuda(
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         autocast.register(libraries)
         for key in ("AutogradCUDA", "CUDA"):
-            for name, kernel in _KERNELS.items():
-                chosen = _where(is_here, kernel, name)
+            for name in _KERNELS:
+                chosen = _where(is_here, name)
                 libraries["aten"].impl(name, chosen, key, allow_override=True)  # type: ignore[no-untyped-call]
     journal.set(torch.autocast, "__init__", new_autocast)
     journal.set(torch.autocast, "__exit__", leave_autocast)
@@ -82,11 +82,11 @@ def instead_of(
     return chosen
 
 
-def _where(is_here: Callable[[], bool], kernel: Callable[..., Any], name: str) -> Any:
+def _where(is_here: Callable[[], bool], name: str) -> Any:
     """A kernel for the traced thread; others run the operators that this one consists of."""
     packet, _, overload = name.partition(".")
     op = getattr(getattr(aten, packet), overload or "default")
-    return instead_of(op.decompose, kernel, is_here)
+    return instead_of(op.decompose, _KERNELS[name], is_here)
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -182,7 +182,7 @@ def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor 
     return torch.where(mask, 0.0, torch.tensor(-torch.inf, dtype=query.dtype, device=query.device))
 
 
-_KERNELS = {
+_KERNELS: dict[str, Callable[..., Any]] = {
     "dropout": _dropout,
     "gru.input": _cudnn_rnn(_GRU),
     "lstm.input": _cudnn_rnn(_LSTM),

@@ -47,12 +47,14 @@ class FirstSize:
         name: the argument that is the size.
         lower: the floor.
         device: where it has to fit.
+        q: prefer multiples of this to what just fits.
     """
 
-    def __init__(self, name: str, lower: int, device: DeviceLike) -> None:
+    def __init__(self, name: str, lower: int, device: DeviceLike, q: int = 1) -> None:
         self._name = name
         self._lower = lower
         self._device = device
+        self._q = q
         self._limits: dict[int, _Limit] = {}  # by kind of call
         self._searches = 0
         self._given_up = False
@@ -91,7 +93,10 @@ class FirstSize:
                 return size
             found = self._largest(function, bound, size, most, device)
             known = self._limits[key] = _Limit(size, most, found)
-        return min(known.size, size) if known.size else size
+        if not known.size or known.size >= size:
+            return size
+        multiple = known.size - known.size % self._q
+        return multiple if multiple >= self._lower else known.size
 
     def forget(self, key: int) -> None:
         """Trace calls of this kind anew."""

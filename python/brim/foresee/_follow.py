@@ -1,4 +1,4 @@
-"""Functions of torch that a trace replaces: in its own thread, and until the journal puts them back."""
+"""Functions of torch that a trace replaces in its own thread, until a journal puts them back."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Journal:
         setattr(thing, name, value)
 
     def put_back(self) -> None:
-        """Take every step, also after one that failed or was interrupted, then raise the first error.
+        """Take every step, also after one that failed or was interrupted; raise the first error.
 
         What was interrupted goes on: call it again where an interrupt may have ended it early.
         """

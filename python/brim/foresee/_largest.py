@@ -90,7 +90,7 @@ def largest_size(
     traces: dict[int, Estimate] = {}
 
     def expected(low: int, high: int) -> int | None:
-        """The largest size from `low` to `high` that fits by the traces around, or nearest to `low`.
+        """The largest size from `low` to `high` that fits by the traces around or nearest.
 
         `low - 1` if none does, None where the traces do not consist of the same allocations.
         """

@@ -129,7 +129,8 @@ class Estimate:
             lines.append(f"{fits} the capacity of {size(self.capacity)}")
         else:
             lines.append(
-                f"whether it fits is not known: {self.device} is not there, and no capacity is given"
+                f"whether it fits is not known: {self.device} is not there, and no capacity is "
+                "given"
             )
         return lines
 

@@ -61,10 +61,10 @@ def keep_thread(journal: Journal) -> None:
         journal.set(_python_dispatch, name, getattr(_python_dispatch, name))
     tell = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
     if tell is not None:  # a copy in C++ of one of these
-        flag = _python_dispatch._is_in_any_mode_without_ignore_compile_internals  # type: ignore[attr-defined]
+        flag = _python_dispatch._is_in_any_mode_without_ignore_compile_internals
         journal.note(functools.partial(tell, flag))
-    lifts = torch._C._only_lift_cpu_tensors()  # type: ignore[attr-defined]
-    journal.note(functools.partial(torch._C._set_only_lift_cpu_tensors, lifts))  # type: ignore[attr-defined]
+    lifts = torch._C._only_lift_cpu_tensors()
+    journal.note(functools.partial(torch._C._set_only_lift_cpu_tensors, lifts))
     # Casts refer to tensors of the trace, and torch puts no tensor back that C++ refers to.
     journal.note(torch.clear_autocast_cache)
     journal.note(functools.partial(_nest_autocast, nesting))

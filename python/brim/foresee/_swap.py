@@ -21,7 +21,7 @@ def _is_swappable(tensor: torch.Tensor) -> bool:
 
 
 class Swap:
-    """Makes tensors fake in place: every reference to one sees the fake one until they are put back.
+    """Makes tensors fake in place: every reference sees the fake one until it is put back.
 
     A tensor's Python object stays, so an optimizer's state, closures and lists of parameters remain
     valid. The real tensor, with its values, its gradient and its version, rests in the meantime
@@ -105,8 +105,8 @@ def _put_back(tensor: torch.Tensor, real: torch.Tensor, grad: torch.Tensor | Non
             _C.exchange_tensors(tensor, real)
         except RuntimeError as error:
             raise LeftBehindError(
-                f"a {type(real).__name__} of shape {list(real.shape)} could not be put back and has "
-                f"no values now, so load it again: {error}"
+                f"a {type(real).__name__} of shape {list(real.shape)} could not be put back and "
+                f"has no values now, so load it again: {error}"
             ) from error
     if tensor.is_leaf and tensor.grad is not grad:
         tensor.grad = None if isinstance(grad, FakeTensor) else grad

@@ -240,8 +240,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _unknown_number(self, tensor: torch.Tensor) -> float:
         if not tensor.dtype.is_floating_point:
             raise EstimateError(
-                f"{current_line()}: the code depends on a value that is not known without running it "
-                f"(a tensor of {tensor.dtype} as a number or condition). Pass the value as an "
+                f"{current_line()}: the code depends on a value that is not known without running "
+                f"it (a tensor of {tensor.dtype} as a number or condition). Pass the value as an "
                 "argument, or keep the decision in tensors (torch.where)"
             )
         self._assume_value("NaN")
