@@ -315,6 +315,19 @@ class MemoryModel:
     samples: Final[list[MemorySample]]
 
 def show_fake_device(tensors: Sequence[Tensor], show: bool) -> None: ...
+def exchange_tensors(a: Tensor, b: Tensor) -> None: ...
+def dispatch(
+    mode: object,
+    func: Any,
+    types: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any: ...
+def pass_on(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+class ThreadState:
+    def __init__(self) -> None: ...
+    def put_back(self) -> None: ...
 
 class AllocatorOptions:
     """Settings of the allocator that a `MemoryTrace` is replayed in; None stands for no limit."""

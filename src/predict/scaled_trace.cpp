@@ -85,13 +85,14 @@ std::optional<std::int64_t> largest_scaled(const SizedTrace& trace, const SizedT
   constexpr std::int64_t kStep = 400;
   const std::int64_t least = std::max(low, size - size / 4);
   const std::int64_t step = std::max<std::int64_t>(size / kStep, 1);
-  for (; size >= least; size -= step) {
-    if (replayed(size, options)) {
-      return size;
+  const auto packs = [&](std::int64_t each) { return replayed(each, options); };
+  std::int64_t above = size + 1;  // does not fit
+  for (; size >= least; above = size, size -= step) {
+    if (packs(size)) {
+      return detail::largest_that_holds(size, above, packs);
     }
   }
-  return detail::largest_that_holds(low - 1, least,
-                                    [&](std::int64_t each) { return replayed(each, options); });
+  return detail::largest_that_holds(low - 1, least, packs);
 }
 
 }  // namespace brim

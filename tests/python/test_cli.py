@@ -244,6 +244,17 @@ def test_estimate_prints_the_peak_and_whether_it_fits(
     assert figures["device"] == "cuda:0"
 
 
+def test_estimate_asks_for_a_capacity(
+    step_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brim.foresee._estimate.stats_of", lambda _: None)  # there may be a GPU
+    step_file.write_text("import torch\ndef step():\n    torch.zeros(3)\n")
+    assert main(["estimate", f"{step_file}:step", "--device", "cuda", "--json"]) == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["fits"] is None
+    assert "give --capacity, such as --capacity 24GiB: cuda:0 is not there" in told.err
+
+
 def test_estimate_compares_with_a_converted_model(
     step_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,8 +265,13 @@ def test_estimate_compares_with_a_converted_model(
         "def alone():\n    torch.zeros(3)\n"
     )
     words = ["estimate", f"{step_file}:step", "--device", "cpu", "--convert"]
-    assert main([*words, "--json"]) == 0
+    page = tmp_path / "step.html"
+    assert main([*words, "--json", "--html", str(page)]) == 0
     figures = json.loads(capsys.readouterr().out)
+    assert (
+        f"brim.convert: peak {brim.format_bytes(figures['converted']['peak'])}" in page.read_text()
+    )
+    assert page.read_text().count('class="line"') == 1
     assert figures["converted"]["peak"] <= figures["peak"]
     assert figures["converted"]["held_before"] == figures["held_before"]
     assert main(["estimate", f"{step_file}:alone", "--device", "cpu", "--convert"]) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+
 import pytest
 import torch
 from torch import nn
@@ -54,8 +56,7 @@ def test_brims_layers_have_the_types_of_torchs_under_autocast_of_cuda(
     ]
     model = nn.Sequential(*layers)
 
-    class Seen:  # what a class holds is not put back
-        types: tuple[torch.dtype, ...] = ()
+    seen: queue.SimpleQueue[list[torch.dtype]] = queue.SimpleQueue()  # not put back
 
     def step() -> None:
         x, types = torch.randn(2, 4, 8), []
@@ -63,15 +64,15 @@ def test_brims_layers_have_the_types_of_torchs_under_autocast_of_cuda(
             for layer in model:
                 x = layer(x)
                 types.append(x.dtype)
-        Seen.types = tuple(types)
+        seen.put(types)
         x.sum().backward()
 
     brim.estimate(step, device="cuda", capacity="1GiB")
-    expected = Seen.types
+    expected = seen.get()
     assert {*expected} == {torch.float32, torch.bfloat16}
     brim.convert(model, recompute=recompute)
     brim.estimate(step, device="cuda", capacity="1GiB")
-    assert Seen.types == expected
+    assert seen.get() == expected
 
 
 def test_logits_of_a_fused_loss_are_in_the_low_type_under_autocast_of_cuda() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import brim
+from brim.foresee import _largest
 
 from .test_estimate import adam, mlp
 
@@ -26,7 +28,7 @@ def training_with(model: nn.Module, optimizer: torch.optim.Optimizer, batch_size
 
 @pytest.mark.parametrize("upper", [None, 100_000])
 @pytest.mark.parametrize("budget", ["8MiB", "64MiB", "1GiB"])
-def test_largest_size_is_verified_and_at_least_97_percent(budget: str, upper: int | None) -> None:
+def test_largest_size_of_a_training_step_is_exact(budget: str, upper: int | None) -> None:
     model = mlp()
     optimizer = adam(model.parameters())
 
@@ -44,7 +46,72 @@ def test_largest_size_is_verified_and_at_least_97_percent(budget: str, upper: in
     for work, name in ((step, "batch_size"), (quadratic, "n")):
         size = brim.largest_size(work, name, limit, device="cpu", upper=upper)
         assert fits(work, size)
-        assert size == upper or not fits(work, int(size / 0.97) + 1)
+        assert size == upper or not fits(work, size + 1)
+
+
+def squares(n: int) -> None:
+    x = torch.rand(n, 8)
+    torch.cdist(x, x)
+
+
+def powers_of_two(n: int) -> None:
+    torch.empty(1 << (n - 1).bit_length(), 256)
+
+
+def two_paths(n: int) -> None:
+    torch.empty(n, 1000 if n > 50 else 10)
+
+
+def padded(n: int) -> None:
+    torch.empty(-(-n // 64) * 64, 300)
+
+
+def with_a_logarithm(n: int) -> None:
+    torch.empty(n * n.bit_length())
+
+
+SHAPES: dict[Callable[[int], None], tuple[int, int]] = {  # bytes, and traces that are enough
+    squares: (1 << 20, 6),
+    powers_of_two: (300 << 10, 14),
+    two_paths: (100_000, 16),
+    padded: (1 << 22, 14),
+    with_a_logarithm: (1 << 22, 20),
+}
+
+
+@pytest.mark.parametrize("lower", [1, 3])
+@pytest.mark.parametrize("upper", [None, 4095, 1 << 20])
+@pytest.mark.parametrize("work", SHAPES)
+def test_the_largest_size_fits_and_the_next_does_not(
+    work: Callable[[int], None], upper: int | None, lower: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, enough = SHAPES[work]
+    estimate, sizes = brim.estimate, []
+
+    def counted(fn: Any, **options: Any) -> brim.Estimate:
+        sizes.append(options["n"])
+        return estimate(fn, **options)
+
+    monkeypatch.setattr(_largest, "estimate", counted)
+    monkeypatch.setattr(_largest, "stats_of", lambda _: None)  # what other tests hold
+    size = brim.largest_size(work, "n", limit, device="cpu", lower=lower, upper=upper)
+    assert estimate(work, size, device="cpu", capacity=limit).fits
+    if size != upper:
+        assert not estimate(work, size + 1, device="cpu", capacity=limit).fits
+        assert {size, size + 1} <= {*sizes}
+    assert len(sizes) <= enough
+
+
+def test_a_foreseen_size_is_a_multiple_that_fits(held: int) -> None:
+    @brim.maximize("n", q=100, foresee=True, device="cpu")
+    def work(n: int) -> int:
+        squares(n)
+        return n
+
+    with brim.budget(held + (1 << 20), device="cpu"):
+        size, attempts = work.record(4000)
+    assert size == 400
+    assert [attempt.fitted for attempt in attempts] == [True]
 
 
 def test_largest_size_is_0_where_nothing_fits_and_upper_where_all_does() -> None:
@@ -65,7 +132,7 @@ def test_largest_size_names_the_arguments_that_there_are() -> None:
 
 def test_largest_size_of_what_does_not_grow_is_an_error_or_upper() -> None:
     def work(n: int) -> None:
-        for _ in range(n):
+        for _ in range(min(n, 10)):
             torch.zeros(16)
 
     with pytest.raises(brim.EstimateError, match=r"work does not depend on n .*Give upper"):

@@ -143,3 +143,41 @@ def test_a_thread_that_the_call_starts_is_named() -> None:
     with pytest.warns(UserWarning, match="starts a thread at test_estimate_untraceable"):
         brim.estimate(work, device="cpu")
     work()  # without a warning
+
+
+def test_batches_of_a_loader_are_an_error_that_says_what_to_do() -> None:
+    data = torch.utils.data.DataLoader(torch.rand(8, 2), batch_size=2)
+    batches = iter(data)
+
+    def epoch() -> None:
+        for batch in data:
+            batch.exp()
+
+    def one() -> None:
+        next(batches).exp()
+
+    for device in ("cpu", "cuda"):
+        with pytest.raises(brim.EstimateError, match=line_of(epoch, 1) + ".*next.iter.loader"):
+            brim.estimate(epoch, device=device)
+        with pytest.raises(brim.EstimateError, match=line_of(one, 1) + ".*DataLoader"):
+            brim.estimate(one, device=device)
+    assert len(list(batches)) == 4  # none was taken
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_sparse_gradients_are_an_error_that_says_what_to_do(steps_before: int) -> None:
+    layer = nn.Embedding(100, 8, sparse=True)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        layer(torch.zeros(4, dtype=torch.long)).sum().backward()
+        optimizer.step()
+
+    for _ in range(steps_before):
+        layer(torch.zeros(4, dtype=torch.long)).sum().backward()
+    gradient = layer.weight.grad
+    with pytest.raises(brim.EstimateError, match=line_of(step, 2) + "sparse .*sparse=False"):
+        brim.estimate(step, device="cpu")
+    assert layer.weight.grad is gradient
+    assert brim.estimate(lambda: layer(torch.zeros(4, dtype=torch.long)), device="cpu").peak == 160

@@ -451,3 +451,31 @@ def test_hooks_that_hold_tensors_elsewhere_still_count_inside_an_audit() -> None
     with torch.autograd.graph.save_on_cpu():  # around an audit
         assert brim.audit(model, x, progress=False).brim > said
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_model_without_values_keeps_what_one_with_values_would(device: str) -> None:
+    def network() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), layer)
+
+    real, x = network(), torch.rand(4, 16, 64)
+    with torch.device("meta"):
+        meta = network()
+    found = brim.audit(meta, x, device=device)
+    assert {type(p) for p in meta.parameters()} == {nn.Parameter}
+    assert {p.device.type for p in meta.parameters()} == {"meta"}
+    assert type(x) is torch.Tensor
+    assert found.layers == brim.audit(real, x, device=device).layers
+    assert found.layers == brim.audit(meta, x.to("meta"), device=device).layers
+    assert type(real(x)) is torch.Tensor
+
+
+def test_a_device_goes_to_a_forward_that_takes_one() -> None:
+    class Moves(nn.Module):
+        def forward(self, x: torch.Tensor, device: str = "meta") -> torch.Tensor:
+            return x.to(device).exp()
+
+    x = torch.ones(4, requires_grad=True)
+    assert brim.audit(Moves(), x, device="cpu").torch_nn == 16
+    assert brim.audit(nn.ReLU(), x, device="cpu").torch_nn == 16

@@ -25,7 +25,8 @@ BRIM_API std::optional<MemoryTrace> scaled(const SizedTrace& trace, const SizedT
 
 /// The largest size within [low, high] at which the scaled trace fits the capacity. It looks down
 /// from the largest whose bytes do, in steps of a quarter of a percent, because blocks may pack at
-/// one size and not at a smaller one. `low - 1` if none fits; empty if the traces differ.
+/// one size and not at a smaller one; the size after the result does not fit. `low - 1` if none
+/// fits; empty if the traces differ.
 /// @throws std::invalid_argument as scaled() does, and if high is below low or low below 1.
 BRIM_API std::optional<std::int64_t> largest_scaled(const SizedTrace& trace,
                                                     const SizedTrace& other,

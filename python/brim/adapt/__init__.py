@@ -70,10 +70,10 @@ def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: s
             )
 
 
-def _first_size(name: str, options: Options) -> Callable[..., int]:
+def _first_size(name: str, q: int, options: Options) -> Callable[..., int]:
     from brim.foresee import FirstSize  # here: it imports this package
 
-    return FirstSize(name, options.get("lower", 1), options.get("device"))
+    return FirstSize(name, options.get("lower", 1), options.get("device"), q)
 
 
 @overload
@@ -178,7 +178,7 @@ def maximize(
             groups=group_places,
             infer=None if infer is None else slot_of(function, slots, "infer", infer),
             maxima_may_differ=infer is not None or foresee,
-            foresee=_first_size(flat[0], options) if foresee else None,
+            foresee=_first_size(flat[0], quanta[0], options) if foresee else None,
         )
         return adaptive
 

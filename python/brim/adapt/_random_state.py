@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import Self
 
 
@@ -25,8 +26,10 @@ class RandomState:
 
     def __init__(self) -> None:
         """Remember it."""
-        # Deep copies do not count as memory in use: torch's default allocator makes them.
-        state = copy.deepcopy(torch.get_rng_state())
+        # Deep copies do not count as memory in use: torch's default allocator makes them. Without
+        # modes: among fake tensors too, the state is a real one.
+        with _disable_current_modes():
+            state = copy.deepcopy(torch.get_rng_state())
         self._put_back: list[Callable[[], object]] = [
             functools.partial(torch.set_rng_state, state),
             functools.partial(random.setstate, random.getstate()),

@@ -1,9 +1,13 @@
-"""Predict the peak memory of a function without running it; exits with 1 if it does not fit."""
+"""Predict the peak memory of a function without running it.
+
+Exits with 1 if it does not fit, and with 2 if that is not known without `--capacity`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import sys
 from typing import Any
 
 import torch
@@ -37,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", type=_device, help="cpu or cuda; need not be there (default: the current one)"
     )
-    parser.add_argument("--capacity", type=types.budget, help="what the device has, e.g. 24GiB")
+    parser.add_argument(
+        "--capacity",
+        type=types.budget,
+        help="what the device has, e.g. 24GiB; needed if the device is not there",
+    )
     parser.add_argument(
         "--calls",
         type=types.whole(1),
@@ -70,7 +78,7 @@ def _device(text: str) -> torch.device:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Trace; the status is 1 if it does not fit."""
+    """Trace; the status is 1 if it does not fit, and 2 if that is not known."""
     types.check_no_model(arguments.function)
     types.check_call(arguments.function, *arguments.values)
     found = _estimated(arguments)
@@ -81,12 +89,23 @@ def run(arguments: argparse.Namespace) -> Result:
         call = 'brim.convert(module, recompute="cheap")'
         parts += ["", f"after {call}: peak {peak} above the {held} held before"]
         figures["converted"] = converted.to_dict()
+    if found.fits is None:
+        _ask_for_capacity(found.device)
+    beside = {"brim.convert": converted} if converted else {}
     return Result(
         parts,
         figures,
-        draw=lambda path: found.plot(path, beside={"brim.convert": converted} if converted else {}),
-        page=found.to_html,
-        status=0 if found.fits else 1,
+        draw=lambda path: found.plot(path, beside=beside),
+        page=lambda: found.to_html(beside=beside),
+        status=2 if found.fits is None else 0 if found.fits else 1,
+    )
+
+
+def _ask_for_capacity(device: torch.device) -> None:
+    print(
+        f"brim estimate: give --capacity, such as --capacity 24GiB: {device} is not there, so "
+        "whether the call fits is not known (exit status 2)",
+        file=sys.stderr,
     )
 
 

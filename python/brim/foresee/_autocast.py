@@ -78,6 +78,7 @@ class Autocast:
             return value
         lower = dtype == torch.get_autocast_dtype("cuda")
         caches = lower and value.requires_grad and value.is_leaf and value._base is None
+        caches &= isinstance(value, FakeTensor)
         if not caches or value.dtype != torch.float32 or not torch.is_autocast_cache_enabled():
             return value.to(dtype)
         if id(value) not in self._cache:
@@ -131,9 +132,11 @@ class Autocast:
 
 
 def _is_eligible(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    device = value.fake_device if isinstance(value, FakeTensor) else value.device
     return (
-        isinstance(value, FakeTensor)
-        and value.fake_device.type == "cuda"
+        device.type == "cuda"  # those of other threads are real
         and value.is_floating_point()
         and value.dtype != torch.float64
     )

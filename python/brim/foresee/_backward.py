@@ -7,16 +7,16 @@ tensor instead, so a trace has to undo that.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from brim.foresee._journal import Journal
 
 aten = torch.ops.aten
 
@@ -43,20 +43,20 @@ class InPlace:
         self._shared: set[tuple[Any, int]] = set()  # inputs of nodes that get several gradients
         self._zeros = 0  # address of the storage of the zeros that were made last
 
-    @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
-        """Look at the graph before each backward."""
+    def follow(self, journal: Journal, is_here: Callable[[], bool]) -> None:
+        """Look at the graph before each backward of the traced thread."""
         run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
         def look_and_run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_here():
+                return run(outputs, *args, **kwargs)
             before, self._shared = self._shared, _shared_inputs(outputs)
             try:
                 return run(outputs, *args, **kwargs)
             finally:
                 self._shared = before
 
-        with mock.patch.object(torch.autograd, "_engine_run_backward", look_and_run):
-            yield
+        journal.set(torch.autograd, "_engine_run_backward", look_and_run)
 
     def allocated(self, func: Any, storage: torch.UntypedStorage) -> None:
         """Note what was allocated last."""

@@ -2,65 +2,91 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 
 from brim.foresee._autocast import Autocast
+from brim.foresee._journal import Journal
 
 aten = torch.ops.aten
 
 _LSTM, _GRU = 2, 3  # torch's numbers of cuDNN's modes
 
 
-@contextlib.contextmanager
-def choices(moves: bool, empty_cache: Callable[[], None]) -> Iterator[None]:
+def choose_cuda(
+    journal: Journal, moves: bool, is_here: Callable[[], bool], empty_cache: Callable[[], None]
+) -> None:
     """Take CUDA's kernels where an operator's C++ code chooses by the device, and its autocast.
 
     Args:
+        journal: puts back what was there.
         moves: whether the CPU's tensors, and its autocast, are taken to be CUDA's.
+        is_here: whether the calling thread is the traced one. Others find what they expect.
         empty_cache: called instead of torch's.
     """
     autocast = Autocast()
     new, leave = torch.autocast.__init__, torch.autocast.__exit__
 
     def new_autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        new(self, "cuda" if moves and device_type == "cpu" else device_type, *args, **kwargs)
+        on_cuda = moves and device_type == "cpu" and is_here()
+        new(self, "cuda" if on_cuda else device_type, *args, **kwargs)
 
     def leave_autocast(self: Any, *exception: Any) -> Any:
         result = leave(self, *exception)
-        autocast.forget()
+        if is_here():
+            autocast.forget()
         return result
 
-    with contextlib.ExitStack() as stack:
-        libraries = {
-            namespace: torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
-            for namespace in ("aten", "brim")
-        }
-        for library in libraries.values():
-            stack.callback(library._destroy)
-        with warnings.catch_warnings():
-            # Up to torch 2.12 it warns although the override is allowed.
-            warnings.filterwarnings("ignore", "Warning only once for all operators")
-            autocast.register(libraries)
-            for key in ("AutogradCUDA", "CUDA"):
-                for name, kernel in _KERNELS.items():
-                    libraries["aten"].impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
-        for place, replacement in (
-            ("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
-            ("torch.cuda.is_bf16_supported", lambda *_, **__: True),
-            ("torch.cuda.empty_cache", empty_cache),
-            # No kernel runs, so checkpoints need no random state of the device.
-            ("torch.utils.checkpoint.get_device_states", lambda *_: ([], [])),
-            ("torch.autocast.__init__", new_autocast),
-            ("torch.autocast.__exit__", leave_autocast),
-        ):
-            stack.enter_context(mock.patch(place, replacement))
-        yield
+    # Objects that go out of use unregister their kernels too.
+    libraries = {
+        namespace: torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+        for namespace in ("aten", "brim")
+    }
+    for library in libraries.values():
+        journal.note(library._destroy)
+    with warnings.catch_warnings():
+        # Up to torch 2.12 it warns although the override is allowed.
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        autocast.register(libraries)
+        for key in ("AutogradCUDA", "CUDA"):
+            for name in _KERNELS:
+                chosen = _where(is_here, name)
+                libraries["aten"].impl(name, chosen, key, allow_override=True)  # type: ignore[no-untyped-call]
+    journal.set(torch.autocast, "__init__", new_autocast)
+    journal.set(torch.autocast, "__exit__", leave_autocast)
+    for place, replacement in (
+        ("cuda.amp.common.amp_definitely_not_available", lambda: False),
+        ("cuda.is_bf16_supported", lambda *_, **__: True),
+        ("cuda.empty_cache", empty_cache),
+        # No kernel runs, so checkpoints need no random state of the device.
+        ("utils.checkpoint.get_device_states", lambda *_: ([], [])),
+    ):
+        *holders, name = place.split(".")
+        holder = functools.reduce(getattr, holders, torch)
+        journal.set(holder, name, instead_of(getattr(holder, name), replacement, is_here))
+
+
+def instead_of(
+    real: Callable[..., Any], replacement: Callable[..., Any], is_here: Callable[[], bool]
+) -> Callable[..., Any]:
+    """A function that is another one in the traced thread."""
+
+    @functools.wraps(real)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return replacement(*args, **kwargs) if is_here() else real(*args, **kwargs)
+
+    return chosen
+
+
+def _where(is_here: Callable[[], bool], name: str) -> Any:
+    """A kernel for the traced thread; others run the operators that this one consists of."""
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(aten, packet), overload or "default")
+    return instead_of(op.decompose, _KERNELS[name], is_here)
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -156,7 +182,7 @@ def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor 
     return torch.where(mask, 0.0, torch.tensor(-torch.inf, dtype=query.dtype, device=query.device))
 
 
-_KERNELS = {
+_KERNELS: dict[str, Callable[..., Any]] = {
     "dropout": _dropout,
     "gru.input": _cudnn_rnn(_GRU),
     "lstm.input": _cudnn_rnn(_LSTM),

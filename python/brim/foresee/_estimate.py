@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import gc
-import logging
-import re
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim import optimizer as torch_optimizer
 
 from brim import _C
 from brim._arguments import positive, runs_in_parts, shown
 from brim._progress import progress as bar
-from brim.foresee import _cuda
 from brim.foresee._cpu import CpuTemporaries
 from brim.foresee._cuda_kernels import CudaTemporaries
 from brim.foresee._errors import EstimateError, LeftBehindError
+from brim.foresee._follow import follow
+from brim.foresee._journal import Journal
+from brim.foresee._kept import Kept
 from brim.foresee._log import Allocation, Kind
 from brim.foresee._places import line_of
 from brim.foresee._reach import Reachable
+from brim.foresee._reasons import reason_of
 from brim.foresee._report import Estimate
+from brim.foresee._surroundings import keep_surroundings, keep_thread
 from brim.foresee._swap import Swap
 from brim.foresee._threads import OneThread
 from brim.foresee._tracer import Tracer
 from brim.memory import DeviceLike, default_device
 
 _one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration
-_NOT_TRACEABLE = (
-    fake_tensor.DataDependentOutputException,
-    fake_tensor.DynamicOutputShapeException,
-    fake_tensor.UnsupportedFakeTensorException,
-)
-# Errors of torch that real tensors do not raise.
-_NEEDS_VALUES = re.compile(r"[Ff]ake|\bmeta\b|subclass|swap|NVIDIA driver|primary context|data_ptr")
 
 
 def estimate(
@@ -112,40 +102,19 @@ def _estimate(
     limit = None if capacity is None else bytes_of("capacity", capacity, target)
     found = Reachable(fn, args, kwargs)
     moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
-    mode = OneThread()
-    swap = Swap(mode, target, moves)
     temporaries = CpuTemporaries() if target.type == "cpu" else CudaTemporaries(target)
-    tracer = Tracer(swap, target, moves, temporaries, step)
     # What is collected during the trace would seem to be released by the call.
     gc.collect(2 if limit is None else 1)
-    try:
-        for module in found.modules:
-            tracer.take_module(module)
-        for optimizer in found.optimizers:
-            tracer.take_optimizer(optimizer)
-        for helper in found.helpers:
-            swap.keep(helper)
-        for thing, own in found.state:
-            swap.keep(thing, own)
-        for tensor in found.tensors:
-            tracer.take(tensor, Kind.input, "")
-        with mode.alone(), mode, _followed(tracer, target, moves), tracer:
-            for _ in range(calls):
-                result = fn(*args, **kwargs)
-                is_loss = isinstance(result, torch.Tensor) and result.numel() == 1
-                if is_loss and result.requires_grad and not tracer.ran_backward:
-                    tracer.assumptions["the call returns a loss and runs no backward"] = None
-                del result
-        tracer.name_gradients()
-    except Exception as error:
-        reason = _reason(error)
-        if not reason:
-            raise
-        raise EstimateError(f"{line_of(error)}: {reason}") from error
+    journal = Journal()
+    try:  # twice: an interrupt may end the first one early
+        try:
+            call = functools.partial(fn, *args, **kwargs)
+            tracer = _traced(journal, found, target, moves, temporaries, step, call, calls)
+        finally:
+            journal.put_back()
     finally:
-        live = tracer.stop()
-        swap.restore()
-    _check_that_none_is_left(live)
+        journal.put_back()
+    _check_that_none_is_left(tracer.left)
     if target.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - tracer.log.bytes_held())
     trace, start = tracer.log.trace()
@@ -165,6 +134,59 @@ def _estimate(
     return Estimate(trace, options, start, target, limit, tuple(tracer.assumptions))
 
 
+def _traced(
+    journal: Journal,
+    found: Reachable,
+    target: torch.device,
+    moves: bool,
+    temporaries: CpuTemporaries | CudaTemporaries,
+    step: Callable[[], None],
+    call: Callable[[], Any],
+    calls: int,
+) -> Tracer:
+    """Run a call on fake tensors. Whatever it changes, the journal puts back."""
+    mode = OneThread()
+    state, tensors = Journal(), Journal()
+    kept = Kept(state)
+    keep_surroundings(journal, kept)
+    journal.note(state.put_back)
+    journal.note(tensors.put_back)
+    torch.clear_autocast_cache()  # torch makes no tensor fake that C++ refers to
+    keep_thread(journal)
+    tracer = Tracer(
+        Swap(tensors, mode, target, moves), kept, mode.is_here, target, moves, temporaries, step
+    )
+    journal.note(tracer.stop)
+    for module in found.modules:
+        tracer.take_module(module)
+    for optimizer in found.optimizers:
+        tracer.take_optimizer(optimizer)
+    for helper in found.helpers:
+        kept.keep(helper)
+    for thing, own in found.state:
+        kept.keep(thing, own)
+    for tensor in found.tensors:
+        tracer.take(tensor, Kind.input, "")
+    follow(tracer, mode, journal, target, moves)
+    try:
+        with mode, tracer:
+            for _ in range(calls):
+                result = call()
+                is_loss = isinstance(result, torch.Tensor) and result.numel() == 1
+                if is_loss and result.requires_grad and not tracer.ran_backward:
+                    tracer.assumptions["the call returns a loss and runs no backward"] = None
+                del result
+    except Exception as error:
+        mode.check_alone(error)
+        reason = reason_of(error)
+        if not reason:
+            raise
+        raise EstimateError(f"{line_of(error)}: {reason}") from error
+    mode.check_alone()
+    tracer.name_gradients()
+    return tracer
+
+
 def _check_that_none_is_left(live: list[tuple[weakref.ref[Any], Allocation]]) -> None:
     if any(storage() is not None for storage, _ in live):
         gc.collect()
@@ -175,70 +197,6 @@ def _check_that_none_is_left(live: list[tuple[weakref.ref[Any], Allocation]]) ->
             "put back (an attribute of a class, an object of C++, an iterator). Remove them "
             f"before real calls. They were made at {', '.join(places)}"
         )
-
-
-def _reason(error: Exception) -> str:
-    """Why a call cannot be traced; empty if the error is the call's own, or says so itself."""
-    text = str(error)
-    if isinstance(error, fake_tensor.UnsupportedOperatorException):
-        return f"the operator {error.func} has no fake kernel, so its outputs are unknown"
-    if isinstance(error, _NOT_TRACEABLE):
-        return (
-            f"the result of {getattr(error, 'func', error)} has a shape or value that is not known "
-            "without running it. Use a fixed shape (torch.where instead of a mask), or pass the "
-            "value as an argument"
-        )
-    if isinstance(error, ValueError) and "float NaN" in text:
-        return (
-            f"the code depends on a tensor's value, which is not known without running it: {text}"
-        )
-    of_torch = isinstance(error, RuntimeError) and not isinstance(error, EstimateError)
-    if of_torch and _NEEDS_VALUES.search(text):
-        return f"cannot be traced with fake tensors: {text.splitlines()[0]}"
-    return ""
-
-
-@contextlib.contextmanager
-def _followed(tracer: Tracer, target: torch.device, moves: bool) -> Iterator[None]:
-    """Follow modules and optimizers, and take the choices that torch takes on the target."""
-
-    def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)  # although it is not known whether values overflow
-
-    def not_packed(*_: object, **__: object) -> None:
-        tracer.assumptions["sequences are not packed (transformers)"] = None
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("failed while attempting to run meta")
-
-    types = [*torch_optimizer._foreach_supported_types, FakeTensor]
-    with contextlib.ExitStack() as stack:
-        for hook in (
-            torch_optimizer.register_optimizer_step_pre_hook(tracer.before_step),
-            torch_optimizer.register_optimizer_step_post_hook(tracer.after_step),
-        ):
-            stack.callback(hook.remove)
-        # An operator that fails raises: torch would print the same with a traceback of its own.
-        log = logging.getLogger(fake_tensor.__name__)
-        log.addFilter(is_other)
-        stack.callback(log.removeFilter, is_other)
-        stack.enter_context(tracer.modules)
-        stack.enter_context(tracer.in_place.following())
-        if target.type == "cuda":
-            stack.enter_context(_cuda.choices(moves, tracer.log.empty_cache))
-        patches: list[tuple[Any, str, Any]] = [
-            (torch_optimizer, "_foreach_supported_types", types),
-            (torch.amp.GradScaler, "_maybe_opt_step", step),
-            (weakref, "getweakrefs", lambda _: []),  # lets modules move and change their type
-        ]
-        masking = sys.modules.get("transformers.masking_utils")
-        if hasattr(masking, "find_packed_sequence_indices"):
-            # It looks for packed sequences in the values of positions, which are not known.
-            patches.append((masking, "find_packed_sequence_indices", not_packed))
-        for place in patches:
-            stack.enter_context(mock.patch.object(*place))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield
 
 
 def _tensors_on(found: Reachable, kind: str) -> Iterator[bool]:

@@ -47,12 +47,14 @@ class FirstSize:
         name: the argument that is the size.
         lower: the floor.
         device: where it has to fit.
+        q: prefer multiples of this to what just fits.
     """
 
-    def __init__(self, name: str, lower: int, device: DeviceLike) -> None:
+    def __init__(self, name: str, lower: int, device: DeviceLike, q: int = 1) -> None:
         self._name = name
         self._lower = lower
         self._device = device
+        self._q = q
         self._limits: dict[int, _Limit] = {}  # by kind of call
         self._searches = 0
         self._given_up = False
@@ -91,7 +93,10 @@ class FirstSize:
                 return size
             found = self._largest(function, bound, size, most, device)
             known = self._limits[key] = _Limit(size, most, found)
-        return min(known.size, size) if known.size else size
+        if not known.size or known.size >= size:
+            return size
+        multiple = known.size - known.size % self._q
+        return multiple if multiple >= self._lower else known.size
 
     def forget(self, key: int) -> None:
         """Trace calls of this kind anew."""
@@ -105,8 +110,7 @@ class FirstSize:
 
     def _give_up(self, function: Callable[..., Any], reason: object) -> None:
         self._given_up = True
-        level = logging.WARNING if isinstance(reason, LeftBehindError) else logging.INFO
-        _log.log(level, "%s cannot be foreseen: %s", name_of(function), reason)
+        _log.info("%s cannot be foreseen: %s", name_of(function), reason)
 
     def _largest(
         self,
@@ -136,6 +140,8 @@ class FirstSize:
                 calls=2,
                 progress=False,
             )
+        except LeftBehindError:  # a real call would go on with tensors that have no values
+            raise
         except EstimateError as error:
             self._give_up(function, error)
             return None

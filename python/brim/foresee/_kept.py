@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-_MISSING = object()
+from brim.foresee._journal import MISSING, Journal
 
 
 def attributes_of(thing: object) -> dict[str, Any]:
@@ -37,15 +37,19 @@ def slots_of(thing: object) -> Iterator[tuple[types.MemberDescriptorType, Any]]:
 class Kept:
     """Puts back what Python objects referred to, in place: a trace leaves tensors without values.
 
-    Objects of C and C++ and attributes of classes are not covered.
+    Objects of C and C++ are not covered.
+
+    Args:
+        journal: puts it back.
     """
 
-    def __init__(self) -> None:
-        self._put_back: list[Callable[[], object]] = []
+    def __init__(self, journal: Journal) -> None:
+        self._note = journal.note
         self._known: dict[int, object] = {}  # by address, and alive so that addresses stay theirs
+        journal.note(self._known.clear)
 
     def keep(self, thing: Any, own: bool = True) -> None:
-        """Put back what a container, an object, a closure or a cache holds now.
+        """Put back what a container, an object, a class, a closure or a cache holds now.
 
         Args:
             thing: what holds it.
@@ -60,23 +64,24 @@ class Kept:
         elif isinstance(thing, types.FunctionType):
             if own:
                 self._function(thing)
+        elif isinstance(thing, type):
+            if own:
+                self._class(thing)
         elif isinstance(thing, functools._lru_cache_wrapper):
             misses = thing.cache_info().misses
-            self._put_back.append(
-                lambda: None if thing.cache_info().misses == misses else thing.cache_clear()
-            )
+            self._note(lambda: None if thing.cache_info().misses == misses else thing.cache_clear())
         else:
             self.keep(attributes_of(thing), own)
             for member, _ in slots_of(thing):
                 access = (member.__get__, member.__set__, member.__delete__)
                 self._place(access, thing, own=own)
 
-    def restore(self) -> None:
-        """Put everything back."""
-        for put_back in reversed(self._put_back):
-            put_back()
-        self._put_back.clear()
-        self._known.clear()
+    def keep_with_contents(self, thing: dict[str, Any]) -> None:
+        """Put back the attributes of an object, and what is in containers among them."""
+        self.keep(thing)
+        for value in thing.values():
+            if isinstance(value, (dict, list, set, deque)):
+                self.keep(value)
 
     def _contents(self, container: Any, own: bool) -> None:
         before = dict(container) if isinstance(container, dict) else list(container)
@@ -90,7 +95,7 @@ class Kept:
                 container.clear()
                 (container.extend if hasattr(container, "extend") else container.update)(before)
 
-        self._put_back.append(put_back)
+        self._note(put_back)
 
     def _function(self, function: types.FunctionType) -> None:
         self.keep(function.__dict__)
@@ -101,6 +106,22 @@ class Kept:
         access = (operator.getitem, operator.setitem, operator.delitem)
         for name in names_in(function.__code__):
             self._place(access, function.__globals__, name)
+
+    def _class(self, kind: type) -> None:
+        def attributes() -> dict[str, Any]:
+            return {name: each for name, each in vars(kind).items() if not name.startswith("__")}
+
+        before = attributes()
+
+        def put_back() -> None:
+            now = attributes()
+            for name in now.keys() - before.keys():
+                delattr(kind, name)
+            for name, value in before.items():
+                if now.get(name, MISSING) is not value:
+                    setattr(kind, name, value)
+
+        self._note(put_back)
 
     def _place(self, access: tuple[Callable[..., Any], ...], *at: Any, own: bool = True) -> None:
         """Put back what a slot, a cell or a name refers to.
@@ -118,9 +139,9 @@ class Kept:
             if now is before or not (own or isinstance(now, FakeTensor)):
                 return
             with contextlib.suppress(AttributeError):  # C's members may be read-only
-                delete() if before is _MISSING else write(before)
+                delete() if before is MISSING else write(before)
 
-        self._put_back.append(put_back)
+        self._note(put_back)
 
 
 def _parts(container: Any) -> list[Any]:
@@ -140,4 +161,4 @@ def _read(read: Callable[[], Any]) -> Any:
     try:
         return read()
     except (AttributeError, KeyError, ValueError):  # not assigned yet, or deleted
-        return _MISSING
+        return MISSING

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from bisect import bisect_right
 from collections.abc import Callable
+from math import isqrt
 from typing import Any
 
 from brim import _C
@@ -15,13 +15,11 @@ from brim.foresee._errors import EstimateError
 from brim.foresee._estimate import bytes_of, estimate, stats_of, target_device
 from brim.foresee._report import Estimate
 from brim.memory import DeviceLike
-from brim.predict import MemoryModel
 
-_MOST_TRACES = 12
 _MOST_GROWTH = 64  # from one trace to the next: what does not matter at small sizes may beyond
-_MOST_SHRINKING = 16  # the same, downwards
+_GUESSES = 3  # in a row
+_TURNS = 2
 _NO_GROWTH = 2**15  # times the least size: if that needs the same, memory does not grow
-_FULL = 0.995  # of the budget, or of the largest size: another trace would gain too little
 
 
 def largest_size(
@@ -39,9 +37,10 @@ def largest_size(
 ) -> int:
     """Find the largest size with which `fn(*args, name=size, **kwargs)` fits, without running it.
 
-    Traces the function as `brim.estimate` does, mostly three to five times. Two traces show how
-    each allocation grows, and with it what the allocator does at other sizes. The answer was traced
-    itself, so the allocator's rounding and cache are part of it.
+    Traces the function as `brim.estimate` does, mostly four to six times. Two traces show how each
+    allocation grows, and with it what the allocator does at other sizes. The answer was traced
+    itself, so the allocator's rounding and cache are part of it, and so was the next size, which
+    does not fit. Beyond that, larger sizes may fit again where memory does not grow with the size.
 
     Args:
         fn: what is to fit, such as a training step.
@@ -91,19 +90,29 @@ def largest_size(
     traces: dict[int, Estimate] = {}
 
     def expected(low: int, high: int) -> int | None:
-        """The largest size from `low` to `high` that fits by the two traces nearest to `low`.
+        """The largest size from `low` to `high` that fits by the traces around or nearest.
 
         `low - 1` if none does, None where the traces do not consist of the same allocations.
         """
-        if len(traces) < 2:
-            return None
-        nearest = sorted(traces, key=lambda size: max(size, low) / min(size, low))[:2]
+        if len(traces) < 2:  # most of the memory may be there at any size: half of it, to be sure
+            only, found = next(iter(traces.items()))
+            held = max(found.held_before + found.peak + outside, 1)
+            return max(low, min(8 * only if held <= limit else only * limit // held // 2, high))
+        below, above = (
+            max((s for s in traces if s < low), default=0),
+            min((s for s in traces if s > high), default=0),
+        )
+        nearest = (
+            [below, above]
+            if below and above
+            else sorted(traces, key=lambda size: max(size, low) / min(size, low))[:2]
+        )
         sized = [(traces[size]._replayed[0], size, traces[size]._replayed[2]) for size in nearest]
         options = traces[nearest[0]]._replayed[1]
         return _C.largest_scaled(sized[0], sized[1], options, low, high)
 
-    def trace(size: int) -> tuple[int, bool]:
-        """Bytes held at the peak, and whether they fit."""
+    def trace(size: int) -> bool:
+        """Whether a size fits."""
         nonlocal outside
         while True:
             assumed = outside
@@ -121,12 +130,11 @@ def largest_size(
                 f"the memory of {name_of(fn)} does not depend on {name} (from {min(traces)} to "
                 f"{max(traces)}), so no size is the largest. Give upper"
             )
-        held = found.held_before + found.peak + outside
-        return held, found.fits and held <= limit
+        return bool(found.fits) and found.held_before + found.peak + outside <= limit
 
     with bar("largest_size", "trace", enabled=progress) as step:
         first = most if upper is not None else lower
-        return _search(trace, expected, limit, lower, most, first)
+        return _search(trace, expected, lower, most, first)
 
 
 def _check_name(fn: Callable[..., Any], name: str) -> None:
@@ -144,52 +152,38 @@ def _check_name(fn: Callable[..., Any], name: str) -> None:
 
 
 def _search(
-    trace: Callable[[int], tuple[int, bool]],
+    trace: Callable[[int], bool],
     expected: Callable[[int, int], int | None],
-    limit: int,
     lower: int,
     most: int,
     first: int,
 ) -> int:
-    """The largest size that was found to fit; each candidate follows from the others."""
-    held: dict[int, int] = {}
-    low, high, misses = lower - 1, most + 1, 0
-    candidate = first
+    """The largest size that fits: it was traced, and so was the next one, which does not.
+
+    Args:
+        trace: whether a size fits.
+        expected: the largest size of an interval that is expected to fit, if that can be told.
+        lower: the least size that counts.
+        most: the largest.
+        first: the size to begin with.
+    """
+    low, high = lower - 1, most + 1  # the largest known to fit, and the least above that does not
+    candidate, asked, halved = first, 0, 0
     while True:
-        held[candidate], fits = trace(candidate)
-        low, high = (candidate, high) if fits else (low, candidate)
-        misses = 0 if fits else misses + 1
-        full = low >= lower and (
-            held[low] >= _FULL * limit or low >= _FULL * (high - 1) or len(held) >= _MOST_TRACES
-        )
-        if high - low <= 1 or full:
+        low, high = (candidate, high) if trace(candidate) else (low, candidate)
+        if high - low <= 1:
             return low if low >= lower else 0
-        guess = expected(low + 1, min(high - 1, _MOST_GROWTH * candidate))
+        top = min(high - 1, _MOST_GROWTH * candidate)
+        # A good expectation is the answer, and the size after it the proof. Where it was not, what
+        # is left is halved; after a few such turns only that.
+        guess = expected(low + 1, top) if asked < _GUESSES and halved < _TURNS else None
         if guess is None or (guess <= low and low < lower):
-            candidate = _next(held, limit, low, high, lower, misses)
-        elif _FULL * guess <= low:
-            return low
+            candidate, asked, halved = min(_between(max(low, 1), high), top), 0, halved + 1
         else:
-            candidate = guess
+            candidate = min(max(guess, low + 1), top)
+            asked = 0 if candidate == top < high - 1 else asked + 1
 
 
-def _next(held: dict[int, int], limit: int, low: int, high: int, lower: int, misses: int) -> int:
-    """A size between, the largest that is expected to fit."""
-    any_fits = low >= lower
-    if len(held) == 1:
-        only = next(iter(held))
-        guess = 8 * only if any_fits else only * limit // max(held[only], 1) // 2
-    elif not any_fits and len(held) >= _MOST_TRACES:
-        return lower  # the last try
-    elif any_fits and high in held and (misses > 1 or held[high] <= limit):
-        guess = (low + high) // 2  # also where free memory lies in pieces that are too small
-    elif any_fits and misses:  # the model was wrong, so only its neighbours count
-        guess = low + (high - low) * (limit - held[low]) // (held[high] - held[low])
-    else:
-        model = MemoryModel().fit(list(held), [max(each, 1) for each in held.values()])
-        guess = low + bisect_right(range(low + 1, high), float(limit), key=model.peak)
-    if not any_fits:
-        guess = max(guess, high // _MOST_SHRINKING)  # beyond all data, a size changes nothing
-    elif max(held) == low:
-        guess = min(guess, _MOST_GROWTH * low)
-    return max(low + 1, min(guess, high - 1))
+def _between(low: int, high: int) -> int:
+    """In the middle, of the exponents if these are far apart."""
+    return (low + high) // 2 if high <= 4 * low else isqrt(low * high)

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -42,13 +42,14 @@ class ModuleStack:
 
     Args:
         on_call: called with each module before its forward.
+        is_here: whether the calling thread is the one to follow: the hooks are those of all.
     """
 
-    def __init__(self, on_call: Any) -> None:
+    def __init__(self, on_call: Any, is_here: Callable[[], bool]) -> None:
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._stack: list[torch.nn.Module] = []
         self._on_call = on_call
-        self._hooks: list[Any] = []
+        self._is_here = is_here
 
     def name(self, module: torch.nn.Module) -> str:
         """The path of a module in the outermost one it was found in, else its class."""
@@ -64,25 +65,18 @@ class ModuleStack:
         line = current_line()
         return f"{line} {self.name(self._stack[-1])}" if self._stack else line
 
-    def __enter__(self) -> ModuleStack:
-        """Follow calls of all modules."""
-        self._hooks = [
-            torch_module.register_module_forward_pre_hook(self._enter),
-            torch_module.register_module_forward_hook(self._leave, always_call=True),
-        ]
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Stop following them."""
-        for hook in self._hooks:
-            hook.remove()
+    def follow(self) -> None:
+        """Follow calls of all modules, until torch's hooks are put back."""
+        torch_module.register_module_forward_pre_hook(self._enter)
+        torch_module.register_module_forward_hook(self._leave, always_call=True)
 
     def _enter(self, module: torch.nn.Module, inputs: object) -> None:
-        self._on_call(module)
-        self._stack.append(module)
+        if self._is_here():
+            self._on_call(module)
+            self._stack.append(module)
 
     def _leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
-        while self._stack:
+        while self._stack and self._is_here():
             if self._stack.pop() is module:
                 break
 

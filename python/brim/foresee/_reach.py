@@ -21,7 +21,7 @@ from brim.foresee._kept import attributes_of, names_in, slots_of
 
 _MOST_OBJECTS = 20_000
 _MANY = 1_000  # data rather than parts of the program
-_ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype)
+_ATOMS = (str, bytes, int, float, complex, bool, type(None), types.ModuleType, torch.dtype)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _PLAIN = (types.SimpleNamespace, argparse.Namespace)
 _TARGETS = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, *HELPERS)
@@ -38,8 +38,8 @@ class Reachable:
         optimizers: with their state.
         tensors: that are not in those.
         helpers: schedulers and gradient scalers.
-        state: functions, containers and other objects, each with whether it is the user's own: not
-            of a library, nor reached through one.
+        state: functions, containers, classes and other objects, each with whether it is the user's
+            own: not of a library, nor reached through one.
     """
 
     def __init__(
@@ -78,6 +78,9 @@ class Reachable:
             elif isinstance(found, HELPERS):
                 self.helpers.append(found)
                 queue.extend((each, own) for each in found.__dict__.values())
+            elif isinstance(found, type):
+                if own and _is_users(found):
+                    self.state.append((found, own))
             elif not _is_foreign(found):
                 own = own and not _is_of_library(found)
                 self.state.append((found, own))
@@ -108,6 +111,11 @@ def _is_of_library(found: Any) -> bool:
     return _is_library(sys.modules.get(code.__module__ or ""))
 
 
+def _is_users(kind: type) -> bool:
+    module = kind.__module__
+    return _top_level(module) not in _NOT_FOLLOWED and not _is_library(sys.modules.get(module))
+
+
 def _is_library(module: types.ModuleType | None) -> bool:
     file = getattr(module, "__file__", None)
     return file is not None and file.startswith(_LIBRARIES)
@@ -116,6 +124,7 @@ def _is_library(module: types.ModuleType | None) -> bool:
 def _kept_by(module: torch.nn.Module) -> Iterator[Any]:
     """What the parts of a module hold besides parameters, buffers and each other, such as hooks."""
     for part in module.modules():
+        yield from _of_class(type(part))
         for name, value in part.__dict__.items():
             empty = isinstance(value, (dict, *_CONTAINERS)) and not value
             if name not in ("_parameters", "_buffers", "_modules") and not empty:
@@ -161,9 +170,10 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _of_class(kind: type) -> Iterator[Any]:
-    """Models and the like that a class of the user's holds for all of its objects."""
+    """A class of the user's, and the models and the like that it holds for all of its objects."""
     for base in kind.__mro__:
         if _top_level(base.__module__) not in _FOREIGN:
+            yield base
             yield from (value for value in vars(base).values() if isinstance(value, _TARGETS))
 
 

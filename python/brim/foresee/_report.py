@@ -24,7 +24,7 @@ class Estimate:
         largest: the ten largest allocations held at the peak: `bytes`, `kind` and `place`.
         fragmentation: share of the reserved bytes that hold no tensor at the peak.
         capacity: what the allocator may take, or None if that is not known.
-        fits: whether the call stays within the capacity.
+        fits: whether the call stays within the capacity; None if there is none to compare with.
         assumptions: what was assumed, in sentences.
 
     Example:
@@ -55,7 +55,7 @@ class Estimate:
         self.reserved = report.reserved
         self.largest = report.largest
         self.fragmentation = report.fragmentation
-        self.fits = report.fits
+        self.fits: bool | None = None if capacity is None else report.fits
         self.by_kind = {
             kind.name.replace("_", " "): held for kind, held in report.held.items() if held
         }
@@ -84,8 +84,11 @@ class Estimate:
 
         return estimate(self, where, beside=beside)
 
-    def to_html(self) -> str:
+    def to_html(self, *, beside: Mapping[str, Estimate] | None = None) -> str:
         """A page for the browser: what is held while the call runs, and by whom at the peak.
+
+        Args:
+            beside: other estimates to compare with, by name, as in `plot`.
 
         Example:
             >>> import brim, torch
@@ -95,7 +98,7 @@ class Estimate:
         """
         from brim.plot.pages import estimate_page
 
-        return estimate_page(self)
+        return estimate_page(self, beside or {})
 
     def _timeline(self, points: int = 1000) -> list[_C.HeldMoment]:
         """What is held from the start of the call on, at no more than `points` moments."""
@@ -124,6 +127,11 @@ class Estimate:
         if self.capacity is not None:
             fits = "fits" if self.fits else "does not fit"
             lines.append(f"{fits} the capacity of {size(self.capacity)}")
+        else:
+            lines.append(
+                f"whether it fits is not known: {self.device} is not there, and no capacity is "
+                "given"
+            )
         return lines
 
     def _parts(self) -> list[Part]:

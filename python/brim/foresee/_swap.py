@@ -1,4 +1,4 @@
-"""Real tensors that are fake for the duration of a trace, and everything put back afterwards."""
+"""Real tensors that are fake for the duration of a trace."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from brim.adapt._random_state import RandomState
-from brim.foresee._kept import Kept
+from brim import _C
+from brim.foresee._errors import LeftBehindError
+from brim.foresee._journal import Journal
 
 _SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -20,33 +21,34 @@ def _is_swappable(tensor: torch.Tensor) -> bool:
 
 
 class Swap:
-    """Makes tensors fake in place: every reference to one sees the fake one until `restore`.
+    """Makes tensors fake in place: every reference sees the fake one until it is put back.
 
     A tensor's Python object stays, so an optimizer's state, closures and lists of parameters remain
     valid. The real tensor, with its values, its gradient and its version, rests in the meantime
     behind another Python object, where nothing can change it.
 
     Args:
+        journal: puts them back.
         mode: the mode of the fake tensors.
         target: the device that the trace is for.
-        moves: whether tensors on the CPU are taken to be on the target.
+        moves: whether tensors on the CPU are taken to be on the target. Those on the meta device
+            always are: they stand for tensors that the program has elsewhere.
     """
 
-    def __init__(self, mode: FakeTensorMode, target: torch.device, moves: bool) -> None:
+    def __init__(
+        self, journal: Journal, mode: FakeTensorMode, target: torch.device, moves: bool
+    ) -> None:
+        self._journal = journal
         self._mode = mode
         self._target = target
         self._moves = moves
         self._storages: dict[
             int, weakref.ref[torch.UntypedStorage]
         ] = {}  # by the real one's address
-        self._swapped: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
-        self._random_state = RandomState()
-        self._kept = Kept()
-        self.keep = self._kept.keep
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a real tensor is taken to be."""
-        if self._moves and tensor.device.type == "cpu" and tensor.dim() > 0:
+        if tensor.is_meta or (self._moves and tensor.device.type == "cpu" and tensor.dim() > 0):
             return self._target
         return tensor.device
 
@@ -81,7 +83,7 @@ class Swap:
             return False
         made = self.fake(tensor)
         grad = tensor.grad if tensor.is_leaf else None
-        if grad is not None:
+        if grad is not None and grad.layout is torch.strided:
             with _disable_current_modes():
                 made.grad = grad if isinstance(grad, FakeTensor) else self.fake(grad)
         if tensor.requires_grad:
@@ -90,23 +92,21 @@ class Swap:
         if tensor.is_leaf and tensor.requires_grad:
             for hook in list((tensor._post_accumulate_grad_hooks or {}).values()):
                 made.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        attributes = dict(made.__dict__)
-        kinds = type(made), type(tensor)
-        tensor.__class__, made.__class__ = kinds  # type: ignore[assignment]
-        made.__dict__, tensor.__dict__ = tensor.__dict__, {**tensor.__dict__, **attributes}
-        torch._C._swap_tensor_impl(tensor, made)
-        self._swapped.append((tensor, made, grad))
+        made.__dict__ = {**tensor.__dict__, **made.__dict__}
+        self._journal.note(lambda: _put_back(tensor, made, grad))
+        _C.exchange_tensors(tensor, made)
         return True
 
-    def restore(self) -> None:
-        """Put everything back: tensors, Python's state and the random state."""
-        for tensor, real, grad in reversed(self._swapped):
-            torch._C._swap_tensor_impl(tensor, real)
-            fake_class, tensor.__class__ = tensor.__class__, real.__class__
-            tensor.__dict__ = real.__dict__
-            real.__class__ = fake_class
-            if tensor.is_leaf and tensor.grad is not grad:
-                tensor.grad = None if isinstance(grad, FakeTensor) else grad
-        self._swapped.clear()
-        self._kept.restore()
-        self._random_state.put_back()
+
+def _put_back(tensor: torch.Tensor, real: torch.Tensor, grad: torch.Tensor | None) -> None:
+    """Make a tensor real again, if it was made fake."""
+    if isinstance(tensor, FakeTensor):
+        try:
+            _C.exchange_tensors(tensor, real)
+        except RuntimeError as error:
+            raise LeftBehindError(
+                f"a {type(real).__name__} of shape {list(real.shape)} could not be put back and "
+                f"has no values now, so load it again: {error}"
+            ) from error
+    if tensor.is_leaf and tensor.grad is not grad:
+        tensor.grad = None if isinstance(grad, FakeTensor) else grad

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
+import types
 from typing import Any
-from unittest import mock
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from brim import _C
 from brim._warn import warn
 from brim.foresee._backward import backward_now
 from brim.foresee._errors import EstimateError
+from brim.foresee._journal import Journal
 from brim.foresee._places import current_line
 
 
@@ -23,21 +24,26 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._thread = threading.get_ident()
         self._elsewhere = ""
+        self.answer = super().__torch_dispatch__
+        vars(self)["__torch_dispatch__"] = types.MethodType(_C.dispatch, self)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def handle(self, func: Any, kinds: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on fake tensors."""
         elsewhere = threading.get_ident() != self._thread
         # Backward is followed: autograd's engine has a thread for each device.
         if elsewhere and backward_now() == -1:
             self._elsewhere = self._elsewhere or current_line() or "another thread"
-        return super().__torch_dispatch__(func, types, args, kwargs or {})
+        return self.answer(func, kinds, args, kwargs)
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Raise if other threads work with fake tensors meanwhile, warn if some are started.
+    def is_here(self) -> bool:
+        """Whether the calling thread runs the traced call, or a part of its backward.
 
-        It raises here, at the end: code that waits for a thread must not wait for one that raised.
+        Hooks and functions of torch are the same in all threads: others go on as usual.
         """
+        return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is self
+
+    def watch_starts(self, journal: Journal) -> None:
+        """Warn if the call starts a thread."""
         real = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
@@ -49,15 +55,13 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
                 )
             real(thread)
 
-        try:
-            with mock.patch.object(threading.Thread, "start", start):
-                yield
-        except Exception as error:
-            self._check(error)
-            raise
-        self._check(None)
+        journal.set(threading.Thread, "start", start)
 
-    def _check(self, error: Exception | None) -> None:
+    def check_alone(self, error: Exception | None = None) -> None:
+        """Raise if other threads worked with fake tensors.
+
+        At the end: code that waits for a thread must not wait for one that raised.
+        """
         if self._elsewhere:
             raise EstimateError(
                 f"{self._elsewhere}: runs in another thread, and only the thread that called "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from brim.foresee._cpu import CpuTemporaries
 from brim.foresee._cpu_libraries import reserved_by_onednn_rnn
 from brim.foresee._cuda_kernels import CudaTemporaries, reserved_by_cudnn_rnn
 from brim.foresee._errors import EstimateError
+from brim.foresee._kept import Kept
 from brim.foresee._log import Allocation, Kind, Log
 from brim.foresee._places import ModuleStack, current_line
 from brim.foresee._swap import Swap
@@ -64,6 +66,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         swap: makes real tensors fake that the call touches.
+        kept: puts back what modules and optimizers hold.
+        is_here: whether the calling thread is the traced one.
         target: the device whose memory counts.
         moves: whether tensors on the CPU count as being on the target.
         temporaries: what the target's kernels allocate inside.
@@ -73,16 +77,22 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         swap: Swap,
+        kept: Kept,
+        is_here: Callable[[], bool],
         target: torch.device,
         moves: bool,
         temporaries: CpuTemporaries | CudaTemporaries,
         on_operator: Callable[[], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.answer = _C.pass_on
+        vars(self)["__torch_dispatch__"] = types.MethodType(_C.dispatch, self)
         self.log = Log()
         self.assumptions: dict[str, None] = {}  # in order, each once
-        self.modules = ModuleStack(self.take_module)
+        self.modules = ModuleStack(self.take_module, is_here)
         self._swap = swap
+        self._kept = kept
+        self._is_here = is_here
         self._target = target
         self._moves = moves
         self._elsewhere = target.type != "cpu"
@@ -96,6 +106,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unknown: Counter[Any] = Counter()  # operators whose temporaries are not known
         self._backward = -1
         self.ran_backward = False
+        self.left: list[tuple[weakref.ref[Any], Allocation]] = []  # when it stops
 
     # ---- what exists before the call ----------------------------------------------------------
 
@@ -109,8 +120,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             self._seen_modules.add(module)
             own = module.__dict__
-            for contents in (own, own["_parameters"], own["_buffers"], own["_modules"]):
-                self._swap.keep(contents)
+            self._kept.keep_with_contents(own)  # parameters, hooks
             for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
                 if tensor is not None:
                     full = f"{path}.{name}" if path else name
@@ -125,16 +135,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if id(optimizer) in self._optimizers:
             return
         self._optimizers[id(optimizer)] = optimizer
-        self._swap.keep(optimizer.__dict__)
-        self._swap.keep(optimizer.state)
+        self._kept.keep_with_contents(optimizer.__dict__)
         for group in optimizer.param_groups:
-            self._swap.keep(group)
+            self._kept.keep(group)
             for parameter in group["params"]:
                 self.take(parameter, Kind.parameter, "")
                 self._parameters.setdefault(id(parameter), (parameter, ""))
         for state in optimizer.state.values():
             if isinstance(state, dict):
-                self._swap.keep(state)
+                self._kept.keep(state)
             for tensor in tensors_in(state):
                 self.take(tensor, Kind.optimizer_state, "")
 
@@ -155,14 +164,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ---- operators ----------------------------------------------------------------------------
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def handle(self, func: Any, _: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator on fake tensors and note what it allocated."""
         self._on_operator()
-        kwargs = dict(kwargs or {})
-        if func.namespace == "prim":
-            return func(*args, **kwargs)
+        kwargs = dict(kwargs)
         inputs = tensors_in((args, kwargs))
         for tensor in inputs:
             if not isinstance(tensor, FakeTensor) and func is not aten.lift_fresh.default:
@@ -233,15 +238,46 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs["device"] = self._target
 
     def _unknown_number(self, tensor: torch.Tensor) -> float:
-        line = current_line()
         if not tensor.dtype.is_floating_point:
             raise EstimateError(
-                f"{line}: the code depends on a value that is not known without running it "
-                f"(a tensor of {tensor.dtype} as a number or condition). Pass the value as an "
+                f"{current_line()}: the code depends on a value that is not known without running "
+                f"it (a tensor of {tensor.dtype} as a number or condition). Pass the value as an "
                 "argument, or keep the decision in tensors (torch.where)"
             )
-        self.assumptions[f"{line}: the value of a tensor is not known; NaN stands for it"] = None
+        self._assume_value("NaN")
         return float("nan")
+
+    def _assume_value(self, value: str) -> None:
+        line = current_line()
+        self.assumptions[f"{line}: the value of a tensor is not known; {value} stands for it"] = (
+            None
+        )
+
+    def formatted(self, tensor: torch.Tensor, how: str) -> str:
+        """Text for a number in an f-string, which decides nothing: `f"{loss:.3f}"`."""
+        if tensor.dim() > 0 or not isinstance(tensor, FakeTensor):
+            return object.__format__(tensor, how)
+        if tensor.dtype.is_floating_point:
+            return format(tensor.item(), how)
+        self._assume_value("0")
+        return format(False if tensor.dtype == torch.bool else 0, how)
+
+    def not_packed(self, *_: object, **__: object) -> None:
+        """The answer of transformers where it looks for packed sequences."""
+        self.assumptions["sequences are not packed (transformers)"] = None
+
+    def watched(self, make: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """A function whose result, a real tensor on the CPU, counts: checkpoints keep such."""
+
+        def made() -> torch.Tensor:
+            tensor = make()
+            if self._target.type == "cpu":
+                storage = tensor.untyped_storage()
+                place = self._place(backward_now() != -1)
+                self._watch(storage, self.log.allocate(storage.nbytes(), Kind.temporary, place))
+            return tensor
+
+        return made
 
     def _is_temporary(self, args: Any) -> bool:
         if not args or not isinstance(args[0], torch.Tensor):
@@ -329,11 +365,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """The hook that torch calls before every optimizer's step."""
-        self.take_optimizer(optimizer)
-        self.name_gradients()
+        if self._is_here():
+            self.take_optimizer(optimizer)
+            self.name_gradients()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """The hook that torch calls after it: what the state consists of is known now."""
+        if not self._is_here():
+            return
         for parameter, state in optimizer.state.items():
             name = self._parameters.get(id(parameter), (None, ""))[1]
             for tensor in tensors_in(state):
@@ -345,10 +384,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             entry[1].kind = kind
             entry[1].place = name or entry[1].place
 
-    def stop(self) -> list[tuple[weakref.ref[Any], Allocation]]:
-        """Forget everything: what is released from now on is not noted. Returns what is left."""
-        live = list(self._live.values())
+    def stop(self) -> None:
+        """What is released from now on is not noted."""
+        self.left = self.left or list(self._live.values())
         self._live.clear()
         self._parameters.clear()
         self._optimizers.clear()
-        return live

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
@@ -13,7 +14,7 @@ from brim import _C
 from brim._arguments import refused, shown, whole
 from brim._progress import progress as bar
 from brim._table import Part, Table, text_of
-from brim.memory import is_out_of_memory, parse_bytes
+from brim.memory import DeviceLike, is_out_of_memory, parse_bytes
 from brim.nn import _causal_lm_loss
 from brim.nn._audit_text import figures, folded, hint_of
 from brim.nn._derived import is_made, original_of
@@ -176,7 +177,14 @@ _ELSEWHERE = (
 )
 
 
-def audit(model: torch.nn.Module, /, *inputs: Any, progress: bool = True, **kwargs: Any) -> Audit:
+def audit(
+    model: torch.nn.Module,
+    /,
+    *inputs: Any,
+    device: DeviceLike = None,
+    progress: bool = True,
+    **kwargs: Any,
+) -> Audit:
     """Measure what a model keeps for backward, layer by layer: torch.nn, brim, and the least.
 
     Runs the model forward three times: with torch.nn's layers, then converted, or as it is if it
@@ -196,8 +204,12 @@ def audit(model: torch.nn.Module, /, *inputs: Any, progress: bool = True, **kwar
     values that the first run computed, or the smallest of the three measured sums if that is less.
 
     Args:
-        model: any module.
+        model: any module. One on the meta device, whose weights need no memory, is not run but
+            traced on fake tensors, as if it were on `device`.
         inputs: positional arguments of its call; tensors in any nesting.
+        device: "cpu" or "cuda", where the model is to be; it need not exist. If the model is
+            elsewhere, it is traced as if it were there. By default where it is. A forward that has
+            an argument of this name gets it.
         progress: whether to show a bar on a terminal if it takes long.
         kwargs: keyword arguments of its call.
 
@@ -230,7 +242,15 @@ def audit(model: torch.nn.Module, /, *inputs: Any, progress: bool = True, **kwar
             f"audit runs the model, so pass its inputs, as brim.audit(model, x): the forward of "
             f"{type(model).__name__} takes {signature}"
         )
-    with _told_of_shapes(inputs), bar("audit", "run", total=3, enabled=progress) as step:
+    from brim.foresee._faked import placed  # here: it imports parts of this package
+
+    if device is not None and "device" in inspect.signature(model.forward).parameters:
+        device, kwargs = None, {**kwargs, "device": device}
+    with (
+        _told_of_shapes(inputs),
+        placed(model, (inputs, kwargs), device),
+        bar("audit", "run", total=3, enabled=progress) as step,
+    ):
         return _audit(model, inputs, kwargs, step)
 
 

@@ -29,21 +29,26 @@ class Axes(NamedTuple):
 
 
 def areas(
-    series: Sequence[Series], tips: Sequence[str], axes: Axes, limit: int | None = None
+    series: Sequence[Series],
+    tips: Sequence[str],
+    axes: Axes,
+    limit: int | None = None,
+    lines: Sequence[Series] = (),
 ) -> str:
-    """What is held, one kind on top of the other; `tips[i]` is shown over place i."""
+    """What is held, one kind on top of the other, and lines over it; `tips[i]` is over place i."""
     sums = [0] * len(tips)
     shapes = []
     for each in series:
         below, sums = sums, [a + b for a, b in zip(sums, each.values, strict=True)]
         shapes.append((each.color, below, sums))
-    most = max([*sums, limit or 0, 1])
+    most = max([*sums, limit or 0, 1, *(value for each in lines for value in each.values)])
     across = [_x(i, len(tips)) for i in range(len(tips) + 1)]
     paths = [
         f'<path fill="{color}" d="M{_steps(across, over, most)} '
         f'L{_steps(across, under, most, backwards=True)} Z"/>'
         for color, under, over in shapes
     ]
+    paths += _lines(lines, across, most)
     line = ""
     if limit is not None:
         y = _y(limit, most)
@@ -55,11 +60,7 @@ def steps(series: Sequence[Series], tips: Sequence[str], axes: Axes) -> str:
     """What each of several runs has kept so far, as lines."""
     most = max(max(each.values, default=1) for each in series)
     across = [_x(i, len(tips)) for i in range(len(tips) + 1)]
-    paths = [
-        f'<path class="line" stroke="{each.color}" d="M{_steps(across, each.values, most)}"/>'
-        for each in series
-    ]
-    return _framed(max(most, 1), "".join(paths), axes, across, tips)
+    return _framed(max(most, 1), "".join(_lines(series, across, most)), axes, across, tips)
 
 
 def bars(names: Sequence[str], series: Sequence[Series], tips: Sequence[str]) -> str:
@@ -102,6 +103,13 @@ def _steps(
     if backwards:
         points.reverse()
     return " ".join(f"{x},{y}" for x, y in points)
+
+
+def _lines(series: Sequence[Series], across: Sequence[float], most: int) -> list[str]:
+    return [
+        f'<path class="line" stroke="{each.color}" d="M{_steps(across, each.values, most)}"/>'
+        for each in series
+    ]
 
 
 def _tip(text: str) -> str:

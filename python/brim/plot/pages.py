@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _MOMENTS = 400  # a place to hover over is then more than two pixels wide
 _MOST_BARS = 40
 _MOST_MARKS = 6
+_BESIDE = "#000000"
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em;
@@ -57,8 +58,8 @@ document.addEventListener("mousemove", event => {
 """
 
 
-def estimate_page(found: Estimate) -> str:
-    """What is held while a call runs, and by whom at the peak."""
+def estimate_page(found: Estimate, beside: Mapping[str, Estimate]) -> str:
+    """What is held while a call runs, and by whom at the peak; others are lines beside it."""
     moments = found._timeline(_MOMENTS)
     series = stacked(moments)
     tips = [_moment_tip(found, moment) for moment in moments]
@@ -66,16 +67,30 @@ def estimate_page(found: Estimate) -> str:
     capacity = f"capacity {_C.format_bytes(found.capacity or 0)} (dashed)" if near else ""
     held = _by_place(found)
     assumed = "".join(f"<li>{escape(text)}</li>" for text in found.assumptions)
+    lines = [_line(name, each, len(tips)) for name, each in beside.items()]
+    heads = [
+        f"{name}: peak {_C.format_bytes(each.peak)} above the {_C.format_bytes(each.held_before)} "
+        "held before"
+        for name, each in beside.items()
+    ]
+    limit = found.capacity if near else None
     return _page(
         "Memory of one call",
-        found._head(),
+        [*found._head(), *heads],
         [
-            ("Held while the call runs", legend(series, capacity)),
-            ("", areas(series, tips, _of_call(len(tips)), found.capacity if near else None)),
+            ("Held while the call runs", legend([*series, *lines], capacity)),
+            ("", areas(series, tips, _of_call(len(tips)), limit, lines)),
             ("Held at the peak, by place in the code", _place_bars(held)),
             ("Assumed", f"<ul>{assumed}</ul>") if assumed else ("", ""),
         ],
     )
+
+
+def _line(name: str, other: Estimate, places: int) -> Series:
+    """All that another call holds, at as many places of it as the chart has."""
+    sums = [sum(moment.held) for moment in other._timeline(_MOMENTS)] or [0]
+    values = [sums[place * len(sums) // places] for place in range(places)]
+    return Series(f"{name}: {_C.format_bytes(max(sums))}", _BESIDE, values)
 
 
 def audit_page(found: Audit, places: Mapping[str, str]) -> str:
