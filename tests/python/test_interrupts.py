@@ -348,10 +348,6 @@ def bucketed_stream() -> Case:
 # -- Calls that other changes mend -----------------------------------------------------------------
 
 
-#: Known to leave something behind: to be taken out with the change that mends them.
-PENDING = {"microbatches", "estimate", "largest_size", "maximize_that_foresees"}
-
-
 @case
 def microbatches() -> Case:
     torch.manual_seed(0)
@@ -422,13 +418,7 @@ def some(numbers: Sequence[int], count: int) -> list[int]:
     return [numbers[i * (len(numbers) - 1) // (count - 1)] for i in range(count)]
 
 
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.skip("to be mended")] if name in PENDING else [])
-    for name in CASES
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_an_interrupt_leaves_nothing_behind(name: str) -> None:
     made = CASES[name]()
     lines, expected = lines_of(made)
@@ -439,7 +429,7 @@ def test_an_interrupt_leaves_nothing_behind(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_an_interrupt_anywhere_leaves_nothing_behind(name: str) -> None:
     made = CASES[name]()
     lines, expected = lines_of(made)
