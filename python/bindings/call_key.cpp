@@ -52,7 +52,7 @@ template <class Add>
 void add_what_it_tells(const Add& add) {
   try {
     add();
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // of an error that is about to be handled already
     PyErr_Clear();
   }
 }

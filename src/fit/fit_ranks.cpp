@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,10 @@ std::int64_t mixed(std::int64_t before, std::uint64_t next) {
 // What is said: whether this rank goes on; what it does, in two ways, of which the least are the
 // same number only if all ranks do the same; and the numbers.
 void FitRanks::exchange(std::span<std::int64_t> numbers, const std::string& own) {
+  if (numbers.size() > kMostNumbers) {
+    throw std::invalid_argument("numbers must be at most " + std::to_string(kMostNumbers) +
+                                ", got " + std::to_string(numbers.size()));
+  }
   std::array<std::int64_t, 3 + kMostNumbers> message{1, doing_, -doing_};
   std::ranges::transform(numbers, message.begin() + 3, std::negate<>());
   try {

@@ -146,8 +146,8 @@ class Prober {
     TORCH_CHECK_VALUE(false, "the limit of ", limit_text(),
                       " is too small for these sizes: a fit needs ", least, " of them, but only ",
                       fitted, fitted == 1 ? " stays" : " stay", " within it. The smallest, ",
-                      name_of(smallest, kind_), ", needs ", format_bytes(warm_up.peak), ", ",
-                      format_bytes(warm_up.start),
+                      name_of(smallest, kind_), ", needs ", format_bytes(warm_up.peak),
+                      ", of which ", format_bytes(warm_up.start),
                       " were held before. Raise the budget, or pass smaller sizes");
   }
 

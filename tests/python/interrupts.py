@@ -69,6 +69,8 @@ class Interrupt:
         sys.settrace(self._before)
 
     def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_name == "__del__":  # Python drops what is raised there
+            return None
         if _is_in(frame, TESTS):  # a function that brim calls
             return self._line
         caller: FrameType | None = frame

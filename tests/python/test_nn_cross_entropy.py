@@ -250,7 +250,8 @@ def test_the_peak_of_a_step_is_not_above_torchs(
     for _ in range(2):  # the first call allocates for good
         most = peak(F.linear, lambda logits, *a, **k: F.cross_entropy(logits.float(), *a, **k))
         found = peak(own_linear, own)
-    assert found <= most + 2048
+    # In 16 bits on x86_64 a copy of the linear layer's input exists beside; not of the logits.
+    assert found <= most + 2048 + (rows * 4 * dtype.itemsize if dtype != torch.float32 else 0)
 
 
 @pytest.mark.parametrize("trained", ["all", "norm", "head"])

@@ -143,5 +143,7 @@ def _copied(part: Any) -> Any:
         return rebuilt(part, _copied)
     try:
         return copy.deepcopy(part)
-    except Exception:
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         return part
