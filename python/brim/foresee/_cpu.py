@@ -17,7 +17,13 @@ from brim.foresee._cpu_convolutions import (
     convolution_backward,
     is_channels_last,
 )
-from brim.foresee._cpu_libraries import packed_for_attention, product, rnn, vector_product
+from brim.foresee._cpu_libraries import (
+    packed_for_attention,
+    product,
+    rnn,
+    rnn_backward,
+    vector_product,
+)
 from brim.foresee._known import known_operators
 from brim.foresee._temporaries import (
     Rule,
@@ -126,8 +132,8 @@ class CpuTemporaries:
             "addmm baddbmm": lambda args, outputs: product(args[1], args[2], outputs[0]),
             "mv": lambda args, outputs: vector_product(args[0]),
             "addmv": lambda args, outputs: vector_product(args[1]),
-            "mkldnn_rnn_layer": lambda args, outputs: rnn(args, 4.25),
-            "mkldnn_rnn_layer_backward": lambda args, outputs: rnn(args, 5.25),
+            "mkldnn_rnn_layer": rnn,
+            "mkldnn_rnn_layer_backward": rnn_backward,
             "convolution": convolution,
             "convolution_backward": convolution_backward,
         }

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from brim.foresee._temporaries import bytes_of
+from brim.foresee._temporaries import bytes_of, copy_of
 
 _LEAST_PRODUCT = 16**3  # rows x inner x columns: below, halves are multiplied without oneDNN
 _LEAST_SIDE = 8  # of float32 matrices on aarch64
@@ -23,6 +23,8 @@ _X86_BLOCKS_INNER = 128
 _X86_ONCE = 384  # for all threads
 _X86_COLUMNS = 64  # of the product that a thread works on at once
 _X86_MOST_ROWS = 256  # of a transposed matrix that it has copied for it
+_LINE = 64  # bytes of a cache line
+_PAGE = 4096
 
 
 def _by_rows(m: torch.Tensor) -> bool:
@@ -112,19 +114,64 @@ def vector_product(matrix: torch.Tensor) -> int:
 # ---- recurrent layers -------------------------------------------------------------------------
 
 
-def rnn(args: Any, outputs: float) -> int:
-    """An LSTM layer's weights in oneDNN's layout, and its gates: `outputs` times its outputs."""
-    x, weights, hidden = args[0], args[1:5], args[5]
-    size = x.size(0) * x.size(1) * hidden.size(-1) * x.element_size()
-    return sum(map(bytes_of, weights)) + int(outputs * size)
+class _Lstm:
+    """The buffers of one layer and direction in oneDNN: rows are padded, and each has whole pages.
+
+    oneDNN calls this its workspace and scratchpad (src/cpu/rnn/rnn_utils.hpp). Measured on aarch64:
+    the workspace is exact, the rest within 8 KiB.
+    """
+
+    def __init__(self, args: Any) -> None:
+        x, hidden = args[0], args[5]
+        self.steps, self.batch, self.inputs = (int(size) for size in x.shape)
+        self.width = int(hidden.size(-1))
+        self.item = int(x.element_size())
+
+    def row(self, width: int) -> int:
+        """Elements of a padded row, whose length is no multiple of what evicts cache lines."""
+        line = _LINE // self.item
+        padded = -(-width // line) * line
+        return padded + line if padded % 256 == 0 else padded
+
+    def pages(self, rows: int, row: int) -> int:
+        return -(-rows * self.batch * row * self.item // _PAGE) * _PAGE
+
+    def gates(self) -> int:
+        return self.pages(self.steps, self.row(4 * self.width))
+
+    def states(self) -> tuple[int, int]:
+        """Inputs or outputs of all steps, and cells of all steps."""
+        rows = 2 * (self.steps + 1)
+        widest = self.row(max(self.inputs, self.width))
+        return self.pages(rows, widest), self.pages(rows, self.width)
+
+    def reserved(self) -> int:
+        outer, inner = self.states()
+        return self.gates() + 3 * outer + 2 * inner + self.pages(self.steps, self.row(self.width))
+
+    def scratch(self) -> int:
+        """Gates, the states of a step, and weights with padded rows."""
+        weights = (self.inputs + self.width) * self.row(4 * self.width) + 4 * self.width
+        return self.gates() + 2 * self.pages(1, self.width) + _PAGE + weights * self.item
+
+
+def rnn(args: Any, outputs: object) -> int:
+    """What an LSTM layer takes: without gradients, also the states, which it then does not keep."""
+    lstm = _Lstm(args)
+    if torch.is_grad_enabled():
+        return lstm.scratch()
+    return lstm.scratch() + sum(lstm.states()) - lstm.pages(1, lstm.row(lstm.width))
+
+
+def rnn_backward(args: Any, outputs: object) -> int:
+    """The same, gradients of the last states, a copy of others, and weights with padded rows."""
+    lstm = _Lstm(args)
+    rows = [lstm.row(each) for each in (lstm.inputs, lstm.width) if lstm.row(each) != each]
+    padded = 4 * lstm.width * (1 + sum(rows)) * lstm.item
+    padded += 2 * lstm.batch * lstm.width * lstm.item
+    return lstm.scratch() + padded + (0 if args[10] is None else copy_of(args[10]))
 
 
 def reserved_by_onednn_rnn(args: Any) -> int:
-    """What oneDNN's LSTM keeps for backward, found by measuring eight shapes (within 2 %)."""
-    x, hidden = args[0], args[5]
-    if not args[15]:  # not training
-        return 0
-    per_step = x.size(1) * x.element_size()
-    widest = max(x.size(2), hidden.size(-1))
-    steps = x.size(0) * (9 * hidden.size(-1) + 6.25 * widest)
-    return int(per_step * (steps + 10 * hidden.size(-1)))
+    """What oneDNN's LSTM keeps for backward."""
+    return _Lstm(args).reserved() if torch.is_grad_enabled() else 0

@@ -47,15 +47,15 @@ def estimate(
     """Predict the peak memory of `fn(*args, **kwargs)` without running it.
 
     The function runs on fake tensors: no memory is taken and no kernel runs. Parameters, buffers,
-    gradients, optimizer state, random state and the Python objects that the function changes are
-    the same afterwards, also if it fails; attributes of classes, iterators and files are not. Other
-    threads must not use the same objects meanwhile.
+    gradients, optimizer state, random state, hooks, modes, settings of torch and the Python objects
+    that the function changes are the same afterwards, also if it fails or is interrupted; iterators
+    and files are not. Other threads must not use the same objects meanwhile.
 
     Args:
         fn: what to estimate, such as a training step.
         *args: its arguments.
         device: the device whose memory counts; it need not exist. If the call uses no tensor on it,
-            tensors on the CPU are taken to be there.
+            tensors on the CPU are taken to be there. Those on the meta device always are.
         capacity: what the call may take in all, what it holds before included, as bytes or text
             such as `"24GiB"`; by default what is free, if the device is there. Tensors that the
             call does not use are no part of it, other than in the budget of `brim.largest_size`.
@@ -194,7 +194,7 @@ def _check_that_none_is_left(live: list[tuple[weakref.ref[Any], Allocation]]) ->
     if places:
         raise LeftBehindError(
             "tensors of the trace, which have no values, are left in something that brim cannot "
-            "put back (an attribute of a class, an object of C++, an iterator). Remove them "
+            "put back (an object of C++, an iterator). Remove them "
             f"before real calls. They were made at {', '.join(places)}"
         )
 
