@@ -8,8 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <numeric>
+#include <limits>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -96,110 +95,102 @@ class BucketFinder {
 
 /// Samples by bucket, ascending inside each.
 ///
-/// Two bytes per sample: the lower half of its index. The upper half is the segment of 2^16 samples
-/// that it lies in, found in a table of how many samples of the bucket each segment ends with. With
-/// so many buckets that this table would be larger than the samples, whole indices are kept
-/// instead: four bytes.
+/// Two bytes per sample: how far it lies behind the first of its group of 128 samples of the
+/// bucket. Where a group lies so far apart that two bytes do not reach, the bucket holds a small
+/// part of all samples, and their whole indices are kept: four bytes.
 class BucketIndex {
  public:
   /// @param bucket_at the bucket of sample i; the number of buckets or more for none. Asked twice
-  /// for
-  ///     each sample, in ascending order.
+  ///     for each sample, in ascending order.
   template <class BucketAt>
   BucketIndex(std::size_t buckets, std::size_t samples, const BucketAt& bucket_at)
-      : begins_(buckets + 1), segments_((samples + kSegment - 1) / kSegment) {
-    const bool narrow = segments_ * buckets * sizeof(std::uint32_t) <= 2 * samples;
-    if (narrow) {
-      ends_.resize(segments_ * buckets);
-    }
-    std::vector<std::uint32_t> counts(buckets);
+      : buckets_(buckets) {
+    std::vector<std::uint32_t> first(buckets);  // of the latest group
     for (std::size_t i = 0; i < samples; ++i) {
-      if (const std::uint32_t bucket = bucket_at(i); bucket < buckets) {
-        ++counts[bucket];
-      }
-      if (i + 1 == samples || (i + 1) % kSegment == 0) {
+      if (i % kBetweenChecks == 0) {
         check_interruption();
-        for (std::size_t b = 0; narrow && b < buckets; ++b) {
-          ends_[b * segments_ + i / kSegment] = counts[b];
+      }
+      if (const std::uint32_t b = bucket_at(i); b < buckets) {
+        Bucket& bucket = buckets_[b];
+        if (bucket.count++ % kGroup == 0) {
+          first[b] = static_cast<std::uint32_t>(i);
         }
+        bucket.narrow &= i - first[b] <= kReach;
       }
     }
-    std::partial_sum(counts.begin(), counts.end(), begins_.begin() + 1, std::plus<std::size_t>());
-    (narrow ? static_cast<void>(low_.resize(begins_.back())) : whole_.resize(begins_.back()));
-    std::vector<std::size_t> next(begins_.begin(), begins_.end() - 1);
+    std::size_t narrow = 0;
+    std::size_t groups = 0;
+    std::size_t wide = 0;
+    for (Bucket& bucket : buckets_) {
+      bucket.begin = bucket.narrow ? narrow : wide;
+      bucket.groups = groups;
+      (bucket.narrow ? narrow : wide) += bucket.count;
+      groups += bucket.narrow ? (bucket.count + kGroup - 1) / kGroup : 0;
+    }
+    behind_.resize(narrow);
+    firsts_.resize(groups);
+    whole_.resize(wide);
+    std::vector<std::uint32_t> placed(buckets);  // COUNT of samples
     for (std::size_t i = 0; i < samples; ++i) {
-      const std::uint32_t bucket = bucket_at(i);
-      if (bucket >= buckets) {
+      if (i % kBetweenChecks == 0) {
+        check_interruption();
+      }
+      const std::uint32_t b = bucket_at(i);
+      if (b >= buckets) {
         continue;
       }
-      const std::size_t place = next[bucket]++;
-      if (narrow) {
-        low_[place] = static_cast<std::uint16_t>(i % kSegment);
-      } else {
-        whole_[place] = static_cast<std::uint32_t>(i);
+      const Bucket& bucket = buckets_[b];
+      const auto sample = static_cast<std::uint32_t>(i);
+      const std::size_t place = placed[b]++;
+      if (!bucket.narrow) {
+        whole_[bucket.begin + place] = sample;
+        continue;
       }
-      if (place % kSegment == 0) {
-        check_interruption();
-      }
+      std::uint32_t& group = firsts_[bucket.groups + place / kGroup];
+      group = place % kGroup == 0 ? sample : group;
+      behind_[bucket.begin + place] = static_cast<std::uint16_t>(sample - group);
     }
   }
 
-  [[nodiscard]] std::size_t buckets() const { return begins_.size() - 1; }
+  [[nodiscard]] std::size_t buckets() const { return buckets_.size(); }
   /// COUNT of samples in a bucket.
-  [[nodiscard]] std::size_t size(std::size_t bucket) const {
-    return begins_[bucket + 1] - begins_[bucket];
-  }
+  [[nodiscard]] std::size_t size(std::size_t bucket) const { return buckets_[bucket].count; }
 
   /// Writes the samples at these places of a bucket to `out`.
   void read(std::size_t bucket, std::span<const std::uint32_t> places, std::int64_t* out) const {
+    const Bucket& from = buckets_[bucket];
     // Loops of little but loads: each misses the cache, and many can be in flight at once.
-    if (low_.empty()) {
-      const std::uint32_t* const samples = whole_.data() + begins_[bucket];
+    if (from.narrow) {
+      const std::uint16_t* const behind = behind_.data() + from.begin;
+      const std::uint32_t* const firsts = firsts_.data() + from.groups;
+      for (const std::uint32_t place : places) {
+        *out++ = std::int64_t{firsts[place / kGroup]} + behind[place];
+      }
+    } else {
+      const std::uint32_t* const samples = whole_.data() + from.begin;
       for (const std::uint32_t place : places) {
         *out++ = samples[place];
       }
-      return;
-    }
-    const std::uint16_t* const low = low_.data() + begins_[bucket];
-    const SegmentFinder segment_of({ends_.data() + bucket * segments_, segments_});
-    for (const std::uint32_t place : places) {
-      *out++ = static_cast<std::int64_t>(segment_of(place) * kSegment + low[place]);
     }
   }
 
  private:
-  static constexpr std::size_t kSegment = std::size_t{1} << 16;
+  static constexpr std::size_t kGroup = 128;
+  static constexpr std::size_t kReach = std::numeric_limits<std::uint16_t>::max();
+  // COUNT of samples, some milliseconds, between two looks whether to go on.
+  static constexpr std::size_t kBetweenChecks = std::size_t{1} << 20;
 
-  /// Finds the segment of a place. Buckets are often spread evenly over all samples: then the first
-  /// guess is right or next to it.
-  class SegmentFinder {
-   public:
-    explicit SegmentFinder(std::span<const std::uint32_t> ends)
-        : ends_(ends),
-          per_place_(static_cast<double>(ends.size()) / std::max<std::uint32_t>(ends.back(), 1)) {}
-
-    [[nodiscard]] std::size_t operator()(std::uint32_t place) const {
-      const auto guess = static_cast<std::size_t>(place * per_place_);
-      const std::size_t first = guess > 0 ? guess - 1 : 0;
-      if (first + 3 <= ends_.size() && (first == 0 || ends_[first - 1] <= place) &&
-          place < ends_[first + 2]) {
-        return first + static_cast<std::size_t>(ends_[first] <= place) +
-               static_cast<std::size_t>(ends_[first + 1] <= place);
-      }
-      return static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), place) -
-                                      ends_.begin());
-    }
-
-   private:
-    std::span<const std::uint32_t> ends_;
-    double per_place_;
+  struct Bucket {
+    std::size_t count = 0;   // COUNT of samples
+    std::size_t begin = 0;   // in behind_ or in whole_
+    std::size_t groups = 0;  // where its groups begin in firsts_
+    bool narrow = true;
   };
 
-  std::vector<std::size_t> begins_;  // of buckets among all samples
-  std::size_t segments_;
-  std::vector<std::uint32_t> ends_;  // COUNT of a bucket's samples up to the end of each segment
-  std::vector<std::uint16_t> low_;
-  std::vector<std::uint32_t> whole_;  // instead of the two above
+  std::vector<Bucket> buckets_;
+  std::vector<std::uint16_t> behind_;  // of samples in narrow buckets
+  std::vector<std::uint32_t> firsts_;  // samples of groups
+  std::vector<std::uint32_t> whole_;   // samples of other buckets
 };
 
 /// Sorts samples into buckets. Those in `oversize`, ascending, are in no bucket; those whose size

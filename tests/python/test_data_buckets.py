@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
-from brim.data import BucketBatchSampler, create_buckets
+from brim.data import (
+    BucketBatchSampler,
+    PackedBatchSampler,
+    SizeAwareBatchSampler,
+    create_buckets,
+)
 
 SIZES = torch.arange(25)
 BOUNDARIES = torch.tensor([0, 6, 15, 25])
@@ -160,3 +167,29 @@ def test_made_buckets_are_boundaries_that_leave_nothing_out() -> None:
     batches = list(sampler)
     assert sorted(itertools.chain.from_iterable(batches)) == list(range(2000))
     assert max(len(batch) * int(sizes[batch].max()) for batch in batches) <= 5000
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own figures")
+@pytest.mark.filterwarnings("ignore:.*left out")
+@pytest.mark.parametrize(
+    ("most", "make"),
+    [
+        (3.0, lambda sizes, **o: BucketBatchSampler(sizes, [0, 50, 90, 256], seed=0, **o)),
+        (0.5, lambda sizes, **o: PackedBatchSampler(sizes, shuffle=True, seed=0, **o)),
+        (0.5, lambda sizes, **o: SizeAwareBatchSampler(range(len(sizes)), sizes, **o)),
+    ],
+)
+@pytest.mark.parametrize("oversize", ["leave_out", "truncate"])
+def test_a_sampler_keeps_few_bytes_per_sample(most: float, make: Any, oversize: str) -> None:
+    sizes = torch.randint(1, 100, (8_000_000,), dtype=torch.uint8)
+    sizes[::1000] = 255
+
+    def held() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    make(sizes[:1000], max_total_size=200, oversize=oversize)
+    before = held()
+    sampler = make(sizes, max_total_size=200, oversize=oversize)
+    next(iter(sampler))
+    assert held() - before < most * len(sizes)

@@ -266,14 +266,16 @@ TEST(BucketBatching, FiguresAreOfTheBucketsOwnBatchSize) {
   EXPECT_DOUBLE_EQ(figures.work, 27.0);
 }
 
-TEST(BucketIndex, HasTheSamplesOfEachBucketInOrderOverManySegments) {
+TEST(BucketIndex, HasTheSamplesOfEachBucketInOrderWhetherDenseOrSparse) {
   Random random(5);
-  constexpr std::size_t kSamples = 400'000;  // seven segments
-  for (const std::uint32_t buckets : {1U, 3U, 100U, 70'000U}) {
+  constexpr std::size_t kSamples = 400'000;
+  for (const std::uint32_t buckets : {1U, 3U, 100U, 500U, 20'000U}) {
     for (const bool sorted : {false, true}) {
       std::vector<std::uint32_t> bucket_of(kSamples);
       for (std::uint32_t& bucket : bucket_of) {
-        bucket = static_cast<std::uint32_t>(any_int(random, 0, buckets));  // the last: in none
+        // The last is none. Some buckets are sparse.
+        bucket = static_cast<std::uint32_t>(any_int(random, 0, buckets));
+        bucket = any_int(random, 0, 20) > 0 ? bucket % (buckets / 2 + 1) : bucket;
       }
       if (sorted) {
         std::sort(bucket_of.begin(), bucket_of.end());
