@@ -297,6 +297,8 @@ class Interrupt:
         return False
 
 
+# Python ignores what is raised in a callback of a weak reference, and says so.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("points", [8, pytest.param(150, marks=pytest.mark.slow)])
 def test_an_interrupt_at_any_line_leaves_nothing(points: int) -> None:
     layer, x = nn.Linear(2, 2), torch.ones(2, 2)

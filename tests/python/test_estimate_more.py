@@ -27,7 +27,7 @@ def test_a_number_in_a_text_is_assumed_and_said(how: str) -> None:
     predicted = brim.estimate(log, torch.ones(4), device="cpu")
     assert texts.get() == how.format(torch.nan) or how == "{}"
     assert texts.get() == "0"
-    assert any(f"test_estimate.py:{line}" in text for text in predicted.assumptions)
+    assert any(f"test_estimate_more.py:{line}" in text for text in predicted.assumptions)
     log(torch.ones(4))
     assert texts.get() == how.format(torch.tensor(4.0))
 
