@@ -198,7 +198,8 @@ def test_a_function_is_known_again_until_a_constant_is_edited(
 
 
 def test_partials_of_two_adaptive_functions_are_two(tmp_path: Path) -> None:
-    inner = [brim.maximize("n")(function) for function in (lambda n: n, lambda n: n + 1)]
+    functions = (lambda n: torch.zeros(n), lambda n: torch.ones(n))
+    inner = [brim.maximize("n", lower=8)(function) for function in functions]
     for function in inner:
         with brim.testing.inject_oom(at=1):
             adaptive = brim.maximize("n", persist=tmp_path)(functools.partial(function))
@@ -275,7 +276,7 @@ def test_clearing_one_function_keeps_the_files_of_another(tmp_path: Path) -> Non
         if size > 2:
             raise RuntimeError("CUDA out of memory.")
 
-    one, two = make(persist=tmp_path), brim.batch(64, persist=tmp_path)(another)
+    one, two = make(persist=tmp_path), brim.batch(64, strategy="halving", persist=tmp_path)(another)
     one(X)
     two(X)
     brim.SizeMemory.flush()
