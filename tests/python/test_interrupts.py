@@ -1,6 +1,6 @@
 """Ctrl-C at any line of any public call leaves nothing on, open or locked, and the next call works.
 
-The default run interrupts each call in a few places, spread over its lines; the slow one in all.
+The default run interrupts each call in a few places, spread over its lines; the slow one in up to 120.
 """
 
 from __future__ import annotations
@@ -430,9 +430,10 @@ def test_an_interrupt_leaves_nothing_behind(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_an_interrupt_anywhere_leaves_nothing_behind(name: str) -> None:
+def test_an_interrupt_in_many_places_leaves_nothing_behind(name: str) -> None:
     made = CASES[name]()
     lines, expected = lines_of(made)
-    for at in range(1, lines.lines + 1):
+    # Some calls run a thousand lines, and take a second: all of them would take an hour.
+    for at in sorted({*some(range(1, lines.lines + 1), 60), *some(lines.critical, 60)}):
         interrupted(made, at)
         assert made.result(made.call()) == expected
