@@ -1,6 +1,6 @@
 """Ctrl-C at any line of any public call leaves nothing on, open or locked, and the next call works.
 
-The default run interrupts each call in a few places, spread over its lines; the slow one in up to 120.
+The default run interrupts each call in a few places, spread over its lines; the slow one in more.
 """
 
 from __future__ import annotations
