@@ -1,4 +1,5 @@
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -73,6 +74,10 @@ void register_fake_tensor(py::module_& m) {
   m.def("dispatch", &dispatch, py::arg("mode"), py::arg("func"), py::arg("types"),
         py::arg("args") = py::tuple(), py::arg("kwargs") = py::none());
   m.def("pass_on", &pass_on);
+  m.def("autocast_nesting", [] {
+    at::autocast::increment_nesting();
+    return at::autocast::decrement_nesting();
+  });
   py::class_<ThreadState>(m, "ThreadState")
       .def(py::init<>())
       .def("put_back", &ThreadState::put_back);

@@ -198,12 +198,14 @@ def test_a_function_is_known_again_until_a_constant_is_edited(
 
 
 def test_partials_of_two_adaptive_functions_are_two(tmp_path: Path) -> None:
-    functions = (lambda n: torch.zeros(n), lambda n: torch.ones(n))
-    inner = [brim.maximize("n", lower=8)(function) for function in functions]
-    for function in inner:
-        with brim.testing.inject_oom(at=1):
-            adaptive = brim.maximize("n", persist=tmp_path)(functools.partial(function))
-            adaptive.record(8)
+    def fail_above(most: int, n: int) -> None:
+        if n > most:
+            raise RuntimeError("CUDA out of memory.")
+
+    functions = (lambda n, m: fail_above(4, n), lambda n, m: fail_above(2, n))
+    for function in [brim.maximize("m")(each) for each in functions]:
+        adaptive = brim.maximize("n", persist=tmp_path)(functools.partial(function, m=1))
+        assert adaptive.record(8)[1]
     brim.SizeMemory.flush()
     assert len(list(tmp_path.iterdir())) == 2
 

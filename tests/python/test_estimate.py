@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -242,9 +243,6 @@ MODELS: dict[str, Callable[[], Step]] = {
     "LSTM, both directions": lambda: training(
         Recurrent(nn.LSTM, 40, 48, bidirectional=True), torch.randn(16, 8, 40)
     ),
-    "LSTM, no gradients": lambda: without_gradients(
-        Recurrent(nn.LSTM, 64, 128), torch.randn(16, 8, 64)
-    ),
     "GRU": lambda: training(Recurrent(nn.GRU), torch.randn(16, 8, 64)),
     "TransformerEncoder": lambda: training(
         nn.TransformerEncoder(
@@ -309,6 +307,17 @@ MODELS: dict[str, Callable[[], Step]] = {
         images(),
     ),
 }
+
+
+def test_an_lstm_without_gradients_is_not_above_its_estimate() -> None:
+    torch.manual_seed(0)
+    step = without_gradients(Recurrent(nn.LSTM, 64, 128), torch.randn(16, 8, 64))
+    predicted = brim.estimate(step, device="cpu")
+    with brim.PeakMeter("cpu") as meter:
+        step()
+    # On x86_64 oneDNN has another kernel for it, which takes a copy of the weights less.
+    few = 0.3 if platform.machine() == "x86_64" else 0.01
+    assert meter.peak * 0.99 <= predicted.peak <= meter.peak * (1 + few)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -55,8 +55,7 @@ def keep_surroundings(journal: Journal, kept: Kept) -> None:
 
 def keep_thread(journal: Journal) -> None:
     """Note the modes of the calling thread. Put back first of all: no mode sees the rest."""
-    torch.autocast_increment_nesting()
-    nesting = torch.autocast_decrement_nesting()
+    nesting = _C.autocast_nesting()
     for name in [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]:
         journal.set(_python_dispatch, name, getattr(_python_dispatch, name))
     tell = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)

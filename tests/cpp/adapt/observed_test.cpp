@@ -116,8 +116,8 @@ TEST(Observed, TimingDoesNotMakeASizeSmallerByABytesModel) {
     for (int call = 0; call < 8; ++call) {
       batch(64,
             [&](std::int64_t size) {
-              // The larger, the faster: only the half is tried, and not chosen.
-              std::this_thread::sleep_for(std::chrono::milliseconds(2));
+              // The larger, the faster, by far: only the half is tried, and not chosen.
+              std::this_thread::sleep_for(std::chrono::milliseconds(size == 64 ? 2 : 20));
               EXPECT_TRUE(size == 64 || size == 32) << "call " << call << ": " << size;
               const at::Tensor activations = tensor_of(size * kMiB / 64);
               state = state.defined() ? state : tensor_of(2 * kMiB);
