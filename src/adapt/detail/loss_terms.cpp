@@ -120,9 +120,9 @@ struct Divisor {
     }
     return product;
   }
-  [[nodiscard]] Divisor by(double number_) const {
+  [[nodiscard]] Divisor by(double factor) const {
     Divisor divisor = *this;
-    divisor.number *= number_;
+    divisor.number *= factor;
     return divisor;
   }
   [[nodiscard]] Divisor by(const at::Tensor& tensor) const {
@@ -143,11 +143,11 @@ class Reader {
       return;
     }
     Node& node = *edge.function;
-    if (result.terms.size() >= kMostTerms) {
-      result.is_complete = false;
-    } else if (dynamic_cast<torch::autograd::AccumulateGrad*>(&node) != nullptr) {
+    const bool is_full = result.terms.size() >= kMostTerms;
+    if (!is_full && dynamic_cast<torch::autograd::AccumulateGrad*>(&node) != nullptr) {
       return;  // a parameter: the same in all parts
-    } else if (!read_reduction(node, divisor) && !pass_on(node, edge.input_nr, divisor)) {
+    }
+    if (is_full || (!read_reduction(node, divisor) && !pass_on(node, edge.input_nr, divisor))) {
       result.is_complete = false;
     }
   }
@@ -247,7 +247,7 @@ class Reader {
     if (auto* product = dynamic_cast<torchs::MulBackward0*>(&node)) {
       return read_product(*product, divisor);
     }
-    if (auto* quotient = dynamic_cast<torchs::DivBackward0*>(&node)) {
+    if (const auto* quotient = dynamic_cast<torchs::DivBackward0*>(&node)) {
       if (edges[1].function) {
         return false;
       }
@@ -271,8 +271,8 @@ class Reader {
   }
 
   bool read_product(torchs::MulBackward0& product, const Divisor& divisor) {
-    const Edge first = product.next_edge(0);
-    const Edge second = product.next_edge(1);
+    const Edge& first = product.next_edge(0);
+    const Edge& second = product.next_edge(1);
     if (first.function && second.function) {  // one of them may be a learned factor
       read(first, divisor);
       read(second, divisor);

@@ -63,14 +63,14 @@ std::vector<at::Tensor> leaves_near(const at::Tensor& loss, bool& has_16_bits) {
 double off(std::array<double, 2> shares, const at::Tensor& whole,
            std::array<const at::Tensor*, 2> terms) {
   at::Tensor sum = at::zeros_like(whole);
-  double most = whole.norm().item<double>();
+  auto most = whole.norm().item<double>();
   for (std::size_t i = 0; i < 2; ++i) {
     if (shares[i] != 0) {  // a mean over nothing is NaN, and does not count
       sum = sum + *terms[i] * shares[i];
       most = std::max(most, terms[i]->norm().item<double>());
     }
   }
-  const double distance = (sum - whole).norm().item<double>();
+  const auto distance = (sum - whole).norm().item<double>();
   if (!std::isfinite(distance)) {
     return std::numeric_limits<double>::infinity();
   }
