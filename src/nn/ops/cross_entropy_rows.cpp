@@ -79,7 +79,7 @@ void rows_grad_cpu(const at::Tensor& grad, const at::Tensor& logits, const at::T
                    const MaybeTensor& total, std::int64_t reduction, std::int64_t ignore_index,
                    at::ScalarType type, at::Tensor result) {
   const bool in_result = type == logits.scalar_type() && !result.is_alias_of(logits);
-  at::Tensor log_softmax =
+  const at::Tensor log_softmax =
       in_result ? at::_log_softmax_out(result, logits, 1, false) : at::log_softmax(logits, 1, type);
   const at::Tensor divisor = total ? *total : at::zeros({}, log_softmax.options());
   at::Tensor of_rows =
