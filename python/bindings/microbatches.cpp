@@ -100,6 +100,7 @@ auto telling_interrupts(const Work& work) {
     return work();
   } catch (const py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) {
+      // NOLINTNEXTLINE(bugprone-std-exception-baseclass): no failure, which the check would take
       throw Interrupted{std::current_exception()};
     }
     throw;

@@ -82,6 +82,14 @@ def head_loss(model: Model, part: Any, **options: Any) -> torch.Tensor:
     )
 
 
+def factors(part: Any) -> torch.Tensor:
+    return 1 + 9.0 * (part[1] == 2).double()
+
+
+def weighted(model: Model, part: Any) -> torch.Tensor:
+    return model(part[0]).square().mean(2) * factors(part)
+
+
 LOSSES: dict[str, Callable[[Model, Any], torch.Tensor]] = {
     "cross_entropy": lambda m, p: functional.cross_entropy(*flat(m, p)),
     "class weights": lambda m, p: functional.cross_entropy(*flat(m, p), weight=WEIGHT),
@@ -119,6 +127,12 @@ LOSSES: dict[str, Callable[[Model, Any], torch.Tensor]] = {
     "mse of what is chosen": lambda m, p: functional.mse_loss(
         m(p[0])[p[1] != IGNORED][:, 0], p[1][p[1] != IGNORED].double()
     ),
+    "divided before the sum": lambda m, p: (m(p[0]).square().mean((1, 2)) / len(p[0])).sum(),
+    "divided before the sum, and another term": lambda m, p: (
+        (m(p[0]).square().mean((1, 2)) / len(p[0])).sum() + 0.1 * m(p[0]).abs().mean()
+    ),
+    "mean over a mean of weights": lambda m, p: weighted(m, p).mean() / factors(p).mean(),
+    "its value is 1": lambda m, p: weighted(m, p).mean() / weighted(m, p).mean().detach(),
     "sum over items by hand": lambda m, p: (
         sum(m(x)[0].square().mean() for x in p[0]) / len(p[0])  # type: ignore[return-value]
     ),

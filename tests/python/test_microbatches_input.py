@@ -234,3 +234,18 @@ def test_a_loss_function_that_calls_backward_is_told(named: bool) -> None:
     match = "called backward itself" if named else "must not call backward itself"
     with pytest.raises((ValueError, RuntimeError), match=match):
         brim.Microbatches(loss_fn, model=model if named else None)(X)
+
+
+def test_batch_normalisation_that_only_the_loss_function_reaches_is_refused_in_parts() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    x = torch.randn(8, 4)
+
+    def loss_fn(part: torch.Tensor) -> torch.Tensor:
+        return net(part).square().mean()  # type: ignore[no-any-return]
+
+    brim.Microbatches(loss_fn)(x)
+    with pytest.raises(ValueError, match=r"see the whole batch.* 1 \(BatchNorm1d\)"):
+        brim.Microbatches(loss_fn, size=4)(x)
+    brim.Microbatches(loss_fn, size=4, allow=nn.BatchNorm1d)(x)
+    net.eval()
+    brim.Microbatches(loss_fn, size=4)(x)

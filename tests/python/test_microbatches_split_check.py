@@ -139,9 +139,6 @@ NO_PARTS: dict[str, Any] = {
     "variance of one item": lambda net, part: views(net, part).var(0).sum(),
     "max": lambda net, part: squares(net, part).max(),
     "pearson": pearson,
-    "its value is 1": lambda net, part: (
-        squares(net, part).mean() / squares(net, part).mean().detach()
-    ),
     "weights that sum to 1": lambda net, part: (squares(net, part) * part[1] / part[1].sum()).sum(),
     "two means": lambda net, part: (
         squares(net, part).mean() + net(part[0][part[1] > 0.5]).square().mean()

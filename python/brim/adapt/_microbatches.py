@@ -119,6 +119,7 @@ class Microbatches:
         self._scale = None if scaler is None else scaler.scale
         self._items = self._size = 0
         self._model, self._allow = model, allow
+        self._reached: list[torch.nn.Module] | None = None  # by loss_fn, without a model
         self._name = name_of(loss_fn)
         self._alone = _C.OneAtATime()
         self._pass = _C.BatchPass(reduction)
@@ -262,7 +263,7 @@ class Microbatches:
             if not reduction.is_planned:
                 agreement.unsettle()  # a rank can vote only on what it has prepared before
         try:
-            self._refuse_whole_batch()
+            self._refuse_whole_batch([] if self._model is None else [self._model])
             refuse_waiting(self._parallel(), self._ranks is not None, self._reduction is not None)
             self._items = whole("the length of the batch", self._length(batch), 1)
             self._inside = agreement if self._reduction is None else None
@@ -312,6 +313,10 @@ class Microbatches:
     ) -> torch.Tensor:
         if self._reduction is not None:
             without_collectives(self._model, not self._reduction.is_planned, put_back)
+        if self._model is None and size < self._items:
+            if self._reached is None:
+                self._reached = reached_modules(self._loss_fn)
+            self._refuse_whole_batch(self._reached)
         if self._check is not None and size < self._items and self._may_check():
             self._check.run(self._pass, batch, self._items, size)
         try:
@@ -403,14 +408,14 @@ class Microbatches:
                     "as torch.nn.ModuleList([first, second])"
                 )
 
-    def _refuse_whole_batch(self) -> None:
-        layers = [m for m in self._modules(_BatchNorm) if not isinstance(m, self._allow)]
+    def _refuse_whole_batch(self, models: list[torch.nn.Module]) -> None:
+        names = {m: name for model in models for name, m in model.named_modules()}
+        layers = [m for m in names if isinstance(m, _BatchNorm) and not isinstance(m, self._allow)]
         seeing = [m for m in layers if m.training or not m.track_running_stats]
-        if not seeing or self._model is None:
+        if not seeing:
             return
-        names = {id(module): name for name, module in self._model.named_modules()}
         listed = ", ".join(
-            f"{names.get(id(layer)) or 'model'} ({type(layer).__name__})" for layer in seeing[:8]
+            f"{names[layer] or 'model'} ({type(layer).__name__})" for layer in seeing[:8]
         )
         more = f" and {len(seeing) - 8} more" if len(seeing) > 8 else ""
         raise ValueError(

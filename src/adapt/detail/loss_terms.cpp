@@ -113,8 +113,9 @@ struct Divisor {
   double number = 1;
   std::vector<at::Tensor> tensors{};
 
-  [[nodiscard]] double value() const {
-    double product = number;
+  [[nodiscard]] double value() const { return number * value_of_tensors(); }
+  [[nodiscard]] double value_of_tensors() const {
+    double product = 1;
     for (const at::Tensor& tensor : tensors) {
       product *= tensor.item<double>();
     }
@@ -218,6 +219,8 @@ class Reader {
     if (is_sum) {
       count = std::abs(divisor.value());
       may_be_empty |= *count == 1 && !divisor.tensors.empty();
+    } else {  // as (losses * weights).mean() / weights.mean(); numbers are the same in all parts
+      *count *= std::abs(divisor.value_of_tensors());
     }
     result.terms.push_back({*count, elements_of(input_of(node)).value_or(0), is_sum,
                             Edge(compat::pointer_to(node), 0)});

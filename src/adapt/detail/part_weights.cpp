@@ -236,17 +236,27 @@ PartWeights::Verdict PartWeights::compare(std::int64_t at, std::int64_t width, F
     return both.elements == one.elements && both.elements == other.elements &&
            both.count == one.count && both.count == other.count;
   };
-  std::vector<Kind> kinds(same_terms ? terms : 0, Kind::counted);
-  for (std::size_t i = 0; i < kinds.size(); ++i) {
-    if (looks_constant(i)) {
-      kinds[i] = term_fits(i, 1, 0) && term_fits(i, 0, 1) ? Kind::constant : Kind::items;
-    }
-  }
-  const auto fits = [&](double a, double b) {
+  const auto values_fit = [&](double a, double b) {
     for (std::size_t i = 0; i < values; ++i) {
       if (off({a, b}, whole.values[i], {&first.values[i], &second.values[i]}) > tolerance) {
         return false;
       }
+    }
+    return true;
+  };
+  std::vector<Kind> kinds(same_terms ? terms : 0, Kind::counted);
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    const double count = whole.read.terms[i].count;
+    if (looks_constant(i)) {
+      kinds[i] = term_fits(i, 1, 0) && term_fits(i, 0, 1) ? Kind::constant : Kind::items;
+    } else if (count == first.read.terms[i].count && count == second.read.terms[i].count &&
+               values_fit(0.5, 0.5) && term_fits(i, 0.5, 0.5)) {
+      kinds[i] = Kind::items;  // it was divided before it was summed up
+    }
+  }
+  const auto fits = [&](double a, double b) {
+    if (!values_fit(a, b)) {
+      return false;
     }
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       if (!(kinds[i] == Kind::constant && a + b == 1) && !term_fits(i, a, b)) {
