@@ -308,3 +308,14 @@ def test_a_stateful_dataloader_resumes_after_any_batch_of_any_epoch() -> None:
         resumed.load_state_dict(first.state_dict())
         end = count if done <= count else 2 * count
         assert begun + list(resumed) == batches[:end], done
+
+
+def test_a_state_of_the_main_process_says_that_it_does_not_know_the_workers_position() -> None:
+    stream = pack_stream(Whole(), 100)
+    assert stream.state_dict()["epoch"] == 0
+    loader = iter(DataLoader(stream, batch_size=None, num_workers=1))
+    next(loader)
+    with pytest.warns(UserWarning, match="this state begins with epoch 1, and what is left"):
+        assert stream.state_dict()["epoch"] == 1
+    stream.set_epoch(0)
+    assert stream.state_dict()["epoch"] == 0

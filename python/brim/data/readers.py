@@ -91,6 +91,12 @@ class Readers:
         return self._word(_CLAIM) % _EPOCHS
 
     @property
+    def workers_have_read(self) -> bool:
+        """Whether the latest iteration was one of workers, asked in the main process."""
+        is_claimed = self._word(_CLAIM) >= _EPOCHS
+        return is_claimed and get_worker_info() is None
+
+    @property
     def epoch_was_set(self) -> bool:
         """Whether `set_epoch` was called, in any process."""
         return bool(self._word(_WAS_SET))

@@ -178,6 +178,12 @@ class StreamBatches(IterableDataset[Any]):
         if self._latest is None or self._start is not None:
             if batches is not None and whole("batches", batches, 0) > 0:
                 raise ValueError(f"batches must be 0 before an iteration begins, got {batches}")
+            if self._latest is None and self._readers.workers_have_read:
+                warn(
+                    f"the position of this stream is in the workers of its DataLoader: this state "
+                    f"begins with epoch {self.epoch}, and what is left of the one before is lost "
+                    "if that has not ended. torchdata's StatefulDataLoader saves it in the middle"
+                )
             return {**self._description(self.epoch), **self._start_of(self.epoch)}
         return self._latest.state_dict(batches)
 
