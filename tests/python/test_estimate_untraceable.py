@@ -181,3 +181,12 @@ def test_sparse_gradients_are_an_error_that_says_what_to_do(steps_before: int) -
         brim.estimate(step, device="cpu")
     assert layer.weight.grad is gradient
     assert brim.estimate(lambda: layer(torch.zeros(4, dtype=torch.long)), device="cpu").peak == 160
+
+
+def test_a_lazy_module_is_an_error_and_stays_as_it_is() -> None:
+    net = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d())
+    with pytest.raises(brim.EstimateError, match=r"0\.weight of Sequential has no shape yet"):
+        brim.estimate(lambda n: net(torch.randn(n, 4)), 4, device="cpu")
+    assert type(net[0]) is nn.LazyLinear
+    assert net(torch.randn(2, 4)).shape == (2, 8)
+    assert brim.estimate(lambda n: net(torch.randn(n, 4)), 4, device="cpu").peak > 0

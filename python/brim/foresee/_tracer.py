@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from brim import _C
@@ -124,6 +125,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
                 if tensor is not None:
                     full = f"{path}.{name}" if path else name
+                    if is_lazy(tensor):  # its first call changes the module's class
+                        raise EstimateError(
+                            f"{full} of {type(root).__name__} has no shape yet: run the module "
+                            "once on a real input before it is estimated"
+                        )
                     self.take(tensor, Kind.parameter, full)
                     self._parameters.setdefault(id(tensor), (tensor, full))
             for name, value in own.items():
