@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -22,7 +22,6 @@ from brim.adapt._split_check import SplitCheck
 from brim.adapt._undo import reached_modules
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
-_Module = TypeVar("_Module", bound=torch.nn.Module)
 
 _BUSY = (
     "a Microbatches runs inside of its own loss_fn, or in two threads at once: make one for each"
@@ -119,7 +118,6 @@ class Microbatches:
         self._scale = None if scaler is None else scaler.scale
         self._items = self._size = 0
         self._model, self._allow = model, allow
-        self._reached: list[torch.nn.Module] | None = None  # by loss_fn, without a model
         self._name = name_of(loss_fn)
         self._alone = _C.OneAtATime()
         self._pass = _C.BatchPass(reduction)
@@ -145,7 +143,8 @@ class Microbatches:
             self._reduction = _C.GradientReduction(reduction)
         mine = options.get("restore")
         restore: list[Any] = [] if mine is None else [mine]
-        allowed = [layer for layer in self._modules(_BatchNorm) if isinstance(layer, allow)]
+        layers = () if model is None else model.modules()
+        allowed = [m for m in layers if isinstance(m, _BatchNorm) and isinstance(m, allow)]
         restore += [buffer for layer in allowed for buffer in layer.buffers()]
         if self._ranks is not None:  # an attempt that fitted is undone if it failed elsewhere
             restore.append((lambda: None, lambda _: self._pass.undo()))
@@ -314,8 +313,6 @@ class Microbatches:
         if self._reduction is not None:
             without_collectives(self._model, not self._reduction.is_planned, put_back)
         if self._model is None and size < self._items:
-            if self._reached is None:
-                self._reached = reached_modules(self._loss_fn)
             self._refuse_whole_batch(self._reached)
         if self._check is not None and size < self._items and self._may_check():
             self._check.run(self._pass, batch, self._items, size)
@@ -388,16 +385,17 @@ class Microbatches:
         """Whether there are other ranks, and this reduces the gradients over them."""
         return self._reduction is not None and self._ranks.group is not None
 
-    def _modules(self, kind: type[_Module]) -> list[_Module]:
-        modules = () if self._model is None else self._model.modules()
-        return [module for module in modules if isinstance(module, kind)]
-
     def _parallel(self) -> list[torch.nn.Module]:
         """Modules whose ranks may wait for each other, also those that only `loss_fn` names."""
         modules = [] if self._model is None else [self._model]
         if self._ranks is None and _has_other_ranks():
-            modules += reached_modules(self._loss_fn)
+            modules += self._reached
         return parallel_modules(modules)
+
+    @functools.cached_property
+    def _reached(self) -> list[torch.nn.Module]:
+        """The modules that `loss_fn` leads to. Looked for once: that takes as long as a step."""
+        return reached_modules(self._loss_fn)
 
     def _refuse_other_parameters(self) -> None:
         for leaf in self._pass.not_named():
@@ -409,11 +407,12 @@ class Microbatches:
                 )
 
     def _refuse_whole_batch(self, models: list[torch.nn.Module]) -> None:
-        names = {m: name for model in models for name, m in model.named_modules()}
-        layers = [m for m in names if isinstance(m, _BatchNorm) and not isinstance(m, self._allow)]
+        layers = [m for model in models for m in model.modules() if isinstance(m, _BatchNorm)]
+        layers = [m for m in layers if not isinstance(m, self._allow)]
         seeing = [m for m in layers if m.training or not m.track_running_stats]
         if not seeing:
             return
+        names = {m: name for model in models for name, m in model.named_modules()}
         listed = ", ".join(
             f"{names[layer] or 'model'} ({type(layer).__name__})" for layer in seeing[:8]
         )
