@@ -161,9 +161,8 @@ batching::BatchStream stream_of(const SampleBatching& batching, std::uint64_t se
 py::object iterate(const SharedBatching& batching, std::uint64_t seed, std::int64_t rank,
                    std::int64_t world_size, const py::object& cursor, const py::object& segments,
                    bool as_tensors, py::dict description) {
-  return make_batch_iterator(batching,
-                             stream_of(*batching, seed, rank, world_size, cursor, segments),
-                             as_tensors, std::move(description));
+  return make_batch_run(batching, stream_of(*batching, seed, rank, world_size, cursor, segments),
+                        as_tensors, std::move(description));
 }
 
 std::int64_t count(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
