@@ -447,6 +447,25 @@ def test_a_position_that_workers_come_too_late_for_is_an_error() -> None:
         workers[1].take(1)
 
 
+def test_an_epoch_that_workers_come_too_late_for_is_an_error() -> None:
+    stream = make("pack", Whole())
+    worker = Worker(stream, 70, 0)
+    for epoch in range(300):
+        stream.set_epoch(epoch)
+    with pytest.raises(RuntimeError, match="while workers were starting"):
+        worker.take(1)
+
+
+def test_many_iterations_may_begin_before_the_last_worker_of_the_first() -> None:
+    stream = make("pack", Whole(), shuffle=True)
+    workers = [Worker(stream, 70, number) for number in range(2)]
+    batches = workers[0].take(1)
+    for _ in range(100):
+        next(iter(stream))
+    batches += workers[1].take() + workers[0].take()
+    assert seen(batches) == list(range(COUNT))
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_a_stateful_dataloader_resumes_after_any_batch_of_any_epoch() -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")

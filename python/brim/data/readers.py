@@ -22,13 +22,14 @@ from brim import _C
 from brim._warn import warn
 
 # How many iterations may begin at the same time, and how many calls of `set_epoch` are remembered.
-_RECENT = 16
-_MARKS, _COLUMNS = 48, 16  # fingerprints by their number and by worker
+_RECENT = 256
+# Fingerprints of the latest iterations, by their number and by worker.
+_COMPARED, _MARKS, _COLUMNS = 8, 48, 16
 _POSITION_WORDS = 512
 # The words of shared memory: a lock, the number of calls of `set_epoch`, whether a user called it,
 # and how many iterations have begun. For each recent call of `set_epoch`: the next epoch, and how
 # many iterations have begun since. For each recent iteration: its key, its epoch, the position that
-# it begins with, and fingerprints. A position: its number, its length, and its text.
+# it begins with; then fingerprints. A position: its number, its length, and its text.
 _LOCK, _SERIES, _WAS_SET, _BEGUN = range(4)
 _NEXT = 4
 _USED = _NEXT + _RECENT
@@ -36,7 +37,7 @@ _KEY = _USED + _RECENT
 _EPOCH = _KEY + _RECENT
 _START = _EPOCH + _RECENT
 _FINGERPRINTS = _START + _RECENT
-_POSITION = _FINGERPRINTS + _RECENT * _MARKS * _COLUMNS
+_POSITION = _FINGERPRINTS + _COMPARED * _MARKS * _COLUMNS
 _WORDS = _POSITION + 2 + _POSITION_WORDS
 _EPOCHS = 2**32
 # How many samples are compared as they are.
@@ -77,7 +78,7 @@ class Reading:
 
     def __init__(self, iteration: Iteration, slot: int, epoch: int, start: Any) -> None:
         self.key, self.worker, self.workers, _ = iteration
-        self.slot = slot
+        self.marks = _FINGERPRINTS + slot % _COMPARED * _MARKS * _COLUMNS
         self.epoch = epoch
         self.start: Mapping[str, Any] | None = start
         self.compared = 0  # fingerprints so far
@@ -228,16 +229,17 @@ class Readers:
             if own is not None:
                 epoch, start = own
                 self._words[_NEXT + series % _RECENT] = epoch + 1
-            elif begins_at and start is None:
+            elif (begins_at and start is None) or self._word(_SERIES) - series >= _RECENT:
                 raise RuntimeError(
-                    "load_state_dict() was called while workers were starting to read from the "
-                    "position loaded before: load it before the DataLoader is iterated over"
+                    "load_state_dict() or set_epoch() was called while workers were starting, so "
+                    "they do not know any more where to begin: call it before the DataLoader is "
+                    "iterated over"
                 )
         return Reading(iteration, slot, epoch, start)
 
     def _others(self, reading: Reading, mark: int, value: int) -> dict[int, int]:
         """Leave a value, and return those of other workers in this iteration."""
-        begin = _FINGERPRINTS + (reading.slot * _MARKS + mark) * _COLUMNS
+        begin = reading.marks + mark * _COLUMNS
         self._words[begin + reading.worker % _COLUMNS] = reading.key * _EPOCHS + value
         found = {}
         for column, word in enumerate(self._words[begin : begin + _COLUMNS].tolist()):
@@ -282,8 +284,7 @@ class Readers:
                     )
             reading.compared = mark
         if not differ and not reading.told and reading.compared > 3:
-            heads = _FINGERPRINTS + reading.slot * _MARKS * _COLUMNS
-            words = self._words[heads : heads + _COLUMNS].tolist()
+            words = self._words[reading.marks : reading.marks + _COLUMNS].tolist()
             if len({word for word in words if word // _EPOCHS == reading.key}) > 1:
                 reading.told = True
                 warn(
