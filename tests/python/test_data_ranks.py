@@ -181,7 +181,7 @@ def test_looks_on_ranks_are_not_kept() -> None:
     sampler._epoch_was_set = True
     for _ in range(50):
         next(iter(sampler))
-    assert len(sampler._opened) <= 3
+    assert len(sampler._iterations) <= 3
 
 
 # ---------------------------------------------------------------- states of other data

@@ -32,11 +32,11 @@ def tell_of_misuse(sampler: Any, caller: FrameType) -> None:
     if not sampler.shuffle or sampler._epoch_was_set:
         return
     again = f"{kind} {{}}begins epoch {sampler.epoch} again, with the same batches: "
-    if sampler._counts_epochs and _begins_again(sampler._opened):
+    if sampler._counts_epochs and _begins_again(sampler._of_next()):
         sampler._epoch_was_set = True  # as far as it matters here
         warn(
-            again.format("") + "on several ranks an epoch counts when an iteration has given its "
-            "last batch. Call set_epoch(epoch) before each epoch if loops end earlier"
+            again.format("") + "on several ranks an epoch counts when its last batch has reached "
+            "a loop. Call set_epoch(epoch) before each epoch if loops end earlier"
         )
     seeded = sampler._seed is not None and not sampler._seed_is_default
     latest = sampler._latest

@@ -25,9 +25,9 @@ from brim.data.frameworks import (
     fetched_ahead,
     most_batches,
 )
-from brim.data.ranks import Ranks, RankSource, SamplerType, shared_by_accelerate
+from brim.data.ranks import RankSource, SamplerType, shared_by_accelerate
 from brim.data.sizes import Budget, Cost, Limits, check_oversize, loaded, stored
-from brim.data.states import Iteration, Start, check_same_run, check_state
+from brim.data.states import Epoch, Iteration, Opened, Start, check_same_run, check_state
 
 Batch = list[int]
 
@@ -148,8 +148,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self._seed_is_default = seed is None and generator is None
         seed = self._default_seed if self._seed_is_default else seed
         self._seed = None if seed is None else whole("seed", seed, 0)
-        self._generator = generator
-        self._drawn: int | None = None  # the seed drawn for the coming epoch
+        self.generator = generator
         self._ranks = RankSource(rank, world_size)
         self._fixed_seed()
         self.as_tensors = flag("as_tensors", as_tensors)
@@ -161,12 +160,9 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         budgets = self._budget_required or max_total_size is not None
         self._limits = Limits.read(cost, max_total_size, max_batch_size) if budgets else Limits()
         self.epoch = 0
-        self._start: Start | None = None  # a loaded position
-        # What was opened to check it, and the ranks that it is for.
-        self._resumed: tuple[Any, Ranks] | None = None
+        self._next: Epoch | None = None  # the coming one, once it is known
+        self._iterations: list[Iteration] = []  # of that, and others that loops still hold
         self._latest: Any = None  # the run that was opened last
-        self._opened: list[Iteration] = []  # of the coming epoch
-        self._running: list[Iteration] = []  # of earlier ones, that are not over
         # Whether the user knows about epochs, or was told.
         self._epoch_was_set = False
         self._counted: tuple[object, int] | None = None
@@ -176,8 +172,9 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
     def __getstate__(self) -> dict[str, Any]:
         """All but what C++ made. It is made again when needed."""
         self._settle()
-        made = ("_batching", "_resumed", "_latest", "_counted")
-        state = {**self.__dict__, **dict.fromkeys(made), "_opened": [], "_running": []}
+        state = {**self.__dict__, **dict.fromkeys(("_batching", "_latest", "_counted"))}
+        state["_next"] = self._next and self._next._replace(opened=None)
+        state["_iterations"] = []
         state["_comparison"] = copy.copy(self._comparison)
         for name in ("sizes", "_columns"):
             if name in state:
@@ -230,10 +227,9 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         epoch = whole("epoch", epoch, 0)
         self._epoch_was_set = True
         self._settle()
-        self._running = []
         if epoch != self.epoch:
-            self._start = self._resumed = None
-            self._opened = []
+            self._next = None
+        self._iterations = self._of_next()
         self._enter(epoch)
 
     def _enter(self, epoch: int) -> None:
@@ -246,18 +242,20 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         workers makes two iterators and uses the second. On several ranks a look at some batches on
         one of them must not put it ahead of the others.
         """
-        begun = [each for each in self._opened if each.run.begun()]
+        begun = [each for each in self._of_next() if each.run.begun()]
         if begun and (self.world_size == 1 or any(each.ended() for each in begun)):
-            self._running = [each for each in (*self._running, *begun) if each.run.held()]
-            self._opened = []
             self._forget()
         # What nobody holds goes no further. Two are enough to see that loops end early.
-        held = [each for each in self._opened if each.run.held()]
-        left = [each for each in self._opened if each.run.begun() and not each.run.held()]
-        self._opened = [*left[-2:], *held]
+        left = [each for each in self._of_next() if each.run.begun() and not each.run.held()]
+        held = [each for each in self._iterations if each.run.held()]
+        self._iterations = [*left[-2:], *held]
+
+    def _of_next(self) -> list[Iteration]:
+        """The iterations of the coming epoch: those that were made since the last one."""
+        return [each for each in self._iterations if each.epoch is self._next]
 
     def _forget(self) -> None:
-        self._start = self._drawn = self._resumed = None
+        self._next = None
         if self._counts_epochs:
             self.epoch += 1
 
@@ -266,17 +264,8 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
 
         Whether it has ended does not matter: a DataLoader's workers fetch ahead.
         """
-        begun = (each for each in (*self._running, *self._opened) if each.run.begun())
-        return next((each for each in reversed(list(begun)) if each.run.held()), None)
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """What seeds are drawn from. accelerate sets one that its processes share."""
-        return self._generator
-
-    @generator.setter
-    def generator(self, generator: torch.Generator | None) -> None:
-        self._generator, self._drawn = generator, None
+        used = [each for each in self._iterations if each.run.begun() and each.run.held()]
+        return used[-1] if used else None
 
     def _fixed_seed(self) -> int | None:
         """The seed that decides all epochs, if there is one."""
@@ -296,14 +285,16 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         seed = self._fixed_seed()
         if seed is not None:
             return _C.epoch_seed(seed, self.epoch)
-        if self._drawn is None:
-            drawn = torch.empty((), dtype=torch.int64, device="cpu")
-            self._drawn = int(drawn.random_(generator=self.generator).item())
-        return self._drawn
+        drawn = torch.empty((), dtype=torch.int64, device="cpu")
+        return int(drawn.random_(generator=self.generator).item())
 
     def _coming(self) -> Start:
         self._settle()
-        return self._start or Start(self._coming_seed(), [], [])
+        # accelerate replaces the generator by one that its processes share.
+        basis = (self.epoch, self._fixed_seed(), self.shuffle, self.generator)
+        if self._next is None or self._next.basis not in (None, basis):
+            self._next = Epoch(Start(self._coming_seed(), [], []), basis, None)
+        return self._next.start
 
     @abstractmethod
     def _make(self) -> _C.SampleBatching: ...
@@ -333,16 +324,21 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         start = self._coming()
         caller = sys._getframe(1)
         tell_of_misuse(self, caller)
-        run, self._resumed = self._resumed, None
-        if run is None or run[1] != self._ranks.now():
-            run = self._open(start), self._ranks.now()
-        self._latest = run[0]
+        epoch = self._next
+        assert epoch is not None
+        opened = epoch.opened
+        if opened is not None:  # for this one alone
+            self._next = epoch = epoch._replace(opened=None)
+        if opened is None or opened[1:] != (self._batching, self._ranks.now()):
+            opened = Opened(self._open(start), self._batching, self._ranks.now())
+        self._latest = run = opened.run
         # Opening may have made the batching, which has positions of its own.
         start = start if self._batching is None else self._coming()
         if self.world_size > 1:
             self._comparison.check(self._ranks.now(), facts_of(self, start))
-        iterator: Iterator[Batch] = run[0].iterator()
-        self._opened.append(Iteration(run[0], self._batching, start, fetched_ahead(caller)))
+        iterator: Iterator[Batch] = run.iterator()
+        ahead = fetched_ahead(caller)
+        self._iterations.append(Iteration(run, epoch, start, self._batching, ahead))
         return _repeated(iterator, self.world_size) if shared else iterator
 
     def _here(self, start: Start) -> tuple[int, int, int, list[int], list[list[int]]]:
@@ -477,7 +473,6 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             raise
         if finished and self._counts_epochs:
             self.epoch += 1
-        self._drawn = self._latest = None
-        self._opened, self._running = [], []
-        self._resumed = None if resumed is None else (resumed, self._ranks.now())
-        self._start = None if resumed is None else start
+        self._latest, self._iterations = None, []
+        opened = Opened(resumed, self._batching, self._ranks.now())
+        self._next = None if resumed is None else Epoch(start, None, opened)

@@ -219,7 +219,6 @@ class SizeAwareBatchSampler(FittedBatchSampler):
             if not self._told:
                 self._tell_of_left_out()
             self._told = not self._foreign  # which may give other samples next time
-            self._resumed = None  # a stream, which may be of another order than this
         return self._batching
 
     def _order(self) -> torch.Tensor | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from brim import _C
 from brim._arguments import shown, whole
+from brim.data.ranks import Ranks
 
 
 class Start(NamedTuple):
@@ -18,12 +19,29 @@ class Start(NamedTuple):
     segments: list[list[int]]
 
 
+class Opened(NamedTuple):
+    """A run that was opened to check a state, and what it is valid for."""
+
+    run: Any
+    batching: _C.SampleBatching | None
+    ranks: Ranks
+
+
+class Epoch(NamedTuple):
+    """The epoch of iterations to come, which share it. Each iteration holds its own."""
+
+    start: Start
+    basis: object  # what the seed was made of; None if it was loaded
+    opened: Opened | None  # for the first iteration of a loaded one
+
+
 class Iteration(NamedTuple):
     """One iteration, and what it reads; `batching` is None if batches are made one by one."""
 
     run: Any
-    batching: _C.SampleBatching | None
+    epoch: Epoch
     start: Start
+    batching: _C.SampleBatching | None
     ahead: int  # how many batches a DataLoader asks for before it needs them
 
     def used(self) -> int:
