@@ -261,6 +261,8 @@ def test_ranks_that_count_epochs_by_themselves_are_told_once(
     for epoch in range(3):
         stream.set_epoch(epoch)
         list(stream)
+    with pytest.warns(UserWarning, match="each rank counts the epochs"):
+        list(stream)  # this epoch was not set
     stream = make(kind, Whole(), rank=0, world_size=2)  # nothing depends on the epoch
     for _ in range(3):
         list(stream)
@@ -454,6 +456,7 @@ def test_an_epoch_that_workers_come_too_late_for_is_an_error() -> None:
         stream.set_epoch(epoch)
     with pytest.raises(RuntimeError, match="while workers were starting"):
         worker.take(1)
+    assert stream.epoch == 299, "others are not affected"
 
 
 def test_many_iterations_may_begin_before_the_last_worker_of_the_first() -> None:

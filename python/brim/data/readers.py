@@ -29,14 +29,16 @@ _POSITION_WORDS = 512
 # The words of shared memory: a lock, the number of calls of `set_epoch`, whether a user called it,
 # and how many iterations have begun. For each recent call of `set_epoch`: the next epoch, and how
 # many iterations have begun since. For each recent iteration: its key, its epoch, the position that
-# it begins with; then fingerprints. A position: its number, its length, and its text.
+# it begins with, its number since `set_epoch`; then fingerprints. A position: the number of its call
+# of `load_state_dict`, its length, and its text.
 _LOCK, _SERIES, _WAS_SET, _BEGUN = range(4)
 _NEXT = 4
 _USED = _NEXT + _RECENT
 _KEY = _USED + _RECENT
 _EPOCH = _KEY + _RECENT
 _START = _EPOCH + _RECENT
-_FINGERPRINTS = _START + _RECENT
+_NUMBER = _START + _RECENT
+_FINGERPRINTS = _NUMBER + _RECENT
 _POSITION = _FINGERPRINTS + _COMPARED * _MARKS * _COLUMNS
 _WORDS = _POSITION + 2 + _POSITION_WORDS
 _EPOCHS = 2**32
@@ -74,11 +76,17 @@ class Iteration(NamedTuple):
 
 
 class Reading:
-    """An iteration that has begun: its epoch, and the position it begins with if it is resumed."""
+    """An iteration that has begun: its epoch, and the position it begins with if it is resumed.
 
-    def __init__(self, iteration: Iteration, slot: int, epoch: int, start: Any) -> None:
+    Its number is 0 if its epoch was set, and counts iterations from there on.
+    """
+
+    def __init__(
+        self, iteration: Iteration, slot: int, number: int, epoch: int, start: Any
+    ) -> None:
         self.key, self.worker, self.workers, _ = iteration
         self.marks = _FINGERPRINTS + slot % _COMPARED * _MARKS * _COLUMNS
+        self.number = number
         self.epoch = epoch
         self.start: Mapping[str, Any] | None = start
         self.compared = 0  # fingerprints so far
@@ -210,16 +218,18 @@ class Readers:
         own, self._own = self._own, None
         with self._locked():
             series = self._series if iteration.is_first else self._word(_SERIES)
+            late = self._word(_SERIES) - series >= _RECENT
             keys = self._words[_KEY : _KEY + _RECENT].tolist()
             new = iteration.key not in keys
             slot = self._word(_BEGUN) % _RECENT if new else keys.index(iteration.key)
-            if new:
+            if new and not late:
                 following = _NEXT + series % _RECENT
                 used = _USED + series % _RECENT
                 resumed = not self._word(used) and self._position_of(series) is not None
                 self._words[_KEY + slot] = iteration.key
                 self._words[_EPOCH + slot] = self._word(following)
                 self._words[_START + slot] = series if resumed else 0
+                self._words[_NUMBER + slot] = self._word(used)
                 self._words[following] += 1
                 self._words[used] += 1
                 self._words[_BEGUN] += 1
@@ -229,13 +239,13 @@ class Readers:
             if own is not None:
                 epoch, start = own
                 self._words[_NEXT + series % _RECENT] = epoch + 1
-            elif (begins_at and start is None) or self._word(_SERIES) - series >= _RECENT:
+            elif late or (begins_at and start is None):
                 raise RuntimeError(
                     "load_state_dict() or set_epoch() was called while workers were starting, so "
                     "they do not know any more where to begin: call it before the DataLoader is "
                     "iterated over"
                 )
-        return Reading(iteration, slot, epoch, start)
+            return Reading(iteration, slot, self._word(_NUMBER + slot), epoch, start)
 
     def _others(self, reading: Reading, mark: int, value: int) -> dict[int, int]:
         """Leave a value, and return those of other workers in this iteration."""

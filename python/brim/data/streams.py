@@ -103,7 +103,7 @@ class StreamBatches(IterableDataset[Any]):
 
     def _tell_of_ranks(self, reading: Reading) -> None:
         """Each rank counts epochs by itself, and nothing says whether they count alike."""
-        counted = reading.epoch == 1 and not self._readers.epoch_was_set
+        counted = reading.number == 1
         ranks = self._ranks.now().world_size > 1 and not self._sharded and reading.worker == 0
         if counted and ranks and (self._settings.get("shuffle", False) or self._source.counted):
             warn(
