@@ -29,8 +29,8 @@ _POSITION_WORDS = 512
 # The words of shared memory: a lock, the number of calls of `set_epoch`, whether a user called it,
 # and how many iterations have begun. For each recent call of `set_epoch`: the next epoch, and how
 # many iterations have begun since. For each recent iteration: its key, its epoch, the position that
-# it begins with, its number since `set_epoch`; then fingerprints. A position: the number of its call
-# of `load_state_dict`, its length, and its text.
+# it begins with, its number since `set_epoch`; then fingerprints. A position: the number of its
+# call of `load_state_dict`, its length, and its text.
 _LOCK, _SERIES, _WAS_SET, _BEGUN = range(4)
 _NEXT = 4
 _USED = _NEXT + _RECENT
