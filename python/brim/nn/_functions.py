@@ -12,12 +12,15 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.compiler import is_dynamo_compiling
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from brim import _C
 from brim._C import gradient_pattern
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived, original_of, recipe_of
 from brim.nn._elsewhere import is_traced
+from brim.nn._rewritten import HOMES, hides_calls, redirecting
 from brim.nn.saving import (
     FUNCTIONS,
     SAVING_ALONE,
@@ -28,9 +31,9 @@ from brim.nn.saving import (
 )
 
 __all__ = [
+    "calls_functions",
     "children_of_regions",
     "first_inside_regions",
-    "is_region",
     "leave_out",
     "leaving",
     "outside",
@@ -55,9 +58,41 @@ def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | N
     methods = tuple(
         name for name, uses in _uses_of(type(module)).items() if uses.fit(module, recompute)
     )
+    if methods and all(_is_plain(each, recompute) for each in module.modules()):
+        return derived(type(module), Recipe("calls", methods))
     if not methods and any(map(_is_function, module.__dict__.values())):
         methods = ("forward",)
     return derived(type(module), Recipe("functions", methods)) if methods else None
+
+
+def _is_plain(module: torch.nn.Module, recompute: bool) -> bool:
+    """Whether the functions of brim that a module itself calls are all found in its code."""
+    if any(map(callable, module.__dict__.values())) or parametrize.is_parametrized(module):
+        return False
+    kind = original_of(type(module)) or type(module)
+    if getattr(torch.nn, kind.__name__, None) is kind or kind.__module__.startswith("brim.nn."):
+        return True
+    every = _uses_of(kind).values()
+    return bool(every) and not any(each.need_region(module, recompute) for each in every)
+
+
+def _calling_members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
+    own = {name: _calling(getattr(kind, name)) for name in methods}
+    return (kind,), {**own, "_brim_recompute": None}
+
+
+def _calling(work: Any) -> Any:
+    """A method with brim's functions in place of torch's, for modules that need no region."""
+    by_level = {level: redirecting(work, level) for level in _REGIONS}
+
+    @functools.wraps(work)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return work(self, *args, **kwargs)
+        own = by_level[self._brim_recompute]
+        return outside(own, self, *args, **kwargs) if _depth() else own(self, *args, **kwargs)
+
+    return run
 
 
 def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
@@ -169,17 +204,24 @@ def _is_telling(result: Any) -> bool:
 
 
 _WITH_RECOMPUTE = FUNCTIONS | {SUM_OF_TWO_TYPES}
+_depth: Any = torch._C._len_torch_function_stack
 _is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 _transforms: Any = torch._C._functorch.get_interpreter_stack
 
+MAKERS["calls"] = _calling_members
 MAKERS["functions"] = _members
 MAKERS["leaving"] = _leaving_members
 
 
-def is_region(kind: Kind) -> bool:
+def calls_functions(kind: Kind) -> bool:
     """Whether `with_functions` or `leaving` made a class, or it derives from such a one."""
     recipe: Recipe | None = getattr(kind, "_brim_recipe", None)
-    return recipe is not None and recipe.maker in ("functions", "leaving")
+    return recipe is not None and recipe.maker in ("calls", "functions", "leaving")
+
+
+def _is_region(kind: Kind) -> bool:
+    """The same, and functions of modules inside of it are redirected too."""
+    return calls_functions(kind) and kind._brim_recipe.maker != "calls"  # type: ignore[attr-defined]
 
 
 def first_inside_regions(
@@ -199,14 +241,14 @@ def first_inside_regions(
                 found.add(module)
             inside = False
         else:
-            inside = inside or is_region(type(module))
+            inside = inside or _is_region(type(module))
         waiting += [(child, inside) for child in module.children()]
     return found
 
 
 def children_of_regions(modules: Collection[torch.nn.Module]) -> Iterator[torch.nn.Module]:
     """The modules among these that a region runs itself, or in a container of torch.nn."""
-    waiting = [child for each in modules if is_region(type(each)) for child in each.children()]
+    waiting = [child for each in modules if _is_region(type(each)) for child in each.children()]
     seen: set[torch.nn.Module] = set()
     while waiting:
         module = waiting.pop()
@@ -254,7 +296,7 @@ _REGIONS = {level: Saving(level, is_shared=True) for level in (None, "cheap", "p
 
 def _around() -> Any:
     """The region of a module that functions called here are in; None if another mode is nearer."""
-    depth = torch._C._len_torch_function_stack()
+    depth = _depth()
     mode = torch._C._get_function_stack_at(depth - 1) if depth else None
     return mode if mode in _REGIONS.values() else None
 
@@ -282,25 +324,42 @@ class _Uses:
         adds: the same.
         factors: attributes that it multiplies by.
         attends: calls one of transformers' functions for attention.
+        sums: adds, also in place.
+        hides: calls what this does not look into, or functions as methods of tensors.
     """
 
     calls: bool = False
     multiplies: bool = False
     adds: bool = False
     attends: bool = False
+    sums: bool = False
+    hides: bool = False
     factors: set[str] = field(default_factory=set)
+
+    def need_region(self, module: torch.nn.Module, recompute: bool) -> bool:
+        """Whether not all that is redirected is a function that the code names."""
+        return (
+            self.hides
+            or self.attends
+            or self._multiply(module)
+            or (recompute and (self.adds or self.sums))
+        )
+
+    def _multiply(self, module: torch.nn.Module) -> bool:
+        return self.multiplies or any(
+            not isinstance(getattr(module, name, None), (int, float)) for name in self.factors
+        )
 
     def fit(self, module: torch.nn.Module, recompute: bool) -> bool:
         """Whether a region around the method is worth it.
 
         Not for products and sums in a large container: everything inside would run in the region.
         """
-        multiplies = self.multiplies or any(
-            not isinstance(getattr(module, name, None), (int, float)) for name in self.factors
-        )
         calls = self.calls or (self.attends and _drops(module))
         adds = self.adds and recompute and any(map(_normalises_rows, module.children()))
-        return calls or ((multiplies or adds) and sum(1 for _ in module.modules()) <= _MANY)
+        if calls or not (adds or self._multiply(module)):
+            return calls
+        return sum(1 for _ in module.modules()) <= _MANY
 
 
 def _drops(module: torch.nn.Module) -> bool:
@@ -339,9 +398,15 @@ def _uses_of(kind: Kind) -> dict[str, _Uses]:
             function = base.__dict__.get(name)
             # No static methods and the like: a region needs the module.
             code = code_of(function) if inspect.isfunction(function) else None
-            if base is torch.nn.Module or code is None:
+            if base is torch.nn.Module or function is None:
                 continue
-            _add_uses(found.setdefault(name, _Uses()), code)
+            uses = found.setdefault(name, _Uses())
+            if code is None:
+                uses.hides |= callable(function) or isinstance(function, property)
+                continue
+            # Behind a decorator, or with variables of a function around it (also `super()`).
+            uses.hides |= function.__code__ is not code or bool(code.co_freevars)
+            _add_uses(uses, code, function.__globals__)
             waiting += code.co_names
             if not {"super", name} & {*code.co_names}:  # else it may call that of its base
                 break
@@ -349,15 +414,17 @@ def _uses_of(kind: Kind) -> dict[str, _Uses]:
     return found
 
 
-def _add_uses(uses: _Uses, code: CodeType) -> None:
+def _add_uses(uses: _Uses, code: CodeType, names: Mapping[str, Any]) -> None:
     for steps in _steps(code):
         for place, step in enumerate(steps):
             last, one_before = steps[place - 1], steps[place - 2]
             if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 uses.calls |= step.argval in _NAMES and not _is_self(last)
+                uses.hides |= step.argval in _NAMES and not _is_of_torch(steps[:place], names)
             elif step.opname == "LOAD_GLOBAL":
                 uses.calls |= step.argval in _NAMES
                 uses.attends |= step.argval == "ALL_ATTENTION_FUNCTIONS"
+                uses.hides |= hides_calls(step.argval, names)
             elif step.opname == "BINARY_MULTIPLY" or step.argrepr in ("*", "*="):
                 if last.opname == "LOAD_ATTR" and _is_self(one_before):
                     uses.factors.add(last.argval)
@@ -365,6 +432,26 @@ def _add_uses(uses: _Uses, code: CodeType) -> None:
                     uses.multiplies = True
             elif step.opname == "BINARY_ADD" or step.argrepr == "+":
                 uses.adds |= not _is_by_number(last, one_before)
+            elif step.opname == "INPLACE_ADD" or step.argrepr == "+=":
+                uses.sums = True
+            elif step.opname == "IS_OP":
+                uses.hides |= not _NAMES.isdisjoint((last.argval, one_before.argval))
+            elif step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+                uses.hides |= last.opname == "LOAD_GLOBAL"
+            else:
+                uses.hides |= step.opname in _OF_THE_FILE
+
+
+_OF_THE_FILE = frozenset(["STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"])
+
+
+def _is_of_torch(steps: list[dis.Instruction], names: Mapping[str, Any]) -> bool:
+    """Whether an attribute is one of `torch`, `F`, `nn.functional` and the like, or of `self`."""
+    at = len(steps) - 1
+    while at > 0 and steps[at].opname == "LOAD_ATTR" and steps[at].argval in ("nn", "functional"):
+        at -= 1
+    root = names.get(steps[at].argval) if steps[at].opname == "LOAD_GLOBAL" else None
+    return any(root is home for home in HOMES) or _is_self(steps[-1])
 
 
 def _is_by_number(last: dis.Instruction, one_before: dis.Instruction) -> bool:
