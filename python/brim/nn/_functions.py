@@ -1,11 +1,11 @@
-"""Which modules call functions that brim has, and the region of `brim.saving()` around these."""
+"""Which modules call functions that brim has, and the code or the region in which they are."""
 
 from __future__ import annotations
 
 import dis
 import functools
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, TypeAlias
@@ -76,9 +76,11 @@ def _is_plain(module: torch.nn.Module, recompute: bool) -> bool:
     return bool(every) and not any(each.need_region(module, recompute) for each in every)
 
 
-def _calling_members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
-    own = {name: _calling(getattr(kind, name)) for name in methods}
-    return (kind,), {**own, "_brim_recompute": None}
+def _members(
+    change: Callable[[Any], Any], kind: Kind, *methods: str
+) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
+    changed = {name: change(getattr(kind, name)) for name in methods}
+    return (kind,), {**changed, "_brim_recompute": None}
 
 
 def _calling(work: Any) -> Any:
@@ -93,11 +95,6 @@ def _calling(work: Any) -> Any:
         return outside(own, self, *args, **kwargs) if _depth() else own(self, *args, **kwargs)
 
     return run
-
-
-def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
-    regions = {name: _region(getattr(kind, name)) for name in methods}
-    return (kind,), {**regions, "_brim_recompute": None}
 
 
 _Way: TypeAlias = tuple[Any, ...]
@@ -208,20 +205,16 @@ _depth: Any = torch._C._len_torch_function_stack
 _is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 _transforms: Any = torch._C._functorch.get_interpreter_stack
 
-MAKERS["calls"] = _calling_members
-MAKERS["functions"] = _members
+MAKERS["calls"] = functools.partial(_members, _calling)
+MAKERS["functions"] = functools.partial(_members, _region)
 MAKERS["leaving"] = _leaving_members
 
 
-def calls_functions(kind: Kind) -> bool:
-    """Whether `with_functions` or `leaving` made a class, or it derives from such a one."""
+def calls_functions(kind: Kind, *, inside: bool = False) -> bool:
+    """Whether a class was made for functions that its code, or also modules `inside`, call."""
     recipe: Recipe | None = getattr(kind, "_brim_recipe", None)
-    return recipe is not None and recipe.maker in ("calls", "functions", "leaving")
-
-
-def _is_region(kind: Kind) -> bool:
-    """The same, and functions of modules inside of it are redirected too."""
-    return calls_functions(kind) and kind._brim_recipe.maker != "calls"  # type: ignore[attr-defined]
+    makers = ("functions", "leaving") if inside else ("calls", "functions", "leaving")
+    return recipe is not None and recipe.maker in makers
 
 
 def first_inside_regions(
@@ -241,14 +234,15 @@ def first_inside_regions(
                 found.add(module)
             inside = False
         else:
-            inside = inside or _is_region(type(module))
+            inside = inside or calls_functions(type(module), inside=True)
         waiting += [(child, inside) for child in module.children()]
     return found
 
 
 def children_of_regions(modules: Collection[torch.nn.Module]) -> Iterator[torch.nn.Module]:
     """The modules among these that a region runs itself, or in a container of torch.nn."""
-    waiting = [child for each in modules if _is_region(type(each)) for child in each.children()]
+    regions = [each for each in modules if calls_functions(type(each), inside=True)]
+    waiting = [child for each in regions for child in each.children()]
     seen: set[torch.nn.Module] = set()
     while waiting:
         module = waiting.pop()
@@ -338,12 +332,8 @@ class _Uses:
 
     def need_region(self, module: torch.nn.Module, recompute: bool) -> bool:
         """Whether not all that is redirected is a function that the code names."""
-        return (
-            self.hides
-            or self.attends
-            or self._multiply(module)
-            or (recompute and (self.adds or self.sums))
-        )
+        sums = recompute and self.sums
+        return self.hides or self.attends or sums or self._multiply(module)
 
     def _multiply(self, module: torch.nn.Module) -> bool:
         return self.multiplies or any(
@@ -357,9 +347,8 @@ class _Uses:
         """
         calls = self.calls or (self.attends and _drops(module))
         adds = self.adds and recompute and any(map(_normalises_rows, module.children()))
-        if calls or not (adds or self._multiply(module)):
-            return calls
-        return sum(1 for _ in module.modules()) <= _MANY
+        is_small = sum(1 for _ in module.modules()) <= _MANY
+        return calls or (is_small and (adds or self._multiply(module)))
 
 
 def _drops(module: torch.nn.Module) -> bool:
@@ -419,8 +408,9 @@ def _add_uses(uses: _Uses, code: CodeType, names: Mapping[str, Any]) -> None:
         for place, step in enumerate(steps):
             last, one_before = steps[place - 1], steps[place - 2]
             if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                uses.calls |= step.argval in _NAMES and not _is_self(last)
-                uses.hides |= step.argval in _NAMES and not _is_of_torch(steps[:place], names)
+                is_called = step.argval in _NAMES and not _is_self(last)
+                uses.calls |= is_called
+                uses.hides |= is_called and not _is_of_torch(steps[:place], names)
             elif step.opname == "LOAD_GLOBAL":
                 uses.calls |= step.argval in _NAMES
                 uses.attends |= step.argval == "ALL_ATTENTION_FUNCTIONS"
@@ -430,28 +420,25 @@ def _add_uses(uses: _Uses, code: CodeType, names: Mapping[str, Any]) -> None:
                     uses.factors.add(last.argval)
                 elif not _is_by_number(last, one_before):
                     uses.multiplies = True
-            elif step.opname == "BINARY_ADD" or step.argrepr == "+":
-                uses.adds |= not _is_by_number(last, one_before)
-            elif step.opname == "INPLACE_ADD" or step.argrepr == "+=":
+            elif step.opname in ("BINARY_ADD", "INPLACE_ADD") or step.argrepr in ("+", "+="):
                 uses.sums = True
+                if step.opname != "INPLACE_ADD" and step.argrepr != "+=":
+                    uses.adds |= not _is_by_number(last, one_before)
             elif step.opname == "IS_OP":
                 uses.hides |= not _NAMES.isdisjoint((last.argval, one_before.argval))
             elif step.opname in ("STORE_ATTR", "DELETE_ATTR"):
                 uses.hides |= last.opname == "LOAD_GLOBAL"
-            else:
-                uses.hides |= step.opname in _OF_THE_FILE
-
-
-_OF_THE_FILE = frozenset(["STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"])
+            elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"):
+                uses.hides = True
 
 
 def _is_of_torch(steps: list[dis.Instruction], names: Mapping[str, Any]) -> bool:
-    """Whether an attribute is one of `torch`, `F`, `nn.functional` and the like, or of `self`."""
+    """Whether an attribute is one of `torch`, `F`, `nn.functional` and the like."""
     at = len(steps) - 1
     while at > 0 and steps[at].opname == "LOAD_ATTR" and steps[at].argval in ("nn", "functional"):
         at -= 1
     root = names.get(steps[at].argval) if steps[at].opname == "LOAD_GLOBAL" else None
-    return any(root is home for home in HOMES) or _is_self(steps[-1])
+    return any(root is home for home in HOMES)
 
 
 def _is_by_number(last: dis.Instruction, one_before: dis.Instruction) -> bool:

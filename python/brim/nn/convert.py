@@ -117,8 +117,9 @@ def convert(
             the last call counts; layers of `brim.nn` that you gave a `recompute` yourself keep it
             where this is None.
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
-            products of two tensors), as `brim.saving()` does. This costs some microseconds for each
-            call of a function there. Language models of transformers also get brim's loss.
+            products of two tensors), as `brim.saving()` does. Where products, methods of tensors or
+            functions of your own are concerned, this costs some microseconds for each call of torch
+            there. Language models of transformers also get brim's loss.
 
     Returns:
         A report, not the model, which you have: what was replaced, what was changed, and what was
