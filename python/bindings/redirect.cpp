@@ -110,6 +110,10 @@ extern "C" PyObject* attribute_of_home(PyObject* self, PyObject* name) {
   return other;
 }
 
+extern "C" int set_attribute_of_home(PyObject* self, PyObject* name, PyObject* value) {
+  return PyObject_SetAttr(reinterpret_cast<Home*>(self)->module, name, value);
+}
+
 template <class Function>
 void* slot(Function* function) {
   return reinterpret_cast<void*>(function);
@@ -153,7 +157,9 @@ py::object redirect(py::object torchs, py::object own) {
 }
 
 py::object home(py::object module, py::dict instead) {
-  static PyType_Slot slots[] = {{Py_tp_getattro, slot(&attribute_of_home)}, {0, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_getattro, slot(&attribute_of_home)},
+                                {Py_tp_setattro, slot(&set_attribute_of_home)},
+                                {0, nullptr}};
   static PyTypeObject* const type = make_type<Home>("brim._C.Home", 0, slots);
   auto* const made = make<Home>(type);
   made->module = module.release().ptr();

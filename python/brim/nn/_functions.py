@@ -426,8 +426,6 @@ def _add_uses(uses: _Uses, code: CodeType, names: Mapping[str, Any]) -> None:
                     uses.adds |= not _is_by_number(last, one_before)
             elif step.opname == "IS_OP":
                 uses.hides |= not _NAMES.isdisjoint((last.argval, one_before.argval))
-            elif step.opname in ("STORE_ATTR", "DELETE_ATTR"):
-                uses.hides |= last.opname == "LOAD_GLOBAL"
             elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"):
                 uses.hides = True
 

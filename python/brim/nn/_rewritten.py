@@ -39,7 +39,7 @@ class _Names(dict[str, Any]):
     """The globals of a function; empty itself, which makes Python ask for each name."""
 
     def __init__(self, names: Mapping[str, Any], instead: Mapping[Any, Any]) -> None:
-        super().__init__()
+        super().__init__(__name__=names.get("__name__"))  # which warnings look up otherwise
         self._names, self._instead = names, instead
 
     def __missing__(self, name: str) -> Any:
@@ -64,7 +64,9 @@ def hides_calls(name: str, names: Mapping[str, Any]) -> bool:
     value = names.get(name, getattr(builtins, name, hides_calls))
     if isinstance(value, ModuleType):
         return value.__name__.split(".")[0] not in ("torch", "math")
-    is_class = isinstance(value, type) and not issubclass(value, torch.nn.Module)
-    if not callable(value) or is_class or isinstance(value, BuiltinFunctionType):
-        return False
-    return not (getattr(value, "__module__", None) or "").startswith("torch.")
+    if isinstance(value, type) or not callable(value):
+        return isinstance(value, type) and issubclass(value, torch.nn.Module)
+    if isinstance(value, BuiltinFunctionType):
+        return value in (globals, eval, exec)  # see the names themselves
+    is_torchs = (getattr(value, "__module__", None) or "").startswith("torch.")
+    return not is_torchs or isinstance(value, torch.nn.Module)
