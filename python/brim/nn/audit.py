@@ -18,7 +18,7 @@ from brim.memory import DeviceLike, is_out_of_memory, parse_bytes
 from brim.nn import _causal_lm_loss
 from brim.nn._audit_text import figures, folded, hint_of
 from brim.nn._derived import is_made, original_of
-from brim.nn._functions import is_region
+from brim.nn._functions import calls_functions
 from brim.nn._hints import frozen_batch_norms
 from brim.nn._saved import Run, measure, with_sizes
 from brim.nn._undoing import Undoing, undo_modules
@@ -464,7 +464,7 @@ def _row_names(runs: Iterable[Run]) -> dict[Place, tuple[str, str]]:
 
 def _without_region(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """The class itself where `convert` only redirected the functions that it calls."""
-    return original_of(kind) or kind if is_region(kind) else kind
+    return original_of(kind) or kind if calls_functions(kind) else kind
 
 
 def _is_layer(kind: type[torch.nn.Module]) -> bool:
