@@ -17,8 +17,8 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 import brim
-from brim.foresee import _estimate, _swap
-from brim.foresee._journal import Journal
+from brim._estimate import _estimate, _swap
+from brim._estimate._journal import Journal
 
 FOLDER = str(Path(_estimate.__file__).parent)
 

@@ -71,7 +71,7 @@ def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: s
 
 
 def _first_size(name: str, q: int, options: Options) -> Callable[..., int]:
-    from brim.foresee import FirstSize  # here: it imports this package
+    from brim._estimate import FirstSize  # here: it imports this package
 
     return FirstSize(name, options.get("lower", 1), options.get("device"), q)
 

@@ -438,7 +438,7 @@ class _Foresight:
         quietly: Callable[[Callable[[], int]], int],
         options: Options,
     ) -> None:
-        from brim.foresee import FirstSize  # here: it imports this package
+        from brim._estimate import FirstSize  # here: it imports this package
 
         self._traced = traced
         self._quietly = quietly

@@ -220,7 +220,7 @@ def unnamed(
         things: as `flat` returns them; None without `restore=`.
         named: values of arguments that `restore=` names.
     """
-    from brim.foresee._reach import Reachable  # which imports this package
+    from brim._estimate._reach import Reachable  # which imports this package
 
     found = Reachable(function, args, kwargs).helpers
     if not found:

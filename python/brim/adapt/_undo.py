@@ -148,7 +148,7 @@ def reached_modules(work: Callable[..., Any]) -> list[torch.nn.Module]:
 
 
 def _reachable(work: Iterable[Callable[..., Any] | None]) -> Any:
-    from brim.foresee._reach import Reachable  # which imports this module
+    from brim._estimate._reach import Reachable  # which imports this module
 
     return Reachable(lambda: None, tuple(each for each in work if each is not None), {})
 

@@ -242,7 +242,7 @@ def audit(
             f"audit runs the model, so pass its inputs, as brim.audit(model, x): the forward of "
             f"{type(model).__name__} takes {signature}"
         )
-    from brim.foresee._faked import placed  # here: it imports parts of this package
+    from brim._estimate._faked import placed  # here: it imports parts of this package
 
     if device is not None and "device" in inspect.signature(model.forward).parameters:
         device, kwargs = None, {**kwargs, "device": device}

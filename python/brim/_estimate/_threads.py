@@ -10,11 +10,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim import _C
+from brim._estimate._backward import backward_now
+from brim._estimate._errors import EstimateError
+from brim._estimate._journal import Journal
+from brim._estimate._places import current_line
 from brim._warn import warn
-from brim.foresee._backward import backward_now
-from brim.foresee._errors import EstimateError
-from brim.foresee._journal import Journal
-from brim.foresee._places import current_line
 
 
 class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]

@@ -13,9 +13,9 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils import _python_dispatch
 
 from brim import _C
+from brim._estimate._journal import MISSING, Journal
+from brim._estimate._kept import Kept
 from brim.adapt._random_state import RandomState
-from brim.foresee._journal import MISSING, Journal
-from brim.foresee._kept import Kept
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], object]]  # reads it, and writes it
 

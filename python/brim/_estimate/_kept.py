@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from brim.foresee._journal import MISSING, Journal
+from brim._estimate._journal import MISSING, Journal
 
 
 def attributes_of(thing: object) -> dict[str, Any]:

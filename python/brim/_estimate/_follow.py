@@ -14,12 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, dataloader
 
-from brim.foresee._cuda import choose_cuda, instead_of
-from brim.foresee._errors import EstimateError
-from brim.foresee._journal import Journal
-from brim.foresee._places import current_line
-from brim.foresee._threads import OneThread
-from brim.foresee._tracer import Tracer
+from brim._estimate._cuda import choose_cuda, instead_of
+from brim._estimate._errors import EstimateError
+from brim._estimate._journal import Journal
+from brim._estimate._places import current_line
+from brim._estimate._threads import OneThread
+from brim._estimate._tracer import Tracer
 
 
 def follow(

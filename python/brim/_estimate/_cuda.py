@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from brim.foresee._autocast import Autocast
-from brim.foresee._journal import Journal
+from brim._estimate._autocast import Autocast
+from brim._estimate._journal import Journal
 
 aten = torch.ops.aten
 

@@ -13,22 +13,22 @@ import torch
 
 from brim import _C
 from brim._arguments import positive, runs_in_parts, shown
+from brim._estimate._cpu import CpuTemporaries
+from brim._estimate._cuda_kernels import CudaTemporaries
+from brim._estimate._errors import EstimateError, LeftBehindError
+from brim._estimate._follow import follow
+from brim._estimate._journal import Journal
+from brim._estimate._kept import Kept
+from brim._estimate._log import Allocation, Kind
+from brim._estimate._places import line_of
+from brim._estimate._reach import Reachable
+from brim._estimate._reasons import reason_of
+from brim._estimate._report import Estimate
+from brim._estimate._surroundings import keep_surroundings, keep_thread
+from brim._estimate._swap import Swap
+from brim._estimate._threads import OneThread
+from brim._estimate._tracer import Tracer
 from brim._progress import progress as bar
-from brim.foresee._cpu import CpuTemporaries
-from brim.foresee._cuda_kernels import CudaTemporaries
-from brim.foresee._errors import EstimateError, LeftBehindError
-from brim.foresee._follow import follow
-from brim.foresee._journal import Journal
-from brim.foresee._kept import Kept
-from brim.foresee._log import Allocation, Kind
-from brim.foresee._places import line_of
-from brim.foresee._reach import Reachable
-from brim.foresee._reasons import reason_of
-from brim.foresee._report import Estimate
-from brim.foresee._surroundings import keep_surroundings, keep_thread
-from brim.foresee._swap import Swap
-from brim.foresee._threads import OneThread
-from brim.foresee._tracer import Tracer
 from brim.memory import DeviceLike, default_device
 
 _one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from brim._estimate._kept import attributes_of, names_in, slots_of
 from brim.adapt._restore import HELPERS
-from brim.foresee._kept import attributes_of, names_in, slots_of
 
 _MOST_OBJECTS = 20_000
 _MANY = 1_000  # data rather than parts of the program

@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from brim import _C
-from brim.foresee._errors import LeftBehindError
-from brim.foresee._journal import Journal
+from brim._estimate._errors import LeftBehindError
+from brim._estimate._journal import Journal
 
 _SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from brim.foresee._journal import Journal
+from brim._estimate._journal import Journal
 
 aten = torch.ops.aten
 

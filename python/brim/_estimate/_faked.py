@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from brim.foresee._cuda import choose_cuda
-from brim.foresee._estimate import target_device
-from brim.foresee._journal import Journal
-from brim.foresee._surroundings import keep_thread
-from brim.foresee._swap import Swap
-from brim.foresee._temporaries import tensors_in
-from brim.foresee._threads import OneThread
+from brim._estimate._cuda import choose_cuda
+from brim._estimate._estimate import target_device
+from brim._estimate._journal import Journal
+from brim._estimate._surroundings import keep_thread
+from brim._estimate._swap import Swap
+from brim._estimate._temporaries import tensors_in
+from brim._estimate._threads import OneThread
 from brim.memory import DeviceLike
 
 
