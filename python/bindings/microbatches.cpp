@@ -24,10 +24,9 @@ double count_argument(const py::object& value) {
   const double count = entering_python([&] { return PyFloat_AsDouble(value.ptr()); });
   if (count == -1.0 && PyErr_Occurred() != nullptr) {
     PyErr_Clear();
-    const py::object shown = attribute(py::module_::import("brim._arguments"), "shown");
     TORCH_CHECK_TYPE(
         false, "loss_fn must return the loss, or (loss, count): a count must be a number, got ",
-        text_of(invoke(shown, value)));
+        text_of(invoke(provided("shown"), value)));
   }
   return count;
 }

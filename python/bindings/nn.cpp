@@ -16,6 +16,7 @@
 
 #include "bindings.h"
 #include "fast_call.h"
+#include "interpreter.h"
 
 namespace brim::python {
 
@@ -52,8 +53,7 @@ PyObject* call_elsewhere(const char* name, PyObject* const* values, Py_ssize_t c
   for (Py_ssize_t i = 0; i < count; ++i) {
     args[static_cast<std::size_t>(i) + 1] = py::handle(values[i]);
   }
-  const py::object run = py::module_::import("brim.nn._elsewhere").attr("elsewhere");
-  return PyObject_Call(run.ptr(), args.ptr(), nullptr);
+  return PyObject_Call(provided("elsewhere").ptr(), args.ptr(), nullptr);
 }
 
 namespace {
@@ -212,7 +212,7 @@ void watch_hooks(const py::object& unpack, const py::object& below) {
 bool ask_python(const Tensor& tensor) {
   const py::gil_scoped_acquire locked;
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-  return py::module_::import("brim.nn._elsewhere").attr("is_known")(object).cast<bool>();
+  return provided("is_known")(object).cast<bool>();
 }
 
 }  // namespace

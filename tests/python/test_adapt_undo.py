@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import brim
-from brim.adapt import _undo
-from brim.adapt._random_state import RandomState
-from brim.adapt._undo import Undo
+from brim._state import undo as _undo
+from brim._state.random_state import RandomState
+from brim._state.undo import Undo
 
 
 def step_of(model: nn.Module) -> Callable[[int], None]:

@@ -34,7 +34,7 @@ ALLOWED = {
     "_estimate/_estimate.py stats_of": "of statistics: no tensors",
     "_estimate/_estimate.py _traced": "replaces errors of fake tensors alone, by their texts",
     "_estimate/_first_size.py _largest": "foresight is a hint, and the call itself will raise it",
-    "_estimate/_kept.py attributes_of": "of an attribute that may be a property",
+    "_state/reach.py attributes_of": "of an attribute that may be a property",
     "_estimate/_journal.py put_back": "kept, and raised after the other steps",
     "_estimate/_surroundings.py _read": "of a setting: no tensors",
     "_estimate/_swap.py _put_back": "a tensor without values is worse; the error names the cause",

@@ -21,7 +21,6 @@ from brim._estimate._journal import Journal
 from brim._estimate._kept import Kept
 from brim._estimate._log import Allocation, Kind
 from brim._estimate._places import line_of
-from brim._estimate._reach import Reachable
 from brim._estimate._reasons import reason_of
 from brim._estimate._report import Estimate
 from brim._estimate._surroundings import keep_surroundings, keep_thread
@@ -29,6 +28,7 @@ from brim._estimate._swap import Swap
 from brim._estimate._threads import OneThread
 from brim._estimate._tracer import Tracer
 from brim._progress import progress as bar
+from brim._state.reach import Reachable
 from brim.memory import DeviceLike, default_device
 
 _one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration

@@ -15,7 +15,7 @@ from torch.utils import _python_dispatch
 from brim import _C
 from brim._estimate._journal import MISSING, Journal
 from brim._estimate._kept import Kept
-from brim.adapt._random_state import RandomState
+from brim._state.random_state import RandomState
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], object]]  # reads it, and writes it
 

@@ -11,15 +11,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import Never, Unpack
 
 from brim import _C
-from brim._arguments import check_callable, flag, positive, refused, shown, whole
+from brim._arguments import check_callable, flag, name_of, positive, refused, shown, whole
+from brim._estimate import FirstSize
+from brim._state.undo import reached_modules
 from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
 from brim.adapt._identity import identity, structure
-from brim.adapt._options import Options, inside, make, name_of, rank_setting
+from brim.adapt._options import Options, inside, make, rank_setting
 from brim.adapt._parallel import parallel_modules, refuse_waiting, sharded, without_collectives
 from brim.adapt._run_loss import RunLoss
 from brim.adapt._split_check import SplitCheck
-from brim.adapt._undo import reached_modules
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
 
@@ -438,8 +439,6 @@ class _Foresight:
         quietly: Callable[[Callable[[], int]], int],
         options: Options,
     ) -> None:
-        from brim._estimate import FirstSize  # here: it imports this package
-
         self._traced = traced
         self._quietly = quietly
         self._first = FirstSize("size", options.get("lower", 1), options.get("device"))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from brim import _C
+from brim._state.undo import undisturbed
 from brim._warn import warn
 from brim.adapt._parts import Split, members, rebuilt
-from brim.adapt._undo import undisturbed
 from brim.memory import is_out_of_memory
 
 _MOST = 64  # items that are looked at where each must be cut out

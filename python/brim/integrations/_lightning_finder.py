@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from brim import _C
 from brim._arguments import positive, real
+from brim._state.undo import Undo
 from brim.adapt import _parts, batch
 from brim.adapt import range as adaptive_range
-from brim.adapt._undo import Undo
 from brim.data.agree import apart
 from brim.integrations._lightning_records import Records
 from brim.memory import release_cached

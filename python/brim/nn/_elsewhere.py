@@ -274,3 +274,5 @@ _IN_GRAPHS = frozenset(
     if torch.Tag.pt2_compliant_tag in getattr(torch.ops.brim, name).default.tags
 )
 """What torch.compile gets. Instead of the others it gets torch's own, and decides what is kept."""
+
+_C.provide(elsewhere=elsewhere, is_known=is_known)

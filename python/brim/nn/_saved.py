@@ -16,9 +16,9 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from brim.adapt._random_state import RandomState
+from brim._state.random_state import RandomState
+from brim._state.undoing import Undoing, undo_modes
 from brim.nn._lower_bound import Need, least, nodes_behind, refine
-from brim.nn._undoing import Undoing, undo_modes
 from brim.nn._values import Place, Values, bytes_of, identity
 from brim.nn.saving import watching
 

@@ -15,7 +15,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from brim import _C
 from brim._arguments import shown
+from brim._state.reach import HELPERS, Reachable
 
 PutBack: TypeAlias = Callable[[], object]
 
@@ -24,9 +26,6 @@ Restorable: TypeAlias = (
     "str | torch.Tensor | torch.nn.Module | Optimizer | LRScheduler | GradScaler"
     " | tuple[Callable[[], Any], Callable[[Any], object]]"
 )
-
-#: What an optimizer's step involves besides the optimizer.
-HELPERS = (GradScaler, LRScheduler)
 
 _KINDS = (torch.Tensor, torch.nn.Module, Optimizer, *HELPERS)
 _THINGS = (
@@ -220,8 +219,6 @@ def unnamed(
         things: as `flat` returns them; None without `restore=`.
         named: values of arguments that `restore=` names.
     """
-    from brim._estimate._reach import Reachable  # which imports this package
-
     found = Reachable(function, args, kwargs).helpers
     if not found:
         return []
@@ -245,3 +242,6 @@ def unnamed(
 def _is_incomplete(save: Any) -> bool:
     """A scaler's `state_dict`, which lacks how far the step of each optimizer is."""
     return isinstance(save, types.MethodType) and isinstance(save.__self__, GradScaler)
+
+
+_C.provide(collect=collect, unnamed=unnamed)

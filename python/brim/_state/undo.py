@@ -11,10 +11,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from brim import _C
+from brim._state.random_state import RandomState
+from brim._state.reach import Reachable
+from brim._state.restorable import Restorable, collect, flat, writable
+from brim._state.watched import Watched
 from brim._warn import warn
-from brim.adapt._random_state import RandomState
-from brim.adapt._restore import Restorable, collect, flat, writable
-from brim.adapt._watched import Watched
 
 _T = TypeVar("_T")
 
@@ -147,9 +148,7 @@ def reached_modules(work: Callable[..., Any]) -> list[torch.nn.Module]:
     return list(_reachable([work]).modules)
 
 
-def _reachable(work: Iterable[Callable[..., Any] | None]) -> Any:
-    from brim._estimate._reach import Reachable  # which imports this module
-
+def _reachable(work: Iterable[Callable[..., Any] | None]) -> Reachable:
     return Reachable(lambda: None, tuple(each for each in work if each is not None), {})
 
 
