@@ -307,8 +307,9 @@ def test_random_states_do_not_count_as_memory_in_use(
         set_rng_state_all=set_again.extend,
     )
     monkeypatch.setattr(torch, "get_device_module", lambda: accelerator)
-    with RandomState():
-        assert brim.memory_stats("cpu").allocated == held
+    state = RandomState()
+    assert brim.memory_stats("cpu").allocated == held
+    state.put_back()
     assert set_again[0].tolist() == [0] * 16
 
 

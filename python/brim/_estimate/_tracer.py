@@ -20,11 +20,11 @@ from brim._estimate._cpu import CpuTemporaries
 from brim._estimate._cpu_libraries import reserved_by_onednn_rnn
 from brim._estimate._cuda_kernels import CudaTemporaries, reserved_by_cudnn_rnn
 from brim._estimate._errors import EstimateError
-from brim._estimate._kept import Kept
 from brim._estimate._log import Allocation, Kind, Log
 from brim._estimate._places import ModuleStack, current_line
 from brim._estimate._swap import Swap
 from brim._estimate._temporaries import tensors_in
+from brim._state.kept import Kept
 
 aten = torch.ops.aten
 

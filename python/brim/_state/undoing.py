@@ -1,8 +1,15 @@
-"""Blocks of code that leave a model, and torch, as they were: also where Ctrl-C falls into them."""
+"""The one way to put things back: also where Ctrl-C falls into the block, or into its end.
+
+`with Undoing() as undo:` opens a block. Whatever is to be put back at its end is registered ahead
+of the change: `undo.callback(step)`, or one of the functions here. All steps run, the last first,
+past errors and interrupts; the first error is raised. A step sets a value, so it may run twice.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -10,9 +17,40 @@ from torch.utils import _python_dispatch
 
 from brim import _C
 
-__all__ = ["Undoing", "undo_modes", "undo_modules"]
-
 Undoing = _C.Undoing
+
+MISSING: Any = object()
+"""Stands for an attribute that is not there."""
+
+
+def set_attribute(undo: Undoing, thing: Any, name: str, value: Any) -> None:
+    """Change an attribute of a module, a class or an object until the block ends.
+
+    Example:
+        >>> import types
+        >>> thing = types.SimpleNamespace(size=1)
+        >>> with Undoing() as undo:
+        ...     set_attribute(undo, thing, "size", 2)
+        >>> thing.size
+        1
+    """
+    before = vars(thing).get(name, MISSING)
+
+    def put_back() -> None:
+        if before is MISSING:
+            if name in vars(thing):
+                delattr(thing, name)
+        elif vars(thing).get(name) is not before:
+            setattr(thing, name, before)
+
+    undo.callback(put_back)
+    setattr(thing, name, value)
+
+
+def set_variable(undo: Undoing, variable: ContextVar[bool], value: bool) -> None:
+    """Change a context variable until the block ends."""
+    undo.callback(functools.partial(variable.set, variable.get()))
+    variable.set(value)
 
 
 def undo_modes(undo: Undoing) -> None:
@@ -31,13 +69,23 @@ def undo_modes(undo: Undoing) -> None:
 
 
 def undo_modules(undo: Undoing, model: torch.nn.Module) -> None:
-    """Put back the classes, attributes and hooks of a model's modules."""
+    """Put back the classes, attributes, hooks and buffers of a model's modules."""
     for module in model.modules():
-        if not isinstance(module, torch.jit.ScriptModule):
-            attributes = vars(module)
-            tables = [(each, dict(each)) for each in attributes.values() if isinstance(each, dict)]
-            put_back = functools.partial(_put_back, module, type(module), dict(attributes), tables)
-            undo.callback(put_back)
+        if isinstance(module, torch.jit.ScriptModule):
+            undo.callback(functools.partial(set_buffers, module, dict(module._buffers.items())))
+            continue
+        attributes = vars(module)
+        tables = [(each, dict(each)) for each in attributes.values() if isinstance(each, dict)]
+        undo.callback(functools.partial(_put_back, module, type(module), dict(attributes), tables))
+
+
+def set_buffers(module: torch.nn.Module, buffers: Mapping[str, torch.Tensor | None]) -> None:
+    """Give a module others of these names. Those of a ScriptModule are a view that is read-only."""
+    if isinstance(module, torch.jit.ScriptModule):
+        for name, buffer in buffers.items():
+            setattr(module, name, buffer)
+    else:
+        module._buffers.update(buffers)
 
 
 def _put_back(

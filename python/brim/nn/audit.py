@@ -12,7 +12,7 @@ import torch
 
 from brim import _C
 from brim._arguments import refused, shown, whole
-from brim._estimate._faked import placed
+from brim._estimate._faked import make_fake
 from brim._plots import draw
 from brim._progress import progress as bar
 from brim._state.undoing import Undoing, undo_modules
@@ -245,9 +245,10 @@ def audit(
         device, kwargs = None, {**kwargs, "device": device}
     with (
         _told_of_shapes(inputs),
-        placed(model, (inputs, kwargs), device),
         bar("audit", "run", total=3, enabled=progress) as step,
+        Undoing() as undo,
     ):
+        make_fake(undo, model, (inputs, kwargs), device)
         return _audit(model, inputs, kwargs, step)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -19,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from brim import _C
 from brim._arguments import runs_in_parts
+from brim._state.undoing import Undoing, set_variable
 from brim.nn import _activation, functional
 from brim.nn._attention import attention
 
@@ -166,20 +166,15 @@ def hooks_in_force() -> Any:
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-@contextlib.contextmanager
-def watching(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
-    """Within, these saved-tensor hooks see what is kept, and layers act as without them.
+def watch(undo: Undoing, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+    """Until the block ends, these saved-tensor hooks see what is kept, and layers act as without.
 
     `pack` must return what holds the tensor as it is.
     """
-    before = redirected.watching
+    undo.callback(functools.partial(_watch, redirected.watching))
     own = (unpack, hooks_in_force())
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            _watch(own)
-            yield
-    finally:
-        _watch(before)
+    torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)  # the block pops them
+    _watch(own)
 
 
 def _watch(hooks: Any) -> None:
@@ -203,10 +198,9 @@ SHARED_OUTPUT = "output shared"
 _is_paused = ContextVar("_is_paused", default=False)
 
 
-def pause(undo: _C.Undoing) -> None:
+def pause(undo: Undoing) -> None:
     """Regions of this thread do nothing until the block ends."""
-    undo.callback(functools.partial(_is_paused.set, _is_paused.get()))
-    _is_paused.set(True)
+    set_variable(undo, _is_paused, True)
 
 
 def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from brim._estimate._journal import MISSING, Journal
 from brim._state.reach import attributes_of, names_in, slots_of
+from brim._state.undoing import MISSING
 
 
 class Kept:
@@ -22,13 +22,13 @@ class Kept:
     Objects of C and C++ are not covered.
 
     Args:
-        journal: puts it back.
+        callback: gets each step that puts something back.
     """
 
-    def __init__(self, journal: Journal) -> None:
-        self._note = journal.note
+    def __init__(self, callback: Callable[[Callable[[], object]], object]) -> None:
+        self._note = callback
         self._known: dict[int, object] = {}  # by address, and alive so that addresses stay theirs
-        journal.note(self._known.clear)
+        callback(self._known.clear)
 
     def keep(self, thing: Any, own: bool = True) -> None:
         """Put back what a container, an object, a class, a closure or a cache holds now.
