@@ -141,7 +141,7 @@ class _Redirected(threading.local):
         left: the `hooks` of regions around modules that are left out; None outside of regions.
         last: where the last region that found some was judged, and its key there.
         watching: the second of the hooks that only watch, and the hooks in force without them.
-        little: COUNT of regions judged to redirect little: those run in the region around them.
+        little: how many regions were judged to redirect little: they run in the one around them.
     """
 
     found: list[Any] | None = None
