@@ -47,13 +47,13 @@ bool is_mode_watching() {
 
 bool is_watched() { return is_mode_watching() || at::tracer::impl::is_dispatch_enabled(); }
 
-PyObject* call_elsewhere(const char* name, PyObject* const* values, Py_ssize_t count) {
+PyObject* call_via_dispatcher(const char* name, PyObject* const* values, Py_ssize_t count) {
   py::tuple args(count + 1);
   args[0] = name;
   for (Py_ssize_t i = 0; i < count; ++i) {
     args[static_cast<std::size_t>(i) + 1] = py::handle(values[i]);
   }
-  return PyObject_Call(provided("elsewhere").ptr(), args.ptr(), nullptr);
+  return PyObject_Call(provided("via_dispatcher").ptr(), args.ptr(), nullptr);
 }
 
 namespace {
