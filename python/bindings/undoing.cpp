@@ -5,6 +5,8 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/PyInterpreter.h>
 
 #include <algorithm>
@@ -92,11 +94,16 @@ class FirstError {
 };
 
 /// What torch keeps for the calling thread, when this is made: modes, saved-tensor hooks, autocast,
-/// whether gradients are recorded.
+/// whether gradients are recorded. Not whether a profiler runs: it may be started within a block
+/// and stopped after it, and only this half of its state belongs to the thread.
 class ThreadState {
  public:
   void put_back() const {
+    const auto profiler = c10::ThreadLocalDebugInfo::current();
+    const at::RecordFunctionTLS profiler_callbacks = at::get_record_function_tls_();
     at::ThreadLocalState::setThreadLocalState(state_);
+    at::set_record_function_tls_(profiler_callbacks);
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(profiler);
     at::autocast::set_autocast_cache_enabled(caches_casts_);
     bool is_left_open = false;
     while (at::autocast::decrement_nesting() >= nesting_) {

@@ -381,6 +381,22 @@ def test_a_step_that_is_interrupted_several_times_is_taken_in_the_end() -> None:
     assert thing.size == 1
 
 
+@pytest.mark.parametrize("inside", ["start", "stop"])
+def test_a_profiler_may_be_started_or_stopped_inside_of_a_block(inside: str) -> None:
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    first, second = profiler.start, profiler.stop
+    if inside == "stop":
+        first()
+        first, second = second, torch.ones(1).neg
+    with Undoing():
+        torch.ones(1).exp()
+        first()
+    torch.ones(1).sin()
+    second()
+    seen = {event.key for event in profiler.key_averages()}
+    assert ("aten::sin" in seen, "aten::exp" in seen) == (inside == "start", inside == "stop")
+
+
 def test_a_region_of_autocast_that_is_left_open_leaves_no_casts() -> None:
     """Else the next region would compute with weights as they were."""
     layer, x = nn.Linear(2, 2, bias=False), torch.ones(1, 2)
