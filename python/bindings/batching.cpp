@@ -330,7 +330,7 @@ Example:
       .def(
           "plot",
           [](const py::object& self, const py::object& where) {
-            return py::module_::import("brim.plot").attr("plan")(self, where);
+            return provided("draw")("plan", self, where);
           },
           py::arg("where") = py::none(),
           "Draw how full the batches are and how much of them is padding; see `brim.plot.plan`.")

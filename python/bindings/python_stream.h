@@ -22,7 +22,7 @@ namespace brim::python {
 template <template <class> class Stream>
 class PythonStream {
  public:
-  /// @param measured COUNT of sizes that the function gives. Further ones, of limits that do not
+  /// @param measured number of sizes that the function gives. Further ones, of limits that do not
   ///     depend on a size, are 0.
   /// @param options further arguments of the stream.
   template <class... Options>
@@ -104,7 +104,7 @@ class PythonStream {
     }
   }
 
-  static constexpr std::int64_t kBetweenSignals = 4096;  // COUNT of samples
+  static constexpr std::int64_t kBetweenSignals = 4096;  // samples
 
   py::iterator samples_;
   py::object sizeof_;

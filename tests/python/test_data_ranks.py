@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, RandomSampler
 
 import brim
+from brim._state.undoing import Undoing
 from brim.data import BucketBatchSampler, PackedBatchSampler, SizeAwareBatchSampler, agree
 
 SIZES = [1 + index * 7 % 19 for index in range(200)]
@@ -302,7 +303,8 @@ def test_another_epoch_on_one_rank_is_an_error_on_all(ranks: Ranks, before: int)
 
 def test_a_state_on_one_rank_alone_is_an_error_on_all(ranks: Ranks) -> None:
     source = MAKERS["packed"](rank=0, world_size=2)
-    with agree.apart():
+    with Undoing() as undo:
+        agree.apart(undo)
         next(iter(source))
 
     def work(rank: int) -> Any:

@@ -13,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from brim._arguments import flag, shown
+from brim._state.undoing import Undoing, undo_modules
 from brim.memory import is_out_of_memory
 from brim.nn import _causal_lm_loss, modules
 from brim.nn._conversion_report import ConversionReport, ConvertedLayer
@@ -35,7 +36,6 @@ from brim.nn._functions import (
     with_functions,
 )
 from brim.nn._hints import conversion_hint
-from brim.nn._undoing import Undoing, undo_modules
 from brim.nn.recognisers import recognise
 from brim.nn.saving import check_recompute
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -20,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from brim import _C
 from brim._arguments import runs_in_parts
+from brim._state.undoing import Undoing, set_variable
 from brim.nn import _activation, functional
 from brim.nn._attention import attention
 
@@ -143,7 +143,7 @@ class _Redirected(threading.local):
         left: the `hooks` of regions around modules that are left out; None outside of regions.
         last: where the last region that found some was judged, and its key there.
         watching: the second of the hooks that only watch, and the hooks in force without them.
-        little: COUNT of regions judged to redirect little: those run in the region around them.
+        little: how many regions were judged to redirect little: they run in the one around them.
     """
 
     found: list[Any] | None = None
@@ -168,20 +168,15 @@ def hooks_in_force() -> Any:
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-@contextlib.contextmanager
-def watching(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
-    """Within, these saved-tensor hooks see what is kept, and layers act as without them.
+def watch(undo: Undoing, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+    """Until the block ends, these saved-tensor hooks see what is kept, and layers act as without.
 
     `pack` must return what holds the tensor as it is.
     """
-    before = redirected.watching
+    undo.callback(functools.partial(_watch, redirected.watching))
     own = (unpack, hooks_in_force())
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            _watch(own)
-            yield
-    finally:
-        _watch(before)
+    torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)  # the block pops them
+    _watch(own)
 
 
 def _watch(hooks: Any) -> None:
@@ -207,10 +202,9 @@ _is_paused = ContextVar("_is_paused", default=False)
 _C.set_redirection(FakeTensor, _is_paused)
 
 
-def pause(undo: _C.Undoing) -> None:
+def pause(undo: Undoing) -> None:
     """Regions of this thread do nothing until the block ends."""
-    undo.callback(functools.partial(_is_paused.set, _is_paused.get()))
-    _is_paused.set(True)
+    set_variable(undo, _is_paused, True)
 
 
 # Those of brim.estimate run as real ones do.

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
-from torch.utils import _python_dispatch
 
-from brim import _C
-from brim.adapt._random_state import RandomState
-from brim.foresee._journal import MISSING, Journal
-from brim.foresee._kept import Kept
+from brim._state.kept import Kept
+from brim._state.random_state import RandomState
+from brim._state.undoing import MISSING, Undoing, undo_modes
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], object]]  # reads it, and writes it
 
@@ -35,49 +33,31 @@ _PROPERTIES = {
 _SDP = ("flash", "mem_efficient", "math", "cudnn")  # kernels of attention
 
 
-def keep_surroundings(journal: Journal, kept: Kept) -> None:
+def keep_surroundings(undo: Undoing, kept: Kept) -> None:
     """Note what is set now for the process and for the calling thread.
 
     Args:
-        journal: puts settings back where they differ by then.
+        undo: puts settings back where they differ by then.
         kept: puts containers back, such as hooks of all modules.
     """
     for read, write in _settings():
         before = _read(read)
         if before is not MISSING:
-            journal.note(functools.partial(_write, read, write, before))
-    journal.note(RandomState().put_back)
+            undo.callback(functools.partial(_write, read, write, before))
+    undo.callback(RandomState().put_back)
     for holder in (torch_module, torch_optimizer):
         for name, value in vars(holder).items():
             if name.startswith("_global_") and isinstance(value, dict):
                 kept.keep(value)
 
 
-def keep_thread(journal: Journal) -> None:
-    """Note the modes of the calling thread. Put back first of all: no mode sees the rest."""
-    nesting = _C.autocast_nesting()
-    for name in [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]:
-        journal.set(_python_dispatch, name, getattr(_python_dispatch, name))
-    tell = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
-    if tell is not None:  # a copy in C++ of one of these
-        flag = _python_dispatch._is_in_any_mode_without_ignore_compile_internals
-        journal.note(functools.partial(tell, flag))
+def keep_thread(undo: Undoing) -> None:
+    """Note what torch keeps of the calling thread's modes beside the modes themselves."""
+    undo_modes(undo)
     lifts = torch._C._only_lift_cpu_tensors()
-    journal.note(functools.partial(torch._C._set_only_lift_cpu_tensors, lifts))
+    undo.callback(functools.partial(torch._C._set_only_lift_cpu_tensors, lifts))
     # Casts refer to tensors of the trace, and torch puts no tensor back that C++ refers to.
-    journal.note(torch.clear_autocast_cache)
-    journal.note(functools.partial(_nest_autocast, nesting))
-    caches = torch.is_autocast_cache_enabled()
-    journal.note(functools.partial(torch.set_autocast_cache_enabled, caches))
-    journal.note(_C.ThreadState().put_back)
-
-
-def _nest_autocast(nesting: int) -> None:
-    """End the regions of autocast that the call entered and did not leave."""
-    while torch.autocast_decrement_nesting() >= nesting:
-        pass
-    while torch.autocast_increment_nesting() < nesting:
-        pass
+    undo.callback(torch.clear_autocast_cache)
 
 
 def _settings() -> Iterator[_Setting]:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from brim import _C
-from brim.adapt._options import name_of
-from brim.foresee._errors import EstimateError, LeftBehindError
-from brim.foresee._largest import largest_size
+from brim._arguments import name_of
+from brim._estimate._errors import EstimateError, LeftBehindError
+from brim._estimate._largest import largest_size
 from brim.memory import DeviceLike, default_device
 
 _SHARE = 0.99  # of what is there: some kernels take a little that no trace shows

@@ -6,7 +6,7 @@ import re
 
 from torch._subclasses import fake_tensor
 
-from brim.foresee._errors import EstimateError
+from brim._estimate._errors import EstimateError
 
 _NOT_TRACEABLE = (
     fake_tensor.DataDependentOutputException,

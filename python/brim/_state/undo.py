@@ -10,11 +10,12 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch.nn.parameter import is_lazy
 
-from brim import _C
+from brim._state.random_state import RandomState
+from brim._state.reach import Reachable
+from brim._state.restorable import Restorable, collect, flat, writable
+from brim._state.undoing import Undoing
+from brim._state.watched import Watched
 from brim._warn import warn
-from brim.adapt._random_state import RandomState
-from brim.adapt._restore import Restorable, collect, flat, writable
-from brim.adapt._watched import Watched
 
 _T = TypeVar("_T")
 
@@ -22,7 +23,7 @@ _T = TypeVar("_T")
 Restore: TypeAlias = "bool | Restorable | Iterable[Restorable]"
 
 
-class Undo(_C.Undoing):
+class Undo(Undoing):
     """Puts back what a piece of work changes: values, gradients, modes, and the random state.
 
     Of a module, its parameters, their gradients and whether they require them, its buffers and
@@ -124,22 +125,21 @@ def undisturbed(
         work: modules that it leads to are too.
         training: leave the modes as they are.
     """
-    put_back: list[Callable[[], object]] = []
-
-    def run() -> _T:
-        put_back.append(RandomState().put_back)
+    with Undoing() as undo:
+        undo.callback(RandomState().put_back)
         modules = [*_reachable([work]).modules, *([] if model is None else [model])]
         parts = _once(part for module in modules for part in module.modules())
         buffers, _, others = collect(modules, [])
         copies: dict[int, Any] = {}
-        put_back.extend(others)
-        put_back.extend(_values_of(each, copies) for each in _once(buffers) if not each.is_meta)
-        put_back.extend(map(_mode_of, parts))
+        for step in (
+            *others,
+            *(_values_of(each, copies) for each in _once(buffers) if not each.is_meta),
+            *map(_mode_of, parts),
+        ):
+            undo.callback(step)
         for part in parts if not training else ():
             part.training = False
         return body()
-
-    return _C.put_back_after(run, put_back)
 
 
 def reached_modules(work: Callable[..., Any]) -> list[torch.nn.Module]:
@@ -147,9 +147,7 @@ def reached_modules(work: Callable[..., Any]) -> list[torch.nn.Module]:
     return list(_reachable([work]).modules)
 
 
-def _reachable(work: Iterable[Callable[..., Any] | None]) -> Any:
-    from brim.foresee._reach import Reachable  # which imports this module
-
+def _reachable(work: Iterable[Callable[..., Any] | None]) -> Reachable:
     return Reachable(lambda: None, tuple(each for each in work if each is not None), {})
 
 

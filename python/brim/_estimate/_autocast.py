@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
-from brim.foresee._temporaries import by_name, tensors_in
+from brim._estimate._temporaries import by_name, tensors_in
 
 _Run: TypeAlias = "Callable[[Any, Any, Any], Any]"
 

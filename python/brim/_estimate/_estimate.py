@@ -13,22 +13,22 @@ import torch
 
 from brim import _C
 from brim._arguments import positive, runs_in_parts, shown
+from brim._estimate._cpu import CpuTemporaries
+from brim._estimate._cuda_kernels import CudaTemporaries
+from brim._estimate._errors import EstimateError, LeftBehindError
+from brim._estimate._follow import follow
+from brim._estimate._log import Allocation, Kind
+from brim._estimate._places import line_of
+from brim._estimate._reasons import reason_of
+from brim._estimate._report import Estimate
+from brim._estimate._surroundings import keep_surroundings, keep_thread
+from brim._estimate._swap import Swap
+from brim._estimate._threads import OneThread
+from brim._estimate._tracer import Tracer
 from brim._progress import progress as bar
-from brim.foresee._cpu import CpuTemporaries
-from brim.foresee._cuda_kernels import CudaTemporaries
-from brim.foresee._errors import EstimateError, LeftBehindError
-from brim.foresee._follow import follow
-from brim.foresee._journal import Journal
-from brim.foresee._kept import Kept
-from brim.foresee._log import Allocation, Kind
-from brim.foresee._places import line_of
-from brim.foresee._reach import Reachable
-from brim.foresee._reasons import reason_of
-from brim.foresee._report import Estimate
-from brim.foresee._surroundings import keep_surroundings, keep_thread
-from brim.foresee._swap import Swap
-from brim.foresee._threads import OneThread
-from brim.foresee._tracer import Tracer
+from brim._state.kept import Kept
+from brim._state.reach import Reachable
+from brim._state.undoing import Undoing
 from brim.memory import DeviceLike, default_device
 
 _one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration
@@ -105,15 +105,23 @@ def _estimate(
     temporaries = CpuTemporaries() if target.type == "cpu" else CudaTemporaries(target)
     # What is collected during the trace would seem to be released by the call.
     gc.collect(2 if limit is None else 1)
-    journal = Journal()
-    try:  # twice: an interrupt may end the first one early
-        try:
-            call = functools.partial(fn, *args, **kwargs)
-            tracer = _traced(journal, found, target, moves, temporaries, step, call, calls)
-        finally:
-            journal.put_back()
-    finally:
-        journal.put_back()
+    mode, lost = OneThread(), list[str]()
+    try:
+        with Undoing() as settings, Undoing() as state, Undoing() as tensors, Undoing() as undo:
+            kept = Kept(state.callback)
+            keep_surroundings(settings, kept)
+            swap = Swap(tensors, mode, target, moves, lost)
+            tracer = Tracer(swap, kept, mode.is_here, target, moves, temporaries, step)
+            torch.clear_autocast_cache()  # torch makes no tensor fake that C++ refers to
+            keep_thread(undo)
+            undo.callback(tracer.stop)
+            _take(tracer, kept, found)
+            follow(tracer, mode, undo, target, moves)
+            _trace(tracer, mode, functools.partial(fn, *args, **kwargs), calls)
+    except Exception as error:
+        if lost and not isinstance(error, LeftBehindError):
+            raise LeftBehindError(lost[0]) from error
+        raise
     _check_that_none_is_left(tracer.left)
     if target.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - tracer.log.bytes_held())
@@ -134,29 +142,8 @@ def _estimate(
     return Estimate(trace, options, start, target, limit, tuple(tracer.assumptions))
 
 
-def _traced(
-    journal: Journal,
-    found: Reachable,
-    target: torch.device,
-    moves: bool,
-    temporaries: CpuTemporaries | CudaTemporaries,
-    step: Callable[[], None],
-    call: Callable[[], Any],
-    calls: int,
-) -> Tracer:
-    """Run a call on fake tensors. Whatever it changes, the journal puts back."""
-    mode = OneThread()
-    state, tensors = Journal(), Journal()
-    kept = Kept(state)
-    keep_surroundings(journal, kept)
-    journal.note(state.put_back)
-    journal.note(tensors.put_back)
-    torch.clear_autocast_cache()  # torch makes no tensor fake that C++ refers to
-    keep_thread(journal)
-    tracer = Tracer(
-        Swap(tensors, mode, target, moves), kept, mode.is_here, target, moves, temporaries, step
-    )
-    journal.note(tracer.stop)
+def _take(tracer: Tracer, kept: Kept, found: Reachable) -> None:
+    """Make what the call reaches fake, and keep what else it may change."""
     for module in found.modules:
         tracer.take_module(module)
     for optimizer in found.optimizers:
@@ -167,7 +154,10 @@ def _traced(
         kept.keep(thing, own)
     for tensor in found.tensors:
         tracer.take(tensor, Kind.input, "")
-    follow(tracer, mode, journal, target, moves)
+
+
+def _trace(tracer: Tracer, mode: OneThread, call: Callable[[], Any], calls: int) -> None:
+    """Run a call on fake tensors."""
     try:
         with mode, tracer:
             for _ in range(calls):
@@ -184,7 +174,6 @@ def _traced(
         raise EstimateError(f"{line_of(error)}: {reason}") from error
     mode.check_alone()
     tracer.name_gradients()
-    return tracer
 
 
 def _check_that_none_is_left(live: list[tuple[weakref.ref[Any], Allocation]]) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from typing_extensions import Self
 
 
 class RandomState:
     """The state of all generators when this was made: the CPU's, and those of accelerators in use.
 
     Example:
-        >>> with RandomState():
-        ...     first = torch.rand(1)
+        >>> state = RandomState()
+        >>> first = torch.rand(1)
+        >>> state.put_back()
         >>> torch.equal(torch.rand(1), first)
         True
     """
@@ -47,11 +47,3 @@ class RandomState:
         with _disable_current_modes():
             for put_back in self._put_back:
                 put_back()
-
-    def __enter__(self) -> Self:
-        """Numbers that are drawn inside the block are drawn again after it."""
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Put it back."""
-        self.put_back()

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from brim.foresee._journal import MISSING, Journal
-
-
-def attributes_of(thing: object) -> dict[str, Any]:
-    """An object's `__dict__`, empty if it has none."""
-    try:
-        found = thing.__dict__
-    except Exception:  # it may be a property
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def slots_of(thing: object) -> Iterator[tuple[types.MemberDescriptorType, Any]]:
-    """The attributes of an object that are not in its `__dict__`, each with its value."""
-    for base in type(thing).__mro__:
-        for member in vars(base).values():
-            if isinstance(member, types.MemberDescriptorType):
-                with contextlib.suppress(AttributeError):  # not set
-                    yield member, member.__get__(thing)
+from brim._state.reach import attributes_of, names_in, slots_of
+from brim._state.undoing import MISSING
 
 
 class Kept:
@@ -40,13 +22,13 @@ class Kept:
     Objects of C and C++ are not covered.
 
     Args:
-        journal: puts it back.
+        callback: gets each step that puts something back.
     """
 
-    def __init__(self, journal: Journal) -> None:
-        self._note = journal.note
+    def __init__(self, callback: Callable[[Callable[[], object]], object]) -> None:
+        self._note = callback
         self._known: dict[int, object] = {}  # by address, and alive so that addresses stay theirs
-        journal.note(self._known.clear)
+        callback(self._known.clear)
 
     def keep(self, thing: Any, own: bool = True) -> None:
         """Put back what a container, an object, a class, a closure or a cache holds now.
@@ -149,12 +131,6 @@ def _parts(container: Any) -> list[Any]:
     if isinstance(container, dict):
         return [*container.keys(), *container.values()]
     return list(container)
-
-
-def names_in(code: types.CodeType) -> set[str]:
-    """Names that code and the functions within it use."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(itertools.chain(code.co_names, *map(names_in, inner)))
 
 
 def _read(read: Callable[[], Any]) -> Any:

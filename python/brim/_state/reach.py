@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import sysconfig
@@ -15,9 +16,11 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 
-from brim.adapt._restore import HELPERS
-from brim.foresee._kept import attributes_of, names_in, slots_of
+#: What an optimizer's step involves besides the optimizer.
+HELPERS = (GradScaler, LRScheduler)
 
 _MOST_OBJECTS = 20_000
 _MANY = 1_000  # data rather than parts of the program
@@ -88,6 +91,30 @@ class Reachable:
                     large.append((found, own))
                 else:
                     queue.extend((each, own) for each in _inside(found))
+
+
+def attributes_of(thing: object) -> dict[str, Any]:
+    """An object's `__dict__`, empty if it has none."""
+    try:
+        found = thing.__dict__
+    except Exception:  # it may be a property
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def slots_of(thing: object) -> Iterator[tuple[types.MemberDescriptorType, Any]]:
+    """The attributes of an object that are not in its `__dict__`, each with its value."""
+    for base in type(thing).__mro__:
+        for member in vars(base).values():
+            if isinstance(member, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not set
+                    yield member, member.__get__(thing)
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """Names that code and the functions within it use."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(itertools.chain(code.co_names, *map(names_in, inner)))
 
 
 def _top_level(module: str | None) -> str:

@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from brim.foresee._cpu_convolutions import (
+from brim._estimate._cpu_convolutions import (
     convolution,
     convolution_backward,
     is_channels_last,
 )
-from brim.foresee._cpu_libraries import (
+from brim._estimate._cpu_libraries import (
     packed_for_attention,
     product,
     rnn,
     rnn_backward,
     vector_product,
 )
-from brim.foresee._known import known_operators
-from brim.foresee._temporaries import (
+from brim._estimate._known import known_operators
+from brim._estimate._temporaries import (
     Rule,
     Temporary,
     by_name,

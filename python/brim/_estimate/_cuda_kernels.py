@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from brim import _C
-from brim.foresee._known import known_operators
-from brim.foresee._temporaries import (
+from brim._estimate._known import known_operators
+from brim._estimate._temporaries import (
     Rule,
     Temporary,
     by_operator,

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from brim.foresee._cpu_libraries import on_arm
-from brim.foresee._temporaries import bytes_of
+from brim._estimate._cpu_libraries import on_arm
+from brim._estimate._temporaries import bytes_of
 
 _Backend: Any = torch._C._ConvBackend  # type: ignore[attr-defined]
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions

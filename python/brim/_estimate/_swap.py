@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from brim import _C
-from brim.foresee._errors import LeftBehindError
-from brim.foresee._journal import Journal
+from brim._estimate._errors import LeftBehindError
+from brim._state.undoing import Undoing
 
 _SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -28,17 +28,24 @@ class Swap:
     behind another Python object, where nothing can change it.
 
     Args:
-        journal: puts them back.
+        undo: puts them back.
         mode: the mode of the fake tensors.
         target: the device that the trace is for.
         moves: whether tensors on the CPU are taken to be on the target. Those on the meta device
             always are: they stand for tensors that the program has elsewhere.
+        lost: gets a text for each tensor that could not be put back.
     """
 
     def __init__(
-        self, journal: Journal, mode: FakeTensorMode, target: torch.device, moves: bool
+        self,
+        undo: Undoing,
+        mode: FakeTensorMode,
+        target: torch.device,
+        moves: bool,
+        lost: list[str],
     ) -> None:
-        self._journal = journal
+        self._undo = undo
+        self._lost = lost
         self._mode = mode
         self._target = target
         self._moves = moves
@@ -93,20 +100,22 @@ class Swap:
             for hook in list((tensor._post_accumulate_grad_hooks or {}).values()):
                 made.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         made.__dict__ = {**tensor.__dict__, **made.__dict__}
-        self._journal.note(lambda: _put_back(tensor, made, grad))
+        self._undo.callback(lambda: self._put_back(tensor, made, grad))
         _C.exchange_tensors(tensor, made)
         return True
 
-
-def _put_back(tensor: torch.Tensor, real: torch.Tensor, grad: torch.Tensor | None) -> None:
-    """Make a tensor real again, if it was made fake."""
-    if isinstance(tensor, FakeTensor):
-        try:
-            _C.exchange_tensors(tensor, real)
-        except RuntimeError as error:
-            raise LeftBehindError(
-                f"a {type(real).__name__} of shape {list(real.shape)} could not be put back and "
-                f"has no values now, so load it again: {error}"
-            ) from error
-    if tensor.is_leaf and tensor.grad is not grad:
-        tensor.grad = None if isinstance(grad, FakeTensor) else grad
+    def _put_back(
+        self, tensor: torch.Tensor, real: torch.Tensor, grad: torch.Tensor | None
+    ) -> None:
+        """Make a tensor real again, if it was made fake."""
+        if isinstance(tensor, FakeTensor):
+            try:
+                _C.exchange_tensors(tensor, real)
+            except RuntimeError as error:
+                self._lost.append(
+                    f"a {type(real).__name__} of shape {list(real.shape)} could not be put back "
+                    f"and has no values now, so load it again: {error}"
+                )
+                raise LeftBehindError(self._lost[-1]) from error
+        if tensor.is_leaf and tensor.grad is not grad:
+            tensor.grad = None if isinstance(grad, FakeTensor) else grad

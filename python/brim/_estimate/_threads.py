@@ -10,11 +10,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim import _C
+from brim._estimate._backward import backward_now
+from brim._estimate._errors import EstimateError
+from brim._estimate._places import current_line
+from brim._state.undoing import Undoing, set_attribute
 from brim._warn import warn
-from brim.foresee._backward import backward_now
-from brim.foresee._errors import EstimateError
-from brim.foresee._journal import Journal
-from brim.foresee._places import current_line
 
 
 class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
         """
         return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is self
 
-    def watch_starts(self, journal: Journal) -> None:
+    def watch_starts(self, undo: Undoing) -> None:
         """Warn if the call starts a thread."""
         real = threading.Thread.start
 
@@ -55,7 +55,7 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
                 )
             real(thread)
 
-        journal.set(threading.Thread, "start", start)
+        set_attribute(undo, threading.Thread, "start", start)
 
     def check_alone(self, error: Exception | None = None) -> None:
         """Raise if other threads worked with fake tensors.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from brim import _C
+from brim._plots import draw
 from brim._table import Part, Table, text_of
 
 
@@ -80,9 +81,7 @@ class Estimate:
             where: an Axes of matplotlib, a file to write, or None for a new Figure.
             beside: other estimates to compare with, by name, such as that of a converted model.
         """
-        from brim.plot import estimate
-
-        return estimate(self, where, beside=beside)
+        return draw("estimate", self, where, beside=beside)
 
     def to_html(self, *, beside: Mapping[str, Estimate] | None = None) -> str:
         """A page for the browser: what is held while the call runs, and by whom at the peak.
@@ -96,9 +95,8 @@ class Estimate:
             >>> page.startswith("<!doctype html>")
             True
         """
-        from brim.plot.pages import estimate_page
-
-        return estimate_page(self, beside or {})
+        page: str = draw("estimate_page", self, beside or {})
+        return page
 
     def _timeline(self, points: int = 1000) -> list[_C.HeldMoment]:
         """What is held from the start of the call on, at no more than `points` moments."""

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from brim.foresee._journal import Journal
+from brim._state.undoing import Undoing, set_attribute
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ class InPlace:
         self._shared: set[tuple[Any, int]] = set()  # inputs of nodes that get several gradients
         self._zeros = 0  # address of the storage of the zeros that were made last
 
-    def follow(self, journal: Journal, is_here: Callable[[], bool]) -> None:
+    def follow(self, undo: Undoing, is_here: Callable[[], bool]) -> None:
         """Look at the graph before each backward of the traced thread."""
         run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
@@ -56,7 +56,7 @@ class InPlace:
             finally:
                 self._shared = before
 
-        journal.set(torch.autograd, "_engine_run_backward", look_and_run)
+        set_attribute(undo, torch.autograd, "_engine_run_backward", look_and_run)
 
     def allocated(self, func: Any, storage: torch.UntypedStorage) -> None:
         """Note what was allocated last."""

@@ -15,7 +15,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from brim import _C
 from brim._arguments import shown
+from brim._state.kept import Kept
+from brim._state.reach import HELPERS, Reachable
 
 PutBack: TypeAlias = Callable[[], object]
 
@@ -24,9 +27,6 @@ Restorable: TypeAlias = (
     "str | torch.Tensor | torch.nn.Module | Optimizer | LRScheduler | GradScaler"
     " | tuple[Callable[[], Any], Callable[[Any], object]]"
 )
-
-#: What an optimizer's step involves besides the optimizer.
-HELPERS = (GradScaler, LRScheduler)
 
 _KINDS = (torch.Tensor, torch.nn.Module, Optimizer, *HELPERS)
 _THINGS = (
@@ -61,6 +61,7 @@ class _Collected:
         self.gradients: list[torch.Tensor] = []
         self.put_back: list[PutBack] = []
         self.known: set[int] = set()  # by address: schedulers and others hold each other
+        self._containers = Kept(self.put_back.append)
 
     def add(self, thing: Any) -> None:
         if isinstance(thing, torch.Tensor):
@@ -89,18 +90,11 @@ class _Collected:
             return
         for group in optimizer.param_groups:
             self.gradients.extend(group["params"])
-        state, groups = self._kept(optimizer.state), self._kept(optimizer.param_groups)
+        self._keep(optimizer.state)
+        self._keep(optimizer.param_groups)
         attributes = vars(optimizer)  # a scaler adds some for the time of a step
-        before = dict(attributes)
-
-        def put_back() -> None:
-            attributes.clear()
-            attributes.update(before)
-            state()
-            groups()
-
-        self.put_back.append(put_back)
-        for inner in before.values():  # of an optimizer that wraps another
+        self._containers.keep(attributes)
+        for inner in attributes.values():  # of an optimizer that wraps another
             if isinstance(inner, (Optimizer, *HELPERS)):
                 self.add(inner)
 
@@ -108,46 +102,33 @@ class _Collected:
         """All attributes: the state_dict of a scaler lacks how far each optimizer's step is."""
         if not self._is_new(helper):
             return
-        self.put_back.append(self._kept(vars(helper)))
+        self._keep(vars(helper))
         for function in getattr(helper, "lr_lambdas", ()):
             if hasattr(function, "__dict__") and not isinstance(function, types.FunctionType):
-                self.put_back.append(self._kept(vars(function)))
+                self._keep(vars(function))
 
-    def _kept(self, value: Any) -> Callable[[], Any]:
-        """What returns `value` as it is now: containers are filled again, being known to others."""
+    def _keep(self, value: Any) -> None:
+        """What containers hold, and tensors in them."""
         if isinstance(value, torch.Tensor):
             self.values.append(writable(value))
-        elif isinstance(value, dict):
-            items = {key: self._kept(each) for key, each in value.items()}
-            return functools.partial(_refill, value, items)
-        elif isinstance(value, (list, deque, tuple)):
-            return functools.partial(_refill_sequence, value, [self._kept(each) for each in value])
+        elif isinstance(value, (dict, list, deque, tuple)):
+            if not isinstance(value, tuple):
+                self._containers.keep(value)
+            for each in value.values() if isinstance(value, dict) else value:
+                self._keep(each)
         elif isinstance(value, HELPERS):
             self._add_helper(value)
         elif isinstance(value, Optimizer) and id(value) not in self.known:
-            self.put_back.extend(map(self._options_of, value.param_groups))  # a scheduler's
-        return lambda: value
-
-    def _options_of(self, group: dict[str, Any]) -> PutBack:
-        """Of a group of parameters, without the parameters."""
-        options = {name: self._kept(each) for name, each in group.items() if name != "params"}
-        options["params"] = functools.partial(group.__getitem__, "params")
-        return functools.partial(_refill, group, options)
+            for group in value.param_groups:  # a scheduler's: without the parameters
+                options = {name: each for name, each in group.items() if name != "params"}
+                self.put_back.append(functools.partial(_set_options, group, options))
+                self._keep(tuple(options.values()))
 
 
-def _refill(container: Any, items: Mapping[Any, Callable[[], Any]]) -> Any:
-    now = {key: each() for key, each in items.items()}
-    container.clear()
-    container.update(now)
-    return container
-
-
-def _refill_sequence(container: Any, items: list[Callable[[], Any]]) -> Any:
-    now = [each() for each in items]
-    if not isinstance(container, tuple):
-        container.clear()
-        container.extend(now)
-    return container
+def _set_options(group: dict[str, Any], options: dict[str, Any]) -> None:
+    for name in group.keys() - options.keys() - {"params"}:
+        del group[name]
+    group.update(options)
 
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:
@@ -220,8 +201,6 @@ def unnamed(
         things: as `flat` returns them; None without `restore=`.
         named: values of arguments that `restore=` names.
     """
-    from brim.foresee._reach import Reachable  # which imports this package
-
     found = Reachable(function, args, kwargs).helpers
     if not found:
         return []
@@ -245,3 +224,6 @@ def unnamed(
 def _is_incomplete(save: Any) -> bool:
     """A scaler's `state_dict`, which lacks how far the step of each optimizer is."""
     return isinstance(save, types.MethodType) and isinstance(save.__self__, GradScaler)
+
+
+_C.provide(collect=collect, unnamed=unnamed)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from brim.foresee._autocast import Autocast
-from brim.foresee._journal import Journal
+from brim._estimate._autocast import Autocast
+from brim._state.undoing import Undoing, set_attribute
 
 aten = torch.ops.aten
 
@@ -18,12 +18,12 @@ _LSTM, _GRU = 2, 3  # torch's numbers of cuDNN's modes
 
 
 def choose_cuda(
-    journal: Journal, moves: bool, is_here: Callable[[], bool], empty_cache: Callable[[], None]
+    undo: Undoing, moves: bool, is_here: Callable[[], bool], empty_cache: Callable[[], None]
 ) -> None:
     """Take CUDA's kernels where an operator's C++ code chooses by the device, and its autocast.
 
     Args:
-        journal: puts back what was there.
+        undo: puts back what was there.
         moves: whether the CPU's tensors, and its autocast, are taken to be CUDA's.
         is_here: whether the calling thread is the traced one. Others find what they expect.
         empty_cache: called instead of torch's.
@@ -47,7 +47,7 @@ def choose_cuda(
         for namespace in ("aten", "brim")
     }
     for library in libraries.values():
-        journal.note(library._destroy)
+        undo.callback(library._destroy)
     with warnings.catch_warnings():
         # Up to torch 2.12 it warns although the override is allowed.
         warnings.filterwarnings("ignore", "Warning only once for all operators")
@@ -56,8 +56,8 @@ def choose_cuda(
             for name in _KERNELS:
                 chosen = _where(is_here, name)
                 libraries["aten"].impl(name, chosen, key, allow_override=True)  # type: ignore[no-untyped-call]
-    journal.set(torch.autocast, "__init__", new_autocast)
-    journal.set(torch.autocast, "__exit__", leave_autocast)
+    set_attribute(undo, torch.autocast, "__init__", new_autocast)
+    set_attribute(undo, torch.autocast, "__exit__", leave_autocast)
     for place, replacement in (
         ("cuda.amp.common.amp_definitely_not_available", lambda: False),
         ("cuda.is_bf16_supported", lambda *_, **__: True),
@@ -67,7 +67,7 @@ def choose_cuda(
     ):
         *holders, name = place.split(".")
         holder = functools.reduce(getattr, holders, torch)
-        journal.set(holder, name, instead_of(getattr(holder, name), replacement, is_here))
+        set_attribute(undo, holder, name, instead_of(getattr(holder, name), replacement, is_here))
 
 
 def instead_of(

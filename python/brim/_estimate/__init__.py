@@ -6,10 +6,10 @@ Traces run on fake tensors; what an allocator makes of them is worked out by the
 
 from __future__ import annotations
 
-from brim.foresee._errors import EstimateError
-from brim.foresee._estimate import estimate
-from brim.foresee._first_size import FirstSize as FirstSize
-from brim.foresee._largest import largest_size
-from brim.foresee._report import Estimate
+from brim._estimate._errors import EstimateError
+from brim._estimate._estimate import estimate
+from brim._estimate._first_size import FirstSize as FirstSize
+from brim._estimate._largest import largest_size
+from brim._estimate._report import Estimate
 
 __all__ = ["Estimate", "EstimateError", "estimate", "largest_size"]

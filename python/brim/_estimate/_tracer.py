@@ -15,16 +15,16 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from brim import _C
-from brim.foresee._backward import InPlace, backward_now
-from brim.foresee._cpu import CpuTemporaries
-from brim.foresee._cpu_libraries import reserved_by_onednn_rnn
-from brim.foresee._cuda_kernels import CudaTemporaries, reserved_by_cudnn_rnn
-from brim.foresee._errors import EstimateError
-from brim.foresee._kept import Kept
-from brim.foresee._log import Allocation, Kind, Log
-from brim.foresee._places import ModuleStack, current_line
-from brim.foresee._swap import Swap
-from brim.foresee._temporaries import tensors_in
+from brim._estimate._backward import InPlace, backward_now
+from brim._estimate._cpu import CpuTemporaries
+from brim._estimate._cpu_libraries import reserved_by_onednn_rnn
+from brim._estimate._cuda_kernels import CudaTemporaries, reserved_by_cudnn_rnn
+from brim._estimate._errors import EstimateError
+from brim._estimate._log import Allocation, Kind, Log
+from brim._estimate._places import ModuleStack, current_line
+from brim._estimate._swap import Swap
+from brim._estimate._temporaries import tensors_in
+from brim._state.kept import Kept
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""Functions of torch that a trace replaces in its own thread, until a journal puts them back."""
+"""Functions of torch that a trace replaces in its own thread, until a block ends."""
 
 from __future__ import annotations
 
@@ -14,42 +14,44 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, dataloader
 
-from brim.foresee._cuda import choose_cuda, instead_of
-from brim.foresee._errors import EstimateError
-from brim.foresee._journal import Journal
-from brim.foresee._places import current_line
-from brim.foresee._threads import OneThread
-from brim.foresee._tracer import Tracer
+from brim._estimate._cuda import choose_cuda, instead_of
+from brim._estimate._errors import EstimateError
+from brim._estimate._places import current_line
+from brim._estimate._threads import OneThread
+from brim._estimate._tracer import Tracer
+from brim._state.undoing import Undoing, set_attribute
 
 
 def follow(
-    tracer: Tracer, mode: OneThread, journal: Journal, target: torch.device, moves: bool
+    tracer: Tracer, mode: OneThread, undo: Undoing, target: torch.device, moves: bool
 ) -> None:
     """Follow modules and optimizers, and take the choices that torch takes on the target.
 
     Args:
         tracer: sees them.
         mode: knows the traced thread.
-        journal: puts everything back.
+        undo: puts everything back.
         target: the device whose memory counts.
         moves: whether tensors on the CPU are taken to be there.
     """
 
     def replace(holder: Any, name: str, replacement: Any) -> None:
-        journal.set(holder, name, instead_of(getattr(holder, name), replacement, mode.is_here))
+        set_attribute(
+            undo, holder, name, instead_of(getattr(holder, name), replacement, mode.is_here)
+        )
 
     # Hooks of all modules and optimizers: they are kept with the surroundings.
     torch_optimizer.register_optimizer_step_pre_hook(tracer.before_step)
     torch_optimizer.register_optimizer_step_post_hook(tracer.after_step)
     tracer.modules.follow()
-    tracer.in_place.follow(journal, mode.is_here)
-    mode.watch_starts(journal)
+    tracer.in_place.follow(undo, mode.is_here)
+    mode.watch_starts(undo)
     # An operator that fails raises: torch would print the same with a traceback of its own.
     log = logging.getLogger(fake_tensor.__name__)
-    journal.note(functools.partial(log.removeFilter, _is_other))
+    undo.callback(functools.partial(log.removeFilter, _is_other))
     log.addFilter(_is_other)
     types = [*torch_optimizer._foreach_supported_types, FakeTensor]
-    journal.set(torch_optimizer, "_foreach_supported_types", types)
+    set_attribute(undo, torch_optimizer, "_foreach_supported_types", types)
     replace(torch.amp.GradScaler, "_maybe_opt_step", _always_step)
     replace(weakref, "getweakrefs", lambda _: [])  # lets modules move and change their type
     replace(torch.Tensor, "__format__", tracer.formatted)
@@ -63,10 +65,10 @@ def follow(
         # It looks for packed sequences in the values of positions, which are not known.
         replace(masking, "find_packed_sequence_indices", tracer.not_packed)
     if target.type == "cuda":
-        choose_cuda(journal, moves, mode.is_here, tracer.log.empty_cache)
+        choose_cuda(undo, moves, mode.is_here, tracer.log.empty_cache)
     import torch._dynamo.eval_frame as dynamo  # here: it takes a second
 
-    journal.set(dynamo, "_stance", dynamo.DynamoStance("force_eager"))
+    set_attribute(undo, dynamo, "_stance", dynamo.DynamoStance("force_eager"))
 
 
 def _is_other(record: logging.LogRecord) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from brim.foresee._temporaries import bytes_of, copy_of
+from brim._estimate._temporaries import bytes_of, copy_of
 
 _LEAST_PRODUCT = 16**3  # rows x inner x columns: below, halves are multiplied without oneDNN
 _LEAST_SIDE = 8  # of float32 matrices on aarch64

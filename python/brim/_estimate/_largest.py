@@ -8,12 +8,11 @@ from math import isqrt
 from typing import Any
 
 from brim import _C
-from brim._arguments import positive
+from brim._arguments import name_of, positive
+from brim._estimate._errors import EstimateError
+from brim._estimate._estimate import bytes_of, estimate, stats_of, target_device
+from brim._estimate._report import Estimate
 from brim._progress import progress as bar
-from brim.adapt._options import name_of
-from brim.foresee._errors import EstimateError
-from brim.foresee._estimate import bytes_of, estimate, stats_of, target_device
-from brim.foresee._report import Estimate
 from brim.memory import DeviceLike
 
 _MOST_GROWTH = 64  # from one trace to the next: what does not matter at small sizes may beyond
