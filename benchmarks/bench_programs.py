@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 from harness import progress
-from programs import MULTIPLIERS, PROGRAMS, Case, prepare, run_guarded
+from programs import MULTIPLIERS, PROGRAMS, Case, prepare, run_guarded, seed_of
 
 import brim
 
@@ -111,11 +111,10 @@ def main() -> None:
     cases: list[Case] = []
     skipped = 0
     for turn in range(options.turns):
-        for i, multiplier in enumerate(map(float, options.multipliers.split(","))):
-            for k, name in enumerate(PROGRAMS):
-                if name not in names:
-                    continue
-                case = run_guarded(name, multiplier, options.seed + 13 * i + k + 1000 * turn)
+        for multiplier in map(float, options.multipliers.split(",")):
+            for name in names:
+                seed = seed_of(name, multiplier, options.seed + turn)
+                case = run_guarded(name, multiplier, seed)
                 if case is None:
                     skipped += 1
                     progress(f"{name} x{multiplier:g}: not even one item fits by halving")

@@ -151,9 +151,14 @@ def room_for(name: str, seed: int, multiplier: float) -> int:
     return int(two + (multiplier - 1) * slope)
 
 
+def seed_of(name: str, multiplier: float, seed: int) -> int:
+    """A seed for a case that stays the same whichever other programs there are."""
+    return random.Random(f"{name} {multiplier:g} {seed}").randrange(2**31)
+
+
 def run(name: str, multiplier: float, seed: int) -> Case | None:
     """Run one case; None if not even one item fits by halving."""
-    upper = random.Random(seed).choice(UPPERS)
+    upper = random.Random(f"upper {seed}").choice(UPPERS)
     case = Case(name, multiplier, seed, upper, room_for(name, seed, multiplier))
     with brim.budget(held() + case.room, device="cpu"):
         program = Program(name, seed)
