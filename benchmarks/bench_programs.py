@@ -5,6 +5,7 @@ Each program under three limits, six plain calls each. A row for each case that 
 - worse: the first call fails more often than halving and once more, or ends lower than halving;
 - late: an attempt fails in the third call or later;
 - short: the sixth call is more than 3 % and more than one item below what fits;
+- promise: the search has not kept one of the promises that hold whatever the program does;
 - exhausted: what the program keeps has grown until nothing fits, and only the first call is judged.
 
 Then the totals, by which two versions of brim can be compared: only public names are used.
@@ -46,7 +47,8 @@ def verdict(case: Case) -> str:
     if case.error:
         return "broken"
     names = ("worse", "late", "short", "exhausted")
-    return " ".join(name for name in names if getattr(case, name))
+    found = [name for name in names if getattr(case, name)]
+    return " ".join(found + ["promise"] * bool(case.broken_promises()))
 
 
 def row(case: Case) -> str:
@@ -55,7 +57,8 @@ def row(case: Case) -> str:
         return f"{where:<46} broken  {case.error}"
     halving = f"halving {case.halving} after {case.halving_failures}"
     found = f"{case.sizes} failed {case.failures}"
-    return f"{where:<46} {verdict(case):<12} {found}, best {case.best} of {case.upper}, {halving}"
+    line = f"{where:<46} {verdict(case):<12} {found}, best {case.best} of {case.upper}, {halving}"
+    return "; ".join([line, *case.broken_promises()[:1]])
 
 
 def totals(cases: list[Case]) -> dict[str, float]:
@@ -71,6 +74,7 @@ def totals(cases: list[Case]) -> dict[str, float]:
         "late": sum(case.late for case in judged),
         "short": sum(case.short for case in judged),
         "second call there": sum(case.near(1) for case in judged),
+        "breaking a promise": sum(bool(case.broken_promises()) for case in judged),
         "exhausted": sum(case.exhausted for case in judged),
         "broken": len(cases) - len(judged),
         "failed attempts": sum(sum(case.failures) for case in judged),

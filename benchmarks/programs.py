@@ -12,6 +12,7 @@ import dataclasses
 import gc
 import itertools
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import programs_gradients  # noqa: F401
@@ -80,9 +81,45 @@ class Case:
     def short(self) -> bool:
         return not self.exhausted and not self.near(-1)
 
+    def broken_promises(self) -> list[str]:
+        """What the search promises whatever the program does, where it did not keep it."""
+        found: list[str] = []
+        if self.error:
+            return found
+        if self.sizes[0] < self.halving:
+            found.append(f"call 1 ends at {self.sizes[0]}, halving at {self.halving}")
+        failed: list[Attempt] = []
+        for number, call in enumerate(self.calls, 1):
+            for attempt in call:
+                # As much was held as when this size or a smaller one failed, and none fitted since.
+                barred = [f for f in failed if f.size <= attempt.size and f.held <= attempt.held]
+                if barred:
+                    found.append(f"call {number} tries {attempt.size}, {barred[0].size} had failed")
+                if attempt.fitted:
+                    failed = [f for f in failed if f.size > attempt.size]
+                else:
+                    failed.append(attempt)
+            size, failures = self.sizes[number - 1], self.failures[number - 1]
+            halvings = sum(n > size for n in halved(self.upper))
+            # If nothing fits, halving fails at each of its sizes, and so may this.
+            if failures > max(self.halving_failures, halvings) + 1:
+                found.append(f"call {number} fails {failures} times, halving {halvings}")
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         attempts = [[dataclasses.astuple(a) for a in call] for call in self.calls]
-        return {**dataclasses.asdict(self), "calls": attempts, "sizes": self.sizes}
+        return {
+            **dataclasses.asdict(self),
+            "calls": attempts,
+            "sizes": self.sizes,
+            "promises": self.broken_promises(),
+        }
+
+
+def halved(size: int) -> Iterator[int]:
+    while size > 0:
+        yield size
+        size //= 2
 
 
 def held() -> int:
@@ -101,9 +138,14 @@ class Program:
 
     def __init__(self, name: str, seed: int) -> None:
         torch.manual_seed(seed)
-        self.step: Step = PROGRAMS[name](random.Random(seed))
+        self._step: Step = PROGRAMS[name](random.Random(seed))
         self.attempts: list[Attempt] = []
         self.kept: object = None
+
+    def step(self, n: int) -> object:
+        # torch switches oneDNN off for good if memory runs out in its bfloat16 products.
+        torch._C._set_mkldnn_enabled(True)
+        return self._step(n)
 
     def attempt(self, n: int) -> object:
         self.attempts.append(Attempt(n, False, brim.memory_stats("cpu").allocated))
@@ -162,7 +204,7 @@ def run(name: str, multiplier: float, seed: int) -> Case | None:
     case = Case(name, multiplier, seed, upper, room_for(name, seed, multiplier))
     with brim.budget(held() + case.room, device="cpu"):
         program = Program(name, seed)
-        for size in itertools.takewhile(bool, (upper >> k for k in itertools.count())):
+        for size in halved(upper):
             if program.fits(size):
                 case.halving = size
                 break
