@@ -383,7 +383,9 @@ def test_a_step_that_is_interrupted_several_times_is_taken_in_the_end() -> None:
 
 @pytest.mark.parametrize("inside", ["start", "stop"])
 def test_a_profiler_may_be_started_or_stopped_inside_of_a_block(inside: str) -> None:
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+    )
     first, second = profiler.start, profiler.stop
     if inside == "stop":
         first()
