@@ -70,7 +70,7 @@ class EventLog {
   static constexpr std::size_t kMostEvents = std::size_t{1} << 16;
 
   std::atomic<std::uint64_t> open_{0};  // the number of the open log; 0: none
-  std::uint64_t started_ = 0;           // COUNT
+  std::uint64_t started_ = 0;           // the number of logs so far
   std::mutex mutex_;
   std::vector<AllocationEvent> events_;
   bool is_too_long_ = false;
