@@ -22,13 +22,13 @@ from brim._estimate import _first_size
 def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The sizes up to which was searched, one for each search, with as much memory each time."""
     found: list[int] = []
-    largest_size = _first_size.largest_size
+    search = _first_size.search
 
     def counted(*args: Any, **kwargs: Any) -> int:
-        found.append(kwargs["upper"])
-        return largest_size(*args, **kwargs)
+        found.append(args[7])
+        return search(*args, **kwargs)
 
-    monkeypatch.setattr(_first_size, "largest_size", counted)
+    monkeypatch.setattr(_first_size, "search", counted)
     with brim.budget("64MiB", device="cpu"):
         yield found
 

@@ -12,50 +12,56 @@ import torch
 from brim import _C
 from brim._arguments import name_of
 from brim._estimate._errors import EstimateError, LeftBehindError
-from brim._estimate._largest import largest_size
+from brim._estimate._largest import search
 from brim.memory import DeviceLike, default_device
 
-_SHARE = 0.99  # of what is there: some kernels take a little that no trace shows
-_CHANGED = 0.02  # of what is there
+_MARGIN = 0.01  # of the room for the call: some kernels take a little that no trace shows
+_CHANGED = 0.02  # of that room
 _MOST = 16  # searches for a function: each takes seconds
 
 _log = logging.getLogger("brim")
 
 
-class _Limit(NamedTuple):
+class _Foreseen(NamedTuple):
     asked: int
     memory: int  # bytes that could be held then
+    room: int  # of these for the call
     size: int | None  # 0 if none fits, None if it is unknown
 
     def is_out_of_date(self, asked: int, memory: int) -> bool:
-        """Whether another search may find another size."""
+        """Whether a call may need a start that the calls before it do not tell."""
         if self.size is None:
             return False
         changed = memory - self.memory
         return asked > self.asked or (
-            abs(changed) > _CHANGED * memory and not (changed > 0 and self.size >= self.asked)
+            abs(changed) > _CHANGED * self.room and not (changed > 0 and self.size >= self.asked)
         )
 
 
 class FirstSize:
     """Works out, by tracing, the size at which a call starts. The C++ core asks it ahead of a call.
 
-    A function is traced once for each kind of call, and again when a larger size is asked for, or
-    when more or less memory is there.
+    A function is traced for the first call of each kind. After that the core goes by what the calls
+    took, and may go beyond what was foreseen. It is traced again where they tell little: when less
+    memory is there, or a size is asked for beyond all that was.
 
     Args:
         name: the argument that is the size.
         lower: the floor.
         device: where it has to fit.
         q: prefer multiples of this to what just fits.
+        remembers: whether calls start from what earlier ones took; else each starts here.
     """
 
-    def __init__(self, name: str, lower: int, device: DeviceLike, q: int = 1) -> None:
+    def __init__(
+        self, name: str, lower: int, device: DeviceLike, q: int = 1, *, remembers: bool = True
+    ) -> None:
         self._name = name
         self._lower = lower
         self._device = device
         self._q = q
-        self._limits: dict[int, _Limit] = {}  # by kind of call
+        self._remembers = remembers
+        self._foreseen: dict[int, _Foreseen] = {}  # by kind of call
         self._searches = 0
         self._given_up = False
 
@@ -81,7 +87,7 @@ class FirstSize:
         device = default_device() if self._device is None else torch.device(self._device)
         stats = _C.memory_stats(device)
         most = stats.allocated + stats.free
-        known = self._limits.get(key)
+        known = self._foreseen.get(key)
         if known is None or known.is_out_of_date(size, most):
             if self._searches == _MOST:  # by now, measurements tell enough
                 self._give_up(function, f"its calls or the memory changed {_MOST} times")
@@ -91,8 +97,9 @@ class FirstSize:
                 bound = inspect.signature(function).bind(*args, **kwargs)
             except TypeError:  # the call will say so
                 return size
-            found = self._largest(function, bound, size, most, device)
-            known = self._limits[key] = _Limit(size, most, found)
+            budget = most - int(_MARGIN * stats.free)
+            found = self._largest(function, bound, size, budget, device)
+            known = self._foreseen[key] = _Foreseen(size, most, stats.free, found)
         if not known.size or known.size >= size:
             return size
         multiple = known.size - known.size % self._q
@@ -100,11 +107,11 @@ class FirstSize:
 
     def forget(self, key: int) -> None:
         """Trace calls of this kind anew."""
-        self._limits.pop(key, None)
+        self._foreseen.pop(key, None)
 
     def clear(self) -> None:
         """Trace everything anew."""
-        self._limits.clear()
+        self._foreseen.clear()
         self._searches = 0
         self._given_up = False
 
@@ -117,7 +124,7 @@ class FirstSize:
         function: Callable[..., Any],
         bound: inspect.BoundArguments,
         size: int,
-        most: int,
+        budget: int,
         device: torch.device,
     ) -> int | None:
         """The largest size up to this one that fits, 0 if none does; None if it is unknown."""
@@ -127,18 +134,11 @@ class FirstSize:
             arguments[self._name] = size
             return function(*bound.args, **bound.kwargs)
 
-        budget, lower = int(_SHARE * most), min(self._lower, size)
+        lower = min(self._lower, size)
         try:
             # Two calls: the next one finds what this one leaves, such as an optimizer's state.
-            found = largest_size(
-                call,
-                "size",
-                budget,
-                device=device,
-                lower=lower,
-                upper=size,
-                calls=2,
-                progress=False,
+            found = search(
+                call, "size", budget, (), {}, device, lower, size, 2, progress=False, proves=False
             )
         except LeftBehindError:  # a real call would go on with tensors that have no values
             raise

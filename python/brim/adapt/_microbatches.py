@@ -436,7 +436,12 @@ class _Foresight:
     ) -> None:
         self._traced = traced
         self._quietly = quietly
-        self._first = FirstSize("size", options.get("lower", 1), options.get("device"))
+        self._first = FirstSize(
+            "size",
+            options.get("lower", 1),
+            options.get("device"),
+            remembers=options.get("remember") != "none",
+        )
         self.forget, self.clear = self._first.forget, self._first.clear
 
     def __call__(self, key: int, size: int, _: object, args: list[Any], named: Any) -> int:
