@@ -74,7 +74,7 @@ def largest_size(
     """
     return search(
         fn, name, budget, args, kwargs, device, lower, upper, calls, progress=progress, proves=True
-    )
+    )[0]
 
 
 def search(
@@ -90,8 +90,12 @@ def search(
     *,
     progress: bool,
     proves: bool,
-) -> int:
-    """As `largest_size`; without `proves` what two traces of the same allocations say is enough."""
+) -> tuple[int, Callable[[int], int]]:
+    """As `largest_size`; without `proves` what two traces of the same allocations say is enough.
+
+    Returns:
+        The size, and a function for the bytes that the call takes at a size.
+    """
     lower = positive("lower", lower)
     most = 2**40 if upper is None else positive("upper", upper)
     if most < lower:
@@ -155,7 +159,9 @@ def search(
 
     with bar("largest_size", "trace", enabled=progress) as step:
         first = most if upper is not None else lower
-        return _search(trace, expected, lower, most, first, proves)
+        size = _search(trace, expected, lower, most, first, proves)
+    peaks = {traced: found.peak for traced, found in traces.items()}
+    return size, lambda size: _peak_at(size, peaks)
 
 
 def _check_name(fn: Callable[..., Any], name: str) -> None:
@@ -170,6 +176,15 @@ def _check_name(fn: Callable[..., Any], name: str) -> None:
             f"name must be the argument of {name_of(fn)} that is the size: it has "
             f"{', '.join(by_name) or 'none'}, got {name!r}"
         )
+
+
+def _peak_at(size: int, peaks: dict[int, int]) -> int:
+    """On the line through the two traced sizes that are nearest."""
+    nearest = sorted(peaks, key=lambda traced: abs(traced - size))
+    if size in peaks or len(peaks) == 1:
+        return peaks[nearest[0]]
+    a, b = nearest[:2]
+    return peaks[a] + (peaks[b] - peaks[a]) * (size - a) // (b - a)
 
 
 def _search(
