@@ -2,6 +2,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Layout.h>
@@ -10,6 +11,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -64,6 +66,7 @@ class Key {
   Key(const py::object& func, const py::object& fake) : fake_(fake) {
     add(func.ptr());
     add(c10::typeMetaToScalarType(c10::get_default_dtype()));
+    add(c10::GradMode::is_enabled());  // recurrent layers keep something for backward
     // Layers choose their library by these.
     const at::Context& context = at::globalContext();
     add(context.userEnabledCuDNN());
@@ -207,6 +210,12 @@ struct Result {
   py::object device;
 };
 
+/// Operators run without the modes of the trace as long as it lives.
+struct NoModes {
+  c10::impl::ExcludeDispatchKeyGuard guard{
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
+};
+
 /// Made without the dispatcher, in which the modes of the trace are on.
 at::Tensor meta_tensor(c10::Storage storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
                        c10::IntArrayRef strides, std::int64_t offset) {
@@ -241,7 +250,8 @@ class FakeResults {
       return run(func, args, kwargs);
     }
     if (const auto found = known_.find(key.bytes()); found != known_.end()) {
-      return made(found->second, key, mode);
+      const std::shared_ptr<const Entry> entry = found->second;  // Python code may run meanwhile
+      return made(*entry, key, mode);
     }
     if (!on_meta.is_none() && key.has_one_device()) {
       if (std::optional<Entry> entry = described_on_meta(on_meta, key, args, kwargs)) {
@@ -275,7 +285,7 @@ class FakeResults {
     if (known_.size() >= kMost) {
       known_.clear();
     }
-    known_.emplace(key.bytes(), std::move(entry));
+    known_.emplace(key.bytes(), std::make_shared<const Entry>(std::move(entry)));
   }
 
   /// @param arguments the tensors among the operator's arguments.
@@ -376,8 +386,7 @@ class FakeResults {
       return PyTuple_Check(value) ? py::object(py::tuple(items)) : py::object(items);
     };
     const py::tuple given = replaced(replaced, args.ptr());
-    const c10::impl::ExcludeDispatchKeyGuard no_modes(
-        c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+    const NoModes no_modes;
     const at::AutoDispatchBelowADInplaceOrView no_graph;
     std::optional<Entry> entry;
     try {
@@ -448,28 +457,25 @@ class FakeResults {
     if (PyDict_Update(attributes.ptr(), attributes_of(mode, result.device).ptr()) != 0) {
       throw py::error_already_set();
     }
+    attributes["fake_mode"] = mode;
     if (hides_ && !reinterpret_cast<THPDevice*>(result.device.ptr())->device.is_cpu()) {
       THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->set_python_custom_device(false);
     }
     return tensor;
   }
 
-  /// The attributes of a new fake tensor: versions of torch differ in them.
+  /// The attributes of a new fake tensor, other than its mode: versions of torch differ in them.
   [[nodiscard]] py::dict attributes_of(const py::object& mode, const py::object& device) const {
     const c10::Device where = reinterpret_cast<THPDevice*>(device.ptr())->device;
-    if (!mode.is(mode_)) {
-      attributes_.clear();
-      mode_ = mode;
-    }
     const auto found = attributes_.find(where);
     if (found != attributes_.end()) {
       return found->second;
     }
     const at::Tensor empty =
         meta_tensor(new_storage(0), caffe2::TypeMeta::Make<float>(), {0}, {1}, 0);
-    const c10::impl::ExcludeDispatchKeyGuard no_modes(
-        c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+    const NoModes no_modes;
     py::dict made = fake_(mode, empty, device).attr("__dict__").attr("copy")();
+    made.attr("pop")("fake_mode");
     attributes_.emplace(where, made);
     return made;
   }
@@ -477,9 +483,8 @@ class FakeResults {
   py::object fake_;
   py::object make_;
   bool hides_;
-  mutable py::object mode_;  // the one of the attributes
   mutable std::unordered_map<c10::Device, py::dict> attributes_;
-  std::unordered_map<std::string, Entry> known_;
+  std::unordered_map<std::string, std::shared_ptr<const Entry>> known_;
 };
 
 }  // namespace

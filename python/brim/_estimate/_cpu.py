@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from brim import _C
 from brim._estimate._cpu_convolutions import (
     convolution,
     convolution_backward,
@@ -276,7 +277,7 @@ def _generally(func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -
 
 def _promoted(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> int:
     """Inputs that are cast to the type in which a pointwise operator works."""
-    inputs = tensors_in((args, kwargs))
+    inputs = _C.tensors_of((args, kwargs))
     if len({t.dtype for t in (*inputs, out)}) == 1 or func._overloadpacket in _TYPES_DIFFER:
         return 0
     common = inputs[0].dtype

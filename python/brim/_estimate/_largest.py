@@ -37,7 +37,7 @@ def largest_size(
 ) -> int:
     """Find the largest size with which `fn(*args, name=size, **kwargs)` fits, without running it.
 
-    Traces the function as `brim.estimate` does, mostly four to six times. Two traces show how each
+    Traces the function as `brim.estimate` does, three or four times mostly. Two show how each
     allocation grows, and with it what the allocator does at other sizes. The answer was traced
     itself, so the allocator's rounding and cache are part of it, and so was the next size, which
     does not fit. Beyond that, larger sizes may fit again where memory does not grow with the size.
