@@ -129,7 +129,9 @@ def _estimate(
     if moves:
         tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
     if tracer.values.draws:
-        tracer.assumptions["what random numbers decide is decided as in the next call"] = None
+        tracer.assumptions[
+            "random numbers decide what runs: a call that draws others needs more or less"
+        ] = None
     tracer.assumptions.update(dict.fromkeys(temporaries.assumptions))
     for func, count in tracer.unknown.items():
         text = f"temporaries of {func} are not known: {count} call{'s' if count > 1 else ''}"
