@@ -143,6 +143,7 @@ def test_a_loss_over_alignments_is_traced() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # by transformers, when it is imported
 @pytest.mark.parametrize("kind", ["Bart", "Deberta"])
 def test_models_that_ask_for_values_are_traced_in_training(kind: str) -> None:
     transformers = pytest.importorskip("transformers")

@@ -205,7 +205,7 @@ def _search(
         lower: the least size that counts.
         most: the largest.
         first: the size to begin with.
-        proves: whether to go on until that is so; else until there is an expectation.
+        proves: whether to go on until that is so; else until traces that agree expect a size.
     """
     low, high = lower - 1, most + 1  # the largest known to fit, and the least above that does not
     candidate, asked, halved = first, 0, 0
@@ -217,9 +217,10 @@ def _search(
         # A good expectation is the answer, and the size after it the proof. Where it was not, what
         # is left is halved; after a few such turns only that.
         guess = expected(low + 1, top) if asked < _GUESSES and halved < _TURNS else None
-        if guess is not None and not proves and asked > 0:
-            return guess if guess >= lower else 0
+        if guess is not None and not proves and asked > 0 and max(guess, low) >= lower:
+            return max(guess, low)
         if guess is None or (guess <= low and low < lower):
+            proves = True  # traces that disagree expect nothing
             candidate, asked, halved = min(_between(max(low, 1), high), top), 0, halved + 1
         else:
             candidate = min(max(guess, low + 1), top)

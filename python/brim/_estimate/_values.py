@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
 from brim import _C
+from brim.memory import is_out_of_memory
 
 _MOST = 1 << 12  # elements that are computed
 _MOST_WHOLE = 1 << 18  # of whole numbers: masks, and what lengths are taken from
@@ -78,7 +79,9 @@ class Values:
         with torch._C._DisableTorchDispatch():
             try:
                 found = func(*args, **kwargs)
-            except Exception:  # the CPU has no such kernel, or the call itself will fail
+            except Exception as error:  # the CPU has no such kernel, or the call itself will fail
+                if is_out_of_memory(error):
+                    raise
                 return ...
         self.draws |= torch.Tag.nondeterministic_seeded in func.tags
         return found
