@@ -63,7 +63,7 @@ const c10::StorageImpl* storage_of(const py::object& tensor) {
 class Key {
  public:
   /// @param fake the class of fake tensors.
-  Key(const py::object& func, const py::object& fake) : fake_(fake) {
+  Key(const py::object& func, py::object fake) : fake_(std::move(fake)) {
     add(func.ptr());
     add(c10::typeMetaToScalarType(c10::get_default_dtype()));
     add(c10::GradMode::is_enabled());  // recurrent layers keep something for backward
