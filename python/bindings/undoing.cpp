@@ -100,7 +100,7 @@ class ThreadState {
  public:
   void put_back() const {
     const auto profiler = c10::ThreadLocalDebugInfo::current();
-    // A copy: the next line writes to it. NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
+    // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): the next line writes to it
     const at::RecordFunctionTLS profiler_callbacks = at::get_record_function_tls_();
     at::ThreadLocalState::setThreadLocalState(state_);
     at::set_record_function_tls_(profiler_callbacks);
