@@ -49,8 +49,8 @@ void add_attempt(std::vector<Attempt>& attempts, Attempt attempt) {
   }
   if (same != attempts.end()) {
     attempt.calls = same->calls + 1;
-    if (!attempt.record) {
-      attempt.record = std::move(same->record);
+    if (!attempt.trace) {
+      attempt.trace = std::move(same->trace);
     }
     attempts.erase(same);
   } else {
@@ -116,13 +116,13 @@ void SizeMemory::learn(std::uint64_t key, const Attempt& attempt) {
   add_attempt(known.attempts, attempt);
   // Records are large, and help only until a size has settled.
   for (Entry& old : entries_ | std::views::drop(kKeysWithRecords) | std::views::take(1)) {
-    std::ranges::for_each(old.attempts, [](Attempt& each) { each.record.reset(); });
+    std::ranges::for_each(old.attempts, [](Attempt& each) { each.trace.reset(); });
   }
   if (directory_) {
     const auto kept = find_same(known.kept, attempt);
     if (kept == known.kept.end() || !alike(*kept, known.attempts.back())) {
       known.kept = known.attempts;
-      std::ranges::for_each(known.kept, [](Attempt& each) { each.record.reset(); });
+      std::ranges::for_each(known.kept, [](Attempt& each) { each.trace.reset(); });
       size_writer::put(file_of(key), key, known.kept);
     }
   }

@@ -2,7 +2,7 @@
 
 // What the tests of the size search share: random cases, and memory that is only arithmetic.
 
-#include <brim/adapt/size_search.h>
+#include <brim/need/size_search.h>
 
 #include <algorithm>
 #include <cmath>

@@ -4,7 +4,7 @@
 // kinds.
 
 #include <brim/adapt/size_memory.h>
-#include <brim/adapt/size_search.h>
+#include <brim/need/size_search.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

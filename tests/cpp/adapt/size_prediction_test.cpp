@@ -1,7 +1,7 @@
 // What the search makes of bytes: how few failures, and how near to the largest size, in simulated
 // memory.
 
-#include <brim/adapt/size_search.h>
+#include <brim/need/size_search.h>
 #include <brim/predict/allocation_record.h>
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // The search whatever the numbers say: strategies, lattice, bounds, termination. Numerical targets:
 // size_prediction_test.
 
-#include <brim/adapt/size_search.h>
-#include <brim/adapt/strategy.h>
+#include <brim/need/size_search.h>
+#include <brim/need/strategy.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -2,7 +2,7 @@
 // more than the layers do.
 
 #include <brim/adapt/adapt.h>
-#include <brim/adapt/size_search.h>
+#include <brim/need/size_search.h>
 #include <brim/predict/allocation_record.h>
 #include <gtest/gtest.h>
 

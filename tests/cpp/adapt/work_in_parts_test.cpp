@@ -4,7 +4,7 @@
 // there is one less.
 
 #include <brim/adapt/size_memory.h>
-#include <brim/adapt/size_search.h>
+#include <brim/need/size_search.h>
 #include <brim/predict/allocation_record.h>
 #include <gtest/gtest.h>
 

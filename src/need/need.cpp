@@ -1,0 +1,269 @@
+#include "need/need.h"
+#include <cstdio>
+#include <cstdlib>
+
+#include <algorithm>
+#include <cmath>
+#include <ranges>
+#include <unordered_map>
+#include <utility>
+
+namespace brim {
+namespace {
+
+/// What one attempt shows; null if nothing.
+std::shared_ptr<const Trace> shown_by(const Attempt& attempt) {
+  if (attempt.trace) {
+    return attempt.trace;
+  }
+  if (!attempt.need()) {
+    return nullptr;
+  }
+  return attempt.fitted() ? trace_of_peak(*attempt.need(), 0, true)
+                          : trace_of_peak(*attempt.requested, *attempt.peak, false);
+}
+
+/// The sizes at which a request is known, and its bytes there.
+struct Points {
+  double least_size, least_bytes;
+  double most_size, most_bytes;
+
+  void add(double size, double bytes) {
+    if (size < least_size) {
+      least_size = size;
+      least_bytes = bytes;
+    }
+    if (size > most_size) {
+      most_size = size;
+      most_bytes = bytes;
+    }
+  }
+};
+
+}  // namespace
+
+Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use)
+    : trace_(shown_by(newest)),
+      size_(static_cast<double>(newest.size())),
+      recorded_(newest.trace != nullptr) {
+  const auto& requests = trace_->requests;
+  std::vector<Points> points;
+  for (const auto& request : requests) {
+    const auto bytes = static_cast<double>(request.bytes);
+    points.push_back({size_, bytes, size_, bytes});
+  }
+  for (const Attempt& attempt : attempts) {
+    if (attempt.size() == newest.size() || (attempt.trace != nullptr) != recorded_) {
+      continue;
+    }
+    const auto other = shown_by(attempt);
+    if (other == nullptr) {
+      continue;
+    }
+    const auto same = matched(*trace_, *other);
+    for (std::size_t i = trace_->older; i < requests.size(); ++i) {
+      if (same[i] != Trace::kNone) {
+        points[i].add(static_cast<double>(attempt.size()),
+                      static_cast<double>(other->requests[static_cast<std::size_t>(same[i])].bytes));
+      }
+    }
+  }
+  growth_.resize(requests.size());
+  double all = 0;
+  double known = 0;
+  std::unordered_map<std::int64_t, std::size_t> like;  // by bytes: the one that grows fastest
+  for (std::size_t i = trace_->older; i < requests.size(); ++i) {
+    const Points& at = points[i];
+    all += static_cast<double>(requests[i].bytes);
+    if (at.least_size < at.most_size) {
+      known += static_cast<double>(requests[i].bytes);
+      growth_[i].emplace(at.most_bytes, at.most_size, at.least_bytes, at.least_size);
+      const auto place = like.try_emplace(requests[i].bytes, i).first;
+      if (growth_[i]->at(2 * size_) > growth_[place->second]->at(2 * size_)) {
+        place->second = i;
+      }
+    }
+  }
+  if (std::getenv("BRIM_DEBUG2")) {
+    for (std::size_t i = trace_->older; i < requests.size(); ++i) {
+      const Points& at = points[i];
+      std::fprintf(stderr, "  r%zu op %d %lx bytes %ld freed %d  lo %.0f@%.0f hi %.0f@%.0f\n", i, requests[i].operation, requests[i].name & 0xffff, requests[i].bytes, requests[i].freed, at.least_bytes, at.least_size, at.most_bytes, at.most_size);
+    }
+  }
+  known_ = all > 0 ? known / all : 0;
+  there_.resize(requests.size());
+  const auto left = [&](std::size_t i) {
+    const Trace::Request& request = requests[i];
+    return !request.freed && in_use && in_use(request.address) ? static_cast<double>(request.bytes)
+                                                               : 0.0;
+  };
+  for (std::size_t i = trace_->older; i < requests.size(); ++i) {
+    if (const auto found = like.find(requests[i].bytes); !growth_[i] && found != like.end()) {
+      growth_[i] = growth_[found->second];
+    }
+    there_[i] = requests[i].adds_up ? 0.0 : left(i);
+  }
+  if (!recorded_) {
+    there_.front() = std::max(static_cast<double>(newest.left), 0.0);
+  }
+  for (std::size_t i = 0; i < trace_->older; ++i) {
+    if (const std::int32_t successor = requests[i].successor; successor != Trace::kNone) {
+      const auto which = static_cast<std::size_t>(successor);
+      there_[i] = left(which);
+      there_[which] = 0;
+    }
+  }
+}
+
+std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse& in_use) {
+  for (const Attempt& attempt : std::views::reverse(attempts)) {
+    if (attempt.fitted()) {
+      return attempt.need() ? std::optional(Need(attempt, attempts, in_use)) : std::nullopt;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Need> Need::of_failures(std::span<const Attempt> attempts, const InUse& in_use) {
+  const Attempt* least = nullptr;
+  for (const Attempt& attempt : attempts) {
+    if (!attempt.fitted() && attempt.need() && (least == nullptr || attempt.size() <= least->size())) {
+      least = &attempt;
+    }
+  }
+  return least == nullptr ? std::nullopt : std::optional(Need(*least, attempts, in_use));
+}
+
+double Need::dominated() const {
+  const double all = most_held(size_, 0);
+  const std::int32_t last = trace_->events.empty() ? Trace::kNone : trace_->events.back();
+  return trace_->complete || last < 0 || all <= 0
+             ? 0.0
+             : static_cast<double>(trace_->requests[static_cast<std::size_t>(last)].bytes) / all;
+}
+
+std::int64_t Need::bytes_at(std::size_t request, double size, double power) const {
+  return growth_[request]
+             ? growth_[request]->at(size)
+             : detail::whole_bytes(static_cast<double>(trace_->requests[request].bytes) *
+                                   (power == 0 ? 1.0 : std::pow(size / size_, power)));
+}
+
+double Need::most_held(double size, double power) const {
+  std::vector<double> bytes(there_.size());
+  for (std::size_t i = trace_->older; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<double>(bytes_at(i, size, power));
+  }
+  double now = 0;
+  double most = 0;
+  for (const std::int32_t event : trace_->events) {
+    const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
+    now += event >= 0 ? bytes[request] - there_[request] : -(request < trace_->older ? there_ : bytes)[request];
+    most = std::max(most, now);
+  }
+  return most;
+}
+
+/// The allocator that serves the calls.
+class Need::Device {
+ public:
+  Device(const Need& need, const AllocatorModel& now)
+      : need_(need),
+        trace_(*need.trace_),
+        model_(now),
+        left_(trace_.requests.size(), kNothing),
+        optional_(trace_.requests.size()) {
+    const auto blocks = now.held();
+    for (std::size_t i = trace_.older; i < left_.size(); ++i) {
+      const Trace::Request& request = trace_.requests[i];
+      const auto found = request.freed ? blocks.end() : blocks.find(request.address);
+      if (found != blocks.end() && now.block(found->second).requested == request.bytes) {
+        left_[i] = found->second;
+      }
+    }
+    held_ = left_;
+    // A library's workspace is freed at once, and may be refused where one was before.
+    for (std::size_t e = 0; trace_.tolerates_refusal && e + 1 < trace_.events.size(); ++e) {
+      const std::int32_t event = trace_.events[e];
+      if (event >= 0 && trace_.events[e + 1] == ~event) {
+        optional_[static_cast<std::size_t>(event)] = true;
+      }
+    }
+  }
+
+  /// A call at `size`.
+  bool run(double size) {
+    auto before = std::move(held_);
+    held_.assign(trace_.requests.size(), kNothing);
+    // A result that was dropped before this call will be before the next ones.
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      if (left_[i] == kNothing) {
+        release(before[i]);
+      }
+    }
+    for (const std::int32_t event : trace_.events) {
+      const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
+      if (event < 0 && request < trace_.older) {
+        if (const std::int32_t successor = trace_.requests[request].successor;
+            successor != Trace::kNone) {
+          release(before[static_cast<std::size_t>(successor)]);
+        }
+      } else if (event < 0) {
+        release(held_[request]);
+      } else {
+        if (need_.there_[request] > 0) {
+          release(before[request]);  // it is not seen to be freed: taken to be replaced
+        }
+        const std::int64_t bytes = need_.bytes_at(request, size, size > need_.size_ ? 1 : 0);
+        const auto made = model_.allocate(bytes, trace_.requests[request].stream);
+        if (!made && !optional_[request]) {
+          return false;
+        }
+        held_[request] = made.value_or(kNothing);
+      }
+    }
+    // What it has not freed is replaced by what it left.
+    std::ranges::for_each(before, [&](std::int64_t& allocation) { release(allocation); });
+    return true;
+  }
+
+  AllocatorModel& model() { return model_; }
+
+ private:
+  static constexpr std::int64_t kNothing = -1;
+
+  void release(std::int64_t& allocation) {
+    if (allocation != kNothing) {
+      model_.free(std::exchange(allocation, kNothing));
+    }
+  }
+
+  const Need& need_;
+  const Trace& trace_;
+  AllocatorModel model_;
+  std::vector<std::int64_t> left_;  // by request: the allocation that the last call left
+  std::vector<std::int64_t> held_;  // likewise: what the call that runs holds
+  std::vector<bool> optional_;      // by request: it may be refused
+};
+
+bool Need::fits(double size, const AllocatorModel& now) const {
+  // Each call finds the blocks that the one before left.
+  constexpr int kMostCalls = 8;
+  Device device(*this, now);
+  if (size != size_) {
+    device.model().empty_cache();
+  }
+  for (int call = 0, same = 0; call < kMostCalls && same < 2; ++call) {
+    const auto reserved = device.model().now().reserved;
+    const auto retries = device.model().retries();
+    if (!device.run(size)) {
+      return false;
+    }
+    const bool changed =
+        device.model().now().reserved != reserved || device.model().retries() != retries;
+    same = changed ? 0 : same + 1;
+  }
+  return true;
+}
+
+}  // namespace brim

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <brim/export.h>
+#include <brim/need/trace.h>
+#include <brim/predict/allocator_model.h>
+#include <brim/need/attempt.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "need/request_growth.h"
+
+namespace brim {
+
+/// What the next call needs at any size, in bytes above what is held when it begins. Pure logic.
+///
+/// It replays the newest trace, each request as large as it will be at that size. How a request
+/// grows is known where another trace has it too, at another size: two sizes are enough. What only
+/// one size shows takes the growth of requests of the same bytes (a gradient has those of its
+/// activation or of its parameter). The rest is not known: there the bounds part.
+///
+/// What was not recorded, a peak or what a failure held and asked for, is a trace of one request.
+class BRIM_API Need {
+ public:
+  /// Whether the block at an address that a call left is in use now. Empty: none is.
+  using InUse = std::function<bool(std::int64_t)>;
+
+  /// Of the newest fit, with what all other attempts show; empty if nothing has fitted, or if it is
+  /// not known what that needed. Attempts are in the order of time.
+  [[nodiscard]] static std::optional<Need> of_fits(std::span<const Attempt> attempts,
+                                                   const InUse& in_use);
+  /// Of the failure at the smallest size, up to the request that was refused.
+  [[nodiscard]] static std::optional<Need> of_failures(std::span<const Attempt> attempts,
+                                                       const InUse& in_use);
+
+  /// Of the newest trace.
+  [[nodiscard]] double size() const { return size_; }
+  /// The share of its bytes whose growth is known.
+  [[nodiscard]] double known() const { return known_; }
+  /// Whether requests were recorded, and not only a peak.
+  [[nodiscard]] bool recorded() const { return recorded_; }
+
+  /// Of a failure: the share of what it held and asked for that the refused request makes up.
+  [[nodiscard]] double dominated() const;
+
+  /// At most so much, if what is not known grows no faster than with that power of the size.
+  [[nodiscard]] double upper(double size, double power = 1) const {
+    return most_held(size, size > size_ ? power : 0);
+  }
+  /// At least so much, if what is not known grows no faster than with that power of the size.
+  [[nodiscard]] double lower(double size, double power = 3) const {
+    return most_held(size, size > size_ ? 0 : power);
+  }
+
+  /// Whether calls at `size` fit one after the other on an allocator as it is now, whose blocks do
+  /// not always pack. If it is another size than the last, they begin with an empty cache.
+  [[nodiscard]] bool fits(double size, const AllocatorModel& now) const;
+
+ private:
+  class Device;
+
+  Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use);
+  [[nodiscard]] double most_held(double size, double power) const;
+  [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size, double power) const;
+
+  std::shared_ptr<const Trace> trace_;
+  double size_;
+  double known_ = 0;
+  bool recorded_;
+  std::vector<std::optional<detail::RequestGrowth>> growth_;  // by request; empty: not known
+  /// By request of what was held before: bytes that the next call will free there.
+  /// By one of the call itself: bytes that it left and the next call replaces, as far as is known.
+  std::vector<double> there_;
+};
+
+}  // namespace brim

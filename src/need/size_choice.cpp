@@ -1,0 +1,274 @@
+// How a SizeSearch chooses its next size, from the bracket that size_search.cpp keeps and from what
+// the Need says.
+
+#include <brim/need/size_search.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include <cstdio>
+#include <cstdlib>
+#include "bisect.h"
+#include "need/need.h"
+#include "need/search_constants.h"
+#include "need/size_lattice.h"
+
+namespace brim {
+
+using detail::lattice;
+
+void SizeSearch::choose() {
+  chosen_for_ = available_;
+  expects_fit_ = false;
+  const std::int64_t high = failure_ == 0 ? options_.upper : lattice(options_).floor(failure_ - 1);
+  const bool halving = options_.strategy == Strategy::halving;
+  finished_ = high <= best_ || (halving && fits_ > 0 && best_ > 0);
+  if (finished_) {
+    next_ = best_ > 0 ? best_ : options_.lower;
+  } else if (options_.strategy == Strategy::predictive && options_.start == Start::probe) {
+    next_ = probe_choice(high);
+    finished_ = next_ == best_;
+  } else if (attempts() == 0) {
+    next_ = first_choice(high);
+  } else if (halving) {
+    next_ = failure_ == 0 ? high : half();
+  } else if (options_.strategy == Strategy::bisect) {
+    next_ = middle(high);
+  } else {
+    next_ = narrow_choice(high);
+  }
+}
+
+/// What of the available bytes can be used; negative: not known.
+double SizeSearch::usable() const noexcept {
+  const auto bytes = static_cast<double>(available_);
+  const Circumstances& now = options_.circumstances;
+  const double segment =
+      now.packs ? 0.0 : std::min(search::kSegment, search::kLargestSegmentShare * bytes);
+  const bool in_parts = options_.start == Start::probe;
+  const double margin = std::max(now.margin, in_parts ? search::kProbeMargin : 0.0);
+  return bytes < 0 ? bytes : bytes - std::max(segment, margin * bytes);
+}
+
+const Attempt* SizeSearch::last_fit() const noexcept {
+  const auto last = std::find_if(known_.rbegin(), known_.rend(), std::mem_fn(&Attempt::fitted));
+  return last == known_.rend() ? nullptr : &*last;
+}
+
+std::int64_t SizeSearch::clamp(double size, std::int64_t low, std::int64_t high) const noexcept {
+  if (!(size < static_cast<double>(high))) {
+    return high;
+  }
+  return size <= static_cast<double>(low)
+             ? low
+             : std::max(low, lattice(options_).floor(static_cast<std::int64_t>(size)));
+}
+
+std::int64_t SizeSearch::middle(std::int64_t high) const noexcept {
+  const auto grid = lattice(options_);
+  const std::int64_t low = std::max(best_, options_.lower - 1);
+  const std::int64_t top = failure_ == 0 ? options_.upper : failure_ - 1;
+  const std::int64_t half = low + (top - low) / 2 + (top - low) % 2;
+  return std::min(std::max(grid.floor(half), grid.above(best_)), high);
+}
+
+std::int64_t SizeSearch::half() const noexcept {
+  return std::max(options_.lower, floor_to_multiple(failure_ / 2, options_.quantum));
+}
+
+std::int64_t SizeSearch::hint() const noexcept {
+  std::int64_t fit = 0;
+  std::int64_t failure = 0;
+  for (const Attempt& attempt : known_) {
+    if (attempt.remembered && (!attempt.available || available_ < 0)) {
+      if (attempt.fitted()) {
+        fit = std::max(fit, attempt.size());
+      } else {
+        failure = failure == 0 ? attempt.size() : std::min(failure, attempt.size());
+      }
+    }
+  }
+  return fit > 0 && failure > fit ? lattice(options_).floor(fit) : 0;
+}
+
+/// Whether the model is followed. Else only the bracket counts.
+bool SizeSearch::is_trusted(const Need& need) const {
+  const auto unforeseen = std::ranges::count_if(known_, &Attempt::unforeseen);
+  return unforeseen < search::kMostUnforeseen && need.size() > 0;
+}
+
+/// The largest size up to `most` that is expected to fit; 0 if none is.
+std::int64_t SizeSearch::expected(const Need& need, std::int64_t most, double power) const {
+  const double bytes = usable();
+  const auto in_bytes = [&](std::int64_t size) {
+    return need.upper(static_cast<double>(size), power) <= bytes;
+  };
+  std::int64_t size = detail::largest_that_holds(0, most + 1, in_bytes);
+  const Circumstances& now = options_.circumstances;
+  if (now.packs || !need.recorded() || !now.allocator || size == 0) {
+    return size;
+  }
+  auto device = now.allocator();
+  if (!device) {
+    return size;
+  }
+  device->set_capacity(std::max<std::int64_t>(
+      device->options().capacity - static_cast<std::int64_t>(static_cast<double>(available_) - bytes),
+      0));
+  // Some sizes fit between others that do not.
+  return detail::largest_less_spared(0, size, [&](std::int64_t each) {
+    return need.fits(static_cast<double>(each), *device);
+  });
+}
+
+/// From what is known of earlier calls; empty if that is nothing.
+std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
+  const Attempt* last = last_fit();
+  if (last == nullptr || available_ < 0) {
+    return std::nullopt;
+  }
+  const auto need = Need::of_fits(known_, options_.circumstances.in_use);
+  if (!need) {
+    return std::nullopt;
+  }
+  const std::int64_t size = lattice(options_).floor(last->size());
+  const bool known = need->known() > search::kMostlyKnown;
+  if (need->known() == 0 && !options_.cautious && std::ranges::all_of(known_, &Attempt::fitted)) {
+    return std::nullopt;  // a single size that nothing has failed beside says little about others
+  }
+  std::int64_t choice = 0;
+  if (is_trusted(*need)) {
+    const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
+    choice = expected(*need, known ? high : std::min(high, std::max(most, size + 1)), 1);
+    choice = choice == 0 ? 0 : lattice(options_).floor(choice);
+    const bool worth_it = static_cast<double>(choice) >=
+                          (1 + search::kWorthMoving) * static_cast<double>(size);
+    choice = choice > size && !worth_it ? size : choice;
+  if (std::getenv("BRIM_DEBUG")) { std::fprintf(stderr, "known: last %ld known %.2f bytes %.0f upper(last) %.0f peak %ld held %ld left %ld trusted %d choice %ld best %ld failure %ld high %ld\n", last->size(), need->known(), usable(), need->upper(double(last->size())), last->peak.value_or(-1), last->held, last->left, is_trusted(*need), choice, best_, failure_, high); for (double f : {1., 2., 3., 4., 8., 11., 16.}) std::fprintf(stderr, " %.0f:%.0f", f, need->upper(f)); std::fprintf(stderr, "\n");
+   for (auto& a : known_) std::fprintf(stderr, "   %s %ld peak %ld req %ld avail %ld left %ld trace %d calls %ld unf %d\n", a.fitted() ? "fit " : "fail", a.size(), a.peak.value_or(-1), a.requested.value_or(-1), a.available.value_or(-1), a.left, a.trace != nullptr, a.calls, a.unforeseen); }
+    // Nothing is known of other sizes: one slightly larger shows it, if it can fit at all.
+    const std::int64_t next = std::max(lattice(options_).above(size),
+                                       size + size / search::kLearningPart);
+    if (!known && choice == size && next > size && next <= high &&
+        need->lower(static_cast<double>(next)) <= usable()) {
+      return clamp(static_cast<double>(next), options_.lower, high);
+    }
+    if (need->recorded() && choice > 0) {
+      expects_fit_ = true;
+      return clamp(static_cast<double>(choice), options_.lower, high);
+    }
+  }
+  // A size that fitted is left only where it no longer fits.
+  choice = std::max(choice, best_);
+  return choice == 0 ? std::min(half() > 0 && failure_ != 0 ? half() : size, high)
+                     : clamp(static_cast<double>(choice), options_.lower, high);
+}
+
+std::int64_t SizeSearch::first_choice(std::int64_t high) {
+  if (options_.strategy == Strategy::predictive) {
+    if (const auto size = known_choice(high)) {
+      return *size;
+    }
+    if (best_ == 0 && failure_ != 0) {
+      return shrink_choice(high);
+    }
+  }
+  if (failure_ != 0) {
+    const bool halving = options_.strategy == Strategy::halving;
+    return best_ > 0 ? best_ : halving ? half() : middle(high);
+  }
+  const std::int64_t size = best_ > 0 ? 0 : hint();
+  return size > 0 ? size : high;
+}
+
+/// Never worse than halving. It tries the sizes that halving would, without those that cannot fit.
+/// In between it tries what it calculates, as long as it has failed no more often than halving
+/// would have until there: so it fails at most once more than halving, and ends no lower.
+std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
+  const double bytes = usable();
+  const auto need = bytes < 0 ? std::nullopt : Need::of_failures(known_, options_.circumstances.in_use);
+  double guess = 0;
+  auto largest = static_cast<double>(failure_);  // whatever is larger cannot fit
+  if (need && need->size() == static_cast<double>(failure_)) {
+    largest *= std::min(std::cbrt(bytes / need->lower(need->size())), 1.0);
+    if (need->dominated() >= search::kDominates) {
+      guess = static_cast<double>(detail::largest_that_holds(0, failure_, [&](std::int64_t size) {
+        return need->lower(static_cast<double>(size), 1) <= bytes;
+      }));
+    }
+  }
+  std::int64_t above_guess = 0;  // sizes that halving tries
+  std::int64_t half = options_.upper;
+  while (half > options_.lower && (half >= failure_ || static_cast<double>(half) > largest)) {
+    above_guess += static_cast<double>(half) > guess ? 1 : 0;
+    half = std::max(options_.lower, floor_to_multiple(half / 2, options_.quantum));
+  }
+  if (std::getenv("BRIM_DEBUG")) std::fprintf(stderr, "shrink: failure %ld bytes %.0f largest %.0f guess %.0f half %ld size %.0f known %.2f lower(f) %.0f\n", failure_, bytes, largest, guess, half, need ? need->size() : -1, need ? need->known() : -1, need ? need->lower(double(failure_)) : -1);
+  const bool better = guess > search::kBetterThanHalving * static_cast<double>(half);
+  const bool affordable = failures_ <= above_guess;
+  return clamp(better && affordable ? guess : static_cast<double>(half), options_.lower, high);
+}
+
+std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
+  // What fitted earlier is the surer choice, unless halving would end higher.
+  if (fits_ == 0) {
+    return best_ >= failure_ / 2 && best_ > 0 ? best_ : std::max(best_, shrink_choice(high));
+  }
+  // Two guesses may miss, then the middle halves what is left: at most three times the attempts of
+  // bisecting.
+  const auto need = stalls_ < 2 && available_ >= 0
+                        ? Need::of_fits(known_, options_.circumstances.in_use)
+                        : std::nullopt;
+  // A guess at or below the best is answered by the step above it, which either fails, and the
+  // search is over, or shows that there is more.
+  return need ? clamp(static_cast<double>(expected(*need, high, 1)), lattice(options_).above(best_), high)
+              : middle(high);
+}
+
+std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
+  if (best_ == 0 && failed_here_) {
+    return shrink_choice(high);
+  }
+  const auto need =
+      usable() < 0 ? std::nullopt : Need::of_fits(known_, options_.circumstances.in_use);
+  if (!need && best_ == 0) {
+    const std::int64_t start = hint();
+    return start > 0 ? start
+                     : clamp(static_cast<double>(options_.upper) / search::kProbeShare,
+                             options_.lower, high);
+  }
+  const bool known = need && need->recorded() && need->known() > search::kMostlyKnown;
+  double target = 2.0 * static_cast<double>(best_);
+  if (need) {
+    const double most = known ? static_cast<double>(high) : search::kProbeGrowth * need->size();
+    target = static_cast<double>(
+        expected(*need, clamp(most, options_.lower, high), search::kSquare));
+    // Between tiny sizes, or where most of the need is constant, the cautious bound may allow no
+    // step. To stay there would cost more, for good, than the one failure that this risks.
+    if (!known && fits_ < 3 && best_ > 0 && failure_ == 0) {
+      target = std::max(target, static_cast<double>(lattice(options_).above(best_)));
+    }
+  }
+  if (failure_ != 0 && best_ > 0 && (failed_here_ || !need)) {
+    // The model did not see this failure coming, or there is none. An eighth is not worth a second
+    // one.
+    if (best_ >= failure_ - failure_ / 8) {
+      return best_;
+    }
+    target = std::min(target, static_cast<double>(middle(high)));
+  }
+  const std::int64_t choice = clamp(target, options_.lower, high);
+  if (best_ == 0 || choice == options_.upper) {
+    return choice;
+  }
+  const auto width =
+      static_cast<std::int64_t>(std::bit_width(static_cast<std::uint64_t>(options_.upper)));
+  const bool late = grown_ > 12 + 2 * width;
+  const double gain = static_cast<double>(choice - best_) / static_cast<double>(best_);
+  return gain < (late ? search::kWorthMovingLate : search::kWorthMoving) ? best_ : choice;
+}
+
+}  // namespace brim
