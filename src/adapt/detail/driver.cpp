@@ -1,3 +1,4 @@
+#include <ATen/EmptyTensor.h>
 #include <brim/adapt/detail/driver.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -12,6 +13,7 @@
 #include "adapt/detail/attempt_monitor.h"
 #include "adapt/detail/meeting.h"
 #include "adapt/detail/searching.h"
+#include "compat.h"
 
 namespace brim::detail {
 namespace {
@@ -265,10 +267,11 @@ void release_failed_backward() {
       return {};
     }
   };
-  const std::shared_ptr<torch::autograd::Node> node = std::make_shared<Nothing>();
-  node->add_input_metadata(torch::autograd::Node::undefined_input());
+  const compat::NodePtr node = compat::make_node<Nothing>();
+  const at::Tensor nothing = at::detail::empty_cpu({0}, at::kFloat);
+  node->add_input_metadata(nothing);
   torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(node, 0)},
-                                                        {at::Tensor()}, false, false, false);
+                                                        {nothing}, false, false, true);
 }
 
 std::int64_t chunk_dim(std::int64_t rank, std::int64_t dim) {
