@@ -1,6 +1,4 @@
 #include "need/need.h"
-#include <cstdio>
-#include <cstdlib>
 
 #include <algorithm>
 #include <cmath>
@@ -76,21 +74,32 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     const Points& at = points[i];
     all += static_cast<double>(requests[i].bytes);
     if (at.least_size < at.most_size) {
-      known += static_cast<double>(requests[i].bytes);
-      growth_[i].emplace(at.most_bytes, at.most_size, at.least_bytes, at.least_size);
+      const auto bytes = static_cast<double>(requests[i].bytes);
+      known += bytes;
+      // Both pass through what the newest trace shows.
+      const detail::RequestGrowth to_most(bytes, size_, at.most_bytes, at.most_size);
+      const detail::RequestGrowth to_least(bytes, size_, at.least_bytes, at.least_size);
+      growth_[i] = Growth{.up = at.most_size > size_ ? to_most : to_least,
+                          .down = at.least_size < size_ ? to_least : to_most};
       const auto place = like.try_emplace(requests[i].bytes, i).first;
-      if (growth_[i]->at(2 * size_) > growth_[place->second]->at(2 * size_)) {
+      if (growth_[i]->up.at(2 * size_) > growth_[place->second]->up.at(2 * size_)) {
         place->second = i;
       }
     }
   }
-  if (std::getenv("BRIM_DEBUG2")) {
-    for (std::size_t i = trace_->older; i < requests.size(); ++i) {
-      const Points& at = points[i];
-      std::fprintf(stderr, "  r%zu op %d %lx bytes %ld freed %d  lo %.0f@%.0f hi %.0f@%.0f\n", i, requests[i].operation, requests[i].name & 0xffff, requests[i].bytes, requests[i].freed, at.least_bytes, at.least_size, at.most_bytes, at.most_size);
+  known_ = all > 0 ? known / all : 0;
+  int fits = 0;  // since the attempt
+  for (const Attempt& attempt : std::views::reverse(attempts)) {
+    fits += attempt.fitted() ? 1 : 0;
+    if (fits > 1) {
+      break;  // they know better
+    }
+    if (attempt.expected && attempt.need()) {
+      const std::int64_t bytes = *attempt.need() - *attempt.expected;
+      shortfalls_.push_back(
+          {static_cast<double>(attempt.size()), std::max(static_cast<double>(bytes), 0.0)});
     }
   }
-  known_ = all > 0 ? known / all : 0;
   there_.resize(requests.size());
   const auto left = [&](std::size_t i) {
     const Trace::Request& request = requests[i];
@@ -107,6 +116,10 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     there_.front() = std::max(static_cast<double>(newest.left), 0.0);
   }
   for (std::size_t i = 0; i < trace_->older; ++i) {
+    if (requests[i].from_failure) {
+      there_[i] = static_cast<double>(requests[i].bytes);
+      missing_ += there_[i];
+    }
     if (const std::int32_t successor = requests[i].successor; successor != Trace::kNone) {
       const auto which = static_cast<std::size_t>(successor);
       there_[i] = left(which);
@@ -124,27 +137,9 @@ std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse
   return std::nullopt;
 }
 
-std::optional<Need> Need::of_failures(std::span<const Attempt> attempts, const InUse& in_use) {
-  const Attempt* least = nullptr;
-  for (const Attempt& attempt : attempts) {
-    if (!attempt.fitted() && attempt.need() && (least == nullptr || attempt.size() <= least->size())) {
-      least = &attempt;
-    }
-  }
-  return least == nullptr ? std::nullopt : std::optional(Need(*least, attempts, in_use));
-}
-
-double Need::dominated() const {
-  const double all = most_held(size_, 0);
-  const std::int32_t last = trace_->events.empty() ? Trace::kNone : trace_->events.back();
-  return trace_->complete || last < 0 || all <= 0
-             ? 0.0
-             : static_cast<double>(trace_->requests[static_cast<std::size_t>(last)].bytes) / all;
-}
-
 std::int64_t Need::bytes_at(std::size_t request, double size, double power) const {
   return growth_[request]
-             ? growth_[request]->at(size)
+             ? (size > size_ ? growth_[request]->up : growth_[request]->down).at(size)
              : detail::whole_bytes(static_cast<double>(trace_->requests[request].bytes) *
                                    (power == 0 ? 1.0 : std::pow(size / size_, power)));
 }
@@ -154,14 +149,24 @@ double Need::most_held(double size, double power) const {
   for (std::size_t i = trace_->older; i < bytes.size(); ++i) {
     bytes[i] = static_cast<double>(bytes_at(i, size, power));
   }
-  double now = 0;
-  double most = 0;
+  double now = missing_;
+  double most = now;
   for (const std::int32_t event : trace_->events) {
     const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
     now += event >= 0 ? bytes[request] - there_[request] : -(request < trace_->older ? there_ : bytes)[request];
     most = std::max(most, now);
   }
   return most;
+}
+
+double Need::upper(double size, double power) const {
+  double short_by = 0;  // of what is needed, where a failure has shown it
+  for (const Shortfall& each : shortfalls_) {
+    if (each.size > size_ && size > size_) {
+      short_by = std::max(short_by, each.bytes * (size - size_) / (each.size - size_));
+    }
+  }
+  return most_held(size, size > size_ ? power : 0) + short_by;
 }
 
 /// The allocator that serves the calls.

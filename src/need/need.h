@@ -34,9 +34,6 @@ class BRIM_API Need {
   /// not known what that needed. Attempts are in the order of time.
   [[nodiscard]] static std::optional<Need> of_fits(std::span<const Attempt> attempts,
                                                    const InUse& in_use);
-  /// Of the failure at the smallest size, up to the request that was refused.
-  [[nodiscard]] static std::optional<Need> of_failures(std::span<const Attempt> attempts,
-                                                       const InUse& in_use);
 
   /// Of the newest trace.
   [[nodiscard]] double size() const { return size_; }
@@ -45,17 +42,10 @@ class BRIM_API Need {
   /// Whether requests were recorded, and not only a peak.
   [[nodiscard]] bool recorded() const { return recorded_; }
 
-  /// Of a failure: the share of what it held and asked for that the refused request makes up.
-  [[nodiscard]] double dominated() const;
-
   /// At most so much, if what is not known grows no faster than with that power of the size.
-  [[nodiscard]] double upper(double size, double power = 1) const {
-    return most_held(size, size > size_ ? power : 0);
-  }
-  /// At least so much, if what is not known grows no faster than with that power of the size.
-  [[nodiscard]] double lower(double size, double power = 3) const {
-    return most_held(size, size > size_ ? 0 : power);
-  }
+  [[nodiscard]] double upper(double size, double power = 1) const;
+  /// At least so much, if what is not known grows no faster than with the cube of the size.
+  [[nodiscard]] double lower(double size) const { return most_held(size, size > size_ ? 0 : 3); }
 
   /// Whether calls at `size` fit one after the other on an allocator as it is now, whose blocks do
   /// not always pack. If it is another size than the last, they begin with an empty cache.
@@ -72,10 +62,21 @@ class BRIM_API Need {
   double size_;
   double known_ = 0;
   bool recorded_;
-  std::vector<std::optional<detail::RequestGrowth>> growth_;  // by request; empty: not known
+  struct Growth {
+    detail::RequestGrowth up;    // at larger sizes
+    detail::RequestGrowth down;  // at smaller ones
+  };
+  std::vector<std::optional<Growth>> growth_;  // by request; empty: not known
   /// By request of what was held before: bytes that the next call will free there.
   /// By one of the call itself: bytes that it left and the next call replaces, as far as is known.
   std::vector<double> there_;
+  double missing_ = 0;  // bytes that failed attempts had made, and the newest trace freed
+  /// By how much a size needed more than was expected of it, and failed.
+  struct Shortfall {
+    double size;
+    double bytes;
+  };
+  std::vector<Shortfall> shortfalls_;
 };
 
 }  // namespace brim

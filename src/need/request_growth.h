@@ -30,18 +30,27 @@ class RequestGrowth {
     } else {
       slope_ = std::max((here - there) / (at_size - other_size), 0.0);
     }
+    const double most = std::max(at_size, other_size);
+    trusted_ = most * std::pow(most / std::min(at_size, other_size), kTrusted);
   }
 
   [[nodiscard]] std::int64_t at(double size) const noexcept {
-    return whole_bytes(power_ > 0 ? here_ * std::pow(size / at_size_, power_)
-                                  : here_ + slope_ * (size - at_size_));
+    const double near = std::min(size, trusted_);
+    const double bytes = power_ > 0 ? here_ * std::pow(near / at_size_, power_)
+                                    : here_ + slope_ * (near - at_size_);
+    return whole_bytes(bytes * size / near);
   }
 
  private:
+  // Two sizes close to each other may be padded to the same. Beyond the power of their ratio above
+  // them, a request is taken to grow in proportion at least.
+  static constexpr double kTrusted = 2;
+
   double here_;
   double at_size_;
   double slope_ = 0;
   double power_ = 0;  // 0: a line
+  double trusted_ = 0;
 };
 
 }  // namespace brim::detail

@@ -20,9 +20,6 @@ constexpr double kMostlyKnown = 0.5;
 constexpr double kStepUnknown = 1.5;
 // Where even that may not fit, a size larger by this part shows how the need grows.
 constexpr std::int64_t kLearningPart = 16;
-// A trace that does not explain its own peak this closely has missed something (other threads).
-constexpr double kReproduced = 0.02;
-constexpr double kReproducedBytes = 4096;
 // After so many failures that were not foreseen, only the bracket counts.
 constexpr int kMostUnforeseen = 2;
 
@@ -34,12 +31,6 @@ constexpr double kLargestSegmentShare = 1.0 / 16;
 // one below the second after many moves, which bounds their number.
 constexpr double kWorthMoving = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
-
-// A failure whose last request is this share of its need failed because of one tensor: then what it
-// shows is the need, and the size that follows from it is tried, if it is clearly better than the
-// next one of halving.
-constexpr double kDominates = 0.5;
-constexpr double kBetterThanHalving = 1.02;
 
 // The first part of a range is this share of its upper bound, and until the growth is known each
 // next one is at most so much larger, for a need that grows with the square at most.

@@ -9,8 +9,6 @@
 #include <functional>
 #include <limits>
 
-#include <cstdio>
-#include <cstdlib>
 #include "bisect.h"
 #include "need/need.h"
 #include "need/search_constants.h"
@@ -22,7 +20,7 @@ using detail::lattice;
 
 void SizeSearch::choose() {
   chosen_for_ = available_;
-  expects_fit_ = false;
+  expected_need_.reset();
   const std::int64_t high = failure_ == 0 ? options_.upper : lattice(options_).floor(failure_ - 1);
   const bool halving = options_.strategy == Strategy::halving;
   finished_ = high <= best_ || (halving && fits_ > 0 && best_ > 0);
@@ -94,14 +92,15 @@ std::int64_t SizeSearch::hint() const noexcept {
   return fit > 0 && failure > fit ? lattice(options_).floor(fit) : 0;
 }
 
-/// Whether the model is followed. Else only the bracket counts.
-bool SizeSearch::is_trusted(const Need& need) const {
-  const auto unforeseen = std::ranges::count_if(known_, &Attempt::unforeseen);
-  return unforeseen < search::kMostUnforeseen && need.size() > 0;
+/// Whether the need is followed. Else only the bracket counts.
+bool SizeSearch::is_trusted() const {
+  const auto unforeseen = std::ranges::count_if(
+      known_, [](const Attempt& attempt) { return attempt.expected.has_value(); });
+  return need_ != nullptr && unforeseen < search::kMostUnforeseen;
 }
 
 /// The largest size up to `most` that is expected to fit; 0 if none is.
-std::int64_t SizeSearch::expected(const Need& need, std::int64_t most, double power) const {
+std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most, double power) const {
   const double bytes = usable();
   const auto in_bytes = [&](std::int64_t size) {
     return need.upper(static_cast<double>(size), power) <= bytes;
@@ -130,8 +129,8 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   if (last == nullptr || available_ < 0) {
     return std::nullopt;
   }
-  const auto need = Need::of_fits(known_, options_.circumstances.in_use);
-  if (!need) {
+  const Need* need = need_.get();
+  if (need == nullptr) {
     return std::nullopt;
   }
   const std::int64_t size = lattice(options_).floor(last->size());
@@ -140,25 +139,25 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     return std::nullopt;  // a single size that nothing has failed beside says little about others
   }
   std::int64_t choice = 0;
-  if (is_trusted(*need)) {
+  if (is_trusted()) {
     const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
-    choice = expected(*need, known ? high : std::min(high, std::max(most, size + 1)), 1);
+    choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)), 1);
     choice = choice == 0 ? 0 : lattice(options_).floor(choice);
     const bool worth_it = static_cast<double>(choice) >=
                           (1 + search::kWorthMoving) * static_cast<double>(size);
     choice = choice > size && !worth_it ? size : choice;
-  if (std::getenv("BRIM_DEBUG")) { std::fprintf(stderr, "known: last %ld known %.2f bytes %.0f upper(last) %.0f peak %ld held %ld left %ld trusted %d choice %ld best %ld failure %ld high %ld\n", last->size(), need->known(), usable(), need->upper(double(last->size())), last->peak.value_or(-1), last->held, last->left, is_trusted(*need), choice, best_, failure_, high); for (double f : {1., 2., 3., 4., 8., 11., 16.}) std::fprintf(stderr, " %.0f:%.0f", f, need->upper(f)); std::fprintf(stderr, "\n");
-   for (auto& a : known_) std::fprintf(stderr, "   %s %ld peak %ld req %ld avail %ld left %ld trace %d calls %ld unf %d\n", a.fitted() ? "fit " : "fail", a.size(), a.peak.value_or(-1), a.requested.value_or(-1), a.available.value_or(-1), a.left, a.trace != nullptr, a.calls, a.unforeseen); }
     // Nothing is known of other sizes: one slightly larger shows it, if it can fit at all.
-    const std::int64_t next = std::max(lattice(options_).above(size),
-                                       size + size / search::kLearningPart);
-    if (!known && choice == size && next > size && next <= high &&
-        need->lower(static_cast<double>(next)) <= usable()) {
-      return clamp(static_cast<double>(next), options_.lower, high);
+    const std::int64_t above = std::max(lattice(options_).above(size),
+                                        size + size / search::kLearningPart);
+    if (!known && last->calls == 1 && std::ranges::count_if(known_, &Attempt::fitted) == 1 &&
+        choice == size && above > size && above <= high &&
+        need->lower(static_cast<double>(above)) <= usable()) {
+      return clamp(static_cast<double>(above), options_.lower, high);
     }
-    if (need->recorded() && choice > 0) {
-      expects_fit_ = true;
-      return clamp(static_cast<double>(choice), options_.lower, high);
+    if (need->recorded() && choice > best_) {
+      const std::int64_t next = clamp(static_cast<double>(choice), options_.lower, high);
+      expected_need_ = detail::whole_bytes(need->upper(static_cast<double>(next)));
+      return next;
     }
   }
   // A size that fitted is left only where it no longer fits.
@@ -184,32 +183,23 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) {
   return size > 0 ? size : high;
 }
 
-/// Never worse than halving. It tries the sizes that halving would, without those that cannot fit.
-/// In between it tries what it calculates, as long as it has failed no more often than halving
-/// would have until there: so it fails at most once more than halving, and ends no lower.
+/// The next size that halving would try, without those that cannot fit: so it fails no more often
+/// than halving, and ends no lower.
 std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
-  const double bytes = usable();
-  const auto need = bytes < 0 ? std::nullopt : Need::of_failures(known_, options_.circumstances.in_use);
-  double guess = 0;
   auto largest = static_cast<double>(failure_);  // whatever is larger cannot fit
-  if (need && need->size() == static_cast<double>(failure_)) {
-    largest *= std::min(std::cbrt(bytes / need->lower(need->size())), 1.0);
-    if (need->dominated() >= search::kDominates) {
-      guess = static_cast<double>(detail::largest_that_holds(0, failure_, [&](std::int64_t size) {
-        return need->lower(static_cast<double>(size), 1) <= bytes;
-      }));
-    }
+  const auto failed = std::find_if(known_.rbegin(), known_.rend(), [&](const Attempt& attempt) {
+    return !attempt.fitted() && attempt.size() == failure_;
+  });
+  if (available_ >= 0 && failed != known_.rend() && failed->need()) {
+    // What it left, the next attempt need not make. Nothing grows faster than with the cube.
+    const auto need = static_cast<double>(*failed->need() - std::max<std::int64_t>(failed->left, 0));
+    largest *= std::min(std::cbrt(usable() / std::max(need, 1.0)), 1.0);
   }
-  std::int64_t above_guess = 0;  // sizes that halving tries
   std::int64_t half = options_.upper;
   while (half > options_.lower && (half >= failure_ || static_cast<double>(half) > largest)) {
-    above_guess += static_cast<double>(half) > guess ? 1 : 0;
     half = std::max(options_.lower, floor_to_multiple(half / 2, options_.quantum));
   }
-  if (std::getenv("BRIM_DEBUG")) std::fprintf(stderr, "shrink: failure %ld bytes %.0f largest %.0f guess %.0f half %ld size %.0f known %.2f lower(f) %.0f\n", failure_, bytes, largest, guess, half, need ? need->size() : -1, need ? need->known() : -1, need ? need->lower(double(failure_)) : -1);
-  const bool better = guess > search::kBetterThanHalving * static_cast<double>(half);
-  const bool affordable = failures_ <= above_guess;
-  return clamp(better && affordable ? guess : static_cast<double>(half), options_.lower, high);
+  return clamp(static_cast<double>(half), options_.lower, high);
 }
 
 std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
@@ -219,12 +209,10 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
   }
   // Two guesses may miss, then the middle halves what is left: at most three times the attempts of
   // bisecting.
-  const auto need = stalls_ < 2 && available_ >= 0
-                        ? Need::of_fits(known_, options_.circumstances.in_use)
-                        : std::nullopt;
+  const Need* need = stalls_ < 2 && available_ >= 0 ? need_.get() : nullptr;
   // A guess at or below the best is answered by the step above it, which either fails, and the
   // search is over, or shows that there is more.
-  return need ? clamp(static_cast<double>(expected(*need, high, 1)), lattice(options_).above(best_), high)
+  return need != nullptr ? clamp(static_cast<double>(largest_expected(*need, high, 1)), lattice(options_).above(best_), high)
               : middle(high);
 }
 
@@ -232,27 +220,26 @@ std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
   if (best_ == 0 && failed_here_) {
     return shrink_choice(high);
   }
-  const auto need =
-      usable() < 0 ? std::nullopt : Need::of_fits(known_, options_.circumstances.in_use);
-  if (!need && best_ == 0) {
+  const Need* need = usable() < 0 ? nullptr : need_.get();
+  if (need == nullptr && best_ == 0) {
     const std::int64_t start = hint();
     return start > 0 ? start
                      : clamp(static_cast<double>(options_.upper) / search::kProbeShare,
                              options_.lower, high);
   }
-  const bool known = need && need->recorded() && need->known() > search::kMostlyKnown;
+  const bool known = need != nullptr && need->recorded() && need->known() > search::kMostlyKnown;
   double target = 2.0 * static_cast<double>(best_);
-  if (need) {
+  if (need != nullptr) {
     const double most = known ? static_cast<double>(high) : search::kProbeGrowth * need->size();
     target = static_cast<double>(
-        expected(*need, clamp(most, options_.lower, high), search::kSquare));
+        largest_expected(*need, clamp(most, options_.lower, high), search::kSquare));
     // Between tiny sizes, or where most of the need is constant, the cautious bound may allow no
     // step. To stay there would cost more, for good, than the one failure that this risks.
     if (!known && fits_ < 3 && best_ > 0 && failure_ == 0) {
       target = std::max(target, static_cast<double>(lattice(options_).above(best_)));
     }
   }
-  if (failure_ != 0 && best_ > 0 && (failed_here_ || !need)) {
+  if (failure_ != 0 && best_ > 0 && (failed_here_ || need == nullptr)) {
     // The model did not see this failure coming, or there is none. An eighth is not worth a second
     // one.
     if (best_ >= failure_ - failure_ / 8) {

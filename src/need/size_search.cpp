@@ -4,6 +4,7 @@
 #include <ranges>
 #include <utility>
 
+#include "need/need.h"
 #include "need/search_constants.h"
 #include "need/size_lattice.h"
 
@@ -111,7 +112,7 @@ void SizeSearch::add(const Attempt& attempt, bool remembered) {
   }
 }
 
-bool SizeSearch::bounds(const Attempt& attempt) const noexcept {
+bool SizeSearch::bounds(const Attempt& attempt) const {
   const std::int64_t bytes = attempt.need().value_or(-1);
   const bool comparable = attempt.available && available_ >= 0;
   const auto now = static_cast<double>(available_);
@@ -120,6 +121,11 @@ bool SizeSearch::bounds(const Attempt& attempt) const noexcept {
   // the bytes but not in one piece, counts until clearly more or less memory is available.
   const bool explained = bytes >= 0 && (attempt.fitted() || static_cast<double>(bytes) > then);
   const double same = explained ? search::kSameBytes : search::kClearly;
+  if (attempt.fitted() && attempt.remembered && available_ >= 0 && is_trusted() &&
+      need_->recorded()) {
+    return need_->upper(static_cast<double>(attempt.size())) <= usable() ||
+           (bytes >= 0 && static_cast<double>(bytes) <= usable());
+  }
   if (attempt.fitted()) {
     // What it left itself is not missing: the next call replaces it.
     const double with_left = now + std::max(static_cast<double>(attempt.left), 0.0);
@@ -138,8 +144,10 @@ bool SizeSearch::bounds(const Attempt& attempt) const noexcept {
   return !attempt.remembered || no_more || (available_ >= 0 && bytes > available_);
 }
 
-void SizeSearch::update_bounds() noexcept {
+void SizeSearch::update_bounds() {
   const auto grid = detail::lattice(options_);
+  auto need = Need::of_fits(known_, options_.circumstances.in_use);
+  need_ = need ? std::make_shared<const Need>(*std::move(need)) : nullptr;
   best_ = 0;
   failure_ = 0;
   failed_here_ = false;

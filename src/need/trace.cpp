@@ -9,6 +9,20 @@ namespace {
 
 std::size_t index_of(std::int32_t request) { return static_cast<std::size_t>(request); }
 
+/// Marks what a failed attempt had made and left, such as the first gradients of a backward pass.
+void mark_leftovers(Trace& trace, const Trace& failed) {
+  std::unordered_map<std::int64_t, std::int64_t> left;  // bytes by address
+  for (std::size_t i = failed.older; i < failed.requests.size(); ++i) {
+    if (!failed.requests[i].freed) {
+      left[failed.requests[i].address] = failed.requests[i].bytes;
+    }
+  }
+  for (std::size_t i = 0; i < trace.older; ++i) {
+    const auto found = left.find(trace.requests[i].address);
+    trace.requests[i].from_failure |= found != left.end() && found->second == trace.requests[i].bytes;
+  }
+}
+
 /// Adds to `trace` what a failed attempt before it freed of what the call before had left, at the
 /// same place: the next call will do that itself.
 void adopt_frees(Trace& trace, const Trace& failed) {
@@ -90,12 +104,24 @@ void find_successors(Trace& trace, const Trace* before,
     while (!same.empty() && taken[index_of(same.back())]) {
       same.pop_back();
     }
-    if (older.successor == Trace::kNone && !same.empty()) {
+    if (older.successor == Trace::kNone && !older.from_failure && !same.empty()) {
       older.successor = same.back();
       taken[index_of(same.back())] = true;
     }
   }
-  // What the call before left and this one has not freed.
+  // What the call before did not have adds up, as far as is known.
+  if (before != nullptr) {
+    std::vector<bool> had(trace.requests.size());
+    for (const std::int32_t role : roles) {
+      if (role != Trace::kNone) {
+        had[index_of(role)] = true;
+      }
+    }
+    for (std::size_t i = trace.older; i < trace.requests.size(); ++i) {
+      trace.requests[i].adds_up = !had[i];
+    }
+  }
+  // As does what the call before left and this one has not freed.
   for (const auto& [address, request] : left) {
     const std::int32_t role = roles[index_of(request)];
     if (role != Trace::kNone && in_use && in_use(address)) {
@@ -174,6 +200,9 @@ std::shared_ptr<const Trace> trace_of(std::span<const AllocationEvent> events, b
       trace->requests.back().freed = true;
     }
     return trace;
+  }
+  for (const auto& each : failed) {
+    mark_leftovers(*trace, *each);
   }
   for (const auto& each : failed) {
     adopt_frees(*trace, *each);

@@ -83,7 +83,9 @@ class BRIM_API ParameterSearch {
   bool record_elsewhere(const Attempt& attempt);
 
   [[nodiscard]] bool finished() const noexcept { return groups_[current_].search.finished(); }
-  [[nodiscard]] bool expects_fit() const noexcept { return groups_[current_].search.expects_fit(); }
+  [[nodiscard]] std::optional<std::int64_t> expected() const noexcept {
+    return groups_[current_].search.expected();
+  }
 
   /// The largest values known to fit, in the order of lowering.
   [[nodiscard]] std::optional<std::vector<std::int64_t>> best() const;

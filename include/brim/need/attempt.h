@@ -34,7 +34,8 @@ struct Attempt {
   double rate = 0.0;        ///< of a fit: items (or calls) per second; 0 where not measured
   bool repeats = false;     ///< the same values once more, after cached memory had been released
   bool remembered = false;  ///< from an earlier call
-  bool unforeseen = false;  ///< of a failure: a fit was known, and this size was expected to fit
+  /// Of a failure that was not foreseen: bytes that it was expected to need. Not kept in files.
+  std::optional<std::int64_t> expected{};
 
   [[nodiscard]] bool fitted() const { return outcome == OomKind::none; }
   [[nodiscard]] std::int64_t size() const { return values.front(); }

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -101,8 +102,8 @@ class BRIM_API SizeSearch {
   /// Whether nothing is left that is worth trying; without a `best()`, nothing fits.
   [[nodiscard]] bool finished() const noexcept { return finished_; }
 
-  /// Whether `next()` was chosen because it is expected to fit.
-  [[nodiscard]] bool expects_fit() const noexcept { return expects_fit_; }
+  /// Bytes that `next()` is expected to need, where it was chosen for that.
+  [[nodiscard]] std::optional<std::int64_t> expected() const noexcept { return expected_need_; }
 
   /// The largest size known to fit, the smallest known not to: from this call or remembered.
   [[nodiscard]] std::optional<std::int64_t> best() const noexcept;
@@ -116,13 +117,13 @@ class BRIM_API SizeSearch {
   static constexpr std::size_t kMostKnown = 24;
 
   void add(const Attempt& attempt, bool remembered);
-  void update_bounds() noexcept;
+  void update_bounds();
   void choose();
-  [[nodiscard]] bool bounds(const Attempt& attempt) const noexcept;
+  [[nodiscard]] bool bounds(const Attempt& attempt) const;
   [[nodiscard]] double usable() const noexcept;
   [[nodiscard]] const Attempt* last_fit() const noexcept;
-  [[nodiscard]] bool is_trusted(const Need& need) const;
-  [[nodiscard]] std::int64_t expected(const Need& need, std::int64_t most, double power) const;
+  [[nodiscard]] bool is_trusted() const;
+  [[nodiscard]] std::int64_t largest_expected(const Need& need, std::int64_t most, double power) const;
   [[nodiscard]] std::optional<std::int64_t> known_choice(std::int64_t high);
   [[nodiscard]] std::int64_t first_choice(std::int64_t high);
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
@@ -134,7 +135,8 @@ class BRIM_API SizeSearch {
   [[nodiscard]] std::int64_t clamp(double size, std::int64_t low, std::int64_t high) const noexcept;
 
   SizeSearchOptions options_;
-  std::vector<Attempt> known_;  // oldest first
+  std::vector<Attempt> known_;        // oldest first
+  std::shared_ptr<const Need> need_;  // of these; null if nothing has fitted
   std::int64_t available_;      // to the next attempt; -1: not known
   std::int64_t chosen_for_ = -1;  // what was available when next_ was chosen
   std::int64_t best_ = 0;       // 0: none
@@ -146,7 +148,7 @@ class BRIM_API SizeSearch {
   int fits_in_a_row_ = 0;     // recorded
   int doubtful_failures_ = 0; // recorded
   bool failed_here_ = false;  // failure_ was recorded, not remembered
-  bool expects_fit_ = false;
+  std::optional<std::int64_t> expected_need_{};
   bool finished_ = false;
 };
 

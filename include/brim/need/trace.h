@@ -34,6 +34,9 @@ class BRIM_API Trace {
     /// The block of the same request of the call before was there during the whole call: such
     /// blocks are not replaced but add up.
     bool adds_up = false;
+    /// Of a block that was held before: a failed attempt had made it, which the next call will not
+    /// find.
+    bool from_failure = false;
   };
 
   std::vector<Request> requests;

@@ -75,7 +75,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
     if (!failed) {
       continue;
     }
-    failed->unforeseen = search.expects_fit();
+    failed->expected = search.expected();
     learn(options, known, *failed);
     known.drop_foreign_bytes(*failed);
     search.record(*failed);
