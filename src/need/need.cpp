@@ -159,14 +159,14 @@ double Need::most_held(double size, double power) const {
   return most;
 }
 
-double Need::upper(double size, double power) const {
+double Need::upper(double size) const {
   double short_by = 0;  // of what is needed, where a failure has shown it
   for (const Shortfall& each : shortfalls_) {
     if (each.size > size_ && size > size_) {
       short_by = std::max(short_by, each.bytes * (size - size_) / (each.size - size_));
     }
   }
-  return most_held(size, size > size_ ? power : 0) + short_by;
+  return most_held(size, size > size_ ? 2 : 0) + short_by;
 }
 
 /// The allocator that serves the calls.
@@ -219,7 +219,7 @@ class Need::Device {
         if (need_.there_[request] > 0) {
           release(before[request]);  // it is not seen to be freed: taken to be replaced
         }
-        const std::int64_t bytes = need_.bytes_at(request, size, size > need_.size_ ? 1 : 0);
+        const std::int64_t bytes = need_.bytes_at(request, size, size > need_.size_ ? 2 : 0);
         const auto made = model_.allocate(bytes, trace_.requests[request].stream);
         if (!made && !optional_[request]) {
           return false;

@@ -42,8 +42,8 @@ class BRIM_API Need {
   /// Whether requests were recorded, and not only a peak.
   [[nodiscard]] bool recorded() const { return recorded_; }
 
-  /// At most so much, if what is not known grows no faster than with that power of the size.
-  [[nodiscard]] double upper(double size, double power = 1) const;
+  /// At most so much, if what is not known grows no faster than with the square of the size.
+  [[nodiscard]] double upper(double size) const;
   /// At least so much, if what is not known grows no faster than with the cube of the size.
   [[nodiscard]] double lower(double size) const { return most_held(size, size > size_ ? 0 : 3); }
 

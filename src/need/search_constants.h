@@ -33,10 +33,9 @@ constexpr double kWorthMoving = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
 
 // The first part of a range is this share of its upper bound, and until the growth is known each
-// next one is at most so much larger, for a need that grows with the square at most.
+// next one is at most so much larger.
 constexpr double kProbeShare = 64;
 constexpr double kProbeGrowth = 16;
-constexpr double kSquare = 2;
 // What parts keep free: results pile up beside them.
 constexpr double kProbeMargin = 0.015;
 

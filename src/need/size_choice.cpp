@@ -100,10 +100,10 @@ bool SizeSearch::is_trusted() const {
 }
 
 /// The largest size up to `most` that is expected to fit; 0 if none is.
-std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most, double power) const {
+std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most) const {
   const double bytes = usable();
   const auto in_bytes = [&](std::int64_t size) {
-    return need.upper(static_cast<double>(size), power) <= bytes;
+    return need.upper(static_cast<double>(size)) <= bytes;
   };
   std::int64_t size = detail::largest_that_holds(0, most + 1, in_bytes);
   const Circumstances& now = options_.circumstances;
@@ -141,7 +141,7 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   std::int64_t choice = 0;
   if (is_trusted()) {
     const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
-    choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)), 1);
+    choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)));
     choice = choice == 0 ? 0 : lattice(options_).floor(choice);
     const bool worth_it = static_cast<double>(choice) >=
                           (1 + search::kWorthMoving) * static_cast<double>(size);
@@ -212,7 +212,7 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
   const Need* need = stalls_ < 2 && available_ >= 0 ? need_.get() : nullptr;
   // A guess at or below the best is answered by the step above it, which either fails, and the
   // search is over, or shows that there is more.
-  return need != nullptr ? clamp(static_cast<double>(largest_expected(*need, high, 1)), lattice(options_).above(best_), high)
+  return need != nullptr ? clamp(static_cast<double>(largest_expected(*need, high)), lattice(options_).above(best_), high)
               : middle(high);
 }
 
@@ -232,7 +232,7 @@ std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
   if (need != nullptr) {
     const double most = known ? static_cast<double>(high) : search::kProbeGrowth * need->size();
     target = static_cast<double>(
-        largest_expected(*need, clamp(most, options_.lower, high), search::kSquare));
+        largest_expected(*need, clamp(most, options_.lower, high)));
     // Between tiny sizes, or where most of the need is constant, the cautious bound may allow no
     // step. To stay there would cost more, for good, than the one failure that this risks.
     if (!known && fits_ < 3 && best_ > 0 && failure_ == 0) {

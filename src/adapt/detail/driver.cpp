@@ -257,7 +257,6 @@ Failure release_error(std::exception_ptr error) {
   }
   Failure failure = make_failure(cause, error_text(error));
   error = nullptr;  // the last reference
-  release_failed_backward();
   return failure;
 }
 
