@@ -32,7 +32,7 @@ ArgumentSlot slot_argument(const py::handle& given) {
   PyUnicode_InternInPlace(&name);
   return {.name = py::reinterpret_steal<py::object>(name),
           .position = slot[1].cast<Py_ssize_t>(),
-          .otherwise = slot.size() > 2 ? py::object(slot[2]) : py::object()};
+          .default_value = slot.size() > 2 ? py::object(slot[2]) : py::object()};
 }
 
 std::vector<ArgumentSlot> slots_argument(const py::handle& given) {
