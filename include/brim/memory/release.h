@@ -19,7 +19,7 @@ struct Fragmentation {
   std::int64_t cached = 0;  ///< bytes reserved minus allocated
   std::int64_t stuck = 0;   ///< bytes of these that share a segment with a live tensor
   double share = 0.0;       ///< `cached` as a share of what is reserved, 0 to 1.
-  std::int64_t usable = 0;  ///< bytes, if every free one were in one piece
+  std::int64_t usable = 0;  ///< bytes that could be allocated if every free one were in one piece
 
   /// Whether fragmentation made a request of `requested` bytes fail: it needed less than what was
   /// free in total. Releasing the cache and retrying may help when `cached` exceeds `stuck`, which
