@@ -13,7 +13,7 @@ namespace brim {
 /// A node of a graph that is a mean, and knows what it divides by.
 class CountedMean {
  public:
-  /// COUNT, or a sum of weights; nothing if it is a sum.
+  /// The number of terms, or their total weight; nothing if it is a sum.
   [[nodiscard]] virtual std::optional<double> mean_count() = 0;
 
  protected:

@@ -12,7 +12,6 @@
 #include "adaptive_config.h"
 #include "adaptive_function.h"
 #include "bindings.h"
-#include "core_warnings.h"
 #include "interpreter.h"
 #include "python_error.h"
 #include "record.h"
@@ -33,7 +32,7 @@ ArgumentSlot slot_argument(const py::handle& given) {
   PyUnicode_InternInPlace(&name);
   return {.name = py::reinterpret_steal<py::object>(name),
           .position = slot[1].cast<Py_ssize_t>(),
-          .otherwise = slot.size() > 2 ? py::object(slot[2]) : py::object()};
+          .default_value = slot.size() > 2 ? py::object(slot[2]) : py::object()};
 }
 
 std::vector<ArgumentSlot> slots_argument(const py::handle& given) {
@@ -179,14 +178,8 @@ Example:
            py::arg("capacity") = SizeMemory::kDefaultCapacity, py::arg("directory") = py::none())
       .def("clear", &FunctionMemory::clear, "Forget everything, in files too.")
       .def("__len__", &FunctionMemory::size, "How many kinds of call are known.")
-      .def_static(
-          "flush",
-          [] {
-            CoreWarnings warnings;
-            without_gil([] { SizeMemory::flush(); });
-            warnings.deliver();
-          },
-          "Write what is to be kept in files now, of all functions.")
+      .def_static("flush", &SizeMemory::flush,
+                  "Does nothing: what a call has learned is in its file when the call returns.")
       .def_static("default_directory", &SizeMemory::default_directory,
                   "Where `persist=True` keeps sizes.");
   m.attr("AdaptiveFunction") = adaptive_function_type();

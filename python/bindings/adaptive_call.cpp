@@ -267,7 +267,7 @@ class Call {
     bool as_passed = true;                   // a default applies by itself; a None is replaced
     for (const ArgumentSlot& slot : config_.parameters) {
       const Py_ssize_t place = arguments_.find(slot);
-      PyObject* value = place >= 0 ? arguments_.values[place] : slot.otherwise.ptr();
+      PyObject* value = place >= 0 ? arguments_.values[place] : slot.default_value.ptr();
       const bool given = value != nullptr && value != Py_None;
       as_passed = as_passed && given;
       places.push_back(place);

@@ -18,9 +18,9 @@ namespace brim::python {
 /// An argument of the decorated function, found without binding a signature: its place is known
 /// from the decoration.
 struct ArgumentSlot {
-  pybind11::object name;       // interned, so that comparing addresses nearly always decides
-  Py_ssize_t position = -1;    // among positional arguments; -1: keyword only
-  pybind11::object otherwise;  // its default; null where there is none
+  pybind11::object name;           // interned, so that comparing addresses nearly always decides
+  Py_ssize_t position = -1;        // among positional arguments; -1: keyword only
+  pybind11::object default_value;  // null where there is none
 };
 
 enum class AdaptKind : std::uint8_t { maximize, batch, range, chunked };

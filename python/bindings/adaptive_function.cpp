@@ -219,7 +219,7 @@ int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
   // Allocates nothing: an exception could not leave the collector.
   const auto visit_all = [&](const std::vector<ArgumentSlot>& slots) {
     for (const ArgumentSlot& slot : slots) {
-      Py_VISIT(slot.otherwise.ptr());
+      Py_VISIT(slot.default_value.ptr());
     }
     return 0;
   };
@@ -233,7 +233,7 @@ int traverse(const AdaptiveConfig& config, visitproc visit, void* arg) {
     return stop;
   }
   if (config.infer) {
-    Py_VISIT(config.infer->otherwise.ptr());
+    Py_VISIT(config.infer->default_value.ptr());
   }
   for (const py::object* object :
        {&config.foresee, &config.progress, &config.hasher, &config.observer, &config.recipe,

@@ -407,7 +407,7 @@ Py_ssize_t CallArguments::find(const ArgumentSlot& slot) const {
 
 PyObject* CallArguments::get(const ArgumentSlot& slot) const {
   const Py_ssize_t at = find(slot);
-  return at >= 0 ? values[at] : slot.otherwise.ptr();
+  return at >= 0 ? values[at] : slot.default_value.ptr();
 }
 
 bool has_accelerator_tensor(const CallArguments& arguments) {

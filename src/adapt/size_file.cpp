@@ -1,36 +1,31 @@
 #include "adapt/size_file.h"
 
-#include <brim/adapt/size_memory.h>
 #include <c10/util/Exception.h>
-#include <fcntl.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <locale>
-#include <optional>
 #include <random>
 #include <sstream>
 #include <string_view>
-
-#include "number_text.h"
-#include "predict/round_up.h"
+#include <utility>
 
 namespace brim::size_file {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kHeader = "brim-sizes 2";
 constexpr std::string_view kSuffix = ".brim-sizes";
 constexpr std::string_view kTemporary = ".tmp";
+// Only a whole text has it: a system that went down may leave a part of the newest file.
+constexpr std::string_view kEnd = "end";
 constexpr std::size_t kHexDigits = 16;
 // Sixteen attempts take some 2 kB; anything much larger was not written by us.
-constexpr std::size_t kLargestFile = 65536;
+constexpr std::uintmax_t kLargestFile = 65536;
 constexpr std::int64_t kUnknown = -1;
 
 std::string hex(std::uint64_t key) {
@@ -39,21 +34,14 @@ std::string hex(std::uint64_t key) {
   return text.data();
 }
 
-/// FNV-1a: enough to notice what a crash or a disk does to a short text.
-std::uint64_t checksum(std::string_view text) {
-  std::uint64_t sum = 0xcbf29ce484222325U;
-  for (const char byte : text) {
-    sum = (sum ^ static_cast<unsigned char>(byte)) * 0x100000001b3U;
-  }
-  return sum;
-}
+std::string header(std::uint64_t key) { return "brim-sizes 3 " + hex(key); }
 
 // A line per attempt: outcome, peak, requested, available, held, rate, device, values.
 std::string text_of(std::uint64_t key, const std::vector<Attempt>& attempts) {
   std::ostringstream out;
   out.imbue(std::locale::classic());  // the same in every program, whatever its language
   out.precision(17);
-  out << kHeader << '\n' << hex(key) << '\n';
+  out << header(key) << '\n';
   for (const Attempt& attempt : attempts) {
     out << static_cast<int>(attempt.outcome) << ' ' << attempt.peak.value_or(kUnknown) << ' '
         << attempt.requested.value_or(kUnknown) << ' ' << attempt.available.value_or(kUnknown)
@@ -63,146 +51,84 @@ std::string text_of(std::uint64_t key, const std::vector<Attempt>& attempts) {
     }
     out << '\n';
   }
-  const std::string text = out.str();
-  return text + hex(checksum(text)) + '\n';
+  out << kEnd << '\n';
+  return out.str();
 }
 
-/// What is before the next `end`, which is cut off `text` with it.
-std::string_view take_until(char end, std::string_view& text) {
-  const std::string_view taken = text.substr(0, text.find(end));
-  text.remove_prefix(std::min(taken.size() + 1, text.size()));
-  return taken;
-}
-
-template <class Number>
-std::optional<Number> take_field(std::string_view& line, Number least) {
-  std::string_view field = take_until(' ', line);
-  const auto value = detail::take_number<Number>(field);
-  return value && *value >= least && field.empty() ? value : std::nullopt;
-}
-
-std::optional<Attempt> attempt_of(std::string_view line) {
-  const auto outcome = take_field<std::int64_t>(line, 0);
-  const auto peak = take_field(line, kUnknown);
-  const auto requested = take_field(line, kUnknown);
-  const auto available = take_field(line, kUnknown);
-  const auto held = take_field<std::int64_t>(line, 0);
-  const auto rate = take_field(line, 0.0);
-  const std::string device(take_until(' ', line));
-  std::vector<std::int64_t> values;
-  while (!line.empty()) {
-    const auto value = take_field<std::int64_t>(line, 1);
-    if (!value) {
-      return std::nullopt;
-    }
-    values.push_back(*value);
+std::optional<Attempt> attempt_of(const std::string& line) {
+  std::istringstream fields(line);
+  fields.imbue(std::locale::classic());
+  Attempt attempt;
+  int outcome = 0;
+  std::array<std::int64_t, 3> bytes{};
+  std::string device;
+  fields >> outcome >> bytes[0] >> bytes[1] >> bytes[2] >> attempt.held >> attempt.rate >> device;
+  for (std::int64_t value = 0; fields >> value;) {
+    attempt.values.push_back(value);
   }
-  if (!outcome || *outcome > static_cast<std::int64_t>(OomKind::size_limit) || !peak ||
-      !requested || !available || !held || !rate || values.empty()) {
+  if (!fields.eof() || attempt.values.empty() || std::ranges::min(attempt.values) < 1 ||
+      outcome < 0 || outcome > static_cast<int>(OomKind::size_limit) ||
+      std::ranges::min(bytes) < kUnknown || attempt.held < 0 || attempt.rate < 0) {
     return std::nullopt;
   }
-  const auto known = [](std::int64_t bytes) {
-    return bytes == kUnknown ? std::nullopt : std::optional(bytes);
+  const auto known = [](std::int64_t count) {
+    return count == kUnknown ? std::nullopt : std::optional(count);
   };
+  attempt.outcome = static_cast<OomKind>(outcome);
+  attempt.peak = known(bytes[0]);
+  attempt.requested = known(bytes[1]);
+  attempt.available = known(bytes[2]);
   try {
-    return Attempt{.values = std::move(values),
-                   .outcome = static_cast<OomKind>(*outcome),
-                   .peak = known(*peak),
-                   .requested = known(*requested),
-                   .held = *held,
-                   .available = known(*available),
-                   .device = c10::Device(device),
-                   .rate = *rate};
+    attempt.device = c10::Device(device);
   } catch (const c10::Error&) {  // no device of that name
     return std::nullopt;
   }
+  return attempt;
 }
 
-/// The attempts, or empty if any line is not as text_of writes it.
-std::optional<std::vector<Attempt>> parse(std::string_view text, std::uint64_t key) {
-  // The last line is the checksum of all before it.
-  const std::size_t body = text.size() < kHexDigits + 1 ? 0 : text.size() - kHexDigits - 1;
-  if (text.substr(body) != hex(checksum(text.substr(0, body))) + '\n') {
-    return std::nullopt;
-  }
-  text = text.substr(0, body);
-  if (take_until('\n', text) != kHeader || take_until('\n', text) != hex(key)) {
+/// The attempts, or empty if the text is not as text_of writes it.
+std::optional<std::vector<Attempt>> parse(std::istream& text, std::uint64_t key) {
+  std::string line;
+  if (!std::getline(text, line) || line != header(key)) {
     return std::nullopt;
   }
   std::vector<Attempt> attempts;
-  while (!text.empty()) {
-    auto attempt = attempt_of(take_until('\n', text));
-    if (!attempt || attempts.size() == SizeMemory::kAttemptsPerKey) {
+  while (std::getline(text, line) && line != kEnd) {
+    auto attempt = attempt_of(line);
+    if (!attempt) {
       return std::nullopt;
     }
     attempts.push_back(std::move(*attempt));
   }
-  return attempts;
+  return text.good() && !std::getline(text, line) ? std::optional(attempts) : std::nullopt;
 }
 
-std::error_code last_error() { return {errno, std::generic_category()}; }
-
-bool is_hex(std::string_view text) {
-  return text.size() == kHexDigits &&
-         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
-}
-
-enum class Kind : std::uint8_t { foreign, sizes, temporary };
-
-Kind kind_of(std::string_view file) {
-  if (!is_hex(file.substr(0, kHexDigits)) || !file.substr(kHexDigits).starts_with(kSuffix)) {
-    return Kind::foreign;
-  }
-  const std::string_view rest = file.substr(kHexDigits + kSuffix.size());
-  if (rest.empty()) {
-    return Kind::sizes;
-  }
-  const bool temporary = rest.front() == '.' && rest.ends_with(kTemporary) &&
-                         is_hex(rest.substr(1, rest.size() - 1 - kTemporary.size()));
-  return temporary ? Kind::temporary : Kind::foreign;
-}
-
-std::vector<fs::path> files_of(Kind kind, const fs::path& directory) {
-  std::vector<fs::path> files;
-  std::error_code error;
-  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
-    if (kind_of(at->path().filename().string()) == kind) {
-      files.push_back(at->path());
-    }
-  }
-  return files;
+bool is_ours(std::string_view file) {
+  const std::string_view rest = file.substr(std::min(kHexDigits, file.size()));
+  return file.find_first_not_of("0123456789abcdef") == kHexDigits &&
+         (rest == kSuffix || (rest.starts_with(kSuffix) && rest.ends_with(kTemporary)));
 }
 
 }  // namespace
 
 std::string name(std::uint64_t key) { return hex(key) + std::string(kSuffix); }
 
-std::vector<Attempt> read(const fs::path& file, std::uint64_t key) {
+std::optional<std::vector<Attempt>> read(const fs::path& file, std::uint64_t key) {
   std::error_code error;
   const fs::file_status status = fs::status(file, error);
   if (!fs::exists(status)) {
-    return {};
+    return std::vector<Attempt>();
   }
-  std::optional<std::vector<Attempt>> attempts;
-  if (fs::is_regular_file(status)) {  // opening a pipe would wait for its writer
-    std::ifstream in(file, std::ios::binary);
-    if (!in.is_open() && errno == ENOENT) {
-      return {};  // another process has just forgotten it
-    }
-    std::string text(kLargestFile + 1, '\0');
-    in.read(text.data(), static_cast<std::streamsize>(text.size()));
-    text.resize(static_cast<std::size_t>(in.gcount()));
-    if (text.size() <= kLargestFile) {
-      attempts = parse(text, key);
-      ::utimensat(AT_FDCWD, file.c_str(), nullptr, 0);  // used now, for `prune`
-    }
+  // Opening a pipe would wait for its writer.
+  if (!fs::is_regular_file(status) || fs::file_size(file, error) > kLargestFile) {
+    return error ? std::optional(std::vector<Attempt>()) : std::nullopt;
   }
-  if (!attempts) {
-    TORCH_WARN("ignored ", file.string(),
-               ": it is damaged or was not written by this version of brim");
-    return {};
+  std::ifstream in(file, std::ios::binary);
+  if (!in.is_open() && errno == ENOENT) {
+    return std::vector<Attempt>();  // another process has just forgotten it
   }
-  return *attempts;
+  fs::last_write_time(file, fs::file_time_type::clock::now(), error);  // used now, for `prune`
+  return parse(in, key);
 }
 
 std::error_code write(const fs::path& file, std::uint64_t key,
@@ -212,28 +138,26 @@ std::error_code write(const fs::path& file, std::uint64_t key,
   if (error) {
     return error;
   }
-  // The name is drawn and must be new: processes in different containers share neither process ids
-  // nor a counter.
+  // The name is drawn: processes in different containers share neither process ids nor a counter.
   std::random_device random;
-  fs::path temporary;
-  std::FILE* out = nullptr;
-  do {
-    const std::uint64_t drawn = (std::uint64_t{random()} << 32) | random();
-    temporary = file.string() + "." + hex(drawn) + std::string(kTemporary);
-    out = std::fopen(temporary.c_str(), "wxe");
-  } while (out == nullptr && errno == EEXIST);
-  if (out == nullptr) {
-    return last_error();
-  }
+  const std::uint64_t drawn = (std::uint64_t{random()} << 32) | random();
+  const fs::path temporary = file.string() + "." + hex(drawn) + std::string(kTemporary);
   const std::string text = text_of(key, attempts);
-  if (std::fwrite(text.data(), 1, text.size(), out) != text.size()) {
-    error = last_error();
-  }
-  if (std::fclose(out) != 0 && !error) {
-    error = last_error();  // where a quota or a network file system says it
-  }
-  if (!error) {
+  errno = 0;
+  std::ofstream out(temporary, std::ios::binary);
+  out << text;
+  out.close();  // where a quota or a network file system says it
+  if (out.fail()) {
+    error = {errno != 0 ? errno : EIO, std::generic_category()};
+  } else {
+    // Without fsync, and not over an old file, for which ext4 writes the new one out: both take
+    // milliseconds. Should the system go down now, the file may be a part of itself or missing.
+    // That is noticed, and only means that a size is learned once more.
+    ::unlink(file.c_str());
     fs::rename(temporary, file, error);
+    if (error == std::errc::no_such_file_or_directory) {
+      return {};  // another process has just removed all files
+    }
   }
   if (error) {
     std::error_code ignored;
@@ -242,48 +166,25 @@ std::error_code write(const fs::path& file, std::uint64_t key,
   return error;
 }
 
-void remove_all(const fs::path& directory) {
-  std::error_code ignored;
-  for (const fs::path& file : files_of(Kind::sizes, directory)) {
-    fs::remove(file, ignored);
-  }
-}
-
-bool any(const fs::path& directory) { return !files_of(Kind::sizes, directory).empty(); }
-
-std::int64_t prune(const fs::path& directory, std::int64_t most) {
-  struct Used {
-    fs::file_time_type when;
-    std::int64_t bytes;
-    fs::path path;
-  };
-  constexpr auto kAbandoned = std::chrono::hours(1);  // its writer was killed
-  constexpr std::int64_t kBlock = 4096;               // what a disk gives out
-  std::error_code gone;
-  for (const fs::path& path : files_of(Kind::temporary, directory)) {
-    const auto when = fs::last_write_time(path, gone);
-    if (!gone && fs::file_time_type::clock::now() - when > kAbandoned) {
-      fs::remove(path, gone);
+void prune(const fs::path& directory, std::size_t most) {
+  std::vector<std::pair<fs::file_time_type, fs::path>> files;
+  std::error_code error;
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
+    if (is_ours(at->path().filename().string())) {
+      files.emplace_back(fs::file_time_type(), at->path());
     }
   }
-  std::vector<Used> files;
-  std::int64_t total = 0;
-  for (const fs::path& path : files_of(Kind::sizes, directory)) {
-    const auto bytes = static_cast<std::int64_t>(fs::file_size(path, gone));
-    const auto when = gone ? fs::file_time_type{} : fs::last_write_time(path, gone);
-    if (!gone) {
-      files.push_back({when, round_up(bytes, kBlock), path});
-      total += files.back().bytes;
-    }
+  if (files.size() <= most) {
+    return;
   }
-  std::ranges::sort(files, {}, &Used::when);
-  // An eighth at a time, so that not every new file means another look at all.
-  const std::int64_t least = total > most ? most - most / 8 : total;
-  for (auto oldest = files.begin(); oldest != files.end() && total > least; ++oldest) {
-    fs::remove(oldest->path, gone);
-    total -= oldest->bytes;
+  for (auto& [used, file] : files) {
+    used = fs::last_write_time(file, error);
   }
-  return total;
+  std::ranges::sort(files);
+  files.resize(files.size() - (most - most / 8));
+  for (const auto& [used, file] : files) {
+    fs::remove(file, error);
+  }
 }
 
 }  // namespace brim::size_file

@@ -5,17 +5,50 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <iterator>
+#include <mutex>
 #include <ranges>
+#include <system_error>
 #include <utility>
 
 #include "adapt/size_file.h"
-#include "adapt/size_writer.h"
+#include "fork.h"
 
 namespace brim {
 namespace {
 
 constexpr std::ptrdiff_t kKeysWithRecords = 16;
+constexpr std::size_t kMostFiles = 16384;           // 64 MiB, where each takes a block of 4 KiB
+constexpr std::size_t kWritesBetweenPrunes = 1024;  // other processes write there too
+
+/// One for all memories, because a fork must wait until no thread is inside one: a mutex that is
+/// held then must live as long as the process.
+struct AllMemories {
+  std::mutex mutex;
+};
+
+/// Runs `work(warnings)` inside the lock. Warnings are told outside: their handler may wait for a
+/// thread that forks.
+template <class Work>
+void alone(const Work& work) {
+  std::vector<std::string> warnings;
+  {
+    const std::lock_guard lock(shared_object<AllMemories>().mutex);
+    work(warnings);
+  }
+  for (const std::string& warning : warnings) {
+    TORCH_WARN(warning);
+  }
+}
+
+void drop_records(std::vector<Attempt>& attempts) {
+  std::ranges::for_each(attempts, [](Attempt& each) { each.trace.reset(); });
+}
+
+bool has_files(const std::filesystem::path& directory) {
+  std::error_code error;
+  const bool is_empty = std::filesystem::is_empty(directory, error);
+  return !error && !is_empty;
+}
 
 auto find_same(std::vector<Attempt>& attempts, const Attempt& attempt) {
   return std::find_if(attempts.begin(), attempts.end(), [&](const Attempt& old) {
@@ -67,7 +100,7 @@ void add_attempt(std::vector<Attempt>& attempts, Attempt attempt) {
 SizeMemory::SizeMemory(std::size_t capacity, std::optional<std::filesystem::path> directory)
     : capacity_(capacity),
       directory_(std::move(directory)),
-      had_files_(directory_ && size_writer::any(*directory_)) {
+      had_files_(directory_ && has_files(*directory_)) {
   TORCH_CHECK_VALUE(capacity >= 1, "capacity must be 1 or more, got ", capacity);
 }
 
@@ -85,7 +118,7 @@ std::filesystem::path SizeMemory::file_of(std::uint64_t key) const {
   return *directory_ / size_file::name(key);
 }
 
-SizeMemory::Entry& SizeMemory::entry(std::uint64_t key) {
+SizeMemory::Entry& SizeMemory::entry(std::uint64_t key, std::vector<std::string>& warnings) {
   const auto found = by_key_.find(key);
   if (found != by_key_.end()) {
     entries_.splice(entries_.begin(), entries_, found->second);
@@ -95,61 +128,81 @@ SizeMemory::Entry& SizeMemory::entry(std::uint64_t key) {
     by_key_.erase(entries_.back().key);
     entries_.pop_back();
   }
-  const auto kept = directory_ ? size_writer::read(file_of(key), key) : std::vector<Attempt>();
-  entries_.push_front({key, kept, kept});
+  auto kept = directory_ ? size_file::read(file_of(key), key) : std::vector<Attempt>();
+  if (!kept) {
+    warnings.push_back("ignored " + file_of(key).string() +
+                       ": it is damaged or was not written by this version of brim");
+    kept.emplace();
+  }
+  entries_.push_front({key, *kept, *kept});
   by_key_[key] = entries_.begin();
   count_.store(entries_.size(), std::memory_order_release);
   return entries_.front();
 }
 
-std::vector<Attempt> SizeMemory::recall(std::uint64_t key) {
-  const std::lock_guard lock(mutex_);
-  if (!directory_ && by_key_.find(key) == by_key_.end()) {
-    return {};
+void SizeMemory::keep(Entry& entry, std::vector<std::string>& warnings) {
+  if (!directory_ || cannot_write_) {
+    return;
   }
-  return entry(key).attempts;
+  entry.kept = entry.attempts;
+  drop_records(entry.kept);
+  if (const std::error_code error = size_file::write(file_of(entry.key), entry.key, entry.kept)) {
+    cannot_write_ = true;
+    warnings.push_back("sizes could not be kept in " + directory_->string() + ": " +
+                       error.message());
+  } else if (writes_++ % kWritesBetweenPrunes == 0) {
+    size_file::prune(*directory_, kMostFiles);
+  }
+}
+
+std::vector<Attempt> SizeMemory::recall(std::uint64_t key) {
+  std::vector<Attempt> attempts;
+  alone([&](auto& warnings) {
+    if (directory_ || by_key_.contains(key)) {
+      attempts = entry(key, warnings).attempts;
+    }
+  });
+  return attempts;
 }
 
 void SizeMemory::learn(std::uint64_t key, const Attempt& attempt) {
-  const std::lock_guard lock(mutex_);
-  Entry& known = entry(key);
-  add_attempt(known.attempts, attempt);
-  // Records are large, and help only until a size has settled.
-  for (Entry& old : entries_ | std::views::drop(kKeysWithRecords) | std::views::take(1)) {
-    std::ranges::for_each(old.attempts, [](Attempt& each) { each.trace.reset(); });
-  }
-  if (directory_) {
+  alone([&](auto& warnings) {
+    Entry& known = entry(key, warnings);
+    add_attempt(known.attempts, attempt);
+    // Records are large, and help only until a size has settled.
+    for (Entry& old : entries_ | std::views::drop(kKeysWithRecords) | std::views::take(1)) {
+      drop_records(old.attempts);
+    }
     const auto kept = find_same(known.kept, attempt);
     if (kept == known.kept.end() || !alike(*kept, known.attempts.back())) {
-      known.kept = known.attempts;
-      std::ranges::for_each(known.kept, [](Attempt& each) { each.trace.reset(); });
-      size_writer::put(file_of(key), key, known.kept);
+      keep(known, warnings);
     }
-  }
+  });
 }
 
 void SizeMemory::forget(std::uint64_t key) {
-  const std::lock_guard lock(mutex_);
-  if (const auto found = by_key_.find(key); found != by_key_.end()) {
-    entries_.erase(found->second);
-    by_key_.erase(found);
-    count_.store(entries_.size(), std::memory_order_release);
-  }
-  if (directory_) {
-    size_writer::remove(file_of(key));
-  }
+  alone([&](auto&) {
+    if (const auto found = by_key_.find(key); found != by_key_.end()) {
+      entries_.erase(found->second);
+      by_key_.erase(found);
+      count_.store(entries_.size(), std::memory_order_release);
+    }
+    if (directory_) {
+      std::error_code ignored;
+      std::filesystem::remove(file_of(key), ignored);
+    }
+  });
 }
 
-void SizeMemory::flush() { size_writer::flush(); }
-
 void SizeMemory::clear() {
-  const std::lock_guard lock(mutex_);
-  entries_.clear();
-  by_key_.clear();
-  count_.store(0, std::memory_order_release);
-  if (directory_) {
-    size_writer::remove_all(*directory_);
-  }
+  alone([&](auto&) {
+    entries_.clear();
+    by_key_.clear();
+    count_.store(0, std::memory_order_release);
+    if (directory_) {
+      size_file::prune(*directory_, 0);
+    }
+  });
 }
 
 }  // namespace brim

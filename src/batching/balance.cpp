@@ -23,8 +23,8 @@ using detail::LeastLoaded;
 constexpr double kTolerance = 1e-9;
 constexpr std::int64_t kMostParts = std::int64_t{1} << 24;
 constexpr std::size_t kMostItems = std::size_t{1} << 31;
-// COUNT of items that differencing gets after LPT has placed all: at least this many, so that what
-// LPT leaves uneven is evened out, and some for each part.
+// The number of items that differencing gets after LPT has placed all: at least this many, so that
+// what LPT leaves uneven is evened out, and some for each part.
 constexpr std::size_t kSomeItems = 16384;
 constexpr std::size_t kSomeItemsPerPart = 128;
 constexpr std::size_t kShareFromAmongAll = 4;  // a fourth of them; the others are the last ones
@@ -101,11 +101,10 @@ class Divider {
   [[nodiscard]] std::vector<std::uint32_t> some_items(const Division& division,
                                                       std::size_t count) const {
     struct Part {
-      std::size_t last =
-          0;  // COUNT of items before the last ones; of all, as long as they are counted
+      std::size_t last = 0;  // items before the last ones; of all, as long as they are counted
       std::size_t step = 0;  // from one to the next that is chosen before these
       std::size_t next = 0;
-      std::size_t left = 0;  // COUNT to be chosen before these
+      std::size_t left = 0;  // items to be chosen before these
       std::size_t seen = 0;
     };
     std::vector<Part> parts(parts_);

@@ -12,7 +12,7 @@ namespace brim::batching::detail {
 /// Orders a block's batches for ranks that take turns, so that batches of one step cost about the
 /// same.
 ///
-/// @param step_offset COUNT of batches of the first step that are in the block before.
+/// @param step_offset the number of batches of the first step that are in the block before.
 /// @param last whether the epoch ends with this block: then the last step is made complete by
 ///     splitting batches; what cannot be split is moved to `left_out`.
 BRIM_API void balance_ranks(Batches& block, std::int64_t world_size, std::int64_t step_offset,

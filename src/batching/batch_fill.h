@@ -99,7 +99,7 @@ class PaddedFill {
     longest_ = 0;
   }
 
-  /// COUNT of samples, all of size `longest`, that a batch may hold.
+  /// The number of samples, all of size `longest`, that a batch may hold.
   [[nodiscard]] std::int64_t largest_count(T longest) const {
     if (kind_ == Cost::Kind::custom) {
       return limit_->cost().largest_count()(static_cast<double>(longest), limit_->real());

@@ -18,7 +18,7 @@ constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 // would make packing slow.
 constexpr int kBinsCompared = 4;
 
-// COUNT of placements, some milliseconds, between two looks whether to go on.
+// The number of placements between two checks for an interruption: some milliseconds.
 constexpr std::size_t kBetweenChecks = std::size_t{1} << 16;
 
 // The leading bits of a floating-point number: 1024 steps for each power of two. Equal steps would

@@ -82,7 +82,7 @@ class CellSet {
 /// together, and the same ones each time. If the order is random, most samples may as well be
 /// packed as they come: a few that are left for best fit fill the gaps.
 struct Mixing {
-  std::size_t in_order = 0;  ///< COUNT of samples, the first, that fill bin after bin as they come
+  std::size_t in_order = 0;  ///< this many samples, the first, fill bin after bin as they come
   /// The others are ordered by sizes that differ from the real ones by up to an eighth, at random;
   /// if 0, by the real ones.
   std::uint64_t seed = 0;

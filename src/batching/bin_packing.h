@@ -293,7 +293,7 @@ class BinPacking {
   }
 
   const Columns<T>& columns_;
-  std::uint32_t multiple_;  // that the COUNT of samples in a padded batch is of
+  std::uint32_t multiple_;  // divides the number of samples in a padded batch
   // Batches limited by their number of samples alone are packed to save padding.
   bool counted_;
   bool padded_;

@@ -130,7 +130,7 @@ class BucketIndex {
     behind_.resize(narrow);
     firsts_.resize(groups);
     whole_.resize(wide);
-    std::vector<std::uint32_t> placed(buckets);  // COUNT of samples
+    std::vector<std::uint32_t> placed(buckets);  // the number of samples
     for (std::size_t i = 0; i < samples; ++i) {
       if (i % kBetweenChecks == 0) {
         check_interruption();
@@ -153,7 +153,7 @@ class BucketIndex {
   }
 
   [[nodiscard]] std::size_t buckets() const { return buckets_.size(); }
-  /// COUNT of samples in a bucket.
+  /// The number of samples in a bucket.
   [[nodiscard]] std::size_t size(std::size_t bucket) const { return buckets_[bucket].count; }
 
   /// Writes the samples at these places of a bucket to `out`.
@@ -177,11 +177,11 @@ class BucketIndex {
  private:
   static constexpr std::size_t kGroup = 128;
   static constexpr std::size_t kReach = std::numeric_limits<std::uint16_t>::max();
-  // COUNT of samples, some milliseconds, between two looks whether to go on.
+  // The number of samples between two checks for an interruption: some milliseconds.
   static constexpr std::size_t kBetweenChecks = std::size_t{1} << 20;
 
   struct Bucket {
-    std::size_t count = 0;   // COUNT of samples
+    std::size_t count = 0;   // the number of samples
     std::size_t begin = 0;   // in behind_ or in whole_
     std::size_t groups = 0;  // where its groups begin in firsts_
     bool narrow = true;

@@ -33,9 +33,9 @@ class BucketReader {
     }
   }
 
-  /// COUNT of samples in the bucket.
+  /// The number of samples in the bucket.
   [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(count_); }
-  /// COUNT of samples taken so far.
+  /// The number of samples taken so far.
   [[nodiscard]] std::int64_t taken() const { return static_cast<std::int64_t>(taken_); }
 
   /// Makes the next `count` samples, or all remaining ones, readable. Returns how many are.

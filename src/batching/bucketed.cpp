@@ -87,7 +87,7 @@ class BucketSource : public BatchSource {
   }
 
  private:
-  // COUNT of samples of the bucket that come into a batch.
+  // The number of samples of the bucket that come into a batch.
   [[nodiscard]] std::int64_t usable(std::size_t bucket) const {
     const std::int64_t size = buckets_[bucket].size();
     return options_.drop_last ? size - size % options_.batch_sizes[bucket] : size;
@@ -164,8 +164,8 @@ class BucketSource : public BatchSource {
   const BucketOptions& options_;
   std::uint64_t seed_;
   std::vector<BucketReader<T>> buckets_;
-  std::int64_t rest_ = 0;   // COUNT of samples that still come into a batch
-  std::int64_t drawn_ = 0;  // COUNT of buckets chosen so far
+  std::int64_t rest_ = 0;   // the number of samples that still come into a batch
+  std::int64_t drawn_ = 0;  // the number of buckets chosen so far
 };
 
 template <class T>

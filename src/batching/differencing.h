@@ -223,7 +223,7 @@ class Differencing {
  private:
   static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
   static constexpr std::size_t kFewParts = 24;  // up to which sorting by insertion is faster
-  // COUNT of single items in a row from which it pays to prepare for more.
+  // From this number of single items in a row on, it pays to prepare for more.
   static constexpr std::size_t kOneByOne = 32;
 
   void join(Slot& slot, const Slot& other) {

@@ -114,8 +114,8 @@ class LeastLoaded {
   std::vector<Part> losers_;  // of each match; match m is between the winners of 2 m and 2 m + 1
   Part least_;
   std::vector<double> full_;
-  std::size_t most_items_;        // COUNT of items that every part may get
-  std::size_t larger_parts_ = 0;  // COUNT of parts that may get one more
+  std::size_t most_items_;        // the number of items that every part may get
+  std::size_t larger_parts_ = 0;  // the number of parts that may get one more
 };
 
 }  // namespace brim::batching::detail

@@ -121,7 +121,7 @@ class OpenBuckets : public BatchSource {
   std::int64_t most_waiting_;
   std::size_t multiple_;
   std::vector<Open> open_;
-  std::int64_t waiting_ = 0;  // COUNT of samples in open batches
+  std::int64_t waiting_ = 0;  // the number of samples in open batches
   std::int64_t position_ = 0;
 };
 

@@ -100,7 +100,7 @@ class OrderedSource : public BatchSource {
   std::vector<std::int64_t> samples_;
   std::vector<T> gathered_;
   const T* sizes_ = nullptr;  // of samples_
-  std::size_t multiple_;      // that the COUNT of samples in a batch is of
+  std::size_t multiple_;      // divides the number of samples in a batch
 };
 
 template <class T>

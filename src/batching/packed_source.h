@@ -213,8 +213,8 @@ class PackedSource : public BatchSource {
   double best_fit_;
   std::int64_t position_ = 0;
   std::vector<std::int64_t> carried_;
-  std::size_t carried_count_ = 0;  // COUNT of carried samples, the first of samples_
-  std::size_t merged_ = 0;         // COUNT of those without a size of their own in sizes_
+  std::size_t carried_count_ = 0;  // carried samples, the first of samples_
+  std::size_t merged_ = 0;         // the number of those without a size of their own in sizes_
   std::vector<std::int64_t> samples_;
   std::vector<T> sizes_;
   std::vector<std::uint32_t> order_;

@@ -58,7 +58,7 @@ PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t wor
   double loads = 0.0;
   double sizes = 0.0;
   double padded = 0.0;
-  double excess = 0.0;  // over the mean, SUM over steps
+  double excess = 0.0;  // over the mean, total of all steps
   double of_step = 0.0;
   double most_of_step = 0.0;
   for (std::size_t b = 0; b < batches.count(); ++b) {

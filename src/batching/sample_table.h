@@ -57,7 +57,7 @@ class SampleTable {
 
   [[nodiscard]] const Columns<T>& columns() const { return columns_; }
   [[nodiscard]] std::int64_t given() const { return given_; }
-  /// COUNT of samples to be batched.
+  /// The number of samples to be batched.
   [[nodiscard]] std::int64_t size() const {
     return given_ - static_cast<std::int64_t>(left_out_.size());
   }
@@ -137,9 +137,9 @@ class SampleTable {
   }
 
  private:
-  // COUNT of samples, some milliseconds, between two looks whether to go on.
+  // The number of samples between two checks for an interruption: some milliseconds.
   static constexpr std::int64_t kBetweenChecks = std::int64_t{1} << 20;
-  // COUNT of places for which one number says how many samples are left out before the first.
+  // The number of places for which one number says how many samples are left out before the first.
   static constexpr std::size_t kPlaces = 512;
 
   // A loop of nothing but loads: each misses the cache, and many can be in flight at once.
@@ -247,7 +247,7 @@ class SampleTable {
   std::vector<T> largest_;          // size of each column, if larger ones are truncated to it
   std::vector<std::int64_t> kept_;  // what is not left out of the indices, if there are any
   std::vector<LeftOut> left_out_;
-  std::vector<std::uint32_t> passed_;  // COUNT of those before every kPlaces-th place
+  std::vector<std::uint32_t> passed_;  // the number of those before every kPlaces-th place
 };
 
 /// The part of a Batching that its table of samples answers.

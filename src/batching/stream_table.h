@@ -37,7 +37,7 @@ class StreamTable {
     }
   }
 
-  /// look_ahead reads this COUNT of samples in addition.
+  /// look_ahead reads this number of samples in addition.
   void widen_margin(std::int64_t samples) { margin_ = std::max(margin_, samples); }
 
   /// Reads until there are this many samples to be batched, or no more.
@@ -56,7 +56,7 @@ class StreamTable {
   [[nodiscard]] bool shuffled() const { return shuffle_; }
   [[nodiscard]] bool has_oversize() const { return oversize_ == Oversize::alone; }
   [[nodiscard]] static Permutation permutation(std::uint64_t /*seed*/) { return {}; }
-  /// COUNT of samples to be batched that were read so far.
+  /// The number of samples to be batched that were read so far.
   [[nodiscard]] std::int64_t size() const {
     return first_place_ + static_cast<std::int64_t>(places_.size());
   }

@@ -258,7 +258,7 @@ class TotalSearch {
   std::int64_t bad_ = 0;   // the smallest total that is not
   double used_ = 0.0;      // bytes, by batches of the total that is good
   double least_ = std::numeric_limits<double>::infinity();  // bytes, by any batch
-  std::size_t near_ = 0;  // COUNT of batches that were measured near the limit
+  std::size_t near_ = 0;  // the number of batches that were measured near the limit
 };
 
 }  // namespace

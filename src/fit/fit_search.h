@@ -14,10 +14,10 @@ namespace brim::detail {
 
 /// What the need of a batch may depend on.
 struct BatchShape {
-  double count = 0;    ///< COUNT of samples
+  double count = 0;    ///< the number of samples
   double longest = 0;  ///< the largest size
-  double total = 0;    ///< SUM of the sizes
-  double squares = 0;  ///< SUM of their squares
+  double total = 0;    ///< the total of the sizes
+  double squares = 0;  ///< the total of their squares
   std::size_t epoch = 0;
 };
 

@@ -51,7 +51,7 @@ void free_block_of(std::size_t bytes, void* block) {
 struct Header {
   std::size_t bytes;
   std::size_t process;
-  bool noted;  // in a log, which wants to hear of its end
+  bool noted;  // in a log, which also records its end
 };
 
 void report_to_profiler(void* data, std::int64_t change, std::int64_t allocated) {

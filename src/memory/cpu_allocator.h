@@ -63,7 +63,7 @@ class CpuAllocator final : public c10::Allocator {
   void copy_data(void* dest, const void* src, std::size_t count) const override;
 
   static std::int64_t allocated() { return bytes_held.load(std::memory_order_relaxed); }
-  /// COUNT of allocations since the process began.
+  /// The number of allocations since the process began.
   static std::int64_t allocations() { return blocks_made.load(std::memory_order_relaxed); }
   /// An allocation in progress on another thread is in the count a moment before it is in the peak.
   PeakReading peak() const {

@@ -100,7 +100,7 @@ class EventLog {
   static constexpr std::size_t kMostEvents = std::size_t{1} << 16;
 
   std::atomic<std::uint64_t> open_{0};  // the number of the open log; 0: none
-  std::uint64_t started_ = 0;           // COUNT
+  std::uint64_t started_ = 0;           // the number of logs so far
   std::mutex mutex_;
   std::vector<AllocationEvent> events_;
   std::unordered_set<std::uintptr_t> blocks_;  // made while a log was open, and in use

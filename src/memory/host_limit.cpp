@@ -35,9 +35,9 @@ std::int64_t room_within(std::int64_t available) {
   return std::max<std::int64_t>(available - kLeastReserve - available / kShare, 0);
 }
 
-/// How much may be allocated before the machine is asked again: blocks take more than the bytes
+/// Bytes that may be allocated before the machine is asked again: blocks take more than the bytes
 /// that were asked for, up to three times as much, and libraries allocate on their own.
-std::int64_t unasked(std::int64_t available) {
+std::int64_t recheck_interval(std::int64_t available) {
   constexpr std::int64_t kLeast = std::int64_t{256} << 10;
   constexpr std::int64_t kShare = 16;
   return std::max(available / kShare, kLeast);
@@ -68,7 +68,7 @@ class HostReading {
     constexpr auto kFresh = std::chrono::milliseconds(50);
     const std::lock_guard lock(mutex);
     if (at_ == Clock::time_point{} || Clock::now() - at_ > kFresh ||
-        std::abs(allocated - allocated_) > unasked(available_)) {
+        std::abs(allocated - allocated_) > recheck_interval(available_)) {
       read(allocated, between_attempts);
     }
     const Room then = room(allocated_);
@@ -170,7 +170,7 @@ std::int64_t recent_host_room(std::int64_t allocated) {
 
 std::int64_t refused_by_host(std::int64_t bytes, std::int64_t allocated) {
   ThreadHostLimit& thread = this_thread;
-  if (thread.open == 0 || bytes <= thread.unasked_until - allocated) [[likely]] {
+  if (thread.open == 0 || bytes <= thread.recheck_above - allocated) [[likely]] {
     return CpuAllocator::kUnlimited;
   }
   const std::int64_t available = ask(thread, allocated);
@@ -187,7 +187,7 @@ std::int64_t refused_by_host(std::int64_t bytes, std::int64_t allocated) {
     return limit;
   }
   last_reading().note_held(allocated + bytes);
-  thread.unasked_until = std::min(limit, allocated + bytes + unasked(available));
+  thread.recheck_above = std::min(limit, allocated + bytes + recheck_interval(available));
   return CpuAllocator::kUnlimited;
 }
 

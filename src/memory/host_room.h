@@ -20,7 +20,7 @@ inline void begin(ThreadHostLimit& own) noexcept {
     forget(own);
   }
   constexpr std::int64_t kSmall = std::int64_t{1} << 20;
-  own.unasked_until = CpuAllocator::allocated() + kSmall;
+  own.recheck_above = CpuAllocator::allocated() + kSmall;
 }
 
 }  // namespace detail

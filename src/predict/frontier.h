@@ -10,7 +10,7 @@
 
 namespace brim::detail {
 
-using BatchShape = std::pair<std::int64_t, std::int64_t>;  ///< COUNT of samples, and the longest
+using BatchShape = std::pair<std::int64_t, std::int64_t>;  ///< samples, and the longest
 
 /// Which batch to measure next, so that batches can come closer to a limit: one of the length for
 /// which the model leaves most of the limit unused. Empty if nearly all of it is used for every
@@ -20,7 +20,7 @@ using BatchShape = std::pair<std::int64_t, std::int64_t>;  ///< COUNT of samples
 /// not known. Pure logic.
 /// @param model of batches.
 /// @param lengths of samples: positive, ascending, at least one.
-/// @param most COUNT of samples that a batch may have.
+/// @param most the number of samples that a batch may have.
 /// @param limit bytes.
 /// @param caution share by which a batch may need more than expected.
 [[nodiscard]] BRIM_API std::optional<BatchShape> next_at_the_limit(

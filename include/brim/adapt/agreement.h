@@ -66,7 +66,7 @@ class BRIM_API RankChannel {
 
   /// Set while a call of this channel runs: calls cannot be nested.
   std::atomic<bool> in_use{false};
-  /// COUNT of the calls of this channel so far.
+  /// The number of calls of this channel so far.
   std::int64_t calls = 0;
 };
 
@@ -128,10 +128,10 @@ class BRIM_API Agreement {
   /// For work in parts with collectives inside: as many parts must run on every rank, however long
   /// its own batch is. Then each call begins with an exchange of the lengths, and has no other.
   struct Lengths {
-    std::int64_t own = 0;  ///< COUNT of items of this rank's next batch; 0: the work has no parts
+    std::int64_t own = 0;       ///< items of this rank's next batch; 0: the work has no parts
     std::int64_t shortest = 0;  ///< of all ranks, in the call that runs
     std::int64_t longest = 0;
-    std::int64_t parts = 0;  ///< COUNT, in the attempt that runs
+    std::int64_t parts = 0;  ///< the number of parts in the attempt that runs
 
     /// Sets `parts` so that none has more items than `size` on any rank.
     /// @return the items of this rank's longest part.

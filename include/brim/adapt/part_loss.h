@@ -19,8 +19,9 @@ struct PartLoss {
 
   at::Tensor value;  ///< one element, with its graph
 
-  /// COUNT of what `value` is the mean of, where that is not the batch's items: tokens that are no
-  /// padding. May be 0, and then the value does not count. All parts have one, or none has.
+  /// The number of terms that `value` is the mean of, where that is not the batch's items: tokens
+  /// that are no padding. May be 0, and then the value does not count. All parts have one, or none
+  /// has.
   std::optional<double> count;
 };
 

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <list>
-#include <mutex>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -31,13 +31,16 @@ BRIM_API void add_attempt(std::vector<Attempt>& attempts, Attempt attempt);
 /// part of the key. Each key keeps the newest few attempts; the least recently used key is dropped
 /// when there are too many.
 ///
-/// With a directory, what is learned is kept across processes: one small text file per key,
-/// replaced atomically, read on the first use of the key. A file that is damaged or not ours is
-/// ignored with a warning. Only news is written: the first at once, then in the background at most
-/// once a second, the rest when the program exits. A directory keeps about 64 MiB, of the keys used
-/// last.
+/// With a directory, what is learned is kept across processes: one small text file per key, read
+/// on the first use of the key. Only news is written, by the call that learned it: a temporary file
+/// that is renamed, in less than a millisecond on a local disk. (One file for all keys would take
+/// longer the more is known, and processes would overwrite each other's keys.) If several processes
+/// write one file, the last one wins. A file that is damaged or not ours is ignored with a warning;
+/// a directory that cannot be written is one warning, and not tried again. A directory keeps about
+/// 16,384 files, those used last.
 ///
-/// Thread-safe. Owned by the caller; it must outlive the calls that use it.
+/// Thread-safe, and safe to fork: a child knows what its parent knew. Owned by the caller; it must
+/// outlive the calls that use it.
 class BRIM_API SizeMemory {
  public:
   static constexpr std::size_t kAttemptsPerKey = 16;
@@ -62,11 +65,10 @@ class BRIM_API SizeMemory {
   void forget(std::uint64_t key);
   void clear();
 
-  /// Writes what all memories of the process have learned and not written yet. Only a process that
-  /// ends without running exit handlers (`_exit`) needs it.
-  static void flush();
+  /// Does nothing: what a call has learned is in its file when the call returns.
+  static void flush() noexcept {}
 
-  /// COUNT of keys known in this process.
+  /// The number of keys known in this process.
   std::size_t size() const { return count_.load(std::memory_order_acquire); }
 
   /// `$XDG_CACHE_HOME/brim/sizes`, else `~/.cache/brim/sizes`.
@@ -77,17 +79,19 @@ class BRIM_API SizeMemory {
   struct Entry {
     std::uint64_t key;
     std::vector<Attempt> attempts;
-    std::vector<Attempt> kept;  // in the file, or on the way there
+    std::vector<Attempt> kept;  // in the file
   };
 
-  Entry& entry(std::uint64_t key);
+  Entry& entry(std::uint64_t key, std::vector<std::string>& warnings);
   std::filesystem::path file_of(std::uint64_t key) const;
+  void keep(Entry& entry, std::vector<std::string>& warnings);
 
-  mutable std::mutex mutex_;
   std::atomic<std::size_t> count_{0};
   std::size_t capacity_;
   std::optional<std::filesystem::path> directory_;
-  bool had_files_;            // in the directory, at the beginning
+  bool had_files_;  // in the directory, at the beginning
+  bool cannot_write_ = false;
+  std::size_t writes_ = 0;
   std::list<Entry> entries_;  // most recently used first
   std::unordered_map<std::uint64_t, std::list<Entry>::iterator> by_key_;
 };

@@ -33,7 +33,7 @@ struct Batches {
   std::vector<double> loads;
   std::vector<LeftOut> left_out;
 
-  /// COUNT of batches.
+  /// The number of batches.
   [[nodiscard]] std::size_t count() const { return offsets.size() - 1; }
 
   [[nodiscard]] std::span<const std::int64_t> operator[](std::size_t batch) const {

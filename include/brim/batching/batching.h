@@ -31,7 +31,7 @@ class BRIM_API BatchSource {
   ///     The same block comes again only for the same number.
   virtual bool fill(Batches& block, std::int64_t world_size) = 0;
 
-  /// COUNT of samples in the remaining blocks.
+  /// The number of samples in the remaining blocks.
   [[nodiscard]] virtual std::int64_t rest() const = 0;
 
   [[nodiscard]] virtual Cursor cursor() const = 0;
@@ -44,8 +44,8 @@ struct BatchFigures {
   double load = 0.0;    ///< cost as a share of the budget; of the fullest if there are several
   double work = 0.0;    ///< what ranks are balanced by: the load, or n × longest if batches are
                         ///< limited by their number of samples
-  double sizes = 0.0;   ///< SUM of the sizes (of the first column)
-  double padded = 0.0;  ///< SIZE: n × longest (of the first column)
+  double sizes = 0.0;   ///< the total of the sizes (of the first column)
+  double padded = 0.0;  ///< n × longest (of the first column)
 };
 
 /// A way to make batches of samples: the settings, and what depends on them alone. Each epoch has
@@ -63,7 +63,7 @@ class BRIM_API Batching {
   ///     threads. It is not used where nothing is shuffled.
   [[nodiscard]] virtual std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const = 0;
 
-  /// COUNT of samples, including those that are left out.
+  /// The number of samples, including those that are left out.
   [[nodiscard]] virtual std::int64_t samples() const = 0;
 
   /// Samples that are in no batch of any epoch.
@@ -99,8 +99,8 @@ struct BRIM_API Order {
 
 /// Options of packed_batching.
 struct PackOptions {
-  /// COUNT of samples that are packed together (more if one batch holds more). A sample is in a
-  /// batch of its window or, if that batch could still be filled, of the next window. Without a
+  /// The number of samples that are packed together (more if one batch holds more). A sample is in
+  /// a batch of its window or, if that batch could still be filled, of the next window. Without a
   /// value all samples are packed at once: slightly fuller, but an epoch then starts and resumes
   /// only after all of it has been packed.
   std::optional<std::int64_t> window = 10'000;
@@ -123,7 +123,7 @@ struct PackOptions {
 struct BucketOptions {
   /// Ascending; bucket b holds sizes from boundary b up to, but not including, boundary b + 1.
   std::vector<double> boundaries;
-  /// COUNT of samples in a batch, one per bucket; empty if the columns' limits decide.
+  /// The number of samples in a batch, one per bucket; empty if the columns' limits decide.
   std::vector<std::int64_t> batch_sizes;
   /// Drops the last batch of a bucket if it is not full. Only with `batch_sizes`. Ranks may still
   /// get parts of a batch in the last steps (see BatchStream).

@@ -13,7 +13,7 @@ namespace brim::batching {
 // sizes in [boundaries[k], boundaries[k + 1]). Sizes are in any unit (tokens, nodes, bytes) and may
 // be negative. All functions are safe to call from several threads at once.
 
-/// Boundaries, and the COUNT of sizes in each bucket (one less than boundaries).
+/// Boundaries, and the number of sizes in each bucket (one less than boundaries).
 struct Buckets {
   std::vector<std::int64_t> boundaries;
   std::vector<std::int64_t> counts;

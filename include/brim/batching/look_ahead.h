@@ -17,8 +17,8 @@ namespace brim::batching {
 
 /// Options of LookAhead.
 struct LookAheadOptions {
-  /// COUNT of samples that are packed together, as PackOptions::window. Up to twice as many are
-  /// held. For buckets, the most that wait for their batch to fill.
+  /// The number of samples that are packed together, as PackOptions::window. Up to twice as many
+  /// are held. For buckets, the most that wait for their batch to fill.
   std::int64_t samples = 10'000;
   /// Batches of samples of like size, if there are boundaries; see BucketOptions. The first size
   /// decides. A sample outside is left out.
@@ -119,7 +119,7 @@ class LookAheadStream {
     return more;
   }
 
-  /// COUNT of this rank's batches so far, those passed over included.
+  /// The number of this rank's batches so far, those passed over included.
   [[nodiscard]] std::int64_t given() const { return core_.given(); }
   /// The position after `batches` of them.
   [[nodiscard]] Position position(std::int64_t batches) const { return core_.position(batches); }
@@ -128,7 +128,7 @@ class LookAheadStream {
   /// @throws std::invalid_argument if the position is not one of such a stream.
   void seek(const Position& position) { core_.seek(position); }
 
-  /// COUNT of samples read.
+  /// The number of samples read.
   [[nodiscard]] std::int64_t samples_read() const { return core_.samples_read(); }
   /// Samples that are in no batch of any rank, by their number.
   [[nodiscard]] std::vector<LeftOut> left_out() const { return core_.left_out(); }

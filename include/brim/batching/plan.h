@@ -12,15 +12,15 @@
 
 namespace brim::batching {
 
-/// COUNT of batches by a share: the first bin is from 0 % up to 5 %, the last of twenty from 95 %
-/// to 100 % inclusive; one more bin has the shares above that.
+/// The number of batches by a share: the first bin is from 0 % up to 5 %, the last of twenty from
+/// 95 % to 100 % inclusive; one more bin has the shares above that.
 using ShareHistogram = std::array<std::int64_t, 21>;
 
 /// What becomes of the samples in one epoch, over all ranks.
 struct BRIM_API PlanReport {
-  std::int64_t samples = 0;  ///< COUNT of samples; after a position, of the remaining ones
-  std::int64_t batched = 0;  ///< COUNT of those that are in a batch
-  std::int64_t batches = 0;  ///< COUNT of batches, of all ranks together
+  std::int64_t samples = 0;  ///< the number of samples; after a position, of the remaining ones
+  std::int64_t batched = 0;  ///< the number of those that are in a batch
+  std::int64_t batches = 0;  ///< the number of batches, of all ranks together
   std::int64_t world_size = 1;
   double fill = 0.0;       ///< mean share of the budget that a batch uses, 0 to 1
   double padding = 0.0;    ///< share of n × longest that is padding, 0 to 1

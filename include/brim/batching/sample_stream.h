@@ -31,7 +31,7 @@ class SampleStream {
   /// Writes the sizes of a sample, one per limit.
   using SizesOf = std::function<void(const Sample&, std::span<double>)>;
 
-  /// @param skip COUNT of samples to read and drop first: the begin() of an earlier stream.
+  /// @param skip the number of samples to read and drop first: the begin() of an earlier stream.
   /// @throws std::invalid_argument if there is no limit.
   SampleStream(Read read, SizesOf sizes_of, std::vector<Limit> limits,
                Oversize oversize = Oversize::leave_out, std::int64_t skip = 0)
@@ -88,7 +88,7 @@ class SampleStream {
     return batch.empty() ? std::nullopt : given(std::move(batch));
   }
 
-  /// COUNT of samples read, of samples in batches, and of batches.
+  /// The number of samples read, of samples in batches, and of batches.
   [[nodiscard]] std::int64_t samples_read() const { return samples_read_; }
   [[nodiscard]] std::int64_t batched() const { return batched_; }
   [[nodiscard]] std::int64_t batches() const { return batches_; }

@@ -30,7 +30,7 @@ struct Position {
   struct Segment {
     std::int64_t world_size;
     std::int64_t step_offset;  ///< batches of the first step that lie in the block before
-    std::int64_t done;         ///< COUNT of batches read, by all ranks together
+    std::int64_t done;         ///< the number of batches read, by all ranks together
 
     friend bool operator==(const Segment&, const Segment&) = default;
   };
@@ -94,7 +94,7 @@ class BRIM_API BatchStream {
   /// Whether the last batch of the epoch has been given.
   [[nodiscard]] bool at_end() const { return blocks_opened_ > 0 && !more_ && at_block_end(); }
 
-  /// COUNT of batches that next() has given.
+  /// The number of batches that next() has given.
   [[nodiscard]] std::int64_t given() const { return given_; }
 
   /// The position after `batches` of the batches that this stream gives (all so far by default).
@@ -107,7 +107,7 @@ class BRIM_API BatchStream {
   /// one of such a stream.
   void seek(const Position& position);
 
-  /// COUNT of this rank's remaining batches. Computes all of them.
+  /// The number of this rank's remaining batches. Computes all of them.
   [[nodiscard]] std::int64_t count_rest();
 
   /// Appends the rest of the epoch: this rank's batches, or (rank 0 only) those of all ranks in

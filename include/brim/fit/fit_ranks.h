@@ -23,7 +23,7 @@ namespace brim {
 /// All ranks make the same calls. For one thread.
 class BRIM_API FitRanks {
  public:
-  static constexpr std::size_t kMostNumbers = 5;  ///< COUNT of numbers in one exchange
+  static constexpr std::size_t kMostNumbers = 5;  ///< in one exchange
 
   explicit FitRanks(std::shared_ptr<RankChannel> channel) : channel_(std::move(channel)) {}
 

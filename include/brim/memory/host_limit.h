@@ -13,7 +13,7 @@ struct ThreadHostLimit {
   struct Limits;
 
   int open = 0;                    ///< how many there are
-  std::int64_t unasked_until = 0;  ///< bytes that all tensors hold
+  std::int64_t recheck_above = 0;  ///< bytes in all tensors, beyond which the machine is asked
   Limits* limits = nullptr;        ///< owned; null as long as this attempt has not asked
 };
 

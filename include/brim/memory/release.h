@@ -16,10 +16,10 @@ BRIM_API std::int64_t release_cached(c10::Device device);
 
 /// How much of a device's memory is reserved by torch's cache but held by no tensor.
 struct Fragmentation {
-  std::int64_t cached = 0;  ///< SUM: reserved minus allocated, bytes.
-  std::int64_t stuck = 0;   ///< SUM: the part that shares a segment with a live tensor.
+  std::int64_t cached = 0;  ///< bytes reserved minus allocated
+  std::int64_t stuck = 0;   ///< bytes of these that share a segment with a live tensor
   double share = 0.0;       ///< `cached` as a share of what is reserved, 0 to 1.
-  std::int64_t usable = 0;  ///< SIZE: what could be allocated if every free byte were in one piece.
+  std::int64_t usable = 0;  ///< bytes that could be allocated if every free one were in one piece
 
   /// Whether fragmentation made a request of `requested` bytes fail: it needed less than what was
   /// free in total. Releasing the cache and retrying may help when `cached` exceeds `stuck`, which

@@ -24,9 +24,9 @@ struct MemoryStats {
   std::int64_t free = 0;
   /// Cached by torch, but stuck beside a live block; 0 on the CPU.
   std::int64_t inactive_split = 0;
-  /// COUNT of times that torch flushed its cache to make room; 0 on the CPU.
+  /// The number of times that torch flushed its cache to make room; 0 on the CPU.
   std::int64_t alloc_retries = 0;
-  /// COUNT of out-of-memory errors of torch's allocator; 0 on the CPU.
+  /// The number of out-of-memory errors of torch's allocator; 0 on the CPU.
   std::int64_t ooms = 0;
 };
 

@@ -12,7 +12,7 @@ class SavedVariable;
 
 namespace brim::nn {
 
-/// COUNT of the times that a layer dropped its bits in a forward of this thread, because the next
+/// The number of times that a layer dropped its bits in a forward of this thread, because the next
 /// layer keeps its output, which holds the same information. Only layers of brim tell: one of
 /// torch's in that place keeps the output beside the bits. Two counts show whether a function that
 /// was replaced by brim's was worth it.

@@ -36,18 +36,18 @@ struct AllocatorOptions {
   std::int64_t max_non_split_rounding = std::int64_t{20} << 20;
   /// Of a segment for requests from 1 to 10 MiB; of a page of expandable segments.
   std::int64_t large_segment_size = std::int64_t{20} << 20;
-  /// COUNT of steps between two powers of two that sizes are rounded up to, a power of two; below 2
-  /// they are rounded to 512 bytes only. One for all sizes.
+  /// The number of steps between two powers of two that sizes are rounded up to, a power of two;
+  /// below 2 they are rounded to 512 bytes only. One for all sizes.
   std::int64_t roundup_power2_divisions = 0;
 };
 
 /// What an allocator has given out and taken, in bytes.
 struct AllocatorUse {
-  std::int64_t requested = 0;  ///< SUM of the requests that are held
-  std::int64_t allocated = 0;  ///< SUM of the blocks that hold them: what PeakMeter counts
-  std::int64_t reserved = 0;   ///< SUM of the segments taken from the device
-  /// SUM of the free blocks beside a held one, which the device cannot have back; as in torch,
-  /// 0 with expandable segments.
+  std::int64_t requested = 0;  ///< the total of the requests that are held
+  std::int64_t allocated = 0;  ///< the total of the blocks that hold them: what PeakMeter counts
+  std::int64_t reserved = 0;   ///< the total of the segments taken from the device
+  /// The total of the free blocks beside a held one, which the device cannot have back; as in
+  /// torch, 0 with expandable segments.
   std::int64_t inactive_split = 0;
 
   bool operator==(const AllocatorUse&) const = default;
@@ -105,7 +105,7 @@ class BRIM_API AllocatorModel {
   [[nodiscard]] const AllocatorUse& now() const { return now_; }
   /// The most of each, not all at the same time.
   [[nodiscard]] const AllocatorUse& peak() const { return peak_; }
-  /// COUNT of times that the cache was released to make room.
+  /// The number of times that the cache was released to make room.
   [[nodiscard]] std::int64_t retries() const { return retries_; }
   /// The block that holds an allocation. @throws std::invalid_argument as free() does.
   [[nodiscard]] AllocatorBlock block(std::int64_t allocation) const;

@@ -19,7 +19,7 @@ enum class SizeKind : std::uint8_t {
 
 /// What one piece of work needed.
 struct MemorySample {
-  double n = 0;       ///< COUNT of samples; of SizeKind::size the size itself
+  double n = 0;       ///< the number of samples; of SizeKind::size the size itself
   double length = 0;  ///< of the longest sample; 0 of SizeKind::size
   double peak = 0;    ///< bytes held at most; if it ran out of memory, a lower bound of the need
   bool out_of_memory = false;

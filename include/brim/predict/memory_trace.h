@@ -25,7 +25,7 @@ enum class MemoryKind : std::uint8_t {
   workspace,        ///< of a library, such as cuBLAS
   other,
 };
-/// COUNT of the kinds above.
+/// The number of kinds above.
 inline constexpr std::size_t kMemoryKinds = 8;
 
 /// "parameter", "optimizer state", …
@@ -83,7 +83,7 @@ class BRIM_API MemoryTrace {
   [[nodiscard]] const Allocation& allocation(std::int64_t number) const;
   [[nodiscard]] const std::string& place_text(std::int32_t place) const;
 
-  /// COUNT of events so far; as an argument of replay(), the start of what comes next.
+  /// The number of events so far; as an argument of replay(), the start of what comes next.
   [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(events_.size()); }
   [[nodiscard]] const std::vector<Event>& events() const { return events_; }
   [[nodiscard]] const std::vector<Allocation>& allocations() const { return allocations_; }
@@ -116,14 +116,14 @@ struct BRIM_API TraceReport {
   std::int64_t left = 0;         ///< still allocated above that at the end; negative if less
   std::int64_t reserved = 0;     ///< the most taken from the device during the work, in all
   AllocatorUse at_peak;          ///< at the first moment at which allocated was at its peak
-  std::int64_t peak_event = 0;   ///< NUMBER of events up to that moment; the start if no later one
+  std::int64_t peak_event = 0;   ///< number of events up to that moment; the start if none later
 
   /// Held at that moment by kind, in the order of MemoryKind; what was held before included, so
-  /// that the SUM is held_before + peak.
+  /// that the total is held_before + peak.
   std::array<std::int64_t, kMemoryKinds> held{};
   std::vector<TracedAllocation> largest;  ///< held at that moment, largest first
 
-  std::int64_t retries = 0;                  ///< COUNT of times that the cache had to be released
+  std::int64_t retries = 0;  ///< the number of times that the cache had to be released
   std::optional<std::int64_t> failed_event;  ///< the first one that did not fit the capacity
   std::optional<TracedAllocation> failed;    ///< what it asked for
 
@@ -134,7 +134,7 @@ struct BRIM_API TraceReport {
 
 /// What is held at one moment of a trace, in bytes.
 struct HeldMoment {
-  std::int64_t event = 0;                         ///< NUMBER of events up to the moment
+  std::int64_t event = 0;                         ///< the number of events up to the moment
   std::array<std::int64_t, kMemoryKinds> held{};  ///< by kind, in the order of MemoryKind
   std::int64_t reserved = 0;                      ///< taken from the device
   std::int64_t allocation = -1;  ///< the trace's number of the last one up to here; -1 for none
@@ -148,7 +148,7 @@ BRIM_API std::vector<HeldMoment> timeline(const MemoryTrace& trace, const Alloca
 
 /// Replays a trace in an allocator. Takes about a third of a microsecond per event.
 /// @param start the event at which the work starts: size() of the trace at that time.
-/// @param largest COUNT of allocations to name.
+/// @param largest the number of allocations to name.
 /// @throws std::invalid_argument if start is not within the trace, largest is negative, or the
 ///     options are wrong (see AllocatorModel).
 BRIM_API TraceReport replay(const MemoryTrace& trace, const AllocatorOptions& options,

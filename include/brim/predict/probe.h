@@ -18,11 +18,11 @@ struct ProbeOptions {
   std::optional<c10::Device> device{};  ///< default_device() if empty
   std::optional<std::int64_t>
       budget{};  ///< bytes that the work may hold; 90 % of what is free if empty
-  /// COUNT of sizes to measure at most; twice as many where one size grows too little to reach the
-  /// largest with these.
+  /// The number of sizes to measure at most; twice as many where one size grows too little to reach
+  /// the largest with these.
   std::int64_t probes = 7;
-  /// COUNT of further sizes to measure at most, for probe_memory of one size: each is the largest,
-  /// up to the largest candidate, that all before show to fit. 0 measures candidates only.
+  /// The number of further sizes to measure at most, for probe_memory of one size: each is the
+  /// largest, up to the largest candidate, that all before show to fit. 0 measures candidates only.
   std::int64_t near_budget = 0;
   std::function<void()> cleanup{};  ///< see CollectOptions
   std::function<void()> collect_garbage{};
@@ -54,7 +54,7 @@ BRIM_API MemoryModel probe_memory(const std::function<void(std::int64_t, std::in
 /// leaves most of it unused.
 /// @param lengths those of the samples, or some that represent them: the shortest, the longest and
 ///     a few dozen in between.
-/// @param most COUNT of samples that a batch may have.
+/// @param most the number of samples that a batch may have.
 BRIM_API MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>& work,
                                    const std::vector<std::int64_t>& lengths, std::int64_t most,
                                    const ProbeOptions& options = {});

@@ -36,8 +36,8 @@ class BRIM_API OomInjector {
   /// Stops injecting; the counts stay readable. A second call does nothing.
   void close() noexcept;
 
-  std::int64_t allocations() const;  ///< COUNT: allocations seen, the failed ones included.
-  std::int64_t failures() const;     ///< COUNT: failures injected.
+  std::int64_t allocations() const;  ///< the number of allocations seen, the failed ones included
+  std::int64_t failures() const;     ///< the number of failures injected
 
  private:
   class Gate;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import multiprocessing.util
 import os
 import sys
 import warnings
@@ -174,14 +173,6 @@ def _directory(persist: object) -> Path | None:
         reason = str(error).partition("\n")[0]
         warnings.warn(f"persist={persist!r}: nothing is kept. {reason}", stacklevel=2)
         return None
-
-
-def _flush_at_the_end_of_a_worker(_: object) -> None:
-    """Processes that multiprocessing forks end without running the usual exit handlers."""
-    multiprocessing.util.Finalize(None, SizeMemory.flush, exitpriority=0)
-
-
-multiprocessing.util.register_after_fork(SizeMemory, _flush_at_the_end_of_a_worker)
 
 
 def remembered(options: Options, salt: int) -> SizeMemory | None:

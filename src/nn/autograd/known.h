@@ -47,10 +47,10 @@ template <class Option>
 }
 
 template <auto Ours, auto Torchs>
-struct OrTorchs;
+struct WithFallback;
 
 template <class Result, class... Args, Result (*Ours)(Args...), Result (*Torchs)(Args...)>
-struct OrTorchs<Ours, Torchs> {
+struct WithFallback<Ours, Torchs> {
   static Result call(Args... args) {
     return (is_known(args) && ...) ? Ours(args...) : Torchs(args...);
   }
@@ -58,8 +58,8 @@ struct OrTorchs<Ours, Torchs> {
 
 /// The kernel that runs `Ours` for tensors that brim knows, else `Torchs`.
 ///
-///     m.impl("linear", kOrTorchs<linear_autograd, torch_linear>);
+///     m.impl("linear", kWithFallback<linear_autograd, torch_linear>);
 template <auto Ours, auto Torchs>
-inline constexpr auto* kOrTorchs = &OrTorchs<Ours, Torchs>::call;
+inline constexpr auto* kWithFallback = &WithFallback<Ours, Torchs>::call;
 
 }  // namespace brim::nn

@@ -165,8 +165,8 @@ class LayerOperator<Ours, Torchs, Cast, Below, Result (*)(Args...)> : public Dis
  public:
   explicit LayerOperator(const std::string& schema, const std::vector<at::Tag>& tags = {})
       : Dispatched<Torchs>(schema, tags,
-                           {{Key::Autograd, kOrTorchs<Ours, Torchs>},
-                            {Key::CompositeExplicitAutograd, kOrTorchs<Below, Torchs>},
+                           {{Key::Autograd, kWithFallback<Ours, Torchs>},
+                            {Key::CompositeExplicitAutograd, kWithFallback<Below, Torchs>},
                             // A kernel for all backends does not serve nested tensors.
                             {Key::CompositeImplicitAutogradNestedTensor, Torchs},
                             {Key::FuncTorchBatched, Torchs}}) {

@@ -3,6 +3,8 @@
 #include <brim/need/attempt.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -12,6 +14,7 @@
 #include <random>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "adapt/size_file.h"
 
@@ -23,6 +26,10 @@ inline bool same(const Attempt& a, const Attempt& b) {
   return a.values == b.values && a.outcome == b.outcome && a.peak == b.peak &&
          a.requested == b.requested && a.held == b.held && a.available == b.available &&
          a.device == b.device && a.rate == b.rate;
+}
+
+inline bool same(const std::vector<Attempt>& a, const std::vector<Attempt>& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) { return same(x, y); });
 }
 
 inline Attempt random_attempt(std::mt19937_64& random) {
@@ -44,6 +51,20 @@ inline Attempt random_attempt(std::mt19937_64& random) {
   return attempt;
 }
 
+/// Runs `work` in a forked child, which must return true within some seconds.
+template <class Work>
+::testing::AssertionResult in_child(const Work& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    _exit(work() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status == 0 ? ::testing::AssertionSuccess()
+                     : ::testing::AssertionFailure() << "status " << status;
+}
+
 /// A directory for files of sizes that lasts as long as the test.
 class SizeDirectory : public ::testing::Test {
  protected:
@@ -60,11 +81,14 @@ class SizeDirectory : public ::testing::Test {
     out << in.rdbuf();
     return out.str();
   }
-  void put(const std::string& text) const { std::ofstream(file_, std::ios::binary) << text; }
+  void put(const std::string& text) const {
+    std::filesystem::remove(file_);  // a file that is cut to nothing first is slow on ext4
+    std::ofstream(file_, std::ios::binary) << text;
+  }
 
   void write_some() const {
     std::mt19937_64 random(3);
-    size_file::write(file_, kKey, {random_attempt(random), random_attempt(random)});
+    EXPECT_FALSE(size_file::write(file_, kKey, {random_attempt(random), random_attempt(random)}));
   }
 
   std::size_t files() const {

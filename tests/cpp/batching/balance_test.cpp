@@ -26,7 +26,8 @@ Doubles descending(Doubles costs) {
   return costs;
 }
 
-/// COUNT of items that each part may have; those that exceed the floor are `n % parts` at most.
+/// The number of items that each part may have; those that exceed the floor are `n % parts` at
+/// most.
 struct Room {
   Room(std::size_t items, std::size_t parts, bool equal_count)
       : floor(equal_count ? items / parts : items), more(equal_count ? items % parts : 0) {}

@@ -18,7 +18,7 @@ using namespace reference;
 
 struct Interrupted : std::exception {};
 
-/// COUNT of checks while `work` runs.
+/// The number of checks while `work` runs.
 template <class Work>
 int checks_of(const Work& work) {
   int checks = 0;
@@ -70,7 +70,7 @@ TEST(Interruption, InterruptedStreamGoesOnAsIfNothingHadHappened) {
     const Ranks ranks{.rank = trial % 3, .world_size = 3};
     const Lists expected = read(*some->batching, 7, ranks);
     const std::int64_t first = any_int(random, 1, 30);
-    std::int64_t after = first;  // COUNT of checks
+    std::int64_t after = first;  // the number of checks
     BatchStream stream(*some->batching, 7, ranks);
     Lists batches;
     while (true) {

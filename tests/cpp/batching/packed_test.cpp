@@ -25,7 +25,7 @@ PackOptions windows_of(std::optional<std::int64_t> window) {
 
 Limit tokens(std::int64_t maximum) { return {Cost::sum(), maximum}; }
 
-/// COUNT of batches that first fit needs, sample after sample as they come.
+/// The number of batches that first fit needs, sample after sample as they come.
 std::size_t first_fit(const Ints& sizes, std::int64_t maximum) {
   Ints totals;
   for (const std::int64_t size : sizes) {

@@ -39,7 +39,7 @@ class BRIM_API BatchPass {
   /// For ranks that wait for each other inside of every part, and whose gradients are averaged
   /// there: all run as many parts, and weigh them in the same units.
   struct AllRanks {
-    std::int64_t parts = 0;  ///< COUNT, on each rank; one that has fewer items repeats its first
+    std::int64_t parts = 0;  ///< on each rank; one that has fewer items repeats its first
     double unit = 0;         ///< that counts 1
     /// The means of numbers over the ranks: a collective.
     std::function<std::vector<double>(std::vector<double>)> means{};
@@ -84,8 +84,8 @@ class BRIM_API BatchPass {
   /// The leaves with a gradient of the pass that were found in the graph only.
   [[nodiscard]] std::vector<at::Tensor> not_named() const;
 
-  /// COUNT of what the last loss is the mean of: items, or what the parts counted; with AllRanks
-  /// the mean over the ranks.
+  /// The number of terms that the last loss is the mean of: items, or what the parts counted; with
+  /// AllRanks the mean over the ranks.
   [[nodiscard]] double count() const noexcept { return count_; }
 
   /// How the terms of the last loss count relative to each other. Means by counts that differ in

@@ -77,7 +77,8 @@ inline bool begins_at_maxima(const AdaptOptions& options) noexcept {
          options.lower >= 1 && options.quantum >= 1;
 }
 
-/// Whether such an attempt can go straight to the function: nobody wants to hear of it.
+/// Whether such an attempt can go straight to the function: no observer is installed, and nothing
+/// is restored after a failure.
 inline bool may_run_unwatched(const AdaptOptions& options) noexcept {
   return options.attempts == nullptr && !options.observer && !options.restore &&
          begins_at_maxima(options);

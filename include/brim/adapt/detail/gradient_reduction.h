@@ -51,7 +51,7 @@ class BRIM_API GradientReduction {
   /// @throws c10::ValueError on all ranks if they count different things.
   at::Tensor run(Sum sum);
 
-  /// COUNT of all ranks in the last run.
+  /// What all ranks together counted in the last run.
   [[nodiscard]] double total() const noexcept { return total_; }
 
   /// Of the ranks that count something; see BatchPass::shape.

@@ -31,7 +31,7 @@ class BRIM_API SplitCheck {
   /// Whether items should be run although none of them differ more than those before.
   [[nodiscard]] bool is_open() const noexcept { return left_ > 0; }
 
-  /// @param items COUNT in the batch. @param size of the parts.
+  /// @param items the number of items in the batch. @param size of the parts.
   /// @param places from ItemContrast::pairs. The random state moves on, buffers may change.
   /// @throws c10::ValueError if the loss has no parts, or not those that `reduction` says; what the
   ///     loss function throws only if memory ran out, and smaller parts are possible.
